@@ -1,0 +1,53 @@
+"""The two ways in which a run ends early on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """Report what a user can mend: bad parameters, bad rows, a missing file.
+
+    The command line prints the problems alone, without a traceback, and exits with code 2.
+
+    Attributes:
+        problems: one sentence a problem, in the order in which a user would mend them.
+    """
+
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        """Keep the problems in order.
+
+        Args:
+            problems: one sentence, or several that are reported together.
+        """
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+    def __reduce__(self) -> tuple[type[UserError], tuple[list[str]]]:
+        """Survive pickling between processes with the problems intact."""
+        return (type(self), (self.problems,))
+
+
+class Interrupted(Exception):  # noqa: N818 - a request to stop, not a mistake
+    """Say that a signal asked the run to stop, after what could be kept was kept.
+
+    It is an ``Exception`` so that Kedro calls its error hooks and the MLflow run is closed.
+
+    Attributes:
+        signal_name: ``SIGINT`` or ``SIGTERM``.
+    """
+
+    def __init__(self, signal_name: str, detail: str = "") -> None:
+        """Name the signal and what was kept.
+
+        Args:
+            signal_name: ``SIGINT`` or ``SIGTERM``.
+            detail: what was stored before stopping and how to go on; may be empty.
+        """
+        self.signal_name = signal_name
+        self.detail = detail
+        super().__init__(f"Stopped by {signal_name}. {detail}".strip())
+
+    def __reduce__(self) -> tuple[type[Interrupted], tuple[str, str]]:
+        """Survive pickling between processes with both parts intact."""
+        return (type(self), (self.signal_name, self.detail))

@@ -1,0 +1,1 @@
+"""Turn rows into token ids and loss spans, and read them back."""

@@ -1,0 +1,310 @@
+"""Keep tokenized rows in an Arrow file that training reads without copying."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lm_tuning.errors import UserError
+
+IGNORE_INDEX = -100
+"""Label of a position that no loss is taken of (the default of PyTorch's cross entropy)."""
+
+SPLITS = ("train", "validation", "test")
+BATCH_ROWS = 4096
+
+Span = tuple[int, int]
+Int32Array = npt.NDArray[np.int32]
+Int64Array = npt.NDArray[np.int64]
+
+TOKEN_SCHEMA = pa.schema(
+    [
+        ("row_id", pa.int64()),
+        ("input_ids", pa.list_(pa.int32())),
+        ("spans", pa.list_(pa.int32())),
+        ("length", pa.int32()),
+        ("num_supervised", pa.int32()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """One tokenized row.
+
+    Attributes:
+        row_id: identity of the row, stable from split to evaluation.
+        input_ids: token ids, ``(length,)``; a read-only view into the memory-mapped file.
+        spans: half-open ``(start, end)`` token positions that carry loss, ascending, disjoint, never position 0.
+    """
+
+    row_id: int
+    input_ids: Int32Array
+    spans: list[Span]
+
+    @property
+    def num_supervised(self) -> int:
+        """Count the positions that carry loss."""
+        return sum(end - start for start, end in self.spans)
+
+
+def scored_spans(spans: Sequence[Span], length: int) -> list[Span]:
+    """Cut spans to the positions that a causal model can be scored on.
+
+    Nothing predicts position 0, so no span keeps it; that is also what keeps a packed row from being scored
+    on its neighbour's last token.
+
+    Args:
+        spans: half-open token positions in any order, possibly touching.
+        length: number of tokens in the row.
+
+    Returns:
+        Ascending, disjoint, non-empty spans inside ``[1, length)``.
+    """
+    kept: list[Span] = []
+    for span in sorted(spans):
+        start, end = max(span[0], 1), min(span[1], length)
+        if end <= start:
+            continue
+        if kept and start <= kept[-1][1]:
+            kept[-1] = (kept[-1][0], max(kept[-1][1], end))
+        else:
+            kept.append((start, end))
+    return kept
+
+
+def labels_of(row: TokenRow) -> Int64Array:
+    """Build the labels of one row, unshifted as transformers expects them.
+
+    Args:
+        row: a row of a token table.
+
+    Returns:
+        ``(length,)``: the token id inside the spans, ``IGNORE_INDEX`` everywhere else.
+    """
+    labels = np.full(len(row.input_ids), IGNORE_INDEX, dtype=np.int64)
+    for start, end in row.spans:
+        labels[start:end] = row.input_ids[start:end]
+    return labels
+
+
+class TokenTable:
+    """Read a token file by row number, memory-mapped.
+
+    Pickles as its path, so loader workers and ranks open the file themselves.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        """Map the file; token ids stay on disk until a row is read.
+
+        Args:
+            path: an Arrow IPC file written by ``TokenTableWriter``.
+
+        Raises:
+            UserError: the file is missing or is not a token file.
+        """
+        self.path = Path(path)
+        try:
+            reader = pa.ipc.open_file(pa.memory_map(str(self.path), "r"))
+        except (OSError, pa.ArrowInvalid) as error:
+            raise UserError(
+                f"Token file {self.path} cannot be read ({error}). Run the tokenize pipeline again."
+            ) from error
+        if not reader.schema.equals(TOKEN_SCHEMA):
+            raise UserError(f"{self.path} is not a token file of this version. Run the tokenize pipeline again.")
+        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        self._ids = [_list_parts(batch.column("input_ids")) for batch in batches]
+        self._spans = [_list_parts(batch.column("spans")) for batch in batches]
+        self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)], dtype=np.int64)
+        self.lengths: Int32Array = _joined(batches, "length", np.int32)
+        self.num_supervised: Int32Array = _joined(batches, "num_supervised", np.int32)
+        self.row_ids: Int64Array = _joined(batches, "row_id", np.int64)
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        return int(self._starts[-1])
+
+    def __getitem__(self, index: int) -> TokenRow:
+        """Read one row.
+
+        Args:
+            index: position in the file, 0-based; negative counts from the end.
+
+        Returns:
+            The row; its ``input_ids`` are a read-only view.
+        """
+        index = int(index)
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(f"row {index} of a table of {len(self)} rows")
+        batch = int(np.searchsorted(self._starts, index, side="right")) - 1
+        row = index - int(self._starts[batch])
+        spans = _slice(self._spans[batch], row).tolist()
+        return TokenRow(
+            row_id=int(self.row_ids[index]),
+            input_ids=_slice(self._ids[batch], row),
+            spans=list(zip(spans[::2], spans[1::2], strict=True)),
+        )
+
+    def __iter__(self) -> Iterator[TokenRow]:
+        """Read the rows in file order."""
+        return (self[index] for index in range(len(self)))
+
+    def __reduce__(self) -> tuple[type[TokenTable], tuple[Path]]:
+        """Pickle the path alone."""
+        return (TokenTable, (self.path,))
+
+
+def open_split(folder: Path, split: str) -> TokenTable:
+    """Open one split of a tokenized folder.
+
+    Args:
+        folder: what the tokenize pipeline stored.
+        split: ``train``, ``validation`` or ``test``; a split without rows gives a table of length 0.
+
+    Returns:
+        The table, memory-mapped.
+
+    Raises:
+        UserError: the folder has no such split.
+    """
+    return TokenTable(split_path(folder, split))
+
+
+def split_path(folder: Path, split: str) -> Path:
+    """Name the file of a split inside a folder of splits or tokens."""
+    assert split in SPLITS, split  # noqa: S101
+    return Path(folder) / f"{split}.arrow"
+
+
+class TokenTableWriter:
+    """Write a token file batch by batch, holding one batch in memory.
+
+    Use it as a context manager: the file is only readable after a clean exit.
+    """
+
+    def __init__(self, path: Path | str, *, batch_rows: int = BATCH_ROWS) -> None:
+        """Open the file for writing.
+
+        Args:
+            path: file to create; its folder exists.
+            batch_rows: rows collected by ``append`` before they are written.
+        """
+        self.path = Path(path)
+        self.num_rows = 0
+        self._batch_rows = batch_rows
+        self._pending: list[tuple[int, Sequence[int] | Int32Array, list[Span]]] = []
+        self._sink = pa.OSFile(str(self.path), "wb")
+        self._writer = pa.ipc.new_file(self._sink, TOKEN_SCHEMA)
+
+    def append(self, row_id: int, input_ids: Sequence[int] | Int32Array, spans: Sequence[Span]) -> None:
+        """Add one row.
+
+        Args:
+            row_id: identity of the row.
+            input_ids: token ids, ``(length,)``.
+            spans: half-open token positions that carry loss; position 0 is dropped from them.
+        """
+        self._pending.append((row_id, input_ids, scored_spans(spans, len(input_ids))))
+        if len(self._pending) >= self._batch_rows:
+            self._flush()
+
+    def append_columns(
+        self,
+        row_ids: npt.ArrayLike,
+        ids: Int32Array,
+        id_offsets: npt.ArrayLike,
+        spans: Int32Array,
+        span_offsets: npt.ArrayLike,
+    ) -> None:
+        """Add a whole batch that is columnar already.
+
+        Args:
+            row_ids: ``(rows,)``.
+            ids: token ids of all rows end to end, ``(tokens,)``.
+            id_offsets: ``(rows + 1,)``: where each row starts in ``ids``.
+            spans: flattened start and end pairs of all rows, already as ``scored_spans`` gives them.
+            span_offsets: ``(rows + 1,)``: where each row starts in ``spans``.
+        """
+        self._flush()
+        self._write(
+            np.asarray(row_ids, dtype=np.int64),
+            ids,
+            np.asarray(id_offsets, dtype=np.int32),
+            spans,
+            np.asarray(span_offsets, dtype=np.int32),
+        )
+
+    def close(self) -> None:
+        """Write what is pending and the footer."""
+        self._flush()
+        self._writer.close()
+        self._sink.close()
+
+    def __enter__(self) -> TokenTableWriter:
+        """Return the writer itself."""
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Finish the file after success; leave it unreadable after an error."""
+        if kind is None:
+            self.close()
+        else:
+            self._sink.close()
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        row_ids, ids, spans = zip(*self._pending, strict=True)
+        self._pending = []
+        flat_spans = [np.asarray(row, dtype=np.int32).reshape(-1) for row in spans]
+        self._write(
+            np.asarray(row_ids, dtype=np.int64),
+            np.concatenate([np.asarray(row, dtype=np.int32) for row in ids]),
+            _offsets(ids),
+            np.concatenate(flat_spans),
+            _offsets(flat_spans),
+        )
+
+    def _write(
+        self, row_ids: Int64Array, ids: Int32Array, id_offsets: Int32Array, spans: Int32Array, span_offsets: Int32Array
+    ) -> None:
+        pairs = spans.reshape(-1, 2)
+        covered = np.concatenate([[0], np.cumsum(pairs[:, 1] - pairs[:, 0])])
+        num_supervised = covered[span_offsets[1:] // 2] - covered[span_offsets[:-1] // 2]
+        columns = [
+            pa.array(row_ids),
+            pa.ListArray.from_arrays(pa.array(id_offsets), pa.array(ids)),
+            pa.ListArray.from_arrays(pa.array(span_offsets), pa.array(spans)),
+            pa.array(np.diff(id_offsets).astype(np.int32)),
+            pa.array(num_supervised.astype(np.int32)),
+        ]
+        self._writer.write_batch(pa.record_batch(columns, schema=TOKEN_SCHEMA))
+        self.num_rows += len(row_ids)
+
+
+def _offsets(rows: Sequence[Sequence[int] | Int32Array]) -> Int32Array:
+    return np.cumsum([0, *map(len, rows)]).astype(np.int32)
+
+
+def _list_parts(column: Any) -> tuple[Int32Array, Int32Array]:
+    """Return offsets and flat values of a list column as views."""
+    return column.offsets.to_numpy(), column.values.to_numpy()
+
+
+def _slice(parts: tuple[Int32Array, Int32Array], row: int) -> Int32Array:
+    offsets, values = parts
+    return values[offsets[row] : offsets[row + 1]]
+
+
+def _joined(batches: list[Any], name: str, dtype: type) -> Any:
+    if not batches:
+        return np.empty(0, dtype=dtype)
+    return np.concatenate([batch.column(name).to_numpy() for batch in batches])

@@ -1,0 +1,185 @@
+"""Checkpoints that are whole or not there: written aside, synced, then renamed.
+
+Layout: ``<checkpoints>/<run>/checkpoint-<step>/``. Every run has a folder of its own, so starting again never
+deletes what another run has kept.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, ClassVar
+
+from lm_tuning.errors import UserError
+
+MARKER = "lm_tuning_checkpoint.json"
+STEP_LOG = "step_log.json"
+
+
+@dataclass(frozen=True)
+class RunIdentity:
+    """What must be equal for a checkpoint to be continued.
+
+    Attributes:
+        tokens_key: key of the token set.
+        base_digest: digest of the base model's weights.
+        plan_digest: which rows form each step; see :meth:`StepPlan.digest`.
+        effective_batch: readable size of an optimizer step, such as ``8 rows``.
+        method: ``full`` or ``lora``, with the adapter's shape.
+    """
+
+    tokens_key: str
+    base_digest: str
+    plan_digest: str
+    effective_batch: str
+    method: str
+
+    _explanations: ClassVar[dict[str, str]] = {
+        "tokens_key": "other data, tokenizer or tokenize parameters",
+        "base_digest": "another base model",
+        "effective_batch": "another effective batch",
+        "method": "another method or adapter",
+        "plan_digest": "another order of rows (seed or data)",
+    }
+
+    def differences(self, stored: dict[str, Any]) -> list[str]:
+        """Name every part in which a stored identity differs, with both values."""
+        found = []
+        for name, meaning in self._explanations.items():
+            old, new = stored.get(name), getattr(self, name)
+            if old != new:
+                found.append(f"{meaning}: the checkpoint has {old!r}, this run {new!r}")
+        return found
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint on disk.
+
+    Attributes:
+        path: its folder.
+        step: optimizer steps done.
+        facts: what its marker holds.
+    """
+
+    path: Path
+    step: int
+    facts: dict[str, Any]
+
+
+def new_run_folder(checkpoints: Path) -> Path:
+    """Create the folder of a new run; names sort by start time."""
+    folder = checkpoints / f"run-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def find_latest(checkpoints: Path) -> Checkpoint | None:
+    """Return the last complete checkpoint of the newest run that has one, else ``None``."""
+    for run in sorted(checkpoints.glob("run-*"), reverse=True):
+        complete = list_complete(run)
+        if complete:
+            return complete[-1]
+    return None
+
+
+def list_complete(run_folder: Path) -> list[Checkpoint]:
+    """Return the complete checkpoints of a run, by step. A folder without its marker is half written."""
+    found = []
+    for path in run_folder.glob("checkpoint-*"):
+        marker = path / MARKER
+        if marker.is_file():
+            facts = json.loads(marker.read_text())
+            if facts.get("complete"):
+                found.append(Checkpoint(path, int(facts["step"]), facts))
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
+
+
+def check_resumable(checkpoint: Checkpoint, identity: RunIdentity) -> None:
+    """Refuse to go on from a checkpoint of other data, model or steps.
+
+    Raises:
+        UserError: naming every difference with both values.
+    """
+    differences = identity.differences(checkpoint.facts["identity"])
+    if differences:
+        raise UserError(
+            [
+                f"train.resume: {checkpoint.path} does not belong to this run.",
+                *(f"  - {difference}" for difference in differences),
+                "Set these back to go on from it, or train.resume=false to start a new run (nothing is deleted).",
+            ]
+        )
+
+
+def staging_folder(run_folder: Path, step: int) -> Path:
+    """Return an empty folder beside the checkpoints to write the next one in."""
+    for leftover in run_folder.glob(".writing-*"):
+        shutil.rmtree(leftover)
+    folder = run_folder / f".writing-{step}"
+    folder.mkdir(parents=True)
+    return folder
+
+
+def publish_checkpoint(
+    staging: Path, run_folder: Path, *, step: int, identity: RunIdentity, run_id: str | None, facts: dict[str, Any]
+) -> Checkpoint:
+    """Turn a written folder into a complete checkpoint.
+
+    Args:
+        staging: what :func:`staging_folder` gave, now filled.
+        run_folder: the run's folder.
+        step: optimizer steps done.
+        identity: what a resume will compare.
+        run_id: the tracking run to go on with; ``None`` without tracking.
+        facts: anything else worth knowing, JSON values.
+    """
+    content = {
+        **facts,
+        "complete": True,
+        "step": step,
+        "mlflow_run_id": run_id,
+        "identity": asdict(identity),
+        "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    (staging / MARKER).write_text(json.dumps(content, indent=2))
+    sync_folder(staging)
+    target = run_folder / f"checkpoint-{step}"
+    if target.exists():  # the same step again, after a resume: equal by construction
+        shutil.rmtree(target)
+    staging.rename(target)
+    sync_folder(run_folder, files=False)
+    return Checkpoint(target, step, content)
+
+
+def prune(run_folder: Path, *, keep: int, protect: Path | None = None) -> list[Path]:
+    """Delete the oldest complete checkpoints of one run beyond a number, and return them.
+
+    Args:
+        run_folder: the run's own folder; other runs are never touched.
+        keep: how many of the newest stay.
+        protect: a checkpoint that stays whatever its age (the best one).
+    """
+    removed = []
+    for checkpoint in list_complete(run_folder)[: -keep or None]:
+        if checkpoint.path != protect:
+            # The marker goes first: a folder that is half deleted is not complete any more.
+            (checkpoint.path / MARKER).unlink()
+            shutil.rmtree(checkpoint.path)
+            removed.append(checkpoint.path)
+    return removed
+
+
+def sync_folder(folder: Path, *, files: bool = True) -> None:
+    """Wait until a folder, and the files in it, are on the disk."""
+    paths = [path for path in folder.rglob("*") if path.is_file()] if files else []
+    for path in [*paths, folder]:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

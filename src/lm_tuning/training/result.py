@@ -1,0 +1,136 @@
+"""What a training leaves behind: a model folder, the step log, a summary and a picture of the loss."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lm_tuning.training.checkpoints import sync_folder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from lm_tuning.training.step_log import StepLog
+    from lm_tuning.training.step_plan import StepPlan
+
+_WARM_STEPS = 2
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What :func:`lm_tuning.training.run.run_training` returns.
+
+    Attributes:
+        model_folder: adapter or full weights, tokenizer and ``tuning.json``.
+        steps: one row a step: loss, gradient norm, learning rate.
+        efficiency: one row a step: seconds, tokens, padding, memory.
+        health: facts and findings.
+        summary: figures of the whole run.
+    """
+
+    model_folder: Path
+    steps: list[dict[str, Any]]
+    efficiency: list[dict[str, Any]]
+    health: dict[str, Any]
+    summary: dict[str, Any]
+
+
+def save_tuned_model(model: Any, tokenizer: Any, folder: Path, *, facts: dict[str, Any]) -> Path:
+    """Write adapter or full weights with their tokenizer; the folder appears whole.
+
+    Args:
+        model: a PEFT model, of which the adapter is written, or a full model.
+        tokenizer: the model's.
+        folder: where to; an older one is replaced.
+        facts: written as ``tuning.json``.
+    """
+    staging = folder.with_name(f".{folder.name}-writing")
+    shutil.rmtree(staging, ignore_errors=True)
+    model.config.use_cache = True
+    if hasattr(model, "peft_config"):
+        # The vocabulary is never resized here, so the embedding need not go into the adapter.
+        model.save_pretrained(staging, save_embedding_layers=False)
+    else:
+        model.save_pretrained(staging)
+    tokenizer.save_pretrained(staging)
+    (staging / "tuning.json").write_text(json.dumps(facts, indent=2))
+    sync_folder(staging)
+    if folder.exists():
+        shutil.rmtree(folder)
+    staging.rename(folder)
+    return folder
+
+
+def summarize(
+    log: StepLog,
+    *,
+    plan: StepPlan,
+    settings_method: str,
+    training_seconds: float,
+    total_seconds: float,
+    health_seconds: float,
+    trainable_parameters: int,
+    best_step: int | None,
+) -> dict[str, Any]:
+    """Put the figures of a run together.
+
+    The speed is taken over the steps' own time, evaluation and checkpoints left out, without the first steps
+    when there are enough (they carry one-time set-up).
+    """
+    rows = log.efficiency[_WARM_STEPS:] if len(log.efficiency) > 2 * _WARM_STEPS else log.efficiency
+    seconds = sum(row["seconds"] for row in rows)
+    tokens = sum(row["num_tokens"] for row in rows)
+    all_seconds = sum(row["seconds"] for row in log.efficiency)
+    return {
+        "method": settings_method,
+        "num_steps": len(log.steps),
+        "total_steps": plan.total_steps,
+        "epochs": plan.epoch_at(plan.total_steps),
+        "first_loss_nats_per_token": log.steps[0]["loss_nats_per_token"] if log.steps else None,
+        "last_loss_nats_per_token": log.steps[-1]["loss_nats_per_token"] if log.steps else None,
+        "tokens_per_second": tokens / seconds if seconds else None,
+        "step_seconds_median": statistics.median(row["seconds"] for row in rows) if rows else None,
+        "padding_fraction": (
+            statistics.fmean(row["padding_fraction"] for row in log.efficiency) if log.efficiency else None
+        ),
+        "loader_wait_fraction": (sum(row["loader_wait_seconds"] for row in rows) / seconds if seconds else None),
+        "logging_fraction": log.own_seconds / all_seconds if all_seconds else None,
+        "peak_memory_bytes": max((row["peak_memory_bytes"] for row in log.efficiency), default=None),
+        "training_seconds": training_seconds,
+        "health_seconds": health_seconds,
+        "total_seconds": total_seconds,
+        "trainable_parameters": trainable_parameters,
+        "best_step": best_step,
+    }
+
+
+def draw_loss_curve(steps: list[dict[str, Any]]) -> Figure:
+    """Draw training loss, held-out loss and learning rate over the steps.
+
+    Args:
+        steps: :meth:`StepLog.training_rows`.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 4.5), layout="constrained")
+    axes = figure.subplots()
+    numbers = [row["step"] for row in steps]
+    axes.plot(numbers, [row["loss_nats_per_token"] for row in steps], label="training", linewidth=1.2)
+    held_out = [
+        (row["step"], row["validation_nats_per_token"]) for row in steps if row["validation_nats_per_token"] is not None
+    ]
+    if held_out:
+        axes.plot(*zip(*held_out, strict=True), marker="o", label="held out")
+    axes.set_xlabel("optimizer step")
+    axes.set_ylabel("loss (nats per supervised token)")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="upper right")
+    rate = axes.twinx()
+    rate.plot(numbers, [row["learning_rate"] for row in steps], color="gray", linestyle=":", linewidth=1)
+    rate.set_ylabel("learning rate (dotted)")
+    rate.set_ylim(bottom=0)
+    return figure

@@ -1,0 +1,415 @@
+"""Run a training from stored tokens to a stored model, in one picklable call that needs no Kedro."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from lm_tuning.errors import UserError
+from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.text.token_table import TokenTable, open_split
+from lm_tuning.training import checkpoints
+from lm_tuning.training.adapters import add_lora, count_parameters
+from lm_tuning.training.batches import Batching, StepDataset
+from lm_tuning.training.first_look import look_before_training
+from lm_tuning.training.health import HealthReport
+from lm_tuning.training.interruption import stop_on_signal
+from lm_tuning.training.losses import keeps_logits
+from lm_tuning.training.precision_context import autocast
+from lm_tuning.training.result import TrainingResult, save_tuned_model, summarize
+from lm_tuning.training.step_log import OnMetrics, StepLog, ignore_metrics
+from lm_tuning.training.step_plan import StepPlan
+from lm_tuning.training.trainer import LoopSettings, StepPlanTrainer
+
+logger = logging.getLogger(__name__)
+
+MICRO_BATCH_TOKENS = {"cpu": 1024, "cuda": 8192}
+"""Token slots of a micro-batch when ``micro_batch_tokens`` is ``auto``."""
+
+
+@dataclass(frozen=True)
+class TrainingPaths:
+    """Where a training reads and writes.
+
+    Attributes:
+        tokens: folder with ``train.arrow`` and ``validation.arrow`` of token columns.
+        checkpoints: folder under which every run gets a folder of its own.
+    """
+
+    tokens: Path
+    checkpoints: Path
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Everything that decides a training; plain values, so that it can be sent to another process.
+
+    Attributes:
+        base: what the base model is: ``name_or_path``, ``revision``, ``digest``, ``trust_remote_code``.
+        tokens_key: key of the token set.
+        weights_dtype: type of the base weights: ``float32``, ``bfloat16`` or ``float16``.
+        compute_dtype: type of the forward pass (autocast where it differs from the weights).
+        device: ``cpu`` or ``cuda``.
+        attention: ``auto``, ``sdpa``, ``eager`` or ``flash_attention_2``.
+        method: ``full`` or ``lora``.
+        lora: ``r``, ``alpha``, ``dropout``, ``target_modules``.
+        seed: order of rows, adapter initialisation and dropout.
+        learning_rate: the schedule's peak.
+        effective_batch_rows: rows of a step; this or ``effective_batch_tokens``.
+        effective_batch_tokens: most tokens of a step.
+        num_epochs: passes over the rows; ``None`` means as many as ``max_steps`` needs.
+        max_steps: cap on optimizer steps; ``None`` means none.
+        micro_batch_tokens: most token slots of a micro-batch; ``None`` chooses by device.
+        batching: ``packed``, ``padded`` or ``auto``.
+        activation_checkpointing: recompute activations to save memory.
+        num_loader_workers: processes that build batches; ``None`` chooses by device.
+        save_every_steps: steps between checkpoints; ``None`` writes one only when interrupted.
+        keep_checkpoints: how many of the run's checkpoints stay.
+        eval_every_steps: steps between held-out evaluations; ``None`` for none.
+        eval_max_rows: rows of such an evaluation; ``None`` means all.
+        load_best: end with the weights of the lowest held-out loss.
+        resume: go on from the last complete checkpoint.
+        probe_first_step: measure the first step's loss beforehand and compare.
+        first_loss_tolerance: allowed relative difference.
+        first_loss_severity: ``warn`` or ``stop``.
+        trainer: further arguments of transformers' ``TrainingArguments``.
+        run_id: tracking run to write into checkpoints; ``None`` without tracking.
+    """
+
+    base: dict[str, Any]
+    tokens_key: str
+    weights_dtype: str
+    compute_dtype: str
+    device: str
+    method: Literal["full", "lora"]
+    seed: int
+    learning_rate: float
+    attention: str = "auto"
+    lora: dict[str, Any] = field(default_factory=dict)
+    effective_batch_rows: int | None = None
+    effective_batch_tokens: int | None = None
+    num_epochs: int | None = None
+    max_steps: int | None = None
+    micro_batch_tokens: int | None = None
+    batching: Literal["auto", "packed", "padded"] = "auto"
+    activation_checkpointing: bool = False
+    num_loader_workers: int | None = None
+    save_every_steps: int | None = None
+    keep_checkpoints: int = 2
+    eval_every_steps: int | None = None
+    eval_max_rows: int | None = None
+    load_best: bool = False
+    resume: bool = False
+    probe_first_step: bool = True
+    first_loss_tolerance: float = 0.05
+    first_loss_severity: Literal["warn", "stop"] = "stop"
+    trainer: dict[str, Any] = field(default_factory=dict)
+    run_id: str | None = None
+
+
+def run_training(
+    paths: TrainingPaths,
+    settings: TrainingSettings,
+    *,
+    on_progress: OnProgress = ignore_progress,
+    on_metrics: OnMetrics = ignore_metrics,
+) -> TrainingResult:
+    """Train a causal language model by the step plan.
+
+    Args:
+        paths: tokens to read, folder to keep checkpoints in.
+        settings: everything that decides the training.
+        on_progress: receives the steps done.
+        on_metrics: receives the numbers of each step as training goes on.
+
+    Returns:
+        The folder of the tuned model (adapter or full weights, with its tokenizer), the rows of the step log and
+        the health report.
+
+    Raises:
+        UserError: the tokens, model or settings do not fit together, or the health check stopped the run.
+        Interrupted: a signal asked to stop; a checkpoint was written before.
+    """
+    from transformers import set_seed
+
+    from lm_tuning.models.loading import load_model, load_tokenizer
+
+    began = time.perf_counter()
+    train_rows = open_split(paths.tokens, "train")
+    validation_rows = open_split(paths.tokens, "validation")
+    plan = StepPlan(
+        train_rows.lengths,
+        seed=settings.seed,
+        effective_batch_rows=settings.effective_batch_rows,
+        effective_batch_tokens=settings.effective_batch_tokens,
+        num_epochs=settings.num_epochs,
+        max_steps=settings.max_steps,
+    )
+    _check_schedule(settings, plan, validation_rows)
+    identity = _identity(settings, plan)
+    checkpoint = _find_checkpoint(paths, settings, identity, plan)
+    run_folder = checkpoint.path.parent if checkpoint else checkpoints.new_run_folder(paths.checkpoints)
+
+    base, batching = settings.base, _choose_batching(settings)
+    hub: dict[str, Any] = {"revision": base.get("revision"), "trust_remote_code": bool(base.get("trust_remote_code"))}
+    tokenizer = load_tokenizer(base["name_or_path"], **hub)
+    set_seed(settings.seed)
+    model = load_model(
+        base["name_or_path"],
+        dtype=settings.weights_dtype,
+        attention=settings.attention,
+        device=settings.device,
+        pad_token_id=tokenizer.pad_token_id,
+        **hub,
+    )
+    if settings.method == "lora":
+        model = add_lora(model, **settings.lora)
+    model.config.use_cache = False
+    steps = StepDataset(
+        train_rows,
+        plan,
+        micro_batch_tokens=settings.micro_batch_tokens or MICRO_BATCH_TOKENS.get(settings.device, 1024),
+        batching=batching,
+        pad_id=tokenizer.pad_token_id,
+    )
+    trainable, parameters = count_parameters(model)
+    logger.info(
+        "%s of %s: %d rows, %d steps (%d an epoch) of %s, %s micro-batches of at most %d tokens; "
+        "%s of %s parameters trained; %s weights, %s compute on %s",
+        "LoRA" if settings.method == "lora" else "Full fine-tuning",
+        base["name_or_path"],
+        plan.num_rows,
+        plan.total_steps,
+        plan.steps_per_epoch,
+        identity.effective_batch,
+        batching,
+        steps.micro_batch_tokens,
+        f"{trainable:,}",
+        f"{parameters:,}",
+        settings.weights_dtype,
+        settings.compute_dtype,
+        settings.device,
+    )
+    health = HealthReport()
+    measured = None
+    if checkpoint is None and settings.probe_first_step:
+        measured = look_before_training(
+            health,
+            model,
+            tokenizer,
+            steps,
+            device=settings.device,
+            compute_dtype=settings.compute_dtype,
+            weights_dtype=settings.weights_dtype,
+            tolerance=settings.first_loss_tolerance,
+        )
+    log = StepLog(on_metrics)
+    with stop_on_signal() as stop:
+        trainer = StepPlanTrainer(
+            model=model,
+            args=_training_arguments(settings, plan, run_folder),
+            processing_class=tokenizer,
+            steps=steps,
+            loop=LoopSettings(
+                run_folder=run_folder,
+                identity=identity,
+                run_id=settings.run_id,
+                select_logits=keeps_logits(model),
+                save_every_steps=settings.save_every_steps,
+                keep_checkpoints=settings.keep_checkpoints,
+                eval_every_steps=settings.eval_every_steps,
+                evaluate=_evaluation(model, validation_rows, steps, settings),
+                protect_best=settings.load_best,
+                measured_first_loss=measured,
+                first_loss_tolerance=health.facts.get("first_loss_tolerance", settings.first_loss_tolerance),
+                first_loss_severity=settings.first_loss_severity,
+            ),
+            log=log,
+            health=health,
+            stop=stop,
+            num_loader_workers=_choose_workers(settings),
+            on_progress=on_progress,
+        )
+        seconds = _train(trainer, checkpoint)
+    log.flush()
+    if settings.load_best and trainer.best.step not in (0, plan.total_steps):
+        best = run_folder / f"checkpoint-{trainer.best.step}"
+        trainer._load_from_checkpoint(str(best))
+        logger.info("Took the weights of step %d, the lowest held-out loss.", trainer.best.step)
+    summary = summarize(
+        log,
+        plan=plan,
+        settings_method=settings.method,
+        training_seconds=seconds,
+        total_seconds=time.perf_counter() - began,
+        health_seconds=health.seconds,
+        trainable_parameters=trainable,
+        best_step=trainer.best.step or None,
+    )
+    folder = save_tuned_model(
+        trainer.accelerator.unwrap_model(trainer.model),
+        tokenizer,
+        run_folder / "finished",
+        facts={
+            "method": settings.method,
+            "base": base,
+            "tokens_key": settings.tokens_key,
+            "finished_step": plan.total_steps,
+            "tokens_per_second": summary["tokens_per_second"],
+            "run_folder": str(run_folder),
+            "mlflow_run_id": settings.run_id,
+        },
+    )
+    return TrainingResult(
+        model_folder=folder,
+        steps=log.training_rows(),
+        efficiency=log.efficiency,
+        health=health.to_json(),
+        summary=summary,
+    )
+
+
+def _train(trainer: StepPlanTrainer, checkpoint: checkpoints.Checkpoint | None) -> float:
+    """Run the loop; return the seconds it took, 0 when the checkpoint was the last step already."""
+    if checkpoint is not None:
+        trainer.continue_from(checkpoint)
+        logger.info("Going on from %s, step %d of %d.", checkpoint.path, checkpoint.step, len(trainer.steps))
+    trainer.step_log.start()
+    began = time.perf_counter()
+    if checkpoint is not None and checkpoint.step >= len(trainer.steps):
+        logger.info("All %d steps were done before; the model is taken from the checkpoint.", checkpoint.step)
+        trainer._load_from_checkpoint(str(checkpoint.path))
+        return 0.0
+    if checkpoint is None and trainer.loop.evaluate is not None and trainer.loop.eval_every_steps is not None:
+        trainer.run_evaluation(0)
+        trainer.step_log.start()
+        began = time.perf_counter()
+    trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
+    return time.perf_counter() - began
+
+
+def _identity(settings: TrainingSettings, plan: StepPlan) -> checkpoints.RunIdentity:
+    rows, tokens = settings.effective_batch_rows, settings.effective_batch_tokens
+    shape = (
+        ", ".join(f"{key}={settings.lora[key]}" for key in sorted(settings.lora)) if settings.method == "lora" else ""
+    )
+    return checkpoints.RunIdentity(
+        tokens_key=settings.tokens_key,
+        base_digest=settings.base["digest"],
+        plan_digest=plan.digest(),
+        effective_batch=f"{rows} rows" if rows is not None else f"at most {tokens} tokens",
+        method=f"{settings.method} {shape}".strip(),
+    )
+
+
+def _find_checkpoint(
+    paths: TrainingPaths, settings: TrainingSettings, identity: checkpoints.RunIdentity, plan: StepPlan
+) -> checkpoints.Checkpoint | None:
+    if not settings.resume:
+        return None
+    checkpoint = checkpoints.find_latest(paths.checkpoints)
+    if checkpoint is None:
+        raise UserError(
+            f"train.resume is true, but {paths.checkpoints} holds no complete checkpoint. "
+            "Start with train.resume=false and set train.save_every_steps."
+        )
+    checkpoints.check_resumable(checkpoint, identity)
+    if checkpoint.step > plan.total_steps:
+        raise UserError(
+            f"train.resume: {checkpoint.path} is at step {checkpoint.step}, beyond the {plan.total_steps} steps of "
+            "this run. Raise train.max_steps or train.num_epochs."
+        )
+    return checkpoint
+
+
+def _check_schedule(settings: TrainingSettings, plan: StepPlan, validation_rows: TokenTable) -> None:
+    """Refuse settings that only show as useless once the number of steps is known."""
+    problems = []
+    warmup = float(settings.trainer.get("warmup_steps") or 0)
+    warmup_steps = math.ceil(warmup * plan.total_steps) if warmup < 1 else int(warmup)
+    if warmup_steps and warmup_steps >= plan.total_steps:
+        problems.append(
+            f"train.trainer.warmup_steps={settings.trainer['warmup_steps']} means {warmup_steps} warm-up steps, but "
+            f"the run has {plan.total_steps} steps in total: the learning rate would never reach its peak."
+        )
+    if settings.load_best and len(validation_rows) == 0:
+        problems.append("train.load_best needs validation rows, but the validation split is empty (split.validation).")
+    if problems:
+        raise UserError(problems)
+
+
+def _choose_batching(settings: TrainingSettings) -> Batching:
+    """Pack where nothing is lost by it.
+
+    Without a variable-length kernel packed rows need an explicit mask. On a CPU that costs little and saves all
+    padding; on a GPU it would switch flash attention off, so rows of like length are padded instead.
+    """
+    if settings.batching != "auto":
+        return settings.batching
+    return "packed" if settings.device == "cpu" and settings.attention in {"auto", "sdpa", "eager"} else "padded"
+
+
+def _choose_workers(settings: TrainingSettings) -> int:
+    """Use worker processes beside a GPU; on a CPU they would take the cores that train."""
+    if settings.num_loader_workers is not None:
+        return settings.num_loader_workers
+    return 2 if settings.device == "cuda" else 0
+
+
+def _evaluation(
+    model: Any, table: TokenTable, steps: StepDataset, settings: TrainingSettings
+) -> Callable[[], float] | None:
+    if len(table) == 0 or not np.any(table.num_supervised):
+        if settings.eval_every_steps is not None:
+            logger.info("No validation rows: the held-out loss is not measured while training.")
+        return None
+    from lm_tuning.evaluation.held_out_loss import choose_rows, sum_held_out_nats
+
+    rows = choose_rows(len(table), settings.eval_max_rows, settings.seed)
+
+    def evaluate() -> float:
+        with autocast(settings.device, settings.compute_dtype, settings.weights_dtype):
+            return sum_held_out_nats(
+                model,
+                table,
+                rows,
+                micro_batch_tokens=steps.micro_batch_tokens,
+                batching=steps.batching,
+                pad_id=steps.pad_id,
+                device=settings.device,
+            ).nats_per_token
+
+    return evaluate
+
+
+def _training_arguments(settings: TrainingSettings, plan: StepPlan, run_folder: Path) -> Any:
+    from transformers import TrainingArguments
+
+    return TrainingArguments(
+        output_dir=str(run_folder),
+        max_steps=plan.total_steps,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=1,
+        learning_rate=settings.learning_rate,
+        bf16=settings.compute_dtype == "bfloat16",
+        fp16=settings.compute_dtype == "float16",
+        use_cpu=settings.device == "cpu",
+        seed=settings.seed,
+        activation_checkpointing=settings.activation_checkpointing,
+        logging_strategy="no",
+        eval_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        logging_nan_inf_filter=False,
+        remove_unused_columns=False,
+        ignore_data_skip=True,
+        **settings.trainer,
+    )

@@ -1,0 +1,198 @@
+"""Numbers of every step, appended to lists while training runs and written once at its end.
+
+Values that live on the device are copied without waiting and read one step later, so logging never makes the
+host wait for the device.
+"""
+
+from __future__ import annotations
+
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from lm_tuning.training.batches import StepBatch
+
+OnMetrics = Callable[[int, dict[str, float]], None]
+"""Receives (optimizer step from 1, metrics) as training goes on."""
+
+
+def ignore_metrics(step: int, metrics: dict[str, float]) -> None:
+    """Drop the metrics of a step."""
+
+
+@dataclass
+class _Pending:
+    """A step whose device values are still on their way."""
+
+    facts: dict[str, Any]
+    values: torch.Tensor
+    ready: torch.cuda.Event | None
+
+
+@dataclass
+class StepLog:
+    """Collect the numbers of each step.
+
+    Attributes:
+        on_metrics: receives loss, gradient norm, learning rate and speed of each step, one step late.
+        steps: one row a step: what was learned.
+        efficiency: one row a step: what it cost.
+        evaluations: one row an evaluation.
+        own_seconds: time spent in here, in seconds; the cost of bookkeeping.
+    """
+
+    on_metrics: OnMetrics = ignore_metrics
+    steps: list[dict[str, Any]] = field(default_factory=list)
+    efficiency: list[dict[str, Any]] = field(default_factory=list)
+    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    own_seconds: float = 0.0
+    _pending: _Pending | None = None
+    _clock: float = 0.0
+    _paused: float = 0.0
+    _waited: float = 0.0
+
+    def start(self) -> None:
+        """Start the clock of the first step."""
+        self._clock = time.perf_counter()
+        self._paused = 0.0
+
+    def waited(self, seconds: float) -> None:
+        """Add time that the device had to wait for the loader."""
+        self._waited += seconds
+
+    def paused(self, seconds: float) -> None:
+        """Leave time of an evaluation or a checkpoint out of the running step."""
+        self._paused += seconds
+
+    def record(
+        self,
+        batch: StepBatch,
+        *,
+        epoch: float,
+        loss: torch.Tensor,
+        gradient_norm: torch.Tensor | float | None,
+        learning_rate: float,
+    ) -> None:
+        """Note a finished step and hand out the one before it.
+
+        Args:
+            batch: what the step trained on.
+            epoch: passes over the data so far.
+            loss: nats per supervised token, a scalar on the device.
+            gradient_norm: before clipping; a scalar on the device or a number.
+            learning_rate: of the update just made.
+        """
+        now = time.perf_counter()
+        seconds = now - self._clock - self._paused
+        self._clock, self._paused = now, 0.0
+        norm = torch.as_tensor(float("nan") if gradient_norm is None else gradient_norm, device=loss.device)
+        values = torch.stack([loss.detach().float(), norm.detach().float()])
+        ready = None
+        if values.is_cuda:
+            host = torch.empty(2, pin_memory=True)
+            host.copy_(values, non_blocking=True)
+            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            ready.record()
+            values = host
+        before = self._pending
+        self._pending = _Pending(
+            {
+                "step": batch.step + 1,
+                "epoch": epoch,
+                "learning_rate": learning_rate,
+                "seconds": seconds,
+                "wait_seconds": self._waited,
+                "num_tokens": batch.num_tokens,
+                "num_supervised": batch.num_supervised,
+                "num_slots": batch.num_slots,
+                "num_rows": len(batch.row_ids),
+                "num_micro_batches": len(batch.micro_batches),
+                "memory_bytes": _peak_memory_bytes(values.is_pinned() if ready else False),
+            },
+            values,
+            ready,
+        )
+        self._waited = 0.0
+        if before is not None:
+            self._hand_out(before)
+        self.own_seconds += time.perf_counter() - now
+
+    def flush(self) -> None:
+        """Hand out the last step."""
+        if self._pending is not None:
+            self._hand_out(self._pending)
+            self._pending = None
+
+    def record_evaluation(self, step: int, epoch: float, nats_per_token: float, seconds: float) -> None:
+        """Note the held-out loss measured after a step."""
+        row = {"step": step, "epoch": epoch, "validation_nats_per_token": nats_per_token, "seconds": seconds}
+        self.evaluations.append(row)
+        self.on_metrics(step, {"validation_nats_per_token": nats_per_token})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything noted so far, for a checkpoint."""
+        self.flush()
+        return {"steps": self.steps, "efficiency": self.efficiency, "evaluations": self.evaluations}
+
+    def restore(self, content: dict[str, Any], *, num_steps: int) -> None:
+        """Take over the steps noted before a resume, up to the checkpoint's step."""
+        for name in ("steps", "efficiency", "evaluations"):
+            getattr(self, name)[:] = [row for row in content[name] if row["step"] <= num_steps]
+
+    def training_rows(self) -> list[dict[str, Any]]:
+        """Return one row a step, with the held-out loss where it was measured."""
+        held_out = {row["step"]: row["validation_nats_per_token"] for row in self.evaluations}
+        return [{**row, "validation_nats_per_token": held_out.get(row["step"])} for row in self.steps]
+
+    def _hand_out(self, pending: _Pending) -> None:
+        if pending.ready is not None:
+            pending.ready.synchronize()  # already passed: the step after it has been queued since
+        loss, gradient_norm = pending.values.tolist()
+        facts = pending.facts
+        step, tokens, seconds = facts["step"], facts["num_tokens"], facts["seconds"]
+        speed = tokens / seconds if seconds > 0 else float("nan")
+        self.steps.append(
+            {
+                "step": step,
+                "epoch": round(facts["epoch"], 6),
+                "loss_nats_per_token": loss,
+                "gradient_norm": gradient_norm,
+                "learning_rate": facts["learning_rate"],
+                "num_supervised_tokens": facts["num_supervised"],
+            }
+        )
+        padding = 1 - tokens / facts["num_slots"]
+        self.efficiency.append(
+            {
+                "step": step,
+                "seconds": round(seconds, 6),
+                "tokens_per_second": round(speed, 2),
+                "num_tokens": tokens,
+                "num_rows": facts["num_rows"],
+                "num_micro_batches": facts["num_micro_batches"],
+                "padding_fraction": round(padding, 6),
+                "loader_wait_seconds": round(facts["wait_seconds"], 6),
+                "peak_memory_bytes": facts["memory_bytes"],
+            }
+        )
+        self.on_metrics(
+            step,
+            {
+                "loss_nats_per_token": loss,
+                "gradient_norm": gradient_norm,
+                "learning_rate": facts["learning_rate"],
+                "tokens_per_second": speed,
+                "epoch": facts["epoch"],
+            },
+        )
+
+
+def _peak_memory_bytes(on_gpu: bool) -> int:
+    """Return the most memory held so far: the GPU's allocator, or the process on a CPU."""
+    if on_gpu:
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,362 @@
+"""The Hugging Face Trainer, told which rows form a step and what a step's loss is.
+
+One item of the loader is one optimizer step, so the Trainer always sees ``gradient_accumulation_steps=1``;
+the loop over micro-batches, the division by the step's token count, logging, evaluation and checkpoints are
+ours. What stays the Trainer's: optimizer, scheduler, precision, clipping, device placement and resuming.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+from transformers import Trainer
+from transformers.trainer_callback import PrinterCallback
+
+from lm_tuning.errors import Interrupted
+from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.training import checkpoints
+from lm_tuning.training.batches import StepBatch, StepDataset
+from lm_tuning.training.health import HealthReport, check_first_step, stop_if_needed
+from lm_tuning.training.interruption import StopRequest
+from lm_tuning.training.losses import sum_nats
+from lm_tuning.training.step_log import StepLog
+
+logger = logging.getLogger(__name__)
+
+_LOG_LINES = 10
+
+
+@dataclass
+class LoopSettings:
+    """What the loop around the optimizer steps does.
+
+    Attributes:
+        run_folder: where this run's checkpoints go.
+        identity: what a resume compares.
+        run_id: tracking run written into checkpoints; ``None`` without tracking.
+        select_logits: let the head compute only supervised positions.
+        save_every_steps: optimizer steps between checkpoints; ``None`` writes one only when interrupted.
+        keep_checkpoints: how many of this run's checkpoints stay.
+        eval_every_steps: optimizer steps between evaluations; ``None`` for none.
+        evaluate: measures held-out nats per token; ``None`` without held-out rows.
+        protect_best: keep the checkpoint with the lowest held-out loss.
+        measured_first_loss: nats per supervised token of step 1 by a plain forward pass; ``None`` skips the check.
+        first_loss_tolerance: allowed relative difference from it.
+        first_loss_severity: ``warn`` or ``stop``.
+    """
+
+    run_folder: Path
+    identity: checkpoints.RunIdentity
+    run_id: str | None
+    select_logits: bool
+    save_every_steps: int | None
+    keep_checkpoints: int
+    eval_every_steps: int | None
+    evaluate: Callable[[], float] | None
+    protect_best: bool
+    measured_first_loss: float | None
+    first_loss_tolerance: float
+    first_loss_severity: Any = "stop"
+
+
+@dataclass
+class BestCheckpoint:
+    """The lowest held-out loss seen so far.
+
+    Attributes:
+        nats_per_token: that loss.
+        step: optimizer step that it was measured after; 0 before the first evaluation.
+    """
+
+    nats_per_token: float = float("inf")
+    step: int = 0
+
+
+@dataclass
+class _StepLoader:
+    """Give the Trainer a loader whose length is the whole run even when it starts in the middle."""
+
+    dataset: StepDataset
+    start_step: int
+    num_workers: int
+    pin_memory: bool
+    prefetch_factor: int = 4
+    _loader: DataLoader[StepBatch] = field(init=False)
+
+    def __post_init__(self) -> None:
+        several = self.num_workers > 0
+        self._loader = DataLoader(
+            self.dataset,
+            batch_size=None,
+            sampler=range(self.start_step, len(self.dataset)),
+            num_workers=self.num_workers,
+            pin_memory=self.pin_memory,
+            persistent_workers=several,
+            prefetch_factor=self.prefetch_factor if several else None,
+            # Its own generator: drawing the workers' seed must not move the run's random state.
+            generator=torch.Generator().manual_seed(0),
+        )
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __iter__(self) -> Iterator[StepBatch]:
+        return iter(self._loader)
+
+
+class StepPlanTrainer(Trainer):
+    """Train by the step plan."""
+
+    def __init__(
+        self,
+        *,
+        steps: StepDataset,
+        loop: LoopSettings,
+        log: StepLog,
+        health: HealthReport,
+        stop: StopRequest,
+        num_loader_workers: int,
+        on_progress: OnProgress = ignore_progress,
+        **trainer_arguments: Any,
+    ) -> None:
+        """Set the loop up.
+
+        Args:
+            steps: one item an optimizer step.
+            loop: checkpoints, evaluation and checks.
+            log: collects the numbers of each step.
+            health: collects facts and findings.
+            stop: a signal's request to stop.
+            num_loader_workers: processes that build batches; 0 builds them in the training process.
+            on_progress: receives the steps done.
+            **trainer_arguments: ``model``, ``args``, ``processing_class`` and the like, for the Trainer.
+        """
+        # Several visible GPUs would make the Trainer wrap the model in DataParallel.
+        trainer_arguments["args"]._n_gpu = min(trainer_arguments["args"].n_gpu, 1)
+        super().__init__(train_dataset=steps, **trainer_arguments)
+        self.remove_callback(PrinterCallback)
+        self.steps = steps
+        self.loop = loop
+        self.step_log = log
+        self.health = health
+        self.stop = stop
+        self.num_loader_workers = num_loader_workers
+        self.on_progress = on_progress
+        self.best = BestCheckpoint()
+        self.start_step = 0
+        self._batch: StepBatch | None = None
+        self._step_loss: torch.Tensor | None = None
+        self._recorded_step = 0
+
+    def continue_from(self, checkpoint: checkpoints.Checkpoint) -> None:
+        """Take over the log and the best loss of a checkpoint; ``train`` then starts at its step."""
+        self.start_step = self._recorded_step = checkpoint.step
+        best = checkpoint.facts.get("best")
+        if best is not None:
+            self.best = BestCheckpoint(best["nats_per_token"], best["step"])
+        log_file = checkpoint.path / checkpoints.STEP_LOG
+        self.step_log.restore(json.loads(log_file.read_text()), num_steps=checkpoint.step)
+
+    def get_train_dataloader(self) -> Any:
+        """Return the loader of steps, beginning where the run begins."""
+        return _StepLoader(
+            self.steps, self.start_step, self.num_loader_workers, pin_memory=self.args.device.type == "cuda"
+        )
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[StepBatch], num_batches: int, device: torch.device
+    ) -> tuple[list[StepBatch], None]:
+        """Fetch the next step, and note how long that took."""
+        before = time.perf_counter()
+        batch = next(epoch_iterator, None)
+        self.step_log.waited(time.perf_counter() - before)
+        return ([] if batch is None else [batch]), None
+
+    def training_step(  # type: ignore[override]
+        self, model: torch.nn.Module, inputs: StepBatch, num_items_in_batch: object = None
+    ) -> torch.Tensor:
+        """Run forward and backward over the step's micro-batches.
+
+        Each micro-batch contributes its summed nats divided by the token count of the whole step, so how the
+        step is cut does not change its gradient.
+
+        Args:
+            model: the model as wrapped for training.
+            inputs: the step.
+            num_items_in_batch: the Trainer's own count, not used.
+
+        Returns:
+            Nats per supervised token of the step, a scalar on the device.
+        """
+        model.train()
+        total = inputs.num_supervised
+        nats = torch.zeros((), device=self.args.device)
+        last = len(inputs.micro_batches) - 1
+        for index, micro_batch in enumerate(inputs.micro_batches):
+            micro_batch = micro_batch.to(self.args.device)  # noqa: PLW2901 - the host copy is not needed any more
+            context = self.compute_loss_context_manager()
+            if index < last:
+                context.enter_context(self.accelerator.no_sync(model))
+            with context:
+                loss = self.micro_batch_loss(model, micro_batch, total)
+                self.accelerator.backward(loss)
+            nats += loss.detach() * total
+        self._batch, self._step_loss = inputs, nats / total
+        return self._step_loss
+
+    def micro_batch_loss(self, model: torch.nn.Module, micro_batch: Any, total: int) -> torch.Tensor:
+        """Return the micro-batch's share of the step's loss: summed nats over the step's token count."""
+        return sum_nats(model, micro_batch, select_logits=self.loop.select_logits) / total
+
+    def floating_point_ops(self, inputs: Any) -> int:
+        """Leave the Trainer's estimate out; it is made for other batches."""
+        return 0
+
+    def _maybe_log_save_evaluate(
+        self,
+        tr_loss: torch.Tensor,
+        grad_norm: torch.Tensor | float | None,
+        model: torch.nn.Module,
+        trial: Any,
+        epoch: float,
+        ignore_keys_for_eval: list[str] | None,
+        start_time: float,
+        learning_rate: float | None = None,
+    ) -> None:
+        """Log the step, and evaluate, save and stop when it is time to."""
+        step = self.state.global_step
+        if step == self._recorded_step:
+            return  # the Trainer calls again at the end of an epoch
+        self._recorded_step = step
+        assert self._batch is not None
+        assert self._step_loss is not None
+        self.state.epoch = self.steps.plan.epoch_at(step)
+        self.step_log.record(
+            self._batch,
+            epoch=self.state.epoch,
+            loss=self._step_loss,
+            gradient_norm=grad_norm,
+            learning_rate=learning_rate if learning_rate is not None else self._get_learning_rate(),
+        )
+        if step == 1 and self.loop.measured_first_loss is not None:
+            self._check_first_step(float(self._step_loss), self.loop.measured_first_loss)
+        self._report_progress(step)
+        self._evaluate_and_save(step)
+        if self.stop.signal_name is not None and step < len(self.steps):
+            self._stop(step)
+
+    def _check_first_step(self, logged: float, measured: float) -> None:
+        assert self._batch is not None
+        began = time.perf_counter()
+        self.health.facts["first_step_logged_nats_per_token"] = logged
+        finding = check_first_step(
+            measured,
+            logged,
+            tolerance=self.loop.first_loss_tolerance,
+            num_micro_batches=len(self._batch.micro_batches),
+            severity=self.loop.first_loss_severity,
+        )
+        if finding is not None:
+            self.health.add(finding)
+            stop_if_needed(self.health)
+        else:
+            logger.info("Step 1 logged %.4f nats per token, as measured before it (%.4f).", logged, measured)
+        self.health.seconds += time.perf_counter() - began
+
+    def _report_progress(self, step: int) -> None:
+        total = len(self.steps)
+        self.on_progress("Training", step, total, "steps")
+        if self.step_log.steps and (step % max(total // _LOG_LINES, 1) == 0):
+            row, speed = self.step_log.steps[-1], self.step_log.efficiency[-1]
+            logger.info(
+                "step %d/%d  loss %.4f nats/token  gradient norm %.2f  learning rate %.2e  %s tokens/s",
+                row["step"],
+                total,
+                row["loss_nats_per_token"],
+                row["gradient_norm"],
+                row["learning_rate"],
+                f"{speed['tokens_per_second']:,.0f}",
+            )
+
+    def _evaluate_and_save(self, step: int) -> None:
+        last = step == len(self.steps)
+        evaluates = self.loop.evaluate is not None and self.loop.eval_every_steps is not None
+        if evaluates and (last or step % self.loop.eval_every_steps == 0):  # type: ignore[operator]
+            self.run_evaluation(step)
+        if self.loop.save_every_steps is not None and (last or step % self.loop.save_every_steps == 0):
+            began = time.perf_counter()
+            self.write_checkpoint()
+            self.step_log.paused(time.perf_counter() - began)
+
+    def run_evaluation(self, step: int) -> float:
+        """Measure the held-out loss now and note it."""
+        assert self.loop.evaluate is not None
+        began = time.perf_counter()
+        nats_per_token = self.loop.evaluate()
+        seconds = time.perf_counter() - began
+        self.step_log.record_evaluation(step, self.steps.plan.epoch_at(step), nats_per_token, seconds)
+        self.step_log.paused(seconds)
+        logger.info("step %d  held-out loss %.4f nats/token", step, nats_per_token)
+        if nats_per_token < self.best.nats_per_token:
+            self.best = BestCheckpoint(nats_per_token, step)
+        return nats_per_token
+
+    def write_checkpoint(self) -> checkpoints.Checkpoint:
+        """Write everything a resume needs, aside, and rename it when it is whole."""
+        step = self.state.global_step
+        staging = checkpoints.staging_folder(self.loop.run_folder, step)
+        self.save_model(str(staging), _internal_call=True)
+        self._save_optimizer_and_scheduler(str(staging))
+        self._save_scaler(str(staging))
+        self._save_rng_state(str(staging))
+        self.state.save_to_json(str(staging / "trainer_state.json"))
+        (staging / checkpoints.STEP_LOG).write_text(json.dumps(self.step_log.to_json()))
+        best = None if not self.best.step else {"nats_per_token": self.best.nats_per_token, "step": self.best.step}
+        written = checkpoints.publish_checkpoint(
+            staging,
+            self.loop.run_folder,
+            step=step,
+            identity=self.loop.identity,
+            run_id=self.loop.run_id,
+            facts={"total_steps": len(self.steps), "best": best},
+        )
+        protected = self.loop.run_folder / f"checkpoint-{self.best.step}" if self.loop.protect_best else None
+        checkpoints.prune(self.loop.run_folder, keep=self.loop.keep_checkpoints, protect=protected)
+        logger.info("Checkpoint of step %d written to %s", step, written.path)
+        return written
+
+    def _stop(self, step: int) -> None:
+        newest = checkpoints.list_complete(self.loop.run_folder)
+        written = newest[-1] if newest and newest[-1].step == step else self.write_checkpoint()
+        assert self.stop.signal_name is not None
+        raise Interrupted(
+            self.stop.signal_name,
+            f"Step {step} of {len(self.steps)} was finished and kept in {written.path}; "
+            "go on with --params train.resume=true.",
+        )
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Restore both, then let the present learning rate and number of steps hold.
+
+        The stored scheduler would bring back the old peak rate, and the rate of a finished schedule is 0.
+        """
+        super()._load_optimizer_and_scheduler(checkpoint)
+        scheduler = self.lr_scheduler
+        if checkpoint is None or not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
+            return
+        scheduler.base_lrs = [self.args.learning_rate for _ in scheduler.base_lrs]
+        rates = [
+            base * factor(scheduler.last_epoch)
+            for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+        ]
+        for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+            group["lr"], group["initial_lr"] = rate, self.args.learning_rate
+        scheduler._last_lr = rates

@@ -1,0 +1,72 @@
+"""Micro-batches: exactly which ids are trained, however a step is cut."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lm_tuning.text.token_table import IGNORE_INDEX, TokenTable, TokenTableWriter
+from lm_tuning.training.batches import StepDataset, cut_rows, lay_out
+from lm_tuning.training.step_plan import StepPlan
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> TokenTable:
+    """Two rows: all but the first token supervised, and two separate turns."""
+    with TokenTableWriter(tmp_path / "train.arrow") as writer:
+        writer.append(11, [1, 5, 6, 2], [(0, 4)])
+        writer.append(12, [1, 9, 2, 8, 2], [(1, 2), (4, 5)])
+    return TokenTable(tmp_path / "train.arrow")
+
+
+def test_packed_rows_score_nothing_across_their_border(table: TokenTable) -> None:
+    batch = lay_out(table, [0, 1], batching="packed", pad_id=2)
+    assert batch.input_ids.tolist() == [[1, 5, 6, 2, 1, 9, 2, 8, 2]]
+    assert batch.position_ids is not None
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4]]
+    # Position 3, the end of the first row, predicts nothing: the next id belongs to another row.
+    assert batch.kept_positions.tolist() == [0, 1, 2, 4, 7]
+    assert batch.targets.tolist() == [[5, 6, 2, 9, 2]]
+    assert (batch.num_supervised, batch.num_tokens, batch.num_slots) == (5, 9, 9)
+
+
+def test_padded_rows_keep_their_own_end_token_when_pad_is_eos(table: TokenTable) -> None:
+    batch = lay_out(table, [0, 1], batching="padded", pad_id=2)
+    assert batch.input_ids.tolist() == [[1, 5, 6, 2, 2], [1, 9, 2, 8, 2]]
+    assert batch.position_ids is None
+    assert batch.kept_positions.tolist() == [0, 1, 2, 3]
+    ignored = IGNORE_INDEX
+    assert batch.targets.tolist() == [[5, 6, 2, ignored], [9, ignored, ignored, 2]]
+    assert (batch.num_supervised, batch.num_tokens, batch.num_slots) == (5, 9, 10)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=40),
+    budget=st.integers(1, 100),
+    batching=st.sampled_from(["packed", "padded"]),
+)
+def test_cutting_places_every_row_once_within_the_budget(lengths: list[int], budget: int, batching: str) -> None:
+    groups = cut_rows(range(len(lengths)), lengths, budget_tokens=budget, batching=batching)  # type: ignore[arg-type]
+    assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
+    for group in groups:
+        longest = max(lengths[row] for row in group)
+        slots = sum(lengths[row] for row in group) if batching == "packed" else longest * len(group)
+        assert len(group) == 1 or slots <= budget
+
+
+def test_first_fit_fills_gaps() -> None:
+    assert cut_rows([0, 1, 2, 3], [6, 6, 4, 4], budget_tokens=10, batching="packed") == [[0, 2], [1, 3]]
+
+
+def test_a_step_holds_the_rows_of_the_plan_and_counts_them_once(table: TokenTable) -> None:
+    plan = StepPlan(table.lengths, seed=0, effective_batch_rows=2, num_epochs=1)
+    whole = StepDataset(table, plan, micro_batch_tokens=100, batching="packed", pad_id=0)[0]
+    cut = StepDataset(table, plan, micro_batch_tokens=5, batching="padded", pad_id=0)[0]
+    assert sorted(whole.row_ids) == sorted(cut.row_ids) == [11, 12]
+    assert (len(whole.micro_batches), len(cut.micro_batches)) == (1, 2)
+    assert whole.num_supervised == cut.num_supervised == 5
+    assert whole.num_tokens == cut.num_tokens == int(np.sum(table.lengths))

@@ -1,0 +1,234 @@
+"""Whole trainings of a tiny model: the same steps however they are cut, resumed or interrupted."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.text.token_table import open_split
+from lm_tuning.training import checkpoints
+from lm_tuning.training.health import measure_plain_loss
+from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+from lm_tuning.training.trainer import StepPlanTrainer
+
+LORA = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}
+
+
+def losses(result: Any) -> list[float]:
+    return [row["loss_nats_per_token"] for row in result.steps]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(next(folder.glob("*model.safetensors")))
+
+
+def assert_equal_weights(first: Path, second: Path) -> None:
+    one, two = weights(first), weights(second)
+    assert one.keys() == two.keys()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_step_computes_the_same_however_it_is_cut(
+    paths: TrainingPaths, settings: TrainingSettings, method: str
+) -> None:
+    settings = replace(settings, method=method, lora=LORA if method == "lora" else {})
+    whole = run_training(paths, replace(settings, batching="packed", micro_batch_tokens=1000))
+    for batching, budget, most in (("packed", 60, 6), ("padded", 60, 6), ("padded", 1000, 1), ("packed", 1, 6)):
+        cut = run_training(paths, replace(settings, batching=batching, micro_batch_tokens=budget))
+        assert 1 <= cut.efficiency[0]["num_micro_batches"] <= most
+        assert losses(cut) == pytest.approx(losses(whole), rel=1e-5)
+        norms = [row["gradient_norm"] for row in cut.steps]
+        assert norms == pytest.approx([row["gradient_norm"] for row in whole.steps], rel=1e-4)
+
+
+def test_the_logged_loss_is_the_loss_of_the_rows(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    from lm_tuning.models.loading import load_model
+    from lm_tuning.training.step_plan import StepPlan
+
+    result = run_training(paths, replace(settings, micro_batch_tokens=40))
+    table = open_split(paths.tokens, "train")
+    plan = StepPlan(table.lengths, seed=settings.seed, effective_batch_rows=6, max_steps=6)
+    model = load_model(settings.base["name_or_path"])
+    expected = measure_plain_loss(model, [table[int(row)] for row in plan.rows_of_step(0)], device="cpu")
+    assert losses(result)[0] == pytest.approx(expected, rel=1e-5)
+    assert result.health["facts"]["first_step_measured_nats_per_token"] == pytest.approx(expected, rel=1e-6)
+    assert not [finding for finding in result.health["findings"] if finding["code"] == "first-loss-off"]
+
+
+def test_a_tuned_folder_says_what_it_is(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    streamed: list[tuple[int, dict[str, float]]] = []
+    result = run_training(
+        paths,
+        replace(settings, method="lora", lora=LORA, run_id="run-1"),
+        on_metrics=lambda step, metrics: streamed.append((step, metrics)),
+    )
+    facts = json.loads((result.model_folder / "tuning.json").read_text())
+    assert (facts["method"], facts["tokens_key"], facts["finished_step"]) == ("lora", "tokens-1", 6)
+    assert (result.model_folder / "adapter_model.safetensors").is_file()
+    assert (result.model_folder / "tokenizer.json").is_file()
+    assert not (result.model_folder / "model.safetensors").exists()
+    assert [step for step, _ in streamed] == [1, 2, 3, 4, 5, 6]
+    assert [metrics["loss_nats_per_token"] for _, metrics in streamed] == losses(result)
+    assert result.efficiency[0]["num_rows"] == 6
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_resumed_run_equals_an_unbroken_one_bit_by_bit(
+    paths: TrainingPaths, settings: TrainingSettings, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lora = {**LORA, "dropout": 0.3} if method == "lora" else {}
+    settings = replace(
+        settings,
+        method=method,
+        lora=lora,
+        save_every_steps=2,
+        trainer={"lr_scheduler_type": "linear", "warmup_steps": 2},
+        eval_every_steps=3,
+        first_loss_severity="warn",
+        micro_batch_tokens=60,
+    )
+    unbroken = run_training(paths, settings)
+    broken = TrainingPaths(paths.tokens, tmp_path / "broken")
+
+    step = StepPlanTrainer.training_step
+
+    def fail_at_fifth(self: StepPlanTrainer, model: Any, inputs: Any, count: Any = None) -> torch.Tensor:
+        if inputs.step == 4:
+            raise RuntimeError("the power went out")
+        return step(self, model, inputs, count)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StepPlanTrainer, "training_step", fail_at_fifth)
+        with pytest.raises(RuntimeError, match="power"):
+            run_training(broken, settings)
+    torch.manual_seed(999)  # whatever happened in between
+    resumed = run_training(broken, replace(settings, resume=True))
+    assert losses(resumed) == losses(unbroken)
+    assert [row["learning_rate"] for row in resumed.steps] == [row["learning_rate"] for row in unbroken.steps]
+    assert resumed.steps == unbroken.steps
+    assert_equal_weights(resumed.model_folder, unbroken.model_folder)
+
+
+def test_a_signal_finishes_the_step_and_keeps_it(
+    paths: TrainingPaths, settings: TrainingSettings, tmp_path: Path
+) -> None:
+    unbroken = run_training(paths, settings)
+    stopped = TrainingPaths(paths.tokens, tmp_path / "stopped")
+
+    def interrupt(what: str, done: int, total: int | None, unit: str) -> None:
+        if what == "Training" and done == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Interrupted, match="Step 3 of 6") as caught:
+        run_training(stopped, settings, on_progress=interrupt)
+    assert caught.value.signal_name == "SIGTERM"
+    assert signal.getsignal(signal.SIGTERM) is before
+    latest = checkpoints.find_latest(stopped.checkpoints)
+    assert latest is not None
+    assert latest.step == 3
+    resumed = run_training(stopped, replace(settings, resume=True))
+    assert losses(resumed) == losses(unbroken)
+    assert_equal_weights(resumed.model_folder, unbroken.model_folder)
+
+
+def test_a_half_written_checkpoint_is_never_used(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    run_training(paths, replace(settings, save_every_steps=2, keep_checkpoints=5))
+    latest = checkpoints.find_latest(paths.checkpoints)
+    assert latest is not None
+    assert latest.step == 6
+    (latest.path / checkpoints.MARKER).unlink()
+    before = checkpoints.find_latest(paths.checkpoints)
+    assert before is not None
+    assert before.step == 4
+
+
+def test_resuming_something_else_is_refused_with_both_values(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    run_training(paths, replace(settings, save_every_steps=2, max_steps=2))
+    with pytest.raises(UserError) as caught:
+        run_training(paths, replace(settings, resume=True, effective_batch_rows=12, tokens_key="tokens-2"))
+    assert "'6 rows'" in str(caught.value)
+    assert "'12 rows'" in str(caught.value)
+    assert "tokens-2" in str(caught.value)
+
+
+def test_resuming_without_a_checkpoint_says_so(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    with pytest.raises(UserError, match="no complete checkpoint"):
+        run_training(paths, replace(settings, resume=True))
+
+
+def test_a_finished_run_can_be_made_longer_at_the_present_rate(
+    paths: TrainingPaths, settings: TrainingSettings
+) -> None:
+    linear = replace(settings, trainer={"lr_scheduler_type": "linear"}, save_every_steps=3, max_steps=3)
+    run_training(paths, linear)
+    longer = run_training(paths, replace(linear, resume=True, max_steps=6, learning_rate=2e-2))
+    rates = [row["learning_rate"] for row in longer.steps[3:]]
+    assert rates == pytest.approx([2e-2 * (6 - done) / 6 for done in (3, 4, 5)])
+
+
+def test_checkpoints_of_another_run_stay(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    saving = replace(settings, save_every_steps=2, keep_checkpoints=1)
+    run_training(paths, saving)
+    run_training(paths, saving)
+    kept = sorted(path.parent.name for path in paths.checkpoints.glob("run-*/checkpoint-6"))
+    assert len(kept) == 2
+    assert not list(paths.checkpoints.glob("run-*/checkpoint-4"))
+
+
+def test_the_best_checkpoint_can_be_taken(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    # A huge rate after a good start: the last step is worse than an earlier one.
+    result = run_training(
+        paths,
+        replace(
+            settings,
+            learning_rate=0.05,
+            max_steps=12,
+            eval_every_steps=2,
+            save_every_steps=2,
+            keep_checkpoints=1,
+            load_best=True,
+            trainer={"lr_scheduler_type": "constant", "max_grad_norm": 100.0},
+        ),
+    )
+    measured = {row["step"]: row["validation_nats_per_token"] for row in result.steps}
+    held_out = {step: value for step, value in measured.items() if value is not None}
+    best = min(held_out, key=held_out.__getitem__)
+    assert result.summary["best_step"] == best
+    if best != 12:
+        assert_equal_weights(result.model_folder, next(paths.checkpoints.glob(f"run-*/checkpoint-{best}")))
+
+
+@pytest.mark.parametrize("warmup", [10, 0.9])
+def test_a_warmup_without_end_is_refused(paths: TrainingPaths, settings: TrainingSettings, warmup: float) -> None:
+    short = replace(settings, max_steps=3, trainer={"lr_scheduler_type": "linear", "warmup_steps": warmup})
+    with pytest.raises(UserError, match="3 steps in total"):
+        run_training(paths, short)
+
+
+def test_adapter_targets_are_checked_against_the_model(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    lora = {**LORA, "target_modules": ["q_proj", "v_porj"]}
+    with pytest.raises(UserError, match=r"'v_porj'.*'v_proj'.*k_proj") as caught:
+        run_training(paths, replace(settings, method="lora", lora=lora))
+    assert "q_proj'" not in str(caught.value).split("v_porj")[0]
+
+
+def test_activation_checkpointing_gives_the_same_steps(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    settings = replace(settings, method="lora", lora=LORA)
+    plain = run_training(paths, settings)
+    checkpointed = run_training(paths, replace(settings, activation_checkpointing=True))
+    assert losses(checkpointed) == pytest.approx(losses(plain), rel=1e-6)
+
+
+def test_loader_workers_give_the_same_steps(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    assert losses(run_training(paths, replace(settings, num_loader_workers=2))) == losses(run_training(paths, settings))
