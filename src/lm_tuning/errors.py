@@ -28,7 +28,7 @@ class UserError(ValueError):
         return (type(self), (self.problems,))
 
 
-class Interrupted(Exception):  # noqa: N818 - a request to stop, not a mistake
+class Interrupted(Exception):  # a request to stop and no mistake, hence no Error in the name
     """Say that a signal asked the run to stop, after what could be kept was kept.
 
     It is an ``Exception`` so that Kedro calls its error hooks and the MLflow run is closed.

@@ -17,6 +17,11 @@ from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.tiny import ASSISTANT, END, USER, ids, make_tokenizer
 
 
+def test_rounding_near_zero_is_no_finding() -> None:
+    assert check_first_step(0.02, 0.028, tolerance=0.05, num_micro_batches=4) is None
+    assert check_first_step(0.02, 0.08, tolerance=0.05, num_micro_batches=4) is not None
+
+
 def test_equal_losses_are_no_finding() -> None:
     assert check_first_step(5.63, 5.64, tolerance=0.05, num_micro_batches=12) is None
 
@@ -67,6 +72,7 @@ def test_rows_that_see_each_other_are_found_before_training(
 
     monkeypatch.setattr(first_look, "measure_training_path", forget_borders)
     # A random model hardly looks at its neighbours; any difference beyond rounding is one too many here.
+    monkeypatch.setattr("lm_tuning.training.health.ROUNDING_NATS", 1e-6)
     monkeypatch.setattr(
         first_look,
         "check_layout",

@@ -180,7 +180,7 @@ def open_split(folder: Path, split: str) -> TokenTable:
 
 def split_path(folder: Path, split: str) -> Path:
     """Name the file of a split inside a folder of splits or tokens."""
-    assert split in SPLITS, split  # noqa: S101
+    assert split in SPLITS, split
     return Path(folder) / f"{split}.arrow"
 
 

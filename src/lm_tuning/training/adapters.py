@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from typing import Any
 
 import torch
@@ -71,7 +72,10 @@ def add_lora(model: Any, *, r: int, alpha: int, dropout: float, target_modules: 
         target_modules=target_modules,
         task_type=TaskType.CAUSAL_LM,
     )
-    return get_peft_model(model, config)
+    with warnings.catch_warnings():
+        # peft 0.21 reads a property that transformers 5.24 has renamed.
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+        return get_peft_model(model, config)
 
 
 def count_parameters(model: torch.nn.Module) -> tuple[int, int]:

@@ -18,6 +18,9 @@ from lm_tuning.training.losses import sum_nats
 
 logger = logging.getLogger(__name__)
 
+ROUNDING_NATS = 0.01
+"""Difference of two losses in 16 bits that says nothing, in nats per token; it matters where the loss is near 0."""
+
 Severity = Literal["note", "warn", "stop"]
 DROPOUT_TOLERANCE = 0.25
 """Allowed relative difference of the first loss when dropout draws random zeros in training."""
@@ -130,7 +133,7 @@ def has_dropout(model: torch.nn.Module) -> bool:
 
 def check_layout(plain: float, through_batches: float, *, tolerance: float, batching: str) -> Finding | None:
     """Compare rows alone with the same rows in micro-batches; they must agree."""
-    if math.isclose(plain, through_batches, rel_tol=tolerance):
+    if math.isclose(plain, through_batches, rel_tol=tolerance, abs_tol=ROUNDING_NATS):
         return None
     packed = batching == "packed"
     return Finding(
@@ -164,7 +167,7 @@ def check_first_step(
         num_ranks: processes that train together.
         severity: of the finding.
     """
-    if math.isfinite(logged) and abs(logged - measured) <= tolerance * max(measured, 1e-6):
+    if math.isfinite(logged) and abs(logged - measured) <= tolerance * measured + ROUNDING_NATS:
         return None
     ratio = logged / measured if measured else math.inf
     cause, change = (

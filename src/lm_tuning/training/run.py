@@ -215,7 +215,6 @@ def run_training(
         trainer = StepPlanTrainer(
             model=model,
             args=_training_arguments(settings, plan, run_folder),
-            processing_class=tokenizer,
             steps=steps,
             loop=LoopSettings(
                 run_folder=run_folder,

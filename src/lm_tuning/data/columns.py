@@ -1,0 +1,217 @@
+"""Decide what the columns of a file mean: which format the rows have, and which column plays which part."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from pathlib import Path
+
+from lm_tuning.data.problems import list_columns
+from lm_tuning.data.template import template_columns
+from lm_tuning.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+TEXT, PROMPT_RESPONSE, MESSAGES, TEXT_LABEL = "text", "prompt_response", "messages", "text_label"
+FORMATS = (TEXT, PROMPT_RESPONSE, MESSAGES, TEXT_LABEL)
+
+_NEEDED_PARTS: Mapping[str, tuple[str, ...]] = {
+    TEXT: ("text",),
+    PROMPT_RESPONSE: ("prompt", "response"),
+    MESSAGES: ("messages",),
+    TEXT_LABEL: ("text", "label"),
+}
+_OPTIONAL_PARTS: Mapping[str, tuple[str, ...]] = {PROMPT_RESPONSE: ("system",)}
+# What a template renders, for the formats that can have one.
+_RENDERED_PART: Mapping[str, str] = {TEXT: "text", PROMPT_RESPONSE: "prompt", TEXT_LABEL: "text"}
+
+# Names that mean only one thing. "instruction" and "output" are not here: such sets often have an "input" as well,
+# which would be lost without a word.
+_CONVENTIONAL_NAMES: Sequence[tuple[str, dict[str, str]]] = (
+    (MESSAGES, {"messages": "messages"}),
+    (PROMPT_RESPONSE, {"prompt": "prompt", "response": "response"}),
+    (PROMPT_RESPONSE, {"prompt": "prompt", "response": "completion"}),
+    (PROMPT_RESPONSE, {"prompt": "question", "response": "answer"}),
+    (TEXT_LABEL, {"text": "text", "label": "label"}),
+    (TEXT, {"text": "text"}),
+)
+
+
+@dataclass(frozen=True)
+class ColumnMapping:
+    """What the columns mean.
+
+    Attributes:
+        format: ``text``, ``prompt_response``, ``messages`` or ``text_label``.
+        columns: column name by part: ``text``, ``prompt``, ``response``, ``system``, ``messages``, ``label``.
+        template: renders the prompt (or the text) from columns; None when a column holds it.
+    """
+
+    format: str
+    columns: dict[str, str] = field(default_factory=dict)
+    template: str | None = None
+
+    @property
+    def used_columns(self) -> list[str]:
+        """Name every column that is read, each once."""
+        rendered = template_columns(self.template) if self.template else []
+        return list(dict.fromkeys([*self.columns.values(), *rendered]))
+
+
+def choose_mapping(
+    available: list[str],
+    *,
+    path: Path,
+    format: str = "auto",
+    columns: Mapping[str, str | None] | None = None,
+    template: str | None = None,
+    task: str = "causal_lm",
+) -> ColumnMapping:
+    """Decide on format and columns from what the user says and, where that is nothing, from the column names.
+
+    Args:
+        available: the column names of the file.
+        path: the file, for messages.
+        format: one of ``FORMATS``; ``auto`` finds it out.
+        columns: column by part, as in ``data.columns``; None where not given.
+        template: ``data.template``.
+        task: text with a label is only chosen by itself for ``sequence_classification``.
+
+    Returns:
+        The mapping; every column in it is available.
+
+    Raises:
+        UserError: columns that are not there, parts that are missing or do not go together, a template that does not
+            parse, or names that fit no format.
+    """
+    given = {part: column for part, column in (columns or {}).items() if column is not None}
+    if given or template is not None:
+        mapping = _given_mapping(given, template, format, available)
+    else:
+        mapping = _conventional_mapping(available, path=path, format=format, task=task)
+    check_mapping(mapping, available, path=path)
+    return mapping
+
+
+def check_mapping(mapping: ColumnMapping, available: list[str], *, path: Path) -> None:
+    """Refuse a mapping that names columns which a file does not have.
+
+    Args:
+        mapping: see ``choose_mapping``.
+        available: the column names of the file.
+        path: the file, for messages.
+
+    Raises:
+        UserError: naming each column, its parameter, the nearest name and the columns that are there.
+    """
+    places = [(f"data.columns.{part}", column) for part, column in mapping.columns.items()]
+    if mapping.template:
+        places += [("data.template", column) for column in template_columns(mapping.template)]
+    problems = [missing_column(key, column, available, path=path) for key, column in places if column not in available]
+    if problems:
+        raise UserError(problems)
+
+
+def missing_column(key: str, column: str, available: list[str], *, path: Path) -> str:
+    """Write the message for a column that is not there.
+
+    Args:
+        key: the parameter that names it.
+        column: its name.
+        available: the column names of the file.
+        path: the file.
+    """
+    nearest = get_close_matches(column, available, n=1)
+    suggestion = f" Did you mean {nearest[0]!r}?" if nearest else ""
+    hint = ""
+    if path.suffix == ".csv":
+        hint = "" if nearest else " If these are values, the file lacks a header line."
+        separator = next((mark for mark in ";\t|" if len(available) == 1 and mark in available[0]), None)
+        if separator:
+            hint = f" The fields seem to be separated by {separator!r}; a .csv file is read with commas."
+    return f"{key} names the column {column!r}, which {path} does not have.{suggestion} " + (
+        f"Its columns: {list_columns(available)}.{hint}"
+    )
+
+
+def _given_mapping(given: dict[str, str], template: str | None, wanted: str, available: list[str]) -> ColumnMapping:
+    """Build the mapping from the parameters; a needed part that they leave out may bear its own name in the file."""
+    problems: list[str] = []
+    if template is not None:
+        try:
+            template_columns(template)
+        except ValueError as error:
+            problems.append(f"data.template: {error}")
+            template = ""  # stands for one that parses, so that the other problems are found as well
+    chosen = wanted if wanted != "auto" else _format_of(set(given))
+    if chosen is None:
+        listed = [f"data.columns.{part}" for part in given] + ["data.template"] * (template is not None)
+        problems.append(f"No format follows from {' and '.join(listed)} alone. {_WAYS}")
+        raise UserError(problems)
+    rendered = _RENDERED_PART.get(chosen)
+    if template is not None and rendered is None:
+        problems.append(f"data.template cannot be used with the format {chosen!r}; set it to null.")
+    if template is not None and rendered in given:
+        problems.append(
+            f"data.template and data.columns.{rendered} both say what the {rendered} is. Set one of them to null."
+        )
+    for part in _NEEDED_PARTS[chosen]:
+        if part in given or (template is not None and part == rendered):
+            continue
+        if part in available:
+            given = {**given, part: part}
+        else:
+            problems.append(
+                f"The format {chosen!r} needs data.columns.{part}: the column that holds the {part}. Columns that are "
+                f"there: {list_columns(available)}."
+            )
+    allowed = (*_NEEDED_PARTS[chosen], *_OPTIONAL_PARTS.get(chosen, ()))
+    problems += [
+        f"data.columns.{part} has no use in the format {chosen!r}; set it to null."
+        for part in given
+        if part not in allowed
+    ]
+    if problems:
+        raise UserError(problems)
+    return ColumnMapping(chosen, {part: given[part] for part in allowed if part in given}, template)
+
+
+def _format_of(parts: set[str]) -> str | None:
+    """Tell the format from the parts that were given."""
+    if "messages" in parts:
+        return MESSAGES
+    if "response" in parts or "prompt" in parts:
+        return PROMPT_RESPONSE
+    if "label" in parts:
+        return TEXT_LABEL
+    return TEXT if "text" in parts else None
+
+
+def _conventional_mapping(available: list[str], *, path: Path, format: str, task: str) -> ColumnMapping:
+    """Find a format whose usual column names are all there."""
+    for name, columns in _CONVENTIONAL_NAMES:
+        is_asked = name == format or (format == "auto" and (name != TEXT_LABEL or task == "sequence_classification"))
+        if is_asked and set(columns.values()) <= set(available):
+            found = dict(columns)
+            if name == PROMPT_RESPONSE and "system" in available:
+                found["system"] = "system"
+            rest = [column for column in available if column not in found.values()]
+            logger.info(
+                "Read %s as %s, by the column names %s%s.",
+                path,
+                name,
+                list_columns(list(found.values())),
+                f"; not used: {list_columns(rest)}" if rest else "",
+            )
+            return ColumnMapping(name, found)
+    asked = "a format" if format == "auto" else f"the format {format!r}"
+    raise UserError(f"{path} has the columns {list_columns(available)}; no usual names of {asked} are there. {_WAYS}")
+
+
+_WAYS = (
+    "Name the columns that hold the parts: data.columns.text; or data.columns.prompt and data.columns.response; or "
+    "data.columns.messages; or data.columns.text and data.columns.label. data.template can render a prompt from "
+    'several columns, such as "Summarize:\\n{dialogue}", next to data.columns.response.'
+)

@@ -1,0 +1,95 @@
+"""Find rows that are copies of each other, and rows that have to stay on one side of a split."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Ids = npt.NDArray[np.int64]
+Digests = npt.NDArray[np.uint64]
+
+
+def number_equal(digests: Digests) -> Ids:
+    """Give equal digests the same number.
+
+    Args:
+        digests: ``(rows, 2)``: 16 bytes a row.
+
+    Returns:
+        ``(rows,)``: numbers from 0, in the order in which the digests first appear.
+    """
+    if not len(digests):
+        return np.zeros(0, dtype=np.int64)
+    order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal rows stay in the order of the file
+    ordered = digests[order]
+    is_new = np.empty(len(order), dtype=bool)
+    is_new[0] = True
+    is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    run = np.cumsum(is_new) - 1
+    first_rows = order[is_new]
+    rank = np.empty(len(first_rows), dtype=np.int64)
+    rank[np.argsort(first_rows, kind="stable")] = np.arange(len(first_rows))
+    ids = np.empty(len(order), dtype=np.int64)
+    ids[order] = rank[run]
+    return ids
+
+
+def is_later_copy(ids: Ids, priority: npt.NDArray[np.int8] | None = None) -> npt.NDArray[np.bool_]:
+    """Say of each row whether an equal one comes before it.
+
+    Args:
+        ids: ``(rows,)``: equal numbers for equal rows.
+        priority: ``(rows,)``: rows with a lower number come first; None keeps the order of the rows alone.
+
+    Returns:
+        ``(rows,)``.
+    """
+    order = np.lexsort((ids,)) if priority is None else np.lexsort((priority, ids))
+    is_copy = np.zeros(len(ids), dtype=bool)
+    is_copy[order[1:]] = ids[order[1:]] == ids[order[:-1]]
+    return is_copy
+
+
+def join_units(first: Ids, second: Ids) -> Ids:
+    """Number the rows that hang together by either of two relations, directly or through other rows.
+
+    Args:
+        first: ``(rows,)``: rows with equal numbers belong together.
+        second: ``(rows,)``: the same by another relation, such as a group.
+
+    Returns:
+        ``(rows,)``: numbers from 0, in the order in which the units first appear.
+    """
+    if not len(first):
+        return np.zeros(0, dtype=np.int64)
+    # Only a content that stands in more than one group joins groups, so the slow part is as long as there are such.
+    order = np.lexsort((second, first))
+    is_bridge = (first[order[1:]] == first[order[:-1]]) & (second[order[1:]] != second[order[:-1]])
+    parents = list(range(int(second.max()) + 1))
+
+    def root_of(node: int) -> int:
+        while parents[node] != node:
+            parents[node] = parents[parents[node]]
+            node = parents[node]
+        return node
+
+    ends = second[order]
+    for left, right in zip(ends[:-1][is_bridge].tolist(), ends[1:][is_bridge].tolist(), strict=True):
+        one, other = root_of(left), root_of(right)
+        if one != other:
+            parents[max(one, other)] = min(one, other)
+    if is_bridge.any():
+        second = np.array([root_of(node) for node in range(len(parents))], dtype=np.int64)[second]
+    return number_by_appearance(second)
+
+
+def number_by_appearance(ids: Ids) -> Ids:
+    """Renumber from 0 without gaps, in the order in which the numbers first appear.
+
+    Args:
+        ids: ``(rows,)``: any numbers.
+    """
+    _, first_rows, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    rank = np.empty(len(first_rows), dtype=np.int64)
+    rank[np.argsort(first_rows, kind="stable")] = np.arange(len(first_rows))
+    return rank[inverse]

@@ -1,0 +1,211 @@
+"""Bring a row to its format: checked, normalized, in a fixed order of fields, with a digest that finds copies."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from lm_tuning.data.columns import MESSAGES, PROMPT_RESPONSE, TEXT, TEXT_LABEL, ColumnMapping
+from lm_tuning.data.messages import comparable_messages, read_messages, write_messages
+from lm_tuning.data.problems import RowProblem, describe_value
+from lm_tuning.data.template import template_renderer
+
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    TEXT: ("text",),
+    PROMPT_RESPONSE: ("prompt", "response", "system"),
+    MESSAGES: ("messages",),
+    TEXT_LABEL: ("text", "label"),
+}
+"""Fields of an example by format, in the order of storage. ``system`` may be null; ``messages`` is JSON."""
+
+DIGEST_BYTES = 16
+
+# No text that a person wrote holds this.
+_SEPARATOR = "\x00\x1f\x00"
+
+Row = Mapping[str, Any]
+ReadField = Callable[[Row], str]
+
+
+class Example(NamedTuple):
+    """One checked row.
+
+    Attributes:
+        values: one value a field of the format.
+        content_digest: 16 bytes, equal for rows whose content is the same after trimming and NFC, whatever the label.
+        whole_digest: the same with the label, so that copies with another label are told apart.
+    """
+
+    values: tuple[str | None, ...]
+    content_digest: bytes
+    whole_digest: bytes
+
+
+def example_reader(mapping: ColumnMapping, *, normalize: bool) -> Callable[[Row], Example]:
+    """Return a function that turns a row into an example.
+
+    Args:
+        mapping: what the columns mean.
+        normalize: bring text to NFC, which changes no meaning; nothing else is ever changed.
+
+    Returns:
+        The function. It raises ``RowProblem`` for a row that cannot be used.
+    """
+    columns = mapping.columns
+    if mapping.format == MESSAGES:
+        return _messages_reader(columns["messages"], normalize=normalize)
+    readers = {part: text_reader(column, normalize=normalize) for part, column in columns.items() if part != "label"}
+    if mapping.template:
+        rendered = "prompt" if mapping.format == PROMPT_RESPONSE else "text"
+        readers[rendered] = _rendered_reader(mapping.template, normalize=normalize)
+    if mapping.format == PROMPT_RESPONSE:
+        return _prompt_response_reader(readers["prompt"], readers["response"], columns.get("system"), normalize)
+    if mapping.format == TEXT_LABEL:
+        return _text_label_reader(readers["text"], value_reader(columns["label"], normalize=normalize))
+    read_text = readers["text"]
+
+    def read(row: Row) -> Example:
+        text = read_text(row)
+        digest = digest_parts(text.strip())
+        return Example((text,), digest, digest)
+
+    return read
+
+
+def text_reader(column: str, *, normalize: bool) -> ReadField:
+    """Return a function that takes the text of a column.
+
+    Args:
+        column: its name.
+        normalize: bring it to NFC.
+
+    Returns:
+        The function. It raises ``RowProblem`` for a missing column, another type and blank text.
+    """
+
+    def read(row: Row) -> str:
+        value = row.get(column)
+        if value.__class__ is not str:
+            raise _wrong_value(row, column, "text")
+        if not value or value.isspace():
+            raise RowProblem("empty", f"column {column!r} is empty.")
+        return unicodedata.normalize("NFC", value) if normalize and not value.isascii() else value
+
+    return read
+
+
+def value_reader(column: str, *, normalize: bool) -> ReadField:
+    """Return a function that takes a class, group or stratum: text, or a whole number or boolean as its text.
+
+    It is a name, so space around it does not count.
+
+    Args:
+        column: its name.
+        normalize: bring it to NFC.
+
+    Returns:
+        The function. It raises ``RowProblem`` for anything else, and for an empty value.
+    """
+
+    def read(row: Row) -> str:
+        value = row.get(column)
+        if value.__class__ is bool:
+            return "true" if value else "false"
+        if value.__class__ is int:
+            return str(value)
+        if value.__class__ is not str:
+            if value is None and column in row:
+                raise RowProblem("missing_value", f"column {column!r} holds null.")
+            raise _wrong_value(row, column, "text or a whole number")
+        if not value or value.isspace():
+            raise RowProblem("missing_value", f"column {column!r} is empty.")
+        value = value.strip()
+        _encoded(value)
+        return unicodedata.normalize("NFC", value) if normalize and not value.isascii() else value
+
+    return read
+
+
+def digest_parts(*parts: str) -> bytes:
+    """Return 16 bytes that are equal for equal parts after NFC.
+
+    Args:
+        parts: texts; where one ends and the next begins counts.
+
+    Raises:
+        RowProblem: a part holds half of a surrogate pair, which no UTF-8 file can hold.
+    """
+    text = _SEPARATOR.join(parts)
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+    return blake2b(_encoded(text), digest_size=DIGEST_BYTES).digest()
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise RowProblem(
+            "lone_surrogate",
+            f"holds half of a surrogate pair (\\u{ord(text[error.start]):04x}), which is no character.",
+        ) from error
+
+
+def _prompt_response_reader(
+    read_prompt: ReadField, read_response: ReadField, system_column: str | None, normalize: bool
+) -> Callable[[Row], Example]:
+    read_system = text_reader(system_column, normalize=normalize) if system_column else None
+
+    def read(row: Row) -> Example:
+        prompt = read_prompt(row)
+        response = read_response(row)
+        system = None
+        # A system prompt is optional row by row: null and an empty cell mean none.
+        if read_system and row.get(system_column) not in (None, ""):  # type: ignore[arg-type]
+            system = read_system(row)
+        digest = digest_parts(prompt.strip(), response.strip(), (system or "").strip())
+        return Example((prompt, response, system), digest, digest)
+
+    return read
+
+
+def _text_label_reader(read_text: ReadField, read_label: ReadField) -> Callable[[Row], Example]:
+    def read(row: Row) -> Example:
+        text = read_text(row)
+        try:
+            label = read_label(row)
+        except RowProblem as problem:
+            raise RowProblem("unlabelled", f"unlabelled: {problem.reason}") from problem
+        return Example((text, label), digest_parts(text.strip()), digest_parts(text.strip(), label))
+
+    return read
+
+
+def _messages_reader(column: str, *, normalize: bool) -> Callable[[Row], Example]:
+    def read(row: Row) -> Example:
+        if row.get(column) is None:
+            raise _wrong_value(row, column, "a list of messages")
+        messages = read_messages(row[column], column=column)
+        text = write_messages(messages, normalize=normalize)
+        digest = digest_parts(*comparable_messages(messages))
+        return Example((text,), digest, digest)
+
+    return read
+
+
+def _rendered_reader(template: str, *, normalize: bool) -> ReadField:
+    render = template_renderer(template)
+
+    def read(row: Row) -> str:
+        text = render(row)
+        return unicodedata.normalize("NFC", text) if normalize and not text.isascii() else text
+
+    return read
+
+
+def _wrong_value(row: Row, column: str, wanted: str) -> RowProblem:
+    if column not in row:
+        return RowProblem("missing_column", f"has no column {column!r}.")
+    return RowProblem("wrong_type", f"column {column!r} holds {describe_value(row[column])}, where {wanted} is wanted.")

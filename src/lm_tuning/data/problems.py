@@ -1,0 +1,120 @@
+"""Collect what is wrong with rows and report it together, by row number."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from lm_tuning.errors import UserError
+
+MAX_REPORTED = 20
+_MAX_SHOWN_CHARACTERS = 40
+
+
+class RowProblem(ValueError):
+    """Say why one row cannot be used.
+
+    Attributes:
+        kind: short name that counts go by, such as ``wrong_type``.
+        reason: the rest of the sentence that begins with file and row number.
+    """
+
+    def __init__(self, kind: str, reason: str) -> None:
+        """Keep kind and reason.
+
+        Args:
+            kind: short name that counts go by.
+            reason: the rest of the sentence that begins with file and row number.
+        """
+        self.kind = kind
+        self.reason = reason
+        super().__init__(reason)
+
+
+class RowProblems:
+    """Hold the first problems of a file in full and count the rest.
+
+    Attributes:
+        counts: number of bad rows by kind.
+    """
+
+    def __init__(self, path: Path, limit: int = MAX_REPORTED) -> None:
+        """Start with none.
+
+        Args:
+            path: the file that the rows come from.
+            limit: number of problems that are spelled out.
+        """
+        self.counts: Counter[str] = Counter()
+        self._path = path
+        self._limit = limit
+        self._lines: list[str] = []
+
+    def __len__(self) -> int:
+        """Count the bad rows."""
+        return self.counts.total()
+
+    def add(self, number: int, problem: RowProblem) -> None:
+        """Note the problem of one row.
+
+        Args:
+            number: 1-based row number.
+            problem: what is wrong with it.
+        """
+        self.counts[problem.kind] += 1
+        if len(self._lines) < self._limit:
+            self._lines.append(f"{self._path}, row {number}: {problem.reason}")
+
+    def lines(self) -> list[str]:
+        """Return one sentence a problem, and one that counts those beyond the limit."""
+        rest = len(self) - len(self._lines)
+        return [*self._lines, f"{self._path}: {rest:,} more bad rows."] if rest else list(self._lines)
+
+    def raise_any(self) -> None:
+        """Raise what was noted.
+
+        Raises:
+            UserError: if there is a problem; it names how to go on without the bad rows.
+        """
+        if self._lines:
+            raise UserError(
+                [*self.lines(), "Mend these rows, or leave them out and have them counted with data.on_bad_row: skip."]
+            )
+
+
+def describe_value(value: Any) -> str:
+    """Name the type of a value as JSON calls it, with the value if it is short.
+
+    Args:
+        value: what a reader gave.
+
+    Returns:
+        For example ``a number (42)``, ``null``, ``a list``.
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return f"a boolean ({'true' if value else 'false'})"
+    if isinstance(value, int | float):
+        return f"a number ({shorten(repr(value))})"
+    for kind, name in ((str, "text"), (list, "a list"), (dict, "an object"), (bytes, "binary data")):
+        if isinstance(value, kind):
+            return name
+    return f"a value of type {type(value).__name__}"
+
+
+def shorten(text: str, limit: int = _MAX_SHOWN_CHARACTERS) -> str:
+    """Cut a text for a message.
+
+    Args:
+        text: what to show.
+        limit: characters that stay.
+    """
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def list_columns(columns: list[str]) -> str:
+    """Write column names for a message: at most 30 of them, each shortened."""
+    shown = ", ".join(repr(shorten(column)) for column in columns[:30])
+    return f"{shown} and {len(columns) - 30} more" if len(columns) > 30 else shown

@@ -1,0 +1,204 @@
+"""Keep examples in Arrow files, one a split, that are written in batches and read memory-mapped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lm_tuning.data.examples import FIELDS
+from lm_tuning.errors import UserError
+
+SPLITS = ("train", "validation", "test")
+BATCH_ROWS = 4096
+
+_FORMAT_KEY = b"lm_tuning.format"
+
+
+def example_schema(format: str) -> pa.Schema:
+    """Return the columns of a stored split: ``row_id`` and the fields of the format, all text.
+
+    Args:
+        format: see ``FIELDS``; it stands in the metadata of the schema as well.
+    """
+    fields = [("row_id", pa.int64()), *((name, pa.string()) for name in FIELDS[format])]
+    return pa.schema(fields, metadata={_FORMAT_KEY: format.encode()})
+
+
+class ExampleWriter:
+    """Write an Arrow file row by row or batch by batch; a context manager, readable after a clean exit.
+
+    Attributes:
+        num_rows: rows written so far.
+        num_appended: rows taken in by ``append``, those that wait to be written among them.
+    """
+
+    def __init__(self, path: Path, format: str) -> None:
+        """Create the file.
+
+        Args:
+            path: where to write; its folder exists.
+            format: see ``FIELDS``.
+        """
+        self.num_rows = 0
+        self.num_appended = 0
+        self._schema = example_schema(format)
+        self._rows: list[tuple[int | str | None, ...]] = []
+        self._batches: list[pa.RecordBatch] = []
+        self._num_waiting = 0
+        self._sink = pa.OSFile(str(path), "wb")
+        self._writer = pa.ipc.new_file(self._sink, self._schema)
+
+    def append(self, row_id: int, values: Sequence[str | None]) -> None:
+        """Add one row.
+
+        Args:
+            row_id: identity of the row.
+            values: one value a field of the format.
+        """
+        self._rows.append((row_id, *values))
+        self.num_appended += 1
+        if len(self._rows) == BATCH_ROWS:
+            self._flush_rows()
+
+    def append_batch(self, batch: pa.RecordBatch) -> None:
+        """Add some rows in the schema of the format; small pieces are joined before they are written.
+
+        Args:
+            batch: any number of rows.
+        """
+        self._batches.append(batch)
+        self._num_waiting += batch.num_rows
+        if self._num_waiting >= BATCH_ROWS:
+            self._flush_batches()
+
+    def __enter__(self) -> ExampleWriter:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Write what is waiting and close the file; after an error close it only."""
+        if kind is None:
+            self._flush_rows()
+            self._flush_batches()
+            self._writer.close()
+        self._sink.close()
+
+    def _flush_rows(self) -> None:
+        if self._rows:
+            columns = zip(*self._rows, strict=True)
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
+            self._write(pa.record_batch(arrays, schema=self._schema))
+            self._rows.clear()
+
+    def _flush_batches(self) -> None:
+        if self._num_waiting:
+            for batch in pa.Table.from_batches(self._batches, self._schema).combine_chunks().to_batches():
+                self._write(batch)
+        self._batches.clear()
+        self._num_waiting = 0
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        self._writer.write_batch(batch)
+        self.num_rows += batch.num_rows
+
+
+class ExampleTable:
+    """Read a split, memory-mapped: rows stay on disk until they are asked for.
+
+    Attributes:
+        path: the file.
+        format: ``text``, ``prompt_response``, ``messages`` or ``text_label``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Map the file.
+
+        Args:
+            path: an Arrow file of ``ExampleWriter``.
+
+        Raises:
+            UserError: it is missing or damaged.
+        """
+        self.path = Path(path)
+        try:
+            self._reader = pa.ipc.open_file(pa.memory_map(str(self.path), "r"))
+            self.format = self._reader.schema.metadata[_FORMAT_KEY].decode()
+        except (OSError, pa.ArrowInvalid, TypeError, KeyError) as error:
+            raise UserError(
+                f"The split {self.path} is missing or damaged ({error}). Make it with: kedro run --pipelines=split"
+            ) from error
+        self._num_rows = sum(batch.num_rows for batch in self.batches())
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        return int(self._num_rows)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in file order, some thousand at a time, without copying them."""
+        return (self._reader.get_batch(place) for place in range(self._reader.num_record_batches))
+
+    def head(self, num_rows: int) -> list[dict[str, Any]]:
+        """Return the first rows.
+
+        Args:
+            num_rows: how many at most.
+        """
+        rows: list[dict[str, Any]] = []
+        for batch in self.batches():
+            rows += batch.slice(0, num_rows - len(rows)).to_pylist()
+            if len(rows) >= num_rows:
+                break
+        return rows
+
+
+def open_examples(folder: Path, split: str) -> ExampleTable:
+    """Open one split of a stored folder.
+
+    Args:
+        folder: what the split pipeline stored.
+        split: ``train``, ``validation`` or ``test``.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    assert split in SPLITS, split
+    return ExampleTable(Path(folder) / f"{split}.arrow")
+
+
+def write_selected(
+    source: ExampleTable, folder: Path, assignment: npt.NDArray[np.int8], *, on_rows: Callable[[int], None]
+) -> dict[str, int]:
+    """Write one file a split, each in the order of the source.
+
+    Args:
+        source: all rows.
+        folder: where ``train.arrow`` and the others go.
+        assignment: ``(rows,)``: place in ``SPLITS``, or -1 for a row that is left out.
+        on_rows: called with the number of rows done so far.
+
+    Returns:
+        Number of rows by split.
+    """
+    start = 0
+    with ExitStack() as stack:
+        writers = [stack.enter_context(ExampleWriter(folder / f"{split}.arrow", source.format)) for split in SPLITS]
+        for batch in source.batches():
+            part = assignment[start : start + batch.num_rows]
+            for place, writer in enumerate(writers):
+                mask = part == place
+                if mask.all():
+                    writer.append_batch(batch)
+                elif mask.any():
+                    writer.append_batch(batch.filter(pa.array(mask)))
+            start += batch.num_rows
+            on_rows(start)
+    return {split: writer.num_rows for split, writer in zip(SPLITS, writers, strict=True)}

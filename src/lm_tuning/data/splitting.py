@@ -1,0 +1,228 @@
+"""Divide rows into train, validation and test: exact in size, the same for a seed, and never across a unit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+
+from lm_tuning.errors import UserError
+
+TRAIN, VALIDATION, TEST = 0, 1, 2
+_HELD_OUT = ((VALIDATION, "validation"), (TEST, "test"))
+
+_CHUNK_UNITS = 65_536
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where each row goes.
+
+    Attributes:
+        splits: ``(rows,)``: ``TRAIN``, ``VALIDATION`` or ``TEST``.
+        rare_classes: classes that are too small to be divided and stay in train, with their number of rows.
+    """
+
+    splits: npt.NDArray[np.int8]
+    rare_classes: dict[int, int] = field(default_factory=dict)
+
+
+def split_sizes(num_rows: int, *, validation: float | int, test: float | int) -> tuple[int, int, int]:
+    """Turn fractions and counts into numbers of rows.
+
+    Counts are taken as they are. Fractions are rounded by largest remainder: each split gets the whole part of its
+    share, and the rows that are left go to the largest remainders, train before validation before test. A split that
+    was asked for, and train, get at least one row.
+
+    Args:
+        num_rows: rows to divide.
+        validation: a float is a fraction in [0, 1), an int a number of rows.
+        test: the same.
+
+    Returns:
+        Rows of train, validation and test; they add up to ``num_rows``.
+
+    Raises:
+        UserError: there are too few rows for what was asked; the message has the row count and both settings.
+    """
+    asked = (validation, test)
+    settings = f"split.validation: {validation}, split.test: {test}"
+    num_needed = 1 + sum(max(size, 1) if isinstance(size, int) else 1 for size in asked if size)
+    if num_rows < num_needed:
+        rows = "1 row" if num_rows == 1 else f"{num_rows:,} rows"
+        raise UserError(
+            f"{rows} cannot be divided as asked ({settings}): at least {num_needed:,} rows are needed, one of them for "
+            "training."
+        )
+    # As written, so that 0.29 of 100 rows is 29 and not 28.999….
+    held_out = [Fraction(size) if isinstance(size, int) else Fraction(repr(size)) * num_rows for size in asked]
+    shares = [num_rows - sum(held_out, Fraction(0)), *held_out]
+    if shares[0] <= 0:
+        raise UserError(f"Nothing of {num_rows:,} rows is left for training ({settings}).")
+    sizes = [int(share) for share in shares]
+    by_remainder = sorted(range(3), key=lambda place: (sizes[place] - shares[place], place))
+    for place in by_remainder[: num_rows - sum(sizes)]:
+        sizes[place] += 1
+    for place, is_asked in enumerate((True, validation > 0, test > 0)):
+        if is_asked and not sizes[place]:
+            # Fixed counts give nothing away; the largest of the others always has a row to spare here.
+            givers = [other for other in range(3) if other == 0 or not isinstance(asked[other - 1], int)]
+            giver = max(givers, key=lambda other: (sizes[other], -other))
+            sizes[giver] -= 1
+            sizes[place] += 1
+    return sizes[0], sizes[1], sizes[2]
+
+
+def assign_splits(
+    units: Ints, *, sizes: Sequence[int], seed: int, classes: Ints | None = None, unit_name: str = "units"
+) -> Assignment:
+    """Choose whole units for validation and test; the rest is train.
+
+    The units are gone through once in an order that the seed fixes. Validation takes each unit that still fits, test
+    takes it otherwise if it fits there. Without units of several rows the sizes are met exactly; with them a split
+    ends up short by less than the smallest unit of train, and then takes that one if it comes closer to the size by it,
+    or if it has none yet.
+
+    With classes this is done class by class. The rows of a class are shared out by largest remainder, so that the
+    splits keep their sizes; a unit counts for the class that most of its rows have. A class with fewer units than there
+    are splits stays in train.
+
+    Args:
+        units: ``(rows,)``: numbers from 0 without gaps; rows of one unit stay together.
+        sizes: rows of train, validation and test, as ``split_sizes`` gives them.
+        seed: any integer; the same seed gives the same result on every machine.
+        classes: ``(rows,)``: class numbers from 0, to divide each class alike; None to ignore classes.
+        unit_name: plural noun for messages.
+
+    Returns:
+        The split of each row.
+
+    Raises:
+        UserError: there are fewer units than splits.
+    """
+    unit_sizes = np.bincount(units)
+    num_splits = 1 + sum(size > 0 for size in sizes[1:])
+    if len(unit_sizes) < num_splits:
+        raise UserError(
+            f"{len(unit_sizes)} {unit_name} cannot be divided into {num_splits} splits, since each stays whole."
+        )
+    order = _seeded_order(len(unit_sizes), seed)
+    if classes is None:
+        targets = np.array([[sizes[1]], [sizes[2]]], dtype=np.int64)
+        strata = np.zeros(len(unit_sizes), dtype=np.int64)
+        rare: dict[int, int] = {}
+    else:
+        strata = _unit_classes(units, classes)
+        rows_of = np.bincount(strata, weights=unit_sizes).astype(np.int64)
+        rare = {
+            int(stratum): int(rows_of[stratum])
+            for stratum, num_units in enumerate(np.bincount(strata))
+            if 0 < num_units < num_splits
+        }
+        targets = _class_targets(rows_of, rare, sizes)
+        order = order[np.argsort(strata[order], kind="stable")]
+        order = order[~np.isin(strata[order], list(rare))]
+    chosen = np.zeros(len(unit_sizes), dtype=np.int8)
+    _fill(chosen, order, unit_sizes, strata, targets)
+    left = [sizes[place] - int(unit_sizes[chosen == place].sum()) for place, _ in _HELD_OUT]
+    if any(left):
+        order = _seeded_order(len(unit_sizes), seed)
+        order = order[(chosen[order] == TRAIN) & ~np.isin(strata[order], list(rare))]
+        _fill(chosen, order, unit_sizes, np.zeros_like(strata), np.array([[left[0]], [left[1]]], dtype=np.int64))
+        for place, _ in _HELD_OUT:
+            if sizes[place]:
+                _come_closer(chosen, order, unit_sizes, place, sizes[place])
+    return Assignment(chosen[units], rare)
+
+
+def _fill(chosen: npt.NDArray[np.int8], order: Ints, unit_sizes: Ints, strata: Ints, targets: Ints) -> None:
+    """Give units that fit to validation, else to test, until the targets ``(2, strata)`` are used up."""
+    validation, test = targets[0].tolist(), targets[1].tolist()
+    missing = sum(validation) + sum(test)
+    for start in range(0, len(order), _CHUNK_UNITS):  # in pieces, since Python's integers are large
+        part = order[start : start + _CHUNK_UNITS]
+        for unit, size, stratum in zip(part.tolist(), unit_sizes[part].tolist(), strata[part].tolist(), strict=True):
+            if size <= validation[stratum]:
+                chosen[unit] = VALIDATION
+                validation[stratum] -= size
+            elif size <= test[stratum]:
+                chosen[unit] = TEST
+                test[stratum] -= size
+            else:
+                continue
+            missing -= size
+            if not missing:
+                return
+
+
+def _come_closer(chosen: npt.NDArray[np.int8], order: Ints, unit_sizes: Ints, place: int, wanted: int) -> None:
+    """Move the smallest unit of train if the split comes closer to its size by it, or is empty."""
+    free = order[chosen[order] == TRAIN]
+    has = int(unit_sizes[chosen == place].sum())
+    if not len(free) or has == wanted or (chosen == TRAIN).sum() < 2:
+        return
+    unit = free[np.argmin(unit_sizes[free])]
+    if not has or abs(has + int(unit_sizes[unit]) - wanted) < wanted - has:
+        chosen[unit] = place
+
+
+def _seeded_order(count: int, seed: int) -> Ints:
+    """Shuffle 0 to ``count - 1``: the same for a seed whatever the version of numpy, whose own shuffles may change.
+
+    Source: SplitMix64, Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014.
+    """
+    start = np.uint64(_mixed(np.array([seed % 2**64], dtype=np.uint64))[0])
+    keys = _mixed(np.arange(count, dtype=np.uint64) ^ start)
+    return np.argsort(keys, kind="stable")
+
+
+def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    with np.errstate(over="ignore"):
+        values = values + np.uint64(0x9E3779B97F4A7C15)
+        values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return values ^ (values >> np.uint64(31))
+
+
+def _unit_classes(units: Ints, classes: Ints) -> Ints:
+    """Return the class that most rows of each unit have; the lower number when two are level."""
+    num_classes = int(classes.max()) + 1
+    pairs, counts = np.unique(units * num_classes + classes, return_counts=True)
+    pair_units, pair_classes = pairs // num_classes, pairs % num_classes
+    order = np.lexsort((pair_classes, -counts, pair_units))
+    first = np.unique(pair_units[order], return_index=True)[1]
+    majority: Ints = pair_classes[order][first]
+    return majority
+
+
+def _class_targets(rows_of: Ints, rare: dict[int, int], sizes: Sequence[int]) -> Ints:
+    """Share the rows of validation and test out over the classes, ``(2, classes)``."""
+    counts = rows_of.copy()
+    counts[list(rare)] = 0
+    validation = _share_out(sizes[1], counts, np.maximum(counts - 1, 0), counts)
+    test = _share_out(sizes[2], counts, np.maximum(counts - validation - 1, 0), counts - validation)
+    return np.stack([validation, test])
+
+
+def _share_out(total: int, counts: Ints, soft_limits: Ints, limits: Ints) -> Ints:
+    """Divide a total in proportion to counts by largest remainder.
+
+    The soft limits leave a row of each class to train; they give way, largest room first, when the total needs it.
+    """
+    if not total or not counts.sum():
+        return np.zeros_like(counts)
+    shares, remainders = np.divmod(total * counts, counts.sum())
+    shares = np.minimum(shares, soft_limits)
+    by_remainder = np.lexsort((-counts, -remainders))
+    with_room = by_remainder[(shares < soft_limits)[by_remainder]]
+    shares[with_room[: total - shares.sum()]] += 1
+    for bounds in (soft_limits, limits):
+        while (short := total - shares.sum()) > 0 and (shares < bounds).any():
+            stratum = np.argmax(bounds - shares)
+            shares[stratum] += min(short, bounds[stratum] - shares[stratum])
+    return shares

@@ -1,0 +1,51 @@
+"""Kedro datasets that are ours: they load, save and preview, and nothing else.
+
+A class is imported when the catalog first needs it, so a pipeline that writes no CSV does not pay for pandas.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lm_tuning.datasets.csv_file import CSVDataset
+    from lm_tuning.datasets.files import FigureDataset, JSONDataset, TextDataset
+    from lm_tuning.datasets.folders import (
+        FolderDataset,
+        FolderStoreDataset,
+        ModelFolderDataset,
+        StoredFolderDataset,
+    )
+    from lm_tuning.datasets.metric_stream import MetricStreamDataset
+
+__all__ = [
+    "CSVDataset",
+    "FigureDataset",
+    "FolderDataset",
+    "FolderStoreDataset",
+    "JSONDataset",
+    "MetricStreamDataset",
+    "ModelFolderDataset",
+    "StoredFolderDataset",
+    "TextDataset",
+]
+
+_MODULES = {
+    "CSVDataset": "csv_file",
+    "FigureDataset": "files",
+    "JSONDataset": "files",
+    "TextDataset": "files",
+    "FolderDataset": "folders",
+    "FolderStoreDataset": "folders",
+    "ModelFolderDataset": "folders",
+    "StoredFolderDataset": "folders",
+    "MetricStreamDataset": "metric_stream",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a dataset class on first use."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

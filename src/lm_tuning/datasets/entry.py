@@ -1,0 +1,88 @@
+"""What our dataset classes share: they know their catalog entry and can say which pipeline makes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+from lm_tuning.errors import UserError
+
+
+class Maker(NamedTuple):
+    """Who makes a catalog entry.
+
+    Attributes:
+        node: name of the node, without its namespace.
+        pipeline: the smallest named pipeline that holds it, as typed after ``--pipelines=``.
+    """
+
+    node: str
+    pipeline: str
+
+
+class CatalogEntry:
+    """Base of our datasets.
+
+    Their ``preview`` returns None while nothing is stored, so that kedro viz shows no preview rather than a warning.
+    The annotation leaves None out, since kedro viz reads the kind of preview from it.
+
+    Attributes:
+        entry_name: the key in the catalog, set by the hook that sees the whole catalog; None without it.
+    """
+
+    entry_name: str | None = None
+
+    def describe_missing(self, path: Path) -> str:
+        """Say that nothing is stored and how to make it.
+
+        Args:
+            path: where it should lie.
+
+        Returns:
+            A sentence or two that name entry, path, node and pipeline as far as they are known.
+        """
+        name = f"'{self.entry_name}' is not stored yet: " if self.entry_name else ""
+        maker = find_maker(self.entry_name) if self.entry_name else None
+        if maker is None:
+            return f"{name}nothing is there at '{path}'."
+        return f"{name}nothing is there at '{path}'. Node {maker.node} makes it: kedro run --pipelines={maker.pipeline}"
+
+    def require(self, path: Path, found: bool) -> None:
+        """Stop a load whose source is missing.
+
+        Args:
+            path: where the source should lie.
+            found: whether it is there.
+
+        Raises:
+            UserError: if it is not, naming entry, path and the pipeline that makes it.
+        """
+        if not found:
+            raise UserError(self.describe_missing(path))
+
+
+def find_maker(entry_name: str) -> Maker | None:
+    """Find the node and the smallest registered pipeline that output a catalog entry.
+
+    Args:
+        entry_name: key in the catalog.
+
+    Returns:
+        None when no registered pipeline makes it, or outside a Kedro project.
+    """
+    from kedro.framework.project import pipelines
+
+    try:
+        registered = dict(pipelines)
+    except Exception:  # the registry is the user's code, and this is only the wording of a message
+        return None
+    makers = [
+        (name == "__default__", len(pipeline.nodes), name, node.name.rpartition(".")[2])
+        for name, pipeline in registered.items()
+        for node in pipeline.nodes
+        if entry_name in node.outputs
+    ]
+    if not makers:
+        return None
+    *_, pipeline_name, node_name = min(makers)
+    return Maker(node=node_name, pipeline=pipeline_name)

@@ -1,0 +1,200 @@
+"""Datasets whose content is a folder: nodes get paths, and saving only publishes or renames."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kedro.io import AbstractDataset, DatasetError
+from kedro_datasets._typing import TablePreview
+
+from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.errors import UserError
+from lm_tuning.storage.atomic import replace_folder, restore_folder
+from lm_tuning.storage.folders import FolderStore, StagedFolder
+
+PREVIEW_NAME = "preview.json"
+
+
+class FolderStoreDataset(CatalogEntry, AbstractDataset[NoReturn, FolderStore]):
+    """Hand a node the store itself, so that it can look for finished work before it does any.
+
+    Example:
+        .. code-block:: yaml
+
+            token_cache:
+              type: lm_tuning.datasets.FolderStoreDataset
+              filepath: data/05_model_input/default/tokens
+    """
+
+    def __init__(self, filepath: str, keep: int = 3, metadata: dict[str, Any] | None = None) -> None:
+        """Point at a store.
+
+        Args:
+            filepath: root of the store; it need not exist.
+            keep: number of keys that stay when one is published.
+            metadata: for plugins and our tracking hook.
+        """
+        self._filepath = Path(filepath)
+        self._keep = keep
+        self.metadata = metadata
+
+    def load(self) -> FolderStore:
+        """Return the store, empty or not."""
+        return FolderStore(self._filepath, self._keep)
+
+    def save(self, data: NoReturn) -> NoReturn:
+        """Refuse: publishing goes through the entry of type ``StoredFolderDataset``."""
+        raise DatasetError(f"'{self._filepath}' is saved through its StoredFolderDataset entry.")
+
+    def _exists(self) -> bool:
+        return True
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": self._filepath, "keep": self._keep}
+
+
+class StoredFolderDataset(CatalogEntry, AbstractDataset[StagedFolder | Path, Path]):
+    """Publish a folder of a store, and load the current one as a path.
+
+    A folder with a ``preview.json`` (``columns`` and ``data``) is previewed as a table.
+
+    Example:
+        .. code-block:: yaml
+
+            tokenized_examples:
+              type: lm_tuning.datasets.StoredFolderDataset
+              filepath: data/05_model_input/default/tokens
+    """
+
+    def __init__(self, filepath: str, keep: int = 3, metadata: dict[str, Any] | None = None) -> None:
+        """Point at a store.
+
+        Args:
+            filepath: root of the store.
+            keep: number of keys that stay, the new one included.
+            metadata: for plugins and our tracking hook.
+        """
+        self._filepath = Path(filepath)
+        self._keep = keep
+        self.metadata = metadata
+
+    def load(self) -> Path:
+        """Return the folder that was published last.
+
+        Raises:
+            UserError: if there is none, naming entry, path and the pipeline that makes it (as the cause of Kedro's
+                ``DatasetError``).
+        """
+        try:
+            return FolderStore(self._filepath).current()
+        except UserError as error:
+            raise UserError([*error.problems, self.describe_missing(self._filepath)]) from error
+
+    def save(self, data: StagedFolder | Path) -> None:
+        """Publish a staged folder, or make a folder that is already stored the current one."""
+        FolderStore(self._filepath, self._keep).publish(data)
+
+    def preview(self, nrows: int = 5) -> TablePreview:
+        """Return the first rows of the folder's ``preview.json``, if it has one.
+
+        Args:
+            nrows: number of rows.
+        """
+        path = self.load() / PREVIEW_NAME if self._exists() else None
+        if path is None or not path.is_file():
+            return None
+        table = json.loads(path.read_text(encoding="utf-8"))
+        rows = table["data"][:nrows]
+        return TablePreview({"index": list(range(len(rows))), "columns": table["columns"], "data": rows})
+
+    def _exists(self) -> bool:
+        try:
+            FolderStore(self._filepath).current()
+        except UserError:
+            return False
+        return True
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": self._filepath, "keep": self._keep}
+
+
+class ModelFolderDataset(CatalogEntry, AbstractDataset[Path, Path]):
+    """Keep one finished folder, such as a tuned model with its tokenizer, and replace it in one rename.
+
+    Example:
+        .. code-block:: yaml
+
+            tuned_model:
+              type: lm_tuning.datasets.ModelFolderDataset
+              filepath: data/06_models/default/tuned_model
+    """
+
+    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        """Point at the folder.
+
+        Args:
+            filepath: where the finished folder lies.
+            metadata: for plugins and our tracking hook.
+        """
+        self._filepath = Path(filepath)
+        self.metadata = metadata
+
+    def load(self) -> Path:
+        """Return the folder.
+
+        Raises:
+            UserError: if it is missing, naming entry, path and the pipeline that makes it (as the cause of Kedro's
+                ``DatasetError``).
+        """
+        self.require(self._filepath, self._exists())
+        return self._filepath
+
+    def save(self, data: Path) -> None:
+        """Move a finished folder here; the one that was here stays whole until the new one has taken its place."""
+        replace_folder(data, self._filepath)
+
+    def _exists(self) -> bool:
+        restore_folder(self._filepath)
+        return self._filepath.is_dir() and any(self._filepath.iterdir())
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": self._filepath}
+
+
+class FolderDataset(CatalogEntry, AbstractDataset[NoReturn, Path]):
+    """Hand a node a folder of its own to work in, such as the one for checkpoints.
+
+    Example:
+        .. code-block:: yaml
+
+            checkpoints:
+              type: lm_tuning.datasets.FolderDataset
+              filepath: data/06_models/default/checkpoints
+    """
+
+    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        """Point at the folder.
+
+        Args:
+            filepath: the folder; it is made on load.
+            metadata: for plugins and our tracking hook.
+        """
+        self._filepath = Path(filepath)
+        self.metadata = metadata
+
+    def load(self) -> Path:
+        """Return the folder, made if it is absent."""
+        self._filepath.mkdir(parents=True, exist_ok=True)
+        return self._filepath
+
+    def save(self, data: NoReturn) -> NoReturn:
+        """Refuse: a node writes into the folder itself."""
+        raise DatasetError(f"'{self._filepath}' is a working folder; nothing is saved to it by name.")
+
+    def _exists(self) -> bool:
+        return True
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": self._filepath}

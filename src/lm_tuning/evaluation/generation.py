@@ -1,0 +1,206 @@
+"""Answer held-out prompts greedily, in left-padded batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lm_tuning.evaluation.held_out_loss import evaluating
+from lm_tuning.progress import OnProgress, ignore_progress
+
+if TYPE_CHECKING:
+    from lm_tuning.text.token_table import TokenTable
+
+logger = logging.getLogger(__name__)
+
+TURN_END_TOKENS = 2
+"""How many tokens from an answer's end its end-of-turn token is looked for (a newline may follow it)."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A row cut before its last answer.
+
+    Attributes:
+        row_id: identity of the row.
+        input_ids: what the model is given, ``(prompt tokens,)``.
+        reference_ids: the answer that the row has, end of turn included, ``(answer tokens,)``.
+    """
+
+    row_id: int
+    input_ids: list[int]
+    reference_ids: list[int]
+
+
+def collect_prompts(table: TokenTable, rows: Iterable[int]) -> list[Prompt]:
+    """Cut rows before their last supervised span.
+
+    Args:
+        table: where the rows lie.
+        rows: row indices.
+
+    Returns:
+        One prompt for each row that has one, in the given order. A row supervised from its start (plain text) has
+        none: position 0 is never supervised, so a first token alone is not taken for a prompt.
+    """
+    prompts = []
+    for index in rows:
+        row = table[index]
+        if row.spans and row.spans[-1][0] > 1:
+            start, end = row.spans[-1]
+            ids = row.input_ids.tolist()
+            prompts.append(Prompt(row.row_id, ids[:start], ids[start:end]))
+    return prompts
+
+
+def find_stop_ids(model: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> list[int]:
+    """Collect the tokens at which an answer ends.
+
+    They are the tokenizer's and the model's end tokens and the special tokens that end the answers in the rows:
+    chat templates often end a turn with another token than the text's.
+
+    Args:
+        model: a causal language model.
+        tokenizer: the tokenizer that made the rows.
+        prompts: rows whose answers show how a turn ends.
+
+    Returns:
+        Token ids, ascending.
+    """
+    stops: set[int] = set()
+    configured = getattr(_unwrapped(model).generation_config, "eos_token_id", None)
+    for ids in (tokenizer.eos_token_id, configured):
+        stops.update([ids] if isinstance(ids, int) else ids or [])
+    special = set(tokenizer.all_special_ids)
+    special.update(int(index) for index, token in tokenizer.added_tokens_decoder.items() if token.special)
+    for prompt in prompts:
+        ends = [token for token in prompt.reference_ids[-TURN_END_TOKENS:] if token in special]
+        stops.update(ends[-1:])
+    return sorted(stops)
+
+
+def generate_answers(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    batch_rows: int,
+    stop_ids: Sequence[int],
+    pad_id: int,
+    device: torch.device | str,
+    on_progress: OnProgress = ignore_progress,
+    label: str = "Generating",
+) -> list[list[int]]:
+    """Let a model go on after each prompt, always with its most likely token.
+
+    What the model's own generation settings say about sampling or penalties is set aside, so that two models are
+    compared by the same rule. A prompt that leaves no room for the answer in the model's context loses its start.
+
+    Args:
+        model: a causal language model on ``device``; mode and generation settings are given back as they were.
+        prompts: token ids of each prompt, at least one.
+        max_new_tokens: longest answer.
+        batch_rows: prompts answered at once; it changes speed and memory, and in float32 not the answers.
+        stop_ids: tokens that end an answer; they are not part of it.
+        pad_id: fills the start of shorter prompts, behind an attention mask.
+        device: where the model lies.
+        on_progress: told the rows done.
+        label: what the progress is called.
+
+    Returns:
+        The new token ids of each prompt, in the order of the prompts.
+    """
+    context = _context_tokens(model)
+    if context is not None and max_new_tokens >= context:
+        logger.warning("max_new_tokens=%d leaves no room in a context of %d tokens.", max_new_tokens, context)
+        max_new_tokens = context // 2
+    room = None if context is None else context - max_new_tokens
+    kept = [list(prompt) if room is None else list(prompt[-room:]) for prompt in prompts]
+    num_cut = sum(len(short) < len(prompt) for short, prompt in zip(kept, prompts, strict=True))
+    if num_cut:
+        logger.warning("%d prompts were too long to answer and lost their start: the context is %s.", num_cut, context)
+
+    answers: list[list[int]] = [[] for _ in prompts]
+    # Longest first: neighbours need little padding, and what does not fit into memory fails at once.
+    order = sorted(range(len(kept)), key=lambda index: -len(kept[index]))
+    on_progress(label, 0, len(order), "rows")
+    with evaluating(model), _greedy(model, max_new_tokens=max_new_tokens, stop_ids=stop_ids, pad_id=pad_id) as config:
+        for first in range(0, len(order), batch_rows):
+            chosen = order[first : first + batch_rows]
+            input_ids, attention_mask = pad_left([kept[index] for index in chosen], pad_id=pad_id)
+            output = model.generate(
+                input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), generation_config=config
+            )
+            for index, tokens in zip(chosen, output[:, input_ids.shape[1] :].tolist(), strict=True):
+                answers[index] = cut_at(tokens, stop_ids)
+            on_progress(label, first + len(chosen), len(order), "rows")
+    return answers
+
+
+def pad_left(prompts: Sequence[Sequence[int]], *, pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lay prompts one under another so that all end in the last column.
+
+    Args:
+        prompts: token ids of each prompt.
+        pad_id: fills the start.
+
+    Returns:
+        ``input_ids`` and ``attention_mask``, both ``(batch, sequence)``; the mask comes from lengths, so a prompt
+        may hold the pad id itself.
+    """
+    width = max(map(len, prompts))
+    input_ids = torch.full((len(prompts), width), pad_id, dtype=torch.long)
+    attention_mask = torch.zeros((len(prompts), width), dtype=torch.long)
+    for index, prompt in enumerate(prompts):
+        start = width - len(prompt)
+        input_ids[index, start:] = torch.tensor(prompt, dtype=torch.long)
+        attention_mask[index, start:] = 1
+    return input_ids, attention_mask
+
+
+def cut_at(tokens: Sequence[int], stop_ids: Iterable[int]) -> list[int]:
+    """Return the tokens before the first stop token; after it a batch only holds padding."""
+    stops = set(stop_ids)
+    end = next((index for index, token in enumerate(tokens) if token in stops), len(tokens))
+    return list(tokens[:end])
+
+
+def _unwrapped(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _context_tokens(model: Any) -> int | None:
+    """Return the tokens that the model can attend to, ``None`` when its config does not say."""
+    tokens = getattr(_unwrapped(model).config.get_text_config(), "max_position_embeddings", None)
+    return int(tokens) if tokens else None
+
+
+@contextmanager
+def _greedy(model: Any, *, max_new_tokens: int, stop_ids: Sequence[int], pad_id: int) -> Iterator[Any]:
+    """Put plain greedy settings in place of the model's own, which ``generate`` would merge in and warn about."""
+    from transformers import GenerationConfig
+
+    make_config: Any = GenerationConfig
+    config = make_config(
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+        num_beams=1,
+        use_cache=True,
+        eos_token_id=list(stop_ids) or None,
+        pad_token_id=pad_id,
+    )
+    # An adapter's wrapper has settings of its own, which it hands to the model inside.
+    owners = [model] if _unwrapped(model) is model else [model, _unwrapped(model)]
+    before = [owner.generation_config for owner in owners]
+    for owner in owners:
+        owner.generation_config = config
+    try:
+        yield config
+    finally:
+        for owner, settings in zip(owners, before, strict=True):
+            owner.generation_config = settings

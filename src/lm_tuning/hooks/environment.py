@@ -1,0 +1,131 @@
+"""Set threads, allocator and torch's switches, each early enough to take effect."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, cast
+
+from kedro.framework.hooks import hook_impl
+
+from lm_tuning.parameters.loading import load_parameters
+from lm_tuning.progress import keep_log_lines_whole
+from lm_tuning.runtime.backend import apply_backend, summarize_facts
+from lm_tuning.runtime.device import probe_device
+from lm_tuning.runtime.facts import remember_decisions
+from lm_tuning.runtime.processor import read_processor
+from lm_tuning.runtime.threads import (
+    apply_variables,
+    find_openmp,
+    plan_variables,
+    summarize_decisions,
+    tokenizer_parallelism,
+)
+
+if TYPE_CHECKING:
+    from kedro.config import OmegaConfigLoader
+    from kedro.framework.context import KedroContext
+    from kedro.io import CatalogProtocol
+    from kedro.pipeline.node import Node
+
+    from lm_tuning.parameters.model import EnvironmentParameters
+
+logger = logging.getLogger(__name__)
+
+TORCH_TAG = "torch"
+TOKENIZERS_TAG = "tokenizers"
+
+
+class EnvironmentHook:
+    """Set variables before torch is imported, and torch's switches before the first node that needs it."""
+
+    def __init__(self) -> None:
+        """Begin with nothing applied."""
+        self._planned_kind: str | None = None
+        self._applied: EnvironmentParameters | None = None
+        self._open: dict[str, ExitStack] = {}
+
+    @hook_impl(tryfirst=True)
+    def after_context_created(self, context: KedroContext) -> None:
+        """Set environment variables while torch is not loaded yet; the catalog may load it."""
+        keep_log_lines_whole()
+        settings = load_parameters(cast("OmegaConfigLoader", context.config_loader), context.project_path).environment
+        device = probe_device()
+        self._set_variables(settings, device.kind, f"{device.kind.upper()} ({device.name}), {device.cores} cores")
+
+    @hook_impl
+    def before_node_run(self, node: Node, catalog: CatalogProtocol) -> None:
+        """Switch parallel tokenizing on for nodes that tokenize, and set torch's switches before nodes that use it."""
+        if TOKENIZERS_TAG in node.tags:
+            self._open[node.name] = ExitStack()
+            self._open[node.name].enter_context(tokenizer_parallelism(True))
+        if TORCH_TAG in node.tags:
+            self._apply_backend(catalog)
+
+    @hook_impl
+    def after_node_run(self, node: Node) -> None:
+        """Switch parallel tokenizing off again."""
+        self._close(node)
+
+    @hook_impl
+    def on_node_error(self, node: Node) -> None:
+        """Switch parallel tokenizing off again."""
+        self._close(node)
+
+    def _set_variables(self, settings: EnvironmentParameters, kind: str, described: str) -> None:
+        processor = read_processor()
+        decisions = plan_variables(
+            device_kind=kind,
+            cores=processor.num_cores,
+            num_threads=settings.num_threads,
+            reproducibility=settings.reproducibility,
+            openmp=find_openmp(),
+            vendor=processor.vendor,
+            machine=processor.machine,
+            extra=settings.variables,
+        )
+        apply_variables(decisions)
+        self._planned_kind = kind
+        if remember_decisions(decisions):
+            _log(f"Environment for {described}:", summarize_decisions(decisions))
+
+    def _apply_backend(self, catalog: CatalogProtocol) -> None:
+        settings = _read_settings(catalog)
+        if settings == self._applied:
+            return
+        import torch
+
+        if self._planned_kind == "cuda" and not torch.cuda.is_available():
+            logger.warning(
+                "The driver shows a graphics card, but torch %s cannot use it (see torch.cuda.is_available): training "
+                "goes to the CPU, with as many threads as that needs.",
+                torch.__version__,
+            )
+            self._set_variables(settings, "cpu", "CPU")
+        facts = apply_backend(
+            tf32=settings.tf32,
+            flash_sdp=settings.flash_sdp,
+            mem_efficient_sdp=settings.mem_efficient_sdp,
+            reproducibility=settings.reproducibility,
+            num_threads=settings.num_threads,
+        )
+        self._applied = settings
+        _log(f"torch {torch.__version__} reports:", summarize_facts(facts))
+
+    def _close(self, node: Node) -> None:
+        stack = self._open.pop(node.name, None)
+        if stack is not None:
+            stack.close()
+
+
+def _log(title: str, lines: list[str]) -> None:
+    # Values are the user's own text: what looks like Rich's markup in them is none.
+    logger.info("\n  ".join([title, *lines]), extra={"markup": False})
+
+
+def _read_settings(catalog: CatalogProtocol) -> EnvironmentParameters:
+    """Read the group from the catalog, which also a process has that Kedro's parallel runner started."""
+    from lm_tuning.parameters.model import EnvironmentParameters
+
+    loaded: Any = catalog.load("params:environment")
+    return EnvironmentParameters.model_validate(loaded)

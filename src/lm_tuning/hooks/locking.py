@@ -1,0 +1,71 @@
+"""Give each run its output folders alone."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kedro.framework.hooks import hook_impl
+
+from lm_tuning.parameters.loading import load_parameters
+from lm_tuning.storage.locks import OutputLock
+
+if TYPE_CHECKING:
+    from kedro.framework.context import KedroContext
+
+#: Lock files lie apart from the results, so that a user may delete the results of an output at any time.
+LOCK_FOLDER = Path("data/.locks")
+
+
+class OutputLockHook:
+    """Hold the lock of an output while pipelines run."""
+
+    def __init__(self) -> None:
+        """Begin without a lock."""
+        self._root = Path()
+        self._output = ""
+        self._lock: OutputLock | None = None
+
+    @hook_impl
+    def after_context_created(self, context: KedroContext) -> None:
+        """Learn which output this session writes to."""
+        self._root = Path(context.project_path)
+        self._output = load_parameters(context.config_loader, context.project_path).output
+
+    @hook_impl(wrapper=True)
+    def before_pipeline_run(self) -> Generator[None, Any, Any]:
+        """Take the lock before any other hook starts, so that a refused run leaves no trace in MLflow.
+
+        Raises:
+            UserError: if another run writes to the same output, naming it and the process that holds it.
+        """
+        self._release()  # one that Ctrl-C in a notebook has left: Kedro calls no hook then
+        path = self._root / LOCK_FOLDER / f"{self._output}.lock"
+        self._lock = OutputLock(path, subject=f"The output '{self._output}' (folders data/*/{self._output})").acquire()
+        try:
+            return (yield)
+        except BaseException:
+            self._release()
+            raise
+
+    @hook_impl(wrapper=True)
+    def after_pipeline_run(self) -> Generator[None, Any, Any]:
+        """Give the lock back after all other hooks."""
+        try:
+            return (yield)
+        finally:
+            self._release()
+
+    @hook_impl(wrapper=True)
+    def on_pipeline_error(self) -> Generator[None, Any, Any]:
+        """Give the lock back after all other hooks."""
+        try:
+            return (yield)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()

@@ -1,0 +1,118 @@
+"""One MLflow run that is written to by its id, whichever run MLflow takes for the active one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lm_tuning.hooks.run_description import PARAMETERS_ARTIFACT, clean_name, find_changes, flatten_settings
+
+logger = logging.getLogger(__name__)
+
+#: How many parameters or tags MLflow takes at once.
+BATCH_SIZE = 100
+MAX_TAG_CHARACTERS = 5000
+RESUME_COUNT_TAG = "resume.count"
+
+
+class MlflowRun:
+    """Write settings, tags, figures and files of a run, new or resumed.
+
+    MLflow never changes a parameter, and a resumed run should still tell how it began. So what differs from the
+    beginning goes to tags ``resume.<n>.<name>``, with n counting the resumes.
+
+    Attributes:
+        run_id: id of the run.
+        num_resumes: how often the run was resumed, this time included; 0 in a new run.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        """Look up whether the run was written to before, and count that as a resume.
+
+        Args:
+            run_id: id of an existing run.
+        """
+        from mlflow import MlflowClient
+
+        self.run_id = run_id
+        self._client = MlflowClient()
+        self.num_resumes = 0
+        stored = self._client.get_run(run_id).data
+        if stored.params:
+            self.num_resumes = int(stored.tags.get(RESUME_COUNT_TAG, 0)) + 1
+            self._set_tags({RESUME_COUNT_TAG: str(self.num_resumes)})
+
+    def log_settings(self, parameters: Mapping[str, Any]) -> None:
+        """Log each setting as a parameter and all of them as a file.
+
+        Args:
+            parameters: groups of settings, JSON values.
+        """
+        import yaml
+        from mlflow.entities import Param
+
+        settings = flatten_settings(parameters)
+        folder = ""
+        if self.num_resumes:
+            folder = f"resume/{self.num_resumes}/"
+            stored = self._client.get_run(self.run_id).data.params
+            changes = find_changes(stored, settings)
+            self._set_tags({f"resume.{self.num_resumes}.{name}": value for name, value in changes.items()})
+            if changes:
+                logger.warning(
+                    "Resumed with other settings: %s. MLflow keeps the first values as parameters; the new ones are "
+                    "the tags resume.%d.*.",
+                    ", ".join(f"{name} ({stored[name]} -> {value})" for name, value in changes.items()),
+                    self.num_resumes,
+                )
+            settings = {name: value for name, value in settings.items() if name not in stored}
+        entries = [Param(name, value) for name, value in settings.items()]
+        for start in range(0, len(entries), BATCH_SIZE):
+            self._client.log_batch(self.run_id, params=entries[start : start + BATCH_SIZE])
+        text = yaml.safe_dump(dict(parameters), sort_keys=False, allow_unicode=True)
+        self._client.log_text(self.run_id, text, f"{folder}{PARAMETERS_ARTIFACT}")
+
+    def log_tags(self, tags: Mapping[str, str]) -> None:
+        """Set tags; in a resumed run, those that differ stand beside the first ones."""
+        if self.num_resumes:
+            stored = self._client.get_run(self.run_id).data.tags
+            tags = {
+                f"resume.{self.num_resumes}.{name}" if name in stored else name: value
+                for name, value in tags.items()
+                if stored.get(name) != value
+            }
+        self._set_tags(tags)
+
+    def log_figures(self, figures: Mapping[str, float]) -> None:
+        """Log numbers that belong to the run as a whole, at step 0."""
+        from mlflow.entities import Metric
+
+        now = time.time_ns() // 1_000_000
+        self._client.log_batch(self.run_id, metrics=[Metric(name, value, now, 0) for name, value in figures.items()])
+
+    def log_artifact(self, path: Path, folder: str) -> None:
+        """Copy a file, or what lies in a folder, into a folder of the run."""
+        log = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
+        log(self.run_id, str(path), folder)
+
+    def close(self, status: str) -> None:
+        """Set the status and leave the run active nowhere in this thread.
+
+        Args:
+            status: ``FINISHED``, ``FAILED`` or ``KILLED``.
+        """
+        import mlflow
+
+        while (active := mlflow.active_run()) and active.info.run_id == self.run_id:
+            mlflow.end_run(status)
+        self._client.set_terminated(self.run_id, status)  # also when another thread has it open
+
+    def _set_tags(self, tags: Mapping[str, str]) -> None:
+        from mlflow.entities import RunTag
+
+        entries = [RunTag(clean_name(name), str(value)[:MAX_TAG_CHARACTERS]) for name, value in tags.items()]
+        for start in range(0, len(entries), BATCH_SIZE):
+            self._client.log_batch(self.run_id, tags=entries[start : start + BATCH_SIZE])

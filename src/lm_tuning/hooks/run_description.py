@@ -1,0 +1,156 @@
+"""What tracking says about a run, as plain values: settings, command, digests and figures."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lm_tuning.storage.folders import MANIFEST_NAME, StagedFolder
+
+#: MLflow takes 6000 characters today; servers of earlier versions stop at 500.
+MAX_VALUE_CHARACTERS = 500
+MAX_NAME_CHARACTERS = 250
+#: A group with more keys than this is one setting, such as a map of class labels, and not a group of settings.
+MAX_GROUP_KEYS = 50
+#: Where the full values of all settings are kept in the run.
+PARAMETERS_ARTIFACT = "parameters.yml"
+#: Settings that differ in every resumed run, by nature.
+RESUME_SETTINGS = frozenset({"train.resume"})
+
+
+def flatten_settings(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Turn nested parameters into one text a setting.
+
+    Args:
+        parameters: groups of settings, nested at will; lists and tuples are values.
+
+    Returns:
+        ``group.key`` to its value: text as it is, everything else as JSON. Values too long for MLflow are shortened and
+        say so.
+    """
+    flat: dict[str, str] = {}
+
+    def add(name: str, value: Any) -> None:
+        if isinstance(value, Mapping) and 0 < len(value) <= MAX_GROUP_KEYS:
+            for key, inner in value.items():
+                add(f"{name}.{key}" if name else str(key), inner)
+        else:
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            flat[clean_name(name)] = shorten(text)
+
+    for key, value in parameters.items():
+        add(str(key), value)
+    return flat
+
+
+def shorten(text: str, limit: int = MAX_VALUE_CHARACTERS) -> str:
+    """Cut a text that is too long for a parameter, and say how much is missing and where all of it is.
+
+    Args:
+        text: the value.
+        limit: most characters of the result.
+    """
+    if len(text) <= limit:
+        return text
+    marker = f"... [shortened: {len(text)} characters, all in {PARAMETERS_ARTIFACT}]"
+    return text[: limit - len(marker)] + marker
+
+
+def clean_name(name: str) -> str:
+    """Replace what MLflow refuses in a name: everything but letters, digits and ``_ - . / :`` and blanks."""
+    return re.sub(r"[^/\w.\- :]", "_", name)[:MAX_NAME_CHARACTERS]
+
+
+def find_changes(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings whose value differs from the one that a resumed run was started with.
+
+    Args:
+        old: settings in the run.
+        new: settings now. Those that the run does not have yet are no change.
+    """
+    return {
+        name: value for name, value in new.items() if name in old and old[name] != value and name not in RESUME_SETTINGS
+    }
+
+
+def rerun_command(arguments: Sequence[str], run_params: Mapping[str, Any]) -> str:
+    """Return a command line that starts the same run again.
+
+    Args:
+        arguments: ``sys.argv``. When the run was not started by ``kedro``, as in a notebook, the command is put
+            together from ``run_params``.
+        run_params: what Kedro gives its hooks.
+    """
+    program = Path(arguments[0]) if arguments else Path()
+    if program.stem == "kedro" or (program.name == "__main__.py" and program.parent.name == "kedro"):
+        return shlex.join(["kedro", *arguments[1:]])
+    words = ["kedro", "run"]
+    if run_params.get("env"):
+        words.append(f"--env={run_params['env']}")
+    for option in ("pipeline_names", "tags", "node_names", "from_nodes", "to_nodes", "from_inputs", "to_outputs"):
+        values = run_params.get(option)
+        if values:
+            flag = {"pipeline_names": "pipelines", "node_names": "nodes"}.get(option, option.replace("_", "-"))
+            words.append(f"--{flag}={','.join(values)}")
+    leaves = _leaves(run_params.get("runtime_params") or {})
+    settings = ",".join(f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in leaves)
+    if settings:
+        words.append(f"--params={settings}")
+    return shlex.join(words)
+
+
+def name_pipelines(run_params: Mapping[str, Any]) -> str:
+    """Name the pipelines of a run, in one order whatever Kedro's; ``all`` for the default one.
+
+    Args:
+        run_params: what Kedro gives its hooks.
+    """
+    names = run_params.get("pipeline_names") or ["__default__"]
+    return "+".join("all" if name == "__default__" else name for name in sorted(names))
+
+
+def data_digests(entry: str, value: Any) -> dict[str, str]:
+    """Return tags that tell which data an entry held.
+
+    Args:
+        entry: key in the catalog.
+        value: what was saved or loaded: a dict with a ``digest``, or with such dicts by split; a folder of a store,
+            staged or stored, which is known by its key.
+
+    Returns:
+        ``data.<entry>`` or ``data.<entry>.<split>`` to the digest; nothing for other values.
+    """
+    if isinstance(value, StagedFolder):
+        return {f"data.{entry}": value.key}
+    if isinstance(value, Path):
+        return {f"data.{entry}": value.name} if (value / MANIFEST_NAME).is_file() else {}
+    if not isinstance(value, Mapping):
+        return {}
+    if isinstance(value.get("digest"), str):
+        return {f"data.{entry}": value["digest"]}
+    return {
+        f"data.{entry}.{name}": inner["digest"]
+        for name, inner in value.items()
+        if isinstance(inner, Mapping) and isinstance(inner.get("digest"), str)
+    }
+
+
+def numbers_of(value: Any) -> dict[str, float]:
+    """Return the numbers in nested dicts by dotted name; lists, texts, truth values and NaN are left out."""
+    return {
+        clean_name(name): float(leaf)
+        for name, leaf in _leaves(value)
+        if isinstance(leaf, int | float) and not isinstance(leaf, bool) and math.isfinite(leaf)
+    }
+
+
+def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
+    """Return name and value of everything in nested dicts that is no dict."""
+    if not isinstance(value, Mapping):
+        return [(prefix, value)] if prefix else []
+    return [leaf for key, inner in value.items() for leaf in _leaves(inner, f"{prefix}.{key}" if prefix else str(key))]

@@ -1,0 +1,49 @@
+"""Turn the first SIGINT or SIGTERM into an exception that Kedro reports to its hooks."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from types import FrameType
+from typing import Any
+
+from lm_tuning.errors import Interrupted
+
+
+class StopSignals:
+    """Raise ``Interrupted`` in the main thread at once. Training puts its own, patient handlers in front meanwhile.
+
+    Left to Python, Ctrl-C raises an error that Kedro does not pass to hooks, and SIGTERM ends the process without a
+    word: the run would show as finished or run for ever.
+    """
+
+    def __init__(self) -> None:
+        """Begin without handlers."""
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def install(self) -> None:
+        """Take over both signals; outside the main thread, where that is impossible, do nothing."""
+        if threading.current_thread() is threading.main_thread() and not self._previous:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, _raise_interrupted)
+
+    def restore(self) -> None:
+        """Put back the handlers of before."""
+        if threading.current_thread() is threading.main_thread():
+            while self._previous:
+                number, handler = self._previous.popitem()
+                signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+
+def was_interrupted(error: BaseException | None) -> bool:
+    """Say whether an error, or what it was raised from, is a request to stop."""
+    while error is not None:
+        if isinstance(error, Interrupted | KeyboardInterrupt):
+            return True
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return False
+
+
+def _raise_interrupted(number: int, frame: FrameType | None) -> None:
+    """Stop the run where it stands."""
+    raise Interrupted(signal.Signals(number).name, "What earlier nodes stored is kept.")

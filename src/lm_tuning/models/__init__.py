@@ -1,0 +1,1 @@
+"""Find, convert, describe and load language models."""

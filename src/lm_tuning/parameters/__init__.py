@@ -1,0 +1,25 @@
+"""What people type in YAML and behind ``--params``: one strict class for each group, checked together before a run."""
+
+from lm_tuning.parameters.data import ColumnParameters, DataParameters, SplitParameters
+from lm_tuning.parameters.model import EnvironmentParameters, ModelParameters
+from lm_tuning.parameters.results import EvaluateParameters, TrackingParameters
+from lm_tuning.parameters.root import Parameters
+from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.train import HealthParameters, LoraParameters, TrainParameters
+from lm_tuning.parameters.validation import validate_parameters
+
+__all__ = [
+    "ColumnParameters",
+    "DataParameters",
+    "EnvironmentParameters",
+    "EvaluateParameters",
+    "HealthParameters",
+    "LoraParameters",
+    "ModelParameters",
+    "Parameters",
+    "SplitParameters",
+    "TokenizeParameters",
+    "TrackingParameters",
+    "TrainParameters",
+    "validate_parameters",
+]

@@ -1,0 +1,45 @@
+"""What all parameter groups share: strictness, and the few value types that need more than a plain type."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+# Plain YAML 1.1 loaders leave 1e-4 as text, since they want 1.0e-4; the meaning is not in doubt.
+_SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
+
+
+class ParameterGroup(BaseModel):
+    """One group of parameters: unknown keys are errors, types are kept, nothing changes after validation.
+
+    The line under each field says what it means and in which unit; it becomes the description in the JSON schema and in
+    the reference page.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+def _read_scientific(value: object) -> object:
+    """Turn text such as ``1e-4`` into the number; leave every other value to the type check."""
+    if isinstance(value, str) and _SCIENTIFIC.fullmatch(value.strip()):
+        return float(value)
+    return value
+
+
+def _use_slashes(path: str) -> str:
+    r"""Read ``data\01_raw\train.jsonl`` as the same file as ``data/01_raw/train.jsonl``."""
+    return path.replace("\\", "/")
+
+
+# The constraint stands before the reader: the other way round it would not reach the JSON schema.
+PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_read_scientific)]
+NonNegativeNumber = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_read_scientific)]
+Fraction = Annotated[float, Field(ge=0, lt=1), BeforeValidator(_read_scientific)]
+Count = Annotated[int, Field(ge=1)]
+CountOrZero = Annotated[int, Field(ge=0)]
+AutoOrCount = Literal["auto"] | Count
+Text = Annotated[str, Field(min_length=1)]
+PathText = Annotated[str, Field(min_length=1), AfterValidator(_use_slashes)]
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]

@@ -1,0 +1,42 @@
+"""Parameters of evaluation and of run tracking."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from lm_tuning.parameters.base import AutoOrCount, Count, CountOrZero, ParameterGroup, Text
+
+
+class EvaluateParameters(ParameterGroup):
+    """How much is measured on held-out rows, for the base model and for the tuned one."""
+
+    max_loss_rows: Count | None = 128
+    """Held-out rows for loss and perplexity; null takes all."""
+
+    num_generate_rows: CountOrZero = 64
+    """Held-out rows answered by both models for ROUGE-L; 0 skips generation, the slow part."""
+
+    max_new_tokens: Count = 32
+    """Longest answer, in tokens."""
+
+    micro_batch_tokens: AutoOrCount = "auto"
+    """Tokens of one forward pass, padding included; auto fits the memory."""
+
+    generate_batch_rows: Count = 16
+    """Rows answered at once."""
+
+    num_samples: CountOrZero = 5
+    """Rows shown in the report, each with both models' answers."""
+
+
+class TrackingParameters(ParameterGroup):
+    """What MLflow keeps of a run."""
+
+    experiment: Text = "lm-tuning"
+    """Name of the MLflow experiment."""
+
+    run_name: Text | None = None
+    """Name of the run; null makes one of the output name and the pipelines."""
+
+    log_model: Literal["adapter", "always", "never"] = "adapter"
+    """Whether the tuned weights are copied into MLflow: an adapter only, full weights too, or neither."""

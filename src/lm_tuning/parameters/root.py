@@ -1,0 +1,74 @@
+"""The root of all parameters."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from lm_tuning.parameters.base import CountOrZero, ParameterGroup
+from lm_tuning.parameters.conflicts import find_conflicts
+from lm_tuning.parameters.data import DataParameters, SplitParameters
+from lm_tuning.parameters.model import EnvironmentParameters, ModelParameters
+from lm_tuning.parameters.results import EvaluateParameters, TrackingParameters
+from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.train import TrainParameters
+
+# One path component: it names folders in data/, and nothing outside may be reached through it.
+OutputName = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$",
+        max_length=100,
+        json_schema_extra={
+            "x-words": "a folder name of letters, digits, '.', '_' and '-', the first a letter or digit"
+        },
+    ),
+]
+
+
+class Parameters(ParameterGroup):
+    """All parameters of a run, checked one by one and against each other."""
+
+    seed: Annotated[CountOrZero, Field(lt=2**32)] = 42
+    """Start of every random choice: split, order of rows, adapter weights, dropout."""
+
+    output: OutputName = "default"
+    """Name of the folders that results go to; runs with different names never overwrite each other."""
+
+    task: Literal["causal_lm"] = "causal_lm"
+    """What the model learns: causal_lm predicts the next token."""
+
+    model: ModelParameters = ModelParameters()
+    """Which pretrained model is tuned."""
+
+    environment: EnvironmentParameters = EnvironmentParameters()
+    """Threads, matrix precision and determinism."""
+
+    data: DataParameters = DataParameters()
+    """Which rows are read."""
+
+    split: SplitParameters = SplitParameters()
+    """How rows are divided."""
+
+    tokenize: TokenizeParameters = TokenizeParameters()
+    """How rows become tokens."""
+
+    train: TrainParameters = TrainParameters()
+    """What is trained, and for how long."""
+
+    evaluate: EvaluateParameters = EvaluateParameters()
+    """What is measured afterwards."""
+
+    tracking: TrackingParameters = TrackingParameters()
+    """What MLflow keeps."""
+
+    @model_validator(mode="after")
+    def _refuse_conflicts(self) -> Parameters:
+        """Check the groups against each other, reporting every conflict at once."""
+        conflicts = find_conflicts(self)
+        if conflicts:
+            text = "\n".join(conflict.problem for conflict in conflicts)
+            raise PydanticCustomError("conflicting_parameters", "{text}", {"text": text, "conflicts": conflicts})
+        return self

@@ -1,0 +1,157 @@
+"""The JSON schema of the parameters: what editors check with, and what messages and reference are made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+from lm_tuning.parameters.root import Parameters
+
+Schema = dict[str, Any]
+
+# What an editor must let pass in place of any text: OmegaConf fills it in when the file is read.
+_INTERPOLATION = {"type": "string", "pattern": r"\$\{.+\}"}
+
+
+@cache
+def parameter_schema() -> Schema:
+    """Return the schema with every reference resolved, as nested objects from the root down."""
+    schema = Parameters.model_json_schema()
+    definitions = schema.pop("$defs")
+
+    def resolve(node: Any) -> Any:
+        if isinstance(node, list):
+            return [resolve(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        if "$ref" in node:
+            target = resolve(definitions[node["$ref"].rsplit("/", 1)[1]])
+            return target | {key: value for key, value in node.items() if key != "$ref"}
+        return {key: resolve(value) for key, value in node.items()}
+
+    resolved: Schema = resolve(schema)
+    return resolved
+
+
+def editor_schema() -> str:
+    """Write the schema for editors, as JSON text.
+
+    Each file under ``conf/`` holds some of the keys, so none is required, and interpolations are let through.
+    """
+
+    def adapt(node: Any, is_names: bool = False) -> Any:
+        if isinstance(node, list):
+            return [adapt(item) for item in node]
+        if not isinstance(node, dict):
+            return node
+        kept = {
+            key: value if key == "default" else adapt(value, key == "properties" and not is_names)
+            for key, value in node.items()
+            if is_names or (key not in {"title", "required"} and not key.startswith("x-"))
+        }
+        if not is_names and "pattern" in kept:
+            described = {key: kept.pop(key) for key in ("description", "default") if key in kept}
+            return described | {"anyOf": [kept, _INTERPOLATION]}
+        return kept
+
+    head = {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Parameters of LM Tuning",
+    }
+    return json.dumps(head | adapt(parameter_schema()), indent=2, ensure_ascii=False) + "\n"
+
+
+def find_entry(path: Sequence[str | int]) -> Schema | None:
+    """Return the schema of the value at a path, or None where no such key exists."""
+    entry: Schema = parameter_schema()
+    for part in path:
+        found = _step(entry, part)
+        if found is None:
+            return None
+        entry = found
+    return entry
+
+
+def _step(entry: Schema, part: str | int) -> Schema | None:
+    """Go one key or list position down."""
+    for choice in entry.get("anyOf", [entry]):
+        if part in choice.get("properties", {}):
+            return dict(choice["properties"][part])
+        if isinstance(part, str) and isinstance(choice.get("additionalProperties"), dict):
+            return dict(choice["additionalProperties"])
+        if isinstance(part, str) and choice.get("additionalProperties") is True:
+            return {}
+        if isinstance(part, int) and "items" in choice:
+            return dict(choice["items"])
+    return None
+
+
+def walk_keys(entry: Schema | None = None, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Schema]]:
+    """Yield every key below an entry with its schema, groups before what they hold."""
+    entry = parameter_schema() if entry is None else entry
+    for name, child in entry.get("properties", {}).items():
+        yield (*prefix, name), child
+        yield from walk_keys(child, (*prefix, name))
+
+
+def accepts(entry: Schema, value: object) -> bool:
+    """Say whether a value with no keys of its own fits an entry; groups and lists are not looked into."""
+    if "anyOf" in entry:
+        return any(accepts(choice, value) for choice in entry["anyOf"])
+    if "const" in entry or "enum" in entry:
+        return isinstance(value, str) and value in entry.get("enum", [entry.get("const")])
+    types: dict[str, type | tuple[type, ...]] = {
+        "string": str,
+        "integer": int,
+        "number": (int, float),
+        "boolean": bool,
+        "null": type(None),
+    }
+    wanted = types.get(entry.get("type", ""))
+    if wanted is None:
+        return not isinstance(value, (str, int, float, bool, type(None))) or not entry
+    return isinstance(value, wanted) and (isinstance(value, bool) == (entry["type"] == "boolean"))
+
+
+def describe_allowed(entry: Schema) -> str:
+    """Say in words what an entry allows, such as ``auto, or a whole number of at least 1``."""
+    if "anyOf" in entry:
+        return join_words([describe_allowed(choice) for choice in entry["anyOf"]], always_comma=True)
+    if "x-words" in entry or "const" in entry:
+        return str(entry.get("x-words", entry.get("const")))
+    if "enum" in entry:
+        return join_words(entry["enum"])
+    if "properties" in entry:
+        return f"a group of the keys {', '.join(entry['properties'])}"
+    kind = entry.get("type")
+    if kind in {"integer", "number"}:
+        return " ".join(["a whole number" if kind == "integer" else "a number", *_bounds(entry)])
+    if kind == "array":
+        return "a list of " + {"string": "texts"}.get(entry["items"].get("type"), "values")
+    if kind == "object":
+        texts = entry.get("additionalProperties") != True  # noqa: E712 - a schema is true in any other sense
+        return "a group of names, each with a text" if texts else "a group of names and values"
+    return {"string": "text", "boolean": "true or false", "null": "null"}.get(str(kind), "any value")
+
+
+def _bounds(entry: Schema) -> list[str]:
+    """Say the limits of a number, such as ``of at least 0`` and ``below 1``."""
+    words: list[str] = []
+    for keyword, word in (
+        ("minimum", "of at least"),
+        ("exclusiveMinimum", "above"),
+        ("maximum", "of at most"),
+        ("exclusiveMaximum", "below"),
+    ):
+        if keyword in entry:
+            words += ["and"] * bool(words) + [f"{word} {entry[keyword]}"]
+    return words
+
+
+def join_words(words: Sequence[str], always_comma: bool = False) -> str:
+    """Join alternatives as ``a, b or c``; ``always_comma`` keeps phrases that hold an ``or`` of their own apart."""
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])}{',' if always_comma else ''} or {words[-1]}"

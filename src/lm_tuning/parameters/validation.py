@@ -1,0 +1,199 @@
+"""Validation of all parameters at once, with messages a user can act on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from lm_tuning.errors import UserError
+from lm_tuning.parameters.conflicts import Conflict
+from lm_tuning.parameters.nearest import as_sentence, suggest
+from lm_tuning.parameters.root import Parameters
+from lm_tuning.parameters.schema import accepts, describe_allowed, find_entry
+from lm_tuning.parameters.sources import Source, Sources
+from lm_tuning.parameters.trainer import OWNED_BY_US
+
+KeyPath = tuple[str | int, ...]
+
+
+def validate_parameters(raw: Mapping[str, Any], sources: Sources | None = None) -> Parameters:
+    """Check parameters one by one and against each other.
+
+    Args:
+        raw: the merged parameters as plain values, by group and key.
+        sources: where they were written; adds file and line to each message.
+
+    Raises:
+        UserError: with every problem, each naming the key, the value given and what is allowed.
+    """
+    repaired = copy.deepcopy(dict(raw))
+    checked = first = _check(repaired)
+    # Checks between groups run only when every value is valid alone. So take the wrong values out, letting their
+    # defaults stand in, and check again: what is then wrong between the others is a problem of its own.
+    wrong: dict[KeyPath, str] = {}
+    while isinstance(checked, ValidationError) and (found := _problems_of(checked, repaired, sources)):
+        wrong |= found
+        for path in found:
+            _take_out(repaired, path)
+        checked = _check(repaired)
+    if isinstance(first, Parameters):
+        return first
+    bad_keys = [".".join(map(str, path)) for path in wrong]
+    conflicts = _conflicts_of(checked) if isinstance(checked, ValidationError) else []
+    raise UserError([*wrong.values(), *(item.problem for item in conflicts if not _touches(item, bad_keys))]) from first
+
+
+def _check(raw: dict[str, Any]) -> Parameters | ValidationError:
+    """Validate once, returning the error instead of raising it."""
+    try:
+        return Parameters.model_validate(raw)
+    except ValidationError as error:
+        return error
+
+
+def _problems_of(error: ValidationError, raw: Mapping[str, Any], sources: Sources | None) -> dict[KeyPath, str]:
+    """Describe the wrong values of one validation, one sentence for each key."""
+    problems: dict[KeyPath, str] = {}
+    for item in error.errors(include_url=False):
+        if item["type"] == "conflicting_parameters":
+            continue
+        unknown = item["type"] in {"extra_forbidden", "invalid_key"}
+        path = tuple(item["loc"]) if unknown else _known_part(item["loc"])
+        if path in problems:
+            continue  # one alternative of a union each
+        value = _value_at(raw, path)
+        source = sources.find(path) if sources else None
+        if unknown:
+            text = _describe_unknown(path)
+        elif item["type"] == "value_error":
+            text = f"{_name(path)} = {_write(value)}: {item['ctx']['error']}."
+        else:
+            text = _describe_wrong(path, value, source)
+        problems[path] = f"{text} [{source.place}]" if source else text
+    return problems
+
+
+def _describe_unknown(path: KeyPath) -> str:
+    """Say that a key does not exist, and which one was meant."""
+    parts = [str(part) for part in path]
+    if parts[:2] == ["train", "trainer"] and parts[-1] in OWNED_BY_US:
+        return f"{_name(path)} is set by this project. {as_sentence(OWNED_BY_US[parts[-1]])}"
+    hint = suggest(parts)
+    if not hint:
+        group = find_entry(parts[:-1]) or {}
+        hint = f" Keys of {_name(path[:-1]) or 'the top level'}: {', '.join(group.get('properties', {}))}."
+    return f"{_name(path)}: there is no such key.{hint}"
+
+
+def _describe_wrong(path: KeyPath, value: object, source: Source | None) -> str:
+    """Say what was given, what is allowed, and how text is written that YAML takes for something else."""
+    entry = find_entry(path) or {}
+    allowed = describe_allowed(entry) + (", not empty" if value in ("", []) else "")
+    text = f"{_name(path)} = {_write(value)} ({_kind(value)}) is not allowed. It takes {allowed}."
+    wants_text = accepts(entry, source.text) if source and source.text else accepts(entry, "text")
+    if wants_text and isinstance(value, (bool, int, float)):
+        written = source.text if source else None
+        text += f" YAML reads {written or 'what is written'} as {_kind(value)}"
+        text += f'; for text put it in quotes: "{written or _guess(value)}".'
+    elif isinstance(value, str) and _unquoted(value) is not value and accepts(entry, _unquoted(value)):
+        text += " Leave the quotes out."
+    return text
+
+
+def _guess(value: bool | int | float) -> str:
+    """Guess what a user wrote where YAML took it for something else."""
+    return ("yes" if value else "no") if isinstance(value, bool) else str(value)
+
+
+def _unquoted(value: str) -> object:
+    """Read text as YAML would have read it without quotes."""
+    words: dict[str, object] = {"true": True, "false": False, "null": None}
+    if value.lower() in words:
+        return words[value.lower()]
+    for kind in (int, float):
+        try:
+            return kind(value)
+        except ValueError:
+            continue
+    return value
+
+
+def _kind(value: object) -> str:
+    """Name the type of a value as YAML's users think of it."""
+    if value is None:
+        return "nothing"
+    for kinds, word in (
+        (bool, "a truth value"),
+        (int, "a whole number"),
+        (float, "a number"),
+        (str, "text"),
+        (Mapping, "a group"),
+        (Sequence, "a list"),
+    ):
+        if isinstance(value, kinds):
+            return word
+    return type(value).__name__
+
+
+def _write(value: object) -> str:
+    """Write a value as it would stand in YAML, shortened where it is long."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _name(path: KeyPath) -> str:
+    """Write a path as people type it, such as ``train.lora.target_modules[1]``."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def _known_part(location: Sequence[str | int]) -> KeyPath:
+    """Cut what pydantic adds to a path to tell the alternatives of a union apart."""
+    path: KeyPath = ()
+    for part in location:
+        if find_entry((*path, part)) is None:
+            break
+        path = (*path, part)
+    return path
+
+
+def _value_at(raw: object, path: KeyPath) -> Any:
+    """Return the value at a path, or None where a group above it is no group."""
+    for part in path:
+        try:
+            raw = raw[part]  # type: ignore[index]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return raw
+
+
+def _take_out(raw: dict[Any, Any], path: KeyPath) -> None:
+    """Remove the key of a path; a wrong item takes its whole list along."""
+    assert path, "the parameters are a group, whatever is in it"
+    for position, part in enumerate(path):
+        if part not in raw:
+            return  # taken out with something above it
+        child = raw[part]
+        if position == len(path) - 1 or not isinstance(child, dict):
+            del raw[part]
+            return
+        raw = child
+
+
+def _conflicts_of(error: ValidationError) -> list[Conflict]:
+    """Return the conflicts that the root's check found."""
+    for item in error.errors(include_url=False):
+        if item["type"] == "conflicting_parameters":
+            return list(item["ctx"]["conflicts"])
+    return []
+
+
+def _touches(conflict: Conflict, bad_keys: Sequence[str]) -> bool:
+    """Say whether a conflict rests on a value that is already reported as wrong."""
+    return any(key == bad or key.startswith(f"{bad}.") for key in conflict.keys for bad in bad_keys)

@@ -1,0 +1,27 @@
+"""The pipelines that ``kedro run --pipelines`` knows.
+
+An explicit table: Kedro's ``find_pipelines`` returns only the requested names, so none could be composed of others.
+"""
+
+from __future__ import annotations
+
+from kedro.pipeline import Pipeline
+
+from lm_tuning.pipelines import evaluate, example_data, split, tokenize, train
+
+
+def register_pipelines() -> dict[str, Pipeline]:
+    """Return every pipeline by name."""
+    make_example = example_data.create_pipeline()
+    split_rows = split.create_pipeline()
+    tokenize_rows = tokenize.create_pipeline()
+    train_model = train.create_pipeline()
+    evaluate_model = evaluate.create_pipeline()
+    return {
+        "example_data": make_example,
+        "split": make_example + split_rows,
+        "tokenize": tokenize_rows,
+        "train": tokenize_rows + train_model,
+        "evaluate": evaluate_model,
+        "__default__": make_example + split_rows + tokenize_rows + train_model + evaluate_model,
+    }

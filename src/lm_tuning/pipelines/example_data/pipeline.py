@@ -1,0 +1,23 @@
+"""The example-data pipeline: parameters in, a description of the raw files out."""
+
+from __future__ import annotations
+
+from kedro.pipeline import Node, Pipeline
+
+from .nodes import prepare_raw_examples
+
+
+def create_pipeline() -> Pipeline:
+    """Wire the preparation of the raw files."""
+    return Pipeline(
+        [
+            Node(
+                func=prepare_raw_examples,
+                inputs={"data": "params:data"},
+                outputs="raw_examples",
+                name="prepare_raw_examples",
+            ),
+        ],
+        namespace="example_data",
+        prefix_datasets_with_namespace=False,
+    )

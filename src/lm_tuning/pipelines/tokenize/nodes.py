@@ -1,0 +1,91 @@
+"""Nodes of the tokenize pipeline."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from lm_tuning.parameters.model import ModelParameters
+from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.storage.digests import digest_values
+from lm_tuning.storage.folders import SCHEMA_VERSION, FolderStore, StagedFolder, read_manifest
+
+logger = logging.getLogger(__name__)
+
+DIGEST_CACHE = Path("data/.cache/digests.json")
+
+
+def prepare_base_model(model: ModelParameters) -> dict[str, Any]:
+    """Pin the base model down, converting the default one first when it is asked for and not there yet.
+
+    Args:
+        model: the ``model`` parameters.
+
+    Returns:
+        ``name_or_path``, ``revision``, ``digest``, ``tokenizer_digest``, ``trust_remote_code`` and ``is_embedded``.
+    """
+    from lm_tuning.models.base_model import describe_base_model
+    from lm_tuning.progress import show_progress
+
+    with show_progress() as on_progress:
+        base_model = describe_base_model(
+            model.name_or_path,
+            revision=model.revision,
+            trust_remote_code=model.trust_remote_code,
+            digest_cache=DIGEST_CACHE,
+            on_progress=on_progress,
+        )
+    logger.info("Base model: %s (digest %s)", base_model["name_or_path"], base_model["digest"])
+    return base_model
+
+
+def tokenize_examples(
+    example_splits: Path,
+    base_model: dict[str, Any],
+    token_cache: FolderStore,
+    tokenize: TokenizeParameters,
+    task: str,
+) -> tuple[StagedFolder | Path, dict[str, Any], Any]:
+    """Tokenize the splits, or find that the same was done before.
+
+    Args:
+        example_splits: the folder of splits.
+        base_model: whose tokenizer, see ``prepare_base_model``.
+        token_cache: the store of tokens.
+        tokenize: the ``tokenize`` parameters.
+        task: the ``task`` parameter.
+
+    Returns:
+        The folder of tokens to publish, its summary, and a figure of the lengths.
+    """
+    from lm_tuning.models.loading import load_tokenizer
+    from lm_tuning.progress import show_progress
+    from lm_tuning.text.summary import describe_tokens, draw_lengths
+    from lm_tuning.text.tokenization import TOKENS_VERSION, read_token_summary, write_tokens
+
+    sources = {
+        "schema_version": SCHEMA_VERSION,
+        "tokens_version": TOKENS_VERSION,
+        "splits": read_manifest(example_splits)["key"],
+        "tokenizer": base_model["tokenizer_digest"],
+        "tokenize": tokenize.model_dump(),
+        "task": task,
+    }
+    key = digest_values(sources)
+    found = token_cache.find(key)
+    if found:
+        summary = read_token_summary(found)
+        logger.info("Tokens reused: %s, in %s", describe_tokens(summary), found)
+        return found, summary, draw_lengths(found, max_length_tokens=tokenize.max_length_tokens)
+    tokenizer = load_tokenizer(
+        base_model["name_or_path"],
+        revision=base_model["revision"],
+        trust_remote_code=base_model["trust_remote_code"],
+    )
+    with token_cache.stage(key) as staged, show_progress() as on_progress:
+        summary = write_tokens(staged.path, example_splits, tokenizer, **tokenize.model_dump(), on_progress=on_progress)
+        figure = draw_lengths(staged.path, max_length_tokens=tokenize.max_length_tokens)
+        staged.facts = {"sources": sources, "base_model": base_model}
+    logger.info("Tokens made: %s, in %s", describe_tokens(summary), token_cache.root / key)
+    return staged, summary, figure

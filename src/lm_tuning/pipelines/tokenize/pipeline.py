@@ -1,0 +1,37 @@
+"""The tokenize pipeline: rows and a base model in, token ids with loss spans out."""
+
+from __future__ import annotations
+
+from kedro.pipeline import Node, Pipeline
+
+from .nodes import prepare_base_model, tokenize_examples
+
+
+def create_pipeline() -> Pipeline:
+    """Wire tokenizing."""
+    return Pipeline(
+        [
+            Node(
+                func=prepare_base_model,
+                inputs={"model": "params:model"},
+                outputs="base_model",
+                name="prepare_base_model",
+                tags=["torch"],
+            ),
+            Node(
+                func=tokenize_examples,
+                inputs={
+                    "example_splits": "example_splits",
+                    "base_model": "base_model",
+                    "token_cache": "token_cache",
+                    "tokenize": "params:tokenize",
+                    "task": "params:task",
+                },
+                outputs=["tokenized_examples", "token_summary", "length_histogram"],
+                name="tokenize_examples",
+                tags=["tokenizers"],
+            ),
+        ],
+        namespace="tokenize",
+        prefix_datasets_with_namespace=False,
+    )

@@ -1,0 +1,95 @@
+"""Nodes of the training pipeline."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from lm_tuning.datasets.metric_stream import MetricStream
+from lm_tuning.parameters import ModelParameters, TrainParameters
+from lm_tuning.progress import show_progress
+
+logger = logging.getLogger(__name__)
+
+
+def train_model(
+    tokenized_examples: Path,
+    base_model: dict[str, Any],
+    checkpoints: Path,
+    metric_stream: MetricStream,
+    train: TrainParameters,
+    model: ModelParameters,
+    seed: int,
+) -> tuple[Path, list[dict[str, Any]], list[dict[str, Any]], dict[str, Any], Any]:
+    """Train and return the tuned model's folder, the step log, the efficiency log, the health report and a curve."""
+    from lm_tuning.runtime.device import describe_device
+    from lm_tuning.runtime.precision import choose_precision
+    from lm_tuning.storage.folders import read_manifest
+    from lm_tuning.training.result import draw_loss_curve
+    from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+
+    device = describe_device()
+    precision = choose_precision(
+        device, requested=train.precision, method=train.method, weights_dtype=model.dtype
+    )
+    settings = TrainingSettings(
+        base=base_model,
+        tokens_key=read_manifest(tokenized_examples)["key"],
+        weights_dtype=precision.weights,
+        compute_dtype=precision.compute,
+        device=device.kind,
+        attention=model.attention,
+        method=train.method,
+        lora=train.lora.model_dump(),
+        seed=seed,
+        learning_rate=train.learning_rate,
+        effective_batch_rows=train.effective_batch_rows,
+        effective_batch_tokens=train.effective_batch_tokens,
+        num_epochs=train.num_epochs,
+        max_steps=train.max_steps,
+        micro_batch_tokens=None if train.micro_batch_tokens == "auto" else train.micro_batch_tokens,
+        batching=train.batching,
+        activation_checkpointing=train.gradient_checkpointing,
+        num_loader_workers=None if train.num_loader_workers == "auto" else train.num_loader_workers,
+        save_every_steps=train.save_every_steps,
+        keep_checkpoints=train.keep_checkpoints,
+        eval_every_steps=train.eval_every_steps,
+        eval_max_rows=train.eval_max_rows,
+        load_best=train.load_best,
+        resume=train.resume,
+        probe_first_step=train.health.probe,
+        first_loss_tolerance=train.health.tolerance_fraction,
+        first_loss_severity=train.health.on_mismatch,
+        trainer=dict(train.trainer),
+        run_id=metric_stream.run_id,
+    )
+    logger.info("Precision: %s", precision.reason)
+    if precision.warning:
+        logger.warning("%s", precision.warning)
+    try:
+        with show_progress() as on_progress:
+            result = run_training(
+                TrainingPaths(tokens=tokenized_examples, checkpoints=checkpoints),
+                settings,
+                on_progress=on_progress,
+                on_metrics=metric_stream.log,
+            )
+    finally:
+        metric_stream.close()
+    logger.info("%s", describe_result(result.summary))
+    return result.model_folder, result.steps, result.efficiency, result.health, draw_loss_curve(result.steps)
+
+
+def describe_result(summary: dict[str, Any]) -> str:
+    """Say in one paragraph what the training did and what it cost."""
+    if not summary["num_steps"]:
+        return "No step was made."
+    return (
+        f"Trained {summary['total_steps']} steps ({summary['epochs']:.2f} epochs): "
+        f"loss {summary['first_loss_nats_per_token']:.4f} -> {summary['last_loss_nats_per_token']:.4f} nats/token; "
+        f"{summary['tokens_per_second']:,.0f} tokens/s, median step {summary['step_seconds_median']:.2f} s, "
+        f"padding {summary['padding_fraction']:.1%}, loader wait {summary['loader_wait_fraction']:.2%}, "
+        f"logging {summary['logging_fraction']:.3%} of step time, health check {summary['health_seconds']:.1f} s, "
+        f"peak memory {summary['peak_memory_bytes'] / 2**30:.1f} GiB."
+    )

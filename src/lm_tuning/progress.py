@@ -1,0 +1,387 @@
+"""Show how far long work has come: live bars on a terminal, a line now and then in a log.
+
+Domain functions take ``on_progress: OnProgress = ignore_progress`` and call it as often as they like; only nodes open a
+display. A call costs about a microsecond, since it writes down a number and a background thread draws.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.file_proxy import FileProxy
+from rich.live import Live
+from rich.logging import RichHandler
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+logger = logging.getLogger(__name__)
+
+OnProgress = Callable[[str, int, int | None, str], None]
+"""``(what, done, total, unit)``, for example ``("Tokenizing", 512, 4000, "rows")``.
+
+A new ``what`` opens a bar, ``done == total`` closes it, a total of None means that nobody knows it yet. Begin with
+``done`` at 0 (or where a resumed run goes on), so that the rate counts only what was done since.
+"""
+
+LINE_EVERY_SECONDS = 30.0
+_LIVE_TICK_SECONDS = 0.25
+_LOG_TICK_SECONDS = 1.0
+# A rate over the last minute follows a run that warms up or slows down; a few changes must lie in it all the same,
+# however slow the steps are.
+_RATE_WINDOW_SECONDS = 60.0
+_RATE_MIN_SAMPLES = 4
+_PLAIN_WIDTH = 200
+
+
+def ignore_progress(what: str, done: int, total: int | None, unit: str) -> None:
+    """Take the place of a display where nobody watches.
+
+    Args:
+        what: what is being done.
+        done: units done so far.
+        total: units in all; None when unknown.
+        unit: plural noun of one unit.
+    """
+
+
+@dataclass(slots=True)
+class _Bar:
+    what: str
+    unit: str
+    total: int | None
+    done: int
+    first_done: int
+    opened_at: float
+    changed_at: float
+    next_line_at: float
+    samples: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def take_sample(self) -> None:
+        """Keep when the count last changed, for the rate of the last minute."""
+        if self.samples and self.samples[-1][1] == self.done:
+            return
+        self.samples.append((self.changed_at, self.done))
+        oldest = self.changed_at - _RATE_WINDOW_SECONDS
+        while len(self.samples) > _RATE_MIN_SAMPLES and self.samples[0][0] < oldest:
+            self.samples.popleft()
+
+    def units_per_second(self) -> float | None:
+        """Return the rate of the last minute, None before anything moved."""
+        if len(self.samples) < 2:
+            return None
+        (first_at, first_done), (last_at, last_done) = self.samples[0], self.samples[-1]
+        seconds = last_at - first_at
+        return (last_done - first_done) / seconds if seconds > 0 and last_done > first_done else None
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return the expected time to the end, None when it cannot be known."""
+        rate = self.units_per_second()
+        if rate is None or self.total is None:
+            return None
+        return max(0.0, (self.total - self.done) / rate - (now - self.changed_at))
+
+    def count(self) -> str:
+        total = "" if self.total is None else f"/{self.total:,}"
+        return f"{self.done:,}{total} {self.unit}"
+
+    def running_line(self, now: float) -> str:
+        parts = [f"{self.what}: {self.count()}"]
+        if self.total:
+            parts[0] += f" ({self.done / self.total:.0%})"
+        rate, left, idle = self.units_per_second(), self.seconds_left(now), now - self.changed_at
+        if rate is not None:
+            parts.append(_rate(rate, self.unit))
+        if left is not None:
+            parts.append(f"{_seconds(left)} left")
+        if idle >= LINE_EVERY_SECONDS:
+            parts.append(f"no change for {_seconds(idle)}")
+        return ", ".join(parts)
+
+    def last_line(self, now: float) -> str:
+        seconds = now - self.opened_at
+        if self.total is not None and self.done < self.total:
+            return f"{self.what}: stopped at {self.count()} after {_seconds(seconds)}"
+        line = f"{self.what}: {self.done:,} {self.unit} in {_seconds(seconds)}"
+        since = self.done - self.first_done
+        return f"{line}, {_rate(since / seconds, self.unit)}" if since > 0 and seconds > 0 else line
+
+
+def _rate(per_second: float, unit: str) -> str:
+    number = f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
+    return f"{number} {unit}/s"
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02} h" if hours else f"{minutes}:{rest:02} min"
+
+
+class ProgressDisplay:
+    """Hold the open bars of this process and show them.
+
+    On an interactive terminal all open bars are drawn live below the log; elsewhere each open bar logs a line every
+    30 seconds. In both, a bar that ends logs one line, which therefore also stands in log files.
+    """
+
+    def __init__(
+        self, handler: RichHandler | None, console: Console, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Prepare a display; nothing is shown before `start`.
+
+        Args:
+            handler: the logging handler that writes on ``console``, if there is one. Drawing takes turns with it.
+            console: where to draw.
+            clock: seconds that only grow.
+        """
+        self._clock = clock
+        self._console = console
+        # Leaf lock of the hot path: Rich is never called while it is held.
+        self._lock = threading.Lock()
+        # Held while drawing. It is the handler's own lock, so a log line and a redraw never mix their cursor moves.
+        self._drawing = (handler.lock if handler is not None else None) or threading.RLock()
+        self._open: dict[str, _Bar] = {}
+        self._ended: dict[str, tuple[int, int | None]] = {}
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._live: Live | None = None
+        if _can_redraw(console):
+            self._live = Live(get_renderable=self._render, console=console, auto_refresh=False, transient=True)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether bars are drawn live rather than logged."""
+        return self._live is not None
+
+    def on_progress(self, what: str, done: int, total: int | None, unit: str) -> None:
+        """Write down how far ``what`` has come; see `OnProgress`."""
+        if self._stopped.is_set():
+            return
+        now = self._clock()
+        with self._lock:
+            bar = self._open.get(what)
+            if bar is None:
+                if self._ended.get(what) == (done, total):
+                    return  # the end, said twice
+                bar = _Bar(what, unit, total, done, done, now, now, now + LINE_EVERY_SECONDS)
+                bar.take_sample()
+                self._open[what] = bar
+            elif done != bar.done:
+                bar.done = done
+                bar.changed_at = now
+            bar.total = total
+            if total is None or done < total:
+                return
+            del self._open[what]
+            self._ended[what] = (done, total)
+        _log(bar.last_line(now))
+
+    def start(self, *, tick_in_background: bool = True) -> None:
+        """Begin to show bars.
+
+        Args:
+            tick_in_background: draw from a thread of its own; False leaves calling `tick` to the caller.
+        """
+        if self._live is not None:
+            self._live.start()
+            _redirect_raw_handlers(into_display=True)
+        if tick_in_background:
+            self._thread = threading.Thread(target=self._keep_ticking, name="lm-tuning-progress", daemon=True)
+            self._thread.start()
+
+    def tick(self) -> None:
+        """Redraw the live bars, or log a line for each bar that is due."""
+        if self._live is not None:
+            with self._drawing:
+                self._live.refresh()
+            return
+        now = self._clock()
+        lines = []
+        with self._lock:
+            for bar in self._open.values():
+                bar.take_sample()
+                if now >= bar.next_line_at:
+                    bar.next_line_at = now + LINE_EVERY_SECONDS
+                    lines.append(bar.running_line(now))
+        for line in lines:
+            _log(line)
+
+    def stop(self) -> None:
+        """Take the bars away; bars that are still open log where they stopped."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            unfinished, self._open = list(self._open.values()), {}
+        if self._live is not None:
+            with self._drawing:
+                self._live.stop()
+            _redirect_raw_handlers(into_display=False)
+        now = self._clock()
+        for bar in unfinished:
+            _log(bar.last_line(now))
+
+    def before_fork(self) -> None:
+        """Wait until nothing is half drawn: a child must not inherit Rich's locks in the locked state."""
+        self._drawing.acquire()
+        self._lock.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on drawing."""
+        self._lock.release()
+        self._drawing.release()
+
+    def after_fork_in_child(self) -> None:
+        """Leave the terminal to the parent: a worker's log line must not redraw the bars."""
+        self._lock.release()
+        with suppress(RuntimeError):  # `logging` has renewed the lock of its handler in the child already
+            self._drawing.release()
+        if self._live is not None and self._live.is_started:
+            self._console.clear_live()
+            self._console.pop_render_hook()
+            _redirect_raw_handlers(into_display=False)
+            for name in ("stdout", "stderr"):
+                stream = getattr(sys, name)
+                if isinstance(stream, FileProxy):
+                    setattr(sys, name, stream.rich_proxied_file)
+
+    def _keep_ticking(self) -> None:
+        interval = _LOG_TICK_SECONDS if self._live is None else _LIVE_TICK_SECONDS
+        while not self._stopped.wait(interval):
+            self.tick()
+
+    def _render(self) -> Table:
+        now = self._clock()
+        table = Table.grid(padding=(0, 2))
+        with self._lock:
+            bars = list(self._open.values())
+            for bar in bars:
+                bar.take_sample()
+        for bar in bars:
+            rate, left = bar.units_per_second(), bar.seconds_left(now)
+            table.add_row(
+                Text(bar.what, style="bold"),
+                ProgressBar(total=bar.total, completed=bar.done, width=30, pulse=bar.total is None),
+                Text(bar.count(), style="progress.download"),
+                Text("" if rate is None else _rate(rate, bar.unit), style="progress.data.speed"),
+                Text(_seconds(now - bar.opened_at), style="progress.elapsed"),
+                Text("" if left is None else f"{_seconds(left)} left", style="progress.remaining"),
+            )
+        return table
+
+
+def _log(line: str) -> None:
+    logger.info(line, extra={"markup": False})  # a name with brackets is no markup of Rich
+
+
+def _can_redraw(console: Console) -> bool:
+    # FORCE_COLOR makes Rich take a pipe for a terminal: colours are welcome there, cursor moves are not.
+    is_terminal = getattr(console.file, "isatty", lambda: False)()
+    return console.is_interactive and not console.is_dumb_terminal and is_terminal
+
+
+def _all_handlers() -> Iterable[logging.Handler]:
+    loggers = [logging.getLogger(), *logging.getLogger().manager.loggerDict.values()]
+    return [handler for each in loggers if isinstance(each, logging.Logger) for handler in each.handlers]
+
+
+def _find_console() -> tuple[RichHandler | None, Console]:
+    """Return the handler and console that Kedro logs on, else a console on the error stream."""
+    for name in (None, "kedro", "lm_tuning"):
+        for handler in logging.getLogger(name).handlers:
+            if isinstance(handler, RichHandler):
+                return handler, handler.console
+    return None, Console(stderr=True)
+
+
+def keep_log_lines_whole() -> None:
+    """Stop Rich from breaking log lines at column 80 where no terminal sets a width: in pipes, files and CI."""
+    _, console = _find_console()
+    if not console.is_terminal and not console.is_jupyter and "COLUMNS" not in os.environ:
+        console.width = max(console.width, _PLAIN_WIDTH)
+
+
+def _redirect_raw_handlers(*, into_display: bool) -> None:
+    """Send handlers that hold the bare terminal (transformers has one) through the display, or give it back to them."""
+    for handler in _all_handlers():
+        if not isinstance(handler, logging.StreamHandler):
+            continue
+        if not into_display:
+            if isinstance(handler.stream, FileProxy):
+                handler.setStream(handler.stream.rich_proxied_file)
+            continue
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, FileProxy) and handler.stream is stream.rich_proxied_file:
+                handler.setStream(stream)
+
+
+@dataclass
+class _Shared:
+    """The one display of this process and how many ``with`` blocks use it."""
+
+    display: ProgressDisplay | None = None
+    num_users: int = 0
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+_shared = _Shared()
+
+
+@contextmanager
+def show_progress() -> Iterator[OnProgress]:
+    """Open the display of this process, or join the one that is open.
+
+    Yields:
+        the callback to hand to domain functions. It may be called from any thread, and does nothing once the last user
+        has left.
+    """
+    with _shared.lock:
+        if _shared.display is None:
+            _shared.display = ProgressDisplay(*_find_console())
+            _shared.display.start()
+        display = _shared.display
+        _shared.num_users += 1
+    try:
+        yield display.on_progress
+    finally:
+        with _shared.lock:
+            if _shared.display is display:
+                _shared.num_users -= 1
+                if _shared.num_users == 0:
+                    _shared.display = None
+                    display.stop()
+
+
+def _before_fork() -> None:
+    _shared.lock.acquire()
+    if _shared.display is not None:
+        _shared.display.before_fork()
+
+
+def _after_fork_in_parent() -> None:
+    if _shared.display is not None:
+        _shared.display.after_fork_in_parent()
+    _shared.lock.release()
+
+
+def _after_fork_in_child() -> None:
+    if _shared.display is not None:
+        _shared.display.after_fork_in_child()
+    _shared.display, _shared.num_users = None, 0
+    _shared.lock.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

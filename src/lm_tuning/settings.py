@@ -1,0 +1,59 @@
+"""What Kedro reads before anything else of this project, and so the earliest place for environment variables.
+
+Nothing here may import torch, transformers or MLflow: every command of Kedro comes through.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from pathlib import Path
+
+from kedro.utils import find_kedro_project
+
+from lm_tuning.hooks.environment import EnvironmentHook
+from lm_tuning.hooks.locking import OutputLockHook
+from lm_tuning.hooks.parameters import ParametersHook
+from lm_tuning.hooks.stored_inputs import StoredInputsHook
+from lm_tuning.hooks.tracking import TrackingHook
+
+_ROOT = Path(find_kedro_project(Path.cwd()) or Path(__file__).resolve().parents[2])
+
+# What the user has set in the shell wins, always.
+for _name, _value in {
+    # MLflow refuses its old folder store; an absolute path, since a relative one would follow the working directory.
+    "MLFLOW_TRACKING_URI": f"sqlite:///{_ROOT / 'mlflow.db'}",
+    # GitPython, which MLflow imports, warns at length where git is not installed.
+    "GIT_PYTHON_REFRESH": "quiet",
+    # Kedro, MLflow and the Hugging Face libraries send usage data unless told otherwise.
+    "DO_NOT_TRACK": "true",
+    "KEDRO_DISABLE_TELEMETRY": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    # Progress is shown in one place, by this project.
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
+    # Plots are files; a display is neither needed nor always there.
+    "MPLBACKEND": "agg",
+}.items():
+    os.environ.setdefault(_name, _value)
+
+# Two warnings of packages about each other that would come with every command and that no user could mend. MLflow
+# switches warning filters off for its own, so that one is caught where Kedro logs it.
+warnings.filterwarnings("ignore", message=r"register_new_resolver\(\) is deprecated")
+logging.getLogger("py.warnings").addFilter(lambda record: "Add type hints to the `predict`" not in record.getMessage())
+
+# Overlays change single keys and keep the rest of a group.
+CONFIG_LOADER_ARGS = {
+    "base_env": "base",
+    "default_run_env": "local",
+    "merge_strategy": {"parameters": "soft", "mlflow": "soft", "globals": "soft"},
+    "config_patterns": {"mlflow": ["mlflow*", "mlflow*/**"]},
+}
+
+# Of hooks that ask to be first, the last one registered comes first: parameters are checked before anything uses them.
+HOOKS = (TrackingHook(), OutputLockHook(), StoredInputsHook(), EnvironmentHook(), ParametersHook())
+
+# The tracking hook takes the place of the plugin's own; with both, every run would be logged twice.
+DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow",)

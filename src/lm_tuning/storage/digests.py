@@ -1,0 +1,86 @@
+"""Name content by its digest: files by their bytes, settings by their canonical JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from lm_tuning.storage.atomic import write_json_atomic
+
+#: A file changed less than this many seconds ago may change again within the same time stamp, so it is not cached.
+SETTLED_SECONDS = 2.0
+
+
+def digest_file(path: Path, cache: Path | None = None) -> str:
+    """Return the SHA-256 of a file's bytes.
+
+    Args:
+        path: the file to read.
+        cache: a JSON file that remembers digests by path, size and modification time, so that a large file is read
+            once. A damaged cache is ignored and rewritten. None reads the file each time.
+
+    Returns:
+        64 hexadecimal digits.
+
+    Raises:
+        FileNotFoundError: if there is no such file.
+    """
+    path = Path(path).resolve()
+    stat = path.stat()
+    mark = [stat.st_size, stat.st_mtime_ns]
+    if cache is not None:
+        known = _read_cache(cache).get(str(path))
+        if isinstance(known, list) and known[:2] == mark:
+            return str(known[2])
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    after = path.stat()
+    unchanged = [after.st_size, after.st_mtime_ns] == mark
+    if cache is not None and unchanged and time.time() - stat.st_mtime > SETTLED_SECONDS:
+        entries = {name: entry for name, entry in _read_cache(cache).items() if os.path.exists(name)}
+        write_json_atomic(cache, {**entries, str(path): [*mark, digest]})
+    return digest
+
+
+def digest_values(value: Any) -> str:
+    """Return a short digest of settings: the same for equal values, whatever the order of their keys.
+
+    Args:
+        value: dicts with string keys, lists, tuples, strings, finite numbers, booleans and None, nested at will. ``1``
+            and ``1.0`` differ, as do ``1`` and ``True``.
+
+    Returns:
+        16 hexadecimal digits, fit for a folder name.
+
+    Raises:
+        TypeError: for any other type, such as a path or a set, and for a key that is no string.
+        ValueError: for NaN and infinities.
+    """
+    _check_keys(value)
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+
+
+def _check_keys(value: Any) -> None:
+    """Refuse keys that JSON would turn into strings without a word, so that ``{1: x}`` and ``{"1": x}`` never agree."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise TypeError(f"The key {key!r} is no string, so the digest would not be unique.")
+            _check_keys(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_keys(inner)
+
+
+def _read_cache(cache: Path) -> dict[str, Any]:
+    """Return the remembered digests, or nothing when the file is missing or damaged."""
+    try:
+        entries = json.loads(Path(cache).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return entries if isinstance(entries, dict) else {}

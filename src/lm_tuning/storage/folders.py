@@ -1,0 +1,271 @@
+"""Store large results in folders named by key, so that the same work is never done twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import weakref
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from lm_tuning.errors import UserError
+from lm_tuning.storage.atomic import (
+    explain_full_disk,
+    replace_folder,
+    restore_folder,
+    sync_folder,
+    write_json_atomic,
+)
+
+#: Raise it when the content of stored folders changes shape: folders of another version are never reused.
+SCHEMA_VERSION = 1
+
+MANIFEST_NAME = "manifest.json"
+POINTER_NAME = "current.json"
+_KEY_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+
+
+class StagedFolder:
+    """A folder that is being filled and that nobody else sees yet.
+
+    Used as a context manager it discards itself when the block fails. It also goes when the process ends without
+    publishing it, so a failed run leaves nothing half written.
+
+    Attributes:
+        path: where to write.
+        key: the name that it gets when published.
+        facts: values for the manifest; what ``json.dumps`` takes.
+    """
+
+    def __init__(self, path: Path, key: str) -> None:
+        """Adopt an empty folder.
+
+        Args:
+            path: the folder, which exists.
+            key: the key that it will be published under.
+        """
+        self.path = path
+        self.key = key
+        self.facts: dict[str, Any] = {}
+        self._discard = weakref.finalize(self, _discard_folder, str(path), os.getpid())
+
+    def discard(self) -> None:
+        """Remove the folder, unless it was published."""
+        self._discard()
+
+    def __enter__(self) -> StagedFolder:
+        """Return itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Discard the folder if the block failed; a full disk becomes a message for users.
+
+        Raises:
+            UserError: if the block failed because the disk is full.
+        """
+        if error is not None:
+            self.discard()
+            with explain_full_disk(self.path.parent / self.key):
+                raise error
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StagedFolder:
+        """Stay one object: a copy would remove the folder that the original still fills."""
+        return self
+
+
+class FolderStore:
+    """Folders by key below one root, with a pointer to the current one.
+
+    Layout: ``<root>/<key>/`` with a ``manifest.json`` that is written last, and ``<root>/current.json``, swapped in one
+    rename. A reader holds the old folder or the new one, never a mixture.
+
+    Attributes:
+        root: the folder of the store.
+        keep: number of keys that stay, the current one included; older ones are removed when one is published.
+        made_by: how to make the content, as a user would type it; used in messages.
+    """
+
+    def __init__(self, root: Path, keep: int = 3, *, made_by: str = "") -> None:
+        """Choose the root without touching the disk.
+
+        Args:
+            root: the folder of the store.
+            keep: number of keys that stay, at least 1.
+            made_by: how to make the content, for messages, such as ``kedro run --pipelines=split``.
+        """
+        assert keep >= 1, "a store keeps at least the current folder"
+        self.root = Path(root)
+        self.keep = keep
+        self.made_by = made_by
+
+    def find(self, key: str) -> Path | None:
+        """Return the complete folder of a key.
+
+        Args:
+            key: see ``digest_values``.
+
+        Returns:
+            The folder if its manifest names this key and this schema version and every listed file has its listed
+            size, else None.
+        """
+        folder = self.root / key
+        return folder if _is_complete(folder, key) else None
+
+    def stage(self, key: str) -> StagedFolder:
+        """Make an empty folder to fill; ``publish`` gives it its name.
+
+        Args:
+            key: letters, digits, ``.``, ``_`` and ``-``, not starting with a dot or a dash.
+
+        Raises:
+            UserError: if the disk is full.
+        """
+        assert _KEY_PATTERN.fullmatch(key), f"{key!r} is no folder name"
+        with explain_full_disk(self.root / key):
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._remove_stale()
+            path = self.root / f".staging-{key}-{os.getpid()}-{secrets.token_hex(4)}"
+            path.mkdir()
+        return StagedFolder(path, key)
+
+    def publish(self, item: StagedFolder | Path) -> Path:
+        """Make a staged folder, or one that ``find`` returned, the current one.
+
+        Args:
+            item: a staged folder is completed by its manifest and renamed to its key; a path only moves the pointer.
+
+        Returns:
+            The folder under its final name.
+
+        Raises:
+            UserError: if the disk is full; the previous folder stays the current one.
+        """
+        folder = self._finish(item) if isinstance(item, StagedFolder) else Path(item)
+        key = folder.name
+        assert folder.parent.resolve() == self.root.resolve(), f"'{folder}' does not lie in the store '{self.root}'"
+        assert _is_complete(folder, key), f"'{folder}' is not complete"
+        os.utime(folder / MANIFEST_NAME)  # the age that pruning goes by is the last use
+        write_json_atomic(self.root / POINTER_NAME, {"key": key})
+        self._prune(key)
+        return folder
+
+    def current(self) -> Path:
+        """Return the folder that was published last.
+
+        Raises:
+            UserError: if there is none, or its files are damaged, naming the root and what makes it.
+        """
+        hint = f" Make it with: {self.made_by}" if self.made_by else ""
+        key = self._read_pointer()
+        if key is None:
+            raise UserError(f"Nothing is stored in '{self.root}' yet.{hint}")
+        folder = self.root / key
+        restore_folder(folder)
+        if not _is_complete(folder, key):
+            raise UserError(f"The stored folder '{folder}' is missing or damaged.{hint}")
+        return folder
+
+    def _read_pointer(self) -> str | None:
+        """Return the current key, or None when there is no readable pointer."""
+        try:
+            key = json.loads((self.root / POINTER_NAME).read_text(encoding="utf-8"))["key"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return key if isinstance(key, str) and _KEY_PATTERN.fullmatch(key) else None
+
+    def _finish(self, staged: StagedFolder) -> Path:
+        """Write the manifest and give the folder its name."""
+        target = self.root / staged.key
+        with explain_full_disk(target):
+            (staged.path / MANIFEST_NAME).unlink(missing_ok=True)
+            manifest = {
+                "schema_version": SCHEMA_VERSION,
+                "key": staged.key,
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                "facts": staged.facts,
+                "files": {
+                    path.relative_to(staged.path).as_posix(): path.stat().st_size
+                    for path in sorted(staged.path.rglob("*"))
+                    if path.is_file()
+                },
+            }
+            sync_folder(staged.path)
+            write_json_atomic(staged.path / MANIFEST_NAME, manifest)
+        replace_folder(staged.path, target)
+        staged._discard.detach()
+        return target
+
+    def _prune(self, current: str) -> None:
+        """Remove the keys that were used longest ago, beyond ``keep``."""
+        manifests = [path for path in self.root.glob(f"*/{MANIFEST_NAME}") if path.parent.name != current]
+        manifests.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+        for manifest in manifests[self.keep - 1 :]:
+            manifest.unlink()  # first, so that a half removed folder is never taken for whole
+            shutil.rmtree(manifest.parent, ignore_errors=True)
+
+    def _remove_stale(self) -> None:
+        """Remove staged folders whose process is gone."""
+        for path in self.root.glob(".staging-*"):
+            pid = path.name.rsplit("-", 2)[1]
+            if pid.isdigit() and not _is_alive(int(pid)):
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the manifest of a published folder.
+
+    Args:
+        folder: what ``find``, ``publish`` or ``current`` returned.
+
+    Returns:
+        ``schema_version``, ``key``, ``created`` (UTC, ISO 8601), ``facts`` and ``files`` (size in bytes by name).
+
+    Raises:
+        UserError: if there is no readable manifest.
+    """
+    path = Path(folder) / MANIFEST_NAME
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"The folder '{folder}' has no readable {MANIFEST_NAME}, so it is not a stored result."
+        ) from error
+    return dict(manifest)
+
+
+def _is_complete(folder: Path, key: str) -> bool:
+    """Say whether the folder holds exactly what its manifest promises."""
+    try:
+        manifest = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
+        files: dict[str, int] = manifest["files"]
+        same = manifest["key"] == key and manifest["schema_version"] == SCHEMA_VERSION
+        return same and all((folder / name).stat().st_size == size for name, size in files.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
+
+
+def _is_alive(pid: int) -> bool:
+    """Say whether a process with this id runs on this machine."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _discard_folder(path: str, owner: int) -> None:
+    """Remove a staged folder; a forked copy of its owner leaves it alone."""
+    if os.getpid() == owner:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,108 @@
+"""Let one process at a time write to an output."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+from lm_tuning.errors import UserError
+
+
+class OutputLock:
+    """Hold an exclusive lock for as long as a run writes to an output.
+
+    The operating system frees the lock when the process ends, however it ends, so a leftover file never blocks.
+
+    Attributes:
+        path: the lock file. It stays after release, since removing it would let two processes hold "the" lock.
+        subject: what the lock protects, as the message names it.
+    """
+
+    def __init__(self, path: Path, subject: str | None = None) -> None:
+        """Choose the lock file without taking the lock.
+
+        Args:
+            path: the lock file, or an existing folder, in which ``.lock`` is then used.
+            subject: what is protected, for the message; the folder of ``path`` if None.
+        """
+        path = Path(path)
+        folder = path if path.is_dir() else path.parent
+        self.path = path / ".lock" if path.is_dir() else path
+        self.subject = subject or f"The folder '{folder}'"
+        self._descriptor: int | None = None
+
+    def acquire(self) -> OutputLock:
+        """Take the lock at once or say who holds it.
+
+        Raises:
+            UserError: if another run holds it, naming the subject and the holder's process id and command.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = _describe_holder(descriptor)
+            os.close(descriptor)
+            raise UserError(
+                f"{self.subject} is in use by {holder}. Wait until it ends, or give this run a name of its own with "
+                "--params output=another_name."
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.write(
+            descriptor,
+            json.dumps({"pid": os.getpid(), "command": " ".join(sys.argv)}).encode("utf-8"),
+        )
+        self._descriptor = descriptor
+        return self
+
+    def release(self) -> None:
+        """Give the lock back; a lock that is not held is left alone."""
+        if self._descriptor is not None:
+            descriptor, self._descriptor = self._descriptor, None
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+
+    def __enter__(self) -> OutputLock:
+        """Take the lock."""
+        return self.acquire()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Give the lock back."""
+        self.release()
+
+
+@contextmanager
+def one_at_a_time(path: Path) -> Iterator[None]:
+    """Wait for every other process that is in such a block with the same path, then enter.
+
+    Args:
+        path: the lock file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _describe_holder(descriptor: int) -> str:
+    """Return the process id and command that the holder wrote into the lock file."""
+    try:
+        holder = json.loads(os.pread(descriptor, 65536, 0))
+        return f"process {holder['pid']} ({holder['command']})"
+    except (ValueError, KeyError, TypeError):
+        return "another process"

@@ -1,0 +1,267 @@
+"""Render conversations with any chat template and find the answers in the result.
+
+A template is a program: it may trim, reorder, drop or wrap what it is given. So nothing is assumed about it. Each shape
+of conversation (its roles, in order) is rendered once with a marker in place of every content, which shows the
+scaffolding around them; each row is then rendered for real, and the answers' places are only believed when scaffolding
+and contents, put together, are that rendering to the character. Rows for which this fails are traced by rendering
+their beginnings; rows for which that fails as well are refused, never guessed at.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from lm_tuning.text.rendering import CharRange, Message, RenderedRow, RowRefused
+
+NOT_VERBATIM = "content_not_verbatim"
+TRAILING_TURNS_CUT = "trailing_turns_cut"
+
+_MAX_SHAPES = 4096
+# Private-use characters: no template trims or changes them, and they are not in its literals.
+_MARKER = "\ue000{}\ue001"
+_MARKER_PATTERN = re.compile("\ue000(\\d+)\ue001")
+_GENERATION_PATTERN = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+@dataclass(frozen=True)
+class Skeleton:
+    """The scaffolding that a template puts around a shape of conversation.
+
+    Attributes:
+        literals: what stands before, between and after the contents; one more than ``order``.
+        order: which message's content stands at each gap.
+        leads: characters of the literal before a gap that its answer begins with (markers may say so).
+        tails: characters of the literal after a gap that its answer ends with, the end-of-turn token among them.
+        extras: characters of the literal before a gap that no generation prompt writes; ``None`` where that is unknown.
+        is_closed: whether the last answer ends with an end-of-turn token.
+    """
+
+    literals: list[str]
+    order: list[int]
+    leads: list[int]
+    tails: list[int]
+    extras: list[int | None]
+    is_closed: bool
+
+    def locate(self, text: str, contents: list[str]) -> tuple[list[CharRange], bool] | None:
+        """Find each content in the real rendering.
+
+        Args:
+            text: the rendering.
+            contents: content of every message.
+
+        Returns:
+            The range of the content at every gap and whether all stand there verbatim, or ``None`` when scaffolding
+            and contents do not add up to the text.
+        """
+        places: list[CharRange] = []
+        verbatim = True
+        at = 0
+        for literal, after, message in zip(self.literals, self.literals[1:], self.order, strict=False):
+            if not text.startswith(literal, at):
+                return None
+            at += len(literal)
+            content = contents[message]
+            for variant in (content, content.rstrip(), content.lstrip(), content.strip()):
+                if text.startswith(variant, at) and text.startswith(after, at + len(variant)):
+                    break
+            else:
+                return None
+            verbatim = verbatim and variant == content
+            places.append((at, at + len(variant)))
+            at += len(variant)
+        if text[at:] != self.literals[-1]:
+            return None
+        return places, verbatim
+
+
+class ChatRenderer:
+    """Render conversations with a tokenizer's chat template and trace the answers."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        """Look at the template; a tokenizer without one cannot be used.
+
+        Args:
+            tokenizer: a transformers tokenizer with a chat template.
+        """
+        self._template: str = tokenizer.get_chat_template()
+        self._variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
+        self._skeletons: dict[tuple[str, ...], Skeleton | None] = {}
+        self._has_markers = _GENERATION_PATTERN.search(self._template) is not None
+        # A beginning-of-text token after an answer belongs to the next turn. SmolLM2 and others use one token for both.
+        bos = tokenizer.bos_token if tokenizer.bos_token != tokenizer.eos_token else None
+        ends = sorted((str(token) for token in tokenizer.added_tokens_encoder if token != bos), key=len, reverse=True)
+        self._end_of_turn = re.compile(r"\s*(?:" + "|".join(map(re.escape, ends)) + ")") if ends else re.compile("(?!)")
+
+    def render(self, messages: list[Message]) -> RenderedRow:
+        """Render one conversation and trace its answers.
+
+        Turns after the last assistant turn teach nothing and are cut.
+
+        Args:
+            messages: ``role`` and ``content``, and whatever else the template reads.
+
+        Returns:
+            The row as text.
+
+        Raises:
+            RowRefused: no assistant turn, the template refuses the conversation, or its output cannot be traced.
+        """
+        last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=None)
+        if last is None:
+            raise RowRefused("no_assistant_turn")
+        notes = [TRAILING_TURNS_CUT] if last + 1 < len(messages) else []
+        messages = messages[: last + 1]
+        text = self._apply(messages)
+        row = self._by_skeleton(messages, text) or self._by_beginnings(messages, text)
+        row.notes += notes
+        return row
+
+    def _apply(self, messages: list[Message], *, add_generation_prompt: bool = False) -> str:
+        """Render with what ``apply_chat_template`` renders with, without what that does anew for every row."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        try:
+            rendered: Any = render_jinja_template(
+                conversations=[messages],
+                chat_template=self._template,
+                add_generation_prompt=add_generation_prompt,
+                **self._variables,
+            )
+        except Exception as error:  # a template is foreign code: it raises what it likes
+            raise RowRefused("refused_by_template", str(error)) from error
+        return str(rendered[0][0])
+
+    def _by_skeleton(self, messages: list[Message], text: str) -> RenderedRow | None:
+        """Trace by the scaffolding of the conversation's shape; ``None`` when that does not add up."""
+        if any(message.keys() != {"role", "content"} for message in messages):
+            return None
+        shape = tuple(message["role"] for message in messages)
+        if shape not in self._skeletons:
+            if len(self._skeletons) >= _MAX_SHAPES:
+                self._skeletons.clear()
+            self._skeletons[shape] = self._learn(shape)
+        skeleton = self._skeletons[shape]
+        located = skeleton.locate(text, [message["content"] for message in messages]) if skeleton else None
+        if skeleton is None or located is None:
+            return None
+        places, verbatim = located
+        prompts: list[CharRange] = []
+        answers: list[CharRange] = []
+        openings: list[int] = []
+        for gap, (start, end) in enumerate(places):
+            if shape[skeleton.order[gap]] != "assistant":
+                prompts.append((start, end))
+                continue
+            answers.append((start - skeleton.leads[gap], end + skeleton.tails[gap]))
+            extra = skeleton.extras[gap]
+            if extra is not None:
+                openings.append(start - extra)
+        notes = [] if verbatim else [NOT_VERBATIM]
+        return RenderedRow(text[: answers[-1][1]], prompts, answers, skeleton.is_closed, openings, notes)
+
+    def _learn(self, shape: tuple[str, ...]) -> Skeleton | None:
+        """Render a shape with markers for contents and read the scaffolding off."""
+        messages = [{"role": role, "content": _MARKER.format(i)} for i, role in enumerate(shape)]
+        try:
+            text = self._apply(messages)
+        except RowRefused:
+            return None
+        gaps = list(_MARKER_PATTERN.finditer(text))
+        order = [int(gap[1]) for gap in gaps]
+        answered = [message for message in order if shape[message] == "assistant"]
+        # Every answer once and in order, and the last of them after every prompt; else spans would mean something else.
+        expected = [i for i, role in enumerate(shape) if role == "assistant"]
+        if answered != expected or not order or order[-1] != len(shape) - 1:
+            return None
+        edges = [0, *(place for gap in gaps for place in gap.span()), len(text)]
+        literals = [text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
+        marked = self._marked_ranges(messages) if self._has_markers else []
+        leads = [0] * len(gaps)
+        tails = [0] * len(gaps)
+        for i, gap in enumerate(gaps):
+            for start, end in marked:
+                if start <= gap.start() and gap.end() <= end:
+                    leads[i] = min(gap.start() - start, len(literals[i]))
+                    tails[i] = min(end - gap.end(), len(literals[i + 1]))
+        closing = self._end_of_turn.match(literals[-1])
+        extras: list[int | None] = [None] * len(gaps)
+        for i in (i for i, message in enumerate(order) if shape[message] == "assistant"):
+            extras[i] = self._beyond_generation_prompt(messages[: order[i]], text[: gaps[i].start()])
+            # A turn in the middle ends as the last one does: what merely follows it may be the next turn's beginning.
+            if closing and literals[i + 1].startswith(closing[0]):
+                tails[i] = max(tails[i], closing.end())
+        return Skeleton(literals, order, leads, tails, extras, is_closed=closing is not None)
+
+    def _beyond_generation_prompt(self, messages: list[Message], text: str) -> int | None:
+        """Count the characters that a rendering has more than the prompt that generation starts from."""
+        try:
+            prompt = self._apply(messages, add_generation_prompt=True)
+        except RowRefused:
+            return None
+        return len(text) - len(prompt) if text.startswith(prompt) else None
+
+    def _marked_ranges(self, messages: list[Message]) -> list[CharRange]:
+        """Return the character ranges inside the template's generation markers."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        rendered: Any = render_jinja_template(
+            conversations=[messages],
+            chat_template=self._template,
+            return_assistant_tokens_mask=True,
+            **self._variables,
+        )
+        return [(int(start), int(end)) for start, end in rendered[1][0]]
+
+    def _by_beginnings(self, messages: list[Message], text: str) -> RenderedRow:
+        """Trace by rendering the conversation up to each answer: what the whole adds to that is the answer."""
+        answers: list[CharRange] = []
+        openings: list[int] = []
+        is_closed = False
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = self._apply(messages[:i], add_generation_prompt=True) if i else ""
+            upto = self._apply(messages[: i + 1])
+            if not text.startswith(before) or not text.startswith(upto) or len(before) > len(upto):
+                raise RowRefused("untraceable", f"the template writes turn {i + 1} otherwise when more turns follow")
+            start = len(before)
+            if not i or before == self._apply(messages[:i]):
+                # No header invites the answer, so what was added may begin with one; only the content is sure.
+                start = text.find(str(message.get("content") or "").strip(), start)
+                if not message.get("content") or start < 0:
+                    raise RowRefused("untraceable", f"the content of turn {i + 1} is not in the rendered text")
+            end, is_closed = self._end_of_answer(text[start : len(upto)])
+            answers.append((start, start + end))
+            openings.append(len(before))
+        prompts = [(end, start) for (_, end), (start, _) in pairwise([(0, 0), *answers])]
+        contents = [message["content"] for message in messages if isinstance(message.get("content"), str)]
+        notes = [] if all(content in text for content in contents) else [NOT_VERBATIM]
+        prompts = self._within(messages, text, prompts)
+        return RenderedRow(text[: answers[-1][1]], prompts, answers, is_closed, openings, notes)
+
+    def _end_of_answer(self, text: str) -> tuple[int, bool]:
+        """Return where an answer ends in what follows its prompt, and whether an end-of-turn token closes it."""
+        kept = len(text.rstrip())
+        for match in re.finditer(self._end_of_turn, text):
+            if match.end() == kept:
+                return kept, True
+        return kept, False
+
+    def _within(self, messages: list[Message], text: str, ranges: list[CharRange]) -> list[CharRange]:
+        """Return where the prompts' contents stand inside these ranges; truncation leaves the rest alone."""
+        found: list[CharRange] = []
+        at = 0
+        for message in messages:
+            content = message.get("content")
+            if message["role"] == "assistant" or not isinstance(content, str) or not content.strip():
+                continue
+            start = text.find(content.strip(), at)
+            end = start + len(content.strip())
+            if start >= 0 and any(low <= start and end <= high for low, high in ranges):
+                found.append((start, end))
+                at = end
+        return found

@@ -1,0 +1,74 @@
+"""Files of rows, written by hand or taken from the real data sets."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm_tuning.data.raw_files import describe_file
+from lm_tuning.data.rows import open_examples
+from lm_tuning.data.split_folder import write_splits
+
+REAL_DATA = Path(os.environ.get("LM_TUNING_TEST_DATA", Path(__file__).parents[2] / "../shared/data"))
+
+
+@pytest.fixture
+def real_data() -> Callable[[str], Path]:
+    """Find a real file, or skip and say why."""
+
+    def find(name: str) -> Path:
+        path = REAL_DATA / name
+        if not path.exists():
+            pytest.skip(f"{path} is not there (LM_TUNING_TEST_DATA names another folder)")
+        return path
+
+    return find
+
+
+@pytest.fixture
+def write_rows(tmp_path: Path) -> Callable[..., Path]:
+    """Write dicts as JSON Lines."""
+
+    def write(rows: Sequence[Any], name: str = "rows.jsonl") -> Path:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        return path
+
+    return write
+
+
+class SplitResult:
+    """A written folder, its summary, and its rows by split."""
+
+    def __init__(self, folder: Path, summary: dict[str, Any]) -> None:
+        self.folder = folder
+        self.summary = summary
+        self.rows = {name: open_examples(folder, name).head(10**9) for name in ("train", "validation", "test")}
+
+    def ids(self, split: str) -> list[int]:
+        return [row["row_id"] for row in self.rows[split]]
+
+    def column(self, name: str) -> list[Any]:
+        """All values in the order of the row ids."""
+        rows = sorted((row for rows in self.rows.values() for row in rows), key=lambda row: row["row_id"])
+        return [row[name] for row in rows]
+
+
+@pytest.fixture
+def split(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SplitResult]:
+    """Split files with the settings given, nothing held out unless asked."""
+
+    def make(
+        train: Path, *, validation_path: Path | None = None, test_path: Path | None = None, **settings: Any
+    ) -> SplitResult:
+        paths = {"train": train, "validation": validation_path, "test": test_path}
+        files = {name: path and describe_file(str(path), key=name) for name, path in paths.items()}
+        folder = tmp_path_factory.mktemp("splits")
+        return SplitResult(folder, write_splits(folder, files, **{"validation": 0, "test": 0, **settings}))
+
+    return make

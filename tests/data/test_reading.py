@@ -1,0 +1,222 @@
+"""Rows come out of a file as they stand in it: nothing guessed, nothing lost, every problem with its row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm_tuning.data.problems import RowProblem
+from lm_tuning.data.raw_files import describe_file
+from lm_tuning.data.reading import open_rows
+from lm_tuning.errors import UserError
+
+
+def rows_of(path: Path) -> list[tuple[int, Any]]:
+    file = describe_file(str(path), key="data.path")
+    return [
+        (number, f"{row.kind}: {row.reason}" if isinstance(row, RowProblem) else row)
+        for number, row in open_rows(path, file["format"])
+    ]
+
+
+def file_of(folder: Path, name: str, content: bytes | str) -> Path:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def message_of(path: Path) -> str:
+    with pytest.raises(UserError) as caught:
+        rows_of(path)
+    return str(caught.value)
+
+
+def test_json_lines_with_mark_and_crlf_read_like_plain_ones(tmp_path):
+    windows = file_of(tmp_path, "windows.jsonl", b'\xef\xbb\xbf{"text":"one"}\r\n{"text":"two"}\r\n\r\n')
+    plain = file_of(tmp_path, "plain.jsonl", b'{"text":"one"}\n{"text":"two"}\n')
+    assert rows_of(windows) == rows_of(plain) == [(1, {"text": "one"}), (2, {"text": "two"})]
+    assert open_rows(windows, "jsonl").columns == ["text"]
+
+
+@pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"])
+def test_unicode_line_separators_stay_inside_strings(tmp_path, separator):
+    row = {"text": f"one{separator}two"}
+    lines = file_of(tmp_path, "a.jsonl", json.dumps(row, ensure_ascii=False) + "\n")
+    array = file_of(tmp_path, "a.json", json.dumps([row], ensure_ascii=False))
+    table = file_of(tmp_path, "a.csv", f"text\n{row['text']}\n")
+    assert rows_of(lines) == rows_of(array) == rows_of(table) == [(1, row)]
+
+
+def test_blank_lines_of_json_lines_are_counted_so_that_row_numbers_are_line_numbers(tmp_path):
+    path = file_of(tmp_path, "a.jsonl", '{"a": 1}\n\n  \n{"a": 2}')
+    assert rows_of(path) == [(1, {"a": 1}), (4, {"a": 2})]
+
+
+def test_lines_that_are_no_rows_are_reported_by_number_and_the_rest_is_read(tmp_path):
+    path = file_of(tmp_path, "a.jsonl", b'{"a": 1}\n{"a": \n[1, 2]\n{"a": "\xff"}\n{"a": 5}\n' + b"[" * 100_000 + b"\n")
+    rows = dict(rows_of(path))
+    assert rows[1] == {"a": 1}
+    assert rows[2].startswith("not_json: is not JSON (Expecting value at character")
+    assert rows[3] == "not_an_object: holds a list, where an object with columns is wanted."
+    assert rows[4] == "not_utf8: byte 30 of the file is not UTF-8."
+    assert rows[5] == {"a": 5}
+    assert rows[6].startswith("not_json")
+
+
+def test_a_file_without_a_single_object_fails_with_its_first_lines(tmp_path):
+    message = message_of(file_of(tmp_path, "a.jsonl", "one\ntwo\n"))
+    assert "a.jsonl, row 1: is not JSON" in message
+    assert "a.jsonl, row 2: is not JSON" in message
+
+
+def test_an_array_under_the_name_of_json_lines_says_where_it_belongs(tmp_path):
+    rows = dict(rows_of(file_of(tmp_path, "a.jsonl", '[\n{"a": 1}\n]\n')))
+    assert rows[1].endswith("An array of rows belongs in a .json file.")
+    assert rows[2] == {"a": 1}
+
+
+def test_columns_are_those_of_all_first_rows(tmp_path):
+    path = file_of(tmp_path, "a.jsonl", '{"a": 1}\n{"b": 1, "a": 2}\n')
+    assert open_rows(path, "jsonl").columns == ["a", "b"]
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64, 1 << 20])
+def test_json_arrays_are_streamed_in_pieces_of_any_size(tmp_path, monkeypatch, chunk):
+    monkeypatch.setattr("lm_tuning.data.json_array._CHUNK_CHARACTERS", chunk)
+    rows: list[Any] = [{"text": 'a "quoted" }, ]\n값', "n": [1, {"b": None}]}, {"text": "x" * 100}, {"text": ""}]
+    for text in (json.dumps(rows), json.dumps(rows, indent=2, ensure_ascii=False), f" {json.dumps(rows)} \n\n"):
+        assert rows_of(file_of(tmp_path, "a.json", b"\xef\xbb\xbf" + text.encode())) == list(enumerate(rows, 1))
+
+
+@pytest.mark.parametrize("chunk", [1, 1 << 20])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('[{"a": 1}, {"a": }]', "row 2: is not JSON"),
+        ('[{"a": 1} {"a": 2}]', "'{' stands after row 1"),
+        ('[{"a": 1}', "the file ends after row 1"),
+        ('[{"a": 1}, ', "row 2: is not JSON"),
+        ('[{"a": 1}][{"a": 2}]', "'[' stands behind the array"),
+        ('{"rows":\n[{"a": 1}]}', "holds no array"),
+        ("[]", "has no rows"),
+        ("[1, 22]", "row 2: holds a number (22)"),
+    ],
+)
+def test_damaged_json_arrays_name_the_row(tmp_path, monkeypatch, text, expected, chunk):
+    monkeypatch.setattr("lm_tuning.data.json_array._CHUNK_CHARACTERS", chunk)
+    assert expected in message_of(file_of(tmp_path, "a.json", text))
+
+
+def test_a_json_file_with_one_object_a_line_is_read_as_such(tmp_path):
+    assert rows_of(file_of(tmp_path, "a.json", '{"a": 1}\n{"a": 2}\n')) == [(1, {"a": 1}), (2, {"a": 2})]
+
+
+def test_csv_values_are_the_text_between_the_commas(tmp_path):
+    content = "text,label\nnull,neg\nN/A,pos\nfine,None\n007,1e5\n2024-01-01,\n NaN ,true\n"
+    rows = [tuple(row.values()) for _, row in rows_of(file_of(tmp_path, "a.csv", content))]
+    assert rows == [
+        ("null", "neg"),
+        ("N/A", "pos"),
+        ("fine", "None"),
+        ("007", "1e5"),
+        ("2024-01-01", ""),
+        (" NaN ", "true"),
+    ]
+
+
+def test_csv_fields_hold_commas_quotes_and_line_breaks(tmp_path):
+    path = file_of(tmp_path, "a.csv", 'a,b\n"one, ""two""\nthree",x\n\nlast,y\n\n')
+    assert rows_of(path) == [(1, {"a": 'one, "two"\nthree', "b": "x"}), (2, {"a": "last", "b": "y"})]
+
+
+def test_csv_from_windows_reads_like_a_plain_one_inside_fields_as_well(tmp_path):
+    plain = 'a,b\n"one\ntwo",x\nthree,y\n'
+    windows = file_of(tmp_path, "w.csv", b"\xef\xbb\xbf" + plain.replace("\n", "\r\n").encode())
+    assert rows_of(windows) == rows_of(file_of(tmp_path, "p.csv", plain))
+
+
+def test_a_carriage_return_in_a_field_of_a_plain_csv_is_content(tmp_path):
+    assert rows_of(file_of(tmp_path, "a.csv", 'a\n"one\r\ntwo"\n')) == [(1, {"a": "one\r\ntwo"})]
+
+
+def test_long_csv_fields_are_read(tmp_path):
+    assert len(rows_of(file_of(tmp_path, "a.csv", f"a,b\n{'x' * 500_000},1\n"))[0][1]["a"]) == 500_000
+
+
+def test_csv_rows_of_another_width_are_reported(tmp_path):
+    rows = dict(rows_of(file_of(tmp_path, "a.csv", "a,b\n1,2\n1,2,3\n1\n")))
+    assert rows[2] == "wrong_field_count: has 3 fields, where the header names 2; it begins '1'."
+    assert rows[3].startswith("wrong_field_count: has 1 fields")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b'a,b\n1,2\n3,"4\n5,6\n', "row 2 (line 3): a quoted field begins here and never ends"),
+        (b'a,b\n1,"2"3\n', "row 1 (line 2): ',' expected after '\"' in line 2"),
+        (b"a,b,a\n1,2,3\n", "names these columns more than once: 'a'"),
+        (b"\n\n", "has no header"),
+        (b",\n", "has no header"),
+        ("a\n이름\n".encode("cp949"), "line 2: byte 2 of the file (0xc0) is not UTF-8"),
+        ("a\nb\n".encode("utf-16"), "is UTF-16 (byte 0"),
+    ],
+)
+def test_damaged_csv_names_the_place(tmp_path, content, expected):
+    assert expected in message_of(file_of(tmp_path, "a.csv", content))
+
+
+def test_parquet_values_keep_their_types_and_structs_lose_the_nulls_that_arrow_added(tmp_path):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = [
+        {"text": "null", "n": 1, "turns": [{"role": "user", "args": {"city": "Busan", "n": None}}]},
+        {"text": None, "n": 2, "turns": [{"role": "tool", "args": {"city": None, "n": 3}}]},
+    ]
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    source = open_rows(path, "parquet")
+    assert source.columns == ["text", "n", "turns"]
+    assert [row for _, row in source] == [
+        {"text": "null", "n": 1, "turns": [{"role": "user", "args": {"city": "Busan"}}]},
+        {"text": None, "n": 2, "turns": [{"role": "tool", "args": {"n": 3}}]},
+    ]
+    source.select(["n"])
+    assert list(source) == [(1, {"n": 1}), (2, {"n": 2})]
+    assert source.progress() == (2, 2, "rows")
+
+
+def test_a_file_that_is_no_parquet_says_so(tmp_path):
+    assert "no readable Parquet file" in message_of(file_of(tmp_path, "a.parquet", "text\none\n"))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
+def test_progress_reaches_the_end_of_the_file(tmp_path, name):
+    content = {
+        "a.jsonl": '{"a": "1"}\n' * 5000,
+        "a.json": "[" + ", ".join(['{"a": "1"}'] * 5000) + "]",
+        "a.csv": "a\n" + "1\n" * 5000,
+    }[name]
+    source = open_rows(file_of(tmp_path, name, content), name.split(".")[1])
+    assert sum(1 for _ in source) == 5000
+    done, total, unit = source.progress()
+    assert total == len(content) // 1000 + 1
+    assert done >= total - 2
+    assert unit == "kB"
+
+
+def test_real_files_are_read_to_the_last_row(real_data):
+    for name, num_rows, columns in [
+        ("gsm8k/train.jsonl", 7473, ["question", "answer"]),
+        ("banking77/train.csv", 10003, ["text", "category"]),
+        ("mts_dialog/train.csv", 1201, ["ID", "section_header", "section_text", "dialogue"]),
+        ("chatbot_ko/ChatbotData.csv", 11823, ["Q", "A", "label"]),
+    ]:
+        path = real_data(name)
+        rows = rows_of(path)
+        assert [number for number, _ in rows] == list(range(1, num_rows + 1))
+        assert all(list(row) == columns for _, row in rows)
+        assert not any("\r" in value for _, row in rows for value in row.values())

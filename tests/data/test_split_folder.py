@@ -1,0 +1,350 @@
+"""Whole folders of splits, from files to Arrow and summary."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+
+from lm_tuning.data.rows import ExampleTable, open_examples
+from lm_tuning.data.split_folder import describe_splits
+from lm_tuning.errors import UserError
+
+COPIES = ["a", "b", "same", "c", "d", "e", "f", "g", "same", "same "]
+
+
+def texts(*values):
+    return [{"text": value} for value in values]
+
+
+def test_values_of_other_types_are_reported_by_row(write_rows, split):
+    path = write_rows(texts("hello", 42, None, ["a", "b"]))
+    with pytest.raises(UserError) as caught:
+        split(path)
+    assert caught.value.problems[:3] == [
+        f"{path}, row 2: column 'text' holds a number (42), where text is wanted.",
+        f"{path}, row 3: column 'text' holds null, where text is wanted.",
+        f"{path}, row 4: column 'text' holds a list, where text is wanted.",
+    ]
+    assert "data.on_bad_row: skip" in caught.value.problems[3]
+
+
+def test_bad_rows_can_be_skipped_and_are_counted(write_rows, split, caplog):
+    result = split(write_rows(texts("hello", 42, None, ["a", "b"])), on_bad_row="skip")
+    assert result.rows["train"] == [{"row_id": 1, "text": "hello"}]
+    assert "3 skipped (3 wrong_type)" in caplog.text
+    assert "row 4: column 'text' holds a list" in caplog.text
+    assert result.summary["files"]["train"] == {
+        "first_row_id": 1,
+        "rows_read": 4,
+        "rows_kept": 1,
+        "rows_skipped": {"wrong_type": 3},
+    }
+
+
+def test_many_bad_rows_are_counted_behind_the_first_twenty(write_rows, split):
+    with pytest.raises(UserError) as caught:
+        split(write_rows(texts("fine", *range(50))))
+    assert len(caught.value.problems) == 22
+    assert caught.value.problems[20].endswith("30 more bad rows.")
+
+
+def test_a_file_of_bad_rows_only_is_an_error_even_when_they_are_skipped(write_rows, split):
+    with pytest.raises(UserError, match="no rows that can be used"):
+        split(write_rows(texts(1, 2)), on_bad_row="skip")
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "settings", "expected"),
+    [
+        (1, {"validation": 0.1}, ["1 row ", "0.1"]),
+        (2, {"validation": 0.1, "test": 0.1}, ["2 rows", "0.1"]),
+    ],
+)
+def test_a_set_that_is_too_small_names_rows_and_fractions(write_rows, split, num_rows, settings, expected):
+    with pytest.raises(UserError) as caught:
+        split(write_rows(texts(*map(str, range(num_rows)))), **settings)
+    assert all(part in str(caught.value) for part in expected)
+
+
+def test_three_rows_are_enough_for_three_splits_and_ten_for_one(write_rows, split):
+    three = split(write_rows(texts("a", "b", "c")), validation=0.1, test=0.1)
+    assert three.summary["rows"] == {"train": 1, "validation": 1, "test": 1}
+    ten = split(write_rows(texts(*"abcdefghij")), validation=0)
+    assert ten.summary["rows"] == {"train": 10, "validation": 0, "test": 0}
+    assert ten.ids("train") == list(range(1, 11))
+    assert len(open_examples(ten.folder, "test")) == 0
+
+
+@pytest.mark.parametrize("handling", ["keep_together", "drop"])
+def test_copies_never_stand_on_both_sides(write_rows, split, handling):
+    path = write_rows(texts(*COPIES))
+    for seed in range(20):
+        result = split(path, validation=0.3, seed=seed, duplicates=handling)
+        stripped = {name: {row["text"].strip() for row in rows} for name, rows in result.rows.items()}
+        assert not stripped["train"] & stripped["validation"]
+        assert "; 2 duplicates " in describe_splits(result.summary)
+        expected = {"keep_together": (7, 3), "drop": (6, 2)}[handling]  # 0.3 of 10 rows, and of the 8 that are left
+        assert (len(result.rows["train"]), len(result.rows["validation"])) == expected
+
+
+def test_dropped_copies_leave_the_first_and_are_counted(write_rows, split):
+    result = split(write_rows(texts(*COPIES)), duplicates="drop")
+    assert result.ids("train") == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert result.summary["duplicates"]["num_dropped"] == 2
+
+
+def test_ignored_copies_that_end_on_both_sides_are_reported(write_rows, split, caplog):
+    result = split(write_rows(texts("a", "a", "a", "a", "b")), validation=2, duplicates="ignore", seed=1)
+    assert result.summary["overlap"]["train_validation"] == 1
+    assert "train and validation share 1 different contents" in caplog.text
+
+
+def test_a_copy_with_another_label_is_kept_together_and_never_dropped(write_rows, split, caplog):
+    rows = [{"text": "same", "label": "a"}, {"text": "same", "label": "b"}, {"text": "same", "label": "a"}]
+    rows += [{"text": str(number), "label": "a"} for number in range(5)]
+    path = write_rows(rows)
+    for seed in range(10):
+        result = split(path, format="text_label", duplicates="drop", validation=2, seed=seed)
+        side = [name for name, rows in result.rows.items() for row in rows if row["text"] == "same"]
+        assert side in (["train"] * 2, ["validation"] * 2)
+    assert "1 rows repeat a text under another label" in caplog.text
+
+
+def test_groups_stay_whole_together_with_copies_that_link_them(write_rows, split):
+    rows = [{"text": f"{group}{number}", "book": group} for group in range(8) for number in range(5)]
+    rows += [{"text": "00", "book": 7}]
+    path = write_rows(rows)
+    for seed in range(10):
+        result = split(path, validation=0.25, test=0.25, group="book", seed=seed)
+        books = [{rows[row_id - 1]["book"] for row_id in result.ids(name)} for name in result.rows]
+        assert not (books[0] & books[1]) | (books[0] & books[2]) | (books[1] & books[2])
+        assert any({0, 7} <= side for side in books)
+        assert result.summary["groups"]["num_groups"] == 8
+        assert result.summary["groups"]["largest"] == {"value": "7", "num_rows": 6}
+
+
+def test_too_few_groups_are_named(write_rows, split):
+    path = write_rows([{"text": str(number), "book": "one"} for number in range(9)])
+    with pytest.raises(UserError, match="1 groups of 'book' cannot be divided into 2 splits"):
+        split(path, validation=0.2, group="book")
+
+
+def test_sizes_that_groups_do_not_allow_are_reported(write_rows, split, caplog):
+    rows = [{"text": str(number), "book": number // 50} for number in range(100)]
+    result = split(write_rows(rows), validation=0.1, group="book")
+    assert result.summary["wanted_rows"]["validation"] == 10
+    assert result.summary["rows"] == {"train": 50, "validation": 50, "test": 0}
+    assert "validation 50 rows instead of 10" in caplog.text
+
+
+def test_a_class_of_one_stays_in_train_and_is_named(write_rows, split, caplog):
+    rows = [{"text": str(number), "label": "A"} for number in range(9)] + [{"text": "x", "label": "B"}]
+    path = write_rows(rows)
+    for seed in range(10):
+        result = split(path, test=0.2, stratify="label", seed=seed)
+        assert 10 in result.ids("train")
+        assert result.summary["rows"] == {"train": 8, "validation": 0, "test": 2}
+        assert result.summary["classes"]["only_in_train"] == {"B": 1}
+    assert "only in train: 'B' (1 rows)" in caplog.text
+
+
+def test_group_and_strata_columns_are_checked_together(write_rows, split):
+    with pytest.raises(UserError) as caught:
+        split(write_rows(texts("a")), group="book", stratify="kind")
+    assert [problem.split()[0] for problem in caught.value.problems] == ["split.group", "split.stratify"]
+
+
+def test_an_empty_group_is_a_bad_row(write_rows, split):
+    with pytest.raises(UserError, match="row 2: column 'book' is empty"):
+        split(write_rows([{"text": "a", "book": "x"}, {"text": "b", "book": ""}]), group="book")
+
+
+def test_unlabelled_rows_are_named(tmp_path, split):
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label\na,1\nb,2\nc,\nd,3\n")
+    with pytest.raises(UserError, match="row 3: unlabelled: column 'label' is empty"):
+        split(path, format="text_label")
+    result = split(path, format="text_label", on_bad_row="skip")
+    assert result.column("label") == ["1", "2", "3"]
+    assert result.column("row_id") == [1, 2, 4]
+
+
+def test_own_files_are_splits_by_themselves_and_ids_go_on_from_file_to_file(write_rows, split):
+    train = write_rows(texts(*"abcdefghij"), "train.jsonl")
+    held_out = write_rows(texts("x", "y"), "validation.jsonl")
+    last = write_rows(texts("z"), "test.jsonl")
+    result = split(train, validation_path=held_out, test_path=last, validation=0.5, test=0.5)
+    assert result.ids("train") == list(range(1, 11))
+    assert result.rows["validation"] == [{"row_id": 11, "text": "x"}, {"row_id": 12, "text": "y"}]
+    assert result.rows["test"] == [{"row_id": 13, "text": "z"}]
+    assert result.summary["files"]["test"]["first_row_id"] == 13
+    only_test = split(train, test_path=last, validation=0.2, test=0.5)
+    assert only_test.summary["rows"] == {"train": 8, "validation": 2, "test": 1}
+
+
+def test_row_ids_do_not_move_when_rows_are_skipped(write_rows, split):
+    train = write_rows(texts("a", None, "c", None), "train.jsonl")
+    result = split(train, test_path=write_rows(texts("z"), "test.jsonl"), on_bad_row="skip")
+    assert (result.ids("train"), result.ids("test")) == ([1, 3], [5])
+
+
+def test_rows_shared_with_an_own_file_are_reported_or_dropped_from_train(write_rows, split, caplog):
+    train = write_rows(texts("a", "b", "shared", "shared"), "train.jsonl")
+    held_out = write_rows(texts("shared ", "z"), "test.jsonl")
+    kept = split(train, test_path=held_out)
+    assert kept.summary["overlap"]["train_test"] == 1
+    assert "train and test share 1 different contents" in caplog.text
+    dropped = split(train, test_path=held_out, duplicates="drop")
+    assert dropped.summary["overlap"]["train_test"] == 0
+    assert (dropped.ids("train"), dropped.ids("test")) == ([1, 2], [5, 6])
+
+
+def test_an_own_file_needs_the_same_columns(write_rows, split):
+    with pytest.raises(
+        UserError, match=r"data.columns.text names the column 'text', which .*other.jsonl does not have"
+    ):
+        split(write_rows(texts("a")), test_path=write_rows([{"body": "b"}], "other.jsonl"))
+
+
+def test_problems_of_all_files_come_together(write_rows, split):
+    train, held_out = write_rows(texts("a", 1)), write_rows(texts("b", 2), "test.jsonl")
+    with pytest.raises(UserError) as caught:
+        split(train, test_path=held_out)
+    assert [f"{train}, row 2" in str(caught.value), f"{held_out}, row 2" in str(caught.value)] == [True, True]
+
+
+def test_files_of_any_format_give_the_same_rows(tmp_path, write_rows, split):
+    import pyarrow.parquet as pq
+
+    rows = [{"q": f'질문 {number}\nfoo, "bar"', "a": f"답 {number}"} for number in range(5000)]
+    lines = write_rows(rows)
+    array = tmp_path / "rows.json"
+    array.write_text(json.dumps(rows))
+    table = tmp_path / "rows.csv"
+    table.write_text(
+        "q,a\n" + "".join('"{}",{}\n'.format(row["q"].replace('"', '""'), row["a"]) for row in rows), encoding="utf-8"
+    )
+    columns = tmp_path / "rows.parquet"
+    pq.write_table(pa.Table.from_pylist(rows), columns)
+    settings = {"columns": {"prompt": "q", "response": "a"}, "validation": 0.1, "test": 77}
+    results = [split(path, **settings) for path in (lines, array, table, columns)]
+    assert results[0].summary["rows"] == {"train": 4423, "validation": 500, "test": 77}
+    assert results[0].column("prompt") == [row["q"] for row in rows]
+    assert all(result.rows == results[0].rows for result in results)
+
+
+def test_the_division_does_not_depend_on_hash_randomisation(write_rows, split):
+    path = write_rows(
+        [{"text": f"{number % 45}", "kind": f"k{number % 3}", "book": f"b{number % 9}"} for number in range(90)]
+    )
+    code = (
+        "import sys, tempfile; from pathlib import Path; from lm_tuning.data.split_folder import write_splits;"
+        "from lm_tuning.data.rows import open_examples; folder = Path(tempfile.mkdtemp());"
+        "write_splits(folder, {'train': {'path': sys.argv[1], 'format': 'jsonl'}}, stratify='kind', group='book',"
+        " validation=0.2, test=0.2);"
+        "print([[row['row_id'] for row in open_examples(folder, name).head(99)] for name in ('train', 'validation')])"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", code, str(path)],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+    here = split(path, stratify="kind", group="book", validation=0.2, test=0.2)
+    assert outputs.pop().strip() == str([here.ids("train"), here.ids("validation")])
+
+
+def test_the_folder_holds_splits_summary_and_preview_and_nothing_else(write_rows, split):
+    result = split(write_rows(texts(*(f"{number} " * 200 for number in range(20)))), validation=2)
+    assert sorted(path.name for path in result.folder.iterdir()) == [
+        "preview.json",
+        "summary.json",
+        "test.arrow",
+        "train.arrow",
+        "validation.arrow",
+    ]
+    assert json.loads((result.folder / "summary.json").read_text()) == result.summary
+    preview = json.loads((result.folder / "preview.json").read_text())
+    assert preview["columns"] == ["split", "row_id", "text"]
+    assert [row[0] for row in preview["data"]] == ["train"] * 5 + ["validation"] * 2
+    assert len(preview["data"][0][2]) == 301
+
+
+def test_progress_is_told_from_zero_to_the_end(write_rows, split):
+    calls = []
+    split(write_rows(texts("a", "b")), on_progress=lambda *call: calls.append(call))
+    assert calls[0][:2] == ("Reading rows.jsonl", 0)
+    assert calls[1][1] == calls[1][2]
+    assert calls[-1] == ("Writing splits", 2, 2, "rows")
+
+
+def test_rows_stay_in_batches_that_can_be_mapped(write_rows, split):
+    result = split(write_rows(texts(*map(str, range(10_000)))), validation=0.5)
+    table = open_examples(result.folder, "validation")
+    assert table.format == "text"
+    sizes = [batch.num_rows for batch in table.batches()]
+    assert sum(sizes) == len(table) == 5000
+    assert len(sizes) == 2
+
+
+def test_a_damaged_split_says_how_to_make_it_again(tmp_path):
+    (tmp_path / "train.arrow").write_bytes(b"")
+    with pytest.raises(UserError, match="kedro run --pipelines=split"):
+        ExampleTable(tmp_path / "train.arrow")
+
+
+def test_counts_of_the_real_sets_are_exact(real_data, split, caplog):
+    caplog.set_level(logging.WARNING)
+    gsm8k = split(
+        real_data("gsm8k/train.jsonl"),
+        test_path=real_data("gsm8k/test.jsonl"),
+        validation=500,
+        duplicates="keep_together",
+    )
+    assert gsm8k.summary["rows"] == {"train": 6973, "validation": 500, "test": 1319}
+    assert gsm8k.column("row_id") == list(range(1, 7473 + 1319 + 1))
+
+    banking = split(
+        real_data("banking77/train.csv"),
+        columns={"text": "text", "label": "category"},
+        stratify="category",
+        validation=0.1,
+        test=0.1,
+    )
+    assert banking.summary["rows"] == {"train": 8003, "validation": 1000, "test": 1000}
+    assert banking.summary["classes"]["num_classes"] == 77
+    for counts in banking.summary["classes"]["rows_by_split"].values():
+        total = sum(counts.values())
+        assert abs(counts["validation"] - total / 10) < 2
+        assert abs(counts["test"] - total / 10) < 2
+
+    dialog = split(
+        real_data("mts_dialog/train.csv"),
+        validation_path=real_data("mts_dialog/validation.csv"),
+        columns={"response": "section_text"},
+        template="Summarize:\n{dialogue}",
+    )
+    assert dialog.summary["rows"] == {"train": 1201, "validation": 100, "test": 0}
+    assert dialog.rows["train"][0]["prompt"].startswith("Summarize:\nDoctor: ")
+    assert "\nPatient: " in dialog.rows["train"][0]["prompt"]
+
+    korean = split(
+        real_data("chatbot_ko/ChatbotData.csv"),
+        columns={"prompt": "Q", "response": "A"},
+        validation=1000,
+        duplicates="drop",
+    )
+    copies = korean.summary["duplicates"]["num_copies"]
+    assert copies == korean.summary["duplicates"]["num_dropped"] > 0
+    assert korean.summary["rows"] == {"train": 11823 - copies - 1000, "validation": 1000, "test": 0}

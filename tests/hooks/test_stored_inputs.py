@@ -1,0 +1,36 @@
+"""A pipeline whose inputs are not stored stops before its first node and says what makes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from lm_tuning.errors import UserError
+from tests.support.tiny_project import run_session
+
+
+def test_every_missing_input_is_named_with_path_node_and_pipeline(project: Path) -> None:
+    with pytest.raises(UserError) as caught:
+        run_session(project, pipelines=["train", "evaluate"])
+    (problem,) = caught.value.problems
+    assert "'example_splits' is not stored yet" in problem
+    assert "data/default/splits" in problem
+    assert "split_rows" in problem
+    assert "kedro run --pipelines=split" in problem
+    assert not (project / "data/default").exists()
+
+
+def test_a_slice_runs_from_what_an_earlier_session_stored(project: Path) -> None:
+    run_session(project, pipelines=["split"])
+    run_session(project, pipelines=["train"])
+    run_session(project, pipelines=["evaluate"])
+    assert (project / "data/default/evaluation.json").is_file()
+
+
+def test_damaged_folder_counts_as_missing(project: Path) -> None:
+    run_session(project, pipelines=["split"])
+    (project / "data/default/splits/k1/train.arrow").unlink()
+    with pytest.raises(UserError, match="kedro run --pipelines=split"):
+        run_session(project, pipelines=["train"])
+    run_session(project, pipelines=["split", "train"])

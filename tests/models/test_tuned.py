@@ -1,0 +1,84 @@
+"""A tuned model loads as what was trained, whichever method trained it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lm_tuning.errors import UserError
+from lm_tuning.models.loading import load_model
+from lm_tuning.models.tuned import attach_adapter, load_tuned, read_tuning
+from tests.support.stored import save_tuned
+from tests.support.tiny import PAD, ids, save_tiny_model
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return save_tiny_model(tmp_path / "base")
+
+
+def logits(model: Any) -> torch.Tensor:
+    with torch.no_grad():
+        return model(input_ids=torch.tensor([ids("hello")])).logits
+
+
+def test_an_adapter_changes_the_base_and_can_be_switched_off(base, tmp_path):
+    folder = save_tuned(tmp_path / "tuned", base, "lora", tokens_key="k")
+    model = load_tuned(folder)
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    plain = logits(load_model(str(base)))
+    assert not torch.allclose(logits(model), plain, atol=1e-3)
+    with model.disable_adapter():
+        torch.testing.assert_close(logits(model), plain)
+    assert not model.training
+    assert model.config.pad_token_id == PAD
+
+
+def test_full_weights_are_the_model(base, tmp_path):
+    folder = save_tuned(tmp_path / "tuned", base, "full", tokens_key="k")
+    tuned = logits(load_tuned(folder))
+    torch.testing.assert_close(tuned, logits(load_model(str(folder))))
+    assert not torch.allclose(tuned, logits(load_model(str(base))), atol=1e-3)
+
+
+def test_an_adapter_goes_onto_a_base_that_is_loaded_already(base, tmp_path):
+    folder = save_tuned(tmp_path / "tuned", base, "lora", tokens_key="k")
+    loaded = load_model(str(base))
+    torch.testing.assert_close(logits(load_tuned(folder, base=loaded)), logits(load_tuned(folder)))
+
+
+def test_the_facts_of_a_tuning_are_read(base, tmp_path):
+    folder = save_tuned(tmp_path / "tuned", base, "lora", tokens_key="k")
+    facts = read_tuning(folder)
+    assert (facts["method"], facts["tokens_key"], facts["finished_step"]) == ("lora", "k", 3)
+
+
+def test_other_folders_are_no_tuned_models(base, tmp_path):
+    with pytest.raises(UserError, match=r"not a tuned model: it has no readable tuning\.json"):
+        load_tuned(base)
+    (base / "tuning.json").write_text(json.dumps({"method": "magic"}))
+    with pytest.raises(UserError, match="'magic'; this version knows lora and full"):
+        load_tuned(base)
+
+
+def test_a_damaged_or_missing_adapter_is_named(base, tmp_path):
+    folder = save_tuned(tmp_path / "tuned", base, "lora", tokens_key="k")
+    weights = folder / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-50])
+    with pytest.raises(UserError, match=r"adapter in .* is damaged"):
+        load_tuned(folder)
+    weights.unlink()
+    with pytest.raises(UserError, match=r"adapter_model\.safetensors missing"):
+        load_tuned(folder)
+
+
+def test_an_adapter_of_another_model_is_refused(base, tmp_path):
+    from tests.support.tiny import make_model
+
+    folder = save_tuned(tmp_path / "tuned", base, "lora", tokens_key="k")
+    with pytest.raises(UserError, match="does not fit its base model"):
+        attach_adapter(make_model(hidden_size=64), folder)

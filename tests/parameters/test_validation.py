@@ -1,0 +1,287 @@
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from lm_tuning.errors import UserError
+from lm_tuning.parameters import DataParameters, Parameters, TrainParameters, validate_parameters
+from lm_tuning.parameters.schema import describe_allowed, find_entry, walk_keys
+
+
+def merged(base: dict[str, Any], **groups: Any) -> dict[str, Any]:
+    result = copy.deepcopy(base)
+    for name, value in groups.items():
+        if isinstance(value, dict) and isinstance(result.get(name), dict):
+            result[name] |= value
+        else:
+            result[name] = value
+    return result
+
+
+def one_problem(raw: dict[str, Any]) -> str:
+    with pytest.raises(UserError) as caught:
+        validate_parameters(raw)
+    assert len(caught.value.problems) == 1, caught.value.problems
+    return caught.value.problems[0]
+
+
+def test_valid_parameters_keep_values_and_fill_defaults(valid: dict[str, Any]) -> None:
+    parameters = validate_parameters(merged(valid, seed=7, split={"validation": 10, "test": 0.2}))
+    assert parameters.seed == 7
+    assert parameters.train.effective_batch_tokens == 512
+    assert parameters.split.validation == 10 and isinstance(parameters.split.validation, int)
+    assert parameters.split.test == 0.2
+    assert parameters.model.name_or_path == "data/06_models/base/SmolLM2-135M-Instruct"
+
+
+def test_parameters_cannot_be_changed(valid: dict[str, Any]) -> None:
+    parameters = validate_parameters(valid)
+    with pytest.raises(ValidationError, match="frozen"):
+        parameters.train.max_steps = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("groups", "key", "allowed"),
+    [
+        ({"seed": "42"}, "seed = '42'", "a whole number of at least 0"),
+        ({"seed": True}, "seed = true", "a whole number of at least 0"),
+        ({"train": {"max_steps": 3.0}}, "train.max_steps = 3.0", "a whole number of at least 1, or null"),
+        ({"train": {"max_steps": 0}}, "train.max_steps = 0", "a whole number of at least 1, or null"),
+        ({"train": {"learning_rate": True}}, "train.learning_rate = true", "a number above 0"),
+        ({"train": {"learning_rate": "fast"}}, "train.learning_rate = 'fast'", "a number above 0"),
+        ({"train": {"learning_rate": float("inf")}}, "train.learning_rate = inf", "a number above 0"),
+        ({"train": {"learning_rate": -1e-4}}, "train.learning_rate = -0.0001", "a number above 0"),
+        ({"train": {"resume": "yes"}}, "train.resume = 'yes'", "true or false"),
+        ({"train": {"resume": 1}}, "train.resume = 1", "true or false"),
+        ({"train": {"method": "qlora"}}, "train.method = 'qlora'", "full or lora"),
+        ({"train": {"micro_batch_tokens": "some"}}, "train.micro_batch_tokens = 'some'", "auto, or a whole number"),
+        (
+            {"train": {"lora": {"target_modules": []}}},
+            "train.lora.target_modules = []",
+            "all-linear, or a list of texts",
+        ),
+        ({"train": {"health": None}}, "train.health = null", "a group of the keys probe"),
+        (
+            {"split": {"validation": 1.0}},
+            "split.validation = 1.0",
+            "a whole number of at least 0, or a number of at least 0 ",
+        ),
+        ({"split": {"test": -1}}, "split.test = -1", "a whole number of at least 0"),
+        ({"task": "sequence_classification"}, "task = 'sequence_classification'", "causal_lm"),
+        ({"output": "../other"}, "output = '../other'", "a folder name"),
+        ({"output": ""}, "output = ''", "a folder name"),
+        ({"data": None}, "data = null", "a group of the keys path"),
+        ({"data": {"path": ""}}, "data.path = ''", "text"),
+        ({"environment": {"variables": ["A"]}}, "environment.variables = ['A']", "a group of names, each with a text"),
+    ],
+)
+def test_a_wrong_value_names_key_value_and_what_is_allowed(
+    valid: dict[str, Any], groups: dict[str, Any], key: str, allowed: str
+) -> None:
+    problem = one_problem(merged(valid, **groups))
+    assert problem.startswith(key)
+    assert f"It takes {allowed}" in problem
+
+
+@pytest.mark.parametrize(
+    ("groups", "problem"),
+    [
+        (
+            {"train": {"max_length_tokens": 9}},
+            "train.max_length_tokens: there is no such key. Did you mean tokenize.max_",
+        ),
+        ({"train": {"lr": 1e-4}}, "train.lr: there is no such key. Did you mean train.learning_rate?"),
+        ({"train": {"lora": {"rank": 4}}}, "train.lora.rank: there is no such key. Did you mean train.lora.r?"),
+        (
+            {"train": {"warmup_steps": 4}},
+            "train.warmup_steps: there is no such key. Did you mean train.trainer.warmup_",
+        ),
+        ({"train": {"gradient_accumulation_steps": 4}}, "train.gradient_accumulation_steps: there is no such key. Not"),
+        ({"modle": {}}, "modle: there is no such key. Did you mean model?"),
+        ({"learning_rate": 1e-4}, "learning_rate: there is no such key. Did you mean train.learning_rate?"),
+        ({"split": {"stratfy": "x"}}, "split.stratfy: there is no such key. Did you mean split.stratify?"),
+        (
+            {"tokenize": {"xyzzy": 1}},
+            "tokenize.xyzzy: there is no such key. Keys of tokenize: max_length_tokens, trunc",
+        ),
+        ({"xyzzy": 1}, "xyzzy: there is no such key. Keys of the top level: seed, output, task, model, environment"),
+        ({"evaluate": {5: 1}}, "evaluate[5]: there is no such key. Keys of evaluate: max_loss_rows"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_known_one(
+    valid: dict[str, Any], groups: dict[str, Any], problem: str
+) -> None:
+    assert one_problem(merged(valid, **groups)).startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("key", "advice"),
+    [
+        ("per_device_train_batch_size", "Use train.effective_batch_rows"),
+        ("gradient_accumulation_steps", "Not needed: set train.effective_batch_rows"),
+        ("num_train_epochs", "Use train.num_epochs"),
+        ("bf16", "Use train.precision: bfloat16"),
+        ("eval_steps", "Use train.eval_every_steps"),
+        ("neftune_noise_alpha", "Not offered yet"),
+    ],
+)
+def test_trainer_settings_that_are_ours_are_refused_with_our_key(valid: dict[str, Any], key: str, advice: str) -> None:
+    problem = one_problem(merged(valid, train={"trainer": {key: 4}}))
+    assert problem.startswith(f"train.trainer.{key} is set by this project. {advice}")
+
+
+def test_every_key_that_advice_names_exists() -> None:
+    from lm_tuning.parameters.nearest import _HABITS
+    from lm_tuning.parameters.trainer import OWNED_BY_US
+
+    known = {".".join(path) for path, _ in walk_keys()}
+    assert set(_HABITS.values()) <= known
+    named = [
+        word.strip(".,;:")
+        for advice in OWNED_BY_US.values()
+        for word in advice.split()
+        if word.startswith(("train.", "tokenize.", "evaluate.", "environment.", "tracking.", "split."))
+    ]
+    assert named and set(named) <= known
+
+
+def test_trainer_choices_exist_in_transformers() -> None:
+    from dataclasses import fields
+
+    from transformers import TrainingArguments
+    from transformers.trainer_utils import SchedulerType
+    from transformers.training_args import OptimizerNames
+
+    allowed = find_entry(("train", "trainer"))["properties"]
+    assert set(allowed) <= {field.name for field in fields(TrainingArguments)}
+    assert set(allowed["optim"]["enum"]) <= {item.value for item in OptimizerNames}
+    assert set(allowed["lr_scheduler_type"]["enum"]) <= {item.value for item in SchedulerType}
+
+
+def test_trainer_settings_hold_only_what_was_set(valid: dict[str, Any]) -> None:
+    parameters = validate_parameters(merged(valid, train={"trainer": {"warmup_steps": 0.1, "optim": "adamw_torch"}}))
+    assert parameters.train.trainer == {"warmup_steps": 0.1, "optim": "adamw_torch"}
+    assert validate_parameters(valid).train.trainer == {}
+
+
+@pytest.mark.parametrize(("written", "read"), [("1e-4", 1e-4), ("5E+2", 500.0), ("2.5e-05", 2.5e-5)])
+def test_scientific_notation_that_a_yaml_loader_left_as_text_is_the_number(
+    valid: dict[str, Any], written: str, read: float
+) -> None:
+    assert validate_parameters(merged(valid, train={"learning_rate": written})).train.learning_rate == read
+
+
+def test_other_numbers_in_quotes_are_refused_with_the_way_out(valid: dict[str, Any]) -> None:
+    assert "Leave the quotes out." in one_problem(merged(valid, train={"learning_rate": "0.1"}))
+    assert "Leave the quotes out." in one_problem(merged(valid, train={"max_steps": "3"}))
+    assert "Leave the quotes out." not in one_problem(merged(valid, train={"max_steps": "three"}))
+
+
+@pytest.mark.parametrize(
+    ("groups", "quoted"),
+    [
+        ({"model": {"revision": 1}}, '"1"'),
+        ({"data": {"columns": {"label": False}}}, '"no"'),
+        ({"environment": {"variables": {"NCCL_DEBUG": 0}}}, '"0"'),
+    ],
+)
+def test_a_number_or_truth_value_where_text_is_wanted_says_how_to_quote(
+    valid: dict[str, Any], groups: dict[str, Any], quoted: str
+) -> None:
+    problem = one_problem(merged(valid, **groups))
+    assert "It takes text" in problem
+    assert f"for text put it in quotes: {quoted}." in problem
+
+
+def test_empty_text_and_empty_lists_are_named_as_such(valid: dict[str, Any]) -> None:
+    assert one_problem(merged(valid, data={"path": ""})).endswith("It takes text, not empty.")
+    problem = one_problem(merged(valid, train={"lora": {"target_modules": []}}))
+    assert problem.endswith("It takes all-linear, or a list of texts, not empty.")
+
+
+def test_null_where_text_is_wanted_is_not_told_to_be_quoted(valid: dict[str, Any]) -> None:
+    assert "quotes" not in one_problem(merged(valid, data={"path": None}))
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        (["all-linear"], "all-linear"),
+        ("all-linear", "all-linear"),
+        ("q_proj,v_proj", ["q_proj", "v_proj"]),
+        ("q_proj", ["q_proj"]),
+        (["q_proj", "v_proj"], ["q_proj", "v_proj"]),
+    ],
+)
+def test_adapter_targets_are_read_as_they_were_meant(valid: dict[str, Any], given: Any, read: Any) -> None:
+    parameters = validate_parameters(merged(valid, train={"lora": {"target_modules": given}}))
+    assert parameters.train.lora.target_modules == read
+
+
+def test_all_linear_among_names_is_refused(valid: dict[str, Any]) -> None:
+    problem = one_problem(merged(valid, train={"lora": {"target_modules": ["all-linear", "q_proj"]}}))
+    assert problem.startswith("train.lora.target_modules = ['all-linear', 'q_proj']: all-linear already means every")
+
+
+def test_backslashes_name_the_same_file() -> None:
+    assert DataParameters(path="data\\01_raw\\train.jsonl").path == "data/01_raw/train.jsonl"
+
+
+def test_all_problems_come_in_one_message(valid: dict[str, Any]) -> None:
+    raw = merged(
+        valid,
+        seed=-1,
+        modle={"name": "x"},
+        split={"validation": 0.6, "test": 0.5},
+        train={"max_steps": 0, "load_best": True},
+    )
+    with pytest.raises(UserError) as caught:
+        validate_parameters(raw)
+    problems = caught.value.problems
+    assert [problem.split(" ")[0] for problem in problems] == [
+        "seed",
+        "train.max_steps",
+        "modle:",
+        "train.load_best",
+        "split.validation",
+    ]
+
+
+def test_a_conflict_that_rests_on_a_wrong_value_is_not_reported_beside_it(valid: dict[str, Any]) -> None:
+    raw = merged(valid, train={"effective_batch_tokens": "many", "max_steps": 40})
+    assert one_problem(raw).startswith("train.effective_batch_tokens = 'many'")
+
+
+def test_a_broken_group_does_not_hide_problems_of_others(valid: dict[str, Any]) -> None:
+    with pytest.raises(UserError) as caught:
+        validate_parameters(merged(valid, tokenize=7, tracking={"log_model": "maybe"}))
+    assert len(caught.value.problems) == 2
+
+
+def test_long_values_are_shortened(valid: dict[str, Any]) -> None:
+    problem = one_problem(merged(valid, train={"method": "x" * 500}))
+    assert len(problem) < 200
+
+
+def test_the_second_guard_validates_a_group_alone() -> None:
+    with pytest.raises(ValidationError, match="Extra inputs"):
+        TrainParameters.model_validate({"learning_rte": 1e-4})
+    assert TrainParameters.model_validate({"learning_rate": 1e-4}).learning_rate == 1e-4
+
+
+def test_validation_does_not_touch_what_it_is_given(valid: dict[str, Any]) -> None:
+    raw = merged(valid, seed=-1, modle={})
+    before = copy.deepcopy(raw)
+    with pytest.raises(UserError):
+        validate_parameters(raw)
+    assert raw == before
+
+
+def test_every_field_says_what_it_means_and_every_type_has_words() -> None:
+    for path, entry in walk_keys():
+        assert entry.get("description"), path
+        assert describe_allowed(entry) != "any value", path
+    assert Parameters.model_fields["seed"].description

@@ -1,0 +1,120 @@
+"""The evaluation pipeline stores its figures, report and answers, and shows them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kedro.io import DataCatalog, MemoryDataset
+from kedro.runner import SequentialRunner
+
+from lm_tuning.datasets import (
+    CSVDataset,
+    FolderStoreDataset,
+    JSONDataset,
+    ModelFolderDataset,
+    StoredFolderDataset,
+    TextDataset,
+)
+from lm_tuning.parameters import EnvironmentParameters, EvaluateParameters, ModelParameters
+from lm_tuning.pipelines.evaluate import create_pipeline
+from tests.support.stored import chat_row, publish_tokens, save_tuned
+from tests.support.tiny import save_tiny_model
+
+ROWS = [chat_row(f"what is {number}?", f"it is {number}") for number in range(8)]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    base = save_tiny_model(tmp_path / "base")
+    save_tuned(tmp_path / "tuned_model", base, "lora", tokens_key="key1")
+    publish_tokens(tmp_path / "tokens", "key1", train=ROWS, test=ROWS)
+    return tmp_path
+
+
+def make_catalog(project: Path, **evaluate: Any) -> DataCatalog:
+    options = {"num_generate_rows": 3, "max_new_tokens": 4, "num_samples": 1, **evaluate}
+    return DataCatalog(
+        {
+            "tuned_model": ModelFolderDataset(filepath=str(project / "tuned_model")),
+            "tokenized_examples": StoredFolderDataset(filepath=str(project / "tokens")),
+            "base_evaluation_cache": FolderStoreDataset(filepath=str(project / "base_evaluation")),
+            "base_evaluation": StoredFolderDataset(filepath=str(project / "base_evaluation")),
+            "evaluation": JSONDataset(filepath=str(project / "evaluation.json")),
+            "evaluation_report": TextDataset(filepath=str(project / "evaluation.md")),
+            "evaluation_samples": CSVDataset(filepath=str(project / "samples.csv")),
+            "params:evaluate": MemoryDataset(EvaluateParameters(**options)),
+            "params:model": MemoryDataset(ModelParameters(dtype="float32")),
+            "params:environment": MemoryDataset(EnvironmentParameters()),
+            "params:seed": MemoryDataset(42),
+        }
+    )
+
+
+def run(catalog: DataCatalog) -> None:
+    SequentialRunner().run(create_pipeline(), catalog)
+
+
+def test_stores_and_shows_the_comparison(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    catalog = make_catalog(project)
+    run(catalog)
+
+    evaluation = json.loads((project / "evaluation.json").read_text())
+    for name in ("base", "tuned"):
+        assert evaluation[name]["nats_per_token"] > 0
+        assert evaluation[name]["perplexity"] > 1
+        assert 0 <= evaluation[name]["rouge_l"] <= 1
+        assert evaluation[name]["num_tokens"] == sum(len(f"it is {number}") + 1 for number in range(8))
+    assert len(evaluation["samples"]) == 1
+    assert "| Perplexity |" in (project / "evaluation.md").read_text()
+    samples = catalog.load("evaluation_samples")
+    assert len(samples) == 3
+    assert samples["prompt"].str.startswith("what is").all()
+    assert catalog["base_evaluation"].preview()["columns"]
+    shown = capsys.readouterr().out
+    assert f"{evaluation['tuned']['nats_per_token']:.4f}" in shown
+    assert str(project / "tuned_model") in shown.replace("\n", "")
+    assert "1,234 tokens per second" in shown
+    assert "make mlflow" in shown
+
+
+def test_the_second_run_reuses_the_base_and_agrees(project: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run(make_catalog(project))
+    first = (project / "evaluation.json").read_bytes()
+    caplog.clear()
+    with caplog.at_level(logging.INFO, logger="lm_tuning"):
+        run(make_catalog(project))
+    assert (project / "evaluation.json").read_bytes() == first
+    assert "Evaluation of the base model: reused" in caplog.text
+    assert "Held-out loss of the base model" not in caplog.text
+    assert "Held-out loss of the tuned model" in caplog.text
+
+
+def test_without_held_out_rows_every_output_is_stored(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    publish_tokens(project / "tokens", "key2", train=ROWS)
+    catalog = make_catalog(project)
+    run(catalog)
+    assert json.loads((project / "evaluation.json").read_text())["skipped"]
+    assert list(catalog.load("evaluation_samples").columns)[:2] == ["row_id", "prompt"]
+    assert "Skipped" in (project / "evaluation.md").read_text()
+    assert "Evaluation skipped" in capsys.readouterr().out
+
+
+def test_the_graph_is_grouped_and_names_stay_plain() -> None:
+    pipeline = create_pipeline()
+    (node,) = pipeline.nodes
+    assert node.namespace == "evaluate"
+    assert "torch" in node.tags
+    assert pipeline.outputs() == {"base_evaluation", "evaluation", "evaluation_report", "evaluation_samples"}
+    assert pipeline.inputs() >= {"tuned_model", "tokenized_examples", "params:evaluate"}
+
+
+def test_every_type_hint_resolves() -> None:
+    from typing import get_type_hints
+
+    from lm_tuning.pipelines.evaluate.nodes import evaluate_models
+
+    assert get_type_hints(evaluate_models)["evaluate"] is EvaluateParameters

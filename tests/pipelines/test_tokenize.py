@@ -1,0 +1,127 @@
+"""The tokenize pipeline stores tokens by key, and makes them again exactly when what they depend on has changed."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm_tuning.errors import UserError
+from lm_tuning.parameters.model import ModelParameters
+from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.pipelines.tokenize.nodes import prepare_base_model, tokenize_examples
+from lm_tuning.storage.folders import FolderStore, read_manifest
+from lm_tuning.text.token_table import open_split
+from tests.support.tiny import make_tokenizer, save_tiny_model
+from tests.text.conftest import store_examples
+
+ROWS = [("2+2?", "4", None), ("3+3?", "6", None)]
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to run in, with a model and stored splits."""
+    monkeypatch.chdir(tmp_path)
+    save_tiny_model(Path("model"))
+    publish_splits("s1", ROWS)
+    return tmp_path
+
+
+def publish_splits(key: str, rows: list[tuple[str, str, None]]) -> None:
+    store = FolderStore(Path("splits"))
+    staged = store.stage(key)
+    store_examples(staged.path, "prompt_response", rows)
+    store.publish(staged)
+
+
+def run(**tokenize: Any) -> tuple[Path, dict[str, Any], Any, bool]:
+    """Run both nodes and publish; say whether the stored folder was reused."""
+    base_model = prepare_base_model(ModelParameters(name_or_path="./model"))
+    store = FolderStore(Path("tokens"), keep=10)
+    made, summary, figure = tokenize_examples(
+        FolderStore(Path("splits")).current(),
+        base_model,
+        token_cache=store,
+        tokenize=TokenizeParameters(**{"max_length_tokens": 64, **tokenize}),
+        task="causal_lm",
+    )
+    return store.publish(made), summary, figure, isinstance(made, Path)
+
+
+def test_tokens_are_published_with_their_summary_and_reused(project, caplog):
+    caplog.set_level(logging.INFO)
+    folder, summary, figure, reused = run()
+    assert not reused
+    assert len(open_split(folder, "train")) == 2
+    assert summary["splits"]["train"]["num_supervised_tokens"] == 4
+    facts = read_manifest(folder)["facts"]
+    assert facts["sources"]["splits"] == "s1"
+    assert facts["base_model"]["name_or_path"] == "model"
+    assert figure.axes[0].get_xlabel() == "tokens"
+    assert "Tokens made: 2 train, 0 validation, 0 test rows; train 18 tokens, 22% of them learned" in caplog.text
+    again, same, figure, reused = run()
+    assert reused
+    assert (again, same) == (folder, summary)
+    assert figure.axes[0].get_xlabel() == "tokens"
+    assert (
+        "Tokens reused: 2 train, 0 validation, 0 test rows; train 18 tokens, 22% of them learned, 9 a row"
+        in caplog.text
+    )
+
+
+def test_other_rows_make_other_tokens(project):
+    folder, *_ = run()
+    publish_splits("s2", [*ROWS, ("4+4?", "8", None)])
+    other, summary, _, reused = run()
+    assert not reused
+    assert other != folder
+    assert summary["splits"]["train"]["num_rows"] == 3
+
+
+@pytest.mark.parametrize("change", [{"max_length_tokens": 32}, {"loss_on": "all"}, {"truncation": "drop"}])
+def test_other_settings_make_other_tokens(project, change):
+    folder, *_ = run()
+    other, summary, _, reused = run(**change)
+    assert not reused
+    assert other != folder
+    assert {name: summary[name] for name in change} == change
+
+
+def test_another_chat_template_makes_other_tokens(project):
+    folder, *_ = run()
+    template = make_tokenizer().chat_template.replace("<|end|>", "<|end|>\n")
+    Path("model/chat_template.jinja").write_text(template)
+    other, _, _, reused = run()
+    assert not reused
+    assert other != folder
+
+
+def test_other_weights_keep_the_tokens(project):
+    run()
+    path = Path("model/config.json")
+    path.write_text(path.read_text() + "\n")
+    assert run()[-1]
+
+
+def test_a_failure_leaves_nothing_behind(project):
+    folder, *_ = run()
+    with pytest.raises(UserError, match="max_length_tokens = 4"):
+        run(max_length_tokens=4)
+    assert FolderStore(Path("tokens")).current() == folder
+    assert sorted(path.name for path in Path("tokens").iterdir()) == sorted([folder.name, "current.json"])
+
+
+def test_a_missing_model_stops_before_tokenizing(project):
+    with pytest.raises(UserError, match=r"model folder \./nowhere does not exist"):
+        prepare_base_model(ModelParameters(name_or_path="./nowhere"))
+
+
+def test_the_graph_is_a_table():
+    from lm_tuning.pipelines.tokenize import create_pipeline
+
+    pipeline = create_pipeline()
+    assert [node.short_name for node in pipeline.nodes] == ["prepare_base_model", "tokenize_examples"]
+    assert pipeline.inputs() == {"params:model", "params:tokenize", "params:task", "example_splits", "token_cache"}
+    assert pipeline.all_outputs() == {"base_model", "tokenized_examples", "token_summary", "length_histogram"}

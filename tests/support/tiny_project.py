@@ -1,0 +1,201 @@
+"""A Kedro project of four short nodes under this project's hooks, so that a test can run real sessions in seconds.
+
+Its nodes do as the environment variable ``TINY_NODE`` says: ``finish``, ``raise``, ``interrupt`` (raises
+``KeyboardInterrupt``) or ``wait`` (says so on stdout, then sleeps until a signal comes).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PACKAGE = "tiny_project"
+
+SETTINGS = """
+from lm_tuning.hooks.locking import OutputLockHook
+from lm_tuning.hooks.parameters import ParametersHook
+from lm_tuning.hooks.stored_inputs import StoredInputsHook
+from lm_tuning.hooks.tracking import TrackingHook
+
+HOOKS = (TrackingHook(), OutputLockHook(), StoredInputsHook(), ParametersHook())
+DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow", "kedro-viz", "kedro-telemetry")
+CONFIG_LOADER_ARGS = {
+    "base_env": "base",
+    "default_run_env": "local",
+    "merge_strategy": {"parameters": "soft"},
+    "config_patterns": {"mlflow": ["mlflow*"]},
+}
+"""
+
+REGISTRY = """
+import json
+import os
+import time
+from pathlib import Path
+
+from kedro.pipeline import Pipeline, node
+
+
+def make_rows(data):
+    return {"train": {"path": data["path"], "digest": "d1"}, "test": {"digest": "d2"}, "is_example": True}
+
+
+def split_rows(raw_examples, split_cache):
+    found = split_cache.find("k1")
+    if found:
+        return found
+    staged = split_cache.stage("k1")
+    (staged.path / "train.arrow").write_text("rows")
+    return staged
+
+
+def train_model(example_splits, checkpoints, metric_stream, train):
+    metric_stream.log(1, {"loss": 3.0})
+    run = checkpoints / "run-1" / "checkpoint-1"
+    run.mkdir(parents=True, exist_ok=True)
+    marker = {"mlflow_run_id": metric_stream.run_id, "complete": True, "step": 1}
+    (run / "lm_tuning_checkpoint.json").write_text(json.dumps(marker))
+    behaviour = os.environ.get("TINY_NODE", "finish")
+    if behaviour == "raise":
+        raise RuntimeError("step 2 failed")
+    if behaviour == "interrupt":
+        raise KeyboardInterrupt
+    if behaviour == "wait":
+        print("waiting", flush=True)
+        time.sleep(120)
+    metric_stream.log(2, {"loss": 2.0})
+    metric_stream.close()
+    folder = checkpoints / "finished"
+    folder.mkdir()
+    (folder / "adapter.bin").write_text("weights")
+    (folder / "tuning.json").write_text(json.dumps({"method": train["method"]}))
+    return folder, [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}]
+
+
+def evaluate_models(tuned_model):
+    base = {"nats_per_token": 3.5, "num_tokens": 10, "rouge_l": None}
+    return {"base": base, "tuned": {"nats_per_token": 2.5}, "split": "test", "is_skipped": False}
+
+
+def register_pipelines():
+    split = Pipeline(
+        [
+            node(make_rows, "params:data", "raw_examples"),
+            node(split_rows, ["raw_examples", "split_cache"], "example_splits"),
+        ]
+    )
+    inputs = ["example_splits", "checkpoints", "metric_stream", "params:train"]
+    train = Pipeline([node(train_model, inputs, ["tuned_model", "training_summary"])])
+    evaluate = Pipeline([node(evaluate_models, "tuned_model", "evaluation")])
+    return {"split": split, "train": train, "evaluate": evaluate, "__default__": split + train + evaluate}
+"""
+
+CATALOG = """
+_output: ${runtime_params:output, ${globals:output}}
+raw_examples:
+  type: lm_tuning.datasets.JSONDataset
+  filepath: data/${_output}/raw_examples.json
+split_cache:
+  type: lm_tuning.datasets.FolderStoreDataset
+  filepath: data/${_output}/splits
+example_splits:
+  type: lm_tuning.datasets.StoredFolderDataset
+  filepath: data/${_output}/splits
+checkpoints:
+  type: lm_tuning.datasets.FolderDataset
+  filepath: data/${_output}/checkpoints
+metric_stream:
+  type: lm_tuning.datasets.MetricStreamDataset
+tuned_model:
+  type: lm_tuning.datasets.ModelFolderDataset
+  filepath: data/${_output}/tuned_model
+  metadata: {lm_tuning: {mlflow_artifact: model}}
+training_summary:
+  type: lm_tuning.datasets.CSVDataset
+  filepath: data/${_output}/training_summary.csv
+  metadata: {lm_tuning: {mlflow_artifact: reports}}
+evaluation:
+  type: lm_tuning.datasets.JSONDataset
+  filepath: data/${_output}/evaluation.json
+  metadata: {lm_tuning: {mlflow_artifact: reports, mlflow_metrics: true}}
+"""
+
+PYPROJECT = f"""
+[tool.kedro]
+package_name = "{PACKAGE}"
+project_name = "tiny"
+kedro_init_version = "1.7.0"
+"""
+
+PARAMETERS = {
+    "output": "${globals:output}",
+    "data": {"path": "rows.jsonl"},
+    "train": {"method": "lora", "max_steps": 2, "effective_batch_rows": 2},
+}
+
+MLFLOW = {
+    "tracking": {
+        "experiment": {"create_experiment_kwargs": {"artifact_location": "mlruns"}},
+        "run": {"nested": False},
+    }
+}
+
+
+def write_project(root: Path, parameters: Mapping[str, Any] | None = None, mlflow: Mapping[str, Any] = MLFLOW) -> Path:
+    """Write the project's files.
+
+    Args:
+        root: an empty folder.
+        parameters: groups to set beside ``output``.
+        mlflow: content of ``mlflow.yml``.
+
+    Returns:
+        The root.
+    """
+    files = {
+        "pyproject.toml": PYPROJECT,
+        f"src/{PACKAGE}/__init__.py": "",
+        f"src/{PACKAGE}/settings.py": SETTINGS,
+        f"src/{PACKAGE}/pipeline_registry.py": REGISTRY,
+        "conf/base/catalog.yml": CATALOG,
+        "conf/base/globals.yml": "output: default\n",
+        "conf/base/parameters.yml": yaml.safe_dump({**PARAMETERS, **(parameters or {})}),
+        "conf/base/mlflow.yml": yaml.safe_dump(dict(mlflow)),
+        "conf/local/.gitkeep": "",
+    }
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    return root
+
+
+def run_session(
+    root: Path, pipelines: list[str] | None = None, params: Mapping[str, Any] | None = None, runner: Any = None
+) -> Any:
+    """Run pipelines in a session of this process.
+
+    Args:
+        root: what ``write_project`` returned.
+        pipelines: their names; None runs all.
+        params: nested parameters on top.
+        runner: one of Kedro's runners.
+    """
+    from kedro.framework.session import KedroSession
+    from kedro.framework.startup import bootstrap_project
+
+    forget_project()
+    bootstrap_project(root)
+    with KedroSession.create(project_path=root, runtime_params=dict(params or {})) as session:
+        return session.run(pipeline_names=pipelines, runner=runner)
+
+
+def forget_project() -> None:
+    """Let the next ``bootstrap_project`` read the project's modules again, with hooks of its own."""
+    for name in [name for name in sys.modules if name.split(".")[0] == PACKAGE]:
+        del sys.modules[name]
+    sys.path[:] = [entry for entry in sys.path if not (Path(entry) / PACKAGE).is_dir()]
