@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.storage.locks import OutputLock
+from lm_tuning.storage.locks import OutputLock, one_at_a_time
 
 HOLD = """
 import sys
+import threading
 from pathlib import Path
 from lm_tuning.storage.locks import OutputLock
 with OutputLock(Path(sys.argv[1])):
@@ -46,3 +48,18 @@ def test_lock_is_exclusive_within_a_process_and_comes_free(tmp_path: Path) -> No
     first.release()
     with OutputLock(tmp_path):
         pass
+
+
+def test_second_block_waits_for_the_first(tmp_path: Path) -> None:
+    path, entered = tmp_path / "locks" / "store.lock", threading.Event()
+
+    def enter() -> None:
+        with one_at_a_time(path):
+            entered.set()
+
+    with one_at_a_time(path):
+        thread = threading.Thread(target=enter)
+        thread.start()
+        assert not entered.wait(0.3)
+    assert entered.wait(10)
+    thread.join()

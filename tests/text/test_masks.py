@@ -28,7 +28,7 @@ def byte_level(**options: Any) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    core.train_from_iterator(["answer: yes\n\nno yes yes  answer"] * 20, trainer)
+    core.train_from_iterator(["answer: yes no yes  answer", "answer:\n\n\nyes"] * 20, trainer)
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>")
 
 
@@ -126,7 +126,7 @@ def test_no_token_lies_across_the_place_where_generation_begins():
     assert before[-1] == "\n"
     assert "".join(answer) == "\n\nyes<|end|>"
     row.openings = []
-    assert pieces_of(tokenizer, row)[1][0].startswith("\n\n"), "or else the tokenizer joins both sides"
+    assert pieces_of(tokenizer, row)[1][0] == "\n\n", "else the tokenizer joins both sides"
 
 
 def test_a_space_before_the_answer_may_join_its_first_word():

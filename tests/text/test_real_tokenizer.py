@@ -47,8 +47,10 @@ def test_both_answers_are_learned_to_the_character_with_their_ends(tokenize, tok
 
 
 def test_ids_are_those_that_the_template_call_of_transformers_gives(tokenize, tokenizer):
-    _, [row] = tokenize(tokenizer, "messages", [CONVERSATION])
-    expected = tokenizer.apply_chat_template(CONVERSATION, return_dict=True)["input_ids"]
+    # An answer that begins with white space is cut apart from its prompt; theirs is not.
+    conversation = [*CONVERSATION[:3], {"role": "assistant", "content": CODE.strip()}]
+    _, [row] = tokenize(tokenizer, "messages", [conversation])
+    expected = tokenizer.apply_chat_template(conversation, return_dict=True)["input_ids"]
     assert expected[: len(row.input_ids)] == row.input_ids.tolist()
     assert tokenizer.decode(expected[len(row.input_ids) :]) == "\n"
 

@@ -1,1 +1,1 @@
-"""Kedro hooks: what happens around a run. Each is imported by its own module, so that none brings another's packages."""
+"""Kedro hooks: what happens around a run. Each is imported by its own module, so none brings another's packages."""

@@ -66,7 +66,7 @@ class HealthParameters(ParameterGroup):
     tolerance_fraction: PositiveNumber = 0.05
     """Difference between logged and measured first loss that still counts as equal, as a fraction of the latter."""
 
-    on_mismatch: Literal["warn", "stop"] = "warn"
+    on_mismatch: Literal["warn", "stop"] = "stop"
     """What a larger difference does: a warning with the likely cause, or the end of the run before step 2."""
 
 

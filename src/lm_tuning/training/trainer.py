@@ -221,7 +221,7 @@ class StepPlanTrainer(Trainer):
         """Leave the Trainer's estimate out; it is made for other batches."""
         return 0
 
-    def _maybe_log_save_evaluate(
+    def _maybe_log_save_evaluate(  # noqa: PLR0917
         self,
         tr_loss: torch.Tensor,
         grad_norm: torch.Tensor | float | None,

@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 def train_model(
     tokenized_examples: Path,
     base_model: dict[str, Any],
+    *,
     checkpoints: Path,
     metric_stream: MetricStream,
     train: TrainParameters,
