@@ -30,8 +30,8 @@ setup: $(RUN_READY) ## install the package and the default model's weights into 
 
 setup-dev: $(DEV_READY) ## setup, and what tests and checks need
 
-test: $(DEV_READY) ## set up, then run the fast tests
-	@$(PY) -m pytest -m "not slow and not gpu" $(ARGS)
+test: $(DEV_READY) ## set up, then run the fast tests (ARGS="tests/text -x" for some of them, without the coverage floor)
+	@$(PY) -m pytest -m "not slow and not gpu" $(or $(ARGS),--cov --cov-report=term:skip-covered)
 
 test-slow: $(DEV_READY) ## set up, then run the tests that train the real model
 	@$(PY) -m pytest -m "slow and not gpu" $(ARGS)

@@ -44,9 +44,7 @@ def bare(steps: int, rows: int) -> None:
     table = open_split(PROJECT / f"data/05_model_input/{OUTPUT}/tokens" / pointer["key"], "train")
     plan = StepPlan(table.lengths, seed=42, effective_batch_rows=rows, max_steps=steps)
     order = [int(row) for step in range(steps) for row in plan.rows_of_step(step)]
-    examples = [
-        {"input_ids": table[row].input_ids.tolist(), "labels": labels_of(table[row]).tolist()} for row in order
-    ]
+    examples = [{"input_ids": table[row].input_ids.tolist(), "labels": labels_of(table[row]).tolist()} for row in order]
     tokenizer = load_tokenizer(base["name_or_path"])
     set_seed(42)
     model = load_model(base["name_or_path"])

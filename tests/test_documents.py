@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -91,3 +92,14 @@ def test_pipelines_that_are_named_exist() -> None:
     }
     assert named
     assert named <= known
+
+
+def test_the_decisions_give_every_dependency_its_reason() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    lists = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
+    lists.append(project["dependency-groups"]["model"])
+    required = {re.split(r"[^\w.-]", line)[0] for lines in lists for line in lines}
+    table = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8").split("## Dependencies")[1].split("\n## ")[0]
+    first_cells = re.findall(r"^\| ([a-z][^|]*?)(?: \([^)]*\))? \|", table, flags=re.MULTILINE)
+    explained = {name for cell in first_cells for name in cell.split(", ")} - {"package"}
+    assert explained == required

@@ -176,16 +176,29 @@ def test_reasoning_in_the_last_answer_is_traced_by_its_beginnings():
     assert answers(row) == ["hm~b<|end|>"]
 
 
-def test_an_answer_that_the_template_rewrites_later_is_refused():
+def test_an_answer_that_the_template_rewrites_later_is_not_learned():
     messages = [
         USER_A,
         {"role": "assistant", "content": "hm~b"},
         {"role": "user", "content": "c"},
-        {"role": "assistant", "content": "d"},
+        {"role": "assistant", "content": "so~d"},
     ]
-    with pytest.raises(RowRefused) as refusal:
-        render(templates.REASONING, messages)
-    assert refusal.value.reason == "untraceable"
+    row = render(templates.REASONING, messages)
+    assert row.text == "<|user|>a<|end|><|assistant|>b<|end|><|user|>c<|end|><|assistant|>so~d<|end|>"
+    assert answers(row) == ["so~d<|end|>"]
+    assert prompts(row) == ["a", "c"]
+    assert row.notes == ["answer_not_learned", "content_not_verbatim"]
+
+
+def test_an_end_that_only_the_last_turn_has_does_not_hide_the_others():
+    template = templates.TOOLS + "{% if not add_generation_prompt %}<eos>{% endif %}"
+    messages: list[dict[str, Any]] = [
+        USER_A,
+        {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+        {"role": "tool", "content": "b"},
+        {"role": "assistant", "content": "c"},
+    ]
+    assert answers(render(template, messages)) == ["call f{}<|end|>", "c<|end|>"]
 
 
 def test_tool_calls_are_answers_and_print_only_the_keys_they_have():

@@ -223,8 +223,8 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _percent(improvement: float | None) -> str:
-    """Show a fall of a quantity as a negative change."""
-    return "–" if improvement is None else f"{-improvement:+.1%}"  # noqa: RUF001
+    """Show a fall of a quantity as a negative change, and no change without a minus."""
+    return "–" if improvement is None else f"{round(-improvement, 3) + 0.0:+.1%}"  # noqa: RUF001
 
 
 def _difference(value: float | None) -> str:

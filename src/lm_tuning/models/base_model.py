@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.digests import digest_file, digest_values
 
 logger = logging.getLogger(__name__)
+
+_QUIET_SECONDS = 1.0
 
 
 def describe_base_model(
@@ -110,10 +113,12 @@ def _digest_folder(folder: Path, digest_cache: Path | None, on_progress: OnProgr
         raise UserError(problems)
     files = [*weights, *tokenizer]
     digests = {}
-    for done, path in enumerate(files):
-        on_progress("Checking model files", done, len(files), "files")
+    began = time.monotonic()
+    for done, path in enumerate(files, 1):
         digests[path] = digest_file(path, digest_cache)
-    on_progress("Checking model files", len(files), len(files), "files")
+        # Digests that are remembered take no time, and nobody wants to see a bar for them.
+        if time.monotonic() - began > _QUIET_SECONDS:
+            on_progress("Checking model files", done, len(files), "files")
 
     def together(group: list[Path]) -> str:
         return digest_values({path.relative_to(folder).as_posix(): digests[path] for path in group})

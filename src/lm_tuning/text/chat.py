@@ -18,6 +18,8 @@ from lm_tuning.text.rendering import CharRange, Message, RenderedRow, RowRefused
 
 NOT_VERBATIM = "content_not_verbatim"
 TRAILING_TURNS_CUT = "trailing_turns_cut"
+ANSWER_NOT_LEARNED = "answer_not_learned"
+UNTRACEABLE = "untraceable"
 
 _MAX_SHAPES = 4096
 # Private-use characters: no template trims or changes them, and they are not in its literals.
@@ -90,6 +92,8 @@ class ChatRenderer:
         self._template: str = tokenizer.get_chat_template()
         self._variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
         self._skeletons: dict[tuple[str, ...], Skeleton | None] = {}
+        # What ends an answer, without white space: learned when first needed, empty where nothing does.
+        self._closing: str | None = None
         self._has_markers = _GENERATION_PATTERN.search(self._template) is not None
         # A beginning-of-text token after an answer belongs to the next turn. SmolLM2 and others use one token for both.
         bos = tokenizer.bos_token if tokenizer.bos_token != tokenizer.eos_token else None
@@ -217,39 +221,62 @@ class ChatRenderer:
         return [(int(start), int(end)) for start, end in rendered[1][0]]
 
     def _by_beginnings(self, messages: list[Message], text: str) -> RenderedRow:
-        """Trace by rendering the conversation up to each answer: what the whole adds to that is the answer."""
+        """Trace by rendering the conversation up to each answer: what the whole adds to that is the answer.
+
+        An earlier answer that the template writes otherwise once more turns follow (reasoning left out, for example) is
+        not learned; the last one has to be traced.
+        """
         answers: list[CharRange] = []
         openings: list[int] = []
         is_closed = False
+        notes: list[str] = []
         for i, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
-            before = self._apply(messages[:i], add_generation_prompt=True) if i else ""
-            upto = self._apply(messages[: i + 1])
-            if not text.startswith(before) or not text.startswith(upto) or len(before) > len(upto):
-                raise RowRefused("untraceable", f"the template writes turn {i + 1} otherwise when more turns follow")
-            start = len(before)
-            if not i or before == self._apply(messages[:i]):
-                # No header invites the answer, so what was added may begin with one; only the content is sure.
-                start = text.find(str(message.get("content") or "").strip(), start)
-                if not message.get("content") or start < 0:
-                    raise RowRefused("untraceable", f"the content of turn {i + 1} is not in the rendered text")
-            end, is_closed = self._end_of_answer(text[start : len(upto)])
-            answers.append((start, start + end))
-            openings.append(len(before))
-        prompts = [(end, start) for (_, end), (start, _) in pairwise([(0, 0), *answers])]
+            try:
+                opening, answer, is_closed = self._trace_turn(messages, i, text)
+            except RowRefused:
+                if i == len(messages) - 1:
+                    raise
+                notes = [ANSWER_NOT_LEARNED]
+                continue
+            openings.append(opening)
+            answers.append(answer)
         contents = [message["content"] for message in messages if isinstance(message.get("content"), str)]
-        notes = [] if all(content in text for content in contents) else [NOT_VERBATIM]
-        prompts = self._within(messages, text, prompts)
+        if not all(content in text for content in contents):
+            notes.append(NOT_VERBATIM)
+        between = [(end, start) for (_, end), (start, _) in pairwise([(0, 0), *answers])]
+        prompts = self._within(messages, text, between)
         return RenderedRow(text[: answers[-1][1]], prompts, answers, is_closed, openings, notes)
 
+    def _trace_turn(self, messages: list[Message], turn: int, text: str) -> tuple[int, CharRange, bool]:
+        """Return where generation of an answer begins, its range, and whether an end-of-turn token closes it."""
+        before = self._apply(messages[:turn], add_generation_prompt=True) if turn else ""
+        upto = self._apply(messages[: turn + 1])
+        start = len(before)
+        if not text.startswith(before) or not upto.startswith(before):
+            raise RowRefused(UNTRACEABLE, f"turn {turn + 1} does not begin as its generation prompt ends")
+        if not turn or before == self._apply(messages[:turn]):
+            # No header invites the answer, so what was added may begin with one; only the content is sure.
+            content = str(messages[turn].get("content") or "").strip()
+            start = text.find(content, start)
+            if not content or start < 0:
+                raise RowRefused(UNTRACEABLE, f"the content of turn {turn + 1} is not in the rendered text")
+        end, is_closed = self._end_of_answer(upto[start:])
+        if not text.startswith(upto[: start + end] if is_closed else upto):
+            raise RowRefused(UNTRACEABLE, f"the template writes turn {turn + 1} otherwise when more turns follow")
+        return len(before), (start, start + end), is_closed
+
     def _end_of_answer(self, text: str) -> tuple[int, bool]:
-        """Return where an answer ends in what follows its prompt, and whether an end-of-turn token closes it."""
-        kept = len(text.rstrip())
-        for match in re.finditer(self._end_of_turn, text):
-            if match.end() == kept:
-                return kept, True
-        return kept, False
+        """Return where an answer ends in all that follows its prompt, and whether an end-of-turn token closes it."""
+        if self._closing is None:
+            skeleton = self._learn(("user", "assistant"))
+            closing = self._end_of_turn.match(skeleton.literals[-1]) if skeleton else None
+            self._closing = closing[0].strip() if closing else ""
+        end = text.rfind(self._closing) + len(self._closing) if self._closing in text else 0
+        if self._closing and end and not self._end_of_turn.sub("", text[end:]).strip():
+            return end, True
+        return len(text.rstrip()), False
 
     def _within(self, messages: list[Message], text: str, ranges: list[CharRange]) -> list[CharRange]:
         """Return where the prompts' contents stand inside these ranges; truncation leaves the rest alone."""

@@ -26,6 +26,7 @@ DROPPED = {
 }
 CHANGED = {
     "trailing_turns_cut": "turns after the last answer cut",
+    "answer_not_learned": "an earlier answer is not learned, since the chat template rewrites it",
     "old_turns_dropped": "oldest exchanges left out to fit",
     "prompt_shortened": "start of the prompt cut to fit",
     "answer_shortened": "end of the answer cut, since it does not fit even alone",

@@ -31,9 +31,7 @@ def train_model(
     from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 
     device = describe_device()
-    precision = choose_precision(
-        device, requested=train.precision, method=train.method, weights_dtype=model.dtype
-    )
+    precision = choose_precision(device, requested=train.precision, method=train.method, weights_dtype=model.dtype)
     settings = TrainingSettings(
         base=base_model,
         tokens_key=read_manifest(tokenized_examples)["key"],

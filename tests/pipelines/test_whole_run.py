@@ -1,0 +1,237 @@
+"""The whole project from the command line, on a tiny model: one process a command, as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.tiny import save_tiny_model
+
+ROOT = Path(__file__).resolve().parents[2]
+ANIMALS = ["cat", "dog", "bird", "fish", "horse", "sheep", "goat", "duck"]
+
+
+class Project:
+    """A copy of this project's configuration with its own data, model and MLflow store."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir()
+        shutil.copy(ROOT / "pyproject.toml", folder)
+        shutil.copytree(ROOT / "conf", folder / "conf")
+        (folder / "conf/local").mkdir(exist_ok=True)
+        shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        save_tiny_model(folder / "models/tiny")
+        self.write_rows(160)
+
+    def write_rows(self, count: int) -> None:
+        """Write questions and answers, no two alike."""
+        rows = [
+            {"question": f"{ANIMALS[n % 8]} number {n}?", "answer": f"{n} {ANIMALS[n % 8][::-1]}"} for n in range(count)
+        ]
+        (self.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def command(self, *arguments: str, **params: object) -> list[str]:
+        """Return a ``kedro run`` of the smoke environment with the tiny model and the rows."""
+        given: dict[str, object] = {"model.name_or_path": "models/tiny", "data.path": "rows.jsonl"}
+        given |= {key.replace("__", "."): value for key, value in params.items()}
+        text = ",".join(f"{key}={value}" for key, value in given.items())
+        return [sys.executable, "-m", "kedro", "run", "--env", "smoke", *arguments, "--params", text]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The environment of its processes: this user's, without another store."""
+        kept = {key: value for key, value in os.environ.items() if not key.startswith("MLFLOW_")}
+        return {**kept, "COLUMNS": "400"}
+
+    def run(self, *arguments: str, exit_code: int = 0, **params: object) -> str:
+        """Run to the end and return everything that was printed."""
+        done = subprocess.run(
+            self.command(*arguments, **params),
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        printed = done.stdout + done.stderr
+        assert done.returncode == exit_code, printed[-6000:]
+        return printed
+
+    def read(self, layer: str, name: str) -> Any:
+        """Read a stored JSON result."""
+        return json.loads((self.folder / "data" / layer / "smoke" / name).read_text())
+
+    def mlflow_runs(self) -> list[Any]:
+        """Return the runs of the project's store, newest first."""
+        from mlflow.tracking import MlflowClient
+
+        client = MlflowClient(f"sqlite:///{self.folder}/mlflow.db")
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        return list(client.search_runs(experiments, order_by=["attributes.start_time DESC"]))
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A project in which everything was run once; ``first`` is what that printed."""
+    project = Project(tmp_path_factory.mktemp("whole") / "project")
+    project.first = project.run()  # type: ignore[attr-defined]
+    return project
+
+
+def test_everything_comes_out(project: Project) -> None:
+    evaluation = project.read("08_reporting", "evaluation.json")
+    assert evaluation["split"] == "test"
+    for model in ("base", "tuned"):
+        figures = evaluation[model]
+        assert figures["nats_per_token"] > 0
+        assert figures["num_tokens"] > 0
+        assert 0 <= figures["rouge_l"] <= 1
+    assert evaluation["base"]["num_tokens"] == evaluation["tuned"]["num_tokens"]
+    reporting = project.folder / "data/08_reporting/smoke"
+    for name in (
+        "split_summary.json",
+        "token_summary.json",
+        "length_histogram.png",
+        "training_summary.csv",
+        "efficiency_summary.csv",
+        "health.json",
+        "loss_curve.png",
+        "evaluation.md",
+    ):
+        assert (reporting / name).stat().st_size > 0, name
+    tuned = project.folder / "data/06_models/smoke/tuned_model"
+    assert (tuned / "adapter_model.safetensors").is_file()
+    assert len((reporting / "training_summary.csv").read_text().splitlines()) == 1 + 2
+
+
+def test_the_run_says_what_it_does(project: Project) -> None:
+    printed = project.first  # type: ignore[attr-defined]
+    for words in ("Before step 1: measured loss", "as measured before it", "make mlflow", "tuned_model", "perplexity"):
+        assert words.lower() in printed.lower(), words
+
+
+def test_one_mlflow_run_has_metrics_parameters_and_artifacts(project: Project) -> None:
+    from mlflow.tracking import MlflowClient
+
+    runs = project.mlflow_runs()
+    first = runs[-1]
+    assert first.info.status == "FINISHED"
+    client = MlflowClient(f"sqlite:///{project.folder}/mlflow.db")
+    history = client.get_metric_history(first.info.run_id, "loss_nats_per_token")
+    assert [metric.step for metric in history] == [1, 2]
+    assert first.data.metrics["tuned.nats_per_token"] == pytest.approx(
+        project.read("08_reporting", "evaluation.json")["tuned"]["nats_per_token"]
+    )
+    assert first.data.params["train.lora.r"] == "4"
+    stored = {path.name for path in (project.folder / "mlruns").rglob("*") if path.is_file()}
+    assert {"adapter_model.safetensors", "evaluation.json", "health.json", "loss_curve.png"} <= stored
+
+
+def test_a_second_run_reuses_what_has_not_changed(project: Project) -> None:
+    before = project.read("06_models", "tuned_model/tuning.json")
+    printed = project.run()
+    assert printed.lower().count("reused") >= 3, printed[-6000:]  # split, tokens, base evaluation
+    assert "Training" in printed
+    after = project.read("06_models", "tuned_model/tuning.json")
+    assert after["tokens_key"] == before["tokens_key"]
+    assert after["run_folder"] != before["run_folder"]
+
+
+def test_stale_tokens_are_never_trained_on(project: Project) -> None:
+    old = project.read("06_models", "tuned_model/tuning.json")["tokens_key"]
+    project.write_rows(176)
+    project.run("--pipeline=split")
+    printed = project.run("--pipeline=train")
+    new = project.read("06_models", "tuned_model/tuning.json")["tokens_key"]
+    assert new != old
+    assert new == json.loads((project.folder / "data/05_model_input/smoke/tokens/current.json").read_text())["key"]
+    assert "Deprecat" not in printed
+    # And back again: the earlier rows have the earlier key.
+    project.write_rows(160)
+    project.run("--pipelines=split")
+    assert "reused" in project.run("--pipelines=train").lower()
+    assert project.read("06_models", "tuned_model/tuning.json")["tokens_key"] == old
+
+
+def test_a_terminated_training_is_killed_and_goes_on_in_its_run(project: Project) -> None:
+    many = {"train__max_steps": 4000, "train__eval_every_steps": "null", "train__save_every_steps": "null"}
+    process = subprocess.Popen(
+        project.command("--pipelines=train", **many),
+        cwd=project.folder,
+        env=project.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "as measured before it" in line:
+            break
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=120)
+    assert process.returncode == 143, printed
+    assert "train.resume=true" in printed
+    killed = project.mlflow_runs()[0]
+    assert killed.info.status == "KILLED"
+    (checkpoint,) = sorted((project.folder / "data/06_models/smoke/checkpoints").glob("run-*"))[-1].glob("checkpoint-*")
+    step = int(checkpoint.name.rpartition("-")[2])
+    number_of_runs = len(project.mlflow_runs())
+    project.run("--pipelines=train", train__resume="true", **{**many, "train__max_steps": step + 2})
+    runs = project.mlflow_runs()
+    assert len(runs) == number_of_runs
+    resumed = next(run for run in runs if run.info.run_id == killed.info.run_id)
+    assert resumed.info.status == "FINISHED"
+    assert project.read("06_models", "tuned_model/tuning.json")["finished_step"] == step + 2
+
+
+@pytest.mark.parametrize(
+    ("content", "params", "words"),
+    [
+        (None, {}, ["bad.jsonl"]),
+        ("", {}, ["bad.jsonl", "empty"]),
+        ('{"question": "a", "answer": "b"}\nnot json\n', {}, ["bad.jsonl", "2"]),
+        ('{"question": "a", "reply": "b"}\n', {"data.columns.response": "answer"}, ["answer", "question", "reply"]),
+        ('{"question": "a", "answer": 7}\n{"question": "a", "answer": null}\n', {}, ["answer", "1", "2"]),
+    ],
+)
+def test_bad_rows_end_with_one_clear_message(
+    project: Project, content: str | None, params: dict[str, object], words: list[str]
+) -> None:
+    before = (project.folder / "data/02_intermediate/smoke/splits/current.json").read_text()
+    bad = project.folder / "bad.jsonl"
+    bad.unlink(missing_ok=True)
+    if content is not None:
+        bad.write_text(content)
+    columns = {"data.columns.prompt": "question", "data.columns.response": "answer", **params}
+    printed = project.run("--pipelines=split", exit_code=2, **{"data.path": "bad.jsonl", **columns})
+    for word in words:
+        assert word in printed, printed
+    assert "Traceback" not in printed
+    assert (project.folder / "data/02_intermediate/smoke/splits/current.json").read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("models/none", ["models/none"]),
+        ("models/empty", ["config.json"]),
+        ("someone/some-model", ["someone/some-model", "hub"]),
+    ],
+)
+def test_a_model_that_is_not_there_ends_with_one_clear_message(project: Project, model: str, words: list[str]) -> None:
+    (project.folder / "models/empty").mkdir(exist_ok=True)
+    printed = project.run("--pipelines=tokenize", exit_code=2, **{"model.name_or_path": model})
+    for word in words:
+        assert word in printed, printed
+    assert "Traceback" not in printed
