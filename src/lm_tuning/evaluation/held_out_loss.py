@@ -29,7 +29,7 @@ LOGIT_BYTES = 4 + 4 + 2
 """Bytes for one logit: in float32, its log-softmax, and the half-precision value that it came from."""
 CPU_LOGITS_BYTES = 192 * 2**20
 GPU_LOGITS_FRACTION = 1 / 16
-MICRO_BATCH_TOKENS_LIMITS = {"cpu": (256, 4096), "gpu": (1024, 32768)}
+MICRO_BATCH_TOKENS_LIMITS = {"cpu": (256, 1024), "gpu": (1024, 32768)}
 
 
 @dataclass(frozen=True)

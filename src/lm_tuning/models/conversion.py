@@ -20,6 +20,7 @@ from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.atomic import explain_full_disk, replace_folder, sync_folder, write_json_atomic
 from lm_tuning.storage.digests import digest_file
+from lm_tuning.storage.locks import is_alive
 
 logger = logging.getLogger(__name__)
 
@@ -212,15 +213,5 @@ def _remove_stale(folder: Path) -> None:
     pattern = re.compile(rf"\.staging-{re.escape(folder.name)}-(\d+)-[0-9a-f]+")
     for path in folder.parent.glob(f".staging-{folder.name}-*"):
         match = pattern.fullmatch(path.name)
-        if match and not _is_alive(int(match[1])):
+        if match and not is_alive(int(match[1])):
             shutil.rmtree(path, ignore_errors=True)
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

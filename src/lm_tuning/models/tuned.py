@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,6 +84,14 @@ def load_tuned(
     return attach_adapter(base, folder)
 
 
+@contextmanager
+def without_peft_warning() -> Iterator[None]:
+    """Hide that peft 0.21 reads a property which transformers 5.24 has renamed: no user can mend it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+        yield
+
+
 def attach_adapter(base: PreTrainedModel, folder: Path) -> Any:
     """Put a stored adapter on a loaded base model, frozen.
 
@@ -103,7 +114,9 @@ def attach_adapter(base: PreTrainedModel, folder: Path) -> Any:
     if missing:
         raise UserError(f"{folder} has no adapter: {' and '.join(missing)} missing.")
     try:
-        return PeftModel.from_pretrained(base, str(folder), is_trainable=False).requires_grad_(False).eval()
+        with without_peft_warning():
+            model = PeftModel.from_pretrained(base, str(folder), is_trainable=False)
+        return model.requires_grad_(False).eval()
     except SafetensorError as error:
         raise UserError(f"The adapter in {folder} is damaged ({error}). Train again or copy it again.") from error
     except (RuntimeError, ValueError) as error:

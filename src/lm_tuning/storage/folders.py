@@ -21,6 +21,7 @@ from lm_tuning.storage.atomic import (
     sync_folder,
     write_json_atomic,
 )
+from lm_tuning.storage.locks import is_alive
 
 #: Raise it when the content of stored folders changes shape: folders of another version are never reused.
 SCHEMA_VERSION = 1
@@ -217,7 +218,7 @@ class FolderStore:
         """Remove staged folders whose process is gone."""
         for path in self.root.glob(".staging-*"):
             pid = path.name.rsplit("-", 2)[1]
-            if pid.isdigit() and not _is_alive(int(pid)):
+            if pid.isdigit() and not is_alive(int(pid)):
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -252,17 +253,6 @@ def _is_complete(folder: Path, key: str) -> bool:
         return same and all((folder / name).stat().st_size == size for name, size in files.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
-
-
-def _is_alive(pid: int) -> bool:
-    """Say whether a process with this id runs on this machine."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _discard_folder(path: str, owner: int) -> None:

@@ -106,3 +106,14 @@ def _describe_holder(descriptor: int) -> str:
         return f"process {holder['pid']} ({holder['command']})"
     except (ValueError, KeyError, TypeError):
         return "another process"
+
+
+def is_alive(pid: int) -> bool:
+    """Say whether a process with this id runs on this machine."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

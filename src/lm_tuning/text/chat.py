@@ -90,7 +90,9 @@ class ChatRenderer:
             tokenizer: a transformers tokenizer with a chat template.
         """
         self._template: str = tokenizer.get_chat_template()
-        self._variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
+        # Each variable costs time at every row, and few templates read any.
+        names = tokenizer.special_tokens_map.items()
+        self._variables: dict[str, Any] = {name: token for name, token in names if name in self._template}
         self._skeletons: dict[tuple[str, ...], Skeleton | None] = {}
         # What ends an answer, without white space: learned when first needed, empty where nothing does.
         self._closing: str | None = None

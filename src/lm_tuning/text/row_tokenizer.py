@@ -106,31 +106,34 @@ class RowTokenizer(AbstractContextManager["RowTokenizer"]):
                 counts.add(refusal.reason, row_id, refusal.detail)
         return pending
 
-    def encode(self, pending: list[PendingRow]) -> list[Any]:
-        """Tokenize rendered rows on all cores; other threads of Python go on meanwhile.
+    def encode(self, pending: list[PendingRow]) -> tuple[list[Any], dict[int, str]]:
+        """Tokenize rendered rows on all cores and decode their answers again; other threads go on meanwhile.
 
         Args:
             pending: what ``render`` returned.
 
         Returns:
-            One encoding a row.
+            One encoding a row, and by row id what did not come back as it was.
         """
-        return encode_rows(self._backend, [rendered for _, (rendered, _) in pending])
+        encodings = encode_rows(self._backend, [rendered for _, (rendered, _) in pending])
+        return encodings, self._prove(pending, encodings)
 
     def finish(
-        self, pending: list[PendingRow], encodings: list[Any], counts: SplitCounts
+        self, pending: list[PendingRow], encoded: tuple[list[Any], dict[int, str]], counts: SplitCounts
     ) -> tuple[list[int], list[list[int]], list[list[Span]]]:
         """Find the learned tokens and make long rows fit.
 
         Args:
             pending: what ``render`` returned.
-            encodings: what ``encode`` made of it.
+            encoded: what ``encode`` made of it.
             counts: receives what happens to the rows.
 
         Returns:
             Row ids, token ids and scored spans of the rows that are kept.
         """
-        self._prove(pending, encodings, counts)
+        encodings, unlike = encoded
+        for row_id, detail in unlike.items():
+            counts.add(NOT_ROUND_TRIP, row_id, detail)
         kept_ids: list[int] = []
         tokens: list[list[int]] = []
         spans: list[list[Span]] = []
@@ -187,7 +190,7 @@ class RowTokenizer(AbstractContextManager["RowTokenizer"]):
             notes.append(note)
         return row, notes
 
-    def _prove(self, pending: list[PendingRow], encodings: list[Any], counts: SplitCounts) -> None:
+    def _prove(self, pending: list[PendingRow], encodings: list[Any]) -> dict[int, str]:
         """Decode every answer and compare it with the text, so that a mask in the wrong place cannot pass."""
         pieces: list[list[int]] = []
         origins: list[tuple[int, Any, str, CharRange, Span]] = []
@@ -204,8 +207,7 @@ class RowTokenizer(AbstractContextManager["RowTokenizer"]):
                 wanted = text[slice(*_covered(encoding, chars, span))]
                 if "".join(got.split()) != "".join(wanted.split()):
                     failed.setdefault(row_id, f"{wanted[:_NUM_SHOWN]!r} comes back as {got[:_NUM_SHOWN]!r}")
-        for row_id, detail in failed.items():
-            counts.add(NOT_ROUND_TRIP, row_id, detail)
+        return failed
 
 
 def _covered(encoding: Any, chars: CharRange, span: Span) -> CharRange:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -86,7 +88,11 @@ def write_tokens(
     counts = {split: SplitCounts() for split in SPLITS}
     done = 0
     on_progress("Tokenizing", 0, total, "rows")
-    with tokenizer_parallelism(enabled=True), RowTokenizer(tokenizer, format, **options) as row_tokenizer:
+    with (
+        tokenizer_parallelism(enabled=True),
+        _heap_set_aside(),
+        RowTokenizer(tokenizer, format, **options) as row_tokenizer,
+    ):
         for split in SPLITS:
             with TokenTableWriter(split_path(folder, split)) as writer:
                 for num_rows, rows in _tokenized(tables[split], row_tokenizer, counts[split]):
@@ -126,7 +132,7 @@ def _tokenized(
 ) -> Iterator[tuple[int, tuple[list[int], list[list[int]], list[list[Span]]]]]:
     """Yield tokenized chunks; one is rendered and the one before it finished while the tokenizer works on another."""
     with ThreadPoolExecutor(max_workers=1) as pool:
-        running: tuple[int, list[PendingRow], Future[list[Any]]] | None = None
+        running: tuple[int, list[PendingRow], Future[Any]] | None = None
         for chunk in chain(_chunks(table), [None]):
             before = running
             if chunk is None:
@@ -135,8 +141,18 @@ def _tokenized(
                 pending = row_tokenizer.render(chunk, counts)
                 running = chunk.num_rows, pending, pool.submit(row_tokenizer.encode, pending)
             if before is not None:
-                num_rows, pending, encodings = before
-                yield num_rows, row_tokenizer.finish(pending, encodings.result(), counts)
+                num_rows, pending, encoded = before
+                yield num_rows, row_tokenizer.finish(pending, encoded.result(), counts)
+
+
+@contextmanager
+def _heap_set_aside() -> Iterator[None]:
+    """Let the garbage collector look at new objects only: millions of rows trigger it often, and the heap is large."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _chunks(table: ExampleTable) -> Iterator[pa.RecordBatch]:

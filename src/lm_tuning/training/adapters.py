@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import warnings
 from typing import Any
 
 import torch
 
 from lm_tuning.errors import UserError
+from lm_tuning.models.tuned import without_peft_warning
 
 
 def target_names(model: Any) -> list[str]:
@@ -72,9 +72,7 @@ def add_lora(model: Any, *, r: int, alpha: int, dropout: float, target_modules: 
         target_modules=target_modules,
         task_type=TaskType.CAUSAL_LM,
     )
-    with warnings.catch_warnings():
-        # peft 0.21 reads a property that transformers 5.24 has renamed.
-        warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
+    with without_peft_warning():
         return get_peft_model(model, config)
 
 

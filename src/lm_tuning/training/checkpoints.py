@@ -7,7 +7,6 @@ deletes what another run has kept.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lm_tuning.errors import UserError
+from lm_tuning.storage.atomic import sync_file, sync_folder
 
 MARKER = "lm_tuning_checkpoint.json"
 STEP_LOG = "step_log.json"
@@ -152,7 +152,7 @@ def publish_checkpoint(
     if target.exists():  # the same step again, after a resume: equal by construction
         shutil.rmtree(target)
     staging.rename(target)
-    sync_folder(run_folder, files=False)
+    sync_file(run_folder)
     return Checkpoint(target, step, content)
 
 
@@ -172,14 +172,3 @@ def prune(run_folder: Path, *, keep: int, protect: Path | None = None) -> list[P
             shutil.rmtree(checkpoint.path)
             removed.append(checkpoint.path)
     return removed
-
-
-def sync_folder(folder: Path, *, files: bool = True) -> None:
-    """Wait until a folder, and the files in it, are on the disk."""
-    paths = [path for path in folder.rglob("*") if path.is_file()] if files else []
-    for path in [*paths, folder]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm_tuning.training.checkpoints import sync_folder
+from lm_tuning.models.loading import transformers_bars_off
+from lm_tuning.storage.atomic import sync_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,11 +52,10 @@ def save_tuned_model(model: Any, tokenizer: Any, folder: Path, *, facts: dict[st
     staging = folder.with_name(f".{folder.name}-writing")
     shutil.rmtree(staging, ignore_errors=True)
     model.config.use_cache = True
-    if hasattr(model, "peft_config"):
-        # The vocabulary is never resized here, so the embedding need not go into the adapter.
-        model.save_pretrained(staging, save_embedding_layers=False)
-    else:
-        model.save_pretrained(staging)
+    # The vocabulary is never resized here, so the embedding need not go into an adapter.
+    options = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
+    with transformers_bars_off():
+        model.save_pretrained(staging, **options)
     tokenizer.save_pretrained(staging)
     (staging / "tuning.json").write_text(json.dumps(facts, indent=2))
     sync_folder(staging)

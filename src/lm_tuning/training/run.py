@@ -6,9 +6,8 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -24,94 +23,17 @@ from lm_tuning.training.interruption import stop_on_signal
 from lm_tuning.training.losses import keeps_logits
 from lm_tuning.training.precision_context import autocast
 from lm_tuning.training.result import TrainingResult, save_tuned_model, summarize
+from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 from lm_tuning.training.step_log import OnMetrics, StepLog, ignore_metrics
 from lm_tuning.training.step_plan import StepPlan
 from lm_tuning.training.trainer import LoopSettings, StepPlanTrainer
 
+__all__ = ["TrainingPaths", "TrainingSettings", "run_training"]
+
 logger = logging.getLogger(__name__)
 
-MICRO_BATCH_TOKENS = {"cpu": 1024, "cuda": 8192}
+MICRO_BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
 """Token slots of a micro-batch when ``micro_batch_tokens`` is ``auto``."""
-
-
-@dataclass(frozen=True)
-class TrainingPaths:
-    """Where a training reads and writes.
-
-    Attributes:
-        tokens: folder with ``train.arrow`` and ``validation.arrow`` of token columns.
-        checkpoints: folder under which every run gets a folder of its own.
-    """
-
-    tokens: Path
-    checkpoints: Path
-
-
-@dataclass(frozen=True)
-class TrainingSettings:
-    """Everything that decides a training; plain values, so that it can be sent to another process.
-
-    Attributes:
-        base: what the base model is: ``name_or_path``, ``revision``, ``digest``, ``trust_remote_code``.
-        tokens_key: key of the token set.
-        weights_dtype: type of the base weights: ``float32``, ``bfloat16`` or ``float16``.
-        compute_dtype: type of the forward pass (autocast where it differs from the weights).
-        device: ``cpu`` or ``cuda``.
-        attention: ``auto``, ``sdpa``, ``eager`` or ``flash_attention_2``.
-        method: ``full`` or ``lora``.
-        lora: ``r``, ``alpha``, ``dropout``, ``target_modules``.
-        seed: order of rows, adapter initialisation and dropout.
-        learning_rate: the schedule's peak.
-        effective_batch_rows: rows of a step; this or ``effective_batch_tokens``.
-        effective_batch_tokens: most tokens of a step.
-        num_epochs: passes over the rows; ``None`` means as many as ``max_steps`` needs.
-        max_steps: cap on optimizer steps; ``None`` means none.
-        micro_batch_tokens: most token slots of a micro-batch; ``None`` chooses by device.
-        batching: ``packed``, ``padded`` or ``auto``.
-        activation_checkpointing: recompute activations to save memory.
-        num_loader_workers: processes that build batches; ``None`` chooses by device.
-        save_every_steps: steps between checkpoints; ``None`` writes one only when interrupted.
-        keep_checkpoints: how many of the run's checkpoints stay.
-        eval_every_steps: steps between held-out evaluations; ``None`` for none.
-        eval_max_rows: rows of such an evaluation; ``None`` means all.
-        load_best: end with the weights of the lowest held-out loss.
-        resume: go on from the last complete checkpoint.
-        probe_first_step: measure the first step's loss beforehand and compare.
-        first_loss_tolerance: allowed relative difference.
-        first_loss_severity: ``warn`` or ``stop``.
-        trainer: further arguments of transformers' ``TrainingArguments``.
-        run_id: tracking run to write into checkpoints; ``None`` without tracking.
-    """
-
-    base: dict[str, Any]
-    tokens_key: str
-    weights_dtype: str
-    compute_dtype: str
-    device: str
-    method: Literal["full", "lora"]
-    seed: int
-    learning_rate: float
-    attention: str = "auto"
-    lora: dict[str, Any] = field(default_factory=dict)
-    effective_batch_rows: int | None = None
-    effective_batch_tokens: int | None = None
-    num_epochs: int | None = None
-    max_steps: int | None = None
-    micro_batch_tokens: int | None = None
-    batching: Literal["auto", "packed", "padded"] = "auto"
-    activation_checkpointing: bool = False
-    num_loader_workers: int | None = None
-    save_every_steps: int | None = None
-    keep_checkpoints: int = 2
-    eval_every_steps: int | None = None
-    eval_max_rows: int | None = None
-    load_best: bool = False
-    resume: bool = False
-    probe_first_step: bool = True
-    first_loss_tolerance: float = 0.05
-    first_loss_severity: Literal["warn", "stop"] = "stop"
-    trainer: dict[str, Any] = field(default_factory=dict)
-    run_id: str | None = None
 
 
 def run_training(
@@ -175,7 +97,7 @@ def run_training(
     steps = StepDataset(
         train_rows,
         plan,
-        micro_batch_tokens=settings.micro_batch_tokens or MICRO_BATCH_TOKENS.get(settings.device, 1024),
+        micro_batch_tokens=settings.micro_batch_tokens or MICRO_BATCH_TOKENS.get(settings.device, 512),
         batching=batching,
         pad_id=tokenizer.pad_token_id,
     )
@@ -380,7 +302,7 @@ def _evaluation(
                 table,
                 rows,
                 micro_batch_tokens=steps.micro_batch_tokens,
-                batching=steps.batching,
+                batching="padded",  # sorted over the whole split, so that there is little padding
                 pad_id=steps.pad_id,
                 device=settings.device,
             ).nats_per_token

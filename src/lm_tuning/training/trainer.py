@@ -21,6 +21,7 @@ from transformers import Trainer
 from transformers.trainer_callback import PrinterCallback
 
 from lm_tuning.errors import Interrupted
+from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.training import checkpoints
 from lm_tuning.training.batches import StepBatch, StepDataset
@@ -314,7 +315,8 @@ class StepPlanTrainer(Trainer):
         """Write everything a resume needs, aside, and rename it when it is whole."""
         step = self.state.global_step
         staging = checkpoints.staging_folder(self.loop.run_folder, step)
-        self.save_model(str(staging), _internal_call=True)
+        with transformers_bars_off():
+            self.save_model(str(staging), _internal_call=True)
         self._save_optimizer_and_scheduler(str(staging))
         self._save_scaler(str(staging))
         self._save_rng_state(str(staging))
