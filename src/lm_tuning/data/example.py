@@ -46,9 +46,9 @@ _SKIPPED_FOLDERS = frozenset(
 )
 _MIN_SUMMARY_WORDS = 3
 _MAX_SUMMARY_CHARACTERS = 160
-_MIN_SOURCE_CHARACTERS = 70
-# About 450 tokens at most, bar a handful: prompt, answer and chat template fit into 512.
-_MAX_SOURCE_CHARACTERS = 1600
+_MIN_SOURCE_CHARACTERS = 40
+# Short functions: prompt, answer and chat template fit into 512 tokens, and a step of 512 tokens has several rows.
+_MAX_SOURCE_CHARACTERS = 800
 _SENTENCE_ENDS = (".", "!", "?")
 # A full stop ends the sentence unless it belongs to an abbreviation or the next word goes on in lower case.
 _FIRST_SENTENCE = re.compile(r".+?(?<!e\.g)(?<!i\.e)(?<!etc)(?<!vs)[.!?](?=\s+[^a-z]|\s*$)")
@@ -85,7 +85,7 @@ def make_example(path: Path, *, on_progress: OnProgress = ignore_progress) -> in
 def find_functions(library: Path, *, on_progress: OnProgress = ignore_progress) -> list[dict[str, str]]:
     """Collect the documented functions of a standard library, without importing any of it.
 
-    Kept are functions and methods of 70 to 1600 characters that do something, whose docstring begins with a sentence of
+    Kept are functions and methods of 40 to 800 characters that do something, whose docstring begins with a sentence of
     3 words or more on a line of its own. A source that occurs twice is kept once.
 
     Args:
