@@ -65,6 +65,7 @@ class TrackingHook:
         from kedro_mlflow.framework.hooks import MlflowHook
         from pydantic import ValidationError
 
+        logging.getLogger("kedro_mlflow").setLevel(logging.WARNING)  # the import above sets it to INFO
         self._finish("KILLED")  # a run that Ctrl-C in a notebook has left open: Kedro calls no hook then
         self._root = Path(context.project_path)
         self._parameters = load_parameters(context.config_loader, context.project_path)
