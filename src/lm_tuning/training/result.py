@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lm_tuning.training.step_plan import StepPlan
 
 _WARM_STEPS = 2
+_WINDOWS = 10
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,7 @@ class TrainingResult:
     Attributes:
         model_folder: adapter or full weights, tokenizer and ``tuning.json``.
         steps: one row a step: loss, gradient norm, learning rate.
+        evaluations: one row an evaluation while training; step 0 is the base model.
         efficiency: one row a step: seconds, tokens, padding, memory.
         health: facts and findings.
         summary: figures of the whole run.
@@ -35,6 +37,7 @@ class TrainingResult:
 
     model_folder: Path
     steps: list[dict[str, Any]]
+    evaluations: list[dict[str, Any]]
     efficiency: list[dict[str, Any]]
     health: dict[str, Any]
     summary: dict[str, Any]
@@ -108,23 +111,26 @@ def summarize(
     }
 
 
-def draw_loss_curve(steps: list[dict[str, Any]]) -> Figure:
+def draw_loss_curve(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> Figure:
     """Draw training loss, held-out loss and learning rate over the steps.
 
     Args:
         steps: :meth:`StepLog.training_rows`.
+        evaluations: :attr:`StepLog.evaluations`; step 0 is the base model.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     numbers = [row["step"] for row in steps]
-    axes.plot(numbers, [row["loss_nats_per_token"] for row in steps], label="training", linewidth=1.2)
-    held_out = [
-        (row["step"], row["validation_nats_per_token"]) for row in steps if row["validation_nats_per_token"] is not None
-    ]
-    if held_out:
-        axes.plot(*zip(*held_out, strict=True), marker="o", label="held out")
+    losses = [row["loss_nats_per_token"] for row in steps]
+    window = max(len(losses) // _WINDOWS, 1)
+    axes.plot(numbers, losses, label="training, each step", color="C0", alpha=0.35, linewidth=1)
+    means = [statistics.fmean(losses[max(end - window, 0) : end]) for end in range(1, len(losses) + 1)]
+    axes.plot(numbers, means, label=f"training, mean of {window} steps", color="C0", linewidth=1.5)
+    if evaluations:
+        points = [(row["step"], row["validation_nats_per_token"]) for row in evaluations]
+        axes.plot(*zip(*points, strict=True), marker="o", color="C1", label="held out")
     axes.set_xlabel("optimizer step")
     axes.set_ylabel("loss (nats per supervised token)")
     axes.grid(alpha=0.3)

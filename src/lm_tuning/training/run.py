@@ -191,6 +191,7 @@ def run_training(
     return TrainingResult(
         model_folder=folder,
         steps=log.training_rows(),
+        evaluations=log.evaluations,
         efficiency=log.efficiency,
         health=health.to_json(),
         summary=summary,

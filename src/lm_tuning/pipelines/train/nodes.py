@@ -77,7 +77,8 @@ def train_model(
     finally:
         metric_stream.close()
     logger.info("%s", describe_result(result.summary))
-    return result.model_folder, result.steps, result.efficiency, result.health, draw_loss_curve(result.steps)
+    curve = draw_loss_curve(result.steps, result.evaluations)
+    return result.model_folder, result.steps, result.efficiency, result.health, curve
 
 
 def describe_result(summary: dict[str, Any]) -> str:
