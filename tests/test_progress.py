@@ -76,6 +76,9 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Terminal, RichHa
     monkeypatch.delenv("NO_COLOR", raising=False)
     stream = Terminal()
     handler = RichHandler(console=Console(file=stream, force_terminal=True, width=140), show_time=False)
+    for other in (logging.getLogger(), logging.getLogger("kedro")):
+        # A test that has started Kedro leaves its handler behind, whose console would be taken for the terminal.
+        monkeypatch.setattr(other, "handlers", [kept for kept in other.handlers if not isinstance(kept, RichHandler)])
     logger = logging.getLogger("lm_tuning")
     level = logger.level
     logger.addHandler(handler)
