@@ -9,14 +9,19 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.model import ModelParameters
 from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.pipelines.split.nodes import split_settings
 from lm_tuning.pipelines.tokenize.nodes import prepare_base_model, tokenize_examples
+from lm_tuning.storage.digests import digest_file
 from lm_tuning.storage.folders import FolderStore, read_manifest
 from lm_tuning.text.token_table import open_split
 from tests.support.tiny import make_tokenizer, save_tiny_model
 from tests.text.conftest import store_examples
 
+DATA = DataParameters(path="rows.jsonl")
+SPLIT = SplitParameters()
 ROWS = [("2+2?", "4", None), ("3+3?", "6", None)]
 
 
@@ -33,10 +38,15 @@ def publish_splits(key: str, rows: list[tuple[str, str, None]]) -> None:
     store = FolderStore(Path("splits"))
     staged = store.stage(key)
     store_examples(staged.path, "prompt_response", rows)
+    Path("rows.jsonl").touch()
+    staged.facts = {
+        "settings": split_settings(DATA, SPLIT, seed=1, task="causal_lm"),
+        "files": {"train": {"path": "rows.jsonl", "digest": digest_file(Path("rows.jsonl"), None)}},
+    }
     store.publish(staged)
 
 
-def run(**tokenize: Any) -> tuple[Path, dict[str, Any], Any, bool]:
+def run(seed: int = 1, **tokenize: Any) -> tuple[Path, dict[str, Any], Any, bool]:
     """Run both nodes and publish; say whether the stored folder was reused."""
     base_model = prepare_base_model(ModelParameters(name_or_path="./model"))
     store = FolderStore(Path("tokens"), keep=10)
@@ -45,6 +55,9 @@ def run(**tokenize: Any) -> tuple[Path, dict[str, Any], Any, bool]:
         base_model,
         token_cache=store,
         tokenize=TokenizeParameters(**{"max_length_tokens": 64, **tokenize}),
+        data=DATA,
+        split=SPLIT,
+        seed=seed,
         task="causal_lm",
     )
     return store.publish(made), summary, figure, isinstance(made, Path)
@@ -123,5 +136,16 @@ def test_the_graph_is_a_table():
 
     pipeline = create_pipeline()
     assert [node.short_name for node in pipeline.nodes] == ["prepare_base_model", "tokenize_examples"]
-    assert pipeline.inputs() == {"params:model", "params:tokenize", "params:task", "example_splits", "token_cache"}
+    settings = {f"params:{name}" for name in ("model", "tokenize", "data", "split", "seed", "task")}
+    assert pipeline.inputs() == {*settings, "example_splits", "token_cache"}
     assert pipeline.all_outputs() == {"base_model", "tokenized_examples", "token_summary", "length_histogram"}
+
+
+def test_splits_of_other_parameters_or_changed_rows_are_refused(project):
+    with pytest.raises(UserError, match=r"seed: the stored splits were made with 1, the parameters say 2"):
+        run(seed=2)
+    Path("rows.jsonl").write_text("other rows")
+    with pytest.raises(UserError, match=r"rows.jsonl has changed since .*(\n.*)*--pipelines=split"):
+        run()
+    Path("rows.jsonl").unlink()  # rows that are gone cannot have changed
+    run()

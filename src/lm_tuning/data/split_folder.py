@@ -12,10 +12,12 @@ from lm_tuning.data.collecting import collect_rows
 from lm_tuning.data.columns import choose_mapping
 from lm_tuning.data.dividing import divide_rows
 from lm_tuning.data.problems import shorten
+from lm_tuning.data.raw_files import resolve_path
 from lm_tuning.data.reading import RowSource, open_rows
 from lm_tuning.data.rows import SPLITS, ExampleTable, open_examples, write_selected
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.storage.digests import digest_file
 
 logger = logging.getLogger(__name__)
 
@@ -188,3 +190,34 @@ def _shown(value: Any) -> Any:
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def find_staleness(
+    facts: Mapping[str, Any], *, paths: Mapping[str, str | None], settings: Mapping[str, Any], digest_cache: Path | None
+) -> list[str]:
+    """Name what stored splits were made from and the present parameters or files do not say.
+
+    Args:
+        facts: of the splits' manifest: ``settings`` and ``files``.
+        paths: ``train``, ``validation`` and ``test`` as the parameters name them.
+        settings: what ``write_splits`` would be given now.
+        digest_cache: see ``digest_file``.
+
+    Returns:
+        One sentence a difference. A raw file that is gone since cannot have changed, so it is none.
+    """
+    found = [
+        f"{name}: the stored splits were made with {old!r}, the parameters say {settings[name]!r}"
+        for name, old in facts["settings"].items()
+        if old != settings.get(name)
+    ]
+    for split, text in paths.items():
+        stored, present = facts["files"].get(split), resolve_path(text) if text else None
+        if (stored and stored["path"]) != (present and str(present)):
+            found.append(
+                f"rows of {split}: the stored splits were made from {stored and stored['path']}, "
+                f"the parameters say {present and str(present)}"
+            )
+        elif stored and present and present.is_file() and digest_file(present, digest_cache) != stored["digest"]:
+            found.append(f"rows of {split}: {present} has changed since the stored splits were made from it")
+    return found

@@ -54,6 +54,10 @@ class TrackingHook:
         self._is_ours = True
         self._streams: list[MetricStream] = []
         self._digests: dict[str, str] = {}
+        # A resume that is refused must leave the run that it would have continued as it was. So until the training
+        # has gone on, what would overwrite something is held back, with the run's earlier end at hand.
+        self._held: list[tuple[str, Callable[[], None]]] | None = None
+        self._earlier_status = "FINISHED"
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
@@ -134,11 +138,13 @@ class TrackingHook:
         run, dataset = self._run, self._catalog.get(dataset_name)
         marks = (getattr(dataset, "metadata", None) or {}).get("lm_tuning", {})
         if marks.get("mlflow_metrics"):
-            self._try(f"the figures of '{dataset_name}'", lambda: run.log_figures(numbers_of(data)))
+            self._soon(f"the figures of '{dataset_name}'", lambda: run.log_figures(numbers_of(data)))
         if "mlflow_artifact" in marks:
             path = Path(getattr(dataset, "_filepath", dataset_name))
-            self._try(f"a copy of '{dataset_name}'", lambda: self._log_artifact(run, path, marks["mlflow_artifact"]))
+            self._soon(f"a copy of '{dataset_name}'", lambda: self._log_artifact(run, path, marks["mlflow_artifact"]))
         self._log_digests(dataset_name, data)
+        if dataset_name == "tuned_model":
+            self._release()
 
     @hook_impl(tryfirst=True)
     def after_pipeline_run(self) -> None:
@@ -149,10 +155,15 @@ class TrackingHook:
     @hook_impl(tryfirst=True)
     def on_pipeline_error(self, error: Exception) -> None:
         """Close the run as failed or killed, and leave the error to Kedro."""
+        status = "KILLED" if was_interrupted(error) else "FAILED"
         if self._run is not None:
             run, text = self._run, f"{type(error).__name__}: {error}"
-            self._try("the error", lambda: run.log_tags({"error": text}))
-        self._finish("KILLED" if was_interrupted(error) else "FAILED")
+            if self._held is not None and _is_refusal(error):
+                self._held, status = None, self._earlier_status
+                self._try("the refusal", lambda: run.log_tags({"refused": text}))
+            else:
+                self._try("the error", lambda: run.log_tags({"error": text}))
+        self._finish(status)
 
     def _is_enabled(self, run_params: Mapping[str, Any]) -> bool:
         """Respect ``tracking.disable_tracking.pipelines`` of ``mlflow.yml``."""
@@ -175,6 +186,10 @@ class TrackingHook:
         if resumed is not None:
             mlflow.set_experiment(experiment_id=resumed.info.experiment_id)
             active = mlflow.start_run(run_id=resumed.info.run_id)
+            self._held = []
+            # A process that was killed outright has left its run as running.
+            ended = resumed.info.status in {"FINISHED", "FAILED", "KILLED"}
+            self._earlier_status = resumed.info.status if ended else "KILLED"
         else:
             name = self._parameters.tracking.run_name or f"{name_pipelines(run_params)} {self._parameters.output}"
             active = mlflow.start_run(run_name=name)
@@ -207,7 +222,7 @@ class TrackingHook:
         if new and self._run is not None:
             run = self._run
             self._digests |= new
-            self._try("data digests", lambda: run.log_tags(new))
+            self._soon("data digests", lambda: run.log_tags(new))
 
     def _log_artifact(self, run: MlflowRun, path: Path, folder: str) -> None:
         """Copy a file, or a model's folder if ``tracking.log_model`` finds its weights worth the space."""
@@ -221,6 +236,7 @@ class TrackingHook:
 
         The status comes first: should a second Ctrl-C cut the rest short, the run is closed already.
         """
+        self._release()
         if self._run is not None and self._is_ours:
             run = self._run
             self._try("its end", lambda: run.close(status))
@@ -236,6 +252,19 @@ class TrackingHook:
         while self._streams:
             self._streams.pop().close()
 
+    def _soon(self, what: str, action: Callable[[], None]) -> None:
+        """Log now, or once a resume has been accepted."""
+        if self._held is None:
+            self._try(what, action)
+        else:
+            self._held.append((what, action))
+
+    def _release(self) -> None:
+        """Log what was held back."""
+        held, self._held = self._held or [], None
+        for what, action in held:
+            self._try(what, action)
+
     def _try(self, what: str, action: Callable[[], None]) -> None:
         """Log to MLflow; trouble there is a warning, since results matter more."""
         try:
@@ -244,6 +273,11 @@ class TrackingHook:
             raise
         except Exception as error:
             logger.warning("The MLflow run lacks %s: %s", what, error)
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Say whether the user was told to mend something, rather than that something broke."""
+    return error is not None and (isinstance(error, UserError) or _is_refusal(error.__cause__))
 
 
 def _find_resumable_run(checkpoints: Path) -> Run | None:

@@ -42,6 +42,7 @@ def run_training(
     *,
     on_progress: OnProgress = ignore_progress,
     on_metrics: OnMetrics = ignore_metrics,
+    on_checkpoint: Callable[[], object] = lambda: None,
 ) -> TrainingResult:
     """Train a causal language model by the step plan.
 
@@ -50,6 +51,7 @@ def run_training(
         settings: everything that decides the training.
         on_progress: receives the steps done.
         on_metrics: receives the numbers of each step as training goes on.
+        on_checkpoint: called when a checkpoint is complete, to make safe what was received so far.
 
     Returns:
         The folder of the tuned model (adapter or full weights, with its tokenizer), the rows of the step log and
@@ -77,7 +79,6 @@ def run_training(
     _check_schedule(settings, plan, validation_rows)
     identity = _identity(settings, plan)
     checkpoint = _find_checkpoint(paths, settings, identity, plan)
-    run_folder = checkpoint.path.parent if checkpoint else checkpoints.new_run_folder(paths.checkpoints)
 
     base, batching = settings.base, _choose_batching(settings)
     hub: dict[str, Any] = {"revision": base.get("revision"), "trust_remote_code": bool(base.get("trust_remote_code"))}
@@ -132,6 +133,8 @@ def run_training(
             weights_dtype=settings.weights_dtype,
             tolerance=settings.first_loss_tolerance,
         )
+    # Not before all checks have passed: a refused run leaves no empty folder.
+    run_folder = checkpoint.path.parent if checkpoint else checkpoints.new_run_folder(paths.checkpoints)
     log = StepLog(on_metrics)
     with stop_on_signal() as stop:
         trainer = StepPlanTrainer(
@@ -151,6 +154,7 @@ def run_training(
                 measured_first_loss=measured,
                 first_loss_tolerance=health.facts.get("first_loss_tolerance", settings.first_loss_tolerance),
                 first_loss_severity=settings.first_loss_severity,
+                on_checkpoint=on_checkpoint,
             ),
             log=log,
             health=health,
@@ -245,8 +249,8 @@ def _find_checkpoint(
     checkpoints.check_resumable(checkpoint, identity)
     if checkpoint.step > plan.total_steps:
         raise UserError(
-            f"train.resume: {checkpoint.path} is at step {checkpoint.step}, beyond the {plan.total_steps} steps of "
-            "this run. Raise train.max_steps or train.num_epochs."
+            f"train.resume: {checkpoint.path} is at step {checkpoint.step}, beyond the end of this run "
+            f"(step {plan.total_steps}). Raise train.max_steps or train.num_epochs."
         )
     return checkpoint
 

@@ -25,7 +25,7 @@ from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.training import checkpoints
 from lm_tuning.training.batches import StepBatch, StepDataset
-from lm_tuning.training.health import HealthReport, check_first_step, stop_if_needed
+from lm_tuning.training.health import Finding, HealthReport, check_first_step, stop_if_needed
 from lm_tuning.training.interruption import StopRequest
 from lm_tuning.training.losses import sum_nats
 from lm_tuning.training.step_log import StepLog
@@ -52,6 +52,7 @@ class LoopSettings:
         measured_first_loss: nats per supervised token of step 1 by a plain forward pass; ``None`` skips the check.
         first_loss_tolerance: allowed relative difference from it.
         first_loss_severity: ``warn`` or ``stop``.
+        on_checkpoint: called when a checkpoint is complete, so that what was logged so far can be made safe too.
     """
 
     run_folder: Path
@@ -66,6 +67,7 @@ class LoopSettings:
     measured_first_loss: float | None
     first_loss_tolerance: float
     first_loss_severity: Any = "stop"
+    on_checkpoint: Callable[[], object] = lambda: None
 
 
 @dataclass
@@ -164,6 +166,19 @@ class StepPlanTrainer(Trainer):
         best = checkpoint.facts.get("best")
         if best is not None:
             self.best = BestCheckpoint(best["nats_per_token"], best["step"])
+        health = checkpoint.facts.get("health", {"facts": {}, "findings": []})
+        self.health.facts = {**health["facts"], "resumed_from_step": checkpoint.step}
+        self.health.findings = [Finding(**finding) for finding in health["findings"]]
+        before = checkpoint.facts.get("total_steps")
+        if before != len(self.steps):
+            logger.warning(
+                "The run was laid out for %s steps and now has %d: the learning rate follows the schedule of %d steps "
+                "from here on.",
+                before,
+                len(self.steps),
+                len(self.steps),
+            )
+        self.on_progress("Training", checkpoint.step, len(self.steps), "steps")
         log_file = checkpoint.path / checkpoints.STEP_LOG
         self.step_log.restore(json.loads(log_file.read_text()), num_steps=checkpoint.step)
 
@@ -329,10 +344,11 @@ class StepPlanTrainer(Trainer):
             step=step,
             identity=self.loop.identity,
             run_id=self.loop.run_id,
-            facts={"total_steps": len(self.steps), "best": best},
+            facts={"total_steps": len(self.steps), "best": best, "health": self.health.to_json()},
         )
         protected = self.loop.run_folder / f"checkpoint-{self.best.step}" if self.loop.protect_best else None
         checkpoints.prune(self.loop.run_folder, keep=self.loop.keep_checkpoints, protect=protected)
+        self.loop.on_checkpoint()
         logger.info("Checkpoint of step %d written to %s", step, written.path)
         return written
 

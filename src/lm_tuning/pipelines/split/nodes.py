@@ -39,7 +39,7 @@ def split_examples(
     from lm_tuning.progress import show_progress
 
     files = {name: raw_examples[name] for name in ("train", "validation", "test")}
-    settings = _settings(data, split, is_example=raw_examples["is_example"]) | {"seed": seed, "task": task}
+    settings = split_settings(data, split, seed=seed, task=task)
     contents = {name: file and [file["digest"], file["format"]] for name, file in files.items()}
     key = digest_values({"schema_version": SCHEMA_VERSION, "files": contents, "settings": settings})
     found = split_cache.find(key)
@@ -54,12 +54,13 @@ def split_examples(
     return staged, summary
 
 
-def _settings(data: DataParameters, split: SplitParameters, *, is_example: bool) -> dict[str, Any]:
+def split_settings(data: DataParameters, split: SplitParameters, *, seed: int, task: str) -> dict[str, Any]:
     """Unpack the parameters into the keywords of ``write_splits``."""
-    from lm_tuning.data.example import example_settings
+    from lm_tuning.data.example import EXAMPLE_PATH, example_settings
+    from lm_tuning.data.raw_files import resolve_path
 
     columns, template, group = data.columns.model_dump(), data.template, split.group
-    if is_example:
+    if resolve_path(data.path) == Path(EXAMPLE_PATH):
         columns, template, group = example_settings(columns, template, group)
     return {
         "format": data.format,
@@ -72,4 +73,6 @@ def _settings(data: DataParameters, split: SplitParameters, *, is_example: bool)
         "group": group,
         "stratify": split.stratify,
         "duplicates": split.duplicates,
+        "seed": seed,
+        "task": task,
     }

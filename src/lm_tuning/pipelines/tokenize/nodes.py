@@ -6,8 +6,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from lm_tuning.errors import UserError
+from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.model import ModelParameters
 from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.pipelines.split.nodes import split_settings
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import SCHEMA_VERSION, FolderStore, StagedFolder, read_manifest
 
@@ -43,8 +46,12 @@ def prepare_base_model(model: ModelParameters) -> dict[str, Any]:
 def tokenize_examples(
     example_splits: Path,
     base_model: dict[str, Any],
+    *,
     token_cache: FolderStore,
     tokenize: TokenizeParameters,
+    data: DataParameters,
+    split: SplitParameters,
+    seed: int,
     task: str,
 ) -> tuple[StagedFolder | Path, dict[str, Any], Any]:
     """Tokenize the splits, or find that the same was done before.
@@ -54,16 +61,38 @@ def tokenize_examples(
         base_model: whose tokenizer, see ``prepare_base_model``.
         token_cache: the store of tokens.
         tokenize: the ``tokenize`` parameters.
+        data: the ``data`` parameters, which the splits must have been made with.
+        split: the ``split`` parameters, likewise.
+        seed: likewise.
         task: the ``task`` parameter.
 
     Returns:
         The folder of tokens to publish, its summary, and a figure of the lengths.
+
+    Raises:
+        UserError: the stored splits belong to other rows or parameters.
     """
+    from lm_tuning.data.split_folder import find_staleness
     from lm_tuning.models.loading import load_tokenizer
     from lm_tuning.progress import show_progress
     from lm_tuning.text.summary import describe_tokens, draw_lengths
     from lm_tuning.text.tokenization import TOKENS_VERSION, read_token_summary, write_tokens
 
+    stale = find_staleness(
+        read_manifest(example_splits)["facts"],
+        paths={"train": data.path, "validation": data.validation_path, "test": data.test_path},
+        settings=split_settings(data, split, seed=seed, task=task),
+        digest_cache=DIGEST_CACHE,
+    )
+    if stale:
+        raise UserError(
+            [
+                f"The stored splits in {example_splits} do not belong to the present rows and parameters, so nothing "
+                "is trained on them:",
+                *(f"  - {difference}" for difference in stale),
+                "Make them again with kedro run --pipelines=split (the same --env and --params), then go on.",
+            ]
+        )
     sources = {
         "schema_version": SCHEMA_VERSION,
         "tokens_version": TOKENS_VERSION,

@@ -73,6 +73,7 @@ def train_model(
                 settings,
                 on_progress=on_progress,
                 on_metrics=metric_stream.log,
+                on_checkpoint=metric_stream.flush,
             )
     finally:
         metric_stream.close()
