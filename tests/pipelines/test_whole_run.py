@@ -193,6 +193,17 @@ def test_a_terminated_training_is_killed_and_goes_on_in_its_run(project: Project
     resumed = next(run for run in runs if run.info.run_id == killed.info.run_id)
     assert resumed.info.status == "FINISHED"
     assert project.read("06_models", "tuned_model/tuning.json")["finished_step"] == step + 2
+    health = project.read("08_reporting", "health.json")["facts"]
+    assert health["resumed_from_step"] == step
+    assert health["first_step_measured_nats_per_token"] > 0
+    # A resume that is refused leaves the finished run as it is.
+    other = {**many, "train__max_steps": step + 2, "train__effective_batch_tokens": 256}
+    printed = project.run("--pipelines=train", exit_code=2, train__resume="true", **other)
+    assert "at most 128 tokens" in printed
+    assert "at most 256 tokens" in printed
+    kept = next(run for run in project.mlflow_runs() if run.info.run_id == killed.info.run_id)
+    assert kept.info.status == "FINISHED"
+    assert any(name.endswith(".refused") or name == "refused" for name in kept.data.tags)
 
 
 @pytest.mark.parametrize(

@@ -165,6 +165,7 @@ def test_resuming_something_else_is_refused_with_both_values(paths: TrainingPath
 def test_resuming_without_a_checkpoint_says_so(paths: TrainingPaths, settings: TrainingSettings) -> None:
     with pytest.raises(UserError, match="no complete checkpoint"):
         run_training(paths, replace(settings, resume=True))
+    assert not list(paths.checkpoints.glob("run-*"))
 
 
 def test_a_finished_run_can_be_made_longer_at_the_present_rate(

@@ -45,7 +45,8 @@ class CatalogEntry:
         maker = find_maker(self.entry_name) if self.entry_name else None
         if maker is None:
             return f"{name}nothing is there at '{path}'."
-        return f"{name}nothing is there at '{path}'. Node {maker.node} makes it: kedro run --pipelines={maker.pipeline}"
+        command = f"kedro run --pipelines={maker.pipeline} (and the same --env and --params)"
+        return f"{name}nothing is there at '{path}'. Node {maker.node} makes it: {command}"
 
     def require(self, path: Path, found: bool) -> None:
         """Stop a load whose source is missing.

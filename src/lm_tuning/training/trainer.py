@@ -359,7 +359,7 @@ class StepPlanTrainer(Trainer):
         raise Interrupted(
             self.stop.signal_name,
             f"Step {step} of {len(self.steps)} was finished and kept in {written.path}; "
-            "go on with --params train.resume=true.",
+            "go on with the same command and train.resume=true among its --params.",
         )
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
