@@ -62,7 +62,7 @@ def test_results_lie_in_folders_of_the_output(entries: dict[str, dict[str, Any]]
 
 def test_each_file_has_one_entry_that_writes_it(entries: dict[str, dict[str, Any]]) -> None:
     paths = [
-        entry["filepath"]
+        (entry["filepath"], entry.get("section"))
         for entry in entries.values()
         if "filepath" in entry and not entry["type"].endswith("FolderStoreDataset")
     ]
@@ -72,6 +72,7 @@ def test_each_file_has_one_entry_that_writes_it(entries: dict[str, dict[str, Any
 @pytest.mark.parametrize(
     ("cache", "published"),
     [
+        ("check_cache", "checked_examples"),
         ("split_cache", "example_splits"),
         ("token_cache", "tokenized_examples"),
         ("base_evaluation_cache", "base_evaluation"),

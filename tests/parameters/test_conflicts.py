@@ -100,3 +100,29 @@ def test_fractions_leave_rows_for_training(valid: dict[str, Any]) -> None:
     assert "split.validation = 0.5 and split.test = 0.5" in problem
     assert problems(valid, split={"validation": 0.5, "test": 0.5}, data={"test_path": "test.jsonl"}) == []
     assert problems(valid, split={"validation": 0.5, "test": 500}) == []
+
+
+def test_a_fold_is_one_of_the_folds(valid: dict[str, Any]) -> None:
+    (problem,) = problems(valid, split={"num_folds": 3, "fold": 3})
+    assert "split.fold = 3 is none of the split.num_folds = 3 folds" in problem
+    (problem,) = problems(valid, split={"fold": 1})
+    assert "split.num_folds is null" in problem
+    assert problems(valid, split={"num_folds": 3, "fold": 2}) == []
+
+
+def test_folds_and_a_validation_file_exclude_each_other(valid: dict[str, Any]) -> None:
+    (problem,) = problems(valid, split={"num_folds": 3}, data={"validation_path": "a.jsonl"})
+    assert "split.num_folds = 3" in problem and "data.validation_path" in problem
+
+
+@pytest.mark.parametrize("rows", [{"path": "a.jsonl", "weight": 2.0}, ["b.jsonl", {"path": "a.jsonl", "weight": 0.5}]])
+def test_held_out_rows_have_no_weight(valid: dict[str, Any], rows: Any) -> None:
+    (problem,) = problems(valid, data={"test_path": rows})
+    assert problem.startswith("data.test_path has a source with a weight")
+    assert problems(valid, data={"path": rows}) == []
+
+
+@pytest.mark.parametrize("key", ["path", "validation_path", "test_path"])
+def test_a_list_of_sources_names_one(valid: dict[str, Any], key: str) -> None:
+    (problem,) = problems(valid, data={key: []})
+    assert problem.startswith(f"data.{key} is an empty list")

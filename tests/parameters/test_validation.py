@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from lm_tuning.errors import UserError
-from lm_tuning.parameters import DataParameters, Parameters, TrainParameters, validate_parameters
+from lm_tuning.parameters import DataParameters, Parameters, SourceParameters, TrainParameters, validate_parameters
 from lm_tuning.parameters.schema import describe_allowed, find_entry, walk_keys
 
 
@@ -197,7 +197,7 @@ def test_a_number_or_truth_value_where_text_is_wanted_says_how_to_quote(
 
 
 def test_empty_text_and_empty_lists_are_named_as_such(valid: dict[str, Any]) -> None:
-    assert one_problem(merged(valid, data={"path": ""})).endswith("It takes text, not empty.")
+    assert one_problem(merged(valid, data={"template": ""})).endswith("It takes text, or null, not empty.")
     problem = one_problem(merged(valid, train={"lora": {"target_modules": []}}))
     assert problem.endswith("It takes all-linear, or a list of texts, not empty.")
 
@@ -285,3 +285,31 @@ def test_every_field_says_what_it_means_and_every_type_has_words() -> None:
         assert entry.get("description"), path
         assert describe_allowed(entry) != "any value", path
     assert Parameters.model_fields["seed"].description
+
+
+def test_rows_are_a_path_a_source_or_a_list_of_both(valid: dict[str, Any]) -> None:
+    source = {"path": "data\\b.jsonl", "weight": "2e-1"}
+    parameters = validate_parameters(merged(valid, data={"path": ["a.jsonl", source]}))
+    assert parameters.data.model_dump()["path"] == [
+        "a.jsonl",
+        {"path": "data/b.jsonl", "weight": 0.2, "config": None, "split": None, "revision": None},
+    ]
+    assert isinstance(validate_parameters(merged(valid, data={"path": source})).data.path, SourceParameters)
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        (
+            [{"path": "a", "weight": 0}],
+            "data.path[0].weight = 0 (a whole number) is not allowed. It takes a number above 0.",
+        ),
+        (["a", 3], "data.path[1] = 3 (a whole number) is not allowed. It takes text, or a group of the keys path,"),
+        (
+            {"path": "a", "wieght": 2},
+            "data.path.wieght: there is no such key. Keys of data.path: path, weight, config,",
+        ),
+    ],
+)
+def test_a_wrong_source_is_named_by_its_place(valid: dict[str, Any], rows: Any, expected: str) -> None:
+    assert one_problem(merged(valid, data={"path": rows})).startswith(expected)

@@ -88,3 +88,19 @@ def test_values_that_json_would_bend_are_refused(value: object) -> None:
 def test_nan_is_refused() -> None:
     with pytest.raises(ValueError, match="JSON"):
         digest_values([math.nan])
+
+
+def test_many_files_touch_the_cache_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = [tmp_path / f"{number}.txt" for number in range(20)]
+    for file in files:
+        file.write_text(file.name)
+        os.utime(file, (1_700_000_000, 1_700_000_000))
+    writes: list[object] = []
+    write = digests.write_json_atomic
+    monkeypatch.setattr(digests, "write_json_atomic", lambda *given: (writes.append(given), write(*given)))
+    cache = tmp_path / "cache.json"
+    first = digests.digest_files(files, cache)
+    assert first == [hashlib.sha256(file.name.encode()).hexdigest() for file in files]
+    assert len(writes) == 1
+    assert digests.digest_files(files, cache) == first
+    assert len(writes) == 1

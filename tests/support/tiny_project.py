@@ -41,7 +41,8 @@ from kedro.pipeline import Pipeline, node
 
 
 def make_rows(data):
-    return {"train": {"path": data["path"], "digest": "d1"}, "test": {"digest": "d2"}, "is_example": True}
+    described = {"train": [{"path": data["path"], "digest": "d1"}], "test": [{"digest": "d2"}], "is_example": True}
+    return described, {"facts": {"secret": 9}, "metrics": {"data_rows_read": 7}, "markdown": "## Rows"}
 
 
 def split_rows(raw_examples, split_cache):
@@ -84,7 +85,7 @@ def evaluate_models(tuned_model):
 def register_pipelines():
     split = Pipeline(
         [
-            node(make_rows, "params:data", "raw_examples"),
+            node(make_rows, "params:data", ["raw_examples", "data_report"]),
             node(split_rows, ["raw_examples", "split_cache"], "example_splits"),
         ]
     )
@@ -99,6 +100,13 @@ _output: ${runtime_params:output, ${globals:output}}
 raw_examples:
   type: lm_tuning.datasets.JSONDataset
   filepath: data/${_output}/raw_examples.json
+data_report:
+  type: lm_tuning.datasets.ReportSectionDataset
+  filepath: data/${_output}/data_report.json
+  section: rows
+  sections: [rows]
+  title: Data report
+  metadata: {lm_tuning: {mlflow_artifact: reports, mlflow_metrics: metrics}}
 split_cache:
   type: lm_tuning.datasets.FolderStoreDataset
   filepath: data/${_output}/splits

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         StoredFolderDataset,
     )
     from lm_tuning.datasets.metric_stream import MetricStreamDataset
+    from lm_tuning.datasets.report_section import ReportSectionDataset
 
 __all__ = [
     "CSVDataset",
@@ -27,6 +28,7 @@ __all__ = [
     "JSONDataset",
     "MetricStreamDataset",
     "ModelFolderDataset",
+    "ReportSectionDataset",
     "StoredFolderDataset",
     "TextDataset",
 ]
@@ -41,6 +43,7 @@ _MODULES = {
     "ModelFolderDataset": "folders",
     "StoredFolderDataset": "folders",
     "MetricStreamDataset": "metric_stream",
+    "ReportSectionDataset": "report_section",
 }
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import MANIFEST_NAME, StagedFolder
 
 #: MLflow takes 6000 characters today; servers of earlier versions stop at 500.
@@ -119,8 +120,8 @@ def data_digests(entry: str, value: Any) -> dict[str, str]:
 
     Args:
         entry: key in the catalog.
-        value: what was saved or loaded: a dict with a ``digest``, or with such dicts by split; a folder of a store,
-            staged or stored, which is known by its key.
+        value: what was saved or loaded: a dict with a ``digest``, or with such dicts, or lists of them, by split; a
+            folder of a store, staged or stored, which is known by its key.
 
     Returns:
         ``data.<entry>`` or ``data.<entry>.<split>`` to the digest; nothing for other values.
@@ -133,11 +134,17 @@ def data_digests(entry: str, value: Any) -> dict[str, str]:
         return {}
     if isinstance(value.get("digest"), str):
         return {f"data.{entry}": value["digest"]}
-    return {
-        f"data.{entry}.{name}": inner["digest"]
-        for name, inner in value.items()
-        if isinstance(inner, Mapping) and isinstance(inner.get("digest"), str)
-    }
+    found = {name: _digest_of_files(inner) for name, inner in value.items()}
+    return {f"data.{entry}.{name}": digest for name, digest in found.items() if digest}
+
+
+def _digest_of_files(value: Any) -> str | None:
+    """Return the digest of one description, or one digest of several."""
+    described = [value] if isinstance(value, Mapping) else value if isinstance(value, list) else []
+    digests = [
+        item["digest"] for item in described if isinstance(item, Mapping) and isinstance(item.get("digest"), str)
+    ]
+    return digest_values(digests) if len(digests) > 1 else next(iter(digests), None)
 
 
 def numbers_of(value: Any) -> dict[str, float]:

@@ -137,11 +137,14 @@ class TrackingHook:
             return
         run, dataset = self._run, self._catalog.get(dataset_name)
         marks = (getattr(dataset, "metadata", None) or {}).get("lm_tuning", {})
-        if marks.get("mlflow_metrics"):
-            self._soon(f"the figures of '{dataset_name}'", lambda: run.log_figures(numbers_of(data)))
-        if "mlflow_artifact" in marks:
-            path = Path(getattr(dataset, "_filepath", dataset_name))
-            self._soon(f"a copy of '{dataset_name}'", lambda: self._log_artifact(run, path, marks["mlflow_artifact"]))
+        if metrics := marks.get("mlflow_metrics"):
+            figures = data if metrics is True else data[metrics]
+            self._soon(f"the figures of '{dataset_name}'", lambda: run.log_figures(numbers_of(figures)))
+        if folder := marks.get("mlflow_artifact"):
+            paths = getattr(dataset, "artifact_paths", None) or [Path(getattr(dataset, "_filepath", dataset_name))]
+            for path in paths:
+                what = f"a copy of '{dataset_name}'" + (f" ({path.name})" if len(paths) > 1 else "")
+                self._soon(what, lambda path=path: self._log_artifact(run, path, folder))  # type: ignore[misc]
         self._log_digests(dataset_name, data)
         if dataset_name == "tuned_model":
             self._release()

@@ -1,8 +1,8 @@
 """What people type in YAML and behind ``--params``: one strict class for each group, checked together before a run."""
 
-from lm_tuning.parameters.data import ColumnParameters, DataParameters, SplitParameters
+from lm_tuning.parameters.data import ColumnParameters, DataParameters, SourceParameters, SplitParameters
 from lm_tuning.parameters.model import EnvironmentParameters, ModelParameters
-from lm_tuning.parameters.results import EvaluateParameters, TrackingParameters
+from lm_tuning.parameters.results import EvaluateParameters, PreflightParameters, TrackingParameters
 from lm_tuning.parameters.root import Parameters
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.parameters.train import HealthParameters, LoraParameters, TrainParameters
@@ -17,6 +17,8 @@ __all__ = [
     "LoraParameters",
     "ModelParameters",
     "Parameters",
+    "PreflightParameters",
+    "SourceParameters",
     "SplitParameters",
     "TokenizeParameters",
     "TrackingParameters",

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from lm_tuning.parameters.data import SourceParameters
+
 if TYPE_CHECKING:
     from lm_tuning.parameters.root import Parameters
 
@@ -33,6 +35,8 @@ def find_conflicts(parameters: Parameters) -> list[Conflict]:
         _check_warmup,
         _check_precision,
         _check_split,
+        _check_folds,
+        _check_sources,
     )
     return [conflict for check in checks for conflict in check(parameters)]
 
@@ -139,6 +143,46 @@ def _check_split(parameters: Parameters) -> Iterator[Conflict]:
             f"split.validation = {split.validation} and split.test = {split.test} leave no rows for training: their "
             "sum must be below 1.",
         )
+
+
+def _check_folds(parameters: Parameters) -> Iterator[Conflict]:
+    split, data = parameters.split, parameters.data
+    if split.num_folds is None:
+        if split.fold:
+            yield Conflict(
+                ("split.fold", "split.num_folds"),
+                f"split.fold = {split.fold} names a fold, but split.num_folds is null: set the number of folds, or "
+                "split.fold = 0.",
+            )
+        return
+    if split.fold >= split.num_folds:
+        yield Conflict(
+            ("split.fold", "split.num_folds"),
+            f"split.fold = {split.fold} is none of the split.num_folds = {split.num_folds} folds, which are counted "
+            f"from 0 to {split.num_folds - 1}.",
+        )
+    if data.validation_path is not None:
+        yield Conflict(
+            ("split.num_folds", "data.validation_path"),
+            f"split.num_folds = {split.num_folds} makes validation one of the folds, but data.validation_path names "
+            "rows of its own: set one of them to null.",
+        )
+
+
+def _check_sources(parameters: Parameters) -> Iterator[Conflict]:
+    data = parameters.data
+    held_out = (("data.validation_path", data.validation_path), ("data.test_path", data.test_path))
+    for key, rows in (("data.path", data.path), *held_out):
+        if isinstance(rows, list) and not rows:
+            yield Conflict((key,), f"{key} is an empty list: name at least one file, or write null for none.")
+    for key, rows in held_out:
+        several = rows if isinstance(rows, list) else [rows]
+        if any(isinstance(source, SourceParameters) and source.weight != 1 for source in several):
+            yield Conflict(
+                (key,),
+                f"{key} has a source with a weight, but held-out rows are each measured once: weights belong to "
+                "data.path.",
+            )
 
 
 def _word(value: int | None) -> str:

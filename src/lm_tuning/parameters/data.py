@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from lm_tuning.parameters.base import CountOrZero, Fraction, ParameterGroup, PathText, Text
+from pydantic import Discriminator, Field, Tag
+
+from lm_tuning.parameters.base import (
+    Count,
+    CountOrZero,
+    Fraction,
+    ParameterGroup,
+    PathText,
+    PositiveNumber,
+    Text,
+)
 
 
 class ColumnParameters(ParameterGroup):
@@ -25,21 +35,65 @@ class ColumnParameters(ParameterGroup):
     messages: Text | None = None
     """Column with a list of turns, each with role and content."""
 
+    tools: Text | None = None
+    """Column with the list of tools that a conversation may call, handed to the chat template."""
+
     label: Text | None = None
     """Column with the class name."""
+
+
+class SourceParameters(ParameterGroup):
+    """One source of rows among several, or one that needs more than a path."""
+
+    path: PathText
+    """File, folder, glob pattern, address such as s3://bucket/rows.jsonl, or name of a data set on the hub."""
+
+    weight: PositiveNumber = 1.0
+    """Times that each training row comes up an epoch: 2 repeats all rows, 0.5 draws another half every epoch."""
+
+    config: Text | None = None
+    """Configuration of a hub data set, where it has several; null for its only one."""
+
+    split: Text | None = None
+    """Split of a hub data set; null takes the one that the rows are read for."""
+
+    revision: Text | None = None
+    """Commit, tag or branch of a hub data set; null takes the newest."""
+
+
+def _kind_of_rows(value: object) -> str:
+    """Tell pydantic which alternative a value means, so that messages speak of that one alone."""
+    if isinstance(value, list):
+        return "#several"
+    return "#source" if isinstance(value, dict | SourceParameters) else "#path"
+
+
+Source = Annotated[
+    Annotated[PathText, Tag("#path")] | Annotated[SourceParameters, Tag("#source")], Discriminator(_kind_of_rows)
+]
+Rows = Annotated[
+    Annotated[PathText, Tag("#path")]
+    | Annotated[SourceParameters, Tag("#source")]
+    | Annotated[list[Source], Tag("#several")],
+    Discriminator(_kind_of_rows),
+]
 
 
 class DataParameters(ParameterGroup):
     """Which rows are read, and what becomes of rows that do not fit."""
 
-    path: PathText = "data/01_raw/example/functions.jsonl"
-    """JSONL, JSON, CSV or Parquet file; the example is made on first use."""
+    path: Rows = "data/01_raw/example/functions.jsonl"
+    """Where the rows are: file, folder, glob pattern, address or hub name, or a list of them; the example is made on
+    first use."""
 
-    validation_path: PathText | None = None
-    """File with the validation rows; null takes them from path, as many as split.validation says."""
+    validation_path: Rows | None = None
+    """Where the validation rows are; null takes them from path, as many as split.validation says."""
 
-    test_path: PathText | None = None
-    """File with the test rows; null takes them from path, as many as split.test says."""
+    test_path: Rows | None = None
+    """Where the test rows are; null takes them from path, as many as split.test says."""
+
+    max_rows: Count | None = None
+    """Rows read of each file, from its beginning, for a quick look; null reads all."""
 
     format: Literal["auto", "text", "prompt_response", "messages", "text_label"] = "auto"
     """What one row is; auto reads it off the columns."""
@@ -51,7 +105,10 @@ class DataParameters(ParameterGroup):
     """Prompt or text made of columns named in braces, such as "Summarize:\\n{dialogue}"; null for a column as it is."""
 
     on_bad_row: Literal["error", "skip"] = "error"
-    """What a row of a wrong type does: error names the rows and stops, skip leaves them out and counts them."""
+    """What a bad row does: error names the rows and stops, skip leaves them out and counts them."""
+
+    max_bad_fraction: Fraction = 0.05
+    """Largest share of bad rows that on_bad_row: skip lets pass; up to three always pass, unless it is 0."""
 
     normalize: Literal["nfc", "none"] = "nfc"
     """Unicode form of all text: nfc makes composed and decomposed letters equal, none keeps the bytes of the file."""
@@ -61,7 +118,7 @@ class SplitParameters(ParameterGroup):
     """How rows are divided into train, validation and test."""
 
     validation: CountOrZero | Fraction = 0.05
-    """Validation rows: a fraction of all rows, or a number of rows; 0 for none."""
+    """Validation rows: a fraction of all rows, or a number of rows; 0 for none. Without effect with num_folds."""
 
     test: CountOrZero | Fraction = 0.05
     """Test rows: a fraction of all rows, or a number of rows; 0 for none."""
@@ -72,5 +129,21 @@ class SplitParameters(ParameterGroup):
     stratify: Text | None = None
     """Column whose values keep their shares in every split; null draws without regard to any."""
 
+    key: Text | None = None
+    """Column that names a row for good, such as an id: the division then follows it and not the order of the rows."""
+
+    num_folds: Annotated[int, Field(ge=2)] | None = None
+    """Folds that the rows outside test are cut into; one of them is validation. Null for split.validation."""
+
+    fold: CountOrZero = 0
+    """Which fold is validation, counted from 0."""
+
     duplicates: Literal["keep_together", "drop", "ignore"] = "keep_together"
     """Rows with the same text: keep_together puts all copies in one split, drop keeps the first, ignore looks away."""
+
+    near_duplicates: Literal["keep_together", "drop", "report", "ignore"] = "ignore"
+    """Rows that are almost the same: as for duplicates; report counts those that two splits share and moves none."""
+
+    near_duplicate_similarity: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Share of six-byte sequences (six Latin letters, two Korean or Chinese ones) that two rows have in common
+    (Jaccard) from which they count as near duplicates."""

@@ -38,8 +38,21 @@ def _render_group(name: str, group: Schema) -> Iterator[str]:
         default = _write(entry["default"]) if "default" in entry else ""
         yield f"| `{key}` | {_cell(describe_allowed(entry))} | {default} | {_cell(entry['description'])} |"
     yield ""
+    for key, entry in _groups_in_lists(values).items():
+        yield from _render_group(f"{name}.{key}[]", entry)
     for key, entry in groups.items():
         yield from _render_group(f"{name}.{key}" if name else key, entry)
+
+
+def _groups_in_lists(values: dict[str, Schema]) -> dict[str, Schema]:
+    """Return the groups that stand in lists, by the first key that takes such a list."""
+    found: dict[str, Schema] = {}
+    for key, entry in values.items():
+        for choice in entry.get("anyOf", []):
+            for item in choice.get("items", {}).get("anyOf", []):
+                if "properties" in item and item not in found.values():
+                    found[key] = item
+    return found
 
 
 def _write(value: Any) -> str:
@@ -48,5 +61,5 @@ def _write(value: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    """Keep a bar inside a table cell."""
-    return text.replace("|", "\\|")
+    """Keep text on the line of its cell, and a bar inside it."""
+    return text.replace("\n", " ").replace("|", "\\|")

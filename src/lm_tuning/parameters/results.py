@@ -1,10 +1,17 @@
-"""Parameters of evaluation and of run tracking."""
+"""Parameters of preflight, of evaluation and of run tracking."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from lm_tuning.parameters.base import AutoOrCount, Count, CountOrZero, ParameterGroup, Text
+
+
+class PreflightParameters(ParameterGroup):
+    """What the look before a training shows."""
+
+    num_examples: Count = 3
+    """Rows shown as the model will see them, with the learned part marked."""
 
 
 class EvaluateParameters(ParameterGroup):

@@ -11,7 +11,7 @@ from lm_tuning.parameters.base import CountOrZero, ParameterGroup
 from lm_tuning.parameters.conflicts import find_conflicts
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.model import EnvironmentParameters, ModelParameters
-from lm_tuning.parameters.results import EvaluateParameters, TrackingParameters
+from lm_tuning.parameters.results import EvaluateParameters, PreflightParameters, TrackingParameters
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.parameters.train import TrainParameters
 
@@ -54,6 +54,9 @@ class Parameters(ParameterGroup):
 
     tokenize: TokenizeParameters = TokenizeParameters()
     """How rows become tokens."""
+
+    preflight: PreflightParameters = PreflightParameters()
+    """What the look before a training shows."""
 
     train: TrainParameters = TrainParameters()
     """What is trained, and for how long."""

@@ -29,7 +29,10 @@ def parameter_schema() -> Schema:
         if "$ref" in node:
             target = resolve(definitions[node["$ref"].rsplit("/", 1)[1]])
             return target | {key: value for key, value in node.items() if key != "$ref"}
-        return {key: resolve(value) for key, value in node.items()}
+        found = {key: resolve(value) for key, value in node.items() if key != "discriminator"}
+        choices = found.pop("anyOf", []) + found.pop("oneOf", [])
+        flat = [inner for choice in choices for inner in choice.get("anyOf", [choice])]
+        return found | {"anyOf": flat} if flat else found
 
     resolved: Schema = resolve(schema)
     return resolved
@@ -129,7 +132,9 @@ def describe_allowed(entry: Schema) -> str:
     if kind in {"integer", "number"}:
         return " ".join(["a whole number" if kind == "integer" else "a number", *_bounds(entry)])
     if kind == "array":
-        return "a list of " + {"string": "texts"}.get(entry["items"].get("type"), "values")
+        items = entry["items"]
+        kinds = ["texts" if "properties" not in choice else "groups" for choice in items.get("anyOf", [])]
+        return "a list of " + (join_words(kinds) or {"string": "texts"}.get(items.get("type"), "values"))
     if kind == "object":
         texts = entry.get("additionalProperties") != True  # noqa: E712 - a schema is true in any other sense
         return "a group of names, each with a text" if texts else "a group of names and values"

@@ -18,3 +18,11 @@ class TokenizeParameters(ParameterGroup):
 
     loss_on: Literal["assistant", "completion", "all"] = "assistant"
     """Tokens that are learned: every assistant turn, only the last one, or everything."""
+
+    on_altered_content: Literal["warn", "error"] = "warn"
+    """What happens when the chat template changes what a row says, such as trimming it: warn counts the rows, error
+    stops the run and names the first."""
+
+    control_tokens: Literal["auto", "as_text", "keep", "drop", "error"] = "auto"
+    """What happens to a control token, such as <|im_end|>, that is typed inside a row: as_text learns its letters, keep
+    the token, drop leaves the row out, error stops the run; auto is as_text in turns and keep in running text."""

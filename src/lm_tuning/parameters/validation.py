@@ -61,7 +61,8 @@ def _problems_of(error: ValidationError, raw: Mapping[str, Any], sources: Source
         if item["type"] == "conflicting_parameters":
             continue
         unknown = item["type"] in {"extra_forbidden", "invalid_key"}
-        path = tuple(item["loc"]) if unknown else _known_part(item["loc"])
+        location = _without_tags(item["loc"])
+        path = location if unknown else _known_part(location)
         if path in problems:
             continue  # one alternative of a union each
         value = _value_at(raw, path)
@@ -83,8 +84,10 @@ def _describe_unknown(path: KeyPath) -> str:
         return f"{_name(path)} is set by this project. {as_sentence(OWNED_BY_US[parts[-1]])}"
     hint = suggest(parts)
     if not hint:
-        group = find_entry(parts[:-1]) or {}
-        hint = f" Keys of {_name(path[:-1]) or 'the top level'}: {', '.join(group.get('properties', {}))}."
+        group = find_entry(path[:-1]) or {}
+        choices = group.get("anyOf", [group])
+        keys = [key for choice in choices for key in choice.get("properties", {})]
+        hint = f" Keys of {_name(path[:-1]) or 'the top level'}: {', '.join(keys)}."
     return f"{_name(path)}: there is no such key.{hint}"
 
 
@@ -151,6 +154,11 @@ def _write(value: object) -> str:
 def _name(path: KeyPath) -> str:
     """Write a path as people type it, such as ``train.lora.target_modules[1]``."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def _without_tags(location: Sequence[str | int]) -> KeyPath:
+    """Leave out the tags of alternatives, which no user has typed."""
+    return tuple(part for part in location if not str(part).startswith("#"))
 
 
 def _known_part(location: Sequence[str | int]) -> KeyPath:

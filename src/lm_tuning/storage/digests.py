@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,21 +30,42 @@ def digest_file(path: Path, cache: Path | None = None) -> str:
     Raises:
         FileNotFoundError: if there is no such file.
     """
-    path = Path(path).resolve()
-    stat = path.stat()
-    mark = [stat.st_size, stat.st_mtime_ns]
-    if cache is not None:
-        known = _read_cache(cache).get(str(path))
-        if isinstance(known, list) and known[:2] == mark:
-            return str(known[2])
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    after = path.stat()
-    unchanged = [after.st_size, after.st_mtime_ns] == mark
-    if cache is not None and unchanged and time.time() - stat.st_mtime > SETTLED_SECONDS:
-        entries = {name: entry for name, entry in _read_cache(cache).items() if os.path.exists(name)}
-        write_json_atomic(cache, {**entries, str(path): [*mark, digest]})
-    return digest
+    return digest_files([path], cache)[0]
+
+
+def digest_files(paths: Iterable[Path], cache: Path | None = None) -> list[str]:
+    """Return the SHA-256 of each file's bytes, reading and writing the cache once for all of them.
+
+    Args:
+        paths: the files to read.
+        cache: see ``digest_file``.
+
+    Returns:
+        64 hexadecimal digits a file, in the order of the paths.
+
+    Raises:
+        FileNotFoundError: if one of them is missing.
+    """
+    known = _read_cache(cache) if cache is not None else {}
+    new: dict[str, list[Any]] = {}
+    digests: list[str] = []
+    for path in (Path(path).resolve() for path in paths):
+        stat = path.stat()
+        mark = [stat.st_size, stat.st_mtime_ns]
+        entry = known.get(str(path))
+        if isinstance(entry, list) and entry[:2] == mark:
+            digests.append(str(entry[2]))
+            continue
+        with path.open("rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        after = path.stat()
+        unchanged = [after.st_size, after.st_mtime_ns] == mark
+        if unchanged and time.time() - stat.st_mtime > SETTLED_SECONDS:
+            new[str(path)] = [*mark, digests[-1]]
+    if cache is not None and new:
+        kept = {name: entry for name, entry in _read_cache(cache).items() if os.path.exists(name)}
+        write_json_atomic(cache, kept | new)
+    return digests
 
 
 def digest_values(value: Any) -> str:

@@ -1,0 +1,104 @@
+"""One section of a report that several nodes write, each its own part."""
+
+from __future__ import annotations
+
+import html
+import json
+from pathlib import Path
+from typing import Any
+
+from kedro.io import AbstractDataset
+from kedro_datasets._typing import HTMLPreview
+
+from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.storage.atomic import write_text_atomic
+
+
+class ReportSectionDataset(CatalogEntry, AbstractDataset[dict[str, Any], dict[str, Any]]):
+    """A named section of a JSON file, and the same section of a Markdown file beside it.
+
+    Nodes that run one after the other describe one thing in one report. Saving a section drops the sections after it,
+    since they told of the rows before. A section is a mapping of ``facts`` (any JSON), ``metrics`` (numbers by name)
+    and ``markdown`` (its text).
+
+    Example:
+        .. code-block:: yaml
+
+            split_report:
+              type: lm_tuning.datasets.ReportSectionDataset
+              filepath: data/08_reporting/default/data_report.json
+              section: splits
+              sections: [rows, splits, tokens]
+              title: Data report
+    """
+
+    def __init__(
+        self,
+        filepath: str,
+        section: str,
+        sections: list[str],
+        title: str,
+        metadata: dict[str, Any] | None = None,
+    ) -> None:
+        """Point at a section.
+
+        Args:
+            filepath: the JSON file; the Markdown file has its name and the suffix ``.md``.
+            section: which part of it this entry is.
+            sections: all parts, in the order of the report.
+            title: heading of the Markdown file.
+            metadata: for plugins and our tracking hook.
+        """
+        if section not in sections:
+            raise ValueError(f"section {section!r} is not one of {sections}")
+        self._filepath = Path(filepath)
+        self._section = section
+        self._sections = sections
+        self._title = title
+        self.metadata = metadata
+
+    @property
+    def artifact_paths(self) -> list[Path]:
+        """Name the files that tracking copies."""
+        return [self._filepath, self._filepath.with_suffix(".md")]
+
+    def load(self) -> dict[str, Any]:
+        """Return the section.
+
+        Raises:
+            UserError: if it was not saved yet, naming entry, path and the pipeline that makes it (as the cause of
+                Kedro's ``DatasetError``).
+        """
+        stored = self._read()
+        self.require(self._filepath, self._section in stored)
+        return dict(stored[self._section])
+
+    def save(self, data: dict[str, Any]) -> None:
+        """Replace the section in both files and drop the ones after it."""
+        place = self._sections.index(self._section)
+        stored = self._read()
+        kept = {name: stored[name] for name in self._sections[:place] if name in stored}
+        kept[self._section] = {"facts": data["facts"], "metrics": data["metrics"], "markdown": data["markdown"]}
+        encoded = json.dumps(kept, indent=1, ensure_ascii=False)
+        text = "\n\n".join([f"# {self._title}", *(section["markdown"].strip() for section in kept.values())])
+        write_text_atomic(self._filepath.with_suffix(".md"), text + "\n")
+        write_text_atomic(self._filepath, encoded + "\n")
+
+    def preview(self) -> HTMLPreview:
+        """Return the text of the section."""
+        stored = self._read()
+        if self._section not in stored:
+            return None
+        return HTMLPreview(f"<pre>{html.escape(stored[self._section]['markdown'])}</pre>")
+
+    def _read(self) -> dict[str, Any]:
+        if not self._filepath.is_file():
+            return {}
+        stored: dict[str, Any] = json.loads(self._filepath.read_text(encoding="utf-8"))
+        return stored
+
+    def _exists(self) -> bool:
+        return self._section in self._read()
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": self._filepath, "section": self._section}
