@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.data.raw_files import describe_file
+from lm_tuning.data.checked_rows import write_checked_rows
+from lm_tuning.data.raw_files import describe_files
 from lm_tuning.data.rows import open_examples
 from lm_tuning.data.split_folder import write_splits
+from lm_tuning.errors import UserError
 
+READING_SETTINGS = {"format", "columns", "template", "on_bad_row", "max_bad_fraction", "normalize", "max_rows", "task"}
 REAL_DATA = Path(os.environ.get("LM_TUNING_TEST_DATA", Path(__file__).parents[2] / "../shared/data"))
 
 
@@ -45,8 +48,9 @@ def write_rows(tmp_path: Path) -> Callable[..., Path]:
 class SplitResult:
     """A written folder, its summary, and its rows by split."""
 
-    def __init__(self, folder: Path, summary: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, summary: dict[str, Any], checked: Path) -> None:
         self.folder = folder
+        self.checked = checked
         self.summary = summary
         self.rows = {name: open_examples(folder, name).head(10**9) for name in ("train", "validation", "test")}
 
@@ -61,14 +65,20 @@ class SplitResult:
 
 @pytest.fixture
 def split(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SplitResult]:
-    """Split files with the settings given, nothing held out unless asked."""
+    """Check files and split them with the settings given, nothing held out unless asked."""
 
     def make(
-        train: Path, *, validation_path: Path | None = None, test_path: Path | None = None, **settings: Any
+        train: Any, *, validation_path: Path | None = None, test_path: Path | None = None, **settings: Any
     ) -> SplitResult:
         paths = {"train": train, "validation": validation_path, "test": test_path}
-        files = {name: path and describe_file(str(path), key=name) for name, path in paths.items()}
-        folder = tmp_path_factory.mktemp("splits")
-        return SplitResult(folder, write_splits(folder, files, **{"validation": 0, "test": 0, **settings}))
+        files = describe_files(**{name: str(path) if isinstance(path, Path) else path for name, path in paths.items()})
+        columns = {name: settings.pop(name, None) for name in ("group", "stratify", "key")}
+        reading = {name: settings.pop(name) for name in READING_SETTINGS & set(settings)}
+        checked, folder = tmp_path_factory.mktemp("rows"), tmp_path_factory.mktemp("splits")
+        refused = write_checked_rows(checked, files, **columns, **reading)["refused"]
+        if refused:
+            raise UserError(refused)
+        summary = write_splits(folder, checked, **{"validation": 0, "test": 0, **columns, **settings})
+        return SplitResult(folder, summary, checked)
 
     return make

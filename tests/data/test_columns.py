@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import logging
 from typing import Any
 
 import pytest
 
-from lm_tuning.data.columns import choose_mapping
+from lm_tuning.data.columns import check_mapping, choose_mapping, describe_mapping
 from lm_tuning.errors import UserError
 
-PATH = Path("rows.jsonl")
+PATH = "rows.jsonl"
 
 
 def choose(available: list[str], **settings: Any) -> tuple[str, dict[str, str]]:
@@ -18,7 +18,7 @@ def choose(available: list[str], **settings: Any) -> tuple[str, dict[str, str]]:
     return mapping.format, mapping.columns
 
 
-def problems_of(available: list[str], *, path: Path = PATH, **settings: Any) -> list[str]:
+def problems_of(available: list[str], *, path: str = PATH, **settings: Any) -> list[str]:
     with pytest.raises(UserError) as caught:
         choose_mapping(available, path=path, **settings)
     return caught.value.problems
@@ -63,8 +63,8 @@ def test_a_label_beside_text_is_the_class_when_classes_are_the_task():
 
 
 def test_names_that_tell_nothing_are_listed_with_the_ways_out():
-    (problem,) = problems_of(["instruction", "input", "output"])
-    assert "'instruction', 'input', 'output'" in problem
+    (problem,) = problems_of(["chosen", "rejected"])
+    assert "'chosen', 'rejected'" in problem
     assert "data.columns.prompt and data.columns.response" in problem
 
 
@@ -115,5 +115,96 @@ def test_what_does_not_go_together_is_refused(settings, expected):
 
 def test_a_csv_without_header_or_with_other_separators_gets_a_hint():
     columns = {"text": "text"}
-    assert "lacks a header" in problems_of(["hello there", "pos"], path=Path("a.csv"), columns=columns)[0]
-    assert "separated by ';'" in problems_of(["body;class"], path=Path("a.csv"), columns=columns)[0]
+    assert "lacks a header" in problems_of(["hello there", "pos"], path="a.csv", columns=columns)[0]
+    assert "separated by ';'" in problems_of(["body;class"], path="a.csv", columns=columns)[0]
+
+
+@pytest.mark.parametrize(
+    ("available", "expected"),
+    [
+        (["conversations"], {"messages": "conversations"}),
+        (["id", "conversation"], {"messages": "conversation"}),
+        (["dialog", "tools", "system"], {"messages": "dialog", "system": "system", "tools": "tools"}),
+    ],
+)
+def test_conversations_are_known_by_their_usual_names(available, expected):
+    assert choose(available) == ("messages", expected)
+
+
+@pytest.mark.parametrize("source", ["document", "article", "dialogue", "source", "input", "text"])
+@pytest.mark.parametrize("target", ["summary", "highlights", "target"])
+def test_summaries_are_known_by_their_usual_names(source, target):
+    assert choose(["id", source, target]) == ("prompt_response", {"prompt": source, "response": target})
+
+
+@pytest.mark.parametrize(
+    ("available", "columns", "appended"),
+    [
+        (["instruction", "output"], {"prompt": "instruction", "response": "output"}, None),
+        (["instruction", "input", "output", "text"], {"prompt": "instruction", "response": "output"}, "input"),
+        (["instruction", "context", "response", "kind"], {"prompt": "instruction", "response": "response"}, "context"),
+        (["Instruction", "Input", "Output"], {"prompt": "Instruction", "response": "Output"}, "Input"),
+    ],
+)
+def test_instructions_take_their_input_along_and_the_log_says_so(available, columns, appended, caplog):
+    caplog.set_level(logging.INFO)
+    mapping = choose_mapping(available, path=PATH)
+    assert (mapping.columns, mapping.appended) == (columns, appended)
+    assert not appended or f"{appended!r} behind the prompt after an empty line" in caplog.text
+    assert appended is None or appended in mapping.used_columns
+
+
+def test_names_that_can_be_read_in_two_ways_are_listed_with_the_keys_to_set():
+    (problem,) = problems_of(["input", "target", "output"])
+    assert problem == (
+        "rows.jsonl has the columns 'input', 'target', 'output', which can be read in 2 ways: 'input' as the prompt, "
+        "'output' as the response (prompt_response); or 'input' as the prompt, 'target' as the response "
+        "(prompt_response). Say which columns are meant: data.columns.prompt, data.columns.response."
+    )
+    assert choose(["input", "target", "output"], columns={"prompt": "input", "response": "target"})[0] == (
+        "prompt_response"
+    )
+    assert "2 ways" in problems_of(["messages", "prompt", "response"])[0]
+
+
+def test_columns_that_are_not_used_are_logged_and_warned_of_when_a_model_should_see_them(caplog):
+    caplog.set_level(logging.INFO)
+    choose(["question", "answer", "id"])
+    assert "not used: 'id'" in caplog.text
+    assert caplog.records[0].levelno == logging.INFO
+    choose(["question", "answer", "context"])
+    assert caplog.records[1].levelno == logging.WARNING
+    assert "If the model should see 'context', put it into a data.template" in caplog.text
+
+
+def test_an_appended_column_may_be_missing_from_another_file():
+    mapping = choose_mapping(["instruction", "input", "output"], path=PATH)
+    check_mapping(mapping, ["output", "instruction"], path="other.jsonl")
+
+
+def test_other_names_of_labels_count_when_classes_are_the_task():
+    assert choose(["text", "category"], task="sequence_classification") == (
+        "text_label",
+        {"text": "text", "label": "category"},
+    )
+    assert choose(["text", "label", "label_text"], task="sequence_classification")[1]["label"] == "label"
+    assert "2 ways" in problems_of(["text", "label", "intent"], task="sequence_classification")[0]
+    assert choose(["text", "category"]) == ("text", {"text": "text"})
+
+
+def test_a_system_or_tools_column_may_be_named_for_conversations():
+    columns = {"messages": "m", "system": "s", "tools": "t"}
+    assert choose(["m", "s", "t"], columns=columns) == ("messages", columns)
+    assert any(
+        "data.columns.tools has no use" in problem
+        for problem in problems_of(["a", "b", "t"], columns={"prompt": "a", "response": "b", "tools": "t"})
+    )
+
+
+def test_a_mapping_is_described_in_words():
+    mapping = choose_mapping(["a", "b", "c"], path=PATH, columns={"response": "c"}, template="{a} {b}")
+    assert describe_mapping(mapping) == "prompt from the template with 'a', 'b', response from 'c'"
+    mapping = choose_mapping(["instruction", "input", "output"], path=PATH)
+    assert describe_mapping(mapping) == (
+        "prompt from 'instruction', 'input' behind the prompt after an empty line, response from 'output'"
+    )

@@ -132,8 +132,9 @@ def test_messages_keep_the_keys_that_the_row_had_and_no_others():
             {"role": "assistant", "content": "No.\n"},
         ]
     }
-    (text,) = read(CHAT, row).values
+    text, tools = read(CHAT, row).values
     assert text is not None
+    assert tools is None
     assert json.loads(text) == [
         {"role": "user", "content": "Rain?"},
         {"role": "assistant", "tool_calls": [call]},
@@ -150,7 +151,7 @@ def test_messages_may_be_json_text_as_in_a_csv():
 
 def test_messages_are_normalized_inside_their_strings():
     # "\n" is written as a backslash and an n: a tilde after it must not join that n.
-    (text,) = read(CHAT, chat(("user", DECOMPOSED), ("assistant", "\n\u0303x"))).values
+    text, _ = read(CHAT, chat(("user", DECOMPOSED), ("assistant", "\n\u0303x"))).values
     assert text is not None
     assert [turn["content"] for turn in json.loads(text)] == [COMPOSED, "\n\u0303x"]
 
@@ -165,7 +166,7 @@ def test_a_trailing_user_turn_is_no_mistake():
     [
         (chat(("user", "thanks")), "no assistant turn"),
         (chat(("user", "a"), ("assistant", " ")), "every assistant turn is empty"),
-        (chat(("user", "a"), ("gpt", "b")), "message 2 has the role 'gpt'; roles are system, user, assistant, tool"),
+        (chat(("user", "a"), ("critic", "b")), "message 2 has the role 'critic'; roles are system, user, assistant"),
         (chat(("user", 1), ("assistant", "b")), "the content of message 1 (user) is a number (1)"),
         (chat(("user", "a"), ("assistant", None)), "the content of message 2 (assistant) is null"),
         ({"messages": []}, "an empty list"),
@@ -185,3 +186,55 @@ def test_conversations_are_copies_when_only_space_around_contents_differs():
     one = read(CHAT, chat(("user", "a "), ("assistant", "b")))
     assert one.content_digest == read(CHAT, chat(("user", "a"), ("assistant", "b\n"))).content_digest
     assert one.content_digest != read(CHAT, chat(("system", "a"), ("assistant", "b"))).content_digest
+
+
+def test_a_system_column_goes_before_the_conversation_unless_it_says_the_same():
+    mapping = ColumnMapping("messages", {"messages": "messages", "system": "s"})
+    row = chat(("user", "a"), ("assistant", "b"))
+    with_system = [{"role": "system", "content": "be brief"}, *row["messages"]]
+    assert json.loads(read(mapping, {**row, "s": "be brief"}).values[0] or "") == with_system
+    assert json.loads(read(mapping, {"messages": with_system, "s": "be brief "}).values[0] or "") == with_system
+    assert json.loads(read(mapping, {**row, "s": ""}).values[0] or "") == row["messages"]
+    assert "different system prompts" in reason_of(mapping, {"messages": with_system, "s": "be long"})
+
+
+@pytest.mark.parametrize("empty", [{}, {"t": None}, {"t": ""}, {"t": []}, {"t": "[]"}])
+def test_tools_are_stored_beside_the_conversation_as_json(empty):
+    mapping = ColumnMapping("messages", {"messages": "messages", "tools": "t"})
+    row = chat(("user", "a"), ("assistant", "b"))
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    written = '[{"type":"function","function":{"name":"weather","parameters":{}}}]'
+    assert read(mapping, {**row, "t": tools}).values[1] == written
+    assert read(mapping, {**row, "t": json.dumps(tools)}).values[1] == written
+    assert read(mapping, {**row, **empty}).values[1] is None
+    assert read(mapping, {**row, "t": tools}).content_digest != read(mapping, {**row, **empty}).content_digest
+
+
+@pytest.mark.parametrize(
+    ("tools", "expected"),
+    [
+        ("weather", "column 't' holds text, where a list of tools is wanted"),
+        ("[weather", "text that is not JSON"),
+        (["weather"], "tool 1 is text, where an object is wanted"),
+        ({"name": "weather"}, "holds an object, where a list of tools"),
+    ],
+)
+def test_tools_of_another_shape_are_reported(tools, expected):
+    mapping = ColumnMapping("messages", {"messages": "messages", "tools": "t"})
+    assert expected in reason_of(mapping, {**chat(("user", "a"), ("assistant", "b")), "t": tools})
+
+
+def test_a_second_column_goes_behind_the_prompt_where_a_row_has_any():
+    mapping = ColumnMapping("prompt_response", {"prompt": "q", "response": "a"}, appended="more")
+    assert read(mapping, {"q": "Add", "a": "3", "more": "1 and 2"}).values == ("Add\n\n1 and 2", "3", None)
+    for empty in ({}, {"more": None}, {"more": " "}):
+        assert read(mapping, {"q": "Add", "a": "3", **empty}).values == ("Add", "3", None)
+    assert read(mapping, {"q": "Add", "a": "3", "more": DECOMPOSED}).values[0] == f"Add\n\n{COMPOSED}"
+    assert "column 'more' holds a number (1)" in reason_of(mapping, {"q": "Add", "a": "3", "more": 1})
+
+
+def test_whole_digests_of_labelled_text_are_equal_after_nfc_only_for_equal_labels():
+    rows = [{"text": f"{DECOMPOSED} ", "label": DECOMPOSED}, {"text": COMPOSED, "label": COMPOSED}]
+    one, other = (read(LABEL, row, normalize=False) for row in rows)
+    assert one.whole_digest == other.whole_digest
+    assert one.content_digest == other.content_digest != one.whole_digest

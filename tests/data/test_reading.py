@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,18 @@ import pytest
 
 from lm_tuning.data.problems import RowProblem
 from lm_tuning.data.raw_files import describe_file
-from lm_tuning.data.reading import open_rows
+from lm_tuning.data.reading import RowSource, open_rows
 from lm_tuning.errors import UserError
 
 
-def rows_of(path: Path) -> list[tuple[int, Any]]:
-    file = describe_file(str(path), key="data.path")
+def source_of(path: Path, *, max_rows: int | None = None) -> RowSource:
+    return open_rows(describe_file(path, key="data.path"), max_rows=max_rows)
+
+
+def rows_of(path: Path, *, max_rows: int | None = None) -> list[tuple[int, Any]]:
     return [
         (number, f"{row.kind}: {row.reason}" if isinstance(row, RowProblem) else row)
-        for number, row in open_rows(path, file["format"])
+        for number, row in source_of(path, max_rows=max_rows)
     ]
 
 
@@ -38,7 +42,7 @@ def test_json_lines_with_mark_and_crlf_read_like_plain_ones(tmp_path):
     windows = file_of(tmp_path, "windows.jsonl", b'\xef\xbb\xbf{"text":"one"}\r\n{"text":"two"}\r\n\r\n')
     plain = file_of(tmp_path, "plain.jsonl", b'{"text":"one"}\n{"text":"two"}\n')
     assert rows_of(windows) == rows_of(plain) == [(1, {"text": "one"}), (2, {"text": "two"})]
-    assert open_rows(windows, "jsonl").columns == ["text"]
+    assert source_of(windows).columns == ["text"]
 
 
 @pytest.mark.parametrize("separator", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"])
@@ -61,7 +65,7 @@ def test_lines_that_are_no_rows_are_reported_by_number_and_the_rest_is_read(tmp_
     assert rows[1] == {"a": 1}
     assert rows[2].startswith("not_json: is not JSON (Expecting value at character")
     assert rows[3] == "not_an_object: holds a list, where an object with columns is wanted."
-    assert rows[4] == "not_utf8: byte 30 of the file is not UTF-8."
+    assert rows[4] == "not_utf8: byte 30 of the file is not UTF-8. Save the file as UTF-8."
     assert rows[5] == {"a": 5}
     assert rows[6].startswith("not_json")
 
@@ -80,7 +84,7 @@ def test_an_array_under_the_name_of_json_lines_says_where_it_belongs(tmp_path):
 
 def test_columns_are_those_of_all_first_rows(tmp_path):
     path = file_of(tmp_path, "a.jsonl", '{"a": 1}\n{"b": 1, "a": 2}\n')
-    assert open_rows(path, "jsonl").columns == ["a", "b"]
+    assert source_of(path).columns == ["a", "b"]
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64, 1 << 20])
@@ -158,6 +162,7 @@ def test_csv_rows_of_another_width_are_reported(tmp_path):
         (b'a,b\n1,2\n3,"4\n5,6\n', "row 2 (line 3): a quoted field begins here and never ends"),
         (b'a,b\n1,"2"3\n', "row 1 (line 2): ',' expected after '\"' in line 2"),
         (b"a,b,a\n1,2,3\n", "names these columns more than once: 'a'"),
+        (b"a,b\n", "has a header and no rows"),
         (b"\n\n", "has no header"),
         (b",\n", "has no header"),
         ("a\n이름\n".encode("cp949"), "line 2: byte 2 of the file (0xc0) is not UTF-8"),
@@ -168,44 +173,95 @@ def test_damaged_csv_names_the_place(tmp_path, content, expected):
     assert expected in message_of(file_of(tmp_path, "a.csv", content))
 
 
-def test_parquet_values_keep_their_types_and_structs_lose_the_nulls_that_arrow_added(tmp_path):
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def test_words_that_look_missing_stay_text(tmp_path):
+    path = file_of(tmp_path, "a.csv", "text,label\nnull,neg\nN/A,pos\nfine,None\n")
+    assert rows_of(path) == [
+        (1, {"text": "null", "label": "neg"}),
+        (2, {"text": "N/A", "label": "pos"}),
+        (3, {"text": "fine", "label": "None"}),
+    ]
 
+
+def test_tables_with_tabs_follow_the_rules_of_csv(tmp_path):
+    path = file_of(tmp_path, "a.tsv", b'\xef\xbb\xbfa\tb\r\n"one, ""two""\r\nthree"\tN/A\r\n007\t\r\n')
+    assert rows_of(path) == [(1, {"a": 'one, "two"\nthree', "b": "N/A"}), (2, {"a": "007", "b": ""})]
+    assert source_of(path).format == "tsv"
+
+
+def test_values_of_different_types_come_as_they_stand(tmp_path):
+    path = file_of(tmp_path, "a.jsonl", '{"text":"hello"}\n{"text":42}\n{"text":null}\n{"text":["a","b"]}\n')
+    assert [row["text"] for _, row in rows_of(path)] == ["hello", 42, None, ["a", "b"]]
+
+
+def test_json_objects_have_only_the_keys_that_their_row_has(tmp_path):
     rows = [
-        {"text": "null", "n": 1, "turns": [{"role": "user", "args": {"city": "Busan", "n": None}}]},
-        {"text": None, "n": 2, "turns": [{"role": "tool", "args": {"city": None, "n": 3}}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"name": "weather", "arguments": {"city": "Busan"}}]}]},
+        {"messages": [{"role": "assistant", "tool_calls": [{"name": "add", "arguments": {"n": 3}}]}]},
     ]
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.Table.from_pylist(rows), path)
-    source = open_rows(path, "parquet")
-    assert source.columns == ["text", "n", "turns"]
-    assert [row for _, row in source] == [
-        {"text": "null", "n": 1, "turns": [{"role": "user", "args": {"city": "Busan"}}]},
-        {"text": None, "n": 2, "turns": [{"role": "tool", "args": {"n": 3}}]},
+    for name, text in (("a.jsonl", "\n".join(map(json.dumps, rows))), ("a.json", json.dumps(rows))):
+        assert [row for _, row in rows_of(file_of(tmp_path, name, text))] == rows
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
+def test_what_json_cannot_say_is_a_problem_of_its_row_alone(tmp_path, name):
+    rows = ['{"a": 1}', '{"a": NaN}', '{"a": 1, "a": 2}', '{"a": "x: y", "b": [-Infinity]}', f'{{"a": {10**40}}}']
+    text = f"[{', '.join(rows)}]" if name == "a.json" else "\n".join(rows)
+    assert rows_of(file_of(tmp_path, name, text)) == [
+        (1, {"a": 1}),
+        (2, "not_json: holds NaN, which is no number of JSON; write null or a text."),
+        (3, "repeated_name: names 'a' twice in one object; only one value can count."),
+        (4, "not_json: holds -Infinity, which is no number of JSON; write null or a text."),
+        (5, {"a": 10**40}),
     ]
-    source.select(["n"])
-    assert list(source) == [(1, {"n": 1}), (2, {"n": 2})]
-    assert source.progress() == (2, 2, "rows")
 
 
-def test_a_file_that_is_no_parquet_says_so(tmp_path):
-    assert "no readable Parquet file" in message_of(file_of(tmp_path, "a.parquet", "text\none\n"))
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", '{"a": "1"}\n{"a": \n{"a": "3"}\n{"a": "4"}\n'),
+        ("a.json", '[{"a": "1"}, 2, {"a": "3"}, {"a": "4"}]'),
+        ("a.csv", "a\n1\n2,2\n3\n4\n"),
+    ],
+)
+def test_reading_stops_after_so_many_rows_good_or_bad(tmp_path, name, content):
+    path = file_of(tmp_path, name, content)
+    rows = rows_of(path, max_rows=3)
+    assert [number for number, _ in rows] == [1, 2, 3]
+    assert (rows[0], rows[2]) == ((1, {"a": "1"}), (3, {"a": "3"}))
+    source = source_of(path, max_rows=3)
+    assert source.progress() == (0, 3, "rows")
+    assert len(list(source)) == len(list(source)) == 3
+    assert source.progress() == (3, 3, "rows")
+    assert len(rows_of(path, max_rows=9)) == 4
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
-def test_progress_reaches_the_end_of_the_file(tmp_path, name):
-    content = {
-        "a.jsonl": '{"a": "1"}\n' * 5000,
-        "a.json": "[" + ", ".join(['{"a": "1"}'] * 5000) + "]",
-        "a.csv": "a\n" + "1\n" * 5000,
-    }[name]
-    source = open_rows(file_of(tmp_path, name, content), name.split(".")[1])
-    assert sum(1 for _ in source) == 5000
-    done, total, unit = source.progress()
-    assert total == len(content) // 1000 + 1
-    assert done >= total - 2
-    assert unit == "kB"
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv", "a.jsonl.gz"])
+def test_progress_reaches_the_end_of_the_file_in_bytes_as_they_lie_there(tmp_path, name):
+    content: bytes = {
+        "a.jsonl": b"".join(b'{"a": "%d"}\n' % number for number in range(50_000)),
+        "a.json": b"[" + b", ".join([b'{"a": "1"}'] * 50_000) + b"]",
+        "a.csv": b"a\n" + b"1\n" * 50_000,
+    }[name.removesuffix(".gz")]
+    content = gzip.compress(content) if name.endswith(".gz") else content
+    source = source_of(file_of(tmp_path, name, content))
+    total = len(content) // 1000 + 1
+    assert (source.name, source.progress()) == (name, (0, total, "kB"))
+    halfway = 0
+    for number, _ in source:
+        if number == 25_000:
+            halfway = source.progress()[0]
+    assert number == 50_000
+    # A megabyte at most is read ahead.
+    assert halfway <= total - 2 or name in ("a.json", "a.csv")
+    assert source.progress() == (len(content) // 1000, total, "kB")
+
+
+def test_a_file_that_is_gone_says_so(tmp_path):
+    path = file_of(tmp_path, "a.jsonl", '{"a": 1}\n')
+    file = describe_file(path, key="data.path")
+    path.unlink()
+    with pytest.raises(UserError, match=r"a\.jsonl is gone since it was looked at"):
+        open_rows(file)
 
 
 def test_real_files_are_read_to_the_last_row(real_data):

@@ -11,10 +11,17 @@ import sys
 import pyarrow as pa
 import pytest
 
+from lm_tuning.data.raw_files import describe_files
 from lm_tuning.data.rows import ExampleTable, open_examples
-from lm_tuning.data.split_folder import describe_splits
+from lm_tuning.data.split_folder import describe_splits, find_staleness
 from lm_tuning.errors import UserError
 
+SENTENCES = [
+    "The committee will meet again on Thursday to decide whether the bridge can be repaired before winter sets in.",
+    "Nobody had expected the small bakery on the corner to outlive every other shop in the long and windy street.",
+    "When the tide goes out, children run across the wet sand to look for crabs, shells and pieces of green glass.",
+    "Our neighbour repairs old radios in his garage, and on warm evenings you can hear distant stations whispering.",
+]
 COPIES = ["a", "b", "same", "c", "d", "e", "f", "g", "same", "same "]
 
 
@@ -32,19 +39,6 @@ def test_values_of_other_types_are_reported_by_row(write_rows, split):
         f"{path}, row 4: column 'text' holds a list, where text is wanted.",
     ]
     assert "data.on_bad_row: skip" in caught.value.problems[3]
-
-
-def test_bad_rows_can_be_skipped_and_are_counted(write_rows, split, caplog):
-    result = split(write_rows(texts("hello", 42, None, ["a", "b"])), on_bad_row="skip")
-    assert result.rows["train"] == [{"row_id": 1, "text": "hello"}]
-    assert "3 skipped (3 wrong_type)" in caplog.text
-    assert "row 4: column 'text' holds a list" in caplog.text
-    assert result.summary["files"]["train"] == {
-        "first_row_id": 1,
-        "rows_read": 4,
-        "rows_kept": 1,
-        "rows_skipped": {"wrong_type": 3},
-    }
 
 
 def test_many_bad_rows_are_counted_behind_the_first_twenty(write_rows, split):
@@ -113,7 +107,7 @@ def test_a_copy_with_another_label_is_kept_together_and_never_dropped(write_rows
         result = split(path, format="text_label", duplicates="drop", validation=2, seed=seed)
         side = [name for name, rows in result.rows.items() for row in rows if row["text"] == "same"]
         assert side in (["train"] * 2, ["validation"] * 2)
-    assert "1 rows repeat a text under another label" in caplog.text
+    assert "Rows that repeat a text under another label: 1" in caplog.text
 
 
 def test_groups_stay_whole_together_with_copies_that_link_them(write_rows, split):
@@ -181,9 +175,12 @@ def test_own_files_are_splits_by_themselves_and_ids_go_on_from_file_to_file(writ
     last = write_rows(texts("z"), "test.jsonl")
     result = split(train, validation_path=held_out, test_path=last, validation=0.5, test=0.5)
     assert result.ids("train") == list(range(1, 11))
-    assert result.rows["validation"] == [{"row_id": 11, "text": "x"}, {"row_id": 12, "text": "y"}]
-    assert result.rows["test"] == [{"row_id": 13, "text": "z"}]
-    assert result.summary["files"]["test"]["first_row_id"] == 13
+    assert result.rows["validation"] == [
+        {"row_id": 11, "text": "x", "source": -1},
+        {"row_id": 12, "text": "y", "source": -1},
+    ]
+    assert result.rows["test"] == [{"row_id": 13, "text": "z", "source": -1}]
+    assert [file["first_row_id"] for file in result.summary["files"]] == [1, 11, 13]
     only_test = split(train, test_path=last, validation=0.2, test=0.5)
     assert only_test.summary["rows"] == {"train": 8, "validation": 2, "test": 1}
 
@@ -239,30 +236,28 @@ def test_files_of_any_format_give_the_same_rows(tmp_path, write_rows, split):
     assert all(result.rows == results[0].rows for result in results)
 
 
-def test_the_division_does_not_depend_on_hash_randomisation(write_rows, split):
-    path = write_rows(
-        [{"text": f"{number % 45}", "kind": f"k{number % 3}", "book": f"b{number % 9}"} for number in range(90)]
-    )
+def test_the_division_is_the_same_in_another_process(write_rows, split, tmp_path):
+    rows = [{"text": f"{number % 45}", "kind": f"k{number % 3}", "book": f"b{number % 9}"} for number in range(90)]
+    rows += [
+        {"text": f"{SENTENCES[number % 4]} {number // 4}", "kind": "k3", "book": f"c{number}"} for number in range(20)
+    ]
+    settings = {"stratify": "kind", "group": "book", "validation": 0.2, "test": 0.2, "near_duplicates": "keep_together"}
+    here = split(write_rows(rows), **settings)
     code = (
-        "import sys, tempfile; from pathlib import Path; from lm_tuning.data.split_folder import write_splits;"
-        "from lm_tuning.data.rows import open_examples; folder = Path(tempfile.mkdtemp());"
-        "write_splits(folder, {'train': {'path': sys.argv[1], 'format': 'jsonl'}}, stratify='kind', group='book',"
-        " validation=0.2, test=0.2);"
-        "print([[row['row_id'] for row in open_examples(folder, name).head(99)] for name in ('train', 'validation')])"
+        "import json, sys; from pathlib import Path; from lm_tuning.data.split_folder import write_splits;"
+        "from lm_tuning.data.rows import open_examples; folder = Path(sys.argv[2]);"
+        "write_splits(folder, Path(sys.argv[1]), **json.loads(sys.argv[3]));"
+        "print(*[row['row_id'] for row in open_examples(folder, 'train').head(99)])"
     )
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", code, str(path)],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    }
-    assert len(outputs) == 1
-    here = split(path, stratify="kind", group="book", validation=0.2, test=0.2)
-    assert outputs.pop().strip() == str([here.ids("train"), here.ids("validation")])
+    output = subprocess.run(
+        [sys.executable, "-c", code, str(here.checked), str(tmp_path), json.dumps(settings)],
+        env={**os.environ, "PYTHONHASHSEED": "7", "RAYON_NUM_THREADS": "1", "RENSA_FORCE_KERNEL": "scalar"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert here.summary["near_duplicates"]["num_near_copies"] == 16
+    assert [int(row_id) for row_id in output.split()] == here.ids("train")
 
 
 def test_the_folder_holds_splits_summary_and_preview_and_nothing_else(write_rows, split):
@@ -276,7 +271,7 @@ def test_the_folder_holds_splits_summary_and_preview_and_nothing_else(write_rows
     ]
     assert json.loads((result.folder / "summary.json").read_text()) == result.summary
     preview = json.loads((result.folder / "preview.json").read_text())
-    assert preview["columns"] == ["split", "row_id", "text"]
+    assert preview["columns"] == ["split", "row_id", "text", "source"]
     assert [row[0] for row in preview["data"]] == ["train"] * 5 + ["validation"] * 2
     assert len(preview["data"][0][2]) == 301
 
@@ -284,7 +279,7 @@ def test_the_folder_holds_splits_summary_and_preview_and_nothing_else(write_rows
 def test_progress_is_told_from_zero_to_the_end(write_rows, split):
     calls = []
     split(write_rows(texts("a", "b")), on_progress=lambda *call: calls.append(call))
-    assert calls[0][:2] == ("Reading rows.jsonl", 0)
+    assert calls[0] == ("Writing splits", 0, 2, "rows")
     assert calls[1][1] == calls[1][2]
     assert calls[-1] == ("Writing splits", 2, 2, "rows")
 
@@ -348,3 +343,245 @@ def test_counts_of_the_real_sets_are_exact(real_data, split, caplog):
     copies = korean.summary["duplicates"]["num_copies"]
     assert copies == korean.summary["duplicates"]["num_dropped"] > 0
     assert korean.summary["rows"] == {"train": 11823 - copies - 1000, "validation": 1000, "test": 0}
+
+
+def test_overlap_between_own_files_names_rows_on_both_sides(write_rows, split, caplog):
+    train = write_rows(texts("a", "b", "shared", "shared", "c"), "train.jsonl")
+    held_out = write_rows(texts("shared ", "z"), "validation.jsonl")
+    last = write_rows(texts("z", "a", "z"), "test.jsonl")
+    result = split(train, validation_path=held_out, test_path=last)
+    assert result.summary["overlap"] == {"train_validation": 1, "train_test": 1, "validation_test": 1}
+    assert result.summary["overlap_rows"] == {
+        "train_validation": {
+            "train": {"num_rows": 2, "first_row_ids": [3, 4]},
+            "validation": {"num_rows": 1, "first_row_ids": [6]},
+        },
+        "train_test": {
+            "train": {"num_rows": 1, "first_row_ids": [1]},
+            "test": {"num_rows": 1, "first_row_ids": [9]},
+        },
+        "validation_test": {
+            "validation": {"num_rows": 1, "first_row_ids": [7]},
+            "test": {"num_rows": 2, "first_row_ids": [8, 10]},
+        },
+    }
+    leakage = result.summary["leakage"]
+    assert (leakage["num_rows"], leakage["fraction"]) == (2, 0.4)
+    assert leakage["validation"]["exact"] == {"num_rows": 1, "first_row_ids": [6]}
+    assert leakage["test"] == {
+        "num_rows": 1,
+        "fraction": 1 / 3,
+        "exact": {"num_rows": 1, "first_row_ids": [9]},
+        "near": None,
+    }
+    assert "train and validation share 1 different contents (rows of train: 2, of validation: 1)" in caplog.text
+    assert describe_splits(result.summary).endswith("2 held-out rows stand in train too")
+
+
+@pytest.mark.parametrize("handling", ["keep_together", "drop", "report"])
+def test_near_duplicates_of_one_file(write_rows, split, handling):
+    rows = [f"{SENTENCES[number % 4]} {number // 4}" for number in range(20)] + [
+        f"row {number}" for number in range(20)
+    ]
+    path = write_rows(texts(*rows))
+    units = []
+    for seed in range(10):
+        result = split(path, validation=10, near_duplicates=handling, seed=seed)
+        near = result.summary["near_duplicates"]
+        assert (near["handling"], near["num_compared"], near["num_near_copies"], near["num_units"]) == (
+            handling,
+            40,
+            16,
+            4,
+        )
+        assert near["largest"] == {"num_rows": 5, "first_row_ids": [1, 5, 9, 13, 17]}
+        assert near["num_dropped"] == (16 if handling == "drop" else 0)
+        assert [path.name for path in result.folder.glob("signatures*")] == []
+        sides = [{number % 4 for number in range(20) if number + 1 in result.ids(name)} for name in result.rows]
+        units.append(len(sides[0] & sides[1]))
+        leaking = result.summary["leakage"]["validation"]["near"]["num_rows"]
+        assert leaking == sum(
+            number < 20 and number % 4 in sides[0] for number in (i - 1 for i in result.ids("validation"))
+        )
+        kept = sorted(result.ids("train") + result.ids("validation"))
+        assert kept == ([1, 2, 3, 4, *range(21, 41)] if handling == "drop" else list(range(1, 41)))
+        assert len(result.rows["validation"]) == 10
+    assert (sum(units) == 0) == (handling != "report")
+
+
+def test_near_duplicates_of_held_out_files_are_reported_and_dropped_from_train_only(write_rows, split, caplog):
+    train = write_rows(texts(*SENTENCES, "other"), "train.jsonl")
+    held_out = write_rows(texts(SENTENCES[1] + "!", SENTENCES[1] + "!!", SENTENCES[3], "new"), "test.jsonl")
+    for handling in ("report", "keep_together"):
+        result = split(train, test_path=held_out, near_duplicates=handling)
+        assert result.summary["rows"] == {"train": 5, "validation": 0, "test": 4}
+        assert result.summary["leakage"]["test"] == {
+            "num_rows": 3,
+            "fraction": 0.75,
+            "exact": {"num_rows": 1, "first_row_ids": [8]},
+            "near": {"num_rows": 2, "first_row_ids": [6, 7]},
+        }
+    assert "Rows of test with a near duplicate in train: 2" in caplog.text
+    dropped = split(train, test_path=held_out, near_duplicates="drop")
+    assert (dropped.ids("train"), dropped.ids("test")) == ([1, 3, 5], [6, 7, 8, 9])
+    assert dropped.summary["leakage"]["num_rows"] == 0
+
+
+def test_a_near_duplicate_with_another_label_is_not_dropped(write_rows, split):
+    rows = [
+        {"text": SENTENCES[0] + mark, "label": label}
+        for mark, label in (("", "a"), ("!", "b"), ("?", "a"), ("..", "b"))
+    ]
+    rows += [{"text": sentence, "label": "a"} for sentence in SENTENCES[1:]]
+    for seed in range(10):
+        result = split(write_rows(rows), format="text_label", near_duplicates="drop", validation=2, seed=seed)
+        assert result.column("row_id") == [1, 2, 5, 6, 7]
+        assert {1, 2} <= set(result.ids("train")) or {1, 2} == set(result.ids("validation"))
+
+
+def test_conversations_are_compared_by_what_is_said(write_rows, split):
+    def talk(question, answer):
+        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        return {"messages": turns}
+
+    rows = [talk("Hi", "Hello"), talk("Bye", "See you"), talk(SENTENCES[0], "Yes."), talk(SENTENCES[0] + "?", "yes.")]
+    result = split(write_rows(rows), near_duplicates="report")
+    assert result.summary["near_duplicates"]["largest"] == {"num_rows": 2, "first_row_ids": [3, 4]}
+    assert result.summary["near_duplicates"]["num_near_copies"] == 1
+
+
+def shuffled(rows, seed):
+    order = sorted(range(len(rows)), key=lambda place: (place * 7919 + seed * 104729) % 1009)
+    return [rows[place] for place in order]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"stratify": "kind"},
+        {"group": "book", "duplicates": "ignore"},
+        {"stratify": "kind", "group": "book", "duplicates": "drop"},
+        {"stratify": "kind", "duplicates": "drop", "near_duplicates": "drop"},
+        {"stratify": "kind", "near_duplicates": "keep_together", "num_folds": 3, "fold": 1},
+    ],
+)
+def test_with_a_key_the_order_of_the_rows_decides_nothing(write_rows, split, settings):
+    rows = [
+        {
+            "id": f"row-{number}",
+            "text": f"{SENTENCES[number % 4]} {number // 8}" if number < 40 else f"text {number % 45}",
+            "kind": f"k{(number * number) % 7}",
+            "book": f"b{number % 23}",
+        }
+        for number in range(120)
+    ]
+    found = []
+    for seed in range(4):
+        listed = shuffled(rows, seed) if seed else rows
+        result = split(write_rows(listed), key="id", validation=0.2, test=0.1, seed=5, **settings)
+        found.append({name: sorted(listed[row_id - 1]["id"] for row_id in result.ids(name)) for name in result.rows})
+        counts = {name: value for name, value in result.summary.items() if name in ("rows", "wanted_rows", "folds")}
+        found[-1]["counts"] = counts
+    assert found[0]["validation"]
+    assert all(other == found[0] for other in found[1:])
+
+
+def test_with_a_key_new_rows_move_few_of_the_others(write_rows, split):
+    rows = [{"id": f"row-{number}", "text": f"text {number}"} for number in range(1000)]
+    before = split(write_rows(rows), key="id", validation=0.1)
+    more = [{"id": f"new-{number}", "text": f"new text {number}"} for number in range(100)]
+    after = split(write_rows(more + rows), key="id", validation=0.1)
+    kept = {rows[row_id - 1]["id"] for row_id in before.ids("validation")}
+    now = {(more + rows)[row_id - 1]["id"] for row_id in after.ids("validation")}
+    assert len(kept - now) <= 25
+
+
+def test_folds_cut_all_rows_outside_test_and_are_the_same_whatever_the_fold(write_rows, split):
+    rows = [{"text": f"text {number % 90}", "kind": "ab"[number % 3 == 0]} for number in range(100)]
+    results = [
+        split(write_rows(rows), stratify="kind", test=10, num_folds=4, fold=fold, validation=0.5) for fold in range(4)
+    ]
+    assert all(result.ids("test") == results[0].ids("test") for result in results)
+    assert [result.summary["rows"]["validation"] for result in results] == results[0].summary["folds"][
+        "num_rows_by_fold"
+    ]
+    assert sorted(results[0].summary["folds"]["num_rows_by_fold"]) == [22, 22, 23, 23]
+    held_out = [row_id for result in results for row_id in result.ids("validation")]
+    assert sorted(held_out + results[0].ids("test")) == list(range(1, 101))
+    for result in results:
+        assert sorted(result.ids("train") + result.ids("validation") + result.ids("test")) == list(range(1, 101))
+        assert result.summary["leakage"]["num_rows"] == 0
+        assert result.summary["warnings"] == []
+    assert "validation is fold 3 of 0 to 3" in describe_splits(results[3].summary)
+
+
+def test_settings_of_folds_that_do_not_fit_are_named_together(write_rows, split):
+    path = write_rows(texts("a", "b", "c"))
+    with pytest.raises(UserError) as caught:
+        split(path, validation_path=write_rows(texts("x"), "other.jsonl"), num_folds=3, fold=3)
+    assert [problem.split(":")[0] for problem in caught.value.problems] == ["split.fold", "split.num_folds"]
+    with pytest.raises(UserError, match=r"3 different rows cannot be divided into 4 folds \(split.num_folds\)"):
+        split(path, num_folds=4)
+
+
+def test_a_class_with_fewer_rows_than_folds_is_always_in_train(write_rows, split, caplog):
+    rows = [{"text": str(number), "kind": "A" if number < 20 else "B"} for number in range(23)]
+    for fold in range(5):
+        result = split(write_rows(rows), stratify="kind", num_folds=5, fold=fold)
+        assert {21, 22, 23} <= set(result.ids("train"))
+        assert result.summary["rows"] == {"train": 19, "validation": 4, "test": 0}
+        assert result.summary["folds"]["num_rows_always_in_train"] == 3
+    assert "Too few rows to be in every fold, so only in train: 'B' (3 rows)." in caplog.text
+
+
+def test_a_column_without_classes_cannot_stratify(write_rows, split):
+    path = write_rows([{"text": str(number), "kind": number} for number in range(30)])
+    with pytest.raises(UserError) as caught:
+        split(path, stratify="kind", validation=0.1, test=0.1)
+    assert str(caught.value).startswith("split.stratify: 'kind' leaves no row for validation and test, since a class")
+    assert "and 30 classes are of that kind" in str(caught.value)
+
+
+def test_groups_classes_and_copies_together(write_rows, split):
+    rows = [
+        {"text": f"text {number % 150}", "kind": f"k{number % 4}", "book": f"b{number % 40}"} for number in range(200)
+    ]
+    for seed in range(5):
+        result = split(write_rows(rows), stratify="kind", group="book", validation=0.2, test=0.2, seed=seed)
+        columns = {name: [rows[row_id - 1] for row_id in result.ids(name)] for name in result.rows}
+        for column in ("text", "book"):
+            sides = [{row[column] for row in part} for part in columns.values()]
+            assert not (sides[0] & sides[1]) | (sides[0] & sides[2]) | (sides[1] & sides[2])
+        assert sum(map(len, columns.values())) == 200
+        for kind in ("k0", "k1", "k2", "k3"):
+            assert sum(row["kind"] == kind for row in columns["validation"]) == 10
+
+
+def test_rows_of_train_are_counted_by_source(write_rows, split):
+    first, second = write_rows(texts(*"abcdef"), "one.jsonl"), write_rows(texts("x", "y", "z", "a"), "two.jsonl")
+    result = split([{"path": str(first)}, {"path": str(second), "weight": 2.5}], duplicates="drop", validation=2)
+    table = {row["row_id"]: row["source"] for rows in result.rows.values() for row in rows}
+    assert table == {1: 0, 2: 0, 3: 0, 4: 0, 5: 0, 6: 0, 7: 1, 8: 1, 9: 1}
+    counts = [sum(row["source"] == source for row in result.rows["train"]) for source in (0, 1)]
+    assert result.summary["sources"] == [
+        {"path": str(first), "weight": 1.0, "num_rows": counts[0]},
+        {"path": str(second), "weight": 2.5, "num_rows": counts[1]},
+    ]
+    assert sum(counts) == 7
+
+
+def test_differences_of_settings_and_files_make_splits_stale(write_rows):
+    path = write_rows(texts("a", "b"))
+    files = describe_files(train=str(path), validation=None, test=None)
+    facts = {"settings": {"seed": 1, "key": None}, "files": files}
+    sources = {"train": str(path), "validation": None, "test": None}
+    settings = {"seed": 1, "key": None}
+    assert find_staleness(facts, sources=sources, settings=settings, digest_cache=None) == []
+    assert find_staleness(facts, sources=sources, settings={"seed": 2, "key": None, "fold": 1}, digest_cache=None) == [
+        "seed: the stored splits were made with 1, the parameters say 2",
+        "fold: the stored splits were made with None, the parameters say 1",
+    ]
+    path.write_text('{"text": "c"}\n')
+    (changed,) = find_staleness(facts, sources=sources, settings=settings, digest_cache=None)
+    assert str(path) in changed

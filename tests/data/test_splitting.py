@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm_tuning.data.duplicates import is_later_copy, join_units, number_by_appearance, number_equal
-from lm_tuning.data.splitting import assign_splits, split_sizes
+from lm_tuning.data.splitting import ALWAYS_IN_TRAIN, IN_TEST, assign_folds, assign_splits, split_sizes
 from lm_tuning.errors import UserError
 
 
@@ -26,6 +26,7 @@ from lm_tuning.errors import UserError
         (2, 0.9, 0, (1, 1, 0)),
         (1000, 100, 0.1, (800, 100, 100)),
         (7, 5, 0.01, (1, 5, 1)),
+        (9, 0.5625, 0.03125, (3, 5, 1)),
         (2_988_208, 0.05, 0.05, (2_689_387, 149_411, 149_410)),
     ],
 )
@@ -66,7 +67,7 @@ def test_sizes_add_up_and_lie_within_one_row_of_what_was_asked(num_rows, validat
             assert size == asked
         else:
             assert (size > 0) == (asked > 0)
-            assert abs(size - Fraction(repr(asked)) * num_rows) < 1 or size == 1
+            assert abs(size - Fraction(repr(asked)) * num_rows) < 1 or 1 in (size, sizes[0])
 
 
 def assign(
@@ -202,3 +203,68 @@ def test_joined_units_are_the_connected_parts(pairs):
                 if contents[one] == contents[other] or groups[one] == groups[other]:
                     reached[one] = reached[other] = min(reached[one], reached[other])
     assert units.tolist() == number_by_appearance(np.array(reached, dtype=np.int64)).tolist()
+
+
+def fold_counts(folds: np.ndarray, num_folds: int) -> list[int]:
+    return np.bincount(folds[folds >= 0], minlength=num_folds).tolist()
+
+
+def test_folds_of_single_rows_differ_by_one_row_at_most_in_each_class_and_in_all():
+    classes = np.array([0] * 23 + [1] * 17 + [2] * 11)
+    cut = assign_folds(np.arange(51), num_folds=5, test_rows=0, seed=3, classes=classes)
+    assert sorted(fold_counts(cut.folds, 5)) == [10, 10, 10, 10, 11]
+    for stratum in range(3):
+        counts = fold_counts(cut.folds[classes == stratum], 5)
+        assert max(counts) - min(counts) <= 1
+
+
+def test_folds_for_a_seed_never_change():
+    assert assign_folds(np.arange(12), num_folds=3, test_rows=3, seed=42).folds.tolist() == EXPECTED_FOLDS_42
+    assert assign_folds(np.arange(12), num_folds=3, test_rows=3, seed=43).folds.tolist() != EXPECTED_FOLDS_42
+
+
+EXPECTED_FOLDS_42 = [-2, 2, 0, 1, -2, 1, 0, -2, 0, 2, 2, 1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 2)), min_size=4, max_size=60),
+    stratified=st.booleans(),
+    num_folds=st.integers(2, 5),
+    test_rows=st.integers(0, 3),
+    seed=st.integers(-3, 3),
+)
+def test_folds_partition_what_is_not_in_test_and_keep_units_whole(rows, stratified, num_folds, test_rows, seed):
+    ids = number_by_appearance(np.array([unit for unit, _ in rows]))
+    strata = number_by_appearance(np.array([stratum for _, stratum in rows])) if stratified else None
+    num_needed = num_folds + (test_rows > 0)
+    try:
+        cut = assign_folds(ids, num_folds=num_folds, test_rows=test_rows, seed=seed, classes=strata)
+    except UserError as error:
+        assert "split.num_folds" in str(error)
+        assert ids.max() + 1 < num_needed or ((stratified or test_rows) and "a fold would be empty" in str(error))
+        return
+    for unit in range(int(ids.max()) + 1):
+        assert len(set(cut.folds[ids == unit].tolist())) == 1
+    counts = fold_counts(cut.folds, num_folds)
+    assert min(counts) > 0
+    assert (cut.folds == IN_TEST).any() == (test_rows > 0)
+    num_left = int((cut.folds == ALWAYS_IN_TRAIN).sum())
+    assert sum(counts) + int((cut.folds == IN_TEST).sum()) + num_left == len(ids)
+    assert (num_left > 0) == bool(cut.rare_classes)
+    if not stratified:
+        largest = np.bincount(ids)[np.unique(ids[cut.folds >= 0])].max()
+        assert max(counts) - min(counts) <= largest
+
+
+def test_marks_and_seed_alone_decide_the_order_of_units():
+    marks = np.random.default_rng(0).integers(0, 2**64, size=(100, 2), dtype=np.uint64)
+    first = assign_splits(np.arange(100), sizes=(70, 20, 10), seed=1, marks=marks).splits
+    order = np.random.default_rng(1).permutation(100)
+    again = assign_splits(np.arange(100), sizes=(70, 20, 10), seed=1, marks=marks[order]).splits
+    assert again.tolist() == first[order].tolist()
+    assert assign_splits(np.arange(100), sizes=(70, 20, 10), seed=2, marks=marks).splits.tolist() != first.tolist()
+    folds = assign_folds(np.arange(100), num_folds=3, test_rows=10, seed=1, marks=marks).folds
+    assert assign_folds(np.arange(100), num_folds=3, test_rows=10, seed=1, marks=marks[order]).folds.tolist() == (
+        folds[order].tolist()
+    )

@@ -1,4 +1,4 @@
-"""The split pipeline stores splits by key, and makes them again only when something they depend on has changed."""
+"""The split pipeline stores checked rows and splits by key, and makes them anew only when it must."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lm_tuning.data.rows import open_examples
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.pipelines.example_data.nodes import prepare_raw_examples
-from lm_tuning.pipelines.split.nodes import split_examples
+from lm_tuning.pipelines.split.nodes import check_examples, split_examples, split_settings
 from lm_tuning.storage.folders import FolderStore, read_manifest
 
 
@@ -27,35 +27,79 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(
-    *, seed: int = 1, data: dict[str, Any] | None = None, split: dict[str, Any] | None = None
-) -> tuple[Path, dict[str, Any], bool]:
+class Run:
+    """What both nodes gave, published."""
+
+    def __init__(
+        self, *, seed: int = 1, data: dict[str, Any] | None = None, split: dict[str, Any] | None = None
+    ) -> None:
+        parameters = DataParameters(**{"path": "rows.jsonl", **(data or {})})
+        dividing = SplitParameters(**(split or {}))
+        check_cache, split_cache = FolderStore(Path("rows"), keep=10), FolderStore(Path("splits"), keep=10)
+        checked, self.rows_section = check_examples(
+            prepare_raw_examples(parameters),
+            check_cache=check_cache,
+            data=parameters,
+            split=dividing,
+            task="causal_lm",
+        )
+        self.checked = check_cache.publish(checked)
+        self.rows_reused = isinstance(checked, Path)
+        made, self.summary, self.splits_section = split_examples(
+            self.checked, split_cache=split_cache, data=parameters, split=dividing, seed=seed, task="causal_lm"
+        )
+        self.folder = split_cache.publish(made)
+        self.reused = isinstance(made, Path)
+        self.settings = split_settings(parameters, dividing, seed=seed, task="causal_lm")
+
+
+def run(**settings: Any) -> tuple[Path, dict[str, Any], bool]:
     """Run both nodes and publish; say whether the stored folder was reused."""
-    parameters = DataParameters(**{"path": "rows.jsonl", **(data or {})})
-    store = FolderStore(Path("splits"), keep=10)
-    made, summary = split_examples(
-        prepare_raw_examples(parameters),
-        split_cache=store,
-        data=parameters,
-        split=SplitParameters(**(split or {})),
-        seed=seed,
-        task="causal_lm",
-    )
-    return store.publish(made), summary, isinstance(made, Path)
+    made = Run(**settings)
+    return made.folder, made.summary, made.reused
 
 
-def test_splits_are_published_with_a_summary_and_reused(project, caplog):
+def test_rows_and_splits_are_published_and_reused_with_the_same_reports(project, caplog):
     caplog.set_level(logging.INFO)
-    folder, summary, reused = run()
-    assert not reused
-    assert summary["rows"] == {"train": 81, "validation": 5, "test": 4}
-    assert "Splits made: 81 train, 5 validation, 4 test; no duplicates, in " in caplog.text
-    assert len(open_examples(folder, "train")) == 81
-    assert read_manifest(folder)["facts"]["files"]["train"]["path"] == "rows.jsonl"
-    again, same, reused = run()
-    assert reused
-    assert (again, same) == (folder, summary)
+    first = Run()
+    assert not first.reused
+    assert not first.rows_reused
+    assert first.summary["rows"] == {"train": 81, "validation": 5, "test": 4}
+    assert "Rows checked: 90 read, 90 kept, 0 skipped; prompt_response, in rows/" in caplog.text
+    assert "Splits made: 81 train, 5 validation, 4 test; no duplicates" in caplog.text
+    assert len(open_examples(first.folder, "train")) == 81
+    facts = read_manifest(first.folder)["facts"]
+    assert facts["files"]["train"][0]["path"] == "rows.jsonl"
+    assert facts["settings"] == first.settings
+    again = Run()
+    assert again.reused
+    assert again.rows_reused
+    assert (again.folder, again.checked, again.summary) == (first.folder, first.checked, first.summary)
+    assert again.rows_section == first.rows_section
+    assert again.splits_section == first.splits_section
+    assert "Rows reused: 90 read" in caplog.text
     assert "Splits reused: 81 train" in caplog.text
+    assert sorted(first.rows_section) == sorted(first.splits_section) == ["facts", "markdown", "metrics"]
+
+
+@pytest.mark.parametrize(
+    ("split", "rows_are_reused"),
+    [
+        ({"validation": 0.2}, True),
+        ({"duplicates": "drop"}, True),
+        ({"num_folds": 3}, True),
+        ({"near_duplicates": "report"}, True),
+        ({"group": "topic", "validation": 0.3}, False),
+        ({"stratify": "topic"}, False),
+        ({"key": "question"}, False),
+    ],
+)
+def test_rows_are_read_again_only_when_other_columns_are_needed(project, split, rows_are_reused):
+    Run()
+    made = Run(split=split)
+    assert not made.reused
+    assert made.rows_reused == rows_are_reused
+    assert Run(split=split).reused
 
 
 @pytest.mark.parametrize(
@@ -69,6 +113,9 @@ def test_splits_are_published_with_a_summary_and_reused(project, caplog):
         {"data": {"columns": {"prompt": "topic", "response": "answer"}}},
         {"data": {"columns": {"response": "answer"}, "template": "Answer: {question}"}},
         {"data": {"normalize": "none"}},
+        {"data": {"max_rows": 50}},
+        {"data": {"on_bad_row": "skip"}},
+        {"data": {"path": [{"path": "rows.jsonl", "weight": 2}]}},
         {"data": {"test_path": "rows.jsonl"}},
     ],
 )
@@ -90,14 +137,61 @@ def test_new_content_under_the_same_name_makes_them_anew(project):
     assert sum(summary["rows"].values()) == 91
 
 
-def test_bad_rows_leave_nothing_behind(project):
-    run()
+def test_bad_rows_are_reported_first_and_refused_then(project):
+    Run()
     before = sorted(Path("splits").rglob("*"))
     with Path("rows.jsonl").open("a") as file:
         file.write("not json\n")
-    with pytest.raises(UserError, match=r"rows\.jsonl, row 91: is not JSON"):
-        run()
+    parameters = DataParameters(path="rows.jsonl")
+    store = FolderStore(Path("rows"))
+
+    def check() -> tuple[Path, dict[str, Any]]:
+        made, section = check_examples(
+            prepare_raw_examples(parameters),
+            check_cache=store,
+            data=parameters,
+            split=SplitParameters(),
+            task="causal_lm",
+        )
+        return store.publish(made), section
+
+    folder, section = check()
+    assert section["facts"]["findings"]["not_json"]["row_numbers"] == {"rows.jsonl": [91]}
+    assert section["metrics"]["data_rows_skipped"] == 1
+    with pytest.raises(UserError) as caught:
+        Run()
+    assert caught.value.problems[0].startswith("rows.jsonl, row 91: is not JSON")
+    assert "data_report.md" in caught.value.problems[-1]
     assert sorted(Path("splits").rglob("*")) == before
+    assert check() == (folder, section)
+    skipped = Run(data={"on_bad_row": "skip"})
+    assert sum(skipped.summary["rows"].values()) == 90
+
+
+def test_rows_that_were_checked_with_other_parameters_are_refused(project):
+    made = Run()
+    with pytest.raises(UserError) as caught:
+        split_examples(
+            made.checked,
+            split_cache=FolderStore(Path("splits")),
+            data=DataParameters(path="rows.jsonl", normalize="none"),
+            split=SplitParameters(key="topic"),
+            seed=1,
+            task="causal_lm",
+        )
+    assert caught.value.problems[1:3] == [
+        "  - normalize: the stored rows were checked with 'nfc', the parameters say 'none'",
+        "  - key: the stored rows were checked with None, the parameters say 'topic'",
+    ]
+
+
+def test_a_file_of_another_name_is_read_again_so_that_reports_name_it(project):
+    Run()
+    Path("rows.jsonl").rename("renamed.jsonl")
+    made = Run(data={"path": "renamed.jsonl"})
+    assert not made.rows_reused
+    assert "renamed.jsonl" in made.rows_section["markdown"]
+    assert read_manifest(made.folder)["facts"]["files"]["train"][0]["path"] == "renamed.jsonl"
 
 
 def test_the_example_needs_no_columns_and_keeps_modules_whole(project):
@@ -121,12 +215,16 @@ def test_both_pipelines_run_through_the_catalog(project):
     from kedro.io import DataCatalog, MemoryDataset
     from kedro.runner import SequentialRunner
 
-    from lm_tuning.datasets import FolderStoreDataset, JSONDataset, StoredFolderDataset
+    from lm_tuning.datasets import FolderStoreDataset, JSONDataset, ReportSectionDataset, StoredFolderDataset
     from lm_tuning.pipelines import example_data, split
 
     catalog = DataCatalog(
         {
             "raw_examples": JSONDataset(filepath="out/raw_examples.json"),
+            "check_cache": FolderStoreDataset(filepath="out/rows"),
+            "checked_examples": StoredFolderDataset(filepath="out/rows"),
+            "data_report": ReportSectionDataset("out/report.json", "rows", ["rows", "splits"], "Data report"),
+            "split_report": ReportSectionDataset("out/report.json", "splits", ["rows", "splits"], "Data report"),
             "split_cache": FolderStoreDataset(filepath="out/splits"),
             "example_splits": StoredFolderDataset(filepath="out/splits"),
             "split_summary": JSONDataset(filepath="out/split_summary.json"),
@@ -139,3 +237,6 @@ def test_both_pipelines_run_through_the_catalog(project):
     SequentialRunner().run(example_data.create_pipeline() + split.create_pipeline(), catalog)
     summary = json.loads(Path("out/split_summary.json").read_text())
     assert len(open_examples(catalog.load("example_splits"), "validation")) == summary["rows"]["validation"] == 5
+    report = Path("out/report.md").read_text()
+    assert report.startswith("# Data report\n\n## Rows\n\nRows read from 1 file: **90**.")
+    assert "## Splits" in report

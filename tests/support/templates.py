@@ -61,3 +61,32 @@ TOOLS = (
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 """Prints tool calls."""
+
+PHI = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>\n' + message['content'] + '<|end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+"""A line break after the role and after the turn."""
+
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}{{ raise_exception('no system role') }}{% endif %}"
+    "{% for message in messages %}{% set role = 'model' if message['role'] == 'assistant' else message['role'] %}"
+    "{{ '<|user|>' + role + '\n' + message['content'] | trim + '<|end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|user|>model\n' }}{% endif %}"
+)
+"""Calls the assistant by another name, trims, and refuses a system message."""
+
+QWEN3 = (
+    "{% set last = namespace(query=0) %}{% for message in messages %}{% if message['role'] == 'user' %}"
+    "{% set last.query = loop.index0 %}{% endif %}{% endfor %}"
+    "{% if tools %}<|system|>Tools:{% for tool in tools %} {{ tool | tojson }}{% endfor %}<|end|>\n{% endif %}"
+    "{% for message in messages %}{% set content = message['content'] %}{% set thought = '' %}"
+    "{% if message['role'] == 'assistant' and '</think>' in content %}"
+    "{% set thought = content.split('</think>')[0].split('<think>')[-1].strip('\n') %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{{ '<|' + message['role'] + '|>\n' }}"
+    "{% if message['role'] == 'assistant' and loop.index0 > last.query %}"
+    "{{ '<think>\n' + thought + '\n</think>\n\n' + content }}{% else %}{{ content }}{% endif %}{{ '<|end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% endif %}"
+)
+"""Leaves the reasoning out of earlier answers, gives the last one an empty one where it has none, lists tools."""

@@ -1,8 +1,9 @@
-"""A real MLflow store in SQLite for one test, from a template that is made once a session."""
+"""A real MLflow store in SQLite for one test, from a template that is made once and shared by parallel workers."""
 
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -11,11 +12,22 @@ from typing import Any
 
 @functools.cache
 def _template() -> Path:
-    """Return a database with MLflow's tables, which take seconds to make."""
+    """Return a database with MLflow's tables, which take seconds to make.
+
+    Workers of one test run find each other's by the id of that run.
+    """
+    from filelock import FileLock
     from mlflow import MlflowClient
 
-    path = Path(tempfile.mkdtemp(prefix="lm-tuning-store-")) / "mlflow.db"
-    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"of-{os.getpid()}"
+    folder = Path(tempfile.gettempdir()) / f"lm-tuning-store-{run}"
+    folder.mkdir(exist_ok=True)
+    path = folder / "mlflow.db"
+    with FileLock(folder / "lock"):
+        if not path.exists():
+            making = folder / "making.db"
+            MlflowClient(tracking_uri=f"sqlite:///{making}").search_experiments()
+            making.rename(path)
     return path
 
 

@@ -4,55 +4,80 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from lm_tuning.data.columns import ColumnMapping, check_mapping, missing_column
-from lm_tuning.data.examples import Example, example_reader, value_reader
-from lm_tuning.data.problems import RowProblem, RowProblems
+from lm_tuning.data.characters import find_odd_characters
+from lm_tuning.data.columns import ColumnMapping
+from lm_tuning.data.examples import FIELDS, JSON_FIELDS, Example, digest_parts, example_reader, value_reader
+from lm_tuning.data.findings import Findings, RowPlaces
+from lm_tuning.data.problems import MAX_REPORTED, RowProblem, list_columns
 from lm_tuning.data.reading import RowSource
-from lm_tuning.data.rows import ExampleWriter
+from lm_tuning.data.repeated_keys import find_repeats
+from lm_tuning.data.rows import BATCH_ROWS, ExampleTable, ExampleWriter
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 
 logger = logging.getLogger(__name__)
 
 _REPORT_EVERY_ROWS = 2048
+# More files than this share one progress bar.
+_MAX_BARS = 8
+_NO_KEY = bytes(16)
+# Rows whose new columns are remembered: objects may use anything for keys.
+_MAX_LATE_ROWS = 100
+
+
+@dataclass(frozen=True)
+class OpenedFile:
+    """One file to read.
+
+    Attributes:
+        rows: its rows, opened.
+        split: ``train``, ``validation`` or ``test``.
+        source: place of the training source that it belongs to; -1 for a held-out file.
+    """
+
+    rows: RowSource
+    split: str
+    source: int
 
 
 @dataclass
 class CollectedRows:
-    """What is known of each row once its text lies on disk. All arrays are ``(rows,)`` in the order of writing.
+    """What reading found out, row by row as in ``CheckedRows``.
 
     Attributes:
-        files: place of the row's file, in the order of reading.
-        contents: two 64-bit halves a row, ``(rows, 2)``: equal for equal content.
-        wholes: the same with the label.
-        values: number of the row's value by column, for group and stratum; -1 where the file has no such column.
-        names: what the numbers of ``values`` stand for.
-        sources: by file: ``first_row_id``, ``rows_read``, ``rows_kept`` and ``rows_skipped`` by kind.
+        facts: arrays by name: ``files``, ``contents``, ``wholes`` and, with a key, ``keys``.
+        values: number of the row's value by column.
+        names: what these numbers stand for.
+        files: one dict a file, see ``CheckedRows.sources``.
+        findings: every row that something is to be said about.
+        bad_lines: by file, the first bad rows in full.
     """
 
-    files: npt.NDArray[np.int8]
-    contents: npt.NDArray[np.uint64]
-    wholes: npt.NDArray[np.uint64]
+    facts: dict[str, npt.NDArray[Any]]
     values: dict[str, npt.NDArray[np.int64]]
-    names: dict[str, list[str]]
-    sources: dict[str, dict[str, Any]] = field(default_factory=dict)
+    names: dict[str, pa.LargeStringArray]
+    files: list[dict[str, Any]]
+    findings: Findings
+    bad_lines: list[list[str]]
 
 
 def collect_rows(
-    sources: Mapping[str, RowSource],
+    files: Sequence[OpenedFile],
     path: Path,
     *,
     mapping: ColumnMapping,
-    keys: Mapping[str, str],
-    skip_bad_rows: bool,
+    numbered: Sequence[str],
+    key: str | None,
     normalize: bool,
     on_progress: OnProgress = ignore_progress,
 ) -> CollectedRows:
@@ -61,134 +86,256 @@ def collect_rows(
     A row's ``row_id`` is its 1-based number in its file, plus the last number of the files before it. So ids are
     unique, those of the first file are its row numbers, and leaving rows out renumbers nothing.
 
+    Memory grows by about 70 bytes a row and 8 bytes a bad row; texts and the values of numbered columns go to disk.
+
     Args:
-        sources: rows by name, the training file first.
+        files: what to read, in this order; their columns are there.
         path: the Arrow file to write.
         mapping: what the columns mean.
-        keys: columns to number the values of, with the parameter that names each; the training file must have them.
-        skip_bad_rows: leave bad rows out and count them; else they are errors.
+        numbered: columns to number the values of, see ``CheckedRows.values``.
+        key: column whose value names a training row for good; None for none.
         normalize: bring text to NFC.
         on_progress: told how much of each file was read.
 
     Raises:
-        UserError: columns are not there; bad rows, up to 20 of a file in full; or no good row is left in a file.
+        UserError: a file cannot be read to its end; the bad rows before that place are named as well.
     """
-    _check_columns(sources, mapping, keys)
-    collector = _Collector(example_reader(mapping, normalize=normalize), keys, normalize=normalize)
+    collector = _Collector(mapping, numbered, key, normalize=normalize)
+    scratch = path.with_suffix(".values")
     problems: list[str] = []
-    with ExampleWriter(path, mapping.format) as writer:
-        for name, source in sources.items():
-            source.select([*mapping.used_columns, *(key for key in keys if key in source.columns)])
-            bad = RowProblems(source.path)
+    with (
+        _ValueWriter(scratch, numbered) as values,
+        ExampleWriter(path, mapping.format, inspect=collector.inspect) as writer,
+    ):
+        for place, file in enumerate(files):
+            file.rows.select(
+                column
+                for column in dict.fromkeys([*mapping.used_columns, *numbered, *([key] if key else [])])
+                if column in file.rows.columns
+            )
             try:
-                collector.read(name, source, writer, bad, on_progress)
+                collector.read(file, writer, values, _file_progress(files, place, on_progress))
             except UserError as error:
-                problems += [*bad.lines(), *error.problems]
-                continue
-            if len(bad) and skip_bad_rows:
-                _log_skipped(source.path, bad)
-            elif len(bad):
-                problems += bad.lines()
-            if not collector.sources[name]["rows_kept"] and (skip_bad_rows or not len(bad)):
-                problems.append(f"{source.path} has no rows that can be used.")
-    if problems:
-        hint = "Mend these rows, or leave them out and have them counted with data.on_bad_row: skip."
-        raise UserError(problems if skip_bad_rows or not collector.num_bad else [*problems, hint])
-    return collector.result()
-
-
-def _check_columns(sources: Mapping[str, RowSource], mapping: ColumnMapping, keys: Mapping[str, str]) -> None:
-    problems: list[str] = []
-    for place, source in enumerate(sources.values()):
-        try:
-            check_mapping(mapping, source.columns, path=source.path)
-        except UserError as error:
-            problems += error.problems
-        if not place:
-            problems += [
-                missing_column(parameter, column, source.columns, path=source.path)
-                for column, parameter in keys.items()
-                if column not in source.columns
-            ]
+                problems += [*collector.bad_lines[-1], *error.problems]
     if problems:
         raise UserError(problems)
+    keep = collector.drop_repeats(path) if key else None
+    numbers, names = _number_values(scratch, numbered, keep)
+    scratch.unlink()
+    return CollectedRows(
+        collector.facts(keep), numbers, names, collector.files, collector.findings, collector.bad_lines
+    )
 
 
-def _log_skipped(path: Path, bad: RowProblems) -> None:
-    kinds = ", ".join(f"{count:,} {kind}" for kind, count in bad.counts.most_common())
-    logger.warning("%s: %d skipped (%s).\n%s", path, len(bad), kinds, "\n".join(bad.lines()))
+def _file_progress(files: Sequence[OpenedFile], place: int, on_progress: OnProgress) -> Callable[[int, int, str], None]:
+    """Return a function that is told how much of one file was read."""
+    if len(files) <= _MAX_BARS:
+        return partial(on_progress, f"Reading {files[place].rows.name}")
+
+    def report(done: int, total: int, unit: str) -> None:
+        on_progress(f"Reading {len(files):,} files", place + (done == total), len(files), "files")
+
+    return report
 
 
 class _Collector:
     """Arrays that grow row by row."""
 
-    def __init__(
-        self, read_example: Callable[[Mapping[str, Any]], Example], keys: Iterable[str], *, normalize: bool
-    ) -> None:
-        self.sources: dict[str, dict[str, Any]] = {}
-        self.num_bad = 0
-        self._read_example = read_example
-        self._readers = {key: value_reader(key, normalize=normalize) for key in keys}
-        self._numbers: dict[str, dict[str, int]] = {key: {} for key in keys}
-        self._values = {key: array("q") for key in keys}
-        self._files = array("b")
+    def __init__(self, mapping: ColumnMapping, numbered: Sequence[str], key: str | None, *, normalize: bool) -> None:
+        self.files: list[dict[str, Any]] = []
+        self.findings = Findings()
+        self.bad_lines: list[list[str]] = []
+        self._read_example: Callable[[Mapping[str, Any]], Example] = example_reader(mapping, normalize=normalize)
+        self._readers = {column: value_reader(column, normalize=normalize) for column in numbered}
+        self._key = key
+        self._read_key = value_reader(key, normalize=normalize) if key else None
+        self._json_fields = [(name, name in JSON_FIELDS) for name in FIELDS[mapping.format]]
+        self._files = array("h")
         self._contents = bytearray()
         self._wholes = bytearray()
+        self._keys = bytearray()
         self._last_id = 0
 
     def read(
-        self, name: str, source: RowSource, writer: ExampleWriter, bad: RowProblems, on_progress: OnProgress
+        self,
+        file: OpenedFile,
+        writer: ExampleWriter,
+        values: _ValueWriter,
+        on_progress: Callable[[int, int, str], None],
     ) -> None:
         """Take in one file."""
-        what = f"Reading {source.path.name}"
-        first_id = self._last_id
+        source, first_id, place = file.rows, self._last_id, file.source
+        facts: dict[str, Any] = {"path": source.path, "split": file.split, "source": file.source}
+        facts |= {"first_row_id": first_id + 1, "rows_read": 0, "rows_kept": 0, "rows_skipped": {}}
+        self.files.append(facts)
+        self.bad_lines.append([])
+        readers = [reader if column in source.columns else None for column, reader in self._readers.items()]
+        read_key = self._read_key if self._key in source.columns else None
+        read_example, append, append_values = self._read_example, writer.append, values.append
+        contents, wholes, keys = self._contents, self._wholes, self._keys
+        has_keys = self._read_key is not None
+        known: set[str] = set(source.columns)
+        late: dict[int, set[str]] = {}
         num_before = writer.num_appended
-        keyed = [
-            (self._readers[key] if key in source.columns else None, self._numbers[key], self._values[key])
-            for key in self._readers
-        ]
-        read_example, append = self._read_example, writer.append
-        contents, wholes = self._contents, self._wholes
         number = num_rows = 0
         _, total, unit = source.progress()
-        on_progress(what, 0, total, unit)
+        on_progress(0, total, unit)
         for number, row in source:
             num_rows += 1
             if num_rows % _REPORT_EVERY_ROWS == 0:
                 done, total, unit = source.progress()
-                on_progress(what, min(done, total - 1), total, unit)  # the end comes below
+                on_progress(min(done, total - 1), total, unit)  # the end comes below
             try:
                 if row.__class__ is not dict:
                     raise row  # type: ignore[misc]
                 example = read_example(row)
-                found = [reader(row) if reader else None for reader, _, _ in keyed]
+                found = [reader(row) if reader else None for reader in readers]
+                key = digest_parts(read_key(row)) if read_key else _NO_KEY
             except RowProblem as problem:
-                bad.add(number, problem)
+                self._note_bad(first_id + number, number, problem)
                 continue
-            append(first_id + number, example.values)
+            if not row.keys() <= known and len(late) < _MAX_LATE_ROWS:
+                late.setdefault(number, row.keys() - known)
+                known = known | row.keys()
+            append(first_id + number, example.values, place)
             contents += example.content_digest
             wholes += example.whole_digest
-            for value, (_, numbers, values) in zip(found, keyed, strict=True):
-                values.append(-1 if value is None else numbers.setdefault(value, len(numbers)))
-        on_progress(what, total, total, unit)
-        num_kept = writer.num_appended - num_before
-        self._files.extend([len(self.sources)] * num_kept)
+            if found:
+                append_values(found)
+            if has_keys:
+                keys += key
+            for kind, reason in example.oddities:
+                self.findings.add(first_id + number, kind, reason, is_bad=False)
+        on_progress(total, total, unit)
+        _warn_of_late_columns(source.path, late)
+        facts["rows_read"] = num_rows
+        facts["rows_kept"] = writer.num_appended - num_before
+        self._files.extend([len(self.files) - 1] * facts["rows_kept"])
         self._last_id += number
-        self.num_bad += len(bad)
-        self.sources[name] = {
-            "first_row_id": first_id + 1,
-            "rows_read": num_rows,
-            "rows_kept": num_kept,
-            "rows_skipped": dict(bad.counts),
-        }
 
-    def result(self) -> CollectedRows:
-        """Return what was noted."""
-        return CollectedRows(
-            files=np.frombuffer(self._files, dtype=np.int8),
-            contents=np.frombuffer(self._contents, dtype=np.uint64).reshape(-1, 2),
-            wholes=np.frombuffer(self._wholes, dtype=np.uint64).reshape(-1, 2),
-            values={key: np.frombuffer(values, dtype=np.int64) for key, values in self._values.items()},
-            names={key: list(numbers) for key, numbers in self._numbers.items()},
-            sources=self.sources,
+    def inspect(self, batch: pa.RecordBatch) -> None:
+        """Look for odd characters in rows that are about to be written."""
+        noted: set[tuple[int, str]] = set()
+        for name, is_json in self._json_fields:
+            for place, kind, reason in find_odd_characters(batch.column(name), is_json=is_json):
+                if (place, kind) not in noted:
+                    noted.add((place, kind))
+                    row_id = batch.column("row_id")[place].as_py()
+                    self.findings.add(row_id, kind, f"{name} {reason}", is_bad=False)
+
+    def drop_repeats(self, path: Path) -> npt.NDArray[np.bool_] | None:
+        """Take rows whose key an earlier training row has out of the file; return which rows stay, None for all."""
+        table = ExampleTable(path)
+        digests = np.frombuffer(self._keys, dtype=np.uint64).reshape(-1, 2)
+        is_train = np.array([file["split"] == "train" for file in self.files])
+        files = np.frombuffer(self._files, dtype=np.int16)
+        repeats, originals = find_repeats(digests, is_train[files])
+        if not len(repeats):
+            return None
+        row_ids = np.concatenate([batch.column("row_id").to_numpy() for batch in table.batches()])
+        places = RowPlaces(self.files)
+        for repeat, original in zip(repeats.tolist(), originals.tolist(), strict=True):
+            name, number = places.find(int(row_ids[original]))
+            file = int(files[repeat])
+            self.files[file]["rows_kept"] -= 1
+            row_id = int(row_ids[repeat])
+            reason = f"column {self._key!r} (split.key) holds the value that row {number} of {name} has."
+            problem = RowProblem("repeated_key", reason)
+            self._note_bad(row_id, row_id - self.files[file]["first_row_id"] + 1, problem, file)
+        keep = np.ones(len(files), dtype=bool)
+        keep[repeats] = False
+        kept_path = path.with_suffix(".kept")
+        start = 0
+        with ExampleWriter(kept_path, table.format) as writer:
+            for batch in table.batches():
+                writer.append_batch(batch.filter(pa.array(keep[start : start + batch.num_rows])))
+                start += batch.num_rows
+        kept_path.replace(path)
+        return keep
+
+    def facts(self, keep: npt.NDArray[np.bool_] | None) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays of the rows that stay."""
+        found: dict[str, npt.NDArray[Any]] = {
+            "files": np.frombuffer(self._files, dtype=np.int16),
+            "contents": np.frombuffer(self._contents, dtype=np.uint64).reshape(-1, 2),
+            "wholes": np.frombuffer(self._wholes, dtype=np.uint64).reshape(-1, 2),
+        }
+        if self._key:
+            found["keys"] = np.frombuffer(self._keys, dtype=np.uint64).reshape(-1, 2)
+        return found if keep is None else {name: values[keep] for name, values in found.items()}
+
+    def _note_bad(self, row_id: int, number: int, problem: RowProblem, file: int = -1) -> None:
+        """Note a row that cannot be used."""
+        self.findings.add(row_id, problem.kind, problem.reason, is_bad=True)
+        counts = self.files[file]["rows_skipped"]
+        counts[problem.kind] = counts.get(problem.kind, 0) + 1
+        if len(self.bad_lines[file]) < MAX_REPORTED:
+            self.bad_lines[file].append(f"{self.files[file]['path']}, row {number}: {problem.reason}")
+
+
+def _warn_of_late_columns(path: str, late: Mapping[int, set[str]]) -> None:
+    """Tell of columns that were not there yet when the columns of a file were looked at."""
+    if late:
+        names = sorted(name for columns in late.values() for name in columns)
+        logger.warning(
+            "%s: columns that first appear in row %d or later are not used: %s. To use them, let a row among the first "
+            "1,000 have them.",
+            path,
+            min(late),
+            list_columns(names),
         )
+
+
+class _ValueWriter:
+    """Put the values of numbered columns aside in an Arrow file; a context manager."""
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self._schema = pa.schema([(str(place), pa.large_string()) for place in range(len(columns))])
+        self._rows: list[list[str | None]] = []
+        self._sink = pa.OSFile(str(path), "wb")
+        self._writer = pa.ipc.new_file(self._sink, self._schema)
+
+    def append(self, values: list[str | None]) -> None:
+        """Add the values of one row."""
+        self._rows.append(values)
+        if len(self._rows) == BATCH_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._rows:
+            arrays = [pa.array(column, pa.large_string()) for column in zip(*self._rows, strict=True)]
+            self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
+            self._rows.clear()
+
+    def __enter__(self) -> _ValueWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._flush()
+            self._writer.close()
+        self._sink.close()
+
+
+def _number_values(
+    path: Path, columns: Sequence[str], keep: npt.NDArray[np.bool_] | None
+) -> tuple[dict[str, npt.NDArray[np.int64]], dict[str, pa.LargeStringArray]]:
+    """Number the values of each column in the order in which they first appear; missing ones are -1."""
+    if not columns:
+        return {}, {}
+    table = pa.ipc.open_file(pa.memory_map(str(path), "r")).read_all()
+    if keep is not None:
+        table = table.filter(pa.array(keep))
+    values: dict[str, npt.NDArray[np.int64]] = {}
+    names: dict[str, pa.LargeStringArray] = {}
+    for place, column in enumerate(columns):
+        chunks = table.column(place).dictionary_encode().chunks
+        numbers = list(_indices(chunks))
+        values[column] = np.concatenate(numbers) if numbers else np.zeros(0, dtype=np.int64)
+        names[column] = chunks[-1].dictionary if chunks else pa.array([], pa.large_string())
+    return values, names
+
+
+def _indices(chunks: list[pa.DictionaryArray]) -> Iterator[npt.NDArray[np.int64]]:
+    for chunk in chunks:
+        yield chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from pathlib import Path
+from pathlib import PurePath
 
+from lm_tuning.data.conventions import (
+    CONTENT_NAMES,
+    MESSAGES,
+    OPTIONAL_NAMES,
+    PROMPT_RESPONSE,
+    TEXT,
+    TEXT_LABEL,
+    find_conventions,
+)
 from lm_tuning.data.problems import list_columns
 from lm_tuning.data.template import template_columns
 from lm_tuning.errors import UserError
 
 logger = logging.getLogger(__name__)
 
-TEXT, PROMPT_RESPONSE, MESSAGES, TEXT_LABEL = "text", "prompt_response", "messages", "text_label"
 FORMATS = (TEXT, PROMPT_RESPONSE, MESSAGES, TEXT_LABEL)
 
 _NEEDED_PARTS: Mapping[str, tuple[str, ...]] = {
@@ -23,20 +31,8 @@ _NEEDED_PARTS: Mapping[str, tuple[str, ...]] = {
     MESSAGES: ("messages",),
     TEXT_LABEL: ("text", "label"),
 }
-_OPTIONAL_PARTS: Mapping[str, tuple[str, ...]] = {PROMPT_RESPONSE: ("system",)}
 # What a template renders, for the formats that can have one.
 _RENDERED_PART: Mapping[str, str] = {TEXT: "text", PROMPT_RESPONSE: "prompt", TEXT_LABEL: "text"}
-
-# Names that mean only one thing. "instruction" and "output" are not here: such sets often have an "input" as well,
-# which would be lost without a word.
-_CONVENTIONAL_NAMES: Sequence[tuple[str, dict[str, str]]] = (
-    (MESSAGES, {"messages": "messages"}),
-    (PROMPT_RESPONSE, {"prompt": "prompt", "response": "response"}),
-    (PROMPT_RESPONSE, {"prompt": "prompt", "response": "completion"}),
-    (PROMPT_RESPONSE, {"prompt": "question", "response": "answer"}),
-    (TEXT_LABEL, {"text": "text", "label": "label"}),
-    (TEXT, {"text": "text"}),
-)
 
 
 @dataclass(frozen=True)
@@ -45,25 +41,28 @@ class ColumnMapping:
 
     Attributes:
         format: ``text``, ``prompt_response``, ``messages`` or ``text_label``.
-        columns: column name by part: ``text``, ``prompt``, ``response``, ``system``, ``messages``, ``label``.
+        columns: column by part: ``text``, ``prompt``, ``response``, ``system``, ``messages``, ``tools`` or ``label``.
         template: renders the prompt (or the text) from columns; None when a column holds it.
+        appended: column whose text, where a row has any, goes behind the prompt after an empty line; None for none.
     """
 
     format: str
     columns: dict[str, str] = field(default_factory=dict)
     template: str | None = None
+    appended: str | None = None
 
     @property
     def used_columns(self) -> list[str]:
         """Name every column that is read, each once."""
         rendered = template_columns(self.template) if self.template else []
-        return list(dict.fromkeys([*self.columns.values(), *rendered]))
+        appended = [self.appended] if self.appended else []
+        return list(dict.fromkeys([*self.columns.values(), *rendered, *appended]))
 
 
 def choose_mapping(
     available: list[str],
     *,
-    path: Path,
+    path: str,
     format: str = "auto",
     columns: Mapping[str, str | None] | None = None,
     template: str | None = None,
@@ -73,7 +72,7 @@ def choose_mapping(
 
     Args:
         available: the column names of the file.
-        path: the file, for messages.
+        path: the file, as messages name it.
         format: one of ``FORMATS``; ``auto`` finds it out.
         columns: column by part, as in ``data.columns``; None where not given.
         template: ``data.template``.
@@ -95,13 +94,13 @@ def choose_mapping(
     return mapping
 
 
-def check_mapping(mapping: ColumnMapping, available: list[str], *, path: Path) -> None:
+def check_mapping(mapping: ColumnMapping, available: list[str], *, path: str) -> None:
     """Refuse a mapping that names columns which a file does not have.
 
     Args:
         mapping: see ``choose_mapping``.
         available: the column names of the file.
-        path: the file, for messages.
+        path: the file, as messages name it.
 
     Raises:
         UserError: naming each column, its parameter, the nearest name and the columns that are there.
@@ -114,7 +113,7 @@ def check_mapping(mapping: ColumnMapping, available: list[str], *, path: Path) -
         raise UserError(problems)
 
 
-def missing_column(key: str, column: str, available: list[str], *, path: Path) -> str:
+def missing_column(key: str, column: str, available: list[str], *, path: str) -> str:
     """Write the message for a column that is not there.
 
     Args:
@@ -126,7 +125,7 @@ def missing_column(key: str, column: str, available: list[str], *, path: Path) -
     nearest = get_close_matches(column, available, n=1)
     suggestion = f" Did you mean {nearest[0]!r}?" if nearest else ""
     hint = ""
-    if path.suffix == ".csv":
+    if PurePath(path).suffix == ".csv":
         hint = "" if nearest else " If these are values, the file lacks a header line."
         separator = next((mark for mark in ";\t|" if len(available) == 1 and mark in available[0]), None)
         if separator:
@@ -167,7 +166,7 @@ def _given_mapping(given: dict[str, str], template: str | None, wanted: str, ava
                 f"The format {chosen!r} needs data.columns.{part}: the column that holds the {part}. Columns that are "
                 f"there: {list_columns(available)}."
             )
-    allowed = (*_NEEDED_PARTS[chosen], *_OPTIONAL_PARTS.get(chosen, ()))
+    allowed = (*_NEEDED_PARTS[chosen], *OPTIONAL_NAMES.get(chosen, ()))
     problems += [
         f"data.columns.{part} has no use in the format {chosen!r}; set it to null."
         for part in given
@@ -189,25 +188,56 @@ def _format_of(parts: set[str]) -> str | None:
     return TEXT if "text" in parts else None
 
 
-def _conventional_mapping(available: list[str], *, path: Path, format: str, task: str) -> ColumnMapping:
-    """Find a format whose usual column names are all there."""
-    for name, columns in _CONVENTIONAL_NAMES:
-        is_asked = name == format or (format == "auto" and (name != TEXT_LABEL or task == "sequence_classification"))
-        if is_asked and set(columns.values()) <= set(available):
-            found = dict(columns)
-            if name == PROMPT_RESPONSE and "system" in available:
-                found["system"] = "system"
-            rest = [column for column in available if column not in found.values()]
-            logger.info(
-                "Read %s as %s, by the column names %s%s.",
-                path,
-                name,
-                list_columns(list(found.values())),
-                f"; not used: {list_columns(rest)}" if rest else "",
-            )
-            return ColumnMapping(name, found)
-    asked = "a format" if format == "auto" else f"the format {format!r}"
-    raise UserError(f"{path} has the columns {list_columns(available)}; no usual names of {asked} are there. {_WAYS}")
+def _conventional_mapping(available: list[str], *, path: str, format: str, task: str) -> ColumnMapping:
+    """Find the one format whose usual column names are all there, and say what is read as what."""
+    found = find_conventions(available, format=format, task=task)
+    if not found:
+        asked = "a format" if format == "auto" else f"the format {format!r}"
+        raise UserError(
+            f"{path} has the columns {list_columns(available)}; no usual names of {asked} are there. {_WAYS}"
+        )
+    if len(found) > 1:
+        listed = "; or ".join(f"{one.describe()} ({one.format})" for one in found)
+        keys = list(dict.fromkeys(f"data.columns.{part}" for one in found for part in one.columns))
+        raise UserError(
+            f"{path} has the columns {list_columns(available)}, which can be read in {len(found)} ways: {listed}. Say "
+            f"which columns are meant: {', '.join(keys)}."
+        )
+    (convention,) = found
+    columns = {**convention.columns}
+    columns |= {part: part for part in OPTIONAL_NAMES.get(convention.format, ()) if part in available}
+    mapping = ColumnMapping(convention.format, columns, appended=convention.appended)
+    _log_reading(mapping, available, path=path)
+    return mapping
+
+
+def describe_mapping(mapping: ColumnMapping) -> str:
+    """Say which column is read as what.
+
+    Args:
+        mapping: see ``choose_mapping``.
+    """
+    said = [f"{part} from {column!r}" for part, column in mapping.columns.items()]
+    if mapping.template:
+        listed = ", ".join(repr(column) for column in template_columns(mapping.template))
+        said.insert(0, f"{_RENDERED_PART[mapping.format]} from the template with {listed or 'no column'}")
+    if mapping.appended:
+        said.insert(1, f"{mapping.appended!r} behind the prompt after an empty line")
+    return ", ".join(said)
+
+
+def _log_reading(mapping: ColumnMapping, available: list[str], *, path: str) -> None:
+    rest = [column for column in available if column not in mapping.used_columns]
+    telling = [column for column in rest if column.strip().lower() in CONTENT_NAMES]
+    logger.log(
+        logging.WARNING if telling else logging.INFO,
+        "Read %s as %s, by the column names: %s%s.%s",
+        path,
+        mapping.format,
+        describe_mapping(mapping),
+        f"; not used: {list_columns(rest)}" if rest else "",
+        f" If the model should see {list_columns(telling)}, put it into a data.template." if telling else "",
+    )
 
 
 _WAYS = (

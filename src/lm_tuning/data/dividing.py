@@ -1,23 +1,32 @@
-"""Decide the split of every row from its content, group and class, and account for what was decided."""
+"""Decide the split of every row from its content, group and class."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.data.collecting import CollectedRows
-from lm_tuning.data.duplicates import is_later_copy, join_units, number_by_appearance, number_equal
-from lm_tuning.data.problems import shorten
+from lm_tuning.data.checked_rows import CheckedRows
+from lm_tuning.data.duplicates import is_later_copy, join_units, number_by_appearance
+from lm_tuning.data.near_duplicates import NearDuplicates
 from lm_tuning.data.rows import SPLITS
-from lm_tuning.data.splitting import TRAIN, assign_splits, split_sizes
+from lm_tuning.data.split_facts import (
+    class_facts,
+    count_shared,
+    describe_overlap,
+    describe_warnings,
+    group_facts,
+    measure_leakage,
+    near_facts,
+    num_different,
+)
+from lm_tuning.data.splitting import IN_TEST, TEST, TRAIN, VALIDATION, assign_folds, assign_splits, split_sizes
+from lm_tuning.errors import UserError
 
 LEFT_OUT = -1
-_MAX_LISTED_CLASSES = 1000
 
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -29,7 +38,8 @@ class Division:
 
     Attributes:
         splits: ``(rows,)``: place in ``SPLITS``, ``LEFT_OUT`` for a dropped copy.
-        facts: for the summary: ``wanted_rows``, ``duplicates``, ``overlap``, ``groups`` and ``classes``.
+        facts: for the summary: ``wanted_rows``, ``duplicates``, ``near_duplicates``, ``overlap``, ``overlap_rows``,
+            ``leakage``, ``groups``, ``classes`` and ``folds``.
         warnings: sentences for the log.
     """
 
@@ -38,153 +48,237 @@ class Division:
     warnings: list[str]
 
 
+@dataclass(frozen=True)
+class _Choice:
+    splits: npt.NDArray[np.int8]
+    rare_classes: Mapping[int, int]
+    wanted: dict[str, int]
+    folds: dict[str, Any] | None = None
+
+
+def key_order(rows: CheckedRows) -> Ints:
+    """Return the order in which rows of the training files follow their key; rows of held-out files come after.
+
+    Args:
+        rows: with ``keys``.
+    """
+    assert rows.keys is not None, "rows are ordered by a key that they do not have"
+    return np.lexsort((rows.keys[:, 1], rows.keys[:, 0], splits_of_files(rows) != TRAIN))
+
+
+def take_rows(rows: CheckedRows, order: Ints) -> CheckedRows:
+    """Return what is known of the rows in another order.
+
+    Args:
+        rows: in any order.
+        order: ``(rows,)``: place of each row to take.
+    """
+    return replace(
+        rows,
+        files=rows.files[order],
+        contents=rows.contents[order],
+        wholes=rows.wholes[order],
+        values={column: values[order] for column, values in rows.values.items()},
+        keys=None if rows.keys is None else rows.keys[order],
+    )
+
+
+def splits_of_files(rows: CheckedRows) -> npt.NDArray[np.int8]:
+    """Return the split of the file that each row stands in, ``(rows,)``: ``TRAIN`` for rows that are divided."""
+    splits = np.array([SPLITS.index(file["split"]) for file in rows.sources], dtype=np.int8)
+    return splits[rows.files]
+
+
 def divide_rows(
-    rows: CollectedRows,
+    rows: CheckedRows,
+    row_ids: Ints,
     *,
+    contents: Ints,
+    wholes: Ints,
+    near: NearDuplicates | None,
     validation: float | int,
     test: float | int,
     group: str | None,
     stratify: str | None,
+    label: str | None,
+    num_folds: int | None,
+    fold: int,
     duplicates: str,
+    near_duplicates: str,
+    near_duplicate_similarity: float,
     seed: int,
 ) -> Division:
-    """Divide the rows of the training file, beside those of files that are a split by themselves.
+    """Divide the rows of the training files, beside those of files that are a split by themselves.
 
     Args:
-        rows: what was read.
-        validation: see ``split_sizes``; without effect when validation has a file of its own.
+        rows: what was read. With ``keys`` they are in the order of the keys, and the division follows seed and key
+            alone: classes are numbered and copies chosen in this order, and units are drawn by their smallest key.
+        row_ids: ``(rows,)``: for what is listed.
+        contents: ``(rows,)``: equal numbers for equal content, from 0 in the order of the rows.
+        wholes: the same with the label.
+        near: which contents are almost the same; None when nobody looked.
+        validation: see ``split_sizes``; without effect when validation has files of its own or is a fold.
         test: the same.
         group: column whose equal values stay together; None for none.
         stratify: column whose classes are divided alike; None for none.
+        label: column of the class that a dropped near duplicate must share; None for none.
+        num_folds: folds that the rows outside test are cut into; None for no folds.
+        fold: the fold that is validation.
         duplicates: ``keep_together`` puts all copies of a content on one side; ``drop`` keeps the first copy, and one
             in a held-out file before one in the training file; ``ignore`` looks away.
+        near_duplicates: the same for rows that are almost the same, though no row of a held-out file is dropped for
+            them; ``report`` moves none.
+        near_duplicate_similarity: what ``near`` was found with.
         seed: fixes the division.
 
     Returns:
         The split of each row. Rows of a held-out file never move.
 
     Raises:
-        UserError: too few rows or groups for what was asked.
+        UserError: too few rows, groups or classes for what was asked.
     """
-    file_splits = np.array([SPLITS.index(name) for name in rows.sources], dtype=np.int8)[rows.files]
-    contents = number_equal(rows.contents)
-    wholes = number_equal(rows.wholes)
-    dropped = np.zeros(len(contents), dtype=bool)
+    file_splits = splits_of_files(rows)
+    priority = np.int8(len(SPLITS)) - file_splits
+    near_units = None if near is None else near.units[contents]
+    is_copy = is_near_copy = np.zeros(len(contents), dtype=bool)
     if duplicates == "drop":
-        dropped = is_later_copy(wholes, np.int8(len(SPLITS)) - file_splits)
+        is_copy = is_later_copy(wholes, priority)
+    if near_units is not None and near_duplicates == "drop":
+        is_near_copy = _is_later_near_copy(near_units, rows.values[label] if label else None, is_copy, priority)
+        is_near_copy &= file_splits == TRAIN
+    dropped = is_copy | is_near_copy
     pool = ~dropped & (file_splits == TRAIN)
-    groups = rows.values[group] if group else None
-    classes = rows.values[stratify][pool] if stratify else None
 
-    asked = [0 if name in rows.sources else size for name, size in (("validation", validation), ("test", test))]
-    sizes = split_sizes(int(pool.sum()), validation=asked[0], test=asked[1])
-    units = _units(contents[pool], None if groups is None else groups[pool], duplicates)
-    kind = f"groups of {group!r}" if group else "different rows"
-    chosen = assign_splits(units, sizes=sizes, seed=seed, classes=classes, unit_name=kind)
-
+    joined = near_units if near_duplicates in ("keep_together", "drop") else None
+    if joined is None and duplicates != "ignore":
+        joined = contents
+    units = _units(None if joined is None else joined[pool], rows.values[group][pool] if group else None, pool)
+    choice = _choose(
+        rows,
+        pool,
+        units,
+        validation=validation,
+        test=test,
+        stratify=stratify,
+        num_folds=num_folds,
+        fold=fold,
+        seed=seed,
+        unit_name=f"groups of {group!r}" if group else "different rows",
+    )
     splits = np.where(dropped, np.int8(LEFT_OUT), file_splits)
-    splits[pool] = chosen.splits
-    wanted = {name: int((splits == place).sum()) for place, name in enumerate(SPLITS)}
-    wanted |= {name: size for name, size in zip(SPLITS, sizes, strict=True) if name not in list(rows.sources)[1:]}
+    splits[pool] = choice.splits
+    wanted = {name: int((splits == place).sum()) for place, name in enumerate(SPLITS)} | choice.wanted
     facts: dict[str, Any] = {
-        "wanted_rows": wanted,
+        "wanted_rows": {name: wanted[name] for name in SPLITS},
         "duplicates": {
             "handling": duplicates,
-            "num_copies": len(contents) - _num_different(contents),
-            "num_dropped": int(dropped.sum()),
-            "num_label_conflicts": _num_different(wholes) - _num_different(contents),
+            "num_copies": len(contents) - num_different(contents),
+            "num_dropped": int(is_copy.sum()),
+            "num_label_conflicts": num_different(wholes) - num_different(contents),
         },
-        "overlap": _shared(contents, splits),
-        "groups": _group_facts(rows, group, splits),
-        "classes": _class_facts(rows, stratify, splits, chosen.rare_classes),
+        "near_duplicates": near
+        and near_facts(
+            near,
+            near_units,
+            row_ids,
+            handling=near_duplicates,
+            similarity=near_duplicate_similarity,
+            num_dropped=int(is_near_copy.sum()),
+        ),
+        "overlap": count_shared(contents, splits),
+        "overlap_rows": describe_overlap(contents, splits, row_ids),
+        "leakage": measure_leakage(contents, near, splits, row_ids),
+        "groups": group_facts(rows, group, splits),
+        "classes": class_facts(rows, stratify, splits, choice.rare_classes),
+        "folds": choice.folds,
     }
-    return Division(splits, facts, _warnings(facts, splits))
+    return Division(splits, facts, describe_warnings(facts, splits))
 
 
-def _units(contents: Ints, groups: Ints | None, duplicates: str) -> Ints:
+def _is_later_near_copy(units: Ints, labels: Ints | None, is_copy: Mask, priority: npt.NDArray[np.int8]) -> Mask:
+    """Say of each row whether another one of its unit, and with its label, is the one to keep."""
+    kept = np.flatnonzero(~is_copy)
+    ids = units[kept] if labels is None else units[kept] * (int(labels.max(initial=-1)) + 2) + labels[kept] + 1
+    is_later = np.zeros(len(units), dtype=bool)
+    is_later[kept] = is_later_copy(ids, priority[kept])
+    return is_later
+
+
+def _units(joined: Ints | None, groups: Ints | None, pool: Mask) -> Ints:
     """Number the rows that must stay together."""
-    if groups is not None and duplicates != "ignore":
-        return join_units(contents, number_by_appearance(groups))
+    if groups is not None and joined is not None:
+        return join_units(joined, number_by_appearance(groups))
     if groups is not None:
         return number_by_appearance(groups)
-    if duplicates != "ignore":
-        return number_by_appearance(contents)
-    return np.arange(len(contents), dtype=np.int64)
+    if joined is not None:
+        return number_by_appearance(joined)
+    return np.arange(int(pool.sum()), dtype=np.int64)
 
 
-def _num_different(ids: Ints) -> int:
-    return int(ids.max()) + 1 if len(ids) else 0
+def _choose(
+    rows: CheckedRows,
+    pool: Mask,
+    units: Ints,
+    *,
+    validation: float | int,
+    test: float | int,
+    stratify: str | None,
+    num_folds: int | None,
+    fold: int,
+    seed: int,
+    unit_name: str,
+) -> _Choice:
+    """Choose the split of each row of the pool."""
+    has_file = {file["split"] for file in rows.sources}
+    num_rows = int(pool.sum())
+    test = 0 if "test" in has_file else test
+    validation = 0 if "validation" in has_file or num_folds else validation
+    sizes = split_sizes(num_rows, validation=validation, test=test)
+    classes = rows.values[stratify][pool] if stratify else None
+    class_names = None
+    marks = None
+    if rows.keys is not None:
+        firsts = np.unique(units, return_index=True)[1]
+        marks = rows.keys[pool][firsts]
+        if classes is not None:
+            # Numbers that come from the order in the files would let that order decide between equal shares.
+            class_names, firsts = np.unique(classes, return_index=True)
+            class_names = class_names[np.argsort(firsts, kind="stable")]
+            classes = number_by_appearance(classes)
 
+    def named(rare: Mapping[int, int]) -> dict[int, int]:
+        return {place if class_names is None else int(class_names[place]): count for place, count in rare.items()}
 
-def _shared(ids: Ints, splits: npt.NDArray[np.int8]) -> dict[str, int]:
-    """Count the numbers that occur in two splits, for each pair of splits."""
-    present = np.zeros((len(SPLITS), _num_different(ids)), dtype=bool)
-    for place in range(len(SPLITS)):
-        present[place, ids[(splits == place) & (ids >= 0)]] = True
-    pairs = combinations(range(len(SPLITS)), 2)
-    return {f"{SPLITS[one]}_{SPLITS[other]}": int((present[one] & present[other]).sum()) for one, other in pairs}
-
-
-def _group_facts(rows: CollectedRows, group: str | None, splits: npt.NDArray[np.int8]) -> dict[str, Any] | None:
-    if group is None:
-        return None
-    ids = rows.values[group]
-    counts = np.bincount(ids[ids >= 0])
-    largest = int(counts.argmax())
-    present = {name: len(np.unique(ids[(splits == place) & (ids >= 0)])) for place, name in enumerate(SPLITS)}
-    return {
-        "column": group,
-        "num_groups": len(counts),
-        "largest": {"value": shorten(rows.names[group][largest], 100), "num_rows": int(counts[largest])},
-        "num_groups_by_split": present,
-        "overlap": _shared(ids, splits),
-    }
-
-
-def _class_facts(
-    rows: CollectedRows, stratify: str | None, splits: npt.NDArray[np.int8], rare: Mapping[int, int]
-) -> dict[str, Any] | None:
-    if stratify is None:
-        return None
-    ids, names = rows.values[stratify], rows.names[stratify]
-    table = np.stack(
-        [np.bincount(ids[(splits == place) & (ids >= 0)], minlength=len(names)) for place in range(len(SPLITS))]
-    )
-    listed = np.argsort(-table.sum(axis=0), kind="stable")[:_MAX_LISTED_CLASSES]
-    return {
-        "column": stratify,
-        "num_classes": len(names),
-        "rows_by_split": {names[place]: dict(zip(SPLITS, table[:, place].tolist(), strict=True)) for place in listed},
-        "only_in_train": {names[place]: count for place, count in rare.items()},
-    }
-
-
-def _warnings(facts: Mapping[str, Any], splits: npt.NDArray[np.int8]) -> list[str]:
-    warnings = []
-    got = {name: int((splits == place).sum()) for place, name in enumerate(SPLITS)}
-    if got != facts["wanted_rows"]:
-        short = ", ".join(f"{name} {got[name]:,} rows instead of {facts['wanted_rows'][name]:,}" for name in SPLITS)
-        warnings.append(f"What stays together could not be divided closer than this: {short}.")
-    if facts["classes"] and facts["classes"]["only_in_train"]:
-        rare = facts["classes"]["only_in_train"]
-        listed = ", ".join(f"{shorten(name)!r} ({count} rows)" for name, count in list(rare.items())[:20])
-        more = f" and {len(rare) - 20} more" if len(rare) > 20 else ""
-        warnings.append(f"Too few rows to be in every split, so only in train: {listed}{more}.")
-    conflicts = facts["duplicates"]["num_label_conflicts"]
-    if conflicts:
-        warnings.append(f"{conflicts:,} rows repeat a text under another label.")
-    for pair, count in facts["overlap"].items():
-        if count:
-            first, second = pair.split("_")
-            ways = f"drop removes them from {first}"
-            if facts["duplicates"]["handling"] == "ignore":
-                ways += ", keep_together puts the copies of one file on one side"
-            warnings.append(
-                f"{first} and {second} share {count:,} different contents, so what is measured on {second} looks too "
-                f"good. split.duplicates: {ways}."
+    wanted = {name: size for name, size in zip(SPLITS, sizes, strict=True) if name == "train" or name not in has_file}
+    if not num_folds:
+        chosen = assign_splits(units, sizes=sizes, seed=seed, classes=classes, marks=marks, unit_name=unit_name)
+        empty = [name for place, name in enumerate(SPLITS) if sizes[place] and not (chosen.splits == place).any()]
+        if empty:
+            raise UserError(
+                f"split.stratify: {stratify!r} leaves no row for {' and '.join(empty)}, since a class with fewer "
+                f"{unit_name} than there are splits stays in train, and {len(chosen.rare_classes):,} classes are of "
+                "that kind. Does the column hold classes?"
             )
-    for pair, count in facts["groups"]["overlap"].items() if facts["groups"] else ():
-        if count:
-            first, second = pair.split("_")
-            warnings.append(f"{first} and {second} share {count:,} groups of {facts['groups']['column']!r}.")
-    return warnings
+        return _Choice(chosen.splits, named(chosen.rare_classes), wanted)
+    cut = assign_folds(
+        units,
+        num_folds=num_folds,
+        test_rows=sizes[2],
+        seed=seed,
+        classes=classes,
+        marks=marks,
+        unit_name=unit_name,
+    )
+    splits = np.full(num_rows, TRAIN, dtype=np.int8)
+    splits[cut.folds == IN_TEST] = TEST
+    splits[cut.folds == fold] = VALIDATION
+    counts = np.bincount(cut.folds[cut.folds >= 0], minlength=num_folds).tolist()
+    rare = named(cut.rare_classes)
+    folds = {
+        "num_folds": num_folds,
+        "fold": fold,
+        "num_rows_by_fold": counts,
+        "num_rows_always_in_train": sum(rare.values()),
+    }
+    # Folds of whole units cannot be asked for a size; test can.
+    return _Choice(splits, rare, {"test": sizes[2]} if "test" in wanted else {}, folds)

@@ -10,9 +10,10 @@ import sysconfig
 import textwrap
 import unicodedata
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from lm_tuning.data.local_files import resolve_path
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.atomic import write_text_atomic
@@ -193,6 +194,28 @@ def _does_something(node: ast.stmt) -> bool:
         raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
         return not (isinstance(raised, ast.Name) and raised.id == "NotImplementedError")
     return True
+
+
+def is_example(named: object) -> bool:
+    """Say whether the example is all that is named, so that it is read as `example_settings` says.
+
+    Args:
+        named: ``data.path``: a path, a mapping with ``path``, or a list of them.
+    """
+    if isinstance(named, list) and len(named) == 1:
+        named = named[0]
+    if isinstance(named, Mapping):
+        named = named["path"]
+    return isinstance(named, str) and resolve_path(named) == Path(EXAMPLE_PATH)
+
+
+def names_example(named: object) -> bool:
+    """Say whether the example is among the sources that are named.
+
+    Args:
+        named: as for `is_example`, or None.
+    """
+    return any(is_example(item) for item in (named if isinstance(named, list) else [named]))
 
 
 def example_settings(

@@ -7,18 +7,29 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from lm_tuning.data.columns import MESSAGES, PROMPT_RESPONSE, TEXT, TEXT_LABEL, ColumnMapping
-from lm_tuning.data.messages import comparable_messages, read_messages, write_messages
+from lm_tuning.data.columns import ColumnMapping
+from lm_tuning.data.conventions import MESSAGES, PROMPT_RESPONSE, TEXT, TEXT_LABEL
+from lm_tuning.data.messages import (
+    add_system,
+    comparable_messages,
+    describe_oddities,
+    read_messages,
+    read_tools,
+    write_messages,
+)
 from lm_tuning.data.problems import RowProblem, describe_value
 from lm_tuning.data.template import template_renderer
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
     TEXT: ("text",),
     PROMPT_RESPONSE: ("prompt", "response", "system"),
-    MESSAGES: ("messages",),
+    MESSAGES: ("messages", "tools"),
     TEXT_LABEL: ("text", "label"),
 }
-"""Fields of an example by format, in the order of storage. ``system`` may be null; ``messages`` is JSON."""
+"""Fields of an example by format, in the order of storage; ``system`` and ``tools`` may be null."""
+
+JSON_FIELDS = frozenset({"messages", "tools"})
+"""Fields whose text is JSON."""
 
 DIGEST_BYTES = 16
 
@@ -36,11 +47,13 @@ class Example(NamedTuple):
         values: one value a field of the format.
         content_digest: 16 bytes, equal for rows whose content is the same after trimming and NFC, whatever the label.
         whole_digest: the same with the label, so that copies with another label are told apart.
+        oddities: kind and reason of what is unusual in it; the row is used all the same.
     """
 
     values: tuple[str | None, ...]
     content_digest: bytes
     whole_digest: bytes
+    oddities: tuple[tuple[str, str], ...] = ()
 
 
 def example_reader(mapping: ColumnMapping, *, normalize: bool) -> Callable[[Row], Example]:
@@ -55,11 +68,13 @@ def example_reader(mapping: ColumnMapping, *, normalize: bool) -> Callable[[Row]
     """
     columns = mapping.columns
     if mapping.format == MESSAGES:
-        return _messages_reader(columns["messages"], normalize=normalize)
+        return _messages_reader(columns, normalize=normalize)
     readers = {part: text_reader(column, normalize=normalize) for part, column in columns.items() if part != "label"}
     if mapping.template:
         rendered = "prompt" if mapping.format == PROMPT_RESPONSE else "text"
         readers[rendered] = _rendered_reader(mapping.template, normalize=normalize)
+    if mapping.appended:
+        readers["prompt"] = _appending_reader(readers["prompt"], mapping.appended, normalize=normalize)
     if mapping.format == PROMPT_RESPONSE:
         return _prompt_response_reader(readers["prompt"], readers["response"], columns.get("system"), normalize)
     if mapping.format == TEXT_LABEL:
@@ -143,6 +158,16 @@ def digest_parts(*parts: str) -> bytes:
     return blake2b(_encoded(text), digest_size=DIGEST_BYTES).digest()
 
 
+def _digest_labelled(text: str, label: str) -> tuple[bytes, bytes]:
+    """Return the digest of a text and that of text and label, reading the text once."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+    state = blake2b(_encoded(text), digest_size=DIGEST_BYTES)
+    content = state.digest()
+    state.update(_encoded(_SEPARATOR + unicodedata.normalize("NFC", label)))
+    return content, state.digest()
+
+
 def _encoded(text: str) -> bytes:
     try:
         return text.encode()
@@ -156,15 +181,12 @@ def _encoded(text: str) -> bytes:
 def _prompt_response_reader(
     read_prompt: ReadField, read_response: ReadField, system_column: str | None, normalize: bool
 ) -> Callable[[Row], Example]:
-    read_system = text_reader(system_column, normalize=normalize) if system_column else None
+    read_system = _optional_reader(system_column, normalize=normalize)
 
     def read(row: Row) -> Example:
         prompt = read_prompt(row)
         response = read_response(row)
-        system = None
-        # A system prompt is optional row by row: null and an empty cell mean none.
-        if read_system and row.get(system_column) not in (None, ""):  # type: ignore[arg-type]
-            system = read_system(row)
+        system = read_system(row) if read_system else None
         digest = digest_parts(prompt.strip(), response.strip(), (system or "").strip())
         return Example((prompt, response, system), digest, digest)
 
@@ -178,19 +200,54 @@ def _text_label_reader(read_text: ReadField, read_label: ReadField) -> Callable[
             label = read_label(row)
         except RowProblem as problem:
             raise RowProblem("unlabelled", f"unlabelled: {problem.reason}") from problem
-        return Example((text, label), digest_parts(text.strip()), digest_parts(text.strip(), label))
+        return Example((text, label), *_digest_labelled(text.strip(), label))
 
     return read
 
 
-def _messages_reader(column: str, *, normalize: bool) -> Callable[[Row], Example]:
+def _messages_reader(columns: Mapping[str, str], *, normalize: bool) -> Callable[[Row], Example]:
+    column, tools_column = columns["messages"], columns.get("tools")
+    read_system = _optional_reader(columns.get("system"), normalize=normalize)
+
     def read(row: Row) -> Example:
         if row.get(column) is None:
             raise _wrong_value(row, column, "a list of messages")
         messages = read_messages(row[column], column=column)
+        system = read_system(row) if read_system else None
+        if system:
+            messages = add_system(messages, system)
         text = write_messages(messages, normalize=normalize)
-        digest = digest_parts(*comparable_messages(messages))
-        return Example((text,), digest, digest)
+        found = read_tools(row.get(tools_column), column=tools_column) if tools_column else None
+        tools = write_messages(found, normalize=normalize) if found else None
+        digest = digest_parts(comparable_messages(messages, text), *([tools] if tools else []))
+        return Example((text, tools), digest, digest, describe_oddities(messages))
+
+    return read
+
+
+def _optional_reader(column: str | None, *, normalize: bool) -> Callable[[Row], str | None] | None:
+    """Return a function that takes text which rows may lack: null, an empty cell and a missing key mean none."""
+    if column is None:
+        return None
+    read_text = text_reader(column, normalize=normalize)
+
+    def read(row: Row) -> str | None:
+        return None if row.get(column) in (None, "") else read_text(row)
+
+    return read
+
+
+def _appending_reader(read_prompt: ReadField, column: str, *, normalize: bool) -> ReadField:
+    """Return a function that puts the text of a second column, where a row has any, behind the prompt."""
+
+    def read(row: Row) -> str:
+        prompt = read_prompt(row)
+        value = row.get(column)
+        if value is None or (value.__class__ is str and not value.strip()):
+            return prompt
+        if value.__class__ is not str:
+            raise _wrong_value(row, column, "text")
+        return f"{prompt}\n\n{unicodedata.normalize('NFC', value) if normalize else value}"
 
     return read
 

@@ -39,7 +39,7 @@ class RowProblems:
         counts: number of bad rows by kind.
     """
 
-    def __init__(self, path: Path, limit: int = MAX_REPORTED) -> None:
+    def __init__(self, path: Path | str, limit: int = MAX_REPORTED) -> None:
         """Start with none.
 
         Args:

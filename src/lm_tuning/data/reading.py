@@ -3,43 +3,46 @@
 from __future__ import annotations
 
 import codecs
-import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import IO, Any
 
-from lm_tuning.data.problems import MAX_REPORTED, RowProblem, RowProblems, describe_value, list_columns, shorten
+from lm_tuning.data.problems import RowProblem, describe_value, list_columns
+from lm_tuning.data.raw_opening import RawFile
 from lm_tuning.errors import UserError
 
 Row = dict[str, Any]
 
-FORMAT_OF_SUFFIX = {".jsonl": "jsonl", ".json": "json", ".csv": "csv", ".parquet": "parquet"}
-"""File formats by the suffix that names them."""
-
 _PEEKED_ROWS = 1000
+_SHOWN_PROBLEMS = 20
 
 
 class RowSource(ABC):
     """Rows of one file; iterating starts from the first row each time.
 
     Attributes:
-        path: the file.
+        path: path, address or hub name of the file, for messages.
+        name: a short name for progress.
+        format: ``jsonl``, ``json``, ``csv``, ``tsv``, ``parquet``, ``arrow`` or ``hub``.
         columns: the column names, in the order of the file. For JSON, those seen in the first 1,000 rows.
+        max_rows: reading stops after that many rows; None reads all.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, raw: RawFile, file_format: str) -> None:
         """Remember the file; subclasses read its column names.
 
         Args:
-            path: an existing file.
+            raw: the file.
+            file_format: how it is read.
         """
-        self.path = path
+        self.raw = raw
+        self.path = raw.path
+        self.name = raw.name
+        self.format = file_format
         self.columns: list[str] = []
-        self._num_bytes = path.stat().st_size
-        self._bytes_done = 0
+        self.max_rows: int | None = None
+        self._taken = 0
 
-    @abstractmethod
     def __iter__(self) -> Iterator[tuple[int, Row | RowProblem]]:
         """Yield each row with its 1-based number.
 
@@ -49,6 +52,18 @@ class RowSource(ABC):
         Raises:
             UserError: nothing after this place can be read.
         """
+        return self._rows() if self.max_rows is None else self._first_rows(self.max_rows)
+
+    @abstractmethod
+    def _rows(self) -> Iterator[tuple[int, Row | RowProblem]]:
+        """Yield all rows."""
+
+    def _first_rows(self, num_rows: int) -> Iterator[tuple[int, Row | RowProblem]]:
+        for num_taken, row in enumerate(self._rows(), 1):
+            self._taken = num_taken
+            yield row
+            if num_taken == num_rows:
+                return
 
     def select(self, columns: Iterable[str]) -> None:  # noqa: B027 - only columnar files gain from it
         """Say which columns will be used, so that a columnar file reads no others.
@@ -58,99 +73,89 @@ class RowSource(ABC):
         """
 
     def progress(self) -> tuple[int, int, str]:
-        """Return how much has been read, how much there is, and the unit of both."""
-        return self._bytes_done // 1000, self._num_bytes // 1000 + 1, "kB"
+        """Return how much has been read, how much there is, and the unit of both: kB as they lie there, or rows."""
+        if self.max_rows is not None:
+            return self._taken, self.max_rows, "rows"
+        return self._progress()
+
+    def _progress(self) -> tuple[int, int, str]:
+        return self.raw.progress()
 
 
-def open_rows(path: Path, file_format: str) -> RowSource:
+def open_rows(file: Mapping[str, Any], *, max_rows: int | None = None) -> RowSource:
     """Open a file for reading row by row.
 
     Args:
-        path: an existing, non-empty file.
-        file_format: one of the values of ``FORMAT_OF_SUFFIX``.
+        file: ``path``, ``format``, ``compression`` and ``num_bytes`` of a non-empty file, see ``describe_files``.
+        max_rows: rows that are read, from the beginning of the file; None reads all.
 
     Returns:
         The rows, with the column names known.
 
     Raises:
-        UserError: the file is not what its suffix says, is not UTF-8, or has no rows or a damaged header.
+        UserError: the file is gone, is not what its suffix says, is not UTF-8, or has no rows or a damaged header.
     """
+    source = _open_source(file)
+    source.max_rows = max_rows
+    source.raw.forget()
+    return source
+
+
+def _open_source(file: Mapping[str, Any]) -> RowSource:
+    file_format = file["format"]
+    if file_format == "hub":
+        from lm_tuning.data.hub_rows import HubRows
+
+        return HubRows(file)
+    raw = RawFile(file)
     if file_format == "parquet":
         from lm_tuning.data.parquet_rows import ParquetRows
 
-        return ParquetRows(path)
-    _refuse_other_encodings(path)
-    if file_format == "csv":
+        return ParquetRows(raw, file_format)
+    if file_format == "arrow":
+        from lm_tuning.data.arrow_rows import ArrowRows
+
+        return ArrowRows(raw, file_format)
+    _refuse_other_encodings(raw)
+    if file_format in ("csv", "tsv"):
         from lm_tuning.data.csv_rows import CsvRows
 
-        return CsvRows(path)
-    if file_format == "json" and not _holds_json_lines(path):
-        from lm_tuning.data.json_array import JsonArrayRows
+        return CsvRows(raw, file_format)
+    from lm_tuning.data.json_array import JsonArrayRows, holds_array
+    from lm_tuning.data.json_lines import JsonLinesRows
 
-        return JsonArrayRows(path)
-    return JsonLinesRows(path)
-
-
-class JsonLinesRows(RowSource):
-    r"""One JSON object a line. Only ``\n`` ends a line, so the other separators of Unicode may stand in strings."""
-
-    def __init__(self, path: Path) -> None:
-        """Look at the first rows for the column names.
-
-        Args:
-            path: an existing file in UTF-8, with or without a byte-order mark.
-
-        Raises:
-            UserError: no object is among the first 1,000 rows.
-        """
-        super().__init__(path)
-        self.columns = peek_columns(self)
-
-    def __iter__(self) -> Iterator[tuple[int, Row | RowProblem]]:
-        """Yield each line that is not blank; see the base class."""
-        decode = json.JSONDecoder().decode
-        with self.path.open("rb") as file:
-            self._bytes_done = skip_mark(file)
-            for number, line in enumerate(file, 1):
-                self._bytes_done += len(line)
-                try:
-                    row = decode(line.decode())
-                except UnicodeDecodeError as error:
-                    offset = self._bytes_done - len(line) + error.start
-                    yield number, RowProblem("not_utf8", f"byte {offset:,} of the file is not UTF-8.")
-                    continue
-                except (ValueError, RecursionError) as error:
-                    if line.strip():
-                        yield number, _explain_bad_line(line, error)
-                    continue
-                yield number, row if row.__class__ is dict else not_an_object(row)
+    if file_format == "json" and holds_array(raw):
+        return JsonArrayRows(raw, file_format)
+    return JsonLinesRows(raw, file_format)
 
 
-def peek_columns(source: Iterable[tuple[int, Row | RowProblem]]) -> list[str]:
+def peek_columns(source: RowSource) -> list[str]:
     """Collect the keys of the first 1,000 rows, in the order in which they appear.
 
     Args:
-        source: rows of a file without a header; has a ``path``.
+        source: rows of a file without a header.
 
     Raises:
         UserError: there are no rows, or none of these is an object.
     """
-    path: Path = source.path  # type: ignore[attr-defined]
-    problems = RowProblems(path, limit=MAX_REPORTED)
+    problems: list[str] = []
     columns: dict[str, None] = {}
-    num_rows = 0
+    num_rows = num_bad = 0
     for number, row in source:
         num_rows += 1
         if isinstance(row, RowProblem):
-            problems.add(number, row)
+            num_bad += 1
+            if num_bad <= _SHOWN_PROBLEMS:
+                problems.append(f"{source.path}, row {number}: {row.reason}")
         else:
             columns.update(dict.fromkeys(row))
         if num_rows == _PEEKED_ROWS:
             break
-    if len(problems) == num_rows and problems:
-        raise UserError(problems.lines())
     if not num_rows:
-        raise UserError(f"{path} has no rows.")
+        raise UserError(f"{source.path} has no rows.")
+    if num_bad == num_rows:
+        rest = num_bad - len(problems)
+        raise UserError([*problems, f"{source.path}: {rest:,} more bad rows."] if rest else problems)
     return list(columns)
 
 
@@ -159,42 +164,63 @@ def not_an_object(value: Any) -> RowProblem:
     return RowProblem("not_an_object", f"holds {describe_value(value)}, where an object with columns is wanted.")
 
 
-def skip_mark(file: Any) -> int:
-    """Move a binary file behind its UTF-8 byte-order mark.
+def beyond_row(path: str, number: int, error: Exception) -> UserError:
+    """Report a file that cannot be read to its end.
 
     Args:
-        file: opened for reading bytes, at its start.
+        path: the file.
+        number: the last row that could be read; 0 for none.
+        error: what the file system or the unpacker said.
+    """
+    place = f"after row {number:,}" if number else "before the first row"
+    detail = str(error).strip().rstrip(".") or type(error).__name__
+    return UserError(f"{path} cannot be read {place}: {detail}. Copy or download the file again.")
+
+
+def skip_mark(file: IO[bytes]) -> int:
+    """Move a file behind its UTF-8 byte-order mark.
+
+    Args:
+        file: a buffered stream at its start.
 
     Returns:
         Number of bytes skipped: 3 or 0.
     """
-    if file.read(3) == codecs.BOM_UTF8:
-        return 3
-    file.seek(0)
-    return 0
+    has_mark = peek_bytes(file, 3) == codecs.BOM_UTF8
+    return len(file.read(3)) if has_mark else 0
 
 
-def locate_undecodable(path: Path) -> UserError:
+def peek_bytes(file: IO[bytes], num_bytes: int) -> bytes:
+    """Look at the next bytes of a buffered stream without moving on.
+
+    Args:
+        file: a buffered stream.
+        num_bytes: how many at most.
+    """
+    return bytes(file.peek(num_bytes)[:num_bytes])  # type: ignore[attr-defined]
+
+
+def locate_undecodable(raw: RawFile) -> UserError:
     """Find the first byte that is not UTF-8 and say where it is.
 
     Args:
-        path: a file that failed to decode.
+        raw: a file that failed to decode.
     """
     offset = 0
-    with path.open("rb") as file:
+    with raw.open() as file:
         for number, line in enumerate(file, 1):
             try:
                 line.decode()
             except UnicodeDecodeError as error:
                 return UserError(
-                    f"{path}, line {number}: byte {offset + error.start:,} of the file (0x{line[error.start]:02x}) is "
-                    "not UTF-8. Save the file as UTF-8; spreadsheets often write a regional encoding such as cp949."
+                    f"{raw.path}, line {number}: byte {offset + error.start:,} of the file (0x{line[error.start]:02x}) "
+                    "is not UTF-8. Save the file as UTF-8; spreadsheets often write a regional encoding such as cp949."
                 )
             offset += len(line)
-    return UserError(f"{path} is not UTF-8. Save the file as UTF-8.")
+    return UserError(f"{raw.path} is not UTF-8. Save the file as UTF-8.")
 
 
-def check_columns(path: Path, columns: list[str]) -> None:
+def check_columns(path: str, columns: list[str]) -> None:
     """Refuse column names that occur twice; names that are empty cannot be mapped and are let pass.
 
     Args:
@@ -209,30 +235,11 @@ def check_columns(path: Path, columns: list[str]) -> None:
         raise UserError(f"{path} names these columns more than once: {list_columns(repeated)}. Rename them.")
 
 
-def _refuse_other_encodings(path: Path) -> None:
-    with path.open("rb") as file:
-        start = file.read(4)
+def _refuse_other_encodings(raw: RawFile) -> None:
+    with raw.open() as file:
+        try:
+            start = peek_bytes(file, 4)
+        except OSError as error:
+            raise beyond_row(raw.path, 0, error) from error
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        raise UserError(f"{path} is UTF-16 (byte 0 is its byte-order mark). Save the file as UTF-8.")
-    if start.startswith(b"\x1f\x8b"):
-        raise UserError(f"{path} is compressed (gzip). Unpack it first.")
-
-
-def _holds_json_lines(path: Path) -> bool:
-    """Say whether a ``.json`` file holds one object a line, as many data sets do."""
-    with path.open("rb") as file:
-        skip_mark(file)
-        first = next((line for line in file if line.strip()), b"")
-    try:
-        return isinstance(json.loads(first), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def _explain_bad_line(line: bytes, error: Exception) -> RowProblem:
-    if isinstance(error, json.JSONDecodeError):
-        detail = f"{error.msg} at character {error.pos + 1}"
-    else:
-        detail = shorten(str(error), 80)
-    hint = " An array of rows belongs in a .json file." if line.strip() == b"[" else ""
-    return RowProblem("not_json", f"is not JSON ({detail}): {shorten(line.decode().strip())!r}.{hint}")
+        raise UserError(f"{raw.path} is UTF-16 (byte 0 is its byte-order mark). Save the file as UTF-8.")

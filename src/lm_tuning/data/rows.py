@@ -22,12 +22,14 @@ _FORMAT_KEY = b"lm_tuning.format"
 
 
 def example_schema(format: str) -> pa.Schema:
-    """Return the columns of a stored split: ``row_id`` and the fields of the format, all text.
+    """Return the columns of stored rows: ``row_id``, the fields of the format, all text, and ``source``.
+
+    ``source`` is the place of the training source that a row came from, -1 for rows of held-out files.
 
     Args:
         format: see ``FIELDS``; it stands in the metadata of the schema as well.
     """
-    fields = [("row_id", pa.int64()), *((name, pa.string()) for name in FIELDS[format])]
+    fields = [("row_id", pa.int64()), *((name, pa.string()) for name in FIELDS[format]), ("source", pa.int16())]
     return pa.schema(fields, metadata={_FORMAT_KEY: format.encode()})
 
 
@@ -39,30 +41,33 @@ class ExampleWriter:
         num_appended: rows taken in by ``append``, those that wait to be written among them.
     """
 
-    def __init__(self, path: Path, format: str) -> None:
+    def __init__(self, path: Path, format: str, *, inspect: Callable[[pa.RecordBatch], None] | None = None) -> None:
         """Create the file.
 
         Args:
             path: where to write; its folder exists.
             format: see ``FIELDS``.
+            inspect: called with each batch of rows that ``append`` took in, before it is written.
         """
         self.num_rows = 0
         self.num_appended = 0
         self._schema = example_schema(format)
+        self._inspect = inspect
         self._rows: list[tuple[int | str | None, ...]] = []
         self._batches: list[pa.RecordBatch] = []
         self._num_waiting = 0
         self._sink = pa.OSFile(str(path), "wb")
         self._writer = pa.ipc.new_file(self._sink, self._schema)
 
-    def append(self, row_id: int, values: Sequence[str | None]) -> None:
+    def append(self, row_id: int, values: Sequence[str | None], source: int = 0) -> None:
         """Add one row.
 
         Args:
             row_id: identity of the row.
             values: one value a field of the format.
+            source: place of the training source that it came from; -1 for a row of a held-out file.
         """
-        self._rows.append((row_id, *values))
+        self._rows.append((row_id, *values, source))
         self.num_appended += 1
         if len(self._rows) == BATCH_ROWS:
             self._flush_rows()
@@ -96,7 +101,10 @@ class ExampleWriter:
         if self._rows:
             columns = zip(*self._rows, strict=True)
             arrays = [pa.array(column, field.type) for column, field in zip(columns, self._schema, strict=True)]
-            self._write(pa.record_batch(arrays, schema=self._schema))
+            batch = pa.record_batch(arrays, schema=self._schema)
+            if self._inspect:
+                self._inspect(batch)
+            self._write(batch)
             self._rows.clear()
 
     def _flush_batches(self) -> None:

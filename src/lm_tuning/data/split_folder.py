@@ -1,4 +1,4 @@
-"""Make the folder of splits: read, check, divide, write, and sum up."""
+"""Make the folder of splits from checked rows: find what is alike, divide, write, and sum up."""
 
 from __future__ import annotations
 
@@ -8,116 +8,132 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lm_tuning.data.collecting import collect_rows
-from lm_tuning.data.columns import choose_mapping
-from lm_tuning.data.dividing import divide_rows
+import numpy as np
+import numpy.typing as npt
+
 from lm_tuning.data.problems import shorten
-from lm_tuning.data.raw_files import resolve_path
-from lm_tuning.data.reading import RowSource, open_rows
 from lm_tuning.data.rows import SPLITS, ExampleTable, open_examples, write_selected
+from lm_tuning.data.splitting import TRAIN
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
-from lm_tuning.storage.digests import digest_file
 
 logger = logging.getLogger(__name__)
 
 SUMMARY_NAME = "summary.json"
 PREVIEW_NAME = "preview.json"
+_SCRATCH_NAME = "signatures.tmp"
 _NUM_PREVIEW_ROWS = 5
 _MAX_PREVIEW_CHARACTERS = 300
 
 
 def write_splits(
     folder: Path,
-    files: Mapping[str, Mapping[str, Any] | None],
+    checked: Path,
     *,
-    format: str = "auto",
-    columns: Mapping[str, str | None] | None = None,
-    template: str | None = None,
-    on_bad_row: str = "error",
-    normalize: str = "nfc",
     validation: float | int = 0.05,
     test: float | int = 0.05,
     group: str | None = None,
     stratify: str | None = None,
+    key: str | None = None,
+    num_folds: int | None = None,
+    fold: int = 0,
     duplicates: str = "keep_together",
+    near_duplicates: str = "ignore",
+    near_duplicate_similarity: float = 0.8,
     seed: int = 42,
-    task: str = "causal_lm",
     on_progress: OnProgress = ignore_progress,
 ) -> dict[str, Any]:
     """Write ``train.arrow``, ``validation.arrow``, ``test.arrow``, ``summary.json`` and ``preview.json``.
 
-    Rows keep the order of their files within a split. Memory grows by about 60 bytes a row; texts stay on disk.
+    Rows keep the order of their files within a split, and rows of a file that is a split by itself never move. Memory
+    grows by about 200 bytes a row; texts stay on disk.
 
     Args:
         folder: an empty folder.
-        files: by split, ``path`` and ``format`` of its file; None for a split that is cut from the training file.
-        format: see ``choose_mapping``.
-        columns: column by part, see ``choose_mapping``.
-        template: renders the prompt from columns.
-        on_bad_row: ``error`` or ``skip``.
-        normalize: ``nfc`` or ``none``.
-        validation: a float is a fraction, an int a number of rows; without effect when ``files`` has one for it.
+        checked: the folder of checked rows, with the columns of ``group``, ``stratify`` and ``key`` noted.
+        validation: a float is a fraction, an int a number of rows; without effect when validation has a file.
         test: the same.
         group: column whose equal values stay in one split.
         stratify: column whose classes are divided alike.
-        duplicates: ``keep_together``, ``drop`` or ``ignore``.
+        key: column that names a row for good; the division then follows it and not the order of the rows.
+        num_folds: folds that the rows outside test are cut into, in place of ``validation``; None for none.
+        fold: the fold that is validation, from 0.
+        duplicates: ``keep_together``, ``drop`` or ``ignore``, see ``divide_rows``.
+        near_duplicates: ``keep_together``, ``drop``, ``report`` or ``ignore``.
+        near_duplicate_similarity: from which two rows count as near duplicates, above 0 and at most 1.
         seed: fixes the division.
-        task: see ``choose_mapping``.
-        on_progress: told the progress of reading and writing.
+        on_progress: told the progress of comparing and writing.
 
     Returns:
         The summary, as stored.
 
     Raises:
-        UserError: everything that is wrong with files, columns, rows or sizes, as far as it can be known together.
+        UserError: sizes, groups, classes or folds that the rows do not allow.
     """
-    sources = _open_sources(files)
-    mapping = choose_mapping(
-        sources["train"].columns,
-        path=sources["train"].path,
-        format=format,
-        columns=columns,
-        template=template,
-        task=task,
-    )
-    keys = {column: key for column, key in ((group, "split.group"), (stratify, "split.stratify")) if column}
-    everything = folder / "rows.arrow"
-    rows = collect_rows(
-        sources,
-        everything,
-        mapping=mapping,
-        keys=keys,
-        skip_bad_rows=on_bad_row == "skip",
-        normalize=normalize == "nfc",
-        on_progress=on_progress,
-    )
+    from lm_tuning.data.checked_rows import ROWS_NAME, open_checked
+    from lm_tuning.data.dividing import divide_rows, key_order, take_rows
+    from lm_tuning.data.duplicates import number_equal
+    from lm_tuning.data.near_duplicates import find_near_duplicates
+
+    rows = open_checked(checked)
+    checked_summary = read_summary(checked)
+    _check_folds(num_folds, fold, has_validation=any(file["split"] == "validation" for file in rows.sources))
+    table = ExampleTable(checked / ROWS_NAME)
+    row_ids = _row_ids(table)
+    order = None
+    if key:
+        order = key_order(rows)
+        rows, row_ids = take_rows(rows, order), row_ids[order]
+    contents = number_equal(rows.contents)
+    near = None
+    if near_duplicates != "ignore":
+        firsts = np.unique(contents, return_index=True)[1]
+        near = find_near_duplicates(
+            table,
+            firsts if order is None else order[firsts],
+            folder / _SCRATCH_NAME,
+            similarity=near_duplicate_similarity,
+            on_progress=on_progress,
+        )
     division = divide_rows(
         rows,
+        row_ids,
+        contents=contents,
+        wholes=number_equal(rows.wholes),
+        near=near,
         validation=validation,
         test=test,
         group=group,
         stratify=stratify,
+        label=_numbered_label(checked_summary, rows.values),
+        num_folds=num_folds,
+        fold=fold,
         duplicates=duplicates,
+        near_duplicates=near_duplicates,
+        near_duplicate_similarity=near_duplicate_similarity,
         seed=seed,
     )
     for warning in division.warnings:
         logger.warning(warning)
-    num_rows = len(division.splits)
+    sources = _count_sources(checked_summary["sources"], rows.files[division.splits == TRAIN], rows.sources)
+    splits = division.splits
+    if order is not None:
+        splits = np.empty_like(division.splits)
+        splits[order] = division.splits
+    del rows, row_ids, contents, near, order
+    num_rows = len(splits)
+    on_progress("Writing splits", 0, num_rows, "rows")
     num_written = write_selected(
-        ExampleTable(everything),
-        folder,
-        division.splits,
-        on_rows=lambda done: on_progress("Writing splits", done, num_rows, "rows"),
+        table, folder, splits, on_rows=lambda done: on_progress("Writing splits", done, num_rows, "rows")
     )
-    everything.unlink()
     summary = {
         "rows": num_written,
-        "format": mapping.format,
-        "columns": mapping.columns,
-        "template": mapping.template,
+        **{name: checked_summary[name] for name in ("format", "columns", "template")},
         "seed": seed,
-        "files": rows.sources,
+        "key": key,
+        "files": checked_summary["files"],
+        "sources": sources,
+        "label_map": checked_summary.get("label_map"),
         **division.facts,
         "warnings": division.warnings,
     }
@@ -142,35 +158,100 @@ def describe_splits(summary: Mapping[str, Any]) -> str:
     Args:
         summary: see ``write_splits``.
     """
+    handling = {"keep_together": "kept together", "drop": "dropped", "ignore": "ignored", "report": "reported"}
     counts = ", ".join(f"{count:,} {split}" for split, count in summary["rows"].items())
     copies = summary["duplicates"]["num_copies"]
-    handling = {"keep_together": "kept together", "drop": "dropped", "ignore": "ignored"}
     handled = handling[summary["duplicates"]["handling"]]
     parts = [counts, f"{copies:,} duplicate{'s' * (copies > 1)} {handled}" if copies else "no duplicates"]
-    skipped = sum(sum(file["rows_skipped"].values()) for file in summary["files"].values())
+    near = summary["near_duplicates"]
+    if near:
+        copies, handled = near["num_near_copies"], handling[near["handling"]]
+        found = f"{copies:,} near duplicate{'s' * (copies > 1)} {handled}" if copies else "no near duplicates"
+        parts.append(f"{found} (at {near['rows_per_second'] or 0:,} rows/s)")
+    if summary["leakage"]["num_rows"]:
+        parts.append(f"{summary['leakage']['num_rows']:,} held-out rows stand in train too")
+    skipped = sum(sum(file["rows_skipped"].values()) for file in summary["files"])
     if skipped:
         parts.append(f"{skipped:,} bad rows skipped")
     if summary["groups"]:
         parts.append(f"{summary['groups']['num_groups']:,} groups of {summary['groups']['column']!r} kept whole")
+    if summary["folds"]:
+        parts.append(f"validation is fold {summary['folds']['fold']} of 0 to {summary['folds']['num_folds'] - 1}")
     return "; ".join(parts)
 
 
-def _open_sources(files: Mapping[str, Mapping[str, Any] | None]) -> dict[str, RowSource]:
-    sources: dict[str, RowSource] = {}
-    problems: list[str] = []
-    for split in SPLITS:
-        file = files.get(split)
-        if file is None:
-            continue
-        try:
-            sources[split] = open_rows(Path(file["path"]), file["format"])
-        except FileNotFoundError:
-            problems.append(f"{file['path']} is gone. Run the split pipeline again once it is back.")
-        except UserError as error:
-            problems += error.problems
+def find_staleness(
+    facts: Mapping[str, Any],
+    *,
+    sources: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    digest_cache: Path | None,
+) -> list[str]:
+    """Name what stored splits were made from and the present parameters or files do not say.
+
+    Args:
+        facts: of the splits' manifest: ``settings``, and ``files`` as ``describe_files`` gave them.
+        sources: ``train``, ``validation`` and ``test`` as the parameters name them.
+        settings: what the split pipeline would work with now.
+        digest_cache: see ``digest_file``.
+
+    Returns:
+        One sentence a difference. A raw file that is gone since cannot have changed, so it is none.
+    """
+    from lm_tuning.data.raw_files import find_changed_sources
+
+    found = [
+        f"{name}: the stored splits were made with {facts['settings'].get(name)!r}, the parameters say "
+        f"{settings.get(name)!r}"
+        for name in dict.fromkeys([*facts["settings"], *settings])
+        if facts["settings"].get(name) != settings.get(name)
+    ]
+    found += find_changed_sources(
+        facts["files"],
+        train=sources["train"],
+        validation=sources["validation"],
+        test=sources["test"],
+        digest_cache=digest_cache,
+    )
+    return found
+
+
+def _check_folds(num_folds: int | None, fold: int, *, has_validation: bool) -> None:
+    problems = []
+    if num_folds and not 0 <= fold < num_folds:
+        problems.append(
+            f"split.fold: {fold} is no fold of split.num_folds: {num_folds}; folds are counted from 0 to "
+            f"{num_folds - 1}."
+        )
+    if num_folds and has_validation:
+        problems.append(
+            f"split.num_folds: {num_folds} makes validation one of the folds, and data.validation_path names rows for "
+            "it. Leave one of the two out."
+        )
     if problems:
         raise UserError(problems)
-    return sources
+
+
+def _row_ids(table: ExampleTable) -> npt.NDArray[np.int64]:
+    parts = [batch.column("row_id").to_numpy() for batch in table.batches()]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+
+def _numbered_label(checked_summary: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
+    label = (checked_summary["columns"] or {}).get("label")
+    return label if label in values else None
+
+
+def _count_sources(
+    sources: list[dict[str, Any]], train_files: npt.NDArray[np.int16], files: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Say how many rows of train each source gave."""
+    source_of_file = np.array([file["source"] for file in files], dtype=np.int64)
+    counts = np.bincount(source_of_file[train_files], minlength=len(sources))
+    return [
+        {"path": source["path"], "weight": source["weight"], "num_rows": int(count)}
+        for source, count in zip(sources, counts, strict=True)
+    ]
 
 
 def _preview(folder: Path) -> dict[str, Any]:
@@ -190,34 +271,3 @@ def _shown(value: Any) -> Any:
 
 def _write_json(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def find_staleness(
-    facts: Mapping[str, Any], *, paths: Mapping[str, str | None], settings: Mapping[str, Any], digest_cache: Path | None
-) -> list[str]:
-    """Name what stored splits were made from and the present parameters or files do not say.
-
-    Args:
-        facts: of the splits' manifest: ``settings`` and ``files``.
-        paths: ``train``, ``validation`` and ``test`` as the parameters name them.
-        settings: what ``write_splits`` would be given now.
-        digest_cache: see ``digest_file``.
-
-    Returns:
-        One sentence a difference. A raw file that is gone since cannot have changed, so it is none.
-    """
-    found = [
-        f"{name}: the stored splits were made with {old!r}, the parameters say {settings[name]!r}"
-        for name, old in facts["settings"].items()
-        if old != settings.get(name)
-    ]
-    for split, text in paths.items():
-        stored, present = facts["files"].get(split), resolve_path(text) if text else None
-        if (stored and stored["path"]) != (present and str(present)):
-            found.append(
-                f"rows of {split}: the stored splits were made from {stored and stored['path']}, "
-                f"the parameters say {present and str(present)}"
-            )
-        elif stored and present and present.is_file() and digest_file(present, digest_cache) != stored["digest"]:
-            found.append(f"rows of {split}: {present} has changed since the stored splits were made from it")
-    return found

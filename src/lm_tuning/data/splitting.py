@@ -1,7 +1,8 @@
-"""Divide rows into train, validation and test: exact in size, the same for a seed, and never across a unit."""
+"""Divide rows into splits or folds: exact in size, the same for a seed, and never across a unit."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -17,6 +18,9 @@ _HELD_OUT = ((VALIDATION, "validation"), (TEST, "test"))
 _CHUNK_UNITS = 65_536
 
 Ints = npt.NDArray[np.int64]
+Marks = npt.NDArray[np.uint64]
+
+IN_TEST, ALWAYS_IN_TRAIN = -2, -1
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,19 @@ class Assignment:
     """
 
     splits: npt.NDArray[np.int8]
+    rare_classes: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Folds:
+    """Which fold each row belongs to.
+
+    Attributes:
+        folds: ``(rows,)``: number of the fold from 0, ``IN_TEST``, or ``ALWAYS_IN_TRAIN`` for a row of a rare class.
+        rare_classes: classes that are too small to be divided, with their number of rows.
+    """
+
+    folds: npt.NDArray[np.int16]
     rare_classes: dict[int, int] = field(default_factory=dict)
 
 
@@ -70,16 +87,24 @@ def split_sizes(num_rows: int, *, validation: float | int, test: float | int) ->
         sizes[place] += 1
     for place, is_asked in enumerate((True, validation > 0, test > 0)):
         if is_asked and not sizes[place]:
-            # Fixed counts give nothing away; the largest of the others always has a row to spare here.
+            # Fixed counts give nothing away; one of the others always has a row to spare here.
             givers = [other for other in range(3) if other == 0 or not isinstance(asked[other - 1], int)]
-            giver = max(givers, key=lambda other: (sizes[other], -other))
+            givers = [other for other in givers if sizes[other] > 1]
+            giver = max(givers, key=lambda other: (sizes[other] - shares[other], -other))
             sizes[giver] -= 1
             sizes[place] += 1
     return sizes[0], sizes[1], sizes[2]
 
 
 def assign_splits(
-    units: Ints, *, sizes: Sequence[int], seed: int, classes: Ints | None = None, unit_name: str = "units"
+    units: Ints,
+    *,
+    sizes: Sequence[int],
+    seed: int,
+    classes: Ints | None = None,
+    marks: Marks | None = None,
+    min_class_units: int = 0,
+    unit_name: str = "units",
 ) -> Assignment:
     """Choose whole units for validation and test; the rest is train.
 
@@ -97,6 +122,9 @@ def assign_splits(
         sizes: rows of train, validation and test, as ``split_sizes`` gives them.
         seed: any integer; the same seed gives the same result on every machine.
         classes: ``(rows,)``: class numbers from 0, to divide each class alike; None to ignore classes.
+        marks: ``(units, 2)``: two 64-bit halves of a digest that names the unit for good. The order of the units then
+            comes from seed and mark alone; None takes it from the number of the unit.
+        min_class_units: units from which a class is divided, where that is more than the number of splits.
         unit_name: plural noun for messages.
 
     Returns:
@@ -111,7 +139,7 @@ def assign_splits(
         raise UserError(
             f"{len(unit_sizes)} {unit_name} cannot be divided into {num_splits} splits, since each stays whole."
         )
-    order = _seeded_order(len(unit_sizes), seed)
+    whole_order = order = _seeded_order(len(unit_sizes), seed, marks)
     if classes is None:
         targets = np.array([[sizes[1]], [sizes[2]]], dtype=np.int64)
         strata = np.zeros(len(unit_sizes), dtype=np.int64)
@@ -122,7 +150,7 @@ def assign_splits(
         rare = {
             int(stratum): int(rows_of[stratum])
             for stratum, num_units in enumerate(np.bincount(strata))
-            if 0 < num_units < num_splits
+            if 0 < num_units < max(num_splits, min_class_units)
         }
         targets = _class_targets(rows_of, rare, sizes)
         order = order[np.argsort(strata[order], kind="stable")]
@@ -131,13 +159,91 @@ def assign_splits(
     _fill(chosen, order, unit_sizes, strata, targets)
     left = [sizes[place] - int(unit_sizes[chosen == place].sum()) for place, _ in _HELD_OUT]
     if any(left):
-        order = _seeded_order(len(unit_sizes), seed)
-        order = order[(chosen[order] == TRAIN) & ~np.isin(strata[order], list(rare))]
+        order = whole_order[(chosen[whole_order] == TRAIN) & ~np.isin(strata[whole_order], list(rare))]
         _fill(chosen, order, unit_sizes, np.zeros_like(strata), np.array([[left[0]], [left[1]]], dtype=np.int64))
         for place, _ in _HELD_OUT:
             if sizes[place]:
                 _come_closer(chosen, order, unit_sizes, place, sizes[place])
     return Assignment(chosen[units], rare)
+
+
+def assign_folds(
+    units: Ints,
+    *,
+    num_folds: int,
+    test_rows: int,
+    seed: int,
+    classes: Ints | None = None,
+    marks: Marks | None = None,
+    unit_name: str = "units",
+) -> Folds:
+    """Take test out, then cut the rest into folds of equal size.
+
+    The largest units go first, else in an order that the seed fixes, each into the fold that has the fewest rows so
+    far. With classes this is done class by class: of the folds with the fewest rows of the class the smallest one takes
+    the unit. So folds of single rows differ by one row at most, in each class and in all, and folds of units by one
+    unit in each class.
+
+    A class with fewer units than there are folds (and test) is in no fold: it is always in train.
+
+    Args:
+        units: ``(rows,)``: numbers from 0 without gaps; rows of one unit stay together.
+        num_folds: how many folds, at least 2.
+        test_rows: rows of test, 0 for none.
+        seed: see ``assign_splits``.
+        classes: see ``assign_splits``.
+        marks: see ``assign_splits``.
+        unit_name: plural noun for messages.
+
+    Returns:
+        The fold of each row.
+
+    Raises:
+        UserError: there are fewer units than folds and test.
+    """
+    unit_sizes = np.bincount(units)
+    num_needed = num_folds + (test_rows > 0)
+    parts = f"{num_folds} folds (split.num_folds)" + " and test" * (test_rows > 0)
+    if len(unit_sizes) < num_needed:
+        raise UserError(f"{len(unit_sizes)} {unit_name} cannot be divided into {parts}, since each stays whole.")
+    sizes = (len(units) - test_rows, 0, test_rows)
+    assignment = assign_splits(
+        units, sizes=sizes, seed=seed, classes=classes, marks=marks, min_class_units=num_needed, unit_name=unit_name
+    )
+    in_test = np.zeros(len(unit_sizes), dtype=bool)
+    in_test[units[assignment.splits == TEST]] = True
+    strata = np.zeros(len(unit_sizes), dtype=np.int64) if classes is None else _unit_classes(units, classes)
+    order = _seeded_order(len(unit_sizes), seed, marks)
+    order = order[~in_test[order] & ~np.isin(strata[order], list(assignment.rare_classes))]
+    order = order[np.lexsort((-unit_sizes[order], strata[order]))]  # stable: units of one size stay in seeded order
+    folds = np.full(len(unit_sizes), ALWAYS_IN_TRAIN, dtype=np.int16)
+    folds[in_test] = IN_TEST
+    if not _deal(folds, order, unit_sizes, strata, num_folds):
+        raise UserError(
+            f"The {unit_name} cannot be divided into {parts}: a fold would be empty, since test takes its rows first "
+            f"and classes of fewer than {num_needed} {unit_name} stay in train."
+        )
+    return Folds(folds[units], assignment.rare_classes)
+
+
+def _deal(folds: npt.NDArray[np.int16], order: Ints, unit_sizes: Ints, strata: Ints, num_folds: int) -> bool:
+    """Give each unit to the fold with the fewest rows of its stratum, then in all; say whether no fold stays empty."""
+    totals = [0] * num_folds
+    present = -1
+    smallest: list[tuple[int, int, int]] = []
+    for start in range(0, len(order), _CHUNK_UNITS):
+        part = order[start : start + _CHUNK_UNITS]
+        chosen = []
+        for size, stratum in zip(unit_sizes[part].tolist(), strata[part].tolist(), strict=True):
+            if stratum != present:
+                present = stratum
+                smallest = sorted((0, total, fold) for fold, total in enumerate(totals))
+            rows, total, fold = smallest[0]
+            heapq.heapreplace(smallest, (rows + size, total + size, fold))
+            totals[fold] = total + size
+            chosen.append(fold)
+        folds[part] = chosen
+    return min(totals) > 0
 
 
 def _fill(chosen: npt.NDArray[np.int8], order: Ints, unit_sizes: Ints, strata: Ints, targets: Ints) -> None:
@@ -171,17 +277,23 @@ def _come_closer(chosen: npt.NDArray[np.int8], order: Ints, unit_sizes: Ints, pl
         chosen[unit] = place
 
 
-def _seeded_order(count: int, seed: int) -> Ints:
-    """Shuffle 0 to ``count - 1``: the same for a seed whatever the version of numpy, whose own shuffles may change.
+def _seeded_order(count: int, seed: int, marks: Marks | None = None) -> Ints:
+    """Shuffle 0 to ``count - 1``: the same for a seed whatever the version of numpy, whose own shuffles may change."""
+    start = np.uint64(mixed(np.array([seed % 2**64], dtype=np.uint64))[0])
+    if marks is None:
+        return np.argsort(mixed(np.arange(count, dtype=np.uint64) ^ start), kind="stable")
+    assert marks.shape == (count, 2), marks.shape
+    return np.lexsort((marks[:, 1], mixed(marks[:, 0] ^ start)))
+
+
+def mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Turn numbers into evenly spread ones, one to one.
+
+    Args:
+        values: any shape.
 
     Source: SplitMix64, Steele, Lea and Flood, "Fast Splittable Pseudorandom Number Generators", 2014.
     """
-    start = np.uint64(_mixed(np.array([seed % 2**64], dtype=np.uint64))[0])
-    keys = _mixed(np.arange(count, dtype=np.uint64) ^ start)
-    return np.argsort(keys, kind="stable")
-
-
-def _mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     with np.errstate(over="ignore"):
         values = values + np.uint64(0x9E3779B97F4A7C15)
         values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -20,25 +20,40 @@ def prepare_raw_examples(data: DataParameters) -> dict[str, Any]:
         data: the ``data`` parameters.
 
     Returns:
-        ``train``, ``validation`` and ``test``, each None or ``path``, ``format``, ``num_bytes`` and ``digest``; and
-        ``is_example``.
+        What ``describe_files`` says of them, and ``is_example``: the example is all that is read for training.
     """
+    from lm_tuning.data.example import is_example, names_example
+    from lm_tuning.data.raw_files import describe_files
+
+    named = data.model_dump()
+    train, validation, test = named["path"], named["validation_path"], named["test_path"]
+    if names_example(train) or names_example(validation) or names_example(test):
+        _prepare_example()
+    files = describe_files(train=train, validation=validation, test=test, digest_cache=DIGEST_CACHE)
+    for split in ("train", "validation", "test"):
+        if files[split]:
+            _log_files(split, files[split])
+    return {**files, "is_example": is_example(train)}
+
+
+def _prepare_example() -> None:
+    """Make the example unless it is there."""
     from lm_tuning.data.example import EXAMPLE_PATH, make_example
-    from lm_tuning.data.raw_files import describe_files, resolve_path
     from lm_tuning.progress import show_progress
 
-    path = resolve_path(data.path)
-    is_example = path == Path(EXAMPLE_PATH)
-    if is_example and not path.exists():
-        with show_progress() as on_progress:
-            num_rows = make_example(path, on_progress=on_progress)
-        logger.info("Made the example: %d functions of the standard library in %s", num_rows, path)
-    elif is_example:
+    path = Path(EXAMPLE_PATH)
+    if path.exists():
         logger.info("Example reused: %s", path)
-    files = describe_files(
-        train=data.path, validation=data.validation_path, test=data.test_path, digest_cache=DIGEST_CACHE
-    )
-    for split, file in files.items():
-        if file:
-            logger.info("Rows of %s: %s (%.1f MB, %s)", split, file["path"], file["num_bytes"] / 1e6, file["format"])
-    return {**files, "is_example": is_example}
+        return
+    with show_progress() as on_progress:
+        num_rows = make_example(path, on_progress=on_progress)
+    logger.info("Made the example: %d functions of the standard library in %s", num_rows, path)
+
+
+def _log_files(split: str, files: list[dict[str, Any]]) -> None:
+    """Say in a line which files the rows of a split come from."""
+    num_bytes = sum(file["num_bytes"] or 0 for file in files)
+    formats = ", ".join(sorted({file["format"] for file in files}))
+    what = files[0]["path"] if len(files) == 1 else f"{len(files):,} files, first {files[0]['path']}"
+    size = f"{num_bytes / 1e6:.1f} MB, " if num_bytes else ""
+    logger.info("Rows of %s: %s (%s%s)", split, what, size, formats)

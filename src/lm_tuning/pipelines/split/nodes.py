@@ -1,4 +1,4 @@
-"""Node of the split pipeline."""
+"""Nodes of the split pipeline."""
 
 from __future__ import annotations
 
@@ -6,73 +6,178 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.storage.digests import digest_values
-from lm_tuning.storage.folders import SCHEMA_VERSION, FolderStore, StagedFolder
+from lm_tuning.storage.folders import SCHEMA_VERSION, FolderStore, StagedFolder, read_manifest
 
 logger = logging.getLogger(__name__)
 
+_REPORT_HINT = "All of them, by file and row number: data_report.md in the reporting folder of this output."
+
+
+def check_examples(
+    raw_examples: dict[str, Any],
+    *,
+    check_cache: FolderStore,
+    data: DataParameters,
+    split: SplitParameters,
+    task: str,
+) -> tuple[StagedFolder | Path, dict[str, Any]]:
+    """Read all files and check every row, or find that the same was done before.
+
+    Bad rows are no error here, so that the report on them is stored before ``split_examples`` refuses them.
+
+    Args:
+        raw_examples: the files, see ``prepare_raw_examples``.
+        check_cache: the store of checked rows.
+        data: the ``data`` parameters.
+        split: the ``split`` parameters: the columns that rows are divided by are read here.
+        task: the ``task`` parameter.
+
+    Returns:
+        The folder of checked rows to publish, and the section ``rows`` of the data report.
+    """
+    from lm_tuning.data.checked_rows import (
+        ROWS_VERSION,
+        describe_checked,
+        read_checked_summary,
+        read_findings,
+        write_checked_rows,
+    )
+    from lm_tuning.data.rows_report import build_rows_section
+    from lm_tuning.progress import show_progress
+
+    settings = check_settings(data, split, task=task)
+    key = digest_values(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "rows_version": ROWS_VERSION,
+            "raw_examples": raw_examples,
+            "settings": settings,
+        }
+    )
+    found = check_cache.find(key)
+    if found:
+        summary = read_checked_summary(found)
+        logger.info("Rows reused: %s, in %s", describe_checked(summary), found)
+        return found, build_rows_section(summary, read_findings(found))
+    with check_cache.stage(key) as staged, show_progress() as on_progress:
+        summary = write_checked_rows(staged.path, raw_examples, **settings, on_progress=on_progress)
+        staged.facts = {"settings": settings, "files": raw_examples}
+    logger.info("Rows checked: %s, in %s", describe_checked(summary), check_cache.root / key)
+    return staged, build_rows_section(summary, read_findings(staged.path))
+
 
 def split_examples(
-    raw_examples: dict[str, Any],
+    checked_examples: Path,
     *,
     split_cache: FolderStore,
     data: DataParameters,
     split: SplitParameters,
     seed: int,
     task: str,
-) -> tuple[StagedFolder | Path, dict[str, Any]]:
-    """Read, check and divide the rows, or find that the same was done before.
+) -> tuple[StagedFolder | Path, dict[str, Any], dict[str, Any]]:
+    """Divide the checked rows, or find that the same was done before.
 
     Args:
-        raw_examples: the files, see ``prepare_raw_examples``.
+        checked_examples: the folder of checked rows.
         split_cache: the store of splits.
-        data: the ``data`` parameters.
+        data: the ``data`` parameters, which the rows must have been checked with.
         split: the ``split`` parameters.
         seed: fixes the division.
         task: the ``task`` parameter.
 
     Returns:
-        The folder of splits to publish, and its summary.
+        The folder of splits to publish, its summary, and the section ``splits`` of the data report.
+
+    Raises:
+        UserError: the rows cannot be gone on with, see ``find_refusals``; or they were checked with other parameters.
     """
+    from lm_tuning.data.checked_rows import read_checked_summary
     from lm_tuning.data.split_folder import describe_splits, read_summary, write_splits
+    from lm_tuning.data.splits_report import build_splits_section
     from lm_tuning.progress import show_progress
 
-    files = {name: raw_examples[name] for name in ("train", "validation", "test")}
-    settings = split_settings(data, split, seed=seed, task=task)
-    contents = {name: file and [file["digest"], file["format"]] for name, file in files.items()}
-    key = digest_values({"schema_version": SCHEMA_VERSION, "files": contents, "settings": settings})
+    manifest = read_manifest(checked_examples)
+    _refuse_other_settings(checked_examples, manifest["facts"]["settings"], check_settings(data, split, task=task))
+    checked = read_checked_summary(checked_examples)
+    if checked["refused"]:
+        raise UserError([*checked["refused"], _REPORT_HINT] if checked["findings"] else checked["refused"])
+    settings = _division_settings(split, group=manifest["facts"]["settings"]["group"], seed=seed)
+    key = digest_values({"schema_version": SCHEMA_VERSION, "rows": manifest["key"], "settings": settings})
     found = split_cache.find(key)
     if found:
         summary = read_summary(found)
         logger.info("Splits reused: %s, in %s", describe_splits(summary), found)
-        return found, summary
+        return found, summary, build_splits_section(summary)
     with split_cache.stage(key) as staged, show_progress() as on_progress:
-        summary = write_splits(staged.path, files, **settings, on_progress=on_progress)
-        staged.facts = {"settings": settings, "files": files}
+        summary = write_splits(staged.path, checked_examples, **settings, on_progress=on_progress)
+        staged.facts = {
+            "settings": split_settings(data, split, seed=seed, task=task),
+            "files": manifest["facts"]["files"],
+        }
     logger.info("Splits made: %s, in %s", describe_splits(summary), split_cache.root / key)
-    return staged, summary
+    return staged, summary, build_splits_section(summary)
 
 
-def split_settings(data: DataParameters, split: SplitParameters, *, seed: int, task: str) -> dict[str, Any]:
-    """Unpack the parameters into the keywords of ``write_splits``."""
-    from lm_tuning.data.example import EXAMPLE_PATH, example_settings
-    from lm_tuning.data.raw_files import resolve_path
+def check_settings(data: DataParameters, split: SplitParameters, *, task: str) -> dict[str, Any]:
+    """Unpack the parameters into the keywords of ``write_checked_rows``."""
+    from lm_tuning.data.example import example_settings, is_example
 
     columns, template, group = data.columns.model_dump(), data.template, split.group
-    if resolve_path(data.path) == Path(EXAMPLE_PATH):
+    if is_example(data.model_dump()["path"]):
         columns, template, group = example_settings(columns, template, group)
     return {
         "format": data.format,
         "columns": columns,
         "template": template,
         "on_bad_row": data.on_bad_row,
+        "max_bad_fraction": data.max_bad_fraction,
         "normalize": data.normalize,
+        "max_rows": data.max_rows,
+        "group": group,
+        "stratify": split.stratify,
+        "key": split.key,
+        "task": task,
+    }
+
+
+def split_settings(data: DataParameters, split: SplitParameters, *, seed: int, task: str) -> dict[str, Any]:
+    """Unpack the parameters into everything that stored splits depend on beside the files."""
+    settings = check_settings(data, split, task=task)
+    return {**settings, **_division_settings(split, group=settings["group"], seed=seed)}
+
+
+def _division_settings(split: SplitParameters, *, group: str | None, seed: int) -> dict[str, Any]:
+    """Unpack the parameters into the keywords of ``write_splits``."""
+    return {
         "validation": split.validation,
         "test": split.test,
         "group": group,
         "stratify": split.stratify,
+        "key": split.key,
+        "num_folds": split.num_folds,
+        "fold": split.fold,
         "duplicates": split.duplicates,
+        "near_duplicates": split.near_duplicates,
+        "near_duplicate_similarity": split.near_duplicate_similarity,
         "seed": seed,
-        "task": task,
     }
+
+
+def _refuse_other_settings(folder: Path, stored: dict[str, Any], present: dict[str, Any]) -> None:
+    """Refuse rows that an earlier run checked with other parameters, when only the later node is run."""
+    changed = [
+        f"  - {name}: the stored rows were checked with {stored.get(name)!r}, the parameters say {value!r}"
+        for name, value in present.items()
+        if stored.get(name) != value
+    ]
+    if changed:
+        raise UserError(
+            [
+                f"The checked rows in {folder} do not belong to the present parameters:",
+                *changed,
+                "Run the whole split pipeline: kedro run --pipelines=split (the same --env and --params).",
+            ]
+        )

@@ -1,0 +1,137 @@
+"""Keep account of rows that something is to be said about: how many, which, and why."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+MAX_REASONS = 1000
+"""Findings of a kind that are kept with their reason; of the others the row number is."""
+
+MEANINGS: Mapping[str, str] = {
+    "empty": "nothing but space where text is wanted",
+    "wrong_type": "a value of another type than the column should hold",
+    "wrong_role": "a turn by somebody who is neither system, user, assistant nor tool",
+    "no_assistant_turn": "a conversation without an answer to learn from",
+    "unlabelled": "a text without its class",
+    "missing_value": "no value in a column that rows are divided by",
+    "missing_column": "a row without a column that the others have",
+    "repeated_key": "a value of split.key that an earlier row has as well",
+    "lone_surrogate": "half of a surrogate pair, which is no character",
+    "not_json": "a line that is not JSON",
+    "not_an_object": "a JSON value without columns",
+    "not_utf8": "bytes that are not UTF-8",
+    "wrong_field_count": "more or fewer fields than the header names",
+    "two_systems": "a system column and another system turn in the same row",
+    "control_character": "control characters that no text needs, such as NUL",
+    "replacement_character": "U+FFFD, which stands where text was decoded wrongly",
+    "system_not_first": "a system turn behind other turns, which some chat templates refuse",
+    "empty_turn": "a turn without text",
+}
+"""What the kinds of findings mean, for reports."""
+
+
+class Findings:
+    """Row ids by kind, with the reason of the first thousand of a kind: eight bytes a finding beyond those."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._ids: dict[str, array[int]] = {}
+        self._reasons: dict[str, list[tuple[int, str]]] = {}
+        self._bad_kinds: set[str] = set()
+
+    def add(self, row_id: int, kind: str, reason: str, *, is_bad: bool) -> None:
+        """Note one finding; a row has at most one of a kind.
+
+        Args:
+            row_id: the row.
+            kind: short name that counts go by, see ``MEANINGS``.
+            reason: the rest of the sentence that begins with file and row number.
+            is_bad: whether the row cannot be used; all findings of a kind are alike in this.
+        """
+        if kind not in self._ids:
+            self._ids[kind] = array("q")
+            self._reasons[kind] = []
+            if is_bad:
+                self._bad_kinds.add(kind)
+        self._ids[kind].append(row_id)
+        if len(self._reasons[kind]) < MAX_REASONS:
+            self._reasons[kind].append((row_id, reason))
+
+    def counts(self) -> dict[str, int]:
+        """Count the rows by kind."""
+        return {kind: len(ids) for kind, ids in self._ids.items()}
+
+    def is_bad(self, kind: str) -> bool:
+        """Say whether the rows of a kind cannot be used."""
+        return kind in self._bad_kinds
+
+    def describe(self, sources: Sequence[Mapping[str, Any]], *, bad_fate: str) -> dict[str, Any]:
+        """Return everything as JSON holds it, bad rows first.
+
+        Args:
+            sources: the files, see ``CheckedRows``.
+            bad_fate: what becomes of rows that cannot be used: ``skipped`` or ``refused``; the others are ``kept``.
+
+        Returns:
+            By kind: ``num_rows``, ``meaning``, ``fate``, ``rows`` (the first with ``file``, ``row`` and ``reason``) and
+            ``row_numbers`` by file, all of them.
+        """
+        places = RowPlaces(sources)
+        order = sorted(self._ids, key=lambda kind: (kind not in self._bad_kinds, -len(self._ids[kind]), kind))
+        return {
+            kind: {
+                "num_rows": len(self._ids[kind]),
+                "meaning": MEANINGS.get(kind, kind.replace("_", " ")),
+                "fate": bad_fate if kind in self._bad_kinds else "kept",
+                "rows": [
+                    {"file": file, "row": row, "reason": reason}
+                    for (file, row), reason in ((places.find(row_id), text) for row_id, text in self._reasons[kind])
+                ],
+                "row_numbers": dict(places.by_file(self._ids[kind])),
+            }
+            for kind in order
+        }
+
+
+class RowPlaces:
+    """Turn row ids into file and row number."""
+
+    def __init__(self, sources: Sequence[Mapping[str, Any]]) -> None:
+        """Look at where the ids of each file begin.
+
+        Args:
+            sources: the files in the order of reading, with ``path``, ``split`` and ``first_row_id``.
+        """
+        self._first_ids = np.array([source["first_row_id"] for source in sources], dtype=np.int64)
+        paths = [str(source["path"]) for source in sources]
+        # One file may be read twice, as training rows and as held-out ones.
+        self._names = [
+            f"{path} ({source['split']})" if paths.count(path) > 1 else path
+            for path, source in zip(paths, sources, strict=True)
+        ]
+
+    def find(self, row_id: int) -> tuple[str, int]:
+        """Return the file and the 1-based row number in it.
+
+        Args:
+            row_id: id of a row.
+        """
+        place = int(np.searchsorted(self._first_ids, row_id, side="right")) - 1
+        return self._names[place], int(row_id - self._first_ids[place]) + 1
+
+    def by_file(self, row_ids: array[int]) -> Iterator[tuple[str, list[int]]]:
+        """Yield each file that has some of the rows, with their numbers in it, ascending.
+
+        Args:
+            row_ids: ids in any order.
+        """
+        ids = np.sort(np.frombuffer(row_ids, dtype=np.int64))
+        edges = [*np.searchsorted(ids, self._first_ids).tolist(), len(ids)]
+        for place, name in enumerate(self._names):
+            part = ids[edges[place] : edges[place + 1]]
+            if len(part):
+                yield name, (part - self._first_ids[place] + 1).tolist()

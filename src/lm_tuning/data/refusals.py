@@ -1,0 +1,109 @@
+"""Decide whether rows that cannot be used forbid going on with the others."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from lm_tuning.data.collecting import CollectedRows
+from lm_tuning.data.labels import find_class_problem
+
+logger = logging.getLogger(__name__)
+
+MAX_LINES = 100
+"""Bad rows of all files that are spelled out in one message."""
+
+ALWAYS_SKIPPED = 3
+"""Bad rows that on_bad_row: skip lets pass whatever their share: of four rows, one is a quarter."""
+
+_MEND = "Mend these rows, or leave them out and have them counted with data.on_bad_row: skip."
+
+
+def find_refusals(
+    rows: CollectedRows, *, on_bad_row: str, max_bad_fraction: float, classes: Mapping[str, Any] | None
+) -> list[str]:
+    """Say why the rows cannot be gone on with.
+
+    Args:
+        rows: what was read.
+        on_bad_row: ``error`` lets no bad row pass, ``skip`` a share of them.
+        max_bad_fraction: that share, of any file and of all files together. Up to 3 bad rows always pass, unless it is
+            0.
+        classes: see ``count_classes``; None where there are none.
+
+    Returns:
+        One sentence a problem; none when all is well.
+    """
+    problems: list[str] = []
+    has_bad_rows = any(file["rows_skipped"] for file in rows.files)
+    if on_bad_row == "error" and has_bad_rows:
+        problems += [*_bad_lines(rows), _MEND]
+    if on_bad_row == "skip":
+        problems += _excesses(rows.files, max_bad_fraction)
+    for file in rows.files:
+        if not file["rows_kept"] and (on_bad_row == "skip" or not file["rows_skipped"]):
+            problems.append(f"{file['path']} has no rows that can be used.")
+    class_problem = find_class_problem(classes) if classes else None
+    return [*problems, class_problem] if class_problem else problems
+
+
+def log_skipped(rows: CollectedRows) -> None:
+    """Warn of the rows that were left out, with the first of each file in full.
+
+    Args:
+        rows: what was read.
+    """
+    for file, lines in zip(rows.files, rows.bad_lines, strict=True):
+        if lines:
+            num_bad = sum(file["rows_skipped"].values())
+            rest = [f"{num_bad - len(lines):,} more bad rows."] if num_bad > len(lines) else []
+            listed = "\n".join([*lines, *rest])
+            logger.warning("%s: %d skipped (%s).\n%s", file["path"], num_bad, _kinds(file["rows_skipped"]), listed)
+
+
+def _bad_lines(rows: CollectedRows) -> list[str]:
+    """Spell out the first bad rows of each file and count the others."""
+    lines: list[str] = []
+    for file, first in zip(rows.files, rows.bad_lines, strict=True):
+        shown = first[: max(MAX_LINES - len(lines), 0)]
+        rest = sum(file["rows_skipped"].values()) - len(shown)
+        lines += shown
+        if rest and len(lines) < MAX_LINES:
+            lines.append(f"{file['path']}: {rest:,} more bad rows.")
+    total = sum(sum(file["rows_skipped"].values()) for file in rows.files)
+    if len(lines) >= MAX_LINES:
+        lines.append(f"{total:,} bad rows in all files.")
+    return lines
+
+
+def _excesses(files: list[dict[str, Any]], max_bad_fraction: float) -> list[str]:
+    """Name the files that hold too many bad rows, and all of them together where no single one does."""
+    problems = [
+        problem
+        for file in files
+        if (problem := _excess(file["path"], file["rows_read"], file["rows_skipped"], max_bad_fraction))
+    ]
+    if problems or len(files) == 1:
+        return problems
+    kinds: dict[str, int] = {}
+    for file in files:
+        for kind, count in file["rows_skipped"].items():
+            kinds[kind] = kinds.get(kind, 0) + count
+    problem = _excess("All files together", sum(file["rows_read"] for file in files), kinds, max_bad_fraction)
+    return [problem] if problem else []
+
+
+def _excess(name: str, num_read: int, kinds: Mapping[str, int], max_bad_fraction: float) -> str | None:
+    num_bad = sum(kinds.values())
+    if num_bad <= max_bad_fraction * num_read or (num_bad <= ALWAYS_SKIPPED and max_bad_fraction > 0):
+        return None
+    return (
+        f"{name}: {num_bad:,} of {num_read:,} rows ({num_bad / num_read:.1%}) cannot be used, and "
+        f"data.max_bad_fraction lets {max_bad_fraction:.1%} pass. Most of them: {_kinds(kinds)}."
+    )
+
+
+def _kinds(counts: Mapping[str, int]) -> str:
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{count:,} {kind}" for kind, count in ordered)

@@ -1,0 +1,203 @@
+"""The section ``rows`` of the data report: what was read, as what, and what became of every row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+from lm_tuning.data.problems import shorten
+from lm_tuning.data.refusals import ALWAYS_SKIPPED
+
+_MAX_SHOWN_ROWS = 20
+_MAX_SHOWN_CLASSES = 30
+_MAX_SHOWN_FILES = 50
+_MAX_SHOWN_CHARACTERS = 300
+_SPECIAL = re.compile(r"([\\`*_<>|\[\]#~&])")
+_FATES = {"skipped": "left out", "refused": "refused: nothing is trained on before they are mended", "kept": "kept"}
+
+
+def build_rows_section(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the section of a folder of checked rows.
+
+    Args:
+        summary: see ``write_checked_rows``.
+        findings: see ``read_findings``.
+
+    Returns:
+        ``facts``, ``metrics`` and ``markdown``.
+    """
+    counts = summary["num_rows"]
+    bad_fraction = counts["skipped"] / counts["read"] if counts["read"] else 0.0
+    facts = {
+        "num_rows": counts,
+        "bad_fraction": bad_fraction,
+        **{name: summary[name] for name in _COPIED},
+        "findings": findings,
+    }
+    metrics = {
+        "data_rows_read": counts["read"],
+        "data_rows_kept": counts["kept"],
+        "data_rows_skipped": counts["skipped"],
+        "data_bad_fraction": bad_fraction,
+        **{f"data_finding_{kind}": found["num_rows"] for kind, found in findings.items()},
+    }
+    return {"facts": facts, "metrics": metrics, "markdown": "\n\n".join(_markdown(summary, findings))}
+
+
+_COPIED = (
+    "format",
+    "reading",
+    "columns",
+    "appended",
+    "template",
+    "not_used",
+    "on_bad_row",
+    "max_bad_fraction",
+    "files",
+    "mixing",
+    "refused",
+    "label_map",
+    "classes",
+)
+
+
+def escape_markdown(text: str) -> str:
+    """Write text so that Markdown shows it as it is, on one line.
+
+    Args:
+        text: anything, such as what stands in a row.
+    """
+    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+
+
+def _markdown(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> Iterator[str]:
+    counts = summary["num_rows"]
+    yield "## Rows"
+    yield (
+        f"Rows read from {_count(len(summary['files']), 'file')}: **{counts['read']:,}**. Good ones: "
+        f"**{counts['kept']:,}**. {_told_bad(counts, summary)}"
+    )
+    if summary["refused"]:
+        listed = [f"- {escape_markdown(problem)}" for problem in summary["refused"][:_MAX_SHOWN_ROWS]]
+        more = len(summary["refused"]) - _MAX_SHOWN_ROWS
+        yield "**The run stopped here**, for this reason:"
+        yield "\n".join([*listed, *([f"- and {more:,} more"] if more > 0 else [])])
+    yield f"Read as `{summary['format']}`: {escape_markdown(summary['reading'])}."
+    if summary["template"]:
+        fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", summary["template"])), default=0))
+        yield f"The template:\n\n{fence}text\n{summary['template']}\n{fence}"
+    if summary["not_used"]:
+        yield f"Columns that nothing reads: {escape_markdown(', '.join(map(repr, summary['not_used'])))}."
+    yield "### Files"
+    yield _files_table(summary["files"])
+    if len(summary["mixing"]) > 1 or any(source["weight"] != 1 for source in summary["mixing"]):
+        yield "### Sources"
+        yield _table(
+            ("Source", "Weight", "Rows", "Rows an epoch, before any are held out"),
+            [
+                (escape_markdown(str(one["path"])), f"{one['weight']:g}", one["num_rows"], one["rows_per_epoch"])
+                for one in summary["mixing"]
+            ],
+        )
+    if summary["classes"]:
+        yield "### Classes"
+        yield from _class_parts(summary["classes"], summary["label_map"] or {})
+    yield "### Findings"
+    if not findings:
+        yield "None: nothing is unusual about any row."
+        return
+    yield _table(
+        ("Finding", "Rows", "What becomes of them", "What it means"),
+        [(f"`{kind}`", one["num_rows"], one["fate"], one["meaning"]) for kind, one in findings.items()],
+    )
+    for kind, one in findings.items():
+        yield f"#### `{kind}`: {_count(one['num_rows'], 'row')} {_FATES[one['fate']]}"
+        yield "\n".join(_row_lines(one))
+
+
+def _told_bad(counts: Mapping[str, int], summary: Mapping[str, Any]) -> str:
+    if not counts["skipped"]:
+        return "None is bad."
+    share = f"{counts['skipped'] / counts['read']:.2%}"
+    if summary["on_bad_row"] == "error":
+        return f"Bad ones: **{counts['skipped']:,}** ({share}); `data.on_bad_row: error` lets none pass."
+    limit = f"`data.max_bad_fraction` lets {summary['max_bad_fraction']:.2%} pass"
+    if summary["max_bad_fraction"]:
+        limit += f", and up to {ALWAYS_SKIPPED} rows of a file whatever their share"
+    return f"Bad ones, left out: **{counts['skipped']:,}** ({share}); {limit}."
+
+
+def _files_table(files: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        (
+            escape_markdown(_shown_path(file["path"])),
+            file["split"],
+            file["rows_read"],
+            file["rows_kept"],
+            sum(file["rows_skipped"].values()),
+            file["first_row_id"],
+        )
+        for file in files[:_MAX_SHOWN_FILES]
+    ]
+    table = _table(("File", "Split", "Rows read", "Good", "Bad", "First row id"), rows)
+    more = len(files) - _MAX_SHOWN_FILES
+    return f"{table}\n\nand {more:,} more files." if more > 0 else table
+
+
+def _class_parts(classes: Mapping[str, Any], label_map: Mapping[str, int]) -> Iterator[str]:
+    num_rows = sum(classes["num_rows"].values())
+    listed = list(classes["num_rows"].items())[:_MAX_SHOWN_CLASSES]
+    yield (
+        f"{classes['num_classes']:,} classes in column {escape_markdown(repr(classes['column']))}; always guessing the "
+        f"largest would be right for {listed[0][1] / num_rows:.1%} of the training rows."
+        if listed and num_rows
+        else f"No class in column {escape_markdown(repr(classes['column']))}."
+    )
+    if classes["similar"]:
+        pairs = "; ".join(", ".join(map(repr, group)) for group in classes["similar"][:_MAX_SHOWN_ROWS])
+        yield f"These names differ in upper and lower case only, and are different classes: {escape_markdown(pairs)}."
+    if classes["only_held_out"]:
+        missing = escape_markdown(", ".join(map(repr, classes["only_held_out"][:_MAX_SHOWN_ROWS])))
+        yield f"No training row has these classes, so no answer to their rows can be right: {missing}."
+    rows = [
+        (escape_markdown(shorten(name, 60)), label_map.get(name, "-"), count, f"{count / num_rows:.2%}")
+        for name, count in listed
+    ]
+    yield _table(("Class", "Id", "Rows", "Share"), rows)
+    if classes["num_classes"] > len(listed):
+        smallest = escape_markdown(shorten(classes["smallest"], 60))
+        yield f"and {classes['num_classes'] - len(listed):,} smaller ones; the smallest is {smallest}."
+
+
+def _row_lines(finding: Mapping[str, Any]) -> Iterator[str]:
+    for row in finding["rows"][:_MAX_SHOWN_ROWS]:
+        reason = escape_markdown(shorten(row["reason"], _MAX_SHOWN_CHARACTERS))
+        yield f"- {escape_markdown(_shown_path(row['file']))}, row {row['row']:,}: {reason}"
+    more = finding["num_rows"] - min(len(finding["rows"]), _MAX_SHOWN_ROWS)
+    if more > 0:
+        yield f"- and {more:,} more, all by row number in the JSON file beside this one"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Write a table; numbers get thousands separators and stand on the right."""
+    is_number = [isinstance(value, int) or str(value).endswith("%") for value in (rows[0] if rows else head)]
+    lines = [
+        f"| {' | '.join(head)} |",
+        f"| {' | '.join('---:' if right else '---' for right in is_number)} |",
+    ]
+    for row in rows:
+        cells = [f"{value:,}" if isinstance(value, int) else str(value) for value in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _shown_path(path: str) -> str:
+    """Shorten a path to its last three parts."""
+    parts = PurePath(path).parts
+    return path if len(parts) <= 4 else "/".join(("…", *parts[-3:]))

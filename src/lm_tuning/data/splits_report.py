@@ -1,0 +1,220 @@
+"""Tell what became of the rows in splitting, for the data report and for tracking."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from lm_tuning.data.problems import shorten
+from lm_tuning.data.rows import SPLITS
+
+_MAX_CLASSES = 30
+_MAX_ROWS = 20
+_HELD_OUT = SPLITS[1:]
+
+_HANDLING = {
+    "keep_together": "kept on one side",
+    "drop": "dropped but for one",
+    "ignore": "ignored",
+    "report": "reported only",
+}
+
+
+def build_splits_section(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Make the section of the data report that tells of the splits.
+
+    Args:
+        summary: see ``write_splits``.
+
+    Returns:
+        ``facts`` for the JSON report, ``metrics`` by name, and ``markdown``.
+    """
+    names = (
+        *("rows", "seed", "key", "wanted_rows", "folds", "duplicates", "near_duplicates", "overlap", "overlap_rows"),
+        *("leakage", "groups", "classes", "sources", "label_map", "warnings"),
+    )
+    blocks = [
+        "## Splits",
+        _splits_table(summary),
+        *_folds(summary),
+        *_duplicates(summary),
+        *_leakage(summary),
+        *_groups(summary),
+        *_classes(summary),
+        *_sources(summary),
+        *_warnings(summary),
+    ]
+    return {
+        "facts": {name: summary[name] for name in names},
+        "metrics": _metrics(summary),
+        "markdown": "\n\n".join(blocks),
+    }
+
+
+def name_row(files: Sequence[Mapping[str, Any]], row_id: int) -> str:
+    """Return the file and the row number that a row id stands for.
+
+    Args:
+        files: of the summary, in the order of reading.
+        row_id: of a row of one of them.
+    """
+    file = max((file for file in files if file["first_row_id"] <= row_id), key=lambda file: int(file["first_row_id"]))
+    return f"{file['path']}, row {row_id - file['first_row_id'] + 1:,}"
+
+
+def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    near = summary["near_duplicates"]
+    metrics: dict[str, float] = {f"data_{name}_rows": summary["rows"][name] for name in SPLITS}
+    metrics["data_duplicate_rows"] = summary["duplicates"]["num_copies"]
+    if near:
+        metrics["data_near_duplicate_rows"] = near["num_near_copies"]
+    metrics["data_leakage_rows"] = summary["leakage"]["num_rows"]
+    metrics["data_leakage_fraction"] = summary["leakage"]["fraction"]
+    return metrics
+
+
+def _splits_table(summary: Mapping[str, Any]) -> str:
+    rows, total = summary["rows"], sum(summary["rows"].values())
+    way = f"by the key {summary['key']!r} and seed" if summary["key"] else "by seed"
+    lines = ([name, f"{rows[name]:,}", _share(rows[name], total)] for name in SPLITS)
+    return f"Divided {way} {summary['seed']}.\n\n{_table(['split', 'rows', 'share'], lines)}"
+
+
+def _folds(summary: Mapping[str, Any]) -> Iterator[str]:
+    folds = summary["folds"]
+    if folds:
+        counts = ", ".join(f"{count:,}" for count in folds["num_rows_by_fold"])
+        yield (
+            f"Validation is fold {folds['fold']} of {folds['num_folds']} (counted from 0; rows by fold: {counts}); "
+            f"{folds['num_rows_always_in_train']:,} rows are in no fold and always in train."
+        )
+
+
+def _duplicates(summary: Mapping[str, Any]) -> Iterator[str]:
+    yield "### Duplicates"
+    copies, near = summary["duplicates"], summary["near_duplicates"]
+    conflicts = copies["num_label_conflicts"]
+    yield (
+        f"Rows that repeat the text of another one, after trimming and NFC: {copies['num_copies']:,}; they are "
+        f"{_HANDLING[copies['handling']]}, left out: {copies['num_dropped']:,}."
+        + (f" Under another label: {conflicts:,}." if conflicts else "")
+    )
+    if not near:
+        yield "Nobody looked for near duplicates (split.near_duplicates: ignore)."
+        return
+    yield (
+        f"Near duplicates of another text before them (similarity {near['similarity']} or more): "
+        f"{near['num_near_copies']:,} of {near['num_compared']:,} different texts, in {near['num_units']:,} units; "
+        f"they are {_HANDLING[near['handling']]}, left out: {near['num_dropped']:,} rows. "
+        f"Rate: {near['rows_per_second'] or 0:,} rows per second."
+    )
+    if near["largest"]:
+        largest = near["largest"]
+        yield f"The largest unit has {largest['num_rows']:,} rows: {_listed(largest, summary['files'])}."
+
+
+def _leakage(summary: Mapping[str, Any]) -> Iterator[str]:
+    leakage, near = summary["leakage"], summary["near_duplicates"]
+    yield "### Leakage"
+    total = sum(summary["rows"][name] for name in _HELD_OUT)
+    yield (
+        f"{leakage['num_rows']:,} of {total:,} held-out rows ({leakage['fraction']:.2%}) stand in train too, "
+        f"as copies{' or near duplicates' if near else ''}."
+    )
+    items = [
+        f"- {name}: {_share(side['num_rows'], summary['rows'][name])} of its rows ({side['num_rows']:,}) have {what} "
+        f"in train: {_listed(side, summary['files'])}"
+        for name in _HELD_OUT
+        for kind, what in (("exact", "a copy"), ("near", "a near duplicate"))
+        if (side := leakage[name][kind]) and side["num_rows"]
+    ]
+    if summary["overlap"]["validation_test"]:
+        sides = summary["overlap_rows"]["validation_test"]
+        items.append(
+            f"- validation and test share {summary['overlap']['validation_test']:,} different contents: "
+            f"{_listed(sides['validation'], summary['files'])} and {_listed(sides['test'], summary['files'])}"
+        )
+    if items:
+        yield "\n".join(items)
+
+
+def _groups(summary: Mapping[str, Any]) -> Iterator[str]:
+    groups = summary["groups"]
+    if groups:
+        counts = ", ".join(f"{count:,} in {name}" for name, count in groups["num_groups_by_split"].items())
+        largest = groups["largest"]
+        yield f"### Groups: {_text(groups['column'])}"
+        yield (
+            f"{groups['num_groups']:,} groups, each kept whole ({counts}); the largest, {_text(largest['value'])}, has "
+            f"{largest['num_rows']:,} rows."
+        )
+
+
+def _classes(summary: Mapping[str, Any]) -> Iterator[str]:
+    classes = summary["classes"]
+    if not classes:
+        return
+    yield f"### Classes: {_text(classes['column'])}"
+    totals = {name: max(summary["rows"][name], 1) for name in SPLITS}
+    lines = [
+        [_text(label), *(f"{counts[name]:,} ({counts[name] / totals[name]:.2%})" for name in SPLITS)]
+        for label, counts in list(classes["rows_by_split"].items())[:_MAX_CLASSES]
+    ]
+    yield _table(["class", *SPLITS], lines)
+    if classes["num_classes"] > len(lines):
+        yield f"{classes['num_classes'] - len(lines):,} smaller classes are in the JSON report (up to 1,000 in all)."
+
+
+def _sources(summary: Mapping[str, Any]) -> Iterator[str]:
+    sources = summary["sources"]
+    if len(sources) > 1 or any(source["weight"] != 1 for source in sources):
+        yield "### Sources"
+        lines = (
+            [
+                _text(source["path"]),
+                f"{source['weight']:g}",
+                f"{source['num_rows']:,}",
+                f"{_rows_per_epoch(source):,}",
+            ]
+            for source in sources
+        )
+        yield _table(["source", "weight", "rows in train", "rows an epoch"], lines)
+
+
+def _rows_per_epoch(source: Mapping[str, Any]) -> int:
+    whole = int(source["weight"])
+    return int(whole * source["num_rows"] + round((source["weight"] - whole) * source["num_rows"]))
+
+
+def _warnings(summary: Mapping[str, Any]) -> Iterator[str]:
+    if summary["warnings"]:
+        yield "### Warnings"
+        yield "\n".join(f"- {_text(warning, 1000)}" for warning in summary["warnings"])
+
+
+def _listed(rows: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> str:
+    """Name the first rows of a list, each file once."""
+    by_file: dict[str, list[str]] = {}
+    for row_id in rows["first_row_ids"][:_MAX_ROWS]:
+        path, _, number = name_row(files, row_id).rpartition(", row ")
+        by_file.setdefault(path, []).append(number)
+    more = rows["num_rows"] - len(rows["first_row_ids"][:_MAX_ROWS])
+    named = "; ".join(f"{_text(path, 300)}, rows {' · '.join(numbers)}" for path, numbers in by_file.items())
+    return named + (f" and {more:,} more" if more else "")
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    ruler = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ruler, *lines))
+
+
+def _text(value: str, max_characters: int = 80) -> str:
+    """Keep what a row says from being read as Markdown."""
+    plain = " ".join(shorten(value, max_characters).split())
+    for mark in "\\`*_|<>[]":
+        plain = plain.replace(mark, f"\\{mark}")
+    return plain
+
+
+def _share(part: int, total: int) -> str:
+    return f"{part / total:.2%}" if total else "0%"

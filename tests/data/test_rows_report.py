@@ -1,0 +1,135 @@
+"""The report on rows names every file and every finding, whatever stands in the rows."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from lm_tuning.data.checked_rows import read_findings, write_checked_rows
+from lm_tuning.data.rows_report import build_rows_section, escape_markdown
+from tests.support.raw_rows import describe_raw
+
+
+@pytest.fixture
+def section(tmp_path_factory):
+    """Check rows and build the section."""
+
+    def make(*paths: Any, test: Any = None, weights: Any = None, **settings: Any) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("rows")
+        summary = write_checked_rows(folder, describe_raw(list(paths), test=test, weights=weights), **settings)
+        made = build_rows_section(summary, read_findings(folder))
+        assert build_rows_section(summary, read_findings(folder)) == made
+        assert json.loads(json.dumps(made)) == made
+        return made
+
+    return make
+
+
+def rows(*values: Any) -> list[dict[str, Any]]:
+    return [{"text": value, "label": f"c{place % 2}"} for place, value in enumerate(values)]
+
+
+def test_counts_are_facts_and_metrics(write_rows, section):
+    made = section(
+        write_rows([*rows("a", 1, "b\x00", " "), {"text": "c", "label": None}]),
+        format="text_label",
+        on_bad_row="skip",
+    )
+    assert made["metrics"] == {
+        "data_rows_read": 5,
+        "data_rows_kept": 2,
+        "data_rows_skipped": 3,
+        "data_bad_fraction": 0.6,
+        "data_finding_empty": 1,
+        "data_finding_unlabelled": 1,
+        "data_finding_wrong_type": 1,
+        "data_finding_control_character": 1,
+    }
+    assert made["facts"]["num_rows"] == {"read": 5, "kept": 2, "skipped": 3}
+    assert made["facts"]["findings"]["empty"]["fate"] == "refused"  # both good rows are of one class
+    assert made["facts"]["label_map"] == {"c0": 0}
+    assert "needs at least 2 classes" in made["markdown"]
+
+
+def test_clean_rows_are_a_short_report(tmp_path, section):
+    path = tmp_path / "rows.csv"
+    path.write_text("text,label,more\na,x,1\nb,x,2\nc,y,3\nd,x,4\n")
+    markdown = section(path, format="text_label")["markdown"]
+    shown = "…/" + "/".join(escape_markdown(part) for part in path.parts[-3:])
+    assert markdown == (
+        "## Rows\n\n"
+        "Rows read from 1 file: **4**. Good ones: **4**. None is bad.\n\n"
+        "Read as `text_label`: text from 'text', label from 'label'.\n\n"
+        "Columns that nothing reads: 'more'.\n\n"
+        "### Files\n\n"
+        "| File | Split | Rows read | Good | Bad | First row id |\n"
+        "| --- | --- | ---: | ---: | ---: | ---: |\n"
+        f"| {shown} | train | 4 | 4 | 0 | 1 |\n\n"
+        "### Classes\n\n"
+        "2 classes in column 'label'; always guessing the largest would be right for 75.0% of the training rows.\n\n"
+        "| Class | Id | Rows | Share |\n"
+        "| --- | ---: | ---: | ---: |\n"
+        "| x | 0 | 3 | 75.00% |\n"
+        "| y | 1 | 1 | 25.00% |\n\n"
+        "### Findings\n\n"
+        "None: nothing is unusual about any row."
+    )
+
+
+def test_bad_rows_are_listed_up_to_twenty_and_the_rest_is_counted(write_rows, section):
+    markdown = section(write_rows(rows("a", *range(25))), format="text")["markdown"]
+    assert "Good ones: **1**. Bad ones: **25** (96.15%); `data.on_bad_row: error` lets none pass." in markdown
+    assert "**The run stopped here**, for this reason:" in markdown
+    finding = markdown[markdown.index("#### `wrong_type`: 25 rows refused") :]
+    assert finding.count("where text is wanted") == 20
+    assert "rows.jsonl, row 21: column 'text' holds a number (19), where text is wanted." in finding
+    assert finding.endswith("- and 5 more, all by row number in the JSON file beside this one")
+    assert "| `wrong_type` | 25 | refused | a value of another type than the column should hold |" in markdown
+
+
+def test_skipped_rows_tell_the_limit(write_rows, section):
+    markdown = section(write_rows(rows("a", "b", 1)), on_bad_row="skip")["markdown"]
+    assert (
+        "Bad ones, left out: **1** (33.33%); `data.max_bad_fraction` lets 5.00% pass, and up to 3 rows of a file "
+        "whatever their share." in markdown
+    )
+    assert "#### `wrong_type`: 1 row left out" in markdown
+
+
+def test_what_stands_in_rows_cannot_break_the_page(tmp_path, write_rows, section):
+    hostile = "<script>|`*_[x](y)\n# head"
+    path = tmp_path / "a|b.jsonl"
+    lines = [json.dumps({"text": "a", "label": hostile}), json.dumps({"text": "b", "label": "B"}), f"{hostile}"]
+    path.write_text("\n".join(lines) + "\n")
+    markdown = section(path, format="text_label", on_bad_row="skip", max_bad_fraction=1.0)["markdown"]
+    assert "<script>" not in markdown.replace("\\<script\\>", "")
+    assert "a\\|b.jsonl" in markdown
+    assert "\n# head" not in markdown
+    assert "| \\<script\\>\\|\\`\\*\\_\\[x\\](y) \\# head | 0 | 1 | 50.00% |" in markdown
+
+
+def test_sources_and_classes_out_of_balance_are_told(write_rows, section):
+    first, second = write_rows(rows("a", "b", "c"), "a.jsonl"), write_rows(rows("d", "e"), "b.jsonl")
+    held_out = write_rows([{"text": "x", "label": "new"}, {"text": "y", "label": "C0"}], "t.jsonl")
+    markdown = section(first, second, test=held_out, weights=[1.0, 2.5], format="text_label")["markdown"]
+    assert "### Sources" in markdown
+    assert "| 2.5 | 2 | 5 |" in markdown
+    assert "No training row has these classes, so no answer to their rows can be right: 'C0', 'new'." in markdown
+    assert "differ in upper and lower case only, and are different classes: 'C0', 'c0'." in markdown
+
+
+def test_many_classes_and_files_are_cut(write_rows, section):
+    values = [{"text": str(number), "label": f"class {number // 2:02}"} for number in range(79)]
+    paths = [write_rows(values, "a.jsonl"), *(write_rows(rows("a", "b"), f"f{number}.jsonl") for number in range(55))]
+    markdown = section(*paths, format="text_label")["markdown"]
+    assert "and 12 smaller ones; the smallest is class 39." in markdown
+    assert "and 6 more files." in markdown
+
+
+def test_a_template_is_shown_as_it_is(tmp_path, section):
+    path = tmp_path / "rows.csv"
+    path.write_text("a,b\nx,y\n")
+    markdown = section(path, columns={"response": "b"}, template="```\n{a}\n```")["markdown"]
+    assert "The template:\n\n````text\n```\n{a}\n```\n````" in markdown
