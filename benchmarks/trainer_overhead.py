@@ -6,7 +6,7 @@ Both sides train the stored token set of the default output with the same model,
 (float32) and rows a step, in processes of their own that alternate. The bare script is what one would write by
 hand: a list of rows, ``DataCollatorForSeq2Seq``, ``Trainer.train()``. Printed are tokens per second over the
 steps after the second one, the ratio of each pair, their median, the losses of both sides, and the seconds from
-the start of a process to its first step.
+the start of a process to its first step; of the Kedro side also how many of them the look before step 1 took.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -30,7 +31,6 @@ RANK = 16
 
 def bare(steps: int, rows: int) -> None:
     """Train with the plain Trainer in this process and print one JSON line."""
-    began = time.time()
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import DataCollatorForSeq2Seq, Trainer, TrainerCallback, TrainingArguments, set_seed
@@ -95,12 +95,12 @@ def bare(steps: int, rows: int) -> None:
     seconds = clock.ends[-1] - clock.ends[WARM_STEPS - 1]
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
     print(  # noqa: T201
-        json.dumps({"tokens_per_second": tokens / seconds, "losses": losses, "start_seconds": clock.first - began})
+        json.dumps({"tokens_per_second": tokens / seconds, "losses": losses, "first_step": clock.first})
     )
 
 
-def run_kedro(steps: int, rows: int, pipelines: str) -> float:
-    """Run pipelines with the benchmark's parameters and return the seconds that took."""
+def kedro_parameters(steps: int, rows: int) -> str:
+    """Write the benchmark's parameters as ``--params`` takes them."""
     parameters = {
         "output": OUTPUT,
         "train.effective_batch_rows": rows,
@@ -113,20 +113,53 @@ def run_kedro(steps: int, rows: int, pipelines: str) -> float:
         "train.lora.r": RANK,
         "train.lora.alpha": 2 * RANK,
     }
-    text = ",".join(f"{key}={value}" for key, value in parameters.items())
+    return ",".join(f"{key}={value}" for key, value in parameters.items())
+
+
+def kedro(pipelines: str, parameters: str) -> None:
+    """Run pipelines through the command line's own entry point in this process, noting when the first step begins."""
+    from kedro.framework.cli.cli import main as run
+
+    if pipelines == "train":
+        from lm_tuning.training import trainer
+
+        step = trainer.StepPlanTrainer.training_step
+
+        def noted(self: Any, *arguments: Any, **keywords: Any) -> Any:
+            if "first_step" not in marks:
+                marks["first_step"] = time.time()
+                marks["look_seconds"] = self.health.seconds
+            return step(self, *arguments, **keywords)
+
+        marks: dict[str, float] = {}
+        trainer.StepPlanTrainer.training_step = noted  # type: ignore[method-assign]
+    sys.argv = ["kedro", "run", f"--pipelines={pipelines}", "--params", parameters]
+    try:
+        run()
+    except SystemExit as end:
+        if end.code:
+            raise
+    if pipelines == "train":
+        sys.stdout.write("\n" + json.dumps(marks) + "\n")
+
+
+def run_child(arguments: list[str]) -> tuple[float, str]:
+    """Run this script in a process of its own; return when it began and what it printed."""
     began = time.time()
-    subprocess.run(
-        [sys.executable, "-m", "kedro", "run", f"--pipelines={pipelines}", "--params", text],
-        cwd=PROJECT,
-        check=True,
-        capture_output=True,
-    )
-    return time.time() - began
+    command = [sys.executable, __file__, *arguments]
+    environment = os.environ | {"COLUMNS": "200"}
+    done = subprocess.run(command, cwd=PROJECT, check=False, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise RuntimeError(
+            f"{' '.join(arguments)} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
+        )
+    return began, done.stdout
 
 
 def through_kedro(steps: int, rows: int) -> dict[str, Any]:
     """Train through the command line and read the efficiency file."""
-    total = run_kedro(steps, rows, "train")
+    began, printed = run_child(["--kedro", "train", f"--steps={steps}", f"--rows={rows}"])
+    marks = json.loads(printed.strip().splitlines()[-1])
     reports = PROJECT / f"data/08_reporting/{OUTPUT}"
     with (reports / "efficiency_summary.csv").open() as lines:
         efficiency = list(csv.DictReader(lines))
@@ -137,8 +170,16 @@ def through_kedro(steps: int, rows: int) -> dict[str, Any]:
     return {
         "tokens_per_second": sum(int(row["num_tokens"]) for row in warm) / seconds,
         "losses": losses,
-        "other_seconds": total - sum(float(row["seconds"]) for row in efficiency),
+        "start_seconds": marks["first_step"] - began,
+        "look_seconds": marks["look_seconds"],
     }
+
+
+def through_trainer(steps: int, rows: int) -> dict[str, Any]:
+    """Train with the bare script."""
+    began, printed = run_child(["--bare", f"--steps={steps}", f"--rows={rows}"])
+    figures: dict[str, Any] = json.loads(printed.strip().splitlines()[-1])
+    return figures | {"start_seconds": figures["first_step"] - began}
 
 
 def main() -> None:
@@ -148,36 +189,37 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rows", type=int, default=8)
     parser.add_argument("--bare", action="store_true", help="run the bare side in this process")
+    parser.add_argument("--kedro", help="run these pipelines in this process")
     options = parser.parse_args()
     if options.bare:
         bare(options.steps, options.rows)
         return
+    if options.kedro:
+        kedro(options.kedro, kedro_parameters(options.steps, options.rows))
+        return
     say = sys.stdout.write
-    run_kedro(2, options.rows, "split")
-    run_kedro(2, options.rows, "train")  # stores the tokens that both sides read
-    ratios = []
+    for pipelines in ("split", "train"):  # the second one stores the tokens that both sides read
+        run_child(["--kedro", pipelines, "--steps=2", f"--rows={options.rows}"])
+    ratios, overheads, looks = [], [], []
     for pair in range(options.pairs):
-        command = [sys.executable, __file__, "--bare", f"--steps={options.steps}", f"--rows={options.rows}"]
-        began = time.time()
-        printed = subprocess.run(command, cwd=PROJECT, check=True, capture_output=True, text=True).stdout
-        bare_total = time.time() - began
-        theirs = json.loads(printed.strip().splitlines()[-1])
+        theirs = through_trainer(options.steps, options.rows)
         ours = through_kedro(options.steps, options.rows)
         ratios.append(ours["tokens_per_second"] / theirs["tokens_per_second"])
+        overheads.append(ours["start_seconds"] - theirs["start_seconds"])
+        looks.append(ours["look_seconds"])
         difference = max(abs(a - b) / b for a, b in zip(ours["losses"], theirs["losses"], strict=True))
         say(
             f"pair {pair + 1}: kedro {ours['tokens_per_second']:.1f} tokens/s, bare {theirs['tokens_per_second']:.1f}, "
             f"ratio {ratios[-1]:.3f}; last loss {ours['losses'][-1]:.4f} and {theirs['losses'][-1]:.4f} "
-            f"(largest difference {difference:.2e}); outside the steps: kedro {ours['other_seconds']:.1f} s, "
-            f"bare {bare_total - sum_step_seconds(theirs, bare_total):.1f} s\n"
+            f"(largest difference {difference:.2e}); first step after {ours['start_seconds']:.1f} s and "
+            f"{theirs['start_seconds']:.1f} s, the look before it {looks[-1]:.1f} s\n"
         )
         sys.stdout.flush()
     say(f"median ratio {statistics.median(ratios):.3f}, all {[round(ratio, 3) for ratio in ratios]}\n")
-
-
-def sum_step_seconds(result: dict[str, Any], total: float) -> float:
-    """Return the seconds of a bare run that were steps: all after its start-up."""
-    return total - float(result["start_seconds"])
+    say(
+        f"median start-up over the bare script {statistics.median(overheads):.1f} s, of which "
+        f"{statistics.median(looks):.1f} s are the look before step 1\n"
+    )
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglo
 GROUPS = sorted(parameter_schema()["properties"])
 PARAMETER = re.compile(rf"(?:{'|'.join(GROUPS)})(?:\.[a-z_0-9]+)+")
 # File names and modules that look like a parameter of the same first word.
-FILE_ENDINGS = {"csv", "db", "ipynb", "json", "jsonl", "md", "parquet", "png", "py", "sh", "toml", "yml"}
+FILE_ENDINGS = {"csv", "db", "ipynb", "json", "jsonl", "md", "parquet", "png", "py", "sh", "toml", "yml", "html"}
 # The tutorial makes this mistake to show the message.
 WRONG_ON_PURPOSE = {"train.lora.rank"}
 

@@ -85,7 +85,8 @@ def test_every_overlay_has_an_output_of_its_own() -> None:
 
 
 def test_every_catalog_entry_is_used() -> None:
-    assert set(loader("local")["catalog"]) <= register_pipelines()["__default__"].datasets()
+    used = set().union(*(pipeline.datasets() for pipeline in register_pipelines().values()))
+    assert set(loader("local")["catalog"]) <= used
 
 
 def test_base_shows_every_key() -> None:
@@ -108,10 +109,11 @@ def test_base_parameters_are_filed_by_pipeline() -> None:
 def test_the_registry_composes_as_documented() -> None:
     pipelines = register_pipelines()
     parts: dict[str, Pipeline] = {name: pipelines[name] for name in ("example_data", "tokenize", "evaluate")}
-    assert set(pipelines) == {"__default__", "example_data", "split", "tokenize", "train", "evaluate"}
+    assert set(pipelines) == {"__default__", "example_data", "split", "tokenize", "preflight", "train", "evaluate"}
     assert set(parts["example_data"].nodes) < set(pipelines["split"].nodes)
     assert set(parts["tokenize"].nodes) < set(pipelines["train"].nodes)
-    whole = set().union(*(pipeline.nodes for name, pipeline in pipelines.items() if name != "__default__"))
+    assert set(pipelines["split"].nodes) | set(parts["tokenize"].nodes) < set(pipelines["preflight"].nodes)
+    whole = set().union(*(pipelines[name].nodes for name in ("split", "train", "evaluate")))
     assert set(pipelines["__default__"].nodes) == whole
 
 

@@ -1,0 +1,295 @@
+"""Gather what a user would not expect, the gravest first, each with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lm_tuning.text.counts import CHANGED, DROPPED
+
+LEVELS = ("stop", "warning", "note")
+"""``stop``: training refuses, or is in vain. ``warning``: results will be worse than they need be, or look better than
+they are. ``note``: nothing wrong, but good to know."""
+
+_FEW_STEPS = 20
+_FEW_ROWS_CUT = 0.01
+
+
+def find_concerns(figures: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Look through all figures.
+
+    Args:
+        figures: what ``inspect_tokens`` has gathered.
+
+    Returns:
+        ``level`` (see ``LEVELS``), ``section``, ``text`` and ``advice`` of each concern, sorted by level.
+    """
+    found = [
+        *_about_schedule(figures["schedule"], figures["num_rows"], figures["lengths"]["quantiles"]["row"]["max"]),
+        *_about_tokens(figures),
+        *_about_lengths(figures["lengths"]),
+        *_about_context(figures["lengths"], figures["context_tokens"]),
+        *_about_rows(figures),
+        *_about_splits(figures["splits"], figures["num_rows"]),
+        *_about_labels(figures["labels"]),
+        *_about_padding(figures["padding"]),
+    ]
+    return sorted(found, key=lambda concern: LEVELS.index(concern["level"]))
+
+
+def _concern(level: str, section: str, text: str, advice: str) -> dict[str, str]:
+    return {"level": level, "section": section, "text": text, "advice": advice}
+
+
+def _rows(number: int, noun: str = "row") -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longest: int) -> Iterator[dict[str, str]]:
+    steps, per_epoch, warmup = facts["total_steps"], facts["steps_per_epoch"], facts["warmup_steps_of_run"]
+    rows, tokens = facts["effective_batch_rows"], facts["effective_batch_tokens"]
+    if warmup and warmup >= steps:
+        yield _concern(
+            "stop",
+            "schedule",
+            f"The warm-up takes {warmup:,} steps, but the run has {steps:,}: training refuses to start.",
+            "Lower train.trainer.warmup_steps (below 1 it is a fraction of all steps), or train for longer.",
+        )
+    elif warmup > steps // 2:
+        yield _concern(
+            "warning",
+            "schedule",
+            f"The warm-up takes {warmup:,} of {steps:,} steps.",
+            "Lower train.trainer.warmup_steps; 0.03 to 0.1 of the steps is usual.",
+        )
+    if facts["load_best"] and not num_rows["validation"]:
+        yield _concern(
+            "stop",
+            "schedule",
+            "train.load_best compares validation losses, and there are no validation rows: training refuses to start.",
+            "Set split.validation or data.validation_path, or train.load_best to false.",
+        )
+    if facts["epochs"] < 1:
+        yield _concern(
+            "warning",
+            "schedule",
+            f"The run ends after {facts['epochs']:.2f} epochs: {1 - facts['epochs']:.0%} of the rows are never seen.",
+            "Raise train.max_steps, or take it as meant for a trial.",
+        )
+    if rows is not None and rows > facts["rows_per_epoch"]:
+        yield _concern(
+            "warning",
+            "schedule",
+            f"A step takes {rows:,} rows, but an epoch has {facts['rows_per_epoch']:,}: each epoch is a single step.",
+            "Lower train.effective_batch_rows to at most a tenth of the rows.",
+        )
+    elif per_epoch > 1 and facts["last_step_rows"] * 2 < facts["rows_per_step"]["mean"]:
+        yield _concern(
+            "note",
+            "schedule",
+            f"The last step of every epoch has {facts['last_step_rows']:,} rows, where the others have about "
+            f"{facts['rows_per_step']['mean']:,.0f}: its gradient is noisier.",
+            "It weighs as much as any other step; a batch size that divides the rows evenly avoids it.",
+        )
+    if tokens is not None and tokens < longest:
+        yield _concern(
+            "warning",
+            "schedule",
+            f"A step takes at most {tokens:,} tokens, but rows have up to {longest:,}: such a row is a step by itself.",
+            "Raise train.effective_batch_tokens to several times the longest row.",
+        )
+    if steps < _FEW_STEPS:
+        yield _concern(
+            "note",
+            "schedule",
+            f"The whole run has {steps:,} step{'s' * (steps != 1)}, which is few for a schedule to mean anything.",
+            "Lower the effective batch, or train for more epochs.",
+        )
+    for name, what in (("eval_every_steps", "validation loss is measured"), ("save_every_steps", "checkpoint is made")):
+        if facts[name] and facts[name] > steps:
+            yield _concern(
+                "note",
+                "schedule",
+                f"train.{name} is {facts[name]:,}, but the run has {steps:,} steps: no {what} on the way.",
+                f"Lower train.{name}.",
+            )
+
+
+def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    advice = {
+        "Does the model learn to stop?": "Use a chat template that ends each answer with the model's end token; where "
+        "ends were cut, raise tokenize.max_length_tokens.",
+        "Does each row begin once?": "Take the token out of the data or the chat template, so that one of them writes "
+        "it.",
+        "Is padding told apart from the end?": "Nothing to do here.",
+    }
+    for judgement in figures["special_tokens"]["judgements"]:
+        if judgement["verdict"] == "bad":
+            yield _concern("warning", "special_tokens", judgement["answer"], advice[judgement["question"]])
+    empty = figures["lengths"]["num_rows_without_learned"]
+    if empty:
+        yield _concern(
+            "warning",
+            "lengths",
+            f"No token is learned in {_rows(empty, 'training row')}.",
+            "Look at tokenize.loss_on.",
+        )
+    if figures["lengths"]["supervised_fraction"] < 0.02:
+        yield _concern(
+            "note",
+            "lengths",
+            f"Only {figures['lengths']['supervised_fraction']:.2%} of the tokens are learned: nearly all the time goes "
+            "into reading prompts.",
+            "Shorten the prompts if they allow it; tokenize.loss_on says what is learned.",
+        )
+
+
+def _about_lengths(facts: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    cut, limit = facts["num_rows_cut"], facts["max_length_tokens"]
+    lost = cut["answer_shortened"] + cut["end_cut"]
+    advice = _advise_limit(facts)
+    if lost:
+        yield _concern(
+            "warning",
+            "lengths",
+            f"The end of the answer is cut in {_rows(lost, 'training row')} ({lost / facts['num_rows']:.2%}) by "
+            f"tokenize.max_length_tokens={limit}: the model learns answers without an end.",
+            advice,
+        )
+    shortened = max(cut["prompt_shortened"], cut["old_turns_dropped"])
+    if shortened:
+        yield _concern(
+            "warning" if shortened > 0.01 * facts["num_rows"] else "note",
+            "lengths",
+            f"The start of the prompt is cut in {_rows(shortened, 'training row')} "
+            f"({shortened / facts['num_rows']:.2%}) by tokenize.max_length_tokens={limit}.",
+            advice,
+        )
+
+
+def _about_context(facts: Mapping[str, Any], context_tokens: int | None) -> Iterator[dict[str, str]]:
+    longest = facts["quantiles"]["row"]["max"]
+    if context_tokens is not None and longest > context_tokens:
+        yield _concern(
+            "warning",
+            "lengths",
+            f"Rows have up to {longest:,} tokens, but the model is made for {context_tokens:,}.",
+            f"Set tokenize.max_length_tokens to {context_tokens} at most.",
+        )
+
+
+def _advise_limit(facts: Mapping[str, Any]) -> str:
+    """Name the lowest limit that cuts next to nothing."""
+    for choice in facts["limits"]:
+        if choice["limit"] > facts["max_length_tokens"] and choice["rows_fraction"] <= _FEW_ROWS_CUT:
+            what = f"cut {_rows(choice['rows_over'])}" if choice["rows_over"] else "hold every row"
+            return f"tokenize.max_length_tokens={choice['limit']} would {what}, if model and memory allow."
+    return "Raise tokenize.max_length_tokens."
+
+
+def _about_rows(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    num_read = figures["rows"]["num_rows_read"]
+    for kind, finding in figures["findings"].items():
+        is_lost = finding["fate"] == "skipped"
+        share = finding["num_rows"] / max(num_read, 1)
+        fate = "left out" if is_lost else "kept as they are"
+        yield _concern(
+            "warning" if is_lost and share > 0.01 else "note",
+            "rows",
+            f"{_rows(finding['num_rows'])} ({share:.2%}) {fate}: {finding['meaning']} ({kind}).",
+            "Their files, numbers and reasons are in the data report.",
+        )
+    for fate in figures["rows"]["fates"]:
+        if fate["stage"].startswith("dropped"):
+            share = fate["num_rows"] / max(num_read, 1)
+            advice = f"{_advise_limit(figures['lengths'])} " if fate["reason"] == DROPPED["too_long"] else ""
+            yield _concern(
+                "warning" if share > 0.01 else "note",
+                "rows",
+                f"{_rows(fate['num_rows'])} {fate['stage']}: {fate['reason']}.",
+                f"{advice}The data report names them.",
+            )
+    for reason, num_rows in figures["changed"].items():
+        if reason in {"content_not_verbatim", "not_round_trip", "control_token_kept", "answer_not_learned"}:
+            yield _concern(
+                "note",
+                "rows",
+                f"{_rows(num_rows, 'training row')}: {CHANGED[reason]}.",
+                "The data report names the first.",
+            )
+
+
+def _about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Iterator[dict[str, str]]:
+    for warning in splits["warnings"]:
+        yield _concern("warning", "splits", warning, "See the part on splits in the data report.")
+    held_out = num_rows["validation"] + num_rows["test"]
+    if not held_out:
+        yield _concern(
+            "warning",
+            "splits",
+            "No row is held out: nothing will show whether the model got better or only learned the rows by heart.",
+            "Set split.validation and split.test.",
+        )
+    elif held_out < 30:
+        yield _concern(
+            "note",
+            "splits",
+            f"Held out: only {_rows(held_out)}. What is measured on so few is mostly chance.",
+            "Raise split.validation and split.test.",
+        )
+    copies = splits["duplicates"]
+    total = sum(num_rows.values())
+    if copies["num_copies"] - copies["num_dropped"] > 0.1 * total:
+        yield _concern(
+            "note",
+            "splits",
+            f"Copies of other rows: {copies['num_copies']:,}, and none is left out.",
+            "split.duplicates=drop keeps one of each.",
+        )
+
+
+def _about_labels(labels: Mapping[str, Any] | None) -> Iterator[dict[str, str]]:
+    if labels is None:
+        return
+    if labels["not_in_train"]:
+        names = ", ".join(map(repr, labels["not_in_train"][:5]))
+        yield _concern(
+            "warning",
+            "labels",
+            f"Classes that only held-out rows have ({len(labels['not_in_train']):,}) cannot be learned: {names}.",
+            "Divide with split.stratify, or take those rows out.",
+        )
+    if labels["num_held_out_missing"]:
+        yield _concern(
+            "note",
+            "labels",
+            f"Without a held-out row, so never measured: {labels['num_held_out_missing']:,} of "
+            f"{labels['num_classes']:,} classes.",
+            "Divide with split.stratify, or hold out more rows.",
+        )
+    if labels["majority_fraction"] > 0.8 and labels["num_classes"] > 1:
+        yield _concern(
+            "warning",
+            "labels",
+            f"Always answering {labels['largest']!r} would be right for {labels['majority_fraction']:.1%} of the rows.",
+            "Compare results with this share, not with zero; measure each class by itself.",
+        )
+
+
+def _about_padding(padding: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    chosen = next(choice for choice in padding["choices"] if choice["name"] == padding["batching"])
+    if chosen["padding_fraction"] > 0.2:
+        yield _concern(
+            "warning",
+            "padding",
+            f"{chosen['padding_fraction']:.0%} of all positions would be padding.",
+            "train.batching=packed leaves none; a larger effective batch lets rows of like length come together.",
+        )
+    if padding["num_rows_over_budget"]:
+        yield _concern(
+            "note",
+            "padding",
+            f"Longer than a micro-batch of {padding['micro_batch_tokens']:,} tokens: "
+            f"{_rows(padding['num_rows_over_budget'])}. Each passes alone, and memory is set by the longest.",
+            "Raise train.micro_batch_tokens if memory allows, or lower tokenize.max_length_tokens.",
+        )

@@ -1,0 +1,71 @@
+"""Show rows as the model sees them: every token as text, learned parts and control tokens told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from lm_tuning.data.findings import RowPlaces
+from lm_tuning.text.token_table import TokenRow, TokenTable
+
+
+def decode_examples(
+    table: TokenTable, tokenizer: Any, split_summary: Mapping[str, Any], *, num_examples: int
+) -> list[dict[str, Any]]:
+    """Decode the first rows.
+
+    Args:
+        table: tokenized training rows.
+        tokenizer: the tokenizer that made them.
+        split_summary: of the splits, for where rows stand in their files.
+        num_examples: how many at most.
+
+    Returns:
+        For each row ``row_id``, ``file`` and ``row`` (from 1), ``num_tokens``, ``num_supervised`` and ``parts``: see
+        ``decode_parts``.
+    """
+    places = RowPlaces(split_summary["files"])
+    special = {int(place) for place, token in tokenizer.added_tokens_decoder.items() if token.special}
+    examples = []
+    for row in (table[place] for place in range(min(num_examples, len(table)))):
+        file, number = places.find(row.row_id)
+        examples.append(
+            {
+                "row_id": row.row_id,
+                "file": file,
+                "row": number,
+                "num_tokens": len(row.input_ids),
+                "num_supervised": row.num_supervised,
+                "parts": decode_parts(row, tokenizer, special),
+            }
+        )
+    return examples
+
+
+def decode_parts(row: TokenRow, tokenizer: Any, special: set[int]) -> list[dict[str, Any]]:
+    """Decode a row in pieces that are learned or not, and control tokens or not.
+
+    Args:
+        row: a row of a token table.
+        tokenizer: the tokenizer that made it.
+        special: ids of control tokens.
+
+    Returns:
+        ``text``, ``is_learned`` and ``is_control`` of each piece, in order. A control token is a piece of its own.
+    """
+    learned = np.zeros(len(row.input_ids), dtype=bool)
+    for start, end in row.spans:
+        learned[start:end] = True
+    tokens = [(int(token), bool(flag)) for token, flag in zip(row.input_ids, learned, strict=True)]
+    parts = []
+    for (place, flag), group in groupby(
+        enumerate(tokens), key=lambda item: (item[0] if item[1][0] in special else -1, item[1][1])
+    ):
+        text = tokenizer.decode(
+            [token for _, (token, _) in group], skip_special_tokens=False, clean_up_tokenization_spaces=False
+        )
+        parts.append({"text": text, "is_learned": flag, "is_control": place >= 0})
+    return parts

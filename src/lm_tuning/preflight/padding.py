@@ -1,0 +1,111 @@
+"""Compute what share of the positions would be padding, by the code that training cuts its steps with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.text.token_table import Int32Array
+from lm_tuning.training.cutting import Batching, cut_rows
+from lm_tuning.training.step_plan import StepPlan
+
+SAMPLE_ROWS = 200_000
+"""Rows looked at in the cut of the steps; their share of padding is that of all rows to a small fraction."""
+
+
+def choose_steps(plan: StepPlan, *, sample_rows: int = SAMPLE_ROWS) -> list[int]:
+    """Choose steps of the first epoch, evenly spaced: all of them, or as many as hold a number of rows.
+
+    Args:
+        plan: which rows form each step.
+        sample_rows: rows that are enough.
+
+    Returns:
+        0-based steps, ascending, among them the first and the last one of the epoch (or of a shorter run).
+    """
+    num_steps = min(plan.steps_per_epoch, plan.total_steps)
+    rows_per_step = plan.rows_per_epoch / plan.steps_per_epoch
+    num_chosen = min(num_steps, max(2, round(sample_rows / rows_per_step)))
+    return np.unique(np.linspace(0, num_steps - 1, num_chosen).round().astype(np.int64)).tolist()  # type: ignore[no-any-return]
+
+
+def measure_padding(
+    plan: StepPlan,
+    lengths: Int32Array,
+    steps: Sequence[int],
+    *,
+    micro_batch_tokens: int,
+    batching: Batching,
+    max_length_tokens: int,
+    on_progress: OnProgress = ignore_progress,
+) -> dict[str, Any]:
+    """Compare ways to bring rows of different lengths together.
+
+    Args:
+        plan: which rows form each step.
+        lengths: tokens of each row, ``(rows,)``.
+        steps: the steps to cut, see ``choose_steps``.
+        micro_batch_tokens: most token slots of a micro-batch.
+        batching: what training will do.
+        max_length_tokens: length that every row would be padded to in the simplest of ways.
+        on_progress: receives the steps cut.
+
+    Returns:
+        ``choices``: for each way its ``name``, ``padding_fraction`` (padding positions / all positions), and
+        ``micro_batches_per_step`` where it is one of training's own. Also the budget, the choice made, and how many
+        steps and rows this rests on.
+    """
+    cut: dict[Batching, list[int]] = {"padded": [0, 0], "packed": [0, 0]}  # slots, micro-batches
+    num_tokens = as_they_come = num_rows = 0
+    on_progress("Cutting steps", 0, len(steps), "steps")
+    for done, step in enumerate(steps, start=1):
+        rows = plan.rows_of_step(step)
+        step_lengths = lengths[rows]
+        num_rows += len(rows)
+        num_tokens += int(step_lengths.sum(dtype=np.int64))
+        as_they_come += len(rows) * int(step_lengths.max())
+        for way, sums in cut.items():
+            slots, num_groups = _cut(step_lengths, micro_batch_tokens, way)
+            sums[0] += slots
+            sums[1] += num_groups
+        on_progress("Cutting steps", done, len(steps), "steps")
+    longest = int(lengths.max(initial=1))
+    choices = [
+        _choice("fixed", 1 - num_tokens / (num_rows * max_length_tokens)),
+        _choice("longest_row", 1 - num_tokens / (num_rows * longest)),
+        _choice("random", 1 - num_tokens / as_they_come),
+        *(_choice(way, 1 - num_tokens / slots, groups / len(steps)) for way, (slots, groups) in cut.items()),
+    ]
+    return {
+        "batching": batching,
+        "micro_batch_tokens": micro_batch_tokens,
+        "max_length_tokens": max_length_tokens,
+        "longest_row_tokens": longest,
+        "num_rows_over_budget": int((lengths > micro_batch_tokens).sum()),
+        "num_steps": len(steps),
+        "num_rows": num_rows,
+        "of": "run" if plan.total_steps < plan.steps_per_epoch else "first epoch",
+        "is_sample": len(steps) < min(plan.steps_per_epoch, plan.total_steps),
+        "choices": choices,
+    }
+
+
+def _cut(lengths: npt.NDArray[np.int32], budget_tokens: int, batching: Batching) -> tuple[int, int]:
+    """Return the slots and the micro-batches of one step."""
+    as_list = lengths.tolist()
+    groups = cut_rows(range(len(as_list)), as_list, budget_tokens=budget_tokens, batching=batching)
+    if batching == "packed":
+        return sum(as_list), len(groups)
+    return sum(len(group) * max(as_list[row] for row in group) for group in groups), len(groups)
+
+
+def _choice(name: str, padding_fraction: float, micro_batches_per_step: float | None = None) -> dict[str, Any]:
+    return {
+        "name": name,
+        "padding_fraction": padding_fraction,
+        "micro_batches_per_step": micro_batches_per_step,
+    }

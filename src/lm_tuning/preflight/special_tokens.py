@@ -1,0 +1,187 @@
+"""Check the tokens that say where a text begins, ends, and is no text at all."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.text.masks import added_prefix
+from lm_tuning.text.token_table import Int32Array, Int64Array, open_split
+
+_NUM_ENDINGS = 5
+_NO_TOKEN = -1  # no id equals it
+
+
+def inspect_special_tokens(
+    tokens: Path, tokenizer: Any, *, on_progress: OnProgress = ignore_progress
+) -> dict[str, Any]:
+    """Count how the training rows begin and end.
+
+    Args:
+        tokens: folder of tokens.
+        tokenizer: the tokenizer that made them, with a pad token.
+        on_progress: receives the rows looked at.
+
+    Returns:
+        ``pad``, ``eos`` and ``bos`` with token, id and counts; ``endings``: the last learned tokens of rows, the most
+        frequent first, with rows and whether they are control tokens; ``num_rows``; and ``end_learned_fraction``, the
+        share of rows whose last learned token is a control token, so that the model learns to stop.
+    """
+    table = open_split(tokens, "train")
+    bos, eos, pad = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
+    special = {int(place) for place, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special |= {int(token) for token in (bos, eos, pad) if token is not None}
+    wanted = {
+        name: _NO_TOKEN if token is None else token for name, token in {"bos": bos, "eos": eos, "pad": pad}.items()
+    }
+    counts: Counter[str] = Counter()
+    endings = np.zeros(0, dtype=np.int64)
+    on_progress("Looking at tokens", 0, len(table), "rows")
+    for batch in table.batches():
+        ids, starts, last_learned = _parts(batch)
+        counts.update(_count_rows(ids, starts, **wanted))
+        endings = _add(endings, np.bincount(ids[last_learned]))
+        on_progress("Looking at tokens", counts["rows"], len(table), "rows")
+    assert counts["rows"] == len(table), "a batch of the table was not looked at"
+    found = [
+        {
+            "id": int(token),
+            "token": tokenizer.decode([int(token)], clean_up_tokenization_spaces=False),
+            "num_rows": int(endings[token]),
+            "is_control": int(token) in special,
+        }
+        for token in np.argsort(-endings, kind="stable")[:_NUM_ENDINGS]
+        if endings[token]
+    ]
+    num_ended = sum(int(endings[token]) for token in special if token < len(endings))
+    return {
+        "num_rows": len(table),
+        "pad": {"token": tokenizer.pad_token, "id": pad, "num_rows_with": counts["pad"], "is_eos": pad == eos},
+        "eos": {"token": tokenizer.eos_token, "id": eos, "num_rows_with": counts["eos"]},
+        "bos": {
+            "token": tokenizer.bos_token,
+            "id": bos,
+            "added_by_tokenizer": bos is not None and bos in added_prefix(tokenizer),
+            "num_rows_with": counts["bos"],
+            "num_rows_beginning_with": counts["bos_first"],
+            "num_rows_beginning_with_two": counts["bos_twice"],
+            "num_rows_with_one_later": counts["bos_later"],
+        },
+        "endings": found,
+        "num_end_learned": num_ended,
+        "end_learned_fraction": num_ended / max(len(table), 1),
+    }
+
+
+def _parts(batch: pa.RecordBatch) -> tuple[Int32Array, Int32Array, Int32Array]:
+    """Return a batch's ids, where each row starts in them ``(rows + 1,)``, and where each row's last learned one is."""
+    ids, spans = batch.column("input_ids"), batch.column("spans")
+    starts, span_starts, edges = ids.offsets.to_numpy(), spans.offsets.to_numpy(), spans.values.to_numpy()
+    with_span = np.flatnonzero(np.diff(span_starts))
+    ends = edges[span_starts[1:][with_span] - 1]
+    return ids.values.to_numpy(), starts, starts[:-1][with_span] + ends - 1
+
+
+def _count_rows(ids: Int32Array, starts: Int32Array, *, bos: int, eos: int, pad: int) -> dict[str, int]:
+    """Count the rows of a batch that hold a token, and those that begin with it once or twice."""
+    of_bos, firsts = _count_in_rows(ids, starts, bos), starts[:-1]
+    begins = ids[firsts] == bos
+    # A row of one token has no second one; the next row's first must not be taken for it.
+    seconds = np.minimum(firsts + 1, starts[1:] - 1)
+    goes_on = (seconds > firsts) & (ids[seconds] == bos)
+    return {
+        "rows": len(firsts),
+        "bos": int((of_bos > 0).sum()),
+        "bos_first": int(begins.sum()),
+        "bos_twice": int((begins & goes_on).sum()),
+        "bos_later": int((of_bos > begins).sum()),
+        "pad": int((_count_in_rows(ids, starts, pad) > 0).sum()),
+        "eos": int((_count_in_rows(ids, starts, eos) > 0).sum()),
+    }
+
+
+def _count_in_rows(ids: Int32Array, starts: Int32Array, token: int) -> Int64Array:
+    """Count a token in each row, ``(rows,)``."""
+    places = np.flatnonzero(ids == token)
+    rows = np.searchsorted(starts, places, side="right") - 1
+    return np.bincount(rows, minlength=len(starts) - 1)
+
+
+def _add(sums: Int64Array, counts: Int64Array) -> Int64Array:
+    """Add two arrays of counts, the shorter one as if it ended in zeros."""
+    longer, shorter = (sums, counts) if len(sums) >= len(counts) else (counts, sums)
+    result = longer.copy()
+    result[: len(shorter)] += shorter
+    return result
+
+
+def judge_special_tokens(facts: dict[str, Any]) -> Sequence[dict[str, str]]:
+    """Say of each question about these tokens what was found and whether it is well.
+
+    Args:
+        facts: see ``inspect_special_tokens``.
+
+    Returns:
+        ``question``, ``answer`` and ``verdict``: ``good``, ``note`` or ``bad``.
+    """
+    return [_judge_pad(facts["pad"]), _judge_end(facts), _judge_begin(facts["bos"], facts["num_rows"])]
+
+
+def _judge_pad(pad: dict[str, Any]) -> dict[str, str]:
+    question = "Is padding told apart from the end?"
+    if pad["is_eos"]:
+        answer = (
+            f"The pad token {pad['token']} is the end token too. Nothing is lost here: losses are taken by position, "
+            "never by comparing ids. Other tools that mask the pad id would never teach the model to stop."
+        )
+        return _verdict(question, answer, "note")
+    answer = f"Yes: the pad token {pad['token']} (id {pad['id']}) is not the end token."
+    if pad["num_rows_with"]:
+        answer += f" It stands inside {pad['num_rows_with']:,} of the rows, harmlessly: losses are taken by position."
+    return _verdict(question, answer, "good")
+
+
+def _judge_end(facts: dict[str, Any]) -> dict[str, str]:
+    question = "Does the model learn to stop?"
+    if not facts["endings"]:
+        return _verdict(question, "No row has a learned token.", "bad")
+    share, most = facts["end_learned_fraction"], facts["endings"][0]
+    names = ", ".join(end["token"] for end in facts["endings"] if end["is_control"]) or "an end token"
+    answer = f"{share:.1%} of the rows end in a learned {names}."
+    if share >= 0.999:
+        return _verdict(question, answer, "good")
+    if share >= 0.9:
+        return _verdict(question, f"{answer} The others were cut, or their template writes no end.", "note")
+    answer += f" The most frequent last learned token is {most['token']!r}: the tuned model will not know when to stop."
+    return _verdict(question, answer, "bad")
+
+
+def _judge_begin(bos: dict[str, Any], num_rows: int) -> dict[str, str]:
+    question = "Does each row begin once?"
+    if bos["token"] is None:
+        return _verdict(question, "The tokenizer has no token for the beginning of a text, and none is used.", "good")
+    added = "the tokenizer adds it" if bos["added_by_tokenizer"] else "the tokenizer adds none"
+    if bos["num_rows_beginning_with_two"]:
+        answer = (
+            f"{bos['num_rows_beginning_with_two']:,} of {num_rows:,} rows begin with {bos['token']} twice ({added}). "
+            "One of the two is too many: the model was made with one."
+        )
+        return _verdict(question, answer, "bad")
+    answer = f"{bos['num_rows_beginning_with']:,} of {num_rows:,} rows begin with {bos['token']} ({added})."
+    if 0 < bos["num_rows_beginning_with"] < num_rows:
+        return _verdict(question, f"{answer} Rows that begin differently are worth a look.", "note")
+    if bos["num_rows_with_one_later"] and bos["num_rows_beginning_with"]:
+        answer += " It comes again later in rows, as it does where a chat template opens every turn with it."
+    if bos["added_by_tokenizer"] and not bos["num_rows_beginning_with"]:
+        return _verdict(question, f"{answer} The model expects it at the beginning.", "bad")
+    return _verdict(question, answer, "good")
+
+
+def _verdict(question: str, answer: str, verdict: str) -> dict[str, str]:
+    return {"question": question, "answer": answer, "verdict": verdict}

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm_tuning.parameters import ModelParameters, PreflightParameters, TokenizeParameters, TrainParameters
+from lm_tuning.parameters.data import DataParameters, SplitParameters
+from lm_tuning.pipelines.example_data.nodes import prepare_raw_examples
+from lm_tuning.pipelines.preflight.nodes import inspect_examples
+from lm_tuning.pipelines.split.nodes import check_examples, split_examples
+from lm_tuning.pipelines.tokenize.nodes import prepare_base_model, tokenize_examples
+from lm_tuning.storage.folders import FolderStore
+from tests.support.tiny import save_tiny_model
+
+
+def run(**train: Any) -> tuple[dict[str, Any], str, str]:
+    """Run all nodes of the pipeline on rows with a bad one among them."""
+    lines = [json.dumps({"prompt": f"{place}+1?", "response": str(place + 1)}) for place in range(40)]
+    Path("rows.jsonl").write_text("\n".join([*lines, '{"prompt": 1, "response": "2"}']) + "\n")
+    data, split = DataParameters(path="rows.jsonl", on_bad_row="skip"), SplitParameters(validation=4, test=4)
+    settings: dict[str, Any] = {"data": data, "split": split, "task": "causal_lm"}
+    tokenize = TokenizeParameters(max_length_tokens=64)
+    model = ModelParameters(name_or_path="model")
+    caches = [FolderStore(Path(name)) for name in ("rows", "splits", "tokens")]
+    checked, data_report = check_examples(prepare_raw_examples(data), check_cache=caches[0], **settings)
+    made, split_summary, split_report = split_examples(
+        caches[0].publish(checked), split_cache=caches[1], seed=1, **settings
+    )
+    splits = caches[1].publish(made)
+    base_model = prepare_base_model(model)
+    tokens, token_summary, _, token_report = tokenize_examples(
+        splits, base_model, token_cache=caches[2], tokenize=tokenize, seed=1, **settings
+    )
+    return inspect_examples(
+        caches[2].publish(tokens),
+        splits,
+        base_model,
+        token_summary=token_summary,
+        split_summary=split_summary,
+        data_report=data_report,
+        split_report=split_report,
+        token_report=token_report,
+        model=model,
+        tokenize=tokenize,
+        train=TrainParameters(**{"effective_batch_rows": 4, "num_epochs": 3} | train),
+        preflight=PreflightParameters(num_examples=2),
+        seed=1,
+    )
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder to run in, with a model."""
+    monkeypatch.chdir(tmp_path)
+    save_tiny_model(Path("model"))
+
+
+def test_the_look_comes_as_figures_markdown_page_and_on_the_terminal(caplog, capsys):
+    caplog.set_level(logging.INFO)
+    figures, markdown, page = run()
+    assert figures["rows"]["num_rows_read"] == 41
+    assert figures["rows"]["fates"][0] == {"stage": "skipped", "reason": "wrong type", "num_rows": 1}
+    assert figures["findings"]["wrong_type"]["fate"] == "skipped"
+    assert (figures["schedule"]["steps_per_epoch"], figures["metrics"]["data_total_steps"]) == (8, 24.0)
+    assert len(figures["examples"]) == 2
+    assert markdown.startswith("# Preflight\n")
+    assert page.startswith("<!doctype html>")
+    assert "Preflight: 41 rows read, 32 trained on; 8 steps and" in caplog.text
+    assert "What to mind" in capsys.readouterr().out
+
+
+def test_what_the_parameters_say_reaches_the_figures():
+    figures, _, _ = run(
+        effective_batch_rows=None,
+        effective_batch_tokens=40,
+        max_steps=5,
+        micro_batch_tokens=30,
+        batching="padded",
+        load_best=True,
+        eval_every_steps=9,
+        save_every_steps=7,
+        trainer={"warmup_steps": 0.5},
+    )
+    schedule, padding = figures["schedule"], figures["padding"]
+    names = ("effective_batch_tokens", "max_steps", "total_steps", "num_epochs", "warmup_steps_of_run")
+    assert [schedule[name] for name in names] == [40, 5, 5, 3, 3]
+    assert [schedule[name] for name in ("load_best", "eval_every_steps", "save_every_steps")] == [True, 9, 7]
+    assert (padding["micro_batch_tokens"], padding["batching"]) == (30, "padded")
+
+
+def test_the_graph_is_a_table():
+    from lm_tuning.pipelines.preflight import create_pipeline
+
+    pipeline = create_pipeline()
+    assert [node.short_name for node in pipeline.nodes] == ["inspect_examples"]
+    settings = {f"params:{name}" for name in ("model", "tokenize", "train", "preflight", "seed")}
+    stored = {"tokenized_examples", "example_splits", "base_model", "token_summary", "split_summary"}
+    sections = {"data_report", "split_report", "token_report"}
+    assert pipeline.inputs() == settings | stored | sections
+    assert pipeline.all_outputs() == {"preflight", "preflight_report", "preflight_page"}

@@ -1,0 +1,87 @@
+"""Rows taken through checking, splitting and tokenizing, and what preflight says of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm_tuning.data.checked_rows import read_findings, write_checked_rows
+from lm_tuning.data.split_folder import write_splits
+from lm_tuning.preflight.inspection import inspect_tokens
+from lm_tuning.storage.folders import FolderStore
+from lm_tuning.text.tokenization import write_tokens
+from tests.support.raw_rows import describe_raw
+from tests.support.tiny import make_tokenizer
+
+Look = Callable[..., dict[str, Any]]
+
+RUN: dict[str, Any] = {
+    "model_name": "tiny",
+    "device": "cpu",
+    "attention": "auto",
+    "seed": 3,
+    "effective_batch_rows": 2,
+    "effective_batch_tokens": None,
+    "num_epochs": 1,
+    "max_steps": None,
+    "micro_batch_tokens": None,
+    "batching": "auto",
+    "warmup_steps": 0,
+    "eval_every_steps": None,
+    "save_every_steps": None,
+    "load_best": False,
+    "num_examples": 3,
+}
+
+
+@pytest.fixture
+def look(tmp_path: Path) -> Look:
+    """Take rows all the way and look at them; settings go where they belong by name."""
+
+    def run(
+        *sources: Sequence[dict[str, Any]],
+        weights: Sequence[float] | None = None,
+        tokenizer: Any = None,
+        checking: dict[str, Any] | None = None,
+        splitting: dict[str, Any] | None = None,
+        tokenizing: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> dict[str, Any]:
+        paths = [tmp_path / f"rows{place}.jsonl" for place in range(len(sources))]
+        for path, rows in zip(paths, sources, strict=True):
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        tokenizer = tokenizer or make_tokenizer()
+        checked, splits, tokens = (FolderStore(tmp_path / name) for name in ("rows", "splits", "tokens"))
+        with checked.stage("r1") as staged:
+            write_checked_rows(staged.path, describe_raw(paths, weights=weights), **(checking or {}))
+        rows_folder = checked.publish(staged)
+        with splits.stage("s1") as staged:
+            split_summary = write_splits(
+                staged.path, rows_folder, **{"validation": 0, "test": 0, "seed": 1} | (splitting or {})
+            )
+        splits_folder = splits.publish(staged)
+        limits = {"max_length_tokens": 64} | (tokenizing or {})
+        with tokens.stage("t1") as staged:
+            token_summary = write_tokens(staged.path, splits_folder, tokenizer, **limits)
+            staged.facts = {"sources": {"splits": settings.pop("made_from", "s1")}}
+        return inspect_tokens(
+            tokens.publish(staged),
+            splits_folder,
+            tokenizer,
+            token_summary=token_summary,
+            split_summary=split_summary,
+            findings=read_findings(rows_folder),
+            max_length_tokens=limits["max_length_tokens"],
+            **RUN | settings,
+        )
+
+    return run
+
+
+def questions(num_rows: int, *, answer: str = "4") -> list[dict[str, Any]]:
+    """Make different rows of one prompt and response each: 9 tokens, 2 of them learned, with the usual answer."""
+    return [{"prompt": f"{chr(97 + place % 26)}{place // 26}2?", "response": answer} for place in range(num_rows)]

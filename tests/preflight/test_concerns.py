@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.preflight.conftest import Look, questions
+
+
+def concerns(look: Look, *sources: Any, **settings: Any) -> list[tuple[str, str]]:
+    """Return level and text, of a run that is otherwise quiet: 100 rows, 40 of them held out, 30 steps."""
+    splitting = {"validation": 20, "test": 20} | settings.pop("splitting", {})
+    figures = look(*(sources or (questions(100),)), splitting=splitting, **settings)
+    return [(concern["level"], concern["text"]) for concern in figures["concerns"]]
+
+
+def test_ordinary_rows_raise_no_concern(look: Look):
+    assert concerns(look) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "level", "text"),
+    [
+        ({"warmup_steps": 30}, "stop", "The warm-up takes 30 steps, but the run has 30"),
+        ({"warmup_steps": 0.6}, "warning", "The warm-up takes 18 of 30 steps."),
+        ({"load_best": True, "splitting": {"validation": 0}}, "stop", "train.load_best compares validation losses"),
+        ({"num_epochs": None, "max_steps": 24}, "warning", "The run ends after 0.80 epochs: 20% of the rows"),
+        ({"effective_batch_rows": 61}, "warning", "A step takes 61 rows, but an epoch has 60"),
+        ({"effective_batch_rows": 59, "num_epochs": 10}, "note", "The last step of every epoch has 1 rows"),
+        (
+            {"effective_batch_rows": None, "effective_batch_tokens": 8},
+            "warning",
+            "A step takes at most 8 tokens, but rows have up to 9",
+        ),
+        ({"num_epochs": None, "max_steps": 1}, "note", "The whole run has 1 step, which is few"),
+        ({"eval_every_steps": 31}, "note", "train.eval_every_steps is 31, but the run has 30 steps"),
+        ({"save_every_steps": 31}, "note", "train.save_every_steps is 31, but the run has 30 steps"),
+        ({"micro_batch_tokens": 8}, "note", "Longer than a micro-batch of 8 tokens: 60 rows."),
+        ({"splitting": {"validation": 0, "test": 0}}, "warning", "No row is held out"),
+        ({"splitting": {"validation": 0, "test": 1}}, "note", "Held out: only 1 row."),
+    ],
+)
+def test_settings_that_do_not_fit_the_rows_are_named(look: Look, settings: dict[str, Any], level: str, text: str):
+    found = concerns(look, **settings)
+    assert [one for one, words in found if words.startswith(text)] == [level], found
+
+
+def test_the_gravest_come_first(look: Look):
+    found = concerns(look, warmup_steps=100, num_epochs=None, max_steps=10, save_every_steps=11)
+    assert [level for level, _ in found] == ["stop", "warning", "note", "note"]
+
+
+def test_rows_that_are_cut_are_named_with_a_limit_that_holds_them(look: Look):
+    rows = [*questions(96), *({"prompt": "x" * 40 + str(place), "response": "y"} for place in range(4))]
+    figures = look(rows, tokenizing={"max_length_tokens": 20}, splitting={"validation": 0, "test": 0})
+    cut = next(concern for concern in figures["concerns"] if concern["section"] == "lengths")
+    assert cut == {
+        "level": "warning",
+        "section": "lengths",
+        "text": "The start of the prompt is cut in 4 training rows (4.00%) by tokenize.max_length_tokens=20.",
+        "advice": "tokenize.max_length_tokens=46 would hold every row, if model and memory allow.",
+    }
+
+
+def test_answers_without_an_end_are_worse(look: Look):
+    rows = [*questions(99), {"prompt": "x", "response": "y" * 40}]
+    found = concerns(look, rows, tokenizing={"max_length_tokens": 20}, splitting={"validation": 0, "test": 0})
+    assert ("warning", "The end of the answer is cut in 1 training row (1.00%) by tokenize.max_length_tokens=20: the "
+            "model learns answers without an end.") in found  # fmt: skip
+
+
+def test_what_checking_and_splitting_found_is_repeated(look: Look):
+    rows = [*questions(100), {"prompt": "a", "response": ""}, {"prompt": 3, "response": "b"}, *questions(2)]
+    found = concerns(look, rows, checking={"on_bad_row": "skip"}, splitting={"duplicates": "ignore"})
+    texts = [text for _, text in found]
+    assert any(text.startswith("1 row (0.96%) left out: a value of another type") for text in texts), texts
+    rows = [*questions(4), *questions(4)]
+    found = concerns(look, rows, splitting={"duplicates": "ignore", "validation": 0, "test": 0})
+    assert ("note", "Copies of other rows: 4, and none is left out.") in found
+
+
+def test_one_class_far_larger_than_the_others_is_named(look: Look):
+    rows = [{"text": str(place), "label": "yes" if place else "no"} for place in range(100)]
+    found = concerns(look, rows, checking={"format": "text_label"})
+    assert any(text.startswith("Always answering 'yes' would be right for") for _, text in found), found

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from lm_tuning.preflight.lengths import compare_limits, draw_histogram, measure_lengths
+
+NOTHING_LONG = {"num_rows": 0, "max_length_tokens": None, "tokens_over_limit": 0, "rows_over": {}, "tokens_over": {}}
+
+
+def tokens(*values: int) -> Any:
+    return np.array(values, dtype=np.int32)
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    return {"changed": {}, "dropped": {}, "too_long": NOTHING_LONG, **changes}
+
+
+def test_rows_prompts_and_answers_are_measured():
+    facts = measure_lengths(
+        tokens(10, 20, 30, 100), tokens(2, 5, 10, 50), max_length_tokens=100, summary=summary(changed={"end_cut": 1})
+    )
+    assert facts["quantiles"]["row"] == {
+        "min": 10, "p50": 30, "p90": 100, "p95": 100, "p99": 100, "max": 100, "mean": 40.0
+    }  # fmt: skip
+    assert facts["quantiles"]["prompt"]["max"] == 50
+    assert facts["quantiles"]["answer"]["min"] == 2
+    assert (facts["num_tokens"], facts["num_supervised_tokens"]) == (160, 67)
+    assert facts["supervised_fraction"] == 67 / 160
+    assert (facts["num_rows_at_limit"], facts["at_limit_fraction"]) == (1, 0.25)
+    assert facts["num_rows_cut"] == {
+        "old_turns_dropped": 0, "prompt_shortened": 0, "answer_shortened": 0, "end_cut": 1
+    }  # fmt: skip
+
+
+def test_bins_have_equal_widths_and_hold_every_row():
+    few = draw_histogram(tokens(1, 2, 2, 5), tokens(0, 1, 1, 3))
+    assert few == {"edges": [0, 1, 2, 3, 4, 5, 6], "row": [0, 1, 2, 0, 0, 1], "answer": [1, 2, 0, 1, 0, 0]}
+    many = draw_histogram(tokens(1, 599, 600), tokens(1, 1, 600))
+    assert len(many["edges"]) == 56
+    assert set(np.diff(many["edges"])) == {11}
+    assert sum(many["row"]) == sum(many["answer"]) == 3
+    assert many["row"][-1] == 2
+
+
+def test_a_lower_limit_cuts_what_reaches_beyond_it():
+    choices = compare_limits(tokens(60, 60, 70, 200), max_length_tokens=512, summary=summary())
+    by_limit = {choice["limit"]: choice for choice in choices}
+    assert by_limit[64] == {
+        "limit": 64,
+        "named": [],
+        "rows_over": 2,
+        "rows_fraction": 0.5,
+        "tokens_over": 6 + 136,
+        "tokens_fraction": 142 / 390,
+    }
+    assert by_limit[200]["named"] == ["p95", "p99", "p99.9", "longest"]
+    assert (by_limit[200]["rows_over"], by_limit[200]["tokens_over"]) == (0, 0)
+    assert (by_limit[512]["named"], by_limit[512]["rows_over"]) == (["now"], 0)
+    assert list(by_limit) == sorted(by_limit)
+
+
+def test_a_higher_limit_is_judged_by_what_was_cut():
+    beyond = {
+        "num_rows": 3,
+        "max_length_tokens": 300,
+        "tokens_over_limit": 400,
+        "rows_over": {"128": 2, "256": 1},
+        "tokens_over": {"128": 200, "256": 44},
+    }
+    # Two of the three long rows were cut to the limit, one was dropped.
+    choices = compare_limits(
+        tokens(50, 100, 100), max_length_tokens=100, summary=summary(too_long=beyond, dropped={"too_long": 1})
+    )
+    shown = [(choice["limit"], choice["rows_over"], choice["tokens_over"]) for choice in choices]
+    assert shown == [(100, 3, 400), (128, 2, 200), (256, 1, 44), (300, 0, 0)]
+    assert choices[0]["rows_fraction"] == 3 / 4
+    assert choices[0]["tokens_fraction"] == 400 / 750
+    assert choices[-1]["named"] == ["longest"]
+
+
+def test_rows_cut_now_are_cut_by_every_lower_limit_too():
+    beyond = {**NOTHING_LONG, "num_rows": 1, "max_length_tokens": 90, "tokens_over_limit": 26}
+    choices = compare_limits(tokens(20, 64), max_length_tokens=64, summary=summary(too_long=beyond))
+    shown = [(choice["limit"], choice["rows_over"], choice["tokens_over"]) for choice in choices]
+    assert shown == [(32, 1, 32 + 26), (64, 1, 26), (90, 0, 0)]
+
+
+def test_tokens_that_nobody_counted_are_not_guessed():
+    beyond = {**NOTHING_LONG, "num_rows": 1, "max_length_tokens": 90}
+    del beyond["tokens_over_limit"]
+    choices = compare_limits(tokens(20, 64), max_length_tokens=64, summary=summary(too_long=beyond))
+    shown = [(choice["limit"], choice["tokens_over"], choice["tokens_fraction"]) for choice in choices]
+    assert shown == [(32, None, None), (64, None, None), (90, 0, None)]
+
+
+def test_dropped_rows_count_with_all_their_tokens():
+    beyond = {**NOTHING_LONG, "num_rows": 2, "max_length_tokens": 90, "tokens_over_limit": 30}
+    dropped = {"too_long": 1, "no_answer_left": 1}
+    choices = compare_limits(tokens(20, 20), max_length_tokens=64, summary=summary(too_long=beyond, dropped=dropped))
+    shown = [(choice["limit"], choice["rows_over"], choice["tokens_over"]) for choice in choices]
+    assert shown == [(20, 2, 2 * 44 + 30), (32, 2, 2 * 32 + 30), (64, 2, 30), (90, 0, 0)]
+    assert choices[0]["tokens_fraction"] == 118 / (40 + 2 * 64 + 30)
