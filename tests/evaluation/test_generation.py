@@ -138,12 +138,28 @@ def test_a_prompt_beyond_the_context_loses_its_start(model: Any, caplog: pytest.
     assert "1 prompts were too long" in caplog.text
 
 
-def test_progress_is_in_rows(model: Any, prompts: list[list[int]]) -> None:
+def test_progress_counts_the_tokens_of_answers_one_by_one(model: Any, prompts: list[list[int]]) -> None:
     seen: list[tuple[str, int, int | None, str]] = []
-    generate_answers(
-        model, prompts, **options(max_new_tokens=1), on_progress=lambda *event: seen.append(event), label="Answering"
-    )
-    assert seen == [("Answering", done, 7, "rows") for done in (0, 4, 7)]
+    report: Any = {"on_progress": lambda *event: seen.append(event), "label": "Answering"}
+    generate_answers(model, prompts, **options(max_new_tokens=3, stop_ids=[]), **report)
+    # Seven prompts in batches of four and three.
+    assert seen == [("Answering", done, 21, "tokens") for done in (0, 4, 8, 12, 15, 18, 21)]
+
+
+def test_progress_leaves_out_what_answers_that_end_early_do_not_need(model: Any, prompts: list[list[int]]) -> None:
+    free = generate_answers(model, prompts, **options(stop_ids=[]))
+    stop = free[0][2]  # the first answer ends at its third token, or before it
+    seen: list[tuple[int, int | None]] = []
+    settings = options(stop_ids=[stop], on_progress=lambda _, done, total, unit: seen.append((done, total)))
+    answers = generate_answers(model, prompts, **settings)
+    num_tokens = sum(map(len, answers))
+    assert num_tokens < 7 * 12
+    assert seen[0] == (0, 7 * 12)
+    assert seen[-1] == (num_tokens, num_tokens)
+    totals = [total for _, total in seen]
+    assert totals == sorted(totals, reverse=True)
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+    assert all(done < total for done, total in seen[:-1])
 
 
 def test_padding_stands_left_and_its_mask_comes_from_lengths() -> None:

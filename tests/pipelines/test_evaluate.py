@@ -95,6 +95,7 @@ def test_the_second_run_reuses_the_base_and_agrees(project: Path, caplog: pytest
 
 def test_without_held_out_rows_every_output_is_stored(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     publish_tokens(project / "tokens", "key2", train=ROWS)
+    save_tuned(project / "tuned_model", project / "base", "lora", tokens_key="key2")
     catalog = make_catalog(project)
     run(catalog)
     assert json.loads((project / "evaluation.json").read_text())["skipped"]

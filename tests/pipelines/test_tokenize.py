@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from lm_tuning.data.raw_files import describe_files
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.model import ModelParameters
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.pipelines.split.nodes import split_settings
 from lm_tuning.pipelines.tokenize.nodes import prepare_base_model, tokenize_examples
-from lm_tuning.storage.digests import digest_file
 from lm_tuning.storage.folders import FolderStore, read_manifest
 from lm_tuning.text.token_table import open_split
 from tests.support.tiny import make_tokenizer, save_tiny_model
@@ -38,19 +38,19 @@ def publish_splits(key: str, rows: list[tuple[str, str, None]]) -> None:
     store = FolderStore(Path("splits"))
     staged = store.stage(key)
     store_examples(staged.path, "prompt_response", rows)
-    Path("rows.jsonl").touch()
+    Path("rows.jsonl").write_text("rows\n")
     staged.facts = {
         "settings": split_settings(DATA, SPLIT, seed=1, task="causal_lm"),
-        "files": {"train": {"path": "rows.jsonl", "digest": digest_file(Path("rows.jsonl"), None)}},
+        "files": describe_files(train="rows.jsonl"),
     }
     store.publish(staged)
 
 
-def run(seed: int = 1, **tokenize: Any) -> tuple[Path, dict[str, Any], Any, bool]:
-    """Run both nodes and publish; say whether the stored folder was reused."""
+def run_whole(seed: int = 1, **tokenize: Any) -> tuple[Path, dict[str, Any], Any, dict[str, Any], bool]:
+    """Run both nodes and publish; give all outputs, and whether the stored folder was reused."""
     base_model = prepare_base_model(ModelParameters(name_or_path="./model"))
     store = FolderStore(Path("tokens"), keep=10)
-    made, summary, figure = tokenize_examples(
+    made, summary, figure, report = tokenize_examples(
         FolderStore(Path("splits")).current(),
         base_model,
         token_cache=store,
@@ -60,7 +60,22 @@ def run(seed: int = 1, **tokenize: Any) -> tuple[Path, dict[str, Any], Any, bool
         seed=seed,
         task="causal_lm",
     )
-    return store.publish(made), summary, figure, isinstance(made, Path)
+    return store.publish(made), summary, figure, report, isinstance(made, Path)
+
+
+def run(seed: int = 1, **tokenize: Any) -> tuple[Path, dict[str, Any], Any, bool]:
+    """Run both nodes without the report."""
+    folder, summary, figure, _, reused = run_whole(seed, **tokenize)
+    return folder, summary, figure, reused
+
+
+def test_reused_tokens_come_with_the_same_report(project):
+    *_, report, reused = run_whole()
+    *_, again, reused_again = run_whole()
+    assert (reused, reused_again) == (False, True)
+    assert report == again
+    assert sorted(report) == ["facts", "markdown", "metrics"]
+    assert report["facts"]["sources"] == [{"path": "rows.jsonl", "weight": 1.0, "num_rows": 2}]
 
 
 def test_tokens_are_published_with_their_summary_and_reused(project, caplog):
@@ -93,7 +108,7 @@ def test_other_rows_make_other_tokens(project):
     assert summary["splits"]["train"]["num_rows"] == 3
 
 
-@pytest.mark.parametrize("change", [{"max_length_tokens": 32}, {"loss_on": "all"}, {"truncation": "drop"}])
+@pytest.mark.parametrize("change", [{"max_length_tokens": 32}, {"loss_on": "all"}, {"control_tokens": "keep"}])
 def test_other_settings_make_other_tokens(project, change):
     folder, *_ = run()
     other, summary, _, reused = run(**change)
@@ -138,7 +153,13 @@ def test_the_graph_is_a_table():
     assert [node.short_name for node in pipeline.nodes] == ["prepare_base_model", "tokenize_examples"]
     settings = {f"params:{name}" for name in ("model", "tokenize", "data", "split", "seed", "task")}
     assert pipeline.inputs() == {*settings, "example_splits", "token_cache"}
-    assert pipeline.all_outputs() == {"base_model", "tokenized_examples", "token_summary", "length_histogram"}
+    assert pipeline.all_outputs() == {
+        "base_model",
+        "tokenized_examples",
+        "token_summary",
+        "length_histogram",
+        "token_report",
+    }
 
 
 def test_splits_of_other_parameters_or_changed_rows_are_refused(project):

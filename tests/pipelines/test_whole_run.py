@@ -1,4 +1,8 @@
-"""The whole project from the command line, on a tiny model: one process a command, as a user runs it."""
+"""The whole project from the command line, on a tiny model.
+
+The first run and the one that is killed are processes of their own, as a user starts them; all other commands share one
+process, which has seen neither.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.shell import Shell
 from tests.support.tiny import save_tiny_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,6 +38,8 @@ class Project:
         shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         save_tiny_model(folder / "models/tiny")
         self.write_rows(160)
+        self.first = ""
+        self.shell: Shell | None = None
 
     def write_rows(self, count: int) -> None:
         """Write questions and answers, no two alike."""
@@ -40,12 +48,23 @@ class Project:
         ]
         (self.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
-    def command(self, *arguments: str, **params: object) -> list[str]:
-        """Return a ``kedro run`` of the smoke environment with the tiny model and the rows."""
+    def arguments(self, *arguments: str, **params: object) -> list[str]:
+        """Return what follows ``kedro`` in a run of the smoke environment with the tiny model and the rows."""
         given: dict[str, object] = {"model.name_or_path": "models/tiny", "data.path": "rows.jsonl"}
         given |= {key.replace("__", "."): value for key, value in params.items()}
         text = ",".join(f"{key}={value}" for key, value in given.items())
-        return [sys.executable, "-m", "kedro", "run", "--env", "smoke", *arguments, "--params", text]
+        return ["run", "--env", "smoke", *arguments, "--params", text]
+
+    def start(self, *arguments: str, **params: object) -> subprocess.Popen[str]:
+        """Start a run in a process of its own."""
+        return subprocess.Popen(
+            [sys.executable, "-m", "kedro", *self.arguments(*arguments, **params)],
+            cwd=self.folder,
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
 
     @property
     def environment(self) -> dict[str, str]:
@@ -54,17 +73,11 @@ class Project:
         return {**kept, "COLUMNS": "400"}
 
     def run(self, *arguments: str, exit_code: int = 0, **params: object) -> str:
-        """Run to the end and return everything that was printed."""
-        done = subprocess.run(
-            self.command(*arguments, **params),
-            cwd=self.folder,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
+        """Run to the end in the shared process and return everything that was printed."""
+        assert self.shell is not None
+        done = self.shell.kedro(self.folder, *self.arguments(*arguments, **params))
         printed = done.stdout + done.stderr
-        assert done.returncode == exit_code, printed[-6000:]
+        assert done.code == exit_code, printed[-6000:]
         return printed
 
     def read(self, layer: str, name: str) -> Any:
@@ -81,11 +94,15 @@ class Project:
 
 
 @pytest.fixture(scope="module")
-def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     """A project in which everything was run once; ``first`` is what that printed."""
-    project = Project(tmp_path_factory.mktemp("whole") / "project")
-    project.first = project.run()  # type: ignore[attr-defined]
-    return project
+    folder = tmp_path_factory.mktemp("whole")
+    project = Project(folder / "project")
+    process = project.start()
+    project.first, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, project.first[-6000:]
+    with Shell(folder, project.environment) as project.shell:
+        yield project
 
 
 def test_everything_comes_out(project: Project) -> None:
@@ -115,7 +132,7 @@ def test_everything_comes_out(project: Project) -> None:
 
 
 def test_the_run_says_what_it_does(project: Project) -> None:
-    printed = project.first  # type: ignore[attr-defined]
+    printed = project.first
     for words in ("Before step 1: measured loss", "as measured before it", "make mlflow", "tuned_model", "perplexity"):
         assert words.lower() in printed.lower(), words
 
@@ -165,14 +182,7 @@ def test_stale_tokens_are_never_trained_on(project: Project) -> None:
 
 def test_a_terminated_training_is_killed_and_goes_on_in_its_run(project: Project) -> None:
     many = {"train__max_steps": 4000, "train__eval_every_steps": "null", "train__save_every_steps": "null"}
-    process = subprocess.Popen(
-        project.command("--pipelines=train", **many),
-        cwd=project.folder,
-        env=project.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    process = project.start("--pipelines=train", **many)
     assert process.stdout is not None
     for line in process.stdout:
         if "as measured before it" in line:

@@ -33,7 +33,6 @@ MAC = Device("mps", "Apple M4", 1, 0, False, 8, "not tried on MPS")
 def test_auto_takes_what_the_device_is_fast_at(device: Device, method: str, weights: str, compute: str) -> None:
     chosen = choose_precision(device, method=method)
     assert (chosen.weights, chosen.compute) == (weights, compute)
-    assert chosen.uses_autocast == (weights != compute)
     assert device.name in chosen.reason and device.detail in chosen.reason
     assert chosen.warning is None
 
@@ -43,7 +42,7 @@ def test_explicit_formats_are_kept_and_said_to_be_asked_for() -> None:
     assert (chosen.weights, chosen.compute) == ("float32", "float32")
     assert "train.precision asks for it" in chosen.reason
     chosen = choose_precision(T4, requested="float16", method="full")
-    assert (chosen.weights, chosen.compute, chosen.needs_loss_scaling) == ("float32", "float16", True)
+    assert (chosen.weights, chosen.compute) == ("float32", "float16")
     chosen = choose_precision(H100, weights_dtype="float32")
     assert (chosen.weights, chosen.compute) == ("float32", "bfloat16")
     assert "model.dtype asks for it" in chosen.reason

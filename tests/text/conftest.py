@@ -7,25 +7,37 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
-from lm_tuning.data.rows import ExampleWriter
+from lm_tuning.data.examples import FIELDS
+from lm_tuning.data.rows import ExampleWriter, example_schema
+from lm_tuning.text.counts import SplitCounts
+from lm_tuning.text.row_tokenizer import RowTokenizer
 from lm_tuning.text.token_table import TokenRow, open_split
 from lm_tuning.text.tokenization import write_tokens
+from tests.support.tiny import SPECIALS
 
 Tokenize = Callable[..., tuple[dict[str, Any], list[TokenRow]]]
 
 
 def store_examples(folder: Path, format: str, train: Sequence[Any], **others: Sequence[Any]) -> Path:
-    """Write splits; row ids count from 1. Messages may be given as lists."""
+    """Write splits as if of one file; row ids count from 1. Messages may be given as lists."""
     folder.mkdir(parents=True, exist_ok=True)
     row_id = 0
     for split in ("train", "validation", "test"):
         with ExampleWriter(folder / f"{split}.arrow", format) as writer:
             for row in train if split == "train" else others.get(split, ()):
                 row_id += 1
-                values = (json.dumps(row),) if format == "messages" else row
-                writer.append(row_id, (values,) if isinstance(values, str) else values)
+                values = row if isinstance(row, tuple) else (row,)
+                if format == "messages":
+                    values = (json.dumps(values[0]), json.dumps(values[1]) if values[1:] else None)
+                writer.append(row_id, values)
+    summary = {
+        "files": [{"path": "rows.jsonl", "split": "train", "first_row_id": 1}],
+        "sources": [{"path": "rows.jsonl", "weight": 1.0, "num_rows": len(train)}],
+    }
+    (folder / "summary.json").write_text(json.dumps(summary))
     return folder
 
 
@@ -50,3 +62,55 @@ def tokenize(tmp_path: Path) -> Tokenize:
 def learned(row: TokenRow) -> list[int]:
     """Return the ids that the loss is taken of."""
     return [int(token) for start, end in row.spans for token in row.input_ids[start:end]]
+
+
+def make_byte_tokenizer(**options: Any) -> Any:
+    """Build a byte-level tokenizer with the special tokens of the tiny one, as Llama 3, Qwen and SmolLM2 have them."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.post_processor = processors.ByteLevel(trim_offsets=True)
+    trainer = trainers.BpeTrainer(
+        vocab_size=330,
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIALS],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(["answer: yes no yes  answer", "assistant\n\n\nyes"] * 20, trainer)
+    for name, value in options.pop("parts", {}).items():
+        setattr(core, name, value)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core, **{"bos_token": "<bos>", "eos_token": "<|end|>", "pad_token": "<pad>"}
+    )
+    tokenizer.chat_template = options.get("chat_template")
+    return tokenizer
+
+
+def tokenize_rows(
+    tokenizer: Any, format: str, rows: Sequence[Any], **options: Any
+) -> tuple[list[TokenRow], SplitCounts]:
+    """Tokenize rows in memory, as one chunk."""
+    fields = FIELDS[format]
+    columns = {name: [row[place] for row in rows] for place, name in enumerate(fields)}
+    batch = pa.record_batch(
+        [
+            pa.array(range(1, len(rows) + 1), pa.int64()),
+            *(pa.array(columns[name], pa.string()) for name in fields),
+            pa.array([0] * len(rows), pa.int16()),
+        ],
+        schema=example_schema(format),
+    )
+    settings = {"max_length_tokens": 4096, "truncation": "truncate_prompt", "loss_on": "assistant", **options}
+    counts = SplitCounts()
+    with RowTokenizer(tokenizer, format, **settings) as row_tokenizer:
+        rendered = row_tokenizer.render(batch, counts)
+        made = row_tokenizer.finish(rendered, row_tokenizer.encode(rendered), counts)
+    found = []
+    for place in range(len(made)):
+        spans = made.spans[made.span_offsets[place] : made.span_offsets[place + 1]].tolist()
+        ids = made.ids[made.id_offsets[place] : made.id_offsets[place + 1]]
+        found.append(TokenRow(int(made.row_ids[place]), ids, list(zip(spans[::2], spans[1::2], strict=True))))
+    return found, counts

@@ -225,14 +225,15 @@ def test_every_shape_is_learned_once(monkeypatch):
     tokenizer = make_tokenizer()
     renderer = ChatRenderer(tokenizer)
     rendered = 0
-    apply = renderer._apply
+    call = renderer._call
 
     def counting(*args: Any, **kwargs: Any) -> str:
         nonlocal rendered
         rendered += 1
-        return apply(*args, **kwargs)
+        return call(*args, **kwargs)
 
-    monkeypatch.setattr(renderer, "_apply", counting)
+    counting.source = call.source
+    monkeypatch.setattr(renderer, "_call", counting)
     for content in "abcde":
         renderer.render([USER_A, {"role": "assistant", "content": content}])
     assert rendered == 7, "five rows, one skeleton and its generation prompt"

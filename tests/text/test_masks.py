@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from lm_tuning.text.masks import added_prefix, bare_backend, encode_rows, inner_span, token_span, tokenize_row
+from lm_tuning.text.masks import RowEncoder, added_prefix, bare_backend, inner_span, token_span, tokenize_row
 from lm_tuning.text.rendering import RenderedRow, render_plain, render_text
 from tests.support.tiny import ASSISTANT, BOS, END, USER, ids, make_tokenizer
 
@@ -113,7 +113,7 @@ def tokens(row: RenderedRow, *, loss_on: str = "assistant", prefix: list[int] | 
 def pieces_of(tokenizer: Any, row: RenderedRow) -> tuple[list[str], list[str]]:
     """Return the tokens before the answer and those of the answer, as text."""
     with bare_backend(tokenizer) as backend:
-        [encoding] = encode_rows(backend, [row])
+        [encoding] = RowEncoder(backend).encode([row])
         first, after = token_span(encoding, row.answers[0], len(row.text))
         tokens = [backend.decode([token], skip_special_tokens=False) for token in encoding.ids]
     return tokens[:first], tokens[first:after]
@@ -142,7 +142,7 @@ def test_rows_stay_joined_where_pieces_would_change_the_text():
     tokenizer = byte_level(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True))
     row = RenderedRow("answeryes", [], [(3, 9)], is_closed=True, openings=[3])
     with bare_backend(tokenizer) as backend:
-        [encoding] = encode_rows(backend, [row])
+        [encoding] = RowEncoder(backend).encode([row])
         assert backend.decode(encoding.ids) == " answeryes"
 
 

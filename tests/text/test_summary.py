@@ -7,9 +7,6 @@ from pathlib import Path
 import numpy as np
 
 from lm_tuning.text.summary import (
-    CHANGED,
-    DROPPED,
-    SplitCounts,
     describe_tokens,
     draw_lengths,
     length_quantiles,
@@ -48,26 +45,6 @@ def test_the_learned_parts_are_marked(tmp_path):
     )
     assert mark_learned(tokenizer, rows[1]).startswith("<|user|>⟦a<|end|>"), "position 0 is never learned"
     assert mark_learned(tokenizer, rows[2]).endswith("<|assistant|>⟦d⟧<|end|>")
-
-
-def test_counts_name_the_first_rows_and_what_was_said():
-    counts = SplitCounts()
-    for row in range(1, 8):
-        counts.add("refused_by_template", row, f"said of {row}")
-    counts.add("too_long", 9)
-    assert counts.describe("refused_by_template") == (
-        "7 (refused by the chat template; rows 1, 2, 3, 4, 5, ...): said of 1"
-    )
-    assert counts.describe("too_long") == "1 (longer than tokenize.max_length_tokens; row 9)"
-
-
-def test_every_count_that_is_not_zero_is_logged(caplog):
-    counts = SplitCounts()
-    for row, reason in enumerate([*DROPPED, *CHANGED], 1):
-        counts.add(reason, row)
-    counts.warn("validation")
-    assert len(caplog.records) == len(DROPPED) + len(CHANGED)
-    assert "validation rows dropped: 1 (no assistant turn; row 1)" in caplog.text
 
 
 def test_a_line_sums_up_what_was_made():

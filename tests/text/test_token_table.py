@@ -11,6 +11,7 @@ import pytest
 from lm_tuning.errors import UserError
 from lm_tuning.text.token_table import (
     IGNORE_INDEX,
+    TokenColumns,
     TokenTable,
     TokenTableWriter,
     labels_of,
@@ -26,7 +27,7 @@ def path(tmp_path: Path) -> Path:
     with TokenTableWriter(path, batch_rows=2) as writer:
         writer.append(7, [1, 5, 6, 2], [(2, 4)])
         writer.append(9, [1, 9, 2], [(0, 3)])
-        writer.append(4, [3, 8, 8, 8, 8, 2], [(1, 2), (4, 6)])
+        writer.append(4, [3, 8, 8, 8, 8, 2], [(1, 2), (4, 6)], source=1)
     return path
 
 
@@ -35,6 +36,8 @@ def test_rows_come_back_as_written(path):
     assert len(table) == 3
     assert table.row_ids.tolist() == [7, 9, 4]
     assert table.lengths.tolist() == [4, 3, 6]
+    assert table.sources.tolist() == [0, 0, 1]
+    assert [batch.num_rows for batch in table.batches()] == [2, 1]
     assert [row.input_ids.tolist() for row in table] == [[1, 5, 6, 2], [1, 9, 2], [3, 8, 8, 8, 8, 2]]
     assert [row.spans for row in table] == [[(2, 4)], [(1, 3)], [(1, 2), (4, 6)]]
     assert table[-1].row_id == 4
@@ -76,13 +79,16 @@ def test_columns_and_rows_write_the_same_file(path, tmp_path):
     columns = tmp_path / "columns.arrow"
     with TokenTableWriter(columns, batch_rows=2) as writer:
         writer.append_columns(
-            [7, 9],
-            np.array([1, 5, 6, 2, 1, 9, 2], dtype=np.int32),
-            [0, 4, 7],
-            np.array([2, 4, 1, 3], dtype=np.int32),
-            [0, 2, 4],
+            TokenColumns(
+                np.array([7, 9]),
+                np.array([0, 0], dtype=np.int16),
+                np.array([1, 5, 6, 2, 1, 9, 2], dtype=np.int32),
+                np.array([0, 4, 7]),
+                np.array([2, 4, 1, 3], dtype=np.int32),
+                np.array([0, 2, 4]),
+            )
         )
-        writer.append(4, [3, 8, 8, 8, 8, 2], [(1, 2), (4, 6)])
+        writer.append(4, [3, 8, 8, 8, 8, 2], [(1, 2), (4, 6)], source=1)
     assert columns.read_bytes() == path.read_bytes()
 
 

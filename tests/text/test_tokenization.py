@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from lm_tuning.data.rows import ExampleWriter
 from lm_tuning.errors import UserError
 from lm_tuning.text.token_table import IGNORE_INDEX, labels_of, open_split
 from lm_tuning.text.tokenization import read_token_summary, write_tokens
 from tests.support import templates
-from tests.support.tiny import ASSISTANT, BOS, END, EOS, SYSTEM, UNK, USER, ids, make_tokenizer
+from tests.support.tiny import ASSISTANT, BOS, CHAT_TEMPLATE, END, EOS, SYSTEM, UNK, USER, ids, make_tokenizer
 from tests.text.conftest import learned, store_examples
 
 NO = IGNORE_INDEX
@@ -124,8 +125,8 @@ def test_trailing_turns_are_cut_and_rows_without_an_answer_reported_by_number(to
     assert train["changed"] == {"trailing_turns_cut": 1}
     assert train["dropped"] == {"no_assistant_turn": 1}
     assert (train["num_rows_read"], train["num_rows"]) == (2, 1)
-    assert "train rows dropped: 1 (no assistant turn; row 2)" in caplog.text
-    assert "train rows changed: 1 (turns after the last answer cut; row 1)" in caplog.text
+    assert "train rows dropped: 1 (no assistant turn that is learned; rows.jsonl, row 2)" in caplog.text
+    assert "train rows changed: 1 (turns after the last learned answer cut; rows.jsonl, row 1)" in caplog.text
 
 
 def test_content_that_the_template_trims_is_counted(tokenize, caplog):
@@ -134,7 +135,7 @@ def test_content_that_the_template_trims_is_counted(tokenize, caplog):
     summary, [_, row] = tokenize(tokenizer, "prompt_response", rows)
     assert learned(row) == [*ids("return 1"), END]
     assert summary["splits"]["train"]["changed"] == {"content_not_verbatim": 1}
-    assert "the chat template changes the content (for example trims it); row 2" in caplog.text
+    assert "the chat template changes the content (for example trims it); rows.jsonl, row 2" in caplog.text
 
 
 # Four tokens of scaffolding; the first row has 20 + 4 + 3 tokens, the second 5 + 4 + 3.
@@ -146,7 +147,7 @@ def test_a_long_prompt_gives_way_to_its_answer(tokenize, caplog):
     assert long.input_ids.tolist() == [USER, *ids("bcdefghij"), END, ASSISTANT, *ids("yes"), END]
     assert learned(long) == learned(short) == [*ids("yes"), END]
     assert summary["splits"]["train"]["changed"] == {"prompt_shortened": 1}
-    assert "start of the prompt cut to fit; row 1" in caplog.text
+    assert "start of the prompt cut to fit; rows.jsonl, row 1" in caplog.text
 
 
 def test_long_rows_can_be_dropped(tokenize):
@@ -166,7 +167,9 @@ def test_a_row_without_a_learned_token_never_reaches_training(tokenize):
 
 
 def test_long_rows_can_be_an_error_that_counts_them(tokenize):
-    with pytest.raises(UserError, match=r"max_length_tokens = 16: 1 \(longer than .*; row 1\).*truncate_prompt"):
+    with pytest.raises(
+        UserError, match=r"max_length_tokens = 16: 1 \(longer than .*; rows\.jsonl, row 1\).*truncate_prompt"
+    ):
         tokenize(make_tokenizer(), "prompt_response", LONG_AND_SHORT, max_length_tokens=16, truncation="error")
 
 
@@ -251,3 +254,90 @@ def test_the_tokenizer_works_in_parallel_and_the_setting_is_put_back(tokenize, m
 def test_a_limit_beyond_the_model_is_warned_about(tokenize, caplog):
     tokenize(make_tokenizer(), "text", ["abc"], max_length_tokens=513)
     assert "max_length_tokens is 513, but the model is made for 512" in caplog.text
+
+
+def test_one_beginning_of_text_where_template_and_tokenizer_both_write_it(tokenize):
+    tokenizer = make_tokenizer(chat_template="{{ bos_token }}" + CHAT_TEMPLATE, adds_bos=True)
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    _, [row] = tokenize(tokenizer, "messages", [turns])
+    assert row.input_ids.tolist() == [BOS, USER, *ids("a"), END, ASSISTANT, *ids("b"), END]
+    start = row.spans[0][0]
+    prompt = tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
+    assert row.input_ids[:start].tolist() == tokenizer(prompt, add_special_tokens=False)["input_ids"]
+
+
+def test_an_answer_of_weight_0_is_not_learned(tokenize):
+    turns = [{**turn, "weight": weight} for turn, weight in zip(TWO_TURNS, (1, 0, 1, 1), strict=True)]
+    summary, [row] = tokenize(make_tokenizer(), "messages", [turns])
+    assert row.input_ids.tolist() == TWO_TURNS_IDS
+    assert labels_of(row).tolist() == [NO] * 11 + [*ids("e"), END]
+    assert summary["splits"]["train"]["changed"] == {"answer_of_weight_0": 1}
+    turns = [{**turn, "weight": weight} for turn, weight in zip(TWO_TURNS, (1, 1, 1, 0), strict=True)]
+    summary, [row] = tokenize(make_tokenizer(), "messages", [turns])
+    assert row.input_ids.tolist() == TWO_TURNS_IDS[:7]
+    assert learned(row) == [*ids("bc"), END]
+    assert summary["splits"]["train"]["changed"] == {"answer_of_weight_0": 1, "trailing_turns_cut": 1}
+
+
+def test_altered_content_can_be_an_error_that_names_the_first_row(tokenize):
+    tokenizer = make_tokenizer(chat_template=templates.LLAMA3)
+    rows = [("a", "b", None), ("a", "    return 1\n", None), ("a", " c", None)]
+    with pytest.raises(UserError, match=r"on_altered_content is error: 2 \(.*; rows\.jsonl, rows 2, 3\)"):
+        tokenize(tokenizer, "prompt_response", rows, on_altered_content="error")
+
+
+def test_lengths_before_the_cut_are_told(tokenize):
+    options = {"max_length_tokens": 16, "truncation": "truncate_prompt"}
+    rows = [("0" * 20, "yes", None), ("0" * 40, "yes", None)]
+    summary, _ = tokenize(make_tokenizer(), "prompt_response", rows, **options)
+    expected = {"num_rows": 2, "max_length_tokens": 47, "rows_over": {"32": 1}, "tokens_over": {"32": 15}}
+    assert summary["splits"]["train"]["too_long"] == expected
+    summary, _ = tokenize(make_tokenizer(), "text", ["0" * 46], **options)
+    assert summary["splits"]["train"]["too_long"] == {**expected, "num_rows": 1}
+
+
+@pytest.mark.parametrize(
+    ("truncation", "kept", "reason"),
+    [("truncate_prompt", [1, 2], "end_cut"), ("truncate_end", [1, 2], "end_cut"), ("drop", [2], "too_long")],
+)
+def test_long_running_text_loses_its_end_or_is_dropped(tokenize, truncation, kept, reason):
+    summary, rows = tokenize(make_tokenizer(), "text", ["abcdef", "ab"], max_length_tokens=4, truncation=truncation)
+    assert [row.row_id for row in rows] == kept
+    expected = {1: ids("abcd"), 2: [*ids("ab"), END]}
+    assert [row.input_ids.tolist() for row in rows] == [expected[row_id] for row_id in kept]
+    assert [row.spans for row in rows] == [[(1, len(row.input_ids))] for row in rows]
+    train = summary["splits"]["train"]
+    assert train["changed"] | train["dropped"] == {reason: 1}
+    assert summary["end_token_ids"] == [END]
+
+
+def test_running_text_with_unknown_characters_is_counted(tokenize):
+    summary, [_, row] = tokenize(make_tokenizer(), "text", ["ab", "a값"])
+    assert row.input_ids.tolist() == [*ids("a"), UNK, END]
+    assert summary["splits"]["train"]["changed"] == {"not_round_trip": 1}
+
+
+def test_every_row_keeps_its_source(tmp_path: Path):
+    examples = store_examples(tmp_path / "examples", "text", [])
+    with ExampleWriter(examples / "train.arrow", "text") as writer:
+        for row_id, source in enumerate([0, 2, 1], 1):
+            writer.append(row_id, ("abc",), source=source)
+    with ExampleWriter(examples / "test.arrow", "text") as writer:
+        writer.append(4, ("abc",), source=-1)
+    facts = json.loads((examples / "summary.json").read_text())
+    facts["sources"] = [{"path": path, "weight": 1.0, "num_rows": 1} for path in "abc"]
+    facts["label_map"] = {"no": 0, "yes": 1}
+    (examples / "summary.json").write_text(json.dumps(facts))
+    tokens = tmp_path / "tokens"
+    tokens.mkdir()
+    summary = write_tokens(tokens, examples, make_tokenizer(), max_length_tokens=100)
+    assert open_split(tokens, "train").sources.tolist() == [0, 2, 1]
+    assert open_split(tokens, "test").sources.tolist() == [-1]
+    assert summary["sources"] == facts["sources"]
+    assert summary["label_map"] == {"no": 0, "yes": 1}
+
+
+def test_chunks_are_cut_by_bytes_too(tokenize, monkeypatch):
+    monkeypatch.setattr("lm_tuning.text.tokenization._CHUNK_BYTES", 10)
+    _, rows = tokenize(make_tokenizer(), "text", ["a" * length for length in (4, 4, 4, 30, 1, 2, 3)])
+    assert [len(row.input_ids) for row in rows] == [5, 5, 5, 31, 2, 3, 4]

@@ -14,8 +14,8 @@ from tests.support.tiny import ASSISTANT, END, USER, ids, save_tiny_model
 WORDS = ["cat", "dog", "bird", "fish", "a longer animal", "two of them"]
 
 
-def write_rows(folder: Path, split: str, num_rows: int, *, seed: int = 0) -> None:
-    """Write rows of one question and one answer, the answer and its end token supervised."""
+def write_rows(folder: Path, split: str, num_rows: int, *, seed: int = 0, num_sources: int = 1) -> None:
+    """Write rows of one question and one answer, the answer and its end token supervised; sources take turns."""
     random = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     with TokenTableWriter(folder / f"{split}.arrow") as writer:
@@ -23,7 +23,8 @@ def write_rows(folder: Path, split: str, num_rows: int, *, seed: int = 0) -> Non
             word = WORDS[int(random.integers(len(WORDS)))]
             prompt = [USER, *ids("say " * int(random.integers(1, 4)) + word), END, ASSISTANT]
             answer = [*ids(word[::-1]), END]
-            writer.append(row_id, [*prompt, *answer], [(len(prompt), len(prompt) + len(answer))])
+            span = (len(prompt), len(prompt) + len(answer))
+            writer.append(row_id, [*prompt, *answer], [span], source=(row_id - 1) % num_sources)
 
 
 @pytest.fixture(scope="session")

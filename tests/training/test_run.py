@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from lm_tuning.training import checkpoints
 from lm_tuning.training.health import measure_plain_loss
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
+from tests.training.conftest import write_rows
 
 LORA = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}
 
@@ -233,3 +235,74 @@ def test_activation_checkpointing_gives_the_same_steps(paths: TrainingPaths, set
 
 def test_loader_workers_give_the_same_steps(paths: TrainingPaths, settings: TrainingSettings) -> None:
     assert losses(run_training(paths, replace(settings, num_loader_workers=2))) == losses(run_training(paths, settings))
+
+
+def test_sources_are_mixed_by_their_weights_and_counted(
+    settings: TrainingSettings, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="lm_tuning")
+    write_rows(tmp_path / "tokens", "train", 24, num_sources=3)
+    write_rows(tmp_path / "tokens", "validation", 0)
+    paths = TrainingPaths(tokens=tmp_path / "tokens", checkpoints=tmp_path / "checkpoints")
+    sources = [{"path": name, "weight": weight} for name, weight in (("a", 1.5), ("b", 1.0), ("c", 0.05))]
+    mixed = replace(settings, sources=sources, max_steps=5, save_every_steps=5, effective_batch_rows=5)
+    result = run_training(paths, mixed)
+    # 8 rows each: 12 + 8 + 0 are an epoch of four steps; the fifth step has rows of the next one.
+    assert result.summary["epochs"] == 5 / 4
+    described = result.summary["sources"]
+    assert described == result.health["facts"]["sources"]
+    assert [source["rows_per_epoch"] for source in described] == [12, 8, 0]
+    assert sum(source["num_rows_trained"] for source in described) == 25
+    assert "Source a: 8 rows x 1.5 = 12 rows an epoch, 60.0 % of it" in caplog.text
+    assert [finding["code"] for finding in result.health["findings"]] == ["source-left-out"]
+    with pytest.raises(UserError, match=r"other weights of data.path: .*'1.5, 1, 0.05', this run '1'"):
+        run_training(paths, replace(mixed, resume=True, sources=[{**source, "weight": 1.0} for source in sources]))
+
+
+def test_weights_of_one_are_the_run_without_them(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    plain = run_training(paths, replace(settings, save_every_steps=6))
+    named = replace(settings, sources=[{"path": "a", "weight": 1.0}])
+    assert losses(run_training(paths, replace(named, resume=True))) == losses(plain)  # it goes on from its end
+    assert losses(run_training(paths, named)) == losses(plain)
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_the_label_map_goes_with_the_model(paths: TrainingPaths, settings: TrainingSettings, method: str) -> None:
+    labels = {"card_arrival": 0, "Überweisung": 1}
+    result = run_training(
+        paths, replace(settings, max_steps=1, method=method, lora=LORA if method == "lora" else {}, label_map=labels)
+    )
+    assert json.loads((result.model_folder / "label_map.json").read_text(encoding="utf-8")) == labels
+    if method == "full":
+        config = json.loads((result.model_folder / "config.json").read_text(encoding="utf-8"))
+        assert config["id2label"] == {"0": "card_arrival", "1": "Überweisung"}
+        assert config["label2id"] == labels
+
+
+def test_mistyped_targets_are_refused_before_the_weights_are_read(
+    paths: TrainingPaths, settings: TrainingSettings, tmp_path: Path
+) -> None:
+    broken = shutil.copytree(settings.base["name_or_path"], tmp_path / "broken")
+    (broken / "model.safetensors").write_bytes(b"no weights")
+    lora = replace(settings, method="lora", base={**settings.base, "name_or_path": str(broken)})
+    with pytest.raises(UserError, match=r"no linear layer named 'v_porj'"):
+        run_training(paths, replace(lora, lora={**LORA, "target_modules": ["v_porj"]}))
+    with pytest.raises(UserError, match="damaged"):
+        run_training(paths, replace(lora, lora={**LORA, "target_modules": ["v_proj"]}))
+
+
+def test_a_resume_that_is_refused_loads_no_model(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    run_training(paths, replace(settings, save_every_steps=2, max_steps=2))
+    nowhere = {**settings.base, "name_or_path": "/nowhere"}
+    with pytest.raises(UserError, match="'12 rows'"):
+        run_training(paths, replace(settings, resume=True, effective_batch_rows=12, base=nowhere))
+
+
+def test_progress_counts_from_where_the_run_goes_on(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    def steps(settings: TrainingSettings) -> list[tuple[int, int | None]]:
+        seen: list[tuple[str, int, int | None, str]] = []
+        run_training(paths, settings, on_progress=lambda *event: seen.append(event))
+        return [(done, total) for what, done, total, _ in seen if what == "Training"]
+
+    assert steps(replace(settings, save_every_steps=2, max_steps=2)) == [(0, 2), (1, 2), (2, 2)]
+    assert steps(replace(settings, resume=True, max_steps=4)) == [(2, 4), (3, 4), (4, 4)]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lm_tuning.errors import UserError
-from lm_tuning.training.step_plan import StepPlan
+from lm_tuning.training.step_plan import StepPlan, cut_at_limit, split_fullest
 
 LENGTHS = [5, 9, 3, 7, 7, 2, 8, 6, 4, 1]
 
@@ -87,3 +87,28 @@ def test_three_million_rows_are_planned_without_a_loop_over_rows() -> None:
     step = plan.rows_of_step(100)
     assert lengths[step].sum() <= 65_536
     assert lengths[step].sum() > 65_536 - 287
+
+
+@given(
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=200),
+    limit=st.integers(1, 400),
+)
+def test_steps_are_filled_in_order_up_to_the_limit(lengths: list[int], limit: int) -> None:
+    bounds, tokens = [0], 0
+    for row, length in enumerate(lengths):
+        if row > bounds[-1] and tokens + length > limit:
+            bounds.append(row)
+            tokens = 0
+        tokens += length
+    assert cut_at_limit(np.cumsum(lengths), limit).tolist() == [*bounds, len(lengths)]
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=30), more=st.integers(0, 60))
+def test_the_fullest_steps_are_cut_one_after_another(sizes: list[int], more: int) -> None:
+    num_steps = min(len(sizes) + more, sum(sizes))
+    expected = list(sizes)
+    while len(expected) < num_steps:
+        at = expected.index(max(expected))
+        expected[at : at + 1] = [expected[at] // 2, expected[at] - expected[at] // 2]
+    bounds = split_fullest(np.cumsum([0, *sizes]), num_steps)
+    assert np.diff(bounds).tolist() == expected

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lm_tuning.errors import UserError
 from lm_tuning.evaluation.generation import collect_prompts
 from lm_tuning.evaluation.held_out_loss import choose_rows
 from lm_tuning.evaluation.measurement import HeldOutRows, Measurement, decode_answers, measure_model
@@ -90,7 +91,7 @@ def evaluate_models(
         The comparison; without held-out rows one that says so.
 
     Raises:
-        UserError: the tuned model, its base or the tokens cannot be read.
+        UserError: the tuned model, its base or the tokens cannot be read, or the model was trained on other tokens.
     """
     from lm_tuning.models.loading import load_tokenizer
     from lm_tuning.models.tuned import read_tuning
@@ -98,6 +99,14 @@ def evaluate_models(
     tuning = read_tuning(tuned_folder)
     base: dict[str, Any] = tuning["base"]
     tokens_key = read_manifest(tokens_folder)["key"]
+    trained_on = tuning.get("tokens_key")
+    if trained_on != tokens_key:
+        raise UserError(
+            f"{tuned_folder} was trained on the token set {trained_on}, but the present one is {tokens_key}: rows that "
+            "are held out now may have been trained on. Train on the present rows with "
+            "`kedro run --pipelines=train,evaluate`, or set the parameters of data, split, tokenize and model back to "
+            "those of that training and make its token set again with `kedro run --pipelines=split,tokenize,evaluate`."
+        )
     split, table = choose_split(tokens_folder)
     key = digest_values(
         {
@@ -167,7 +176,7 @@ def evaluate_models(
         ],
         "tuned_method": tuning["method"],
         "tokens_key": tokens_key,
-        "warnings": _warnings(tuning, tokens_key, base_figures, tuned_figures),
+        "warnings": _warnings(base_figures, tuned_figures),
         "skipped": None,
     }
     for warning in result["warnings"]:
@@ -299,13 +308,8 @@ def _improvement(base: dict[str, Any], tuned: dict[str, Any]) -> dict[str, float
     }
 
 
-def _warnings(tuning: dict[str, Any], tokens_key: str, base: dict[str, Any], tuned: dict[str, Any]) -> list[str]:
+def _warnings(base: dict[str, Any], tuned: dict[str, Any]) -> list[str]:
     warnings = []
-    if tuning.get("tokens_key") != tokens_key:
-        warnings.append(
-            f"The tuned model was trained on token set {tuning.get('tokens_key')}, the present one is {tokens_key}: "
-            "it may have been trained on the rows that it is evaluated on. Run the train pipeline again."
-        )
     for name, figures in (("base", base), ("tuned", tuned)):
         if figures["nats_per_token"] is None:
             warnings.append(f"The {name} model's held-out loss is not a finite number: its weights may be damaged.")

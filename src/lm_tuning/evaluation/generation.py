@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -109,12 +109,15 @@ def generate_answers(
         stop_ids: tokens that end an answer; they are not part of it.
         pad_id: fills the start of shorter prompts, behind an attention mask.
         device: where the model lies.
-        on_progress: told the rows done.
+        on_progress: told the tokens of the answers as they come; the total is the most that there can still be, and
+            falls as answers end.
         label: what the progress is called.
 
     Returns:
         The new token ids of each prompt, in the order of the prompts.
     """
+    from transformers import StoppingCriteriaList
+
     context = _context_tokens(model)
     if context is not None and max_new_tokens >= context:
         logger.warning("max_new_tokens=%d leaves no room in a context of %d tokens.", max_new_tokens, context)
@@ -128,18 +131,65 @@ def generate_answers(
     answers: list[list[int]] = [[] for _ in prompts]
     # Longest first: neighbours need little padding, and what does not fit into memory fails at once.
     order = sorted(range(len(kept)), key=lambda index: -len(kept[index]))
-    on_progress(label, 0, len(order), "rows")
+    counter = _TokenCounter(stop_ids, max_new_tokens=max_new_tokens, num_waiting=len(order), device=device)
+    on_progress(label, 0, counter.most_tokens, "tokens")
+    counter.on_step = lambda: on_progress(label, counter.num_tokens, counter.most_tokens, "tokens")
     with evaluating(model), _greedy(model, max_new_tokens=max_new_tokens, stop_ids=stop_ids, pad_id=pad_id) as config:
         for first in range(0, len(order), batch_rows):
             chosen = order[first : first + batch_rows]
             input_ids, attention_mask = pad_left([kept[index] for index in chosen], pad_id=pad_id)
+            counter.start_batch(len(chosen))
             output = model.generate(
-                input_ids=input_ids.to(device), attention_mask=attention_mask.to(device), generation_config=config
+                input_ids=input_ids.to(device),
+                attention_mask=attention_mask.to(device),
+                generation_config=config,
+                stopping_criteria=StoppingCriteriaList([counter]),
             )
             for index, tokens in zip(chosen, output[:, input_ids.shape[1] :].tolist(), strict=True):
                 answers[index] = cut_at(tokens, stop_ids)
-            on_progress(label, first + len(chosen), len(order), "rows")
     return answers
+
+
+class _TokenCounter:
+    """Count the tokens of answers while ``generate`` makes them, which asks it after each token whether to stop.
+
+    It never stops anything. Its sum waits for the device once a token, as ``generate`` itself does.
+
+    Attributes:
+        num_tokens: tokens that belong to answers so far.
+        on_step: called after each step.
+    """
+
+    def __init__(
+        self, stop_ids: Sequence[int], *, max_new_tokens: int, num_waiting: int, device: torch.device | str
+    ) -> None:
+        self.num_tokens = 0
+        self.on_step: Callable[[], None] = lambda: None
+        self._stops = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
+        self._max_new_tokens = max_new_tokens
+        self._num_waiting = num_waiting
+        self._num_running = self._steps = 0
+        self._is_running = torch.zeros(0, dtype=torch.bool, device=device)
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens in the end if no answer ends early from here on."""
+        left = self._num_running * (self._max_new_tokens - self._steps) + self._num_waiting * self._max_new_tokens
+        return self.num_tokens + left
+
+    def start_batch(self, num_rows: int) -> None:
+        """Take rows out of those that wait."""
+        self._num_waiting -= num_rows
+        self._num_running, self._steps = num_rows, 0
+        self._is_running = torch.ones(num_rows, dtype=torch.bool, device=self._stops.device)
+
+    def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
+        self._is_running &= ~torch.isin(input_ids[:, -1], self._stops)
+        self._num_running = int(self._is_running.sum())
+        self._steps += 1
+        self.num_tokens += self._num_running
+        self.on_step()
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 def pad_left(prompts: Sequence[Sequence[int]], *, pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -114,10 +114,14 @@ def _digest_folder(folder: Path, digest_cache: Path | None, on_progress: OnProgr
     files = [*weights, *tokenizer]
     digests = {}
     began = time.monotonic()
+    is_shown = False
     for done, path in enumerate(files, 1):
         digests[path] = digest_file(path, digest_cache)
         # Digests that are remembered take no time, and nobody wants to see a bar for them.
         if time.monotonic() - began > _QUIET_SECONDS:
+            if not is_shown:
+                on_progress("Checking model files", 0, len(files), "files")
+                is_shown = True
             on_progress("Checking model files", done, len(files), "files")
 
     def together(group: list[Path]) -> str:

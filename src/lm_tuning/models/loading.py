@@ -141,6 +141,32 @@ def load_model(
     return model.eval()  # type: ignore[no-any-return]
 
 
+def build_skeleton(name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """Build the modules of a causal language model without weights, which takes a fraction of a second.
+
+    Args:
+        name_or_path: a local folder or a hub name.
+        revision: branch, tag or commit on the hub.
+        trust_remote_code: whether code that comes with the model may run.
+
+    Returns:
+        The model on the ``meta`` device: names and shapes are those of the loaded one.
+
+    Raises:
+        UserError: the config cannot be reached or read.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    build: Any = AutoModelForCausalLM.from_config
+    with user_errors(name_or_path, "model"):
+        config = AutoConfig.from_pretrained(
+            name_or_path, revision=revision, trust_remote_code=trust_remote_code, **hub_options(name_or_path)
+        )
+        with torch.device("meta"):
+            return build(config, trust_remote_code=trust_remote_code)
+
+
 def check_weight_files(folder: Path) -> list[Path]:
     """Name the weight files of a model folder.
 

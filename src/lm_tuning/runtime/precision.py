@@ -27,16 +27,6 @@ class Precision:
     reason: str
     warning: str | None = None
 
-    @property
-    def uses_autocast(self) -> bool:
-        """Whether matrix products need autocast, since the weights are kept in float32."""
-        return self.weights != self.compute
-
-    @property
-    def needs_loss_scaling(self) -> bool:
-        """Whether gradients would underflow without a loss scale."""
-        return self.compute == "float16"
-
 
 def choose_precision(
     device: Device,

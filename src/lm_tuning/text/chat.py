@@ -9,16 +9,19 @@ their beginnings; rows for which that fails as well are refused, never guessed a
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from lm_tuning.text.rendering import CharRange, Message, RenderedRow, RowRefused
+from lm_tuning.text.control_tokens import TYPED_AS_TEXT, ControlTokens, show
+from lm_tuning.text.rendering import NOT_VERBATIM, CharRange, Message, RenderedRow, RowRefused, Tools
+from lm_tuning.text.template_call import TemplateCall
 
-NOT_VERBATIM = "content_not_verbatim"
 TRAILING_TURNS_CUT = "trailing_turns_cut"
 ANSWER_NOT_LEARNED = "answer_not_learned"
+ANSWER_OF_WEIGHT_0 = "answer_of_weight_0"
 UNTRACEABLE = "untraceable"
 
 _MAX_SHAPES = 4096
@@ -83,74 +86,94 @@ class Skeleton:
 class ChatRenderer:
     """Render conversations with a tokenizer's chat template and trace the answers."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, control: ControlTokens | None = None) -> None:
         """Look at the template; a tokenizer without one cannot be used.
 
         Args:
             tokenizer: a transformers tokenizer with a chat template.
+            control: what is done with control tokens typed in turns; by default they are not looked for.
         """
-        self._template: str = tokenizer.get_chat_template()
-        # Each variable costs time at every row, and few templates read any.
-        names = tokenizer.special_tokens_map.items()
-        self._variables: dict[str, Any] = {name: token for name, token in names if name in self._template}
-        self._skeletons: dict[tuple[str, ...], Skeleton | None] = {}
+        self._call = TemplateCall(tokenizer)
+        self._control = control
+        self._skeletons: dict[tuple[tuple[str, ...], str], Skeleton | None] = {}
         # What ends an answer, without white space: learned when first needed, empty where nothing does.
         self._closing: str | None = None
-        self._has_markers = _GENERATION_PATTERN.search(self._template) is not None
+        self._has_markers = _GENERATION_PATTERN.search(self._call.source) is not None
         # A beginning-of-text token after an answer belongs to the next turn. SmolLM2 and others use one token for both.
         bos = tokenizer.bos_token if tokenizer.bos_token != tokenizer.eos_token else None
         ends = sorted((str(token) for token in tokenizer.added_tokens_encoder if token != bos), key=len, reverse=True)
         self._end_of_turn = re.compile(r"\s*(?:" + "|".join(map(re.escape, ends)) + ")") if ends else re.compile("(?!)")
 
-    def render(self, messages: list[Message]) -> RenderedRow:
+    def render(self, messages: list[Message], tools: Tools | None = None) -> RenderedRow:
         """Render one conversation and trace its answers.
 
-        Turns after the last assistant turn teach nothing and are cut.
+        Turns after the last answer that is learned teach nothing and are cut. An answer whose ``weight`` is 0 is not
+        learned.
 
         Args:
             messages: ``role`` and ``content``, and whatever else the template reads.
+            tools: what the conversation may call, handed to the template.
 
         Returns:
             The row as text.
 
         Raises:
-            RowRefused: no assistant turn, the template refuses the conversation, or its output cannot be traced.
+            RowRefused: no assistant turn, the template refuses the conversation, its output cannot be traced, or it
+                holds a control token and such rows are not wanted.
         """
-        last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=None)
-        if last is None:
+        last = -1
+        unlearned: set[int] = set()
+        for i, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            if message.get("weight") == 0:
+                unlearned.add(i)
+            else:
+                last = i
+        if last < 0:
             raise RowRefused("no_assistant_turn")
-        notes = [TRAILING_TURNS_CUT] if last + 1 < len(messages) else []
-        messages = messages[: last + 1]
-        text = self._apply(messages)
-        row = self._by_skeleton(messages, text) or self._by_beginnings(messages, text)
+        notes = [ANSWER_OF_WEIGHT_0] if unlearned else []
+        if last + 1 < len(messages):
+            notes.append(TRAILING_TURNS_CUT)
+            messages = messages[: last + 1]
+        if unlearned or "weight" in messages[last]:
+            messages = [{key: value for key, value in turn.items() if key != "weight"} for turn in messages]
+        found = self._control.find_in_turns(messages) if self._control else None
+        if self._control and not found and tools:
+            found = self._control.find_in_tools(tools)
+        if self._control and found:
+            note = self._control.settle(found)
+            notes.append(note)
+            if note == TYPED_AS_TEXT:
+                hidden, hidden_tools, tokens = self._control.hide(messages, tools)
+                row = show(self._trace(hidden, hidden_tools, unlearned), tokens)
+                row.notes += notes
+                return row
+        row = self._trace(messages, tools, unlearned)
         row.notes += notes
         return row
 
-    def _apply(self, messages: list[Message], *, add_generation_prompt: bool = False) -> str:
-        """Render with what ``apply_chat_template`` renders with, without what that does anew for every row."""
-        from transformers.utils.chat_template_utils import render_jinja_template
+    def _trace(self, messages: list[Message], tools: Tools | None, unlearned: set[int]) -> RenderedRow:
+        is_plain = True
+        for message in messages:
+            if len(message) != 2 or message.get("content").__class__ is not str:
+                is_plain = False
+                break
+        text = self._call(messages, tools, is_plain=is_plain)
+        row = self._by_skeleton(messages, tools, text, unlearned) if is_plain else None
+        return row or self._by_beginnings(messages, tools, text, unlearned)
 
-        try:
-            rendered: Any = render_jinja_template(
-                conversations=[messages],
-                chat_template=self._template,
-                add_generation_prompt=add_generation_prompt,
-                **self._variables,
-            )
-        except Exception as error:  # a template is foreign code: it raises what it likes
-            raise RowRefused("refused_by_template", str(error)) from error
-        return str(rendered[0][0])
-
-    def _by_skeleton(self, messages: list[Message], text: str) -> RenderedRow | None:
+    def _by_skeleton(
+        self, messages: list[Message], tools: Tools | None, text: str, unlearned: set[int]
+    ) -> RenderedRow | None:
         """Trace by the scaffolding of the conversation's shape; ``None`` when that does not add up."""
-        if any(message.keys() != {"role", "content"} for message in messages):
-            return None
-        shape = tuple(message["role"] for message in messages)
-        if shape not in self._skeletons:
+        shape = tuple([message["role"] for message in messages])
+        key = shape, json.dumps(tools) if tools else ""
+        if key not in self._skeletons:
             if len(self._skeletons) >= _MAX_SHAPES:
                 self._skeletons.clear()
-            self._skeletons[shape] = self._learn(shape)
-        skeleton = self._skeletons[shape]
+            self._skeletons[key] = self._learn(shape, tools)
+        skeleton = self._skeletons[key]
         located = skeleton.locate(text, [message["content"] for message in messages]) if skeleton else None
         if skeleton is None or located is None:
             return None
@@ -159,21 +182,23 @@ class ChatRenderer:
         answers: list[CharRange] = []
         openings: list[int] = []
         for gap, (start, end) in enumerate(places):
-            if shape[skeleton.order[gap]] != "assistant":
+            message_index = skeleton.order[gap]
+            if shape[message_index] != "assistant":
                 prompts.append((start, end))
                 continue
-            answers.append((start - skeleton.leads[gap], end + skeleton.tails[gap]))
+            if message_index not in unlearned:
+                answers.append((start - skeleton.leads[gap], end + skeleton.tails[gap]))
             extra = skeleton.extras[gap]
             if extra is not None:
                 openings.append(start - extra)
         notes = [] if verbatim else [NOT_VERBATIM]
         return RenderedRow(text[: answers[-1][1]], prompts, answers, skeleton.is_closed, openings, notes)
 
-    def _learn(self, shape: tuple[str, ...]) -> Skeleton | None:
+    def _learn(self, shape: tuple[str, ...], tools: Tools | None = None) -> Skeleton | None:
         """Render a shape with markers for contents and read the scaffolding off."""
         messages = [{"role": role, "content": _MARKER.format(i)} for i, role in enumerate(shape)]
         try:
-            text = self._apply(messages)
+            text = self._call(messages, tools, is_plain=True)
         except RowRefused:
             return None
         gaps = list(_MARKER_PATTERN.finditer(text))
@@ -185,7 +210,7 @@ class ChatRenderer:
             return None
         edges = [0, *(place for gap in gaps for place in gap.span()), len(text)]
         literals = [text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
-        marked = self._marked_ranges(messages) if self._has_markers else []
+        marked = self._call.marked_ranges(messages, tools) if self._has_markers else []
         leads = [0] * len(gaps)
         tails = [0] * len(gaps)
         for i, gap in enumerate(gaps):
@@ -196,38 +221,29 @@ class ChatRenderer:
         closing = self._end_of_turn.match(literals[-1])
         extras: list[int | None] = [None] * len(gaps)
         for i in (i for i, message in enumerate(order) if shape[message] == "assistant"):
-            extras[i] = self._beyond_generation_prompt(messages[: order[i]], text[: gaps[i].start()])
+            extras[i] = self._beyond_generation_prompt(messages[: order[i]], tools, text[: gaps[i].start()])
             # A turn in the middle ends as the last one does: what merely follows it may be the next turn's beginning.
             if closing and literals[i + 1].startswith(closing[0]):
                 tails[i] = max(tails[i], closing.end())
         return Skeleton(literals, order, leads, tails, extras, is_closed=closing is not None)
 
-    def _beyond_generation_prompt(self, messages: list[Message], text: str) -> int | None:
+    def _beyond_generation_prompt(self, messages: list[Message], tools: Tools | None, text: str) -> int | None:
         """Count the characters that a rendering has more than the prompt that generation starts from."""
         try:
-            prompt = self._apply(messages, add_generation_prompt=True)
+            prompt = self._call(messages, tools, is_plain=True, add_generation_prompt=True)
         except RowRefused:
             return None
         return len(text) - len(prompt) if text.startswith(prompt) else None
 
-    def _marked_ranges(self, messages: list[Message]) -> list[CharRange]:
-        """Return the character ranges inside the template's generation markers."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        rendered: Any = render_jinja_template(
-            conversations=[messages],
-            chat_template=self._template,
-            return_assistant_tokens_mask=True,
-            **self._variables,
-        )
-        return [(int(start), int(end)) for start, end in rendered[1][0]]
-
-    def _by_beginnings(self, messages: list[Message], text: str) -> RenderedRow:
+    def _by_beginnings(
+        self, messages: list[Message], tools: Tools | None, text: str, unlearned: set[int]
+    ) -> RenderedRow:
         """Trace by rendering the conversation up to each answer: what the whole adds to that is the answer.
 
         An earlier answer that the template writes otherwise once more turns follow (reasoning left out, for example) is
         not learned; the last one has to be traced.
         """
+        traced: list[CharRange] = []
         answers: list[CharRange] = []
         openings: list[int] = []
         is_closed = False
@@ -236,29 +252,35 @@ class ChatRenderer:
             if message["role"] != "assistant":
                 continue
             try:
-                opening, answer, is_closed = self._trace_turn(messages, i, text)
+                opening, answer, closes = self._trace_turn(messages, tools, i, text)
             except RowRefused:
                 if i == len(messages) - 1:
                     raise
-                notes = [ANSWER_NOT_LEARNED]
+                if i not in unlearned:
+                    notes = [ANSWER_NOT_LEARNED]
                 continue
             openings.append(opening)
-            answers.append(answer)
+            traced.append(answer)
+            if i not in unlearned:
+                answers.append(answer)
+                is_closed = closes
         contents = [message["content"] for message in messages if isinstance(message.get("content"), str)]
         if not all(content in text for content in contents):
             notes.append(NOT_VERBATIM)
-        between = [(end, start) for (_, end), (start, _) in pairwise([(0, 0), *answers])]
+        between = [(end, start) for (_, end), (start, _) in pairwise([(0, 0), *traced])]
         prompts = self._within(messages, text, between)
         return RenderedRow(text[: answers[-1][1]], prompts, answers, is_closed, openings, notes)
 
-    def _trace_turn(self, messages: list[Message], turn: int, text: str) -> tuple[int, CharRange, bool]:
+    def _trace_turn(
+        self, messages: list[Message], tools: Tools | None, turn: int, text: str
+    ) -> tuple[int, CharRange, bool]:
         """Return where generation of an answer begins, its range, and whether an end-of-turn token closes it."""
-        before = self._apply(messages[:turn], add_generation_prompt=True) if turn else ""
-        upto = self._apply(messages[: turn + 1])
+        before = self._call(messages[:turn], tools, add_generation_prompt=True) if turn else ""
+        upto = self._call(messages[: turn + 1], tools)
         start = len(before)
         if not text.startswith(before) or not upto.startswith(before):
             raise RowRefused(UNTRACEABLE, f"turn {turn + 1} does not begin as its generation prompt ends")
-        if not turn or before == self._apply(messages[:turn]):
+        if not turn or before == self._call(messages[:turn], tools):
             # No header invites the answer, so what was added may begin with one; only the content is sure.
             content = str(messages[turn].get("content") or "").strip()
             start = text.find(content, start)

@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from tokenizers import Encoding
+from tokenizers import Tokenizer
 
-from lm_tuning.text.rendering import CharRange, RenderedRow
+from lm_tuning.text.byte_table import PlacedTokens
+from lm_tuning.text.rendering import CharRange, RenderedRow, RowRefused
 from lm_tuning.text.token_table import Span
+
+UNSPELLABLE = "control_token_unspellable"
 
 
 @dataclass(slots=True)
@@ -72,39 +75,116 @@ def added_prefix(tokenizer: Any) -> list[int]:
     return []
 
 
-def encode_rows(backend: Any, rows: list[RenderedRow]) -> list[Any]:
-    """Tokenize rows so that no token lies across the place where generation begins.
+class RowEncoder:
+    """Tokenize rows so that no token lies across the place where generation begins, and typed letters stay letters.
 
     A tokenizer may join the end of the scaffolding and the start of an answer (a line break and an indentation, say).
     A model that learned from such a token never sees it when it generates, since its prompt ends in between. Such
     rows are tokenized in pieces, unless that would change their text (some tokenizers put a space before every piece).
-
-    Args:
-        backend: lent by ``bare_backend``.
-        rows: rows as text.
-
-    Returns:
-        One encoding a row.
     """
-    encodings = list(backend.encode_batch([row.text for row in rows], add_special_tokens=False))
-    for i, (row, encoding) in enumerate(zip(rows, encodings, strict=True)):
-        crossed = [place for place in row.openings if _is_crossed(encoding, place, len(row.text))]
-        if crossed:
-            edges = pairwise([0, *crossed, len(row.text)])
-            parts = backend.encode_batch([row.text[start:end] for start, end in edges], add_special_tokens=False)
-            joined = Encoding.merge(parts, growing_offsets=True)
-            if _decode(backend, joined) == _decode(backend, encoding):
-                encodings[i] = joined
-    return encodings
+
+    def __init__(self, backend: Any, control_ids: frozenset[int] = frozenset()) -> None:
+        """Take a tokenizer.
+
+        Args:
+            backend: lent by ``bare_backend``.
+            control_ids: tokens that typed letters must not become.
+        """
+        self._backend = backend
+        self._control_ids = control_ids
+        # The same vocabulary without the added tokens, which are matched before anything else: made when first needed.
+        self._letters: Any = None
+
+    def encode(self, rows: list[RenderedRow]) -> list[Any]:
+        """Tokenize rows and keep the characters of every token.
+
+        Args:
+            rows: rows as text.
+
+        Returns:
+            One encoding a row, or what answers like one. A row whose typed control token cannot be written as letters
+            has its refusal instead.
+        """
+        encodings: list[Any] = list(self._backend.encode_batch([row.text for row in rows], add_special_tokens=False))
+        for i, row in enumerate(rows):
+            try:
+                if row.as_text:
+                    encodings[i] = self.encode_in_pieces(row, [])
+                crossed = [place for place in row.openings if _is_crossed(encodings[i], place, len(row.text))]
+                if crossed:
+                    joined = self.encode_in_pieces(row, crossed)
+                    if self.decode(joined.ids) == self.decode(encodings[i].ids):
+                        encodings[i] = joined
+            except RowRefused as refusal:
+                encodings[i] = refusal
+        return encodings
+
+    def encode_in_pieces(self, row: RenderedRow, cuts: list[int]) -> PlacedTokens:
+        """Tokenize what lies between cuts, and typed control tokens, each for itself.
+
+        Args:
+            row: the row as text.
+            cuts: characters that no token may lie across.
+
+        Raises:
+            RowRefused: a typed control token cannot be written as letters.
+        """
+        ids: list[int] = []
+        starts: list[int] = []
+        ends: list[int] = []
+        typed = dict(row.as_text)
+        edges = sorted({0, len(row.text), *cuts, *(edge for chars in row.as_text for edge in chars)})
+        # A cut inside the letters of a typed token would be no cut between contents.
+        edges = [edge for edge in edges if not any(start < edge < end for start, end in row.as_text)]
+        for start, end in pairwise(edges):
+            piece = row.text[start:end]
+            if start in typed:
+                found, places = self._inside(self._letters_only(), piece)
+                if not self._control_ids.isdisjoint(found):
+                    raise RowRefused(UNSPELLABLE, f"the tokenizer cannot write {piece!r} as letters")
+            elif row.as_text and start:
+                found, places = self._inside(self._backend, piece)
+            else:
+                encoding = self._backend.encode(piece, add_special_tokens=False)
+                found, places = encoding.ids, encoding.offsets
+            ids += found
+            starts += [start + low for low, _ in places]
+            ends += [start + high for _, high in places]
+        return PlacedTokens(ids, starts, ends)
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of tokens, control tokens included.
+
+        Args:
+            ids: token ids.
+        """
+        return str(self._backend.decode(ids, skip_special_tokens=False))
+
+    def _letters_only(self) -> Any:
+        if self._letters is None:
+            self._letters = Tokenizer(self._backend.model)
+            if self._backend.normalizer is not None:
+                self._letters.normalizer = self._backend.normalizer
+            if self._backend.pre_tokenizer is not None:
+                self._letters.pre_tokenizer = self._backend.pre_tokenizer
+        return self._letters
+
+    @staticmethod
+    def _inside(tokenizer: Any, piece: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Tokenize a piece from the middle of a text: behind a line break no tokenizer puts a space before it."""
+        lead = tokenizer.encode("\n", add_special_tokens=False).ids
+        encoding = tokenizer.encode("\n" + piece, add_special_tokens=False)
+        ids, places = encoding.ids, encoding.offsets
+        num = len(lead)
+        if ids[:num] == lead and (len(ids) == num or places[num][0] >= 1):
+            return ids[num:], [(low - 1, high - 1) for low, high in places[num:]]
+        encoding = tokenizer.encode(piece, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
 
 
 def _is_crossed(encoding: Any, place: int, num_chars: int) -> bool:
     token = encoding.char_to_token(place) if 0 < place < num_chars else None
     return token is not None and encoding.token_to_chars(token)[0] < place
-
-
-def _decode(backend: Any, encoding: Any) -> str:
-    return str(backend.decode(encoding.ids, skip_special_tokens=False))
 
 
 def token_span(encoding: Any, chars: CharRange, num_chars: int) -> Span:

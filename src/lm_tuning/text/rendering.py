@@ -5,8 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from lm_tuning.text.token_table import Int16Array, Int64Array
+
 CharRange = tuple[int, int]
 Message = dict[str, Any]
+Tools = list[dict[str, Any]]
+Conversation = tuple[list[Message], Tools | None]
+
+NOT_VERBATIM = "content_not_verbatim"
 
 
 class RowRefused(Exception):
@@ -42,6 +48,7 @@ class RenderedRow:
         openings: characters at which generation would begin, so that no token may lie across them.
         is_closed: whether the text ends with a token that ends the turn; else the end token is appended.
         notes: keys of further counts that the row goes into.
+        as_text: half-open character ranges of typed control tokens, whose letters must not become the token; ascending.
     """
 
     text: str
@@ -50,6 +57,24 @@ class RenderedRow:
     is_closed: bool
     openings: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    as_text: list[CharRange] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class RenderedRows:
+    """Rows as text.
+
+    Attributes:
+        row_ids: identity of each row, ``(rows,)``.
+        sources: place of each row's source, ``(rows,)``.
+        rows: as text.
+        conversations: what each was rendered from; ``None`` where no template was used.
+    """
+
+    row_ids: Int64Array
+    sources: Int16Array
+    rows: list[RenderedRow]
+    conversations: list[Conversation | None]
 
 
 def render_text(text: str) -> RenderedRow:

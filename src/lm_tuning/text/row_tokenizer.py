@@ -5,47 +5,80 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from lm_tuning.errors import UserError
+from lm_tuning.text.byte_table import PlacedRows, build_byte_table, is_byte_level
 from lm_tuning.text.chat import ChatRenderer
-from lm_tuning.text.masks import TokenizedRow, added_prefix, bare_backend, encode_rows, token_span, tokenize_row
-from lm_tuning.text.rendering import CharRange, Message, RenderedRow, RowRefused, as_messages, render_plain, render_text
-from lm_tuning.text.summary import SplitCounts
-from lm_tuning.text.token_table import Span, scored_spans
+from lm_tuning.text.control_tokens import TYPED_AS_TEXT, ControlTokens
+from lm_tuning.text.counts import SplitCounts
+from lm_tuning.text.masks import RowEncoder, TokenizedRow, added_prefix, bare_backend, tokenize_row
+from lm_tuning.text.placing import RowPlacer, find_unlike
+from lm_tuning.text.rendering import (
+    Conversation,
+    Message,
+    RenderedRow,
+    RenderedRows,
+    RowRefused,
+    Tools,
+    as_messages,
+    render_plain,
+    render_text,
+)
+from lm_tuning.text.token_columns import (
+    BoolArray,
+    begins_with,
+    columns_of,
+    cut_ends,
+    ends_with,
+    flatten_ids,
+    join_columns,
+    put_around,
+    score_spans,
+    take_rows,
+)
+from lm_tuning.text.token_table import Int32Array, Int64Array, Span, TokenColumns, scored_spans
 from lm_tuning.text.truncation import (
     ANSWER_SHORTENED,
     END_CUT,
     NO_ANSWER_LEFT,
     OLD_TURNS_DROPPED,
+    TOO_LONG,
     later_exchanges,
     shorten_row,
 )
 
 NOT_ROUND_TRIP = "not_round_trip"
 
+# Stored fields that a row is rendered from.
 _FIELDS = {
     "text": ("text",),
     "prompt_response": ("prompt", "response", "system"),
-    "messages": ("messages",),
+    "messages": ("messages", "tools"),
     "text_label": ("text", "label"),
 }
 
 # Rows whose last token is not the end of an answer.
 _LOSES_ITS_END = {ANSWER_SHORTENED, END_CUT}
-# Characters of an answer in a message.
-_NUM_SHOWN = 80
-
-_Source = tuple[RenderedRow, list[Message] | None]
-PendingRow = tuple[int, _Source]
 
 
 class RowTokenizer(AbstractContextManager["RowTokenizer"]):
     """Turn rows of one format into ids and spans; a context manager, since it borrows the tokenizer's backend."""
 
-    def __init__(self, tokenizer: Any, format: str, *, max_length_tokens: int, truncation: str, loss_on: str) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        format: str,
+        *,
+        max_length_tokens: int,
+        truncation: str,
+        loss_on: str,
+        control_tokens: str = "auto",
+    ) -> None:
         """Choose how rows become text.
 
         Args:
@@ -54,6 +87,8 @@ class RowTokenizer(AbstractContextManager["RowTokenizer"]):
             max_length_tokens: tokens that a row may have.
             truncation: what happens to longer rows, see ``shorten_row``.
             loss_on: ``assistant``, ``completion`` or ``all``.
+            control_tokens: what happens to typed control tokens: ``as_text``, ``keep``, ``drop``, ``error``, or
+                ``auto``, which is ``keep`` for running text and ``as_text`` for everything else.
 
         Raises:
             UserError: the format needs a chat template, and the tokenizer has none.
@@ -68,23 +103,34 @@ class RowTokenizer(AbstractContextManager["RowTokenizer"]):
                 "version of the model, put a chat_template.jinja into its folder, or give rows of prompt and response."
             )
         self.uses_template = has_template and format != "text"
-        self._chat = ChatRenderer(tokenizer) if self.uses_template else None
-        self._fields = _FIELDS[format]
+        if control_tokens == "auto":
+            control_tokens = "keep" if format == "text" else "as_text"
+        template = tokenizer.get_chat_template() if self.uses_template else None
+        self._control = ControlTokens(tokenizer, template=template, policy=control_tokens)
+        self._chat = ChatRenderer(tokenizer, self._control) if self.uses_template else None
+        self._format = format
         self._render = self._renderer(format)
         self._prefix = added_prefix(tokenizer)
         self._end_id: int | None = tokenizer.eos_token_id
+        # Running text is learned whole, so nothing has to be found in it.
+        self._bytes = None if format == "text" else build_byte_table(tokenizer.backend_tokenizer)
+        self._needs_offsets = format != "text" and self._bytes is None
+        # Byte-level tokenizers can spell everything; SmolLM2's and others' unknown token is one for something else.
+        self._unknown_id: int | None = None if is_byte_level(tokenizer.backend_tokenizer) else tokenizer.unk_token_id
         self._backend_block = bare_backend(tokenizer)
 
     def __enter__(self) -> RowTokenizer:
         """Borrow the backend."""
         self._backend = self._backend_block.__enter__()
+        self._encoder = RowEncoder(self._backend, self._control.ids)
+        self._placer = RowPlacer(self._backend, self._encoder, self._bytes)
         return self
 
     def __exit__(self, *error: Any) -> None:
         """Give the backend back."""
         self._backend_block.__exit__(*error)
 
-    def render(self, batch: pa.RecordBatch, counts: SplitCounts) -> list[PendingRow]:
+    def render(self, batch: pa.RecordBatch, counts: SplitCounts) -> RenderedRows:
         """Write rows as text.
 
         Args:
@@ -94,52 +140,218 @@ class RowTokenizer(AbstractContextManager["RowTokenizer"]):
         Returns:
             The others.
         """
-        columns = batch.to_pydict()
-        row_ids: list[int] = columns["row_id"]
+        row_ids = batch.column("row_id").to_numpy()
+        sources = batch.column("source").to_numpy()
         counts.num_read += len(row_ids)
-        pending: list[PendingRow] = []
-        fields: Iterable[tuple[Any, ...]] = zip(*(columns[name] for name in self._fields), strict=True)
-        for row_id, values in zip(row_ids, fields, strict=True):
+        rows: list[RenderedRow] = []
+        conversations: list[Conversation | None] = []
+        kept: list[int] = []
+        fields: Iterable[tuple[Any, ...]] = zip(
+            *(batch.column(name).to_pylist() for name in _FIELDS[self._format]), strict=True
+        )
+        for place, values in enumerate(fields):
             try:
-                pending.append((row_id, self._render(*values)))
+                row, conversation = self._render(*values)
             except RowRefused as refusal:
-                counts.add(refusal.reason, row_id, refusal.detail)
-        return pending
+                counts.add(refusal.reason, int(row_ids[place]), refusal.detail)
+                continue
+            rows.append(row)
+            conversations.append(conversation)
+            kept.append(place)
+        if len(kept) < len(row_ids):
+            row_ids, sources = row_ids[kept], sources[kept]
+        return RenderedRows(row_ids, sources, rows, conversations)
 
-    def encode(self, pending: list[PendingRow]) -> tuple[list[Any], dict[int, str]]:
-        """Tokenize rendered rows on all cores and decode their answers again; other threads go on meanwhile.
+    def encode(self, rendered: RenderedRows) -> list[Any]:
+        """Tokenize rendered rows on all cores; other threads go on meanwhile.
 
         Args:
-            pending: what ``render`` returned.
+            rendered: what ``render`` returned.
 
         Returns:
-            One encoding a row, and by row id what did not come back as it was.
+            One encoding a row.
         """
-        encodings = encode_rows(self._backend, [rendered for _, (rendered, _) in pending])
-        return encodings, self._prove(pending, encodings)
+        if self._needs_offsets:
+            return self._encoder.encode(rendered.rows)
+        texts = [row.text for row in rendered.rows]
+        return list(self._backend.encode_batch_fast(texts, add_special_tokens=False))
 
-    def finish(
-        self, pending: list[PendingRow], encoded: tuple[list[Any], dict[int, str]], counts: SplitCounts
-    ) -> tuple[list[int], list[list[int]], list[list[Span]]]:
+    def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
         """Find the learned tokens and make long rows fit.
 
         Args:
-            pending: what ``render`` returned.
-            encoded: what ``encode`` made of it.
+            rendered: what ``render`` returned.
+            encodings: what ``encode`` made of it.
             counts: receives what happens to the rows.
 
         Returns:
-            Row ids, token ids and scored spans of the rows that are kept.
+            The rows that are kept.
         """
-        encodings, unlike = encoded
-        for row_id, detail in unlike.items():
-            counts.add(NOT_ROUND_TRIP, row_id, detail)
-        kept_ids: list[int] = []
+        others: dict[int, Any] = {}
+        if self._needs_offsets:
+            others = dict(enumerate(encodings))
+            unlike = find_unlike(self._backend, rendered.rows, others)
+            return self._one_by_one(rendered, others, unlike, counts)[0]
+        tokens: list[list[int]] = [encoding.ids for encoding in encodings]
+        self._placer.spell_typed(rendered.rows, tokens, others)
+        if self._format == "text":
+            return self._finish_text(rendered, tokens, others, counts)
+        placed = self._placer.place(rendered.rows, tokens, others)
+        return self._finish_placed(rendered, placed, others, counts)
+
+    def _renderer(self, format: str) -> Callable[..., tuple[RenderedRow, Conversation | None]]:
+        """Return a function from the fields of a row to its text and what that was rendered from."""
+        if format == "text":
+            return lambda text: (self._look_through(render_text(text)), None)
+        if format == "messages":
+            return lambda text, tools: self._render_chat(json.loads(text), json.loads(tools) if tools else None)
+        if self.uses_template:
+            return lambda *parts: self._render_chat(as_messages(*parts), None)
+        return lambda *parts: (self._look_through(render_plain(*parts)), None)
+
+    def _render_chat(self, messages: list[Message], tools: Tools | None) -> tuple[RenderedRow, Conversation]:
+        assert self._chat is not None
+        return self._chat.render(messages, tools), (messages, tools)
+
+    def _look_through(self, row: RenderedRow) -> RenderedRow:
+        """Settle what happens to control tokens typed in a text that no template writes."""
+        found = self._control.find_in_text(row.text)
+        if found:
+            note = self._control.settle(found)
+            row.notes.append(note)
+            if note == TYPED_AS_TEXT:
+                self._control.mark_text(row)
+        return row
+
+    def _finish_text(
+        self, rendered: RenderedRows, tokens: list[list[int]], refused: dict[int, Any], counts: SplitCounts
+    ) -> TokenColumns:
+        """Finish running text: every token of it is learned, and a long row loses its end."""
+        ids, offsets, _ = self._put_around(*flatten_ids(tokens), np.ones(len(tokens), dtype=np.bool_))
+        lengths = np.diff(offsets)
+        kept = np.ones(len(tokens), dtype=np.bool_)
+        for place, refusal in refused.items():
+            kept[place] = False
+            counts.add(refusal.reason, int(rendered.row_ids[place]), refusal.detail)
+        is_long = kept & (lengths > self._limit)
+        counts.add_long(lengths[is_long], limit=self._limit)
+        is_cut = is_long & (self._truncation in ("truncate_prompt", "truncate_end"))
+        kept &= is_cut | ~is_long
+        counts.add_rows(TOO_LONG, rendered.row_ids[is_long & ~is_cut])
+        is_learned = np.minimum(lengths, self._limit) > 1
+        counts.add_rows(NO_ANSWER_LEFT, rendered.row_ids[kept & ~is_learned])
+        kept &= is_learned
+        counts.add_rows(END_CUT, rendered.row_ids[kept & is_cut])
+        if self._unknown_id is not None:
+            has_unknown = np.diff(np.concatenate([[0], np.cumsum(ids == self._unknown_id)])[offsets]) > 0
+            counts.add_rows(NOT_ROUND_TRIP, rendered.row_ids[kept & has_unknown])
+        self._count_kept(rendered, kept, ids, offsets, counts, is_whole=~is_cut)
+        if is_cut.any():
+            ids, offsets = cut_ends(ids, offsets, self._limit)
+            lengths = np.diff(offsets)
+        rows = np.arange(len(tokens))
+        columns = TokenColumns(
+            rendered.row_ids, rendered.sources, ids, offsets, *score_spans(rows, np.zeros_like(rows), lengths, lengths)
+        )
+        return columns if kept.all() else take_rows(columns, np.flatnonzero(kept))
+
+    def _finish_placed(
+        self, rendered: RenderedRows, placed: PlacedRows, others: dict[int, Any], counts: SplitCounts
+    ) -> TokenColumns:
+        """Finish rows whose tokens are placed in their texts, all at once but for those that need a closer look."""
+        rows = rendered.rows
+        num = len(rows)
+        is_open = np.fromiter((not row.is_closed for row in rows), dtype=np.bool_, count=num)
+        ids, offsets, has_before = self._put_around(placed.ids, placed.offsets, is_open)
+        lengths = np.diff(offsets)
+        regular = lengths <= self._limit
+        regular[np.fromiter(others, dtype=np.int64)] = False
+        if self._loss_on == "all":
+            owners = np.arange(num)
+            first, after = np.zeros_like(owners), lengths
+        else:
+            answers = [row.answers[-1:] if self._loss_on == "completion" else row.answers for row in rows]
+            owners = np.repeat(np.arange(num), [*map(len, answers)])
+            edges = np.fromiter(chain.from_iterable(chain.from_iterable(answers)), np.int64, 2 * len(owners))
+            known = regular[owners]
+            owners = owners[known]
+            first, after = placed.spans(owners, edges[::2][known], edges[1::2][known])
+            shift = len(self._prefix) * has_before[owners]
+            first, after = first + shift, after + shift
+            if is_open.any() and len(owners):
+                # The end is learned with the answer that it ends, even when that answer is empty.
+                is_last = np.append(owners[1:] != owners[:-1], True) & is_open[owners]
+                after = np.where(is_last, lengths[owners], after)
+        columns = TokenColumns(
+            rendered.row_ids, rendered.sources, ids, offsets, *score_spans(owners, first, after, lengths)
+        )
+        kept = regular & (np.diff(columns.span_offsets) > 0)
+        counts.add_rows(NO_ANSWER_LEFT, rendered.row_ids[regular & ~kept])
+        self._count_kept(rendered, kept, ids, offsets, counts)
+        if kept.all():
+            return columns
+        unlike = find_unlike(self._backend, rows, others)
+        others.update((place, placed.row(place)) for place in np.flatnonzero(~regular).tolist() if place not in others)
+        added, places = self._one_by_one(rendered, dict(sorted(others.items())), unlike, counts)
+        chosen = np.flatnonzero(kept)
+        joined = join_columns(take_rows(columns, chosen), added)
+        return take_rows(joined, np.argsort(np.concatenate([chosen, places]), kind="stable"))
+
+    def _put_around(
+        self, ids: Int32Array, offsets: Int64Array, is_open: BoolArray
+    ) -> tuple[Int32Array, Int64Array, BoolArray]:
+        """Add what belongs before every row and the end of open ones, each where it is not there already."""
+        has_before = ~begins_with(ids, offsets, self._prefix) if self._prefix else np.zeros(len(is_open), np.bool_)
+        has_after = np.zeros(len(is_open), np.bool_)
+        if self._end_id is not None and is_open.any():
+            has_after = is_open & ~ends_with(ids, offsets, self._end_id)
+        ids, offsets = put_around(
+            ids, offsets, before=self._prefix, has_before=has_before, after=self._end_id or 0, has_after=has_after
+        )
+        return ids, offsets, has_before
+
+    def _count_kept(
+        self,
+        rendered: RenderedRows,
+        kept: BoolArray,
+        ids: Int32Array,
+        offsets: Int64Array,
+        counts: SplitCounts,
+        *,
+        is_whole: BoolArray | None = None,
+    ) -> None:
+        """Count what was noted of the rows that are kept, and the tokens that end them."""
+        for place, row in enumerate(rendered.rows):
+            if row.notes and kept[place]:
+                for note in row.notes:
+                    counts.add(note, int(rendered.row_ids[place]))
+        ends = offsets[1:][kept if is_whole is None else kept & is_whole]
+        tokens, numbers = np.unique(ids[ends - 1], return_counts=True)
+        counts.endings.update(dict(zip(tokens.tolist(), numbers.tolist(), strict=True)))
+
+    def _one_by_one(
+        self, rendered: RenderedRows, encodings: dict[int, Any], unlike: dict[int, str], counts: SplitCounts
+    ) -> tuple[TokenColumns, list[int]]:
+        """Finish rows that need a closer look.
+
+        Args:
+            rendered: all rows.
+            encodings: of these rows by place, or their refusals.
+            unlike: what did not come back as it was, by place.
+            counts: receives what happens to the rows.
+
+        Returns:
+            The rows that are kept, and their places.
+        """
+        places: list[int] = []
         tokens: list[list[int]] = []
         spans: list[list[Span]] = []
-        for (row_id, source), encoding in zip(pending, encodings, strict=True):
+        for place, encoding in encodings.items():
+            row_id = int(rendered.row_ids[place])
             try:
-                row, notes = self._fit(source, encoding)
+                if isinstance(encoding, RowRefused):
+                    raise encoding
+                row, notes = self._fit(rendered.rows[place], rendered.conversations[place], encoding, counts)
                 scored = scored_spans(row.spans, len(row.ids))
                 if not scored:
                     raise RowRefused(NO_ANSWER_LEFT)
@@ -148,71 +360,40 @@ class RowTokenizer(AbstractContextManager["RowTokenizer"]):
                 continue
             for note in notes:
                 counts.add(note, row_id)
+            if place in unlike:
+                counts.add(NOT_ROUND_TRIP, row_id, unlike[place])
             if not _LOSES_ITS_END.intersection(notes):
                 counts.endings[row.ids[-1]] += 1
-            kept_ids.append(row_id)
+            places.append(place)
             tokens.append(row.ids)
             spans.append(scored)
-        return kept_ids, tokens, spans
-
-    def _renderer(self, format: str) -> Callable[..., _Source]:
-        """Return a function from the fields of a row to its text."""
-        if format == "text":
-            return lambda text: (render_text(text), None)
-        if format == "messages":
-            return lambda text: self._render_chat(json.loads(text))
-        if self.uses_template:
-            return lambda *parts: self._render_chat(as_messages(*parts))
-        return lambda *parts: (render_plain(*parts), None)
-
-    def _render_chat(self, messages: list[Message]) -> _Source:
-        assert self._chat is not None
-        return self._chat.render(messages), messages
+        row_ids = [int(rendered.row_ids[place]) for place in places]
+        sources = [int(rendered.sources[place]) for place in places]
+        return columns_of(row_ids, sources, tokens, spans), places
 
     def _tokens(self, rendered: RenderedRow, encoding: Any) -> TokenizedRow:
         return tokenize_row(rendered, encoding, loss_on=self._loss_on, prefix=self._prefix, end_id=self._end_id)
 
-    def _fit(self, source: _Source, encoding: Any) -> tuple[TokenizedRow, list[str]]:
+    def _fit(
+        self, rendered: RenderedRow, conversation: Conversation | None, encoding: Any, counts: SplitCounts
+    ) -> tuple[TokenizedRow, list[str]]:
         """Tokenize one row within the limit, and say what that took."""
-        rendered, messages = source
         row = self._tokens(rendered, encoding)
         notes = list(rendered.notes)
+        if len(row.ids) > self._limit:
+            counts.add_long(np.array([len(row.ids)]), limit=self._limit)
+        messages, tools = conversation or (None, None)
         while messages and len(row.ids) > self._limit and self._truncation == "truncate_prompt":
             messages = later_exchanges(messages, 1 - self._limit / len(row.ids))
             if messages is None:
                 break
-            rendered, _ = self._render_chat(messages)
-            [encoding] = encode_rows(self._backend, [rendered])
+            rendered, _ = self._render_chat(messages, tools)
+            [encoding] = self._encoder.encode([rendered])
+            if isinstance(encoding, RowRefused):
+                raise encoding
             row = self._tokens(rendered, encoding)
             notes = [*dict.fromkeys([*notes, *rendered.notes, OLD_TURNS_DROPPED])]
         if len(row.ids) > self._limit:
             row, note = shorten_row(row, rendered, encoding, limit=self._limit, truncation=self._truncation)
             notes.append(note)
         return row, notes
-
-    def _prove(self, pending: list[PendingRow], encodings: list[Any]) -> dict[int, str]:
-        """Decode every answer and compare it with the text, so that a mask in the wrong place cannot pass."""
-        pieces: list[list[int]] = []
-        origins: list[tuple[int, Any, str, CharRange, Span]] = []
-        for (row_id, (rendered, _)), encoding in zip(pending, encodings, strict=True):
-            ids = encoding.ids
-            for chars in rendered.answers:
-                span = token_span(encoding, chars, len(rendered.text))
-                pieces.append(ids[span[0] : span[1]])
-                origins.append((row_id, encoding, rendered.text, chars, span))
-        failed: dict[int, str] = {}
-        decoded = self._backend.decode_batch(pieces, skip_special_tokens=False)
-        for got, (row_id, encoding, text, chars, span) in zip(decoded, origins, strict=True):
-            if got != text[slice(*chars)]:
-                wanted = text[slice(*_covered(encoding, chars, span))]
-                if "".join(got.split()) != "".join(wanted.split()):
-                    failed.setdefault(row_id, f"{wanted[:_NUM_SHOWN]!r} comes back as {got[:_NUM_SHOWN]!r}")
-        return failed
-
-
-def _covered(encoding: Any, chars: CharRange, span: Span) -> CharRange:
-    """Return the characters of some tokens: those that lie across an edge bring others along."""
-    first, after = span
-    if first == after:
-        return chars
-    return min(chars[0], encoding.token_to_chars(first)[0]), max(chars[1], encoding.token_to_chars(after - 1)[1])

@@ -2,100 +2,22 @@
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lm_tuning.text.counts import CHANGED, DROPPED, SplitCounts
 from lm_tuning.text.token_table import SPLITS, Int32Array, Span, TokenRow, TokenTable, open_split
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-logger = logging.getLogger(__name__)
-
-DROPPED = {
-    "no_assistant_turn": "no assistant turn",
-    "refused_by_template": "refused by the chat template",
-    "untraceable": "the answer cannot be told apart in the rendered text",
-    "too_long": "longer than tokenize.max_length_tokens",
-    "no_answer_left": "no learned token within tokenize.max_length_tokens",
-}
-CHANGED = {
-    "trailing_turns_cut": "turns after the last answer cut",
-    "answer_not_learned": "an earlier answer is not learned, since the chat template rewrites it",
-    "old_turns_dropped": "oldest exchanges left out to fit",
-    "prompt_shortened": "start of the prompt cut to fit",
-    "answer_shortened": "end of the answer cut, since it does not fit even alone",
-    "end_cut": "end cut to fit",
-    "content_not_verbatim": "the chat template changes the content (for example trims it)",
-    "not_round_trip": "the tokenizer cannot give the answer back exactly",
-}
 QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
 LEARNED_MARKS = ("⟦", "⟧")
 
-_NUM_ROWS_NAMED = 5
 _NUM_PREVIEW_ROWS = 5
-
-
-class SplitCounts:
-    """Count what happens to the rows of one split.
-
-    Attributes:
-        num_read: rows looked at.
-        counts: rows by reason; keys of ``DROPPED`` and ``CHANGED``.
-        first_rows: the first few row ids by reason.
-        details: what was said about the first such row, by reason.
-        endings: how often each id ends an answer that was not cut.
-    """
-
-    def __init__(self) -> None:
-        """Start at nothing."""
-        self.num_read = 0
-        self.counts: Counter[str] = Counter()
-        self.first_rows: dict[str, list[int]] = {}
-        self.details: dict[str, str] = {}
-        self.endings: Counter[int] = Counter()
-
-    def add(self, reason: str, row_id: int, detail: str = "") -> None:
-        """Count one row.
-
-        Args:
-            reason: key of ``DROPPED`` or ``CHANGED``.
-            row_id: the row.
-            detail: what happened; the first one is kept.
-        """
-        self.counts[reason] += 1
-        rows = self.first_rows.setdefault(reason, [])
-        if len(rows) < _NUM_ROWS_NAMED:
-            rows.append(row_id)
-        if detail:
-            self.details.setdefault(reason, detail)
-
-    def describe(self, reason: str) -> str:
-        """Say one count in words, with the first rows.
-
-        Args:
-            reason: key of ``DROPPED`` or ``CHANGED``.
-        """
-        number, rows = self.counts[reason], self.first_rows[reason]
-        named = ", ".join(map(str, rows)) + (", ..." if number > len(rows) else "")
-        detail = f": {self.details[reason]}" if reason in self.details else ""
-        return f"{number:,} ({(DROPPED | CHANGED)[reason]}; {'row' if number == 1 else 'rows'} {named}){detail}"
-
-    def warn(self, split: str) -> None:
-        """Log every count that is not zero.
-
-        Args:
-            split: name of the split.
-        """
-        for title, reasons in (("dropped", DROPPED), ("changed", CHANGED)):
-            for reason in reasons:
-                if self.counts[reason]:
-                    logger.warning("%s rows %s: %s", split, title, self.describe(reason))
 
 
 def summarize_split(table: TokenTable, counts: SplitCounts) -> dict[str, Any]:
@@ -106,8 +28,8 @@ def summarize_split(table: TokenTable, counts: SplitCounts) -> dict[str, Any]:
         counts: what happened to its rows.
 
     Returns:
-        Row and token counts, the share of learned tokens, quantiles of the length in tokens, and rows changed and
-        dropped by reason.
+        Row and token counts, the share of learned tokens, quantiles of the length in tokens, rows changed and dropped
+        by reason, and how many rows were too long and by how much.
     """
     num_tokens = int(table.lengths.sum(dtype=np.int64))
     num_supervised = int(table.num_supervised.sum(dtype=np.int64))
@@ -120,6 +42,7 @@ def summarize_split(table: TokenTable, counts: SplitCounts) -> dict[str, Any]:
         "length_tokens": length_quantiles(table.lengths),
         "changed": {reason: counts.counts[reason] for reason in CHANGED if counts.counts[reason]},
         "dropped": {reason: counts.counts[reason] for reason in DROPPED if counts.counts[reason]},
+        "too_long": counts.describe_long(),
     }
 
 

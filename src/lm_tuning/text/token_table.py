@@ -22,6 +22,7 @@ BATCH_ROWS = 4096
 Span = tuple[int, int]
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
+Int16Array = npt.NDArray[np.int16]
 
 TOKEN_SCHEMA = pa.schema(
     [
@@ -30,6 +31,7 @@ TOKEN_SCHEMA = pa.schema(
         ("spans", pa.list_(pa.int32())),
         ("length", pa.int32()),
         ("num_supervised", pa.int32()),
+        ("source", pa.int16()),
     ]
 )
 
@@ -98,6 +100,13 @@ class TokenTable:
     """Read a token file by row number, memory-mapped.
 
     Pickles as its path, so loader workers and ranks open the file themselves.
+
+    Attributes:
+        path: the file.
+        lengths: tokens of each row, ``(rows,)``.
+        num_supervised: positions of each row that carry loss, ``(rows,)``.
+        row_ids: identity of each row, ``(rows,)``.
+        sources: place of each training row in the list of sources, ``(rows,)``; -1 for rows of held-out files.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -118,13 +127,15 @@ class TokenTable:
             ) from error
         if not reader.schema.equals(TOKEN_SCHEMA):
             raise UserError(f"{self.path} is not a token file of this version. Run the tokenize pipeline again.")
-        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        self._reader = reader
+        batches = list(self.batches())
         self._ids = [_list_parts(batch.column("input_ids")) for batch in batches]
         self._spans = [_list_parts(batch.column("spans")) for batch in batches]
         self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)], dtype=np.int64)
         self.lengths: Int32Array = _joined(batches, "length", np.int32)
         self.num_supervised: Int32Array = _joined(batches, "num_supervised", np.int32)
         self.row_ids: Int64Array = _joined(batches, "row_id", np.int64)
+        self.sources: Int16Array = _joined(batches, "source", np.int16)
 
     def __len__(self) -> int:
         """Count the rows."""
@@ -152,6 +163,10 @@ class TokenTable:
             input_ids=_slice(self._ids[batch], row),
             spans=list(zip(spans[::2], spans[1::2], strict=True)),
         )
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in file order, some thousand at a time, in the columns of ``TOKEN_SCHEMA``."""
+        return (self._reader.get_batch(place) for place in range(self._reader.num_record_batches))
 
     def __iter__(self) -> Iterator[TokenRow]:
         """Read the rows in file order."""
@@ -184,6 +199,31 @@ def split_path(folder: Path, split: str) -> Path:
     return Path(folder) / f"{split}.arrow"
 
 
+@dataclass(slots=True)
+class TokenColumns:
+    """Tokenized rows in columns.
+
+    Attributes:
+        row_ids: ``(rows,)``.
+        sources: place of each row's source, ``(rows,)``; -1 for held-out files.
+        ids: token ids of all rows end to end, ``(tokens,)``.
+        id_offsets: ``(rows + 1,)``: where each row starts in ``ids``.
+        spans: start and end of all spans end to end, as ``scored_spans`` gives them.
+        span_offsets: ``(rows + 1,)``: where each row starts in ``spans``.
+    """
+
+    row_ids: Int64Array
+    sources: Int16Array
+    ids: Int32Array
+    id_offsets: Int64Array
+    spans: Int32Array
+    span_offsets: Int64Array
+
+    def __len__(self) -> int:
+        """Count the rows."""
+        return len(self.row_ids)
+
+
 class TokenTableWriter:
     """Write a token file batch by batch, holding one batch in memory.
 
@@ -200,47 +240,34 @@ class TokenTableWriter:
         self.path = Path(path)
         self.num_rows = 0
         self._batch_rows = batch_rows
-        self._pending: list[tuple[int, Sequence[int] | Int32Array, list[Span]]] = []
+        self._pending: list[tuple[int, Sequence[int] | Int32Array, list[Span], int]] = []
         self._sink = pa.OSFile(str(self.path), "wb")
         self._writer = pa.ipc.new_file(self._sink, TOKEN_SCHEMA)
 
-    def append(self, row_id: int, input_ids: Sequence[int] | Int32Array, spans: Sequence[Span]) -> None:
+    def append(
+        self, row_id: int, input_ids: Sequence[int] | Int32Array, spans: Sequence[Span], *, source: int = 0
+    ) -> None:
         """Add one row.
 
         Args:
             row_id: identity of the row.
             input_ids: token ids, ``(length,)``.
             spans: half-open token positions that carry loss; position 0 is dropped from them.
+            source: which training source the row comes from; -1 for a held-out file.
         """
-        self._pending.append((row_id, input_ids, scored_spans(spans, len(input_ids))))
+        self._pending.append((row_id, input_ids, scored_spans(spans, len(input_ids)), source))
         if len(self._pending) >= self._batch_rows:
             self._flush()
 
-    def append_columns(
-        self,
-        row_ids: npt.ArrayLike,
-        ids: Int32Array,
-        id_offsets: npt.ArrayLike,
-        spans: Int32Array,
-        span_offsets: npt.ArrayLike,
-    ) -> None:
+    def append_columns(self, columns: TokenColumns) -> None:
         """Add a whole batch that is columnar already.
 
         Args:
-            row_ids: ``(rows,)``.
-            ids: token ids of all rows end to end, ``(tokens,)``.
-            id_offsets: ``(rows + 1,)``: where each row starts in ``ids``.
-            spans: flattened start and end pairs of all rows, already as ``scored_spans`` gives them.
-            span_offsets: ``(rows + 1,)``: where each row starts in ``spans``.
+            columns: any number of rows.
         """
         self._flush()
-        self._write(
-            np.asarray(row_ids, dtype=np.int64),
-            ids,
-            np.asarray(id_offsets, dtype=np.int32),
-            spans,
-            np.asarray(span_offsets, dtype=np.int32),
-        )
+        if len(columns):
+            self._write(columns)
 
     def close(self) -> None:
         """Write what is pending and the footer."""
@@ -262,36 +289,38 @@ class TokenTableWriter:
     def _flush(self) -> None:
         if not self._pending:
             return
-        row_ids, ids, spans = zip(*self._pending, strict=True)
+        row_ids, ids, spans, sources = zip(*self._pending, strict=True)
         self._pending = []
         flat_spans = [np.asarray(row, dtype=np.int32).reshape(-1) for row in spans]
         self._write(
-            np.asarray(row_ids, dtype=np.int64),
-            np.concatenate([np.asarray(row, dtype=np.int32) for row in ids]),
-            _offsets(ids),
-            np.concatenate(flat_spans),
-            _offsets(flat_spans),
+            TokenColumns(
+                np.asarray(row_ids, dtype=np.int64),
+                np.asarray(sources, dtype=np.int16),
+                np.concatenate([np.asarray(row, dtype=np.int32) for row in ids]),
+                _offsets(ids),
+                np.concatenate(flat_spans),
+                _offsets(flat_spans),
+            )
         )
 
-    def _write(
-        self, row_ids: Int64Array, ids: Int32Array, id_offsets: Int32Array, spans: Int32Array, span_offsets: Int32Array
-    ) -> None:
-        pairs = spans.reshape(-1, 2)
+    def _write(self, columns: TokenColumns) -> None:
+        pairs = columns.spans.reshape(-1, 2)
         covered = np.concatenate([[0], np.cumsum(pairs[:, 1] - pairs[:, 0])])
-        num_supervised = covered[span_offsets[1:] // 2] - covered[span_offsets[:-1] // 2]
-        columns = [
-            pa.array(row_ids),
-            pa.ListArray.from_arrays(pa.array(id_offsets), pa.array(ids)),
-            pa.ListArray.from_arrays(pa.array(span_offsets), pa.array(spans)),
-            pa.array(np.diff(id_offsets).astype(np.int32)),
-            pa.array(num_supervised.astype(np.int32)),
+        edges = columns.span_offsets // 2
+        arrays = [
+            pa.array(columns.row_ids),
+            pa.ListArray.from_arrays(pa.array(columns.id_offsets.astype(np.int32)), pa.array(columns.ids)),
+            pa.ListArray.from_arrays(pa.array(columns.span_offsets.astype(np.int32)), pa.array(columns.spans)),
+            pa.array(np.diff(columns.id_offsets).astype(np.int32)),
+            pa.array((covered[edges[1:]] - covered[edges[:-1]]).astype(np.int32)),
+            pa.array(columns.sources),
         ]
-        self._writer.write_batch(pa.record_batch(columns, schema=TOKEN_SCHEMA))
-        self.num_rows += len(row_ids)
+        self._writer.write_batch(pa.record_batch(arrays, schema=TOKEN_SCHEMA))
+        self.num_rows += len(columns)
 
 
-def _offsets(rows: Sequence[Sequence[int] | Int32Array]) -> Int32Array:
-    return np.cumsum([0, *map(len, rows)]).astype(np.int32)
+def _offsets(rows: Sequence[Sequence[int] | Int32Array]) -> Int64Array:
+    return np.cumsum([0, *map(len, rows)])
 
 
 def _list_parts(column: Any) -> tuple[Int32Array, Int32Array]:

@@ -5,41 +5,46 @@ from __future__ import annotations
 import gc
 import json
 import logging
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from lm_tuning.data.findings import RowPlaces
 from lm_tuning.data.rows import ExampleTable, open_examples
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.threads import tokenizer_parallelism
-from lm_tuning.text.row_tokenizer import PendingRow, RowTokenizer
-from lm_tuning.text.summary import DROPPED, SplitCounts, preview_tokens, summarize_split
-from lm_tuning.text.token_table import (
-    SPLITS,
-    Span,
-    TokenTableWriter,
-    open_split,
-    split_path,
-)
+from lm_tuning.text.control_tokens import TYPED
+from lm_tuning.text.counts import DROPPED, SplitCounts
+from lm_tuning.text.rendering import NOT_VERBATIM, RenderedRows
+from lm_tuning.text.row_tokenizer import RowTokenizer
+from lm_tuning.text.summary import preview_tokens, summarize_split
+from lm_tuning.text.token_table import SPLITS, TokenColumns, TokenTableWriter, open_split, split_path
+from lm_tuning.text.tokens_report import REPORT_NAME, build_tokens_section
 from lm_tuning.text.truncation import TOO_LONG
 
 logger = logging.getLogger(__name__)
 
-TOKENS_VERSION = 1
+TOKENS_VERSION = 2
 """Raise it when the same rows and settings give other tokens: stored tokens of another version are not reused."""
 
 SUMMARY_NAME = "summary.json"
 PREVIEW_NAME = "preview.json"
+SPLITS_SUMMARY_NAME = "summary.json"
 
-# Enough to keep every core busy, few enough that progress moves every second or so.
-_CHUNK_ROWS = 512
+# Enough to keep every core busy, few enough that progress moves every second or so and memory stays small.
+_CHUNK_ROWS = 1024
+_CHUNK_BYTES = 1 << 19
+# Chunks that are with the tokenizer while the main thread works on others.
+_NUM_AHEAD = 2
+_NUM_ROWS_NAMED = 20
 
 
 def write_tokens(
@@ -50,11 +55,13 @@ def write_tokens(
     max_length_tokens: int,
     truncation: str = "truncate_prompt",
     loss_on: str = "assistant",
+    on_altered_content: str = "warn",
+    control_tokens: str = "auto",
     on_progress: OnProgress = ignore_progress,
 ) -> dict[str, Any]:
-    """Write ``train.arrow``, ``validation.arrow``, ``test.arrow``, ``summary.json`` and ``preview.json``.
+    """Write ``train.arrow``, ``validation.arrow``, ``test.arrow``, ``summary.json``, ``preview.json``, ``report.json``.
 
-    Rows keep their order; one batch of them is in memory at a time.
+    Rows keep their order; some thousand of them are in memory at a time.
 
     Args:
         folder: an empty folder.
@@ -63,13 +70,16 @@ def write_tokens(
         max_length_tokens: tokens that a row may have.
         truncation: ``truncate_prompt``, ``truncate_end``, ``drop`` or ``error``, see ``shorten_row``.
         loss_on: what is learned: ``assistant`` (every answer), ``completion`` (the last one) or ``all``.
+        on_altered_content: ``warn`` or ``error``: what happens when the chat template changes what a row says.
+        control_tokens: what happens to typed control tokens, see ``RowTokenizer``.
         on_progress: receives rows done.
 
     Returns:
         The summary, as stored.
 
     Raises:
-        UserError: rows are too long and ``truncation`` is ``error``, or no training row is left.
+        UserError: rows are too long, altered or hold control tokens and that is to be an error, or no training row is
+            left.
     """
     tables = {split: open_examples(examples, split) for split in SPLITS}
     total = sum(len(table) for table in tables.values())
@@ -77,6 +87,7 @@ def write_tokens(
         "max_length_tokens": max_length_tokens,
         "truncation": truncation,
         "loss_on": loss_on,
+        "control_tokens": control_tokens,
     }
     if max_length_tokens > tokenizer.model_max_length:
         logger.warning(
@@ -85,6 +96,8 @@ def write_tokens(
             tokenizer.model_max_length,
         )
     format = tables["train"].format
+    splits = json.loads((examples / SPLITS_SUMMARY_NAME).read_text(encoding="utf-8"))
+    places = RowPlaces(splits["files"])
     counts = {split: SplitCounts() for split in SPLITS}
     done = 0
     on_progress("Tokenizing", 0, total, "rows")
@@ -95,15 +108,21 @@ def write_tokens(
     ):
         for split in SPLITS:
             with TokenTableWriter(split_path(folder, split)) as writer:
-                for num_rows, rows in _tokenized(tables[split], row_tokenizer, counts[split]):
-                    _write(writer, *rows)
+                for num_rows, columns in _tokenized(tables[split], row_tokenizer, counts[split]):
+                    writer.append_columns(columns)
                     done += num_rows
                     on_progress("Tokenizing", done, total, "rows")
         rendering = "chat template" if row_tokenizer.uses_template else "plain text"
     for split in SPLITS:
-        counts[split].warn(split)
+        counts[split].warn(split, places)
     written = {split: open_split(folder, split) for split in SPLITS}
-    _check(counts, {split: len(table) for split, table in written.items()}, options)
+    _check(
+        counts,
+        {split: len(table) for split, table in written.items()},
+        places,
+        on_altered_content=on_altered_content,
+        **options,
+    )
     endings = counts["train"].endings + counts["validation"].endings + counts["test"].endings
     summary = {
         "format": format,
@@ -111,10 +130,13 @@ def write_tokens(
         **options,
         "tokenizer": _describe_tokenizer(tokenizer),
         "end_token_ids": [token for token, _ in endings.most_common()],
+        "sources": splits["sources"],
+        "label_map": splits.get("label_map"),
         "splits": {split: summarize_split(written[split], counts[split]) for split in SPLITS},
     }
     _write_json(folder / SUMMARY_NAME, summary)
     _write_json(folder / PREVIEW_NAME, preview_tokens(folder, tokenizer))
+    _write_json(folder / REPORT_NAME, build_tokens_section(summary, counts, places))
     return summary
 
 
@@ -127,22 +149,33 @@ def read_token_summary(folder: Path) -> dict[str, Any]:
     return dict(json.loads((Path(folder) / SUMMARY_NAME).read_text(encoding="utf-8")))
 
 
+def read_token_report(folder: Path) -> dict[str, Any]:
+    """Return the section of the data report that tells what tokenizing did.
+
+    Args:
+        folder: what the tokenize pipeline stored.
+    """
+    return dict(json.loads((Path(folder) / REPORT_NAME).read_text(encoding="utf-8")))
+
+
 def _tokenized(
     table: ExampleTable, row_tokenizer: RowTokenizer, counts: SplitCounts
-) -> Iterator[tuple[int, tuple[list[int], list[list[int]], list[list[Span]]]]]:
-    """Yield tokenized chunks; one is rendered and the one before it finished while the tokenizer works on another."""
+) -> Iterator[tuple[int, TokenColumns]]:
+    """Yield tokenized chunks; some are rendered and finished while the tokenizer works on others."""
+    running: deque[tuple[int, RenderedRows, Future[list[Any]]]] = deque()
+
+    def finish_first() -> tuple[int, TokenColumns]:
+        num_rows, rendered, encoded = running.popleft()
+        return num_rows, row_tokenizer.finish(rendered, encoded.result(), counts)
+
     with ThreadPoolExecutor(max_workers=1) as pool:
-        running: tuple[int, list[PendingRow], Future[Any]] | None = None
-        for chunk in chain(_chunks(table), [None]):
-            before = running
-            if chunk is None:
-                running = None
-            else:
-                pending = row_tokenizer.render(chunk, counts)
-                running = chunk.num_rows, pending, pool.submit(row_tokenizer.encode, pending)
-            if before is not None:
-                num_rows, pending, encoded = before
-                yield num_rows, row_tokenizer.finish(pending, encoded.result(), counts)
+        for chunk in _chunks(table):
+            rendered = row_tokenizer.render(chunk, counts)
+            running.append((chunk.num_rows, rendered, pool.submit(row_tokenizer.encode, rendered)))
+            if len(running) > _NUM_AHEAD:
+                yield finish_first()
+        while running:
+            yield finish_first()
 
 
 @contextmanager
@@ -156,39 +189,65 @@ def _heap_set_aside() -> Iterator[None]:
 
 
 def _chunks(table: ExampleTable) -> Iterator[pa.RecordBatch]:
+    """Cut the rows into chunks of some number of rows and bytes."""
     for batch in table.batches():
-        for start in range(0, batch.num_rows, _CHUNK_ROWS):
-            yield batch.slice(start, _CHUNK_ROWS)
+        sizes = np.zeros(batch.num_rows, dtype=np.int64)
+        for column in batch.columns:
+            if pa.types.is_string(column.type):
+                sizes += pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
+        reached = np.cumsum(sizes)
+        start = 0
+        while start < batch.num_rows:
+            before = int(reached[start - 1]) if start else 0
+            fitting = int(np.searchsorted(reached, before + _CHUNK_BYTES, side="right"))
+            end = min(max(fitting, start + 1), start + _CHUNK_ROWS, batch.num_rows)
+            yield batch.slice(start, end - start)
+            start = end
 
 
-def _write(writer: TokenTableWriter, row_ids: list[int], tokens: list[list[int]], spans: list[list[Span]]) -> None:
-    if not row_ids:
-        return
-    id_offsets = np.cumsum([0, *map(len, tokens)])
-    span_offsets = np.cumsum([0, *(2 * len(row) for row in spans)])
-    ids = np.fromiter(chain.from_iterable(tokens), dtype=np.int32, count=int(id_offsets[-1]))
-    edges = chain.from_iterable(chain.from_iterable(spans))
-    flat_spans = np.fromiter(edges, dtype=np.int32, count=int(span_offsets[-1]))
-    writer.append_columns(row_ids, ids, id_offsets, flat_spans, span_offsets)
-
-
-def _check(counts: dict[str, SplitCounts], num_rows: dict[str, int], options: dict[str, Any]) -> None:
-    """Stop when rows were too long for ``error``, or when nothing is left to train on."""
-    limit = options["max_length_tokens"]
-    if options["truncation"] == "error":
-        problems = [
-            f"{split} rows longer than tokenize.max_length_tokens = {limit}: {counts[split].describe(TOO_LONG)}. Raise "
-            "the limit, or set tokenize.truncation to truncate_prompt, truncate_end or drop."
-            for split in SPLITS
-            if counts[split].counts[TOO_LONG]
-        ]
-        if problems:
-            raise UserError(problems)
+def _check(
+    counts: dict[str, SplitCounts],
+    num_rows: dict[str, int],
+    places: RowPlaces,
+    *,
+    max_length_tokens: int,
+    truncation: str,
+    on_altered_content: str,
+    control_tokens: str,
+    **_: Any,
+) -> None:
+    """Stop when rows are what must not be, or when nothing is left to train on."""
+    errors = {
+        TOO_LONG: (
+            truncation == "error",
+            f"longer than tokenize.max_length_tokens = {max_length_tokens}",
+            "Raise the limit, or set tokenize.truncation to truncate_prompt, truncate_end or drop.",
+        ),
+        NOT_VERBATIM: (
+            on_altered_content == "error",
+            "with content that the chat template changes, while tokenize.on_altered_content is error",
+            "Change those rows, or set tokenize.on_altered_content to warn.",
+        ),
+        TYPED: (
+            control_tokens == "error",
+            "with a control token typed in them, while tokenize.control_tokens is error",
+            "Change those rows, or set tokenize.control_tokens to auto, as_text, keep or drop.",
+        ),
+    }
+    problems = [
+        f"{split} rows {what}: {counts[split].describe(reason, places, num_named=_NUM_ROWS_NAMED)}. {advice}"
+        for reason, (is_error, what, advice) in errors.items()
+        for split in SPLITS
+        if is_error and counts[split].counts[reason]
+    ]
+    if problems:
+        raise UserError(problems)
     if not num_rows["train"]:
         train = counts["train"]
-        reasons = "; ".join(train.describe(reason) for reason in DROPPED if train.counts[reason]) or "there are none"
+        reasons = "; ".join(train.describe(reason, places) for reason in DROPPED if train.counts[reason])
         raise UserError(
-            f"No training row is left after tokenizing with tokenize.max_length_tokens = {limit}. Dropped: {reasons}."
+            f"No training row is left after tokenizing with tokenize.max_length_tokens = {max_length_tokens}. "
+            f"Dropped: {reasons or 'there are none'}."
         )
 
 

@@ -1,4 +1,4 @@
-"""Cut the rows of a step into micro-batches and lay them out as tensors.
+"""Lay the micro-batches of a step out as tensors.
 
 Masks come from lengths and spans, never from comparing ids with the pad id, so a tokenizer whose PAD is
 its EOS trains like any other.
@@ -6,18 +6,20 @@ its EOS trains like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+
+from lm_tuning.training.cutting import Batching, cut_rows
 
 if TYPE_CHECKING:
     from lm_tuning.text.token_table import TokenTable
     from lm_tuning.training.step_plan import StepPlan
 
-Batching = Literal["packed", "padded"]
+__all__ = ["Batching", "MicroBatch", "StepBatch", "StepDataset", "cut_rows", "lay_out"]
 
 
 @dataclass
@@ -98,44 +100,6 @@ class StepBatch:
     def pin_memory(self) -> StepBatch:
         """Move every micro-batch to page-locked memory; the DataLoader calls this."""
         return StepBatch(self.step, self.row_ids, [batch.pin_memory() for batch in self.micro_batches])
-
-
-def cut_rows(rows: Iterable[int], lengths: Iterable[int], *, budget_tokens: int, batching: Batching) -> list[list[int]]:
-    """Group rows into micro-batches of at most a number of token slots.
-
-    Packed rows are placed longest first into the first micro-batch with room (first-fit decreasing); padded
-    rows are sorted by length, so that neighbours need little padding. A row longer than the budget stands alone.
-
-    Args:
-        rows: row indices.
-        lengths: tokens of each of those rows.
-        budget_tokens: most slots of a micro-batch, padding included.
-        batching: ``packed`` or ``padded``.
-
-    Returns:
-        The row indices of each micro-batch.
-    """
-    pairs = sorted(zip(map(int, lengths), map(int, rows), strict=True), key=lambda pair: -pair[0])
-    groups: list[list[int]] = []
-    if batching == "packed":
-        room: list[int] = []
-        for length, row in pairs:
-            place = next((index for index, left in enumerate(room) if left >= length), None)
-            if place is None:
-                groups.append([row])
-                room.append(budget_tokens - length)
-            else:
-                groups[place].append(row)
-                room[place] -= length
-        return groups
-    longest = 0
-    for length, row in pairs:
-        if groups and longest * (len(groups[-1]) + 1) <= budget_tokens:
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-            longest = length
-    return groups
 
 
 def lay_out(table: TokenTable, rows: Sequence[int], *, batching: Batching, pad_id: int) -> MicroBatch:

@@ -30,6 +30,7 @@ class RunIdentity:
         plan_digest: which rows form each step; see :meth:`StepPlan.digest`.
         effective_batch: readable size of an optimizer step, such as ``8 rows``.
         method: ``full`` or ``lora``, with the adapter's shape.
+        weights: of the training sources, readable. Checkpoints from before there were any lack it.
     """
 
     tokens_key: str
@@ -37,12 +38,14 @@ class RunIdentity:
     plan_digest: str
     effective_batch: str
     method: str
+    weights: str = "1"
 
     _explanations: ClassVar[dict[str, str]] = {
         "tokens_key": "other data, tokenizer or tokenize parameters",
         "base_digest": "another base model",
         "effective_batch": "another effective batch",
         "method": "another method or adapter",
+        "weights": "other weights of data.path",
         "plan_digest": "another order of rows (seed or data)",
     }
 
@@ -50,7 +53,7 @@ class RunIdentity:
         """Name every part in which a stored identity differs, with both values."""
         found: list[str] = []
         for name, meaning in self._explanations.items():
-            old, new = stored.get(name), getattr(self, name)
+            old, new = stored.get(name, getattr(type(self), name, None)), getattr(self, name)
             if old != new and not (name == "plan_digest" and found):  # the others change the order of rows too
                 found.append(f"{meaning}: the checkpoint has {old!r}, this run {new!r}")
         return found

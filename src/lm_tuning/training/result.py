@@ -43,7 +43,9 @@ class TrainingResult:
     summary: dict[str, Any]
 
 
-def save_tuned_model(model: Any, tokenizer: Any, folder: Path, *, facts: dict[str, Any]) -> Path:
+def save_tuned_model(
+    model: Any, tokenizer: Any, folder: Path, *, facts: dict[str, Any], label_map: dict[str, int] | None = None
+) -> Path:
     """Write adapter or full weights with their tokenizer; the folder appears whole.
 
     Args:
@@ -51,16 +53,22 @@ def save_tuned_model(model: Any, tokenizer: Any, folder: Path, *, facts: dict[st
         tokenizer: the model's.
         folder: where to; an older one is replaced.
         facts: written as ``tuning.json``.
+        label_map: id of each class by its name, written as ``label_map.json`` and into the config of a full model.
     """
     staging = folder.with_name(f".{folder.name}-writing")
     shutil.rmtree(staging, ignore_errors=True)
     model.config.use_cache = True
+    if label_map is not None:
+        model.config.id2label = {place: name for name, place in label_map.items()}
+        model.config.label2id = dict(label_map)
     # The vocabulary is never resized here, so the embedding need not go into an adapter.
     options = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
     with transformers_bars_off():
         model.save_pretrained(staging, **options)
     tokenizer.save_pretrained(staging)
     (staging / "tuning.json").write_text(json.dumps(facts, indent=2))
+    if label_map is not None:
+        (staging / "label_map.json").write_text(json.dumps(label_map, indent=2, ensure_ascii=False), encoding="utf-8")
     sync_folder(staging)
     if folder.exists():
         shutil.rmtree(folder)
@@ -78,11 +86,23 @@ def summarize(
     health_seconds: float,
     trainable_parameters: int,
     best_step: int | None,
+    sources: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Put the figures of a run together.
 
     The speed is taken over the steps' own time, evaluation and checkpoints left out, without the first steps
     when there are enough (they carry one-time set-up).
+
+    Args:
+        log: of all steps, those before a resume included.
+        plan: which rows form them.
+        settings_method: ``full`` or ``lora``.
+        training_seconds: of this run's loop.
+        total_seconds: of this run's whole training, loading and checks included.
+        health_seconds: of the health check.
+        trainable_parameters: how many numbers were trained.
+        best_step: step of the lowest held-out loss; ``None`` without one.
+        sources: what :meth:`SourceMix.describe` says.
     """
     rows = log.efficiency[_WARM_STEPS:] if len(log.efficiency) > 2 * _WARM_STEPS else log.efficiency
     seconds = sum(row["seconds"] for row in rows)
@@ -108,6 +128,7 @@ def summarize(
         "total_seconds": total_seconds,
         "trainable_parameters": trainable_parameters,
         "best_step": best_step,
+        "sources": sources,
     }
 
 

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,10 +15,11 @@ from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.token_table import TokenTable, open_split
 from lm_tuning.training import checkpoints
-from lm_tuning.training.adapters import add_lora, count_parameters
-from lm_tuning.training.batches import Batching, StepDataset
+from lm_tuning.training.adapters import add_lora, check_targets, count_parameters
+from lm_tuning.training.batches import StepDataset
+from lm_tuning.training.cutting import choose_batching, choose_micro_batch_tokens
 from lm_tuning.training.first_look import look_before_training
-from lm_tuning.training.health import HealthReport
+from lm_tuning.training.health import Finding, HealthReport
 from lm_tuning.training.interruption import stop_on_signal
 from lm_tuning.training.losses import keeps_logits
 from lm_tuning.training.precision_context import autocast
@@ -26,14 +27,13 @@ from lm_tuning.training.result import TrainingResult, save_tuned_model, summariz
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 from lm_tuning.training.step_log import OnMetrics, StepLog, ignore_metrics
 from lm_tuning.training.step_plan import StepPlan
-from lm_tuning.training.trainer import LoopSettings, StepPlanTrainer
+
+if TYPE_CHECKING:
+    from lm_tuning.training.trainer import StepPlanTrainer
 
 __all__ = ["TrainingPaths", "TrainingSettings", "run_training"]
 
 logger = logging.getLogger(__name__)
-
-MICRO_BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
-"""Token slots of a micro-batch when ``micro_batch_tokens`` is ``auto``."""
 
 
 def run_training(
@@ -61,9 +61,7 @@ def run_training(
         UserError: the tokens, model or settings do not fit together, or the health check stopped the run.
         Interrupted: a signal asked to stop; a checkpoint was written before.
     """
-    from transformers import set_seed
-
-    from lm_tuning.models.loading import load_model, load_tokenizer
+    from lm_tuning.models.loading import build_skeleton, load_model, load_tokenizer
 
     began = time.perf_counter()
     train_rows = open_split(paths.tokens, "train")
@@ -75,13 +73,24 @@ def run_training(
         effective_batch_tokens=settings.effective_batch_tokens,
         num_epochs=settings.num_epochs,
         max_steps=settings.max_steps,
+        sources=train_rows.sources,
+        weights=[float(source["weight"]) for source in settings.sources] or None,
     )
     _check_schedule(settings, plan, validation_rows)
     identity = _identity(settings, plan)
     checkpoint = _find_checkpoint(paths, settings, identity, plan)
 
-    base, batching = settings.base, _choose_batching(settings)
+    base = settings.base
+    batching = choose_batching(settings.batching, device=settings.device, attention=settings.attention)
     hub: dict[str, Any] = {"revision": base.get("revision"), "trust_remote_code": bool(base.get("trust_remote_code"))}
+    if settings.method == "lora" and settings.lora["target_modules"] != "all-linear":
+        # A mistyped name should not cost the time that loading the weights takes.
+        check_targets(build_skeleton(base["name_or_path"], **hub), settings.lora["target_modules"])
+    # Importing it takes seconds, which a run that is refused above should not wait for.
+    from transformers import set_seed
+
+    from lm_tuning.training.trainer import LoopSettings, StepPlanTrainer
+
     tokenizer = load_tokenizer(base["name_or_path"], **hub)
     set_seed(settings.seed)
     model = load_model(
@@ -98,7 +107,7 @@ def run_training(
     steps = StepDataset(
         train_rows,
         plan,
-        micro_batch_tokens=settings.micro_batch_tokens or MICRO_BATCH_TOKENS.get(settings.device, 512),
+        micro_batch_tokens=choose_micro_batch_tokens(settings.micro_batch_tokens, device=settings.device),
         batching=batching,
         pad_id=tokenizer.pad_token_id,
     )
@@ -121,6 +130,7 @@ def run_training(
         settings.device,
     )
     health = HealthReport()
+    _say_sources(health, plan, settings)
     measured = None
     if checkpoint is None and settings.probe_first_step:
         measured = look_before_training(
@@ -168,6 +178,7 @@ def run_training(
         best = run_folder / f"checkpoint-{trainer.best.step}"
         trainer._load_from_checkpoint(str(best))
         logger.info("Took the weights of step %d, the lowest held-out loss.", trainer.best.step)
+    sources = health.facts["sources"] = _describe_sources(plan, settings)
     summary = summarize(
         log,
         plan=plan,
@@ -177,6 +188,7 @@ def run_training(
         health_seconds=health.seconds,
         trainable_parameters=trainable,
         best_step=trainer.best.step or None,
+        sources=sources,
     )
     folder = save_tuned_model(
         trainer.accelerator.unwrap_model(trainer.model),
@@ -191,6 +203,7 @@ def run_training(
             "run_folder": str(run_folder),
             "mlflow_run_id": settings.run_id,
         },
+        label_map=settings.label_map,
     )
     return TrainingResult(
         model_folder=folder,
@@ -217,6 +230,7 @@ def _train(trainer: StepPlanTrainer, checkpoint: checkpoints.Checkpoint | None) 
         trainer.run_evaluation(0)
         trainer.step_log.start()
         began = time.perf_counter()
+    trainer.on_progress("Training", trainer.start_step, len(trainer.steps), "steps")
     trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
     return time.perf_counter() - began
 
@@ -232,7 +246,39 @@ def _identity(settings: TrainingSettings, plan: StepPlan) -> checkpoints.RunIden
         plan_digest=plan.digest(),
         effective_batch=f"{rows} rows" if rows is not None else f"at most {tokens} tokens",
         method=f"{settings.method} {shape}".strip(),
+        **({} if plan.mix.is_plain else {"weights": ", ".join(f"{source['weight']:g}" for source in settings.sources)}),
     )
+
+
+def _describe_sources(plan: StepPlan, settings: TrainingSettings) -> list[dict[str, Any]]:
+    return plan.mix.describe(settings.sources, plan.rows_by_source(plan.total_steps)) if settings.sources else []
+
+
+def _say_sources(health: HealthReport, plan: StepPlan, settings: TrainingSettings) -> None:
+    """State what each source gives to an epoch, where there is something to state."""
+    if len(settings.sources) < 2 and plan.mix.is_plain:
+        return
+    for source in _describe_sources(plan, settings):
+        logger.info(
+            "Source %s: %s rows x %g = %s rows an epoch, %.1f %% of it; %s in this run",
+            source["path"],
+            f"{source['num_rows']:,}",
+            source["weight"],
+            f"{source['rows_per_epoch']:,}",
+            100 * source["rows_per_epoch"] / plan.rows_per_epoch,
+            f"{source['num_rows_trained']:,}",
+        )
+        if source["num_rows"] and not source["rows_per_epoch"]:
+            health.add(
+                Finding(
+                    code="source-left-out",
+                    severity="warn",
+                    measured=f"no row of {source['path']} is trained on",
+                    expected=f"some of its {source['num_rows']} rows",
+                    cause=f"Its weight of {source['weight']:g} makes less than half a row an epoch.",
+                    change="Raise its weight in data.path, or take it out.",
+                )
+            )
 
 
 def _find_checkpoint(
@@ -269,17 +315,6 @@ def _check_schedule(settings: TrainingSettings, plan: StepPlan, validation_rows:
         problems.append("train.load_best needs validation rows, but the validation split is empty (split.validation).")
     if problems:
         raise UserError(problems)
-
-
-def _choose_batching(settings: TrainingSettings) -> Batching:
-    """Pack where nothing is lost by it.
-
-    Without a variable-length kernel packed rows need an explicit mask. On a CPU that costs little and saves all
-    padding; on a GPU it would switch flash attention off, so rows of like length are padded instead.
-    """
-    if settings.batching != "auto":
-        return settings.batching
-    return "packed" if settings.device == "cpu" and settings.attention in {"auto", "sdpa", "eager"} else "padded"
 
 
 def _choose_workers(settings: TrainingSettings) -> int:

@@ -27,6 +27,9 @@ class TrainingSettings:
     Attributes:
         base: what the base model is: ``name_or_path``, ``revision``, ``digest``, ``trust_remote_code``.
         tokens_key: key of the token set.
+        sources: ``path`` and ``weight`` of each training source, in the order that the token table counts them; empty
+            for rows that all come up once an epoch.
+        label_map: id of each class by its name, kept with the tuned model; ``None`` without classes.
         weights_dtype: type of the base weights: ``float32``, ``bfloat16`` or ``float16``.
         compute_dtype: type of the forward pass (autocast where it differs from the weights).
         device: ``cpu`` or ``cuda``.
@@ -64,6 +67,8 @@ class TrainingSettings:
     method: Literal["full", "lora"]
     seed: int
     learning_rate: float
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    label_map: dict[str, int] | None = None
     attention: str = "auto"
     lora: dict[str, Any] = field(default_factory=dict)
     effective_batch_rows: int | None = None

@@ -178,7 +178,6 @@ class StepPlanTrainer(Trainer):
                 len(self.steps),
                 len(self.steps),
             )
-        self.on_progress("Training", checkpoint.step, len(self.steps), "steps")
         log_file = checkpoint.path / checkpoints.STEP_LOG
         self.step_log.restore(json.loads(log_file.read_text()), num_steps=checkpoint.step)
 

@@ -53,7 +53,7 @@ def tokenize_examples(
     split: SplitParameters,
     seed: int,
     task: str,
-) -> tuple[StagedFolder | Path, dict[str, Any], Any]:
+) -> tuple[StagedFolder | Path, dict[str, Any], Any, dict[str, Any]]:
     """Tokenize the splits, or find that the same was done before.
 
     Args:
@@ -67,7 +67,7 @@ def tokenize_examples(
         task: the ``task`` parameter.
 
     Returns:
-        The folder of tokens to publish, its summary, and a figure of the lengths.
+        The folder of tokens to publish, its summary, a figure of the lengths, and a section of the data report.
 
     Raises:
         UserError: the stored splits belong to other rows or parameters.
@@ -76,11 +76,12 @@ def tokenize_examples(
     from lm_tuning.models.loading import load_tokenizer
     from lm_tuning.progress import show_progress
     from lm_tuning.text.summary import describe_tokens, draw_lengths
-    from lm_tuning.text.tokenization import TOKENS_VERSION, read_token_summary, write_tokens
+    from lm_tuning.text.tokenization import TOKENS_VERSION, read_token_report, read_token_summary, write_tokens
 
+    rows = data.model_dump()
     stale = find_staleness(
         read_manifest(example_splits)["facts"],
-        paths={"train": data.path, "validation": data.validation_path, "test": data.test_path},
+        sources={"train": rows["path"], "validation": rows["validation_path"], "test": rows["test_path"]},
         settings=split_settings(data, split, seed=seed, task=task),
         digest_cache=DIGEST_CACHE,
     )
@@ -106,7 +107,8 @@ def tokenize_examples(
     if found:
         summary = read_token_summary(found)
         logger.info("Tokens reused: %s, in %s", describe_tokens(summary), found)
-        return found, summary, draw_lengths(found, max_length_tokens=tokenize.max_length_tokens)
+        figure = draw_lengths(found, max_length_tokens=tokenize.max_length_tokens)
+        return found, summary, figure, read_token_report(found)
     tokenizer = load_tokenizer(
         base_model["name_or_path"],
         revision=base_model["revision"],
@@ -115,6 +117,7 @@ def tokenize_examples(
     with token_cache.stage(key) as staged, show_progress() as on_progress:
         summary = write_tokens(staged.path, example_splits, tokenizer, **tokenize.model_dump(), on_progress=on_progress)
         figure = draw_lengths(staged.path, max_length_tokens=tokenize.max_length_tokens)
+        report = read_token_report(staged.path)
         staged.facts = {"sources": sources, "base_model": base_model}
     logger.info("Tokens made: %s, in %s", describe_tokens(summary), token_cache.root / key)
-    return staged, summary, figure
+    return staged, summary, figure, report

@@ -30,7 +30,7 @@ def create_pipeline() -> Pipeline:
                     "seed": "params:seed",
                     "task": "params:task",
                 },
-                outputs=["tokenized_examples", "token_summary", "length_histogram"],
+                outputs=["tokenized_examples", "token_summary", "length_histogram", "token_report"],
                 name="tokenize_examples",
                 tags=["tokenizers"],
             ),

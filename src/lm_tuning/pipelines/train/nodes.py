@@ -27,14 +27,18 @@ def train_model(
     from lm_tuning.runtime.device import describe_device
     from lm_tuning.runtime.precision import choose_precision
     from lm_tuning.storage.folders import read_manifest
+    from lm_tuning.text.tokenization import read_token_summary
     from lm_tuning.training.result import draw_loss_curve
     from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 
     device = describe_device()
     precision = choose_precision(device, requested=train.precision, method=train.method, weights_dtype=model.dtype)
+    tokens = read_token_summary(tokenized_examples)
     settings = TrainingSettings(
         base=base_model,
         tokens_key=read_manifest(tokenized_examples)["key"],
+        sources=tokens["sources"],
+        label_map=tokens["label_map"],
         weights_dtype=precision.weights,
         compute_dtype=precision.compute,
         device=device.kind,

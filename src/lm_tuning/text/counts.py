@@ -1,0 +1,174 @@
+"""Count what happens to the rows of a split while they become tokens, and remember which rows they were."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections import Counter
+from typing import Any
+
+from lm_tuning.data.findings import RowPlaces
+from lm_tuning.text.token_table import Int64Array
+
+logger = logging.getLogger(__name__)
+
+DROPPED = {
+    "no_assistant_turn": "no assistant turn that is learned",
+    "refused_by_template": "refused by the chat template",
+    "untraceable": "the answer cannot be told apart in the rendered text",
+    "too_long": "longer than tokenize.max_length_tokens",
+    "no_answer_left": "no learned token within tokenize.max_length_tokens",
+    "control_token": "a control token is typed in it, see tokenize.control_tokens",
+    "control_token_unspellable": "a control token is typed in it that the tokenizer cannot write as letters",
+}
+CHANGED = {
+    "trailing_turns_cut": "turns after the last learned answer cut",
+    "answer_of_weight_0": "an answer of weight 0 is not learned",
+    "answer_not_learned": "an earlier answer is not learned, since the chat template rewrites it",
+    "old_turns_dropped": "oldest exchanges left out to fit",
+    "prompt_shortened": "start of the prompt cut to fit",
+    "answer_shortened": "end of the answer cut, since it does not fit even alone",
+    "end_cut": "end cut to fit",
+    "content_not_verbatim": "the chat template changes the content (for example trims it)",
+    "not_round_trip": "the tokenizer cannot give the text back exactly",
+    "control_token_as_text": "a control token is typed in it and learned as letters",
+    "control_token_kept": "a control token is typed in it and kept",
+}
+
+NUM_DETAILS = 1000
+"""Rows of a reason whose details are kept."""
+
+_NUM_ROWS_NAMED = 5
+
+
+class SplitCounts:
+    """Count what happens to the rows of one split.
+
+    Attributes:
+        num_read: rows looked at.
+        counts: rows by reason; keys of ``DROPPED`` and ``CHANGED``.
+        endings: how often each id ends an answer that was not cut.
+    """
+
+    def __init__(self) -> None:
+        """Start at nothing."""
+        self.num_read = 0
+        self.counts: Counter[str] = Counter()
+        self.endings: Counter[int] = Counter()
+        self._rows: dict[str, array[int]] = {}
+        self._details: dict[str, dict[int, str]] = {}
+        self._num_long = 0
+        self._longest = 0
+        self._rows_over: Counter[int] = Counter()
+        self._tokens_over: Counter[int] = Counter()
+
+    def add(self, reason: str, row_id: int, detail: str = "") -> None:
+        """Count one row.
+
+        Args:
+            reason: key of ``DROPPED`` or ``CHANGED``.
+            row_id: the row.
+            detail: what happened; those of the first rows are kept.
+        """
+        self.counts[reason] += 1
+        self._rows.setdefault(reason, array("q")).append(row_id)
+        if detail:
+            details = self._details.setdefault(reason, {})
+            if len(details) < NUM_DETAILS:
+                details[row_id] = detail
+
+    def add_rows(self, reason: str, row_ids: Int64Array) -> None:
+        """Count some rows.
+
+        Args:
+            reason: key of ``DROPPED`` or ``CHANGED``.
+            row_ids: the rows.
+        """
+        if len(row_ids):
+            self.counts[reason] += len(row_ids)
+            self._rows.setdefault(reason, array("q")).extend(row_ids.tolist())
+
+    def add_long(self, lengths: Int64Array, *, limit: int) -> None:
+        """Note how long rows were that are longer than the limit, before anything was cut.
+
+        Args:
+            lengths: in tokens.
+            limit: tokens that a row may have.
+        """
+        if not len(lengths):
+            return
+        self._num_long += len(lengths)
+        self._longest = max(self._longest, int(lengths.max()))
+        power = 1 << limit.bit_length()
+        while power < self._longest:
+            over = lengths[lengths > power] - power
+            self._rows_over[power] += len(over)
+            self._tokens_over[power] += int(over.sum())
+            power *= 2
+
+    def describe_long(self) -> dict[str, Any]:
+        """Return what a higher limit would still cut: rows and tokens beyond powers of two, none where nothing is."""
+        powers = sorted(power for power, rows in self._rows_over.items() if rows)
+        return {
+            "num_rows": self._num_long,
+            "max_length_tokens": self._longest or None,
+            "rows_over": {str(power): self._rows_over[power] for power in powers},
+            "tokens_over": {str(power): self._tokens_over[power] for power in powers},
+        }
+
+    def rows(self, reason: str) -> array[int]:
+        """Return the ids of all rows of a reason, ascending.
+
+        Args:
+            reason: key of ``DROPPED`` or ``CHANGED``.
+        """
+        return array("q", sorted(self._rows.get(reason, ())))
+
+    def detail(self, reason: str, row_id: int) -> str:
+        """Return what was said of a row; empty where nothing was kept.
+
+        Args:
+            reason: key of ``DROPPED`` or ``CHANGED``.
+            row_id: the row.
+        """
+        return self._details.get(reason, {}).get(row_id, "")
+
+    def describe(self, reason: str, places: RowPlaces, *, num_named: int = _NUM_ROWS_NAMED) -> str:
+        """Say one count in words, with the first rows.
+
+        Args:
+            reason: key of ``DROPPED`` or ``CHANGED``.
+            places: where rows stand in their files.
+            num_named: rows that are named.
+        """
+        rows = self.rows(reason)
+        details = self._details.get(reason)
+        detail = f": {details[min(details)]}" if details else ""
+        named = name_rows(rows, places, num_named=num_named)
+        return f"{len(rows):,} ({(DROPPED | CHANGED)[reason]}; {named}){detail}"
+
+    def warn(self, split: str, places: RowPlaces) -> None:
+        """Log every count that is not zero.
+
+        Args:
+            split: name of the split.
+            places: where rows stand in their files.
+        """
+        for title, reasons in (("dropped", DROPPED), ("changed", CHANGED)):
+            for reason in reasons:
+                if self.counts[reason]:
+                    logger.warning("%s rows %s: %s", split, title, self.describe(reason, places))
+
+
+def name_rows(row_ids: array[int], places: RowPlaces, *, num_named: int) -> str:
+    """Name the first of some rows, each file once.
+
+    Args:
+        row_ids: ascending.
+        places: where rows stand in their files.
+        num_named: rows that are named.
+    """
+    named = []
+    for path, numbers in places.by_file(row_ids[:num_named]):
+        named.append(f"{path}, {'row' if len(numbers) == 1 else 'rows'} {', '.join(map(str, numbers))}")
+    return "; ".join(named) + (", ..." if len(row_ids) > num_named else "")

@@ -1,0 +1,128 @@
+"""Write the section of the data report that tells what tokenizing did to the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lm_tuning.data.findings import RowPlaces
+from lm_tuning.text.counts import CHANGED, DROPPED, NUM_DETAILS, SplitCounts
+
+REPORT_NAME = "report.json"
+
+_NUM_ROWS_SHOWN = 20
+_MAX_DETAIL_CHARACTERS = 160
+
+
+def build_tokens_section(
+    summary: Mapping[str, Any], counts: Mapping[str, SplitCounts], places: RowPlaces
+) -> dict[str, Any]:
+    """Describe the tokens of all splits.
+
+    Args:
+        summary: as ``write_tokens`` stores it.
+        counts: what happened to the rows, by split.
+        places: where rows stand in their files.
+
+    Returns:
+        ``facts``, ``metrics`` and ``markdown``. Every dropped row is named in the facts; of changed rows the first are.
+    """
+    dropped = _fates(counts, DROPPED, places, names_all=True)
+    changed = _fates(counts, CHANGED, places, names_all=False)
+    facts = {
+        **{key: value for key, value in summary.items() if key != "label_map"},
+        "dropped": dropped,
+        "changed": changed,
+    }
+    splits = summary["splits"]
+    metrics = {
+        f"{split}_{name}": value
+        for split, part in splits.items()
+        for name in ("num_rows", "num_tokens", "num_supervised_tokens", "supervised_fraction")
+        if (value := part[name]) is not None
+    }
+    metrics = {f"data_{name.replace('num_', '')}": value for name, value in metrics.items()}
+    metrics["data_rows_dropped_by_tokenizing"] = sum(fate["num_rows"] for fate in dropped)
+    metrics["data_rows_changed_by_tokenizing"] = sum(fate["num_rows"] for fate in changed)
+    return {"facts": facts, "metrics": metrics, "markdown": _write_markdown(summary, dropped, changed)}
+
+
+def _fates(
+    counts: Mapping[str, SplitCounts], reasons: Mapping[str, str], places: RowPlaces, *, names_all: bool
+) -> list[dict[str, Any]]:
+    """Return one entry a split and reason that has rows."""
+    fates = []
+    for split, of_split in counts.items():
+        for reason, meaning in reasons.items():
+            rows = of_split.rows(reason)
+            if not rows:
+                continue
+            first = rows[: NUM_DETAILS if names_all else _NUM_ROWS_SHOWN]
+            named = [(*places.find(row_id), of_split.detail(reason, row_id)) for row_id in first]
+            fates.append(
+                {
+                    "split": split,
+                    "kind": reason,
+                    "meaning": meaning,
+                    "num_rows": len(rows),
+                    "rows": [{"file": file, "row": row, "reason": detail or meaning} for file, row, detail in named],
+                    **({"row_numbers": dict(places.by_file(rows))} if names_all else {}),
+                }
+            )
+    return fates
+
+
+def _write_markdown(summary: Mapping[str, Any], dropped: list[dict[str, Any]], changed: list[dict[str, Any]]) -> str:
+    tokenizer = summary["tokenizer"]
+    special = {name: tokenizer[f"{name.lower()}_token"] for name in ("BOS", "EOS", "PAD")}
+    tokens = ", ".join(f"{name} `{token}`" if token else f"no {name}" for name, token in special.items())
+    lines = [
+        "## Tokens",
+        "",
+        f"Rows of format `{summary['format']}` as {summary['rendering']}; at most {summary['max_length_tokens']:,} "
+        f"tokens a row (`{summary['truncation']}`), loss on `{summary['loss_on']}`. Special tokens: {tokens}.",
+        "",
+        "| split | rows read | rows kept | tokens | learned | length p50 | p90 | p99 | longest |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for split, part in summary["splits"].items():
+        lengths = part["length_tokens"] or dict.fromkeys(("p50", "p90", "p99", "max"), 0)
+        share = part["supervised_fraction"]
+        cells = [
+            split,
+            f"{part['num_rows_read']:,}",
+            f"{part['num_rows']:,}",
+            f"{part['num_tokens']:,}",
+            "" if share is None else f"{share:.1%}",
+            *(f"{lengths[name]:,}" for name in ("p50", "p90", "p99", "max")),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    if summary["sources"]:
+        lines += ["", "| source | weight | training rows before tokenizing |", "|---|--:|--:|"]
+        lines += [
+            f"| {_cell(source['path'])} | {source['weight']:g} | {source['num_rows']:,} |"
+            for source in summary["sources"]
+        ]
+    for title, fates in (("Rows left out", dropped), ("Rows changed", changed)):
+        lines += ["", f"### {title}", "", *(_describe_fates(fates) if fates else ["None."])]
+    return "\n".join(lines) + "\n"
+
+
+def _describe_fates(fates: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for fate in fates:
+        lines.append(f"- {fate['num_rows']:,} in {fate['split']}: {fate['meaning']}.")
+        for row in fate["rows"][:_NUM_ROWS_SHOWN]:
+            lines.append(
+                f"  - {row['file']}, row {row['row']}"
+                + (f": {_cell(row['reason'])}" if row["reason"] != fate["meaning"] else "")
+            )
+        if fate["num_rows"] > _NUM_ROWS_SHOWN:
+            lines.append(f"  - and {fate['num_rows'] - _NUM_ROWS_SHOWN:,} more")
+    return lines
+
+
+def _cell(text: str) -> str:
+    """Keep a text on one line of a table."""
+    line = " ".join(text.split()).replace("|", "\\|")
+    return line if len(line) <= _MAX_DETAIL_CHARACTERS else line[:_MAX_DETAIL_CHARACTERS] + "..."
