@@ -1,15 +1,20 @@
-"""What holds for all tests: threads of parallel workers, and which files start first."""
+"""What holds for all tests: threads of parallel workers, a folder that they share, and which files start first."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from tests.support.tracking_store import SHARED_FOLDER
+
 # Before anything imports torch: workers share the cores, and two teams of threads on them slow each other down many
 # times over. Tests of thread counts set their own variables.
-if "PYTEST_XDIST_WORKER" in os.environ:
+IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+if IS_WORKER:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 MOST_WORKERS = 8
@@ -17,6 +22,18 @@ MOST_WORKERS = 8
 
 LONG_FILES = ("test_whole_run.py", "test_tracking.py", "test_run.py", "test_comparison.py", "test_environment.py")
 """Files of half a minute and more. A worker takes whole files; the last one should not be long."""
+
+
+def pytest_configure() -> None:
+    """Make the shared folder; workers inherit the variable."""
+    if not IS_WORKER:
+        os.environ[SHARED_FOLDER] = tempfile.mkdtemp(prefix="lm-tuning-tests-")
+
+
+def pytest_unconfigure() -> None:
+    """Remove the shared folder."""
+    if not IS_WORKER:
+        shutil.rmtree(os.environ.pop(SHARED_FOLDER), ignore_errors=True)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -204,7 +204,7 @@ def test_ids_go_on_from_file_to_file_and_sources_are_told_apart(tmp_path, write_
     assert [file["first_row_id"] for file in result.facts.sources] == [1, 3, 4]
     assert result.summary["mixing"] == [
         {"path": str(first), "weight": 1.0, "num_rows": 2, "rows_per_epoch": 2},
-        {"path": str(second), "weight": 2.5, "num_rows": 1, "rows_per_epoch": 2},
+        {"path": str(second), "weight": 2.5, "num_rows": 1, "rows_per_epoch": 3},
     ]
     assert describe_checked(result.summary) == "5 read, 4 kept, 1 skipped; text; 3 files"
 

@@ -32,7 +32,7 @@ def test_a_chat_that_never_learns_its_end_is_bad(tmp_path):
     assert facts["endings"] == [{"id": ids("b")[0], "token": "b", "num_rows": 2, "is_control": False}]
     assert facts["end_learned_fraction"] == 0
     assert judged["stop?"][0] == "bad"
-    assert "is 'b': the tuned model will not know when to stop" in judged["stop?"][1]
+    assert "Of the others, most end in 'b'. From 100.0% of the rows the model learns to go on" in judged["stop?"][1]
 
 
 def test_padding_with_the_end_token_is_worth_a_note(tmp_path):

@@ -5,23 +5,20 @@ from __future__ import annotations
 import functools
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
+
+SHARED_FOLDER = "LM_TUNING_TEST_FOLDER"
+"""Variable that names a folder of this test run, the same in all workers."""
 
 
 @functools.cache
 def _template() -> Path:
-    """Return a database with MLflow's tables, which take seconds to make.
-
-    Workers of one test run find each other's by the id of that run.
-    """
+    """Return a database with MLflow's tables, which take seconds to make."""
     from filelock import FileLock
     from mlflow import MlflowClient
 
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"of-{os.getpid()}"
-    folder = Path(tempfile.gettempdir()) / f"lm-tuning-store-{run}"
-    folder.mkdir(exist_ok=True)
+    folder = Path(os.environ[SHARED_FOLDER])
     path = folder / "mlflow.db"
     with FileLock(folder / "lock"):
         if not path.exists():

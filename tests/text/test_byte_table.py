@@ -9,6 +9,7 @@ from tokenizers import decoders, normalizers
 from lm_tuning.text.byte_table import PlacedRows, PlacedTokens, build_byte_table
 from lm_tuning.text.masks import bare_backend
 from lm_tuning.text.token_columns import flatten_ids
+from tests.support import templates
 from tests.support.real_tokenizer import real_tokenizer
 from tests.support.tiny import make_tokenizer
 from tests.text.conftest import make_byte_tokenizer, tokenize_rows
@@ -108,3 +109,21 @@ def test_an_empty_chunk_is_no_problem(text):
     assert [row.input_ids.tolist()[1:] for row in made] == ([[tokenizer.eos_token_id]] if text else [])
     assert counts.counts["no_answer_left"] == (not text)
     assert tokenize_rows(tokenizer, "text", [])[0] == []
+
+
+def test_rows_are_cut_where_generation_begins_and_their_neighbours_are_not():
+    tokenizer = make_byte_tokenizer(chat_template=templates.PHI)
+    rows = [("a", "yes", None), ("a", "\n\nyes", None), ("a", "\n\n<bos>", None)]
+    made, _ = tokenize_rows(tokenizer, "prompt_response", rows)
+    prompt = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "a"}], tokenize=False, add_generation_prompt=True
+    )
+    expected = tokenizer(prompt, add_special_tokens=False)["input_ids"]
+    assert [row.input_ids[: row.spans[0][0]].tolist() for row in made] == [expected] * 3
+    assert [tokenizer.decode(row.input_ids[slice(*row.spans[0])]) for row in made] == [
+        "yes<|end|>",
+        "\n\nyes<|end|>",
+        "\n\n<bos><|end|>",
+    ]
+    joined = tokenizer(prompt + "\n\nyes<|end|>", add_special_tokens=False)["input_ids"]
+    assert joined[: len(expected)] != expected, "else there would be nothing to cut"

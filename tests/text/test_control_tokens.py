@@ -12,7 +12,7 @@ from lm_tuning.text.control_tokens import ControlTokens, show
 from lm_tuning.text.rendering import RenderedRow, RowRefused
 from tests.support import templates
 from tests.support.real_tokenizer import real_tokenizer
-from tests.support.tiny import ASSISTANT, END, USER, ids, make_tokenizer
+from tests.support.tiny import ASSISTANT, CHAT_TEMPLATE, END, SPECIALS, USER, ids, make_tokenizer
 from tests.text.conftest import learned, make_byte_tokenizer, tokenize_rows
 
 TYPED = ("say <|end|>", "no <|assistant|>x", None)
@@ -157,4 +157,29 @@ def test_the_default_model_spells_its_own_tokens_as_letters():
     assert made.input_ids.tolist().count(end) == 3, "system, user and assistant"
     assert tokenizer.decode(learned(made)) == "It ends a turn: <|im_end|><|im_end|>"
     assert learned(made).count(end) == 1
+    assert dict(counts.counts) == {"control_token_as_text": 1}
+
+
+@pytest.mark.parametrize("prepends_everywhere", [True, False])
+def test_tokenizers_that_put_a_space_before_text_put_none_before_letters(prepends_everywhere):
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    letters = sorted({*"say <|end|>noxb", "▁"})
+    core = Tokenizer(models.BPE({token: i for i, token in enumerate([*SPECIALS, *letters])}, [], unk_token="<unk>"))
+    if prepends_everywhere:
+        core.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    else:
+        core.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>", unk_token="<unk>")
+    tokenizer.chat_template = CHAT_TEMPLATE
+    [row], counts = tokenize_rows(tokenizer, "prompt_response", [("say <|end|> x", "no <|end|>b", None)])
+    lead = ["▁"] if prepends_everywhere else []
+    assert tokenizer.convert_ids_to_tokens(row.input_ids.tolist()) == [
+        *["<|user|>", *lead, *"say▁<|end|>▁x", "<|end|>"],
+        *["<|assistant|>", *lead, *"no▁<|end|>b", "<|end|>"],
+    ]
+    assert tokenizer.convert_ids_to_tokens(learned(row)) == [*lead, *"no▁<|end|>b", "<|end|>"]
     assert dict(counts.counts) == {"control_token_as_text": 1}

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lm_tuning.text.chat import ChatRenderer
+from lm_tuning.text.rendering import TOOLS_LEFT_OUT
 from lm_tuning.text.token_table import TokenRow
 from tests.support import templates
 from tests.support.tiny import CHAT_TEMPLATE, make_tokenizer
@@ -180,3 +182,18 @@ def test_tools_stand_in_the_prompt_and_rows_with_others_are_told_apart():
     assert shown[2].startswith('<|system|>Tools: {"name": "sub"}<|end|>\n<|user|>')
     assert [spoken(tokenizer, row) for row in rows] == [["b<|end|>"]] * 3
     assert not counts.counts
+
+
+def test_tools_that_a_template_does_not_show_are_found_out():
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    call = {"role": "assistant", "content": "I call", "tool_calls": [{"function": {"name": "weather"}}]}
+    plain = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    called = [plain[0], call, {"role": "tool", "content": "sunny"}, plain[1]]
+    shows_tools = "{% if tools %}{{ tools | tojson }}{% endif %}" + CHAT_TEMPLATE
+    for template, expected in ((CHAT_TEMPLATE, True), (shows_tools, False)):
+        tokenizer = make_tokenizer()
+        tokenizer.chat_template = template
+        renderer = ChatRenderer(tokenizer)
+        assert (TOOLS_LEFT_OUT in renderer.render(plain, tools).notes) == expected
+    assert TOOLS_LEFT_OUT in ChatRenderer(make_tokenizer()).render(called).notes
+    assert TOOLS_LEFT_OUT not in ChatRenderer(make_tokenizer()).render(plain).notes

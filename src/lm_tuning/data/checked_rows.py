@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast, overload
 
@@ -265,6 +267,16 @@ def describe_checked(summary: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
+def rows_per_epoch(weight: float, num_rows: int) -> int:
+    """Count the rows of a source in an epoch: weight times rows, halves rounded up, as the step plan counts them.
+
+    Args:
+        weight: of the source, taken as typed: 2.3 means 23/10.
+        num_rows: of the source.
+    """
+    return math.floor(Fraction(str(weight)) * num_rows + Fraction(1, 2))
+
+
 def describe_mixing(sources: Sequence[Mapping[str, Any]], files: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Count the rows of each training source, and how many of them an epoch holds.
 
@@ -278,14 +290,13 @@ def describe_mixing(sources: Sequence[Mapping[str, Any]], files: Sequence[Mappin
     counted = []
     for place, source in enumerate(sources):
         num_rows = sum(file["rows_kept"] for file in files if file["source"] == place)
-        whole = int(source["weight"] // 1)
-        rows_per_epoch = whole * num_rows + round((source["weight"] - whole) * num_rows)
+        in_epoch = rows_per_epoch(source["weight"], num_rows)
         counted.append(
             {
                 "path": source["path"],
                 "weight": source["weight"],
                 "num_rows": num_rows,
-                "rows_per_epoch": rows_per_epoch,
+                "rows_per_epoch": in_epoch,
             }
         )
     return counted

@@ -21,6 +21,7 @@ MEANINGS: Mapping[str, str] = {
     "missing_column": "a row without a column that the others have",
     "repeated_key": "a value of split.key that an earlier row has as well",
     "lone_surrogate": "half of a surrogate pair, which is no character",
+    "repeated_name": "an object that names a key twice, so that one value would hide the other",
     "not_json": "a line that is not JSON",
     "not_an_object": "a JSON value without columns",
     "not_utf8": "bytes that are not UTF-8",

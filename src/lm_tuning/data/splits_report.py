@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from lm_tuning.data.checked_rows import rows_per_epoch
 from lm_tuning.data.problems import shorten
 from lm_tuning.data.rows import SPLITS
 
@@ -174,16 +175,11 @@ def _sources(summary: Mapping[str, Any]) -> Iterator[str]:
                 _text(source["path"]),
                 f"{source['weight']:g}",
                 f"{source['num_rows']:,}",
-                f"{_rows_per_epoch(source):,}",
+                f"{rows_per_epoch(source['weight'], source['num_rows']):,}",
             ]
             for source in sources
         )
         yield _table(["source", "weight", "rows in train", "rows an epoch"], lines)
-
-
-def _rows_per_epoch(source: Mapping[str, Any]) -> int:
-    whole = int(source["weight"])
-    return int(whole * source["num_rows"] + round((source["weight"] - whole) * source["num_rows"]))
 
 
 def _warnings(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -174,7 +174,8 @@ def _check_sources(parameters: Parameters) -> Iterator[Conflict]:
     held_out = (("data.validation_path", data.validation_path), ("data.test_path", data.test_path))
     for key, rows in (("data.path", data.path), *held_out):
         if isinstance(rows, list) and not rows:
-            yield Conflict((key,), f"{key} is an empty list: name at least one file, or write null for none.")
+            way = "" if key == "data.path" else ", or write null for none"
+            yield Conflict((key,), f"{key} is an empty list: name at least one source of rows{way}.")
     for key, rows in held_out:
         several = rows if isinstance(rows, list) else [rows]
         if any(isinstance(source, SourceParameters) and source.weight != 1 for source in several):

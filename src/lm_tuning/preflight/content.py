@@ -215,7 +215,7 @@ def _schedule(facts: Mapping[str, Any]) -> Iterator[Block]:
             [
                 f"the run ({facts['epochs']:.2f} epochs)",
                 _count(facts["total_steps"]),
-                _count(round(facts["rows_per_epoch"] * facts["epochs"])),
+                _count(facts["rows_of_run"]),
                 _count(facts["tokens_of_run"]),
             ],
             ["warm-up", _count(facts["warmup_steps_of_run"]), "", ""],

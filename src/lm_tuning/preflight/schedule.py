@@ -73,6 +73,7 @@ def describe_schedule(
     tokens = np.array([int(lengths[step].sum(dtype=np.int64)) for step in per_step])
     supervised = np.array([int(learned[step].sum(dtype=np.int64)) for step in per_step])
     tokens_per_epoch = sum(source["tokens_per_epoch"] for source in mixed)
+    rows_of_run, tokens_of_run = _rows_and_tokens_of_run(plan, table, tokens_per_epoch)
     last = plan.rows_of_step(plan.steps_per_epoch - 1)
     warmup = float(asked["warmup_steps"] or 0)
     return {
@@ -83,7 +84,8 @@ def describe_schedule(
         "epochs": plan.epoch_at(plan.total_steps),
         "rows_per_epoch": plan.rows_per_epoch,
         "tokens_per_epoch": tokens_per_epoch,
-        "tokens_of_run": _tokens_of_run(plan, table, tokens_per_epoch),
+        "rows_of_run": rows_of_run,
+        "tokens_of_run": tokens_of_run,
         "warmup_steps_of_run": math.ceil(warmup * plan.total_steps) if warmup < 1 else int(warmup),
         "rows_per_step": {"mean": plan.rows_per_epoch / plan.steps_per_epoch, **_range(rows)},
         "tokens_per_step": {"mean": tokens_per_epoch / plan.steps_per_epoch, **_range(tokens)},
@@ -118,14 +120,16 @@ def _describe_sources(plan: StepPlan, table: TokenTable, sources: Sequence[Mappi
     return described
 
 
-def _tokens_of_run(plan: StepPlan, table: TokenTable, tokens_per_epoch: int) -> int:
-    """Add up the tokens of all steps; a part of a very long epoch counts in proportion."""
+def _rows_and_tokens_of_run(plan: StepPlan, table: TokenTable, tokens_per_epoch: int) -> tuple[int, int]:
+    """Add up rows and tokens of all steps; a part of a very long epoch counts in proportion."""
     num_epochs, rest = divmod(plan.total_steps, plan.steps_per_epoch)
     if rest > _MAX_STEPS_ADDED:
-        return round(tokens_per_epoch * (num_epochs + rest / plan.steps_per_epoch))
+        share = num_epochs + rest / plan.steps_per_epoch
+        return round(plan.rows_per_epoch * share), round(tokens_per_epoch * share)
     first = num_epochs * plan.steps_per_epoch
-    steps = (plan.rows_of_step(step) for step in range(first, first + rest))
-    return num_epochs * tokens_per_epoch + sum(int(table.lengths[rows].sum(dtype=np.int64)) for rows in steps)
+    steps = [plan.rows_of_step(step) for step in range(first, first + rest)]
+    num_tokens = sum(int(table.lengths[rows].sum(dtype=np.int64)) for rows in steps)
+    return num_epochs * plan.rows_per_epoch + sum(map(len, steps)), num_epochs * tokens_per_epoch + num_tokens
 
 
 def _range(values: Any) -> dict[str, int]:

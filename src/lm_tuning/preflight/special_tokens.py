@@ -151,14 +151,17 @@ def _judge_end(facts: dict[str, Any]) -> dict[str, str]:
     question = "Does the model learn to stop?"
     if not facts["endings"]:
         return _verdict(question, "No row has a learned token.", "bad")
-    share, most = facts["end_learned_fraction"], facts["endings"][0]
-    names = ", ".join(end["token"] for end in facts["endings"] if end["is_control"]) or "an end token"
+    share = facts["end_learned_fraction"]
+    names = ", ".join(end["token"] for end in facts["endings"] if end["is_control"]) or "end token"
     answer = f"{share:.1%} of the rows end in a learned {names}."
     if share >= 0.999:
         return _verdict(question, answer, "good")
     if share >= 0.9:
         return _verdict(question, f"{answer} The others were cut, or their template writes no end.", "note")
-    answer += f" The most frequent last learned token is {most['token']!r}: the tuned model will not know when to stop."
+    others = [end["token"] for end in facts["endings"] if not end["is_control"]]
+    if others:
+        answer += f" Of the others, most end in {others[0]!r}."
+    answer += f" From {1 - share:.1%} of the rows the model learns to go on where it should stop."
     return _verdict(question, answer, "bad")
 
 

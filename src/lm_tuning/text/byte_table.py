@@ -56,25 +56,31 @@ def build_byte_table(backend: Any) -> ByteTable | None:
     """
     if not is_byte_level(backend):
         return None
+    tokens = [backend.id_to_token(index) for index in range(backend.get_vocab_size(with_added_tokens=True))]
+    if None in tokens:  # a vocabulary with holes
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        tokens = [None] * (max(vocabulary.values()) + 1)
+        for token, index in vocabulary.items():
+            tokens[index] = token
     added = backend.get_added_tokens_decoder()
-    vocabulary = backend.get_vocab(with_added_tokens=True)
-    tokens = [b""] * (max(vocabulary.values(), default=-1) + 1)
     letters = _byte_letters()
-    for token, index in vocabulary.items():
-        if index in added:
-            tokens[index] = added[index].content.encode()
-            continue
-        try:
-            tokens[index] = token.translate(letters).encode("latin-1")
-        except UnicodeEncodeError:
-            tokens[index] = token.encode()
-    ids = sorted(index for index in vocabulary.values() if index not in added)
+    values = [_bytes_of(token, letters) if token else b"" for token in tokens]
+    for index, token in added.items():
+        values[index] = token.content.encode()
+    ids = [index for index, token in enumerate(tokens) if token is not None and index not in added]
     for start in range(0, len(ids), _CHECKED_AT_ONCE):
         some = ids[start : start + _CHECKED_AT_ONCE]
-        wanted = b"".join(tokens[index] for index in some).decode(errors="replace")
+        wanted = b"".join([values[index] for index in some]).decode(errors="replace")
         if backend.decode(some, skip_special_tokens=False) != wanted:
             return None
-    return ByteTable(tokens)
+    return ByteTable(values)
+
+
+def _bytes_of(token: str, letters: dict[int, int]) -> bytes:
+    try:
+        return token.translate(letters).encode("latin-1")
+    except UnicodeEncodeError:  # not written in letters for bytes: it stands for itself
+        return token.encode()
 
 
 def is_byte_level(backend: Any) -> bool:

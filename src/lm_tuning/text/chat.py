@@ -16,7 +16,16 @@ from itertools import pairwise
 from typing import Any
 
 from lm_tuning.text.control_tokens import TYPED_AS_TEXT, ControlTokens, show
-from lm_tuning.text.rendering import NOT_VERBATIM, CharRange, Message, RenderedRow, RowRefused, Tools
+from lm_tuning.text.rendering import (
+    NOT_VERBATIM,
+    TOOLS_LEFT_OUT,
+    CharRange,
+    Message,
+    RenderedRow,
+    RowRefused,
+    Tools,
+    lacks_tools,
+)
 from lm_tuning.text.template_call import TemplateCall
 
 TRAILING_TURNS_CUT = "trailing_turns_cut"
@@ -69,13 +78,14 @@ class Skeleton:
             if not text.startswith(literal, at):
                 return None
             at += len(literal)
-            content = contents[message]
-            for variant in (content, content.rstrip(), content.lstrip(), content.strip()):
-                if text.startswith(variant, at) and text.startswith(after, at + len(variant)):
-                    break
-            else:
-                return None
-            verbatim = verbatim and variant == content
+            variant = content = contents[message]
+            if not (text.startswith(content, at) and text.startswith(after, at + len(content))):
+                for variant in (content.rstrip(), content.lstrip(), content.strip()):
+                    if text.startswith(variant, at) and text.startswith(after, at + len(variant)):
+                        break
+                else:
+                    return None
+                verbatim = False
             places.append((at, at + len(variant)))
             at += len(variant)
         if text[at:] != self.literals[-1]:
@@ -161,7 +171,10 @@ class ChatRenderer:
                 break
         text = self._call(messages, tools, is_plain=is_plain)
         row = self._by_skeleton(messages, tools, text, unlearned) if is_plain else None
-        return row or self._by_beginnings(messages, tools, text, unlearned)
+        row = row or self._by_beginnings(messages, tools, text, unlearned)
+        if (tools or not is_plain) and lacks_tools(text, messages, tools):
+            row.notes.append(TOOLS_LEFT_OUT)
+        return row
 
     def _by_skeleton(
         self, messages: list[Message], tools: Tools | None, text: str, unlearned: set[int]

@@ -29,6 +29,7 @@ CHANGED = {
     "prompt_shortened": "start of the prompt cut to fit",
     "answer_shortened": "end of the answer cut, since it does not fit even alone",
     "end_cut": "end cut to fit",
+    "tools_left_out": "the chat template does not show the tools that the row offers or calls",
     "content_not_verbatim": "the chat template changes the content (for example trims it)",
     "not_round_trip": "the tokenizer cannot give the text back exactly",
     "control_token_as_text": "a control token is typed in it and learned as letters",

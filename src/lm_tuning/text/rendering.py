@@ -13,6 +13,7 @@ Tools = list[dict[str, Any]]
 Conversation = tuple[list[Message], Tools | None]
 
 NOT_VERBATIM = "content_not_verbatim"
+TOOLS_LEFT_OUT = "tools_left_out"
 
 
 class RowRefused(Exception):
@@ -121,3 +122,22 @@ def as_messages(prompt: str, response: str, system: str | None = None) -> list[M
     """
     messages = [{"role": "system", "content": system}] if system else []
     return [*messages, {"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
+
+
+def lacks_tools(text: str, messages: list[Message], tools: Tools | None) -> bool:
+    """Say whether a tool that a conversation offers or calls is not named in its text.
+
+    Many chat templates know no tools and render such a conversation without them, and without a word.
+
+    Args:
+        text: the conversation as text.
+        messages: its turns.
+        tools: what it may call.
+    """
+    calls = [call for message in messages for call in message.get("tool_calls") or [] if isinstance(call, dict)]
+    for tool in [*(tools or []), *calls]:
+        function = tool.get("function")
+        name = (function if isinstance(function, dict) else tool).get("name")
+        if isinstance(name, str) and name not in text:
+            return True
+    return False

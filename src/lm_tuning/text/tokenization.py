@@ -23,7 +23,7 @@ from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.threads import tokenizer_parallelism
 from lm_tuning.text.control_tokens import TYPED
 from lm_tuning.text.counts import DROPPED, SplitCounts
-from lm_tuning.text.rendering import NOT_VERBATIM, RenderedRows
+from lm_tuning.text.rendering import NOT_VERBATIM, TOOLS_LEFT_OUT, RenderedRows
 from lm_tuning.text.row_tokenizer import RowTokenizer
 from lm_tuning.text.summary import preview_tokens, summarize_split
 from lm_tuning.text.token_table import SPLITS, TokenColumns, TokenTableWriter, open_split, split_path
@@ -227,6 +227,11 @@ def _check(
             on_altered_content == "error",
             "with content that the chat template changes, while tokenize.on_altered_content is error",
             "Change those rows, or set tokenize.on_altered_content to warn.",
+        ),
+        TOOLS_LEFT_OUT: (
+            on_altered_content == "error",
+            "with tools that the chat template does not show, while tokenize.on_altered_content is error",
+            "Take a model whose template knows tools, or set tokenize.on_altered_content to warn.",
         ),
         TYPED: (
             control_tokens == "error",
