@@ -87,14 +87,6 @@ def test_rows_cut_now_are_cut_by_every_lower_limit_too():
     assert shown == [(32, 1, 32 + 26), (64, 1, 26), (90, 0, 0)]
 
 
-def test_tokens_that_nobody_counted_are_not_guessed():
-    beyond = {**NOTHING_LONG, "num_rows": 1, "max_length_tokens": 90}
-    del beyond["tokens_over_limit"]
-    choices = compare_limits(tokens(20, 64), max_length_tokens=64, summary=summary(too_long=beyond))
-    shown = [(choice["limit"], choice["tokens_over"], choice["tokens_fraction"]) for choice in choices]
-    assert shown == [(32, None, None), (64, None, None), (90, 0, None)]
-
-
 def test_dropped_rows_count_with_all_their_tokens():
     beyond = {**NOTHING_LONG, "num_rows": 2, "max_length_tokens": 90, "tokens_over_limit": 30}
     dropped = {"too_long": 1, "no_answer_left": 1}

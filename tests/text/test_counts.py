@@ -42,12 +42,14 @@ def test_every_count_that_is_not_zero_is_logged(caplog):
 
 def test_what_a_higher_limit_would_cut_is_counted_in_powers_of_two():
     counts = SplitCounts()
-    assert counts.describe_long() == {"num_rows": 0, "max_length_tokens": None, "rows_over": {}, "tokens_over": {}}
+    nothing = {"num_rows": 0, "max_length_tokens": None, "tokens_over_limit": 0, "rows_over": {}, "tokens_over": {}}
+    assert counts.describe_long() == nothing
     counts.add_long(np.array([101, 128, 129]), limit=100)
     counts.add_long(np.array([300]), limit=100)
     assert counts.describe_long() == {
         "num_rows": 4,
         "max_length_tokens": 300,
+        "tokens_over_limit": 1 + 28 + 29 + 200,
         "rows_over": {"128": 2, "256": 1},
         "tokens_over": {"128": 1 + 172, "256": 44},
     }

@@ -166,8 +166,8 @@ def _lengths(facts: Mapping[str, Any]) -> Iterator[Block]:
                 ", ".join(choice["named"]),
                 _count(choice["rows_over"]),
                 _percent(choice["rows_fraction"]),
-                "not known" if choice["tokens_over"] is None else _count(choice["tokens_over"]),
-                "" if choice["tokens_fraction"] is None else _percent(choice["tokens_fraction"]),
+                _count(choice["tokens_over"]),
+                _percent(choice["tokens_fraction"]),
             ]
             for choice in facts["limits"]
         ],

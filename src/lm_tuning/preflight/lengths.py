@@ -91,8 +91,7 @@ def compare_limits(lengths: Int32Array, *, max_length_tokens: int, summary: Mapp
     Returns:
         For each limit, ascending: ``limit``, why it is ``named``, ``rows_over`` and ``tokens_over`` with their
         fractions of all rows and of all tokens. Rows that the present limit has cut or dropped count as over every
-        lower one. Limits above the present one are there only if it is known what they would hold, and tokens are
-        ``None`` where it is not known how many the present limit has cut.
+        lower one. Limits above the present one are there only if it is known what they would hold.
     """
     beyond = summary["too_long"]
     known_over = {int(limit): num_rows for limit, num_rows in beyond["rows_over"].items()}
@@ -101,9 +100,9 @@ def compare_limits(lengths: Int32Array, *, max_length_tokens: int, summary: Mapp
         known_over[beyond["max_length_tokens"]] = known_tokens[beyond["max_length_tokens"]] = 0
     num_dropped = summary["dropped"].get("too_long", 0) + summary["dropped"].get("no_answer_left", 0)
     num_rows = len(lengths) + num_dropped
-    lost = beyond.get("tokens_over_limit", None if beyond["num_rows"] else 0)
+    lost = beyond["tokens_over_limit"]
     # Shares are taken of the rows as they were before the present limit.
-    num_tokens = int(lengths.sum(dtype=np.int64)) + num_dropped * max_length_tokens + (lost or 0)
+    num_tokens = int(lengths.sum(dtype=np.int64)) + num_dropped * max_length_tokens + lost
     longest = int(lengths.max(initial=1))
     names: dict[int, list[str]] = {max_length_tokens: ["now"]}
     names |= {limit: [] for limit in _ROUND_LIMITS if limit < min(max_length_tokens, 2 * longest)}
@@ -118,11 +117,10 @@ def compare_limits(lengths: Int32Array, *, max_length_tokens: int, summary: Mapp
     for limit in sorted(names):
         if limit < shortest_of_use and limit != max_length_tokens:
             continue
-        tokens: int | None
         if limit < max_length_tokens:
             over = max(int((lengths > limit).sum()) + num_dropped, beyond["num_rows"])
             reaching = int(np.maximum(lengths - limit, 0).sum(dtype=np.int64))
-            tokens = None if lost is None else reaching + num_dropped * (max_length_tokens - limit) + lost
+            tokens = reaching + num_dropped * (max_length_tokens - limit) + lost
         elif limit == max_length_tokens:
             over, tokens = beyond["num_rows"], lost
         else:
@@ -134,7 +132,7 @@ def compare_limits(lengths: Int32Array, *, max_length_tokens: int, summary: Mapp
                 "rows_over": over,
                 "rows_fraction": over / max(num_rows, 1),
                 "tokens_over": tokens,
-                "tokens_fraction": None if None in (lost, tokens) else tokens / max(num_tokens, 1),
+                "tokens_fraction": tokens / max(num_tokens, 1),
             }
         )
     return found

@@ -60,6 +60,7 @@ class SplitCounts:
         self._details: dict[str, dict[int, str]] = {}
         self._num_long = 0
         self._longest = 0
+        self._tokens_over_limit = 0
         self._rows_over: Counter[int] = Counter()
         self._tokens_over: Counter[int] = Counter()
 
@@ -100,6 +101,7 @@ class SplitCounts:
             return
         self._num_long += len(lengths)
         self._longest = max(self._longest, int(lengths.max()))
+        self._tokens_over_limit += int((lengths - limit).sum())
         power = 1 << limit.bit_length()
         while power < self._longest:
             over = lengths[lengths > power] - power
@@ -108,11 +110,12 @@ class SplitCounts:
             power *= 2
 
     def describe_long(self) -> dict[str, Any]:
-        """Return what a higher limit would still cut: rows and tokens beyond powers of two, none where nothing is."""
+        """Return what the limit cuts, and what a higher one would: rows and tokens beyond powers of two."""
         powers = sorted(power for power, rows in self._rows_over.items() if rows)
         return {
             "num_rows": self._num_long,
             "max_length_tokens": self._longest or None,
+            "tokens_over_limit": self._tokens_over_limit,
             "rows_over": {str(power): self._rows_over[power] for power in powers},
             "tokens_over": {str(power): self._tokens_over[power] for power in powers},
         }
