@@ -71,6 +71,12 @@ def test_csv_previews_the_first_rows(tmp_path: Path) -> None:
     assert dataset.preview()["data"] == []
 
 
+def test_an_image_that_was_drawn_before_is_stored_as_it_is(tmp_path: Path) -> None:
+    dataset = FigureDataset(filepath=str(tmp_path / "a.png"))
+    dataset.save(b"\x89PNG drawn")
+    assert (tmp_path / "a.png").read_bytes() == b"\x89PNG drawn"
+
+
 def test_figure_is_a_png_and_previews(tmp_path: Path) -> None:
     path = tmp_path / "curve.png"
     dataset = FigureDataset(filepath=str(path))

@@ -91,8 +91,8 @@ class TextDataset(CatalogEntry, KedroTextDataset):
         return HTMLPreview(f"<pre>{html.escape(self.load())}</pre>")
 
 
-class FigureDataset(CatalogEntry, AbstractDataset["Figure", NoReturn]):
-    """A Matplotlib figure as an image file that keeps its previous content when a save fails.
+class FigureDataset(CatalogEntry, AbstractDataset["Figure | bytes", NoReturn]):
+    """A Matplotlib figure, or an image that was drawn before, as a file that keeps its previous content on failure.
 
     It stands in for kedro-datasets' class, which imports pyplot with the catalog: seconds that every run would pay,
     whether it draws or not.
@@ -123,8 +123,11 @@ class FigureDataset(CatalogEntry, AbstractDataset["Figure", NoReturn]):
         """Refuse: an image does not turn back into a figure."""
         raise DatasetError(f"The image '{self._filepath}' cannot be loaded as a figure.")
 
-    def save(self, data: Figure) -> None:
-        """Draw the figure in memory, then replace the file."""
+    def save(self, data: Figure | bytes) -> None:
+        """Draw the figure in memory, then replace the file; bytes are the image already."""
+        if isinstance(data, bytes):
+            write_bytes_atomic(self._filepath, data)
+            return
         buffer = io.BytesIO()
         data.savefig(buffer, **{"format": self._filepath.suffix.lstrip(".") or "png", **self._save_args})
         write_bytes_atomic(self._filepath, buffer.getvalue())

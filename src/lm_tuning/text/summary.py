@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
+LENGTHS_NAME = "lengths.png"
 LEARNED_MARKS = ("⟦", "⟧")
 
 _NUM_PREVIEW_ROWS = 5
@@ -112,6 +113,25 @@ def preview_tokens(folder: Path, tokenizer: Any) -> dict[str, Any]:
         for row in (table[i] for i in range(min(_NUM_PREVIEW_ROWS, len(table)))):
             data.append([split, row.row_id, len(row.input_ids), row.num_supervised, mark_learned(tokenizer, row)])
     return {"columns": ["split", "row_id", "length", "num_supervised", "text"], "data": data}
+
+
+def write_lengths(folder: Path, *, max_length_tokens: int) -> None:
+    """Keep a picture of the lengths with the tokens, so that a run that reuses them draws nothing.
+
+    Args:
+        folder: tokenized splits.
+        max_length_tokens: see ``draw_lengths``.
+    """
+    draw_lengths(folder, max_length_tokens=max_length_tokens).savefig(folder / LENGTHS_NAME, dpi=120)
+
+
+def read_lengths(folder: Path) -> bytes:
+    """Return the picture of the lengths as PNG.
+
+    Args:
+        folder: what the tokenize pipeline stored.
+    """
+    return (Path(folder) / LENGTHS_NAME).read_bytes()
 
 
 def draw_lengths(folder: Path, *, max_length_tokens: int) -> Figure:

@@ -53,7 +53,7 @@ def tokenize_examples(
     split: SplitParameters,
     seed: int,
     task: str,
-) -> tuple[StagedFolder | Path, dict[str, Any], Any, dict[str, Any]]:
+) -> tuple[StagedFolder | Path, dict[str, Any], bytes, dict[str, Any]]:
     """Tokenize the splits, or find that the same was done before.
 
     Args:
@@ -67,7 +67,7 @@ def tokenize_examples(
         task: the ``task`` parameter.
 
     Returns:
-        The folder of tokens to publish, its summary, a figure of the lengths, and a section of the data report.
+        The folder of tokens to publish, its summary, a picture of the lengths, and a section of the data report.
 
     Raises:
         UserError: the stored splits belong to other rows or parameters.
@@ -75,7 +75,7 @@ def tokenize_examples(
     from lm_tuning.data.split_folder import find_staleness
     from lm_tuning.models.loading import load_tokenizer
     from lm_tuning.progress import show_progress
-    from lm_tuning.text.summary import describe_tokens, draw_lengths
+    from lm_tuning.text.summary import describe_tokens, read_lengths, write_lengths
     from lm_tuning.text.tokenization import TOKENS_VERSION, read_token_report, read_token_summary, write_tokens
 
     rows = data.model_dump()
@@ -107,8 +107,7 @@ def tokenize_examples(
     if found:
         summary = read_token_summary(found)
         logger.info("Tokens reused: %s, in %s", describe_tokens(summary), found)
-        figure = draw_lengths(found, max_length_tokens=tokenize.max_length_tokens)
-        return found, summary, figure, read_token_report(found)
+        return found, summary, read_lengths(found), read_token_report(found)
     tokenizer = load_tokenizer(
         base_model["name_or_path"],
         revision=base_model["revision"],
@@ -116,8 +115,7 @@ def tokenize_examples(
     )
     with token_cache.stage(key) as staged, show_progress() as on_progress:
         summary = write_tokens(staged.path, example_splits, tokenizer, **tokenize.model_dump(), on_progress=on_progress)
-        figure = draw_lengths(staged.path, max_length_tokens=tokenize.max_length_tokens)
-        report = read_token_report(staged.path)
+        write_lengths(staged.path, max_length_tokens=tokenize.max_length_tokens)
         staged.facts = {"sources": sources, "base_model": base_model}
     logger.info("Tokens made: %s, in %s", describe_tokens(summary), token_cache.root / key)
-    return staged, summary, figure, report
+    return staged, summary, read_lengths(staged.path), read_token_report(staged.path)
