@@ -260,9 +260,10 @@ def test_the_division_is_the_same_in_another_process(write_rows, split, tmp_path
     assert [int(row_id) for row_id in output.split()] == here.ids("train")
 
 
-def test_the_folder_holds_splits_summary_and_preview_and_nothing_else(write_rows, split):
+def test_the_folder_holds_splits_copies_summary_and_preview_and_nothing_else(write_rows, split):
     result = split(write_rows(texts(*(f"{number} " * 200 for number in range(20)))), validation=2)
     assert sorted(path.name for path in result.folder.iterdir()) == [
+        "copies.npz",
         "preview.json",
         "summary.json",
         "test.arrow",

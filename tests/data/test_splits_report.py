@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from lm_tuning.data.problems import shorten
-from lm_tuning.data.splits_report import build_splits_section, name_row
+from lm_tuning.data.split_folder import read_copies
+from lm_tuning.data.splits_report import build_splits_section
 
 SENTENCE = (
     "The committee will meet again on Thursday to decide whether the bridge can be repaired before winter sets in."
@@ -21,7 +22,7 @@ def test_numbers_and_words_of_a_division(write_rows, split):
         validation=5,
         near_duplicates="report",
     )
-    section = build_splits_section(result.summary)
+    section = build_splits_section(result.summary, read_copies(result.folder))
     assert set(section) == {"facts", "metrics", "markdown"}
     assert section["metrics"] == {
         "data_train_rows": 16,
@@ -33,6 +34,8 @@ def test_numbers_and_words_of_a_division(write_rows, split):
         "data_leakage_fraction": 2 / 7,
     }
     assert section["facts"]["leakage"] == result.summary["leakage"]
+    # A row of a held-out file comes before the row of the training file that repeats it, and so does its near twin.
+    assert section["facts"]["copies"] == {"exact": {str(train): [4, 19, 20]}, "near": {str(train): [21]}}
     text = section["markdown"]
     assert text.startswith("## Splits\n\nDivided by seed 42.\n\n| split | rows | share |\n| --- | ---: | ---: |\n")
     assert "| train | 16 | 69.57% |" in text
@@ -56,7 +59,8 @@ def test_numbers_and_words_of_a_division(write_rows, split):
 
 
 def test_what_was_not_asked_for_is_not_told(write_rows, split):
-    section = build_splits_section(split(write_rows([{"text": str(number)} for number in range(5)])).summary)
+    result = split(write_rows([{"text": str(number)} for number in range(5)]))
+    section = build_splits_section(result.summary, read_copies(result.folder))
     assert section["metrics"]["data_leakage_fraction"] == 0
     assert "data_near_duplicate_rows" not in section["metrics"]
     assert "Nobody looked for near duplicates (split.near_duplicates: ignore)." in section["markdown"]
@@ -73,7 +77,7 @@ def test_groups_keys_folds_and_many_classes(write_rows, split):
         for number in range(350)
     ]
     result = split(write_rows(rows), key="id", group="book", stratify="kind", num_folds=3, fold=2, test=30)
-    text = build_splits_section(result.summary)["markdown"]
+    text = build_splits_section(result.summary, read_copies(result.folder))["markdown"]
     counts = ", ".join(map(str, result.summary["folds"]["num_rows_by_fold"]))
     assert "Divided by the key 'id' and seed 42." in text
     assert f"Validation is fold 2 of 3 (counted from 0; rows by fold: {counts}); 0 rows are in no fold" in text
@@ -81,13 +85,3 @@ def test_groups_keys_folds_and_many_classes(write_rows, split):
     assert "175 groups, each kept whole" in text
     assert text.count("| k") == 30
     assert "5 smaller classes are in the JSON report" in text
-
-
-def test_row_ids_are_named_by_file_and_row():
-    files = [{"path": "a.csv", "first_row_id": 1}, {"path": "b.csv", "first_row_id": 1201}]
-    assert [name_row(files, row_id) for row_id in (1, 1200, 1201, 5000)] == [
-        "a.csv, row 1",
-        "a.csv, row 1,200",
-        "b.csv, row 1",
-        "b.csv, row 3,800",
-    ]

@@ -1,4 +1,4 @@
-"""The report names every row that was left out, and says in a table what became of the rest."""
+"""The report names every row that was left out or changed, and says in a table what became of the rest."""
 
 from __future__ import annotations
 
@@ -54,10 +54,20 @@ def test_the_table_says_what_was_made(tmp_path):
     assert "### Rows left out\n\nNone." in text
     assert "- 1 in train: start of the prompt cut to fit.\n  - rows.jsonl, row 2" in text
     [changed] = section["facts"]["changed"]
-    assert "row_numbers" not in changed, "of changed rows the first are named"
+    assert changed["row_numbers"] == {"rows.jsonl": [2]}
     assert json.loads(json.dumps(section)) == section
 
 
 def test_what_was_said_of_a_row_stands_beside_it(tmp_path):
     section = report(tmp_path, [SHORT, ("say <|end|>\n|", "b", None)], control_tokens="drop")
     assert "  - rows.jsonl, row 2: holds '<\\|end\\|>'\n" in section["markdown"]
+
+
+def test_every_changed_row_is_named_and_counted_once(tmp_path):
+    typed = ("0123456789<|end|>abcdefghij", "yes", None)
+    section = report(tmp_path, [SHORT, *[typed] * 25])
+    kinds = {fate["kind"]: fate for fate in section["facts"]["changed"]}
+    assert set(kinds) == {"prompt_shortened", "control_token_as_text"}
+    for fate in kinds.values():
+        assert fate["row_numbers"] == {"rows.jsonl": list(range(2, 27))}
+    assert section["metrics"]["data_rows_changed_by_tokenizing"] == 25

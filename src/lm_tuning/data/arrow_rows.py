@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,10 +34,9 @@ class ArrowRows(RowSource):
             check_columns(self.path, self.columns)
             if not any(batch.num_rows for batch in batches):
                 raise UserError(f"{self.path} has no rows.")
-        self._selected = self.columns
 
     def _rows(self) -> Iterator[tuple[int, Row | RowProblem]]:
-        names = self._selected
+        names = self.selected
         number = 0
         with self._open() as (schema, batches):
             readers = column_readers(schema, names)
@@ -45,10 +44,6 @@ class ArrowRows(RowSource):
                 for row in batch_rows(batch, readers):
                     number += 1
                     yield number, row
-
-    def select(self, columns: Iterable[str]) -> None:
-        """Turn only these columns into values from now on; see the base class."""
-        self._selected = list(dict.fromkeys(columns))
 
     @contextmanager
     def _open(self) -> Iterator[tuple[Any, Iterator[Any]]]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, cast, overload
 
@@ -17,12 +15,13 @@ import pyarrow as pa
 from lm_tuning.data.collecting import OpenedFile, collect_rows
 from lm_tuning.data.columns import ColumnMapping, check_mapping, choose_mapping, describe_mapping, missing_column
 from lm_tuning.data.labels import MAX_CLASSES, build_label_map, count_classes
-from lm_tuning.data.problems import shorten
+from lm_tuning.data.mixing import describe_mixing
 from lm_tuning.data.reading import open_rows
 from lm_tuning.data.refusals import find_refusals, log_skipped
-from lm_tuning.data.rows import SPLITS, ExampleTable
+from lm_tuning.data.rows import SPLITS, ExampleTable, preview_rows
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.storage.atomic import write_json_atomic
 
 ROWS_VERSION = 1
 """Raise it when the same files and settings give other checked rows: stored ones are then made anew."""
@@ -40,7 +39,6 @@ MAX_FILES = 32_767
 # Beyond this many names of a column a list of them costs more memory than a look-up costs time.
 _MAX_LISTED_NAMES = 100_000
 _NUM_PREVIEW_ROWS = 10
-_MAX_PREVIEW_CHARACTERS = 300
 
 
 @dataclass
@@ -244,9 +242,10 @@ def write_checked_rows(
     np.savez(folder / FACTS_NAME, **cast("dict[str, Any]", rows.facts | numbers))
     for place, names in enumerate(rows.names.values()):
         _write_names(folder / NAMES_NAME.format(place), names)
-    _write_json(folder / FINDINGS_NAME, rows.findings.describe(rows.files, bad_fate=fate))
-    _write_json(folder / SUMMARY_NAME, summary)
-    _write_json(folder / PREVIEW_NAME, _preview(ExampleTable(folder / ROWS_NAME)))
+    write_json_atomic(folder / FINDINGS_NAME, rows.findings.describe(rows.files, bad_fate=fate), indent=None)
+    write_json_atomic(folder / SUMMARY_NAME, summary, indent=None)
+    names_shown, shown = preview_rows(ExampleTable(folder / ROWS_NAME), _NUM_PREVIEW_ROWS)
+    write_json_atomic(folder / PREVIEW_NAME, {"columns": names_shown, "data": shown}, indent=None)
     if not refused:
         log_skipped(rows)
     return summary
@@ -265,41 +264,6 @@ def describe_checked(summary: Mapping[str, Any]) -> str:
     if summary["label_map"]:
         parts.append(f"{len(summary['label_map']):,} classes")
     return "; ".join(parts)
-
-
-def rows_per_epoch(weight: float, num_rows: int) -> int:
-    """Count the rows of a source in an epoch: weight times rows, halves rounded up, as the step plan counts them.
-
-    Args:
-        weight: of the source, taken as typed: 2.3 means 23/10.
-        num_rows: of the source.
-    """
-    return math.floor(Fraction(str(weight)) * num_rows + Fraction(1, 2))
-
-
-def describe_mixing(sources: Sequence[Mapping[str, Any]], files: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Count the rows of each training source, and how many of them an epoch holds.
-
-    Args:
-        sources: ``path`` and ``weight`` of each.
-        files: what was read, see ``CheckedRows.sources``.
-
-    Returns:
-        By source: ``path``, ``weight``, ``num_rows`` and ``rows_per_epoch``, before any of them are held out.
-    """
-    counted = []
-    for place, source in enumerate(sources):
-        num_rows = sum(file["rows_kept"] for file in files if file["source"] == place)
-        in_epoch = rows_per_epoch(source["weight"], num_rows)
-        counted.append(
-            {
-                "path": source["path"],
-                "weight": source["weight"],
-                "num_rows": num_rows,
-                "rows_per_epoch": in_epoch,
-            }
-        )
-    return counted
 
 
 def _open_files(raw_examples: Mapping[str, Any], *, max_rows: int | None) -> list[OpenedFile]:
@@ -349,17 +313,3 @@ def _read_names(path: Path) -> Sequence[str]:
         return StoredNames(column)
     names: list[str] = column.to_pylist()
     return names
-
-
-def _preview(table: ExampleTable) -> dict[str, Any]:
-    """Return the first rows as a table."""
-    rows = table.head(_NUM_PREVIEW_ROWS)
-    shown = [
-        [shorten(value, _MAX_PREVIEW_CHARACTERS) if isinstance(value, str) else value for value in row.values()]
-        for row in rows
-    ]
-    return {"columns": list(rows[0]) if rows else [], "data": shown}
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, ensure_ascii=False) + "\n", encoding="utf-8")

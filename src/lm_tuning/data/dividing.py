@@ -41,11 +41,13 @@ class Division:
         facts: for the summary: ``wanted_rows``, ``duplicates``, ``near_duplicates``, ``overlap``, ``overlap_rows``,
             ``leakage``, ``groups``, ``classes`` and ``folds``.
         warnings: sentences for the log.
+        copies: ids of the rows that repeat another one: ``exact``, and ``near`` when somebody looked.
     """
 
     splits: npt.NDArray[np.int8]
     facts: dict[str, Any]
     warnings: list[str]
+    copies: dict[str, Ints]
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,11 @@ def divide_rows(
         "classes": class_facts(rows, stratify, splits, choice.rare_classes),
         "folds": choice.folds,
     }
-    return Division(splits, facts, describe_warnings(facts, splits))
+    repeats = is_later_copy(contents, priority)
+    copies = {"exact": np.sort(row_ids[repeats])}
+    if near_units is not None:
+        copies["near"] = np.sort(row_ids[is_later_copy(near_units, priority) & ~repeats])
+    return Division(splits, facts, describe_warnings(facts, splits), copies)
 
 
 def _is_later_near_copy(units: Ints, labels: Ints | None, is_copy: Mask, priority: npt.NDArray[np.int8]) -> Mask:

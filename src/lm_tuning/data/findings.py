@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -124,13 +124,13 @@ class RowPlaces:
         place = int(np.searchsorted(self._first_ids, row_id, side="right")) - 1
         return self._names[place], int(row_id - self._first_ids[place]) + 1
 
-    def by_file(self, row_ids: array[int]) -> Iterator[tuple[str, list[int]]]:
+    def by_file(self, row_ids: Iterable[int]) -> Iterator[tuple[str, list[int]]]:
         """Yield each file that has some of the rows, with their numbers in it, ascending.
 
         Args:
             row_ids: ids in any order.
         """
-        ids = np.sort(np.frombuffer(row_ids, dtype=np.int64))
+        ids = np.sort(np.asarray(row_ids, dtype=np.int64))
         edges = [*np.searchsorted(ids, self._first_ids).tolist(), len(ids)]
         for place, name in enumerate(self._names):
             part = ids[edges[place] : edges[place + 1]]

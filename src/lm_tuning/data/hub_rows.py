@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,11 +47,10 @@ class HubRows(RowSource):
         if not self._num_rows:
             raise UserError(f"The split {file['split']!r} of the hub data set {self.path} has no rows.")
         check_columns(self.path, self.columns)
-        self._selected = self.columns
         self._rows_done = 0
 
     def _rows(self) -> Iterator[tuple[int, Row | RowProblem]]:
-        names = self._selected
+        names = self.selected
         dataset = self._dataset.select_columns(names)
         readers = column_readers(dataset.features.arrow_schema, names)
         number = self._rows_done = 0
@@ -61,10 +60,6 @@ class HubRows(RowSource):
                     number += 1
                     yield number, row
             self._rows_done = number
-
-    def select(self, columns: Iterable[str]) -> None:
-        """Read only these columns from now on; see the base class."""
-        self._selected = list(dict.fromkeys(columns))
 
     def _progress(self) -> tuple[int, int, str]:
         return self._rows_done, self._num_rows, "rows"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import orjson
@@ -94,26 +95,14 @@ def constant_problem(name: str) -> RowProblem:
 
 def _count_keys(row: dict[str, Any]) -> int:
     """Count the keys of all objects in a row; ``_UNSURE`` where a float may be an integer that was rounded."""
-    total = len(row)
-    if _SIMPLE.issuperset(map(type, row.values())):
-        return total
-    for value in row.values():
-        kind = value.__class__
-        if kind is float:
-            return _UNSURE
-        if kind is dict:
-            inner = _count_keys(value)
-        elif kind is list:
-            inner = _count_keys_of_list(value)
-        else:
-            continue
-        if inner == _UNSURE:
-            return _UNSURE
-        total += inner
-    return total
+    values = row.values()
+    if _SIMPLE.issuperset(map(type, values)):
+        return len(row)
+    inner = _count_keys_inside(values)
+    return _UNSURE if inner == _UNSURE else len(row) + inner
 
 
-def _count_keys_of_list(values: list[Any]) -> int:
+def _count_keys_inside(values: Iterable[Any]) -> int:
     total = 0
     for value in values:
         kind = value.__class__
@@ -122,7 +111,7 @@ def _count_keys_of_list(values: list[Any]) -> int:
         if kind is dict:
             inner = _count_keys(value)
         elif kind is list:
-            inner = _count_keys_of_list(value)
+            inner = _count_keys_inside(value)
         else:
             continue
         if inner == _UNSURE:

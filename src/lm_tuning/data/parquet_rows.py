@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,13 +33,12 @@ class ParquetRows(RowSource):
         if not self._num_rows:
             raise UserError(f"{self.path} has no rows.")
         check_columns(self.path, self.columns)
-        self._selected = self.columns
         self._rows_done = 0
 
     def _rows(self) -> Iterator[tuple[int, Row | RowProblem]]:
         import pyarrow as pa
 
-        names = self._selected
+        names = self.selected
         number = self._rows_done = 0
         with self._open() as file:
             readers = column_readers(file.schema_arrow, names)
@@ -51,10 +50,6 @@ class ParquetRows(RowSource):
                     self._rows_done = number
             except (OSError, pa.ArrowException) as error:
                 raise beyond_row(self.path, number, error) from error
-
-    def select(self, columns: Iterable[str]) -> None:
-        """Read only these columns from now on; see the base class."""
-        self._selected = list(dict.fromkeys(columns))
 
     def _progress(self) -> tuple[int, int, str]:
         return self._rows_done, self._num_rows, "rows"

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from pathlib import Path
 from typing import Any
-
-from lm_tuning.errors import UserError
 
 MAX_REPORTED = 20
 _MAX_SHOWN_CHARACTERS = 40
@@ -30,57 +26,6 @@ class RowProblem(ValueError):
         self.kind = kind
         self.reason = reason
         super().__init__(reason)
-
-
-class RowProblems:
-    """Hold the first problems of a file in full and count the rest.
-
-    Attributes:
-        counts: number of bad rows by kind.
-    """
-
-    def __init__(self, path: Path | str, limit: int = MAX_REPORTED) -> None:
-        """Start with none.
-
-        Args:
-            path: the file that the rows come from.
-            limit: number of problems that are spelled out.
-        """
-        self.counts: Counter[str] = Counter()
-        self._path = path
-        self._limit = limit
-        self._lines: list[str] = []
-
-    def __len__(self) -> int:
-        """Count the bad rows."""
-        return self.counts.total()
-
-    def add(self, number: int, problem: RowProblem) -> None:
-        """Note the problem of one row.
-
-        Args:
-            number: 1-based row number.
-            problem: what is wrong with it.
-        """
-        self.counts[problem.kind] += 1
-        if len(self._lines) < self._limit:
-            self._lines.append(f"{self._path}, row {number}: {problem.reason}")
-
-    def lines(self) -> list[str]:
-        """Return one sentence a problem, and one that counts those beyond the limit."""
-        rest = len(self) - len(self._lines)
-        return [*self._lines, f"{self._path}: {rest:,} more bad rows."] if rest else list(self._lines)
-
-    def raise_any(self) -> None:
-        """Raise what was noted.
-
-        Raises:
-            UserError: if there is a problem; it names how to go on without the bad rows.
-        """
-        if self._lines:
-            raise UserError(
-                [*self.lines(), "Mend these rows, or leave them out and have them counted with data.on_bad_row: skip."]
-            )
 
 
 def describe_value(value: Any) -> str:

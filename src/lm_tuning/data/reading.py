@@ -41,6 +41,7 @@ class RowSource(ABC):
         self.format = file_format
         self.columns: list[str] = []
         self.max_rows: int | None = None
+        self._selected: list[str] | None = None
         self._taken = 0
 
     def __iter__(self) -> Iterator[tuple[int, Row | RowProblem]]:
@@ -65,12 +66,18 @@ class RowSource(ABC):
             if num_taken == num_rows:
                 return
 
-    def select(self, columns: Iterable[str]) -> None:  # noqa: B027 - only columnar files gain from it
+    def select(self, columns: Iterable[str]) -> None:
         """Say which columns will be used, so that a columnar file reads no others.
 
         Args:
             columns: names out of ``columns``.
         """
+        self._selected = list(dict.fromkeys(columns))
+
+    @property
+    def selected(self) -> list[str]:
+        """Columns to read: those that were selected, else all."""
+        return self.columns if self._selected is None else self._selected
 
     def progress(self) -> tuple[int, int, str]:
         """Return how much has been read, how much there is, and the unit of both: kB as they lie there, or rows."""

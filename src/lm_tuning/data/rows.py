@@ -13,10 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lm_tuning.data.examples import FIELDS
+from lm_tuning.data.problems import shorten
 from lm_tuning.errors import UserError
 
 SPLITS = ("train", "validation", "test")
 BATCH_ROWS = 4096
+_MAX_PREVIEW_CHARACTERS = 300
 
 _FORMAT_KEY = b"lm_tuning.format"
 
@@ -210,3 +212,18 @@ def write_selected(
             start += batch.num_rows
             on_rows(start)
     return {split: writer.num_rows for split, writer in zip(SPLITS, writers, strict=True)}
+
+
+def preview_rows(table: ExampleTable, num_rows: int) -> tuple[list[str], list[list[Any]]]:
+    """Return the column names and the values of the first rows, long text cut, as a catalog preview shows them.
+
+    Args:
+        table: the rows.
+        num_rows: how many at most.
+    """
+    rows = table.head(num_rows)
+    shown = [
+        [shorten(value, _MAX_PREVIEW_CHARACTERS) if isinstance(value, str) else value for value in row.values()]
+        for row in rows
+    ]
+    return list(rows[0]) if rows else [], shown

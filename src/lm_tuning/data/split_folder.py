@@ -6,24 +6,24 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.data.problems import shorten
-from lm_tuning.data.rows import SPLITS, ExampleTable, open_examples, write_selected
+from lm_tuning.data.rows import SPLITS, ExampleTable, open_examples, preview_rows, write_selected
 from lm_tuning.data.splitting import TRAIN
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.storage.atomic import write_json_atomic
 
 logger = logging.getLogger(__name__)
 
 SUMMARY_NAME = "summary.json"
 PREVIEW_NAME = "preview.json"
+COPIES_NAME = "copies.npz"
 _SCRATCH_NAME = "signatures.tmp"
 _NUM_PREVIEW_ROWS = 5
-_MAX_PREVIEW_CHARACTERS = 300
 
 
 def write_splits(
@@ -43,7 +43,7 @@ def write_splits(
     seed: int = 42,
     on_progress: OnProgress = ignore_progress,
 ) -> dict[str, Any]:
-    """Write ``train.arrow``, ``validation.arrow``, ``test.arrow``, ``summary.json`` and ``preview.json``.
+    """Write ``train.arrow``, ``validation.arrow``, ``test.arrow``, ``summary.json``, ``preview.json``, ``copies.npz``.
 
     Rows keep the order of their files within a split, and rows of a file that is a split by itself never move. Memory
     grows by about 200 bytes a row; texts stay on disk.
@@ -137,8 +137,9 @@ def write_splits(
         **division.facts,
         "warnings": division.warnings,
     }
-    _write_json(folder / SUMMARY_NAME, summary)
-    _write_json(folder / PREVIEW_NAME, _preview(folder))
+    np.savez(folder / COPIES_NAME, **cast("dict[str, Any]", division.copies))
+    write_json_atomic(folder / SUMMARY_NAME, summary)
+    write_json_atomic(folder / PREVIEW_NAME, _preview(folder))
     return summary
 
 
@@ -150,6 +151,16 @@ def read_summary(folder: Path) -> dict[str, Any]:
     """
     summary: dict[str, Any] = json.loads((folder / SUMMARY_NAME).read_text(encoding="utf-8"))
     return summary
+
+
+def read_copies(folder: Path) -> dict[str, npt.NDArray[np.int64]]:
+    """Return the ids of the rows that repeat another one: ``exact`` copies, and ``near`` ones if anybody looked.
+
+    Args:
+        folder: what the split pipeline stored.
+    """
+    with np.load(folder / COPIES_NAME) as stored:
+        return {name: stored[name] for name in stored.files}
 
 
 def describe_splits(summary: Mapping[str, Any]) -> str:
@@ -259,15 +270,7 @@ def _preview(folder: Path) -> dict[str, Any]:
     data: list[list[Any]] = []
     columns: list[str] = []
     for split in SPLITS:
-        for row in open_examples(folder, split).head(_NUM_PREVIEW_ROWS):
-            columns = ["split", *row]
-            data.append([split, *(_shown(value) for value in row.values())])
+        names, rows = preview_rows(open_examples(folder, split), _NUM_PREVIEW_ROWS)
+        columns = columns or (["split", *names] if rows else [])
+        data += [[split, *row] for row in rows]
     return {"columns": columns, "data": data}
-
-
-def _shown(value: Any) -> Any:
-    return shorten(value, _MAX_PREVIEW_CHARACTERS) if isinstance(value, str) else value
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from lm_tuning.data.checked_rows import rows_per_epoch
+import numpy as np
+import numpy.typing as npt
+
+from lm_tuning.data.findings import RowPlaces
+from lm_tuning.data.mixing import rows_per_epoch
 from lm_tuning.data.problems import shorten
 from lm_tuning.data.rows import SPLITS
 
@@ -21,11 +25,12 @@ _HANDLING = {
 }
 
 
-def build_splits_section(summary: Mapping[str, Any]) -> dict[str, Any]:
+def build_splits_section(summary: Mapping[str, Any], copies: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, Any]:
     """Make the section of the data report that tells of the splits.
 
     Args:
         summary: see ``write_splits``.
+        copies: see ``read_copies``.
 
     Returns:
         ``facts`` for the JSON report, ``metrics`` by name, and ``markdown``.
@@ -34,33 +39,24 @@ def build_splits_section(summary: Mapping[str, Any]) -> dict[str, Any]:
         *("rows", "seed", "key", "wanted_rows", "folds", "duplicates", "near_duplicates", "overlap", "overlap_rows"),
         *("leakage", "groups", "classes", "sources", "label_map", "warnings"),
     )
+    places = RowPlaces(summary["files"])
     blocks = [
         "## Splits",
         _splits_table(summary),
         *_folds(summary),
-        *_duplicates(summary),
-        *_leakage(summary),
+        *_duplicates(summary, copies, places),
+        *_leakage(summary, places),
         *_groups(summary),
         *_classes(summary),
         *_sources(summary),
         *_warnings(summary),
     ]
     return {
-        "facts": {name: summary[name] for name in names},
+        "facts": {name: summary[name] for name in names}
+        | {"copies": {kind: dict(places.by_file(ids)) for kind, ids in copies.items()}},
         "metrics": _metrics(summary),
         "markdown": "\n\n".join(blocks),
     }
-
-
-def name_row(files: Sequence[Mapping[str, Any]], row_id: int) -> str:
-    """Return the file and the row number that a row id stands for.
-
-    Args:
-        files: of the summary, in the order of reading.
-        row_id: of a row of one of them.
-    """
-    file = max((file for file in files if file["first_row_id"] <= row_id), key=lambda file: int(file["first_row_id"]))
-    return f"{file['path']}, row {row_id - file['first_row_id'] + 1:,}"
 
 
 def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
@@ -91,7 +87,9 @@ def _folds(summary: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _duplicates(summary: Mapping[str, Any]) -> Iterator[str]:
+def _duplicates(
+    summary: Mapping[str, Any], found: Mapping[str, npt.NDArray[np.int64]], places: RowPlaces
+) -> Iterator[str]:
     yield "### Duplicates"
     copies, near = summary["duplicates"], summary["near_duplicates"]
     conflicts = copies["num_label_conflicts"]
@@ -100,6 +98,10 @@ def _duplicates(summary: Mapping[str, Any]) -> Iterator[str]:
         f"{_HANDLING[copies['handling']]}, left out: {copies['num_dropped']:,}."
         + (f" Under another label: {conflicts:,}." if conflicts else "")
     )
+    for kind, what in (("exact", "Copies"), ("near", "Near duplicates")):
+        ids = found.get(kind, ())
+        if len(ids):
+            yield f"{what} of an earlier row: {_named(ids, len(ids), places)}."
     if not near:
         yield "Nobody looked for near duplicates (split.near_duplicates: ignore)."
         return
@@ -111,10 +113,10 @@ def _duplicates(summary: Mapping[str, Any]) -> Iterator[str]:
     )
     if near["largest"]:
         largest = near["largest"]
-        yield f"The largest unit has {largest['num_rows']:,} rows: {_listed(largest, summary['files'])}."
+        yield f"The largest unit has {largest['num_rows']:,} rows: {_listed(largest, places)}."
 
 
-def _leakage(summary: Mapping[str, Any]) -> Iterator[str]:
+def _leakage(summary: Mapping[str, Any], places: RowPlaces) -> Iterator[str]:
     leakage, near = summary["leakage"], summary["near_duplicates"]
     yield "### Leakage"
     total = sum(summary["rows"][name] for name in _HELD_OUT)
@@ -124,7 +126,7 @@ def _leakage(summary: Mapping[str, Any]) -> Iterator[str]:
     )
     items = [
         f"- {name}: {_share(side['num_rows'], summary['rows'][name])} of its rows ({side['num_rows']:,}) have {what} "
-        f"in train: {_listed(side, summary['files'])}"
+        f"in train: {_listed(side, places)}"
         for name in _HELD_OUT
         for kind, what in (("exact", "a copy"), ("near", "a near duplicate"))
         if (side := leakage[name][kind]) and side["num_rows"]
@@ -133,7 +135,7 @@ def _leakage(summary: Mapping[str, Any]) -> Iterator[str]:
         sides = summary["overlap_rows"]["validation_test"]
         items.append(
             f"- validation and test share {summary['overlap']['validation_test']:,} different contents: "
-            f"{_listed(sides['validation'], summary['files'])} and {_listed(sides['test'], summary['files'])}"
+            f"{_listed(sides['validation'], places)} and {_listed(sides['test'], places)}"
         )
     if items:
         yield "\n".join(items)
@@ -188,15 +190,18 @@ def _warnings(summary: Mapping[str, Any]) -> Iterator[str]:
         yield "\n".join(f"- {_text(warning, 1000)}" for warning in summary["warnings"])
 
 
-def _listed(rows: Mapping[str, Any], files: Sequence[Mapping[str, Any]]) -> str:
+def _listed(rows: Mapping[str, Any], places: RowPlaces) -> str:
+    return _named(rows["first_row_ids"], rows["num_rows"], places)
+
+
+def _named(row_ids: Sequence[int] | npt.NDArray[np.int64], num_rows: int, places: RowPlaces) -> str:
     """Name the first rows of a list, each file once."""
-    by_file: dict[str, list[str]] = {}
-    for row_id in rows["first_row_ids"][:_MAX_ROWS]:
-        path, _, number = name_row(files, row_id).rpartition(", row ")
-        by_file.setdefault(path, []).append(number)
-    more = rows["num_rows"] - len(rows["first_row_ids"][:_MAX_ROWS])
-    named = "; ".join(f"{_text(path, 300)}, rows {' · '.join(numbers)}" for path, numbers in by_file.items())
-    return named + (f" and {more:,} more" if more else "")
+    first = row_ids[:_MAX_ROWS]
+    named = "; ".join(
+        f"{_text(path, 300)}, rows {' · '.join(f'{number:,}' for number in numbers)}"
+        for path, numbers in places.by_file(first)
+    )
+    return named + (f" and {num_rows - len(first):,} more" if num_rows > len(first) else "")
 
 
 def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

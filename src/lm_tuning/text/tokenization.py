@@ -21,6 +21,7 @@ from lm_tuning.data.rows import ExampleTable, open_examples
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.threads import tokenizer_parallelism
+from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.text.control_tokens import TYPED
 from lm_tuning.text.counts import DROPPED, SplitCounts
 from lm_tuning.text.rendering import NOT_VERBATIM, TOOLS_LEFT_OUT, RenderedRows
@@ -134,9 +135,9 @@ def write_tokens(
         "label_map": splits.get("label_map"),
         "splits": {split: summarize_split(written[split], counts[split]) for split in SPLITS},
     }
-    _write_json(folder / SUMMARY_NAME, summary)
-    _write_json(folder / PREVIEW_NAME, preview_tokens(folder, tokenizer))
-    _write_json(folder / REPORT_NAME, build_tokens_section(summary, counts, places))
+    write_json_atomic(folder / SUMMARY_NAME, summary)
+    write_json_atomic(folder / PREVIEW_NAME, preview_tokens(folder, tokenizer))
+    write_json_atomic(folder / REPORT_NAME, build_tokens_section(summary, counts, places))
     return summary
 
 
@@ -265,7 +266,3 @@ def _describe_tokenizer(tokenizer: Any) -> dict[str, Any]:
         "pad_token": tokenizer.pad_token,
         "pad_token_id": tokenizer.pad_token_id,
     }
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 from lm_tuning.data.findings import RowPlaces
@@ -25,10 +26,10 @@ def build_tokens_section(
         places: where rows stand in their files.
 
     Returns:
-        ``facts``, ``metrics`` and ``markdown``. Every dropped row is named in the facts; of changed rows the first are.
+        ``facts``, ``metrics`` and ``markdown``. Every dropped or changed row is named in the facts.
     """
-    dropped = _fates(counts, DROPPED, places, names_all=True)
-    changed = _fates(counts, CHANGED, places, names_all=False)
+    dropped = _fates(counts, DROPPED, places)
+    changed = _fates(counts, CHANGED, places)
     facts = {
         **{key: value for key, value in summary.items() if key != "label_map"},
         "dropped": dropped,
@@ -43,13 +44,14 @@ def build_tokens_section(
     }
     metrics = {f"data_{name.replace('num_', '')}": value for name, value in metrics.items()}
     metrics["data_rows_dropped_by_tokenizing"] = sum(fate["num_rows"] for fate in dropped)
-    metrics["data_rows_changed_by_tokenizing"] = sum(fate["num_rows"] for fate in changed)
+    # A row may be changed in more than one way.
+    metrics["data_rows_changed_by_tokenizing"] = sum(
+        len(set(chain.from_iterable(of_split.rows(reason) for reason in CHANGED))) for of_split in counts.values()
+    )
     return {"facts": facts, "metrics": metrics, "markdown": _write_markdown(summary, dropped, changed)}
 
 
-def _fates(
-    counts: Mapping[str, SplitCounts], reasons: Mapping[str, str], places: RowPlaces, *, names_all: bool
-) -> list[dict[str, Any]]:
+def _fates(counts: Mapping[str, SplitCounts], reasons: Mapping[str, str], places: RowPlaces) -> list[dict[str, Any]]:
     """Return one entry a split and reason that has rows."""
     fates = []
     for split, of_split in counts.items():
@@ -57,8 +59,7 @@ def _fates(
             rows = of_split.rows(reason)
             if not rows:
                 continue
-            first = rows[: NUM_DETAILS if names_all else _NUM_ROWS_SHOWN]
-            named = [(*places.find(row_id), of_split.detail(reason, row_id)) for row_id in first]
+            named = [(*places.find(row_id), of_split.detail(reason, row_id)) for row_id in rows[:NUM_DETAILS]]
             fates.append(
                 {
                     "split": split,
@@ -66,7 +67,7 @@ def _fates(
                     "meaning": meaning,
                     "num_rows": len(rows),
                     "rows": [{"file": file, "row": row, "reason": detail or meaning} for file, row, detail in named],
-                    **({"row_numbers": dict(places.by_file(rows))} if names_all else {}),
+                    "row_numbers": dict(places.by_file(rows)),
                 }
             )
     return fates

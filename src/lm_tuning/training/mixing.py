@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lm_tuning.data.mixing import rows_per_epoch
+
 IntArray = npt.NDArray[np.int64]
 
 
@@ -42,10 +44,7 @@ class SourceMix:
         assert len(num_rows) == len(self._weights), f"rows of source {len(num_rows) - 1}, {len(self._weights)} weights"
         self.is_plain = all(weight == 1 for weight in self._weights)
         self.rows_per_epoch: IntArray = np.array(
-            [
-                math.floor(weight * int(rows) + Fraction(1, 2))
-                for weight, rows in zip(self._weights, num_rows, strict=True)
-            ],
+            [rows_per_epoch(weight, int(rows)) for weight, rows in zip(self._weights, num_rows, strict=True)],
             dtype=np.int64,
         )
 

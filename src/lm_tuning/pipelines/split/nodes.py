@@ -95,7 +95,7 @@ def split_examples(
         UserError: the rows cannot be gone on with, see ``find_refusals``; or they were checked with other parameters.
     """
     from lm_tuning.data.checked_rows import read_checked_summary
-    from lm_tuning.data.split_folder import describe_splits, read_summary, write_splits
+    from lm_tuning.data.split_folder import describe_splits, read_copies, read_summary, write_splits
     from lm_tuning.data.splits_report import build_splits_section
     from lm_tuning.progress import show_progress
 
@@ -110,7 +110,7 @@ def split_examples(
     if found:
         summary = read_summary(found)
         logger.info("Splits reused: %s, in %s", describe_splits(summary), found)
-        return found, summary, build_splits_section(summary)
+        return found, summary, build_splits_section(summary, read_copies(found))
     with split_cache.stage(key) as staged, show_progress() as on_progress:
         summary = write_splits(staged.path, checked_examples, **settings, on_progress=on_progress)
         staged.facts = {
@@ -118,7 +118,7 @@ def split_examples(
             "files": manifest["facts"]["files"],
         }
     logger.info("Splits made: %s, in %s", describe_splits(summary), split_cache.root / key)
-    return staged, summary, build_splits_section(summary)
+    return staged, summary, build_splits_section(summary, read_copies(staged.path))
 
 
 def check_settings(data: DataParameters, split: SplitParameters, *, task: str) -> dict[str, Any]:

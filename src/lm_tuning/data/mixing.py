@@ -1,0 +1,36 @@
+"""How many rows of each source an epoch holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+
+def rows_per_epoch(weight: float | Fraction, num_rows: int) -> int:
+    """Count the rows of a source in an epoch: weight times rows, halves rounded up.
+
+    Args:
+        weight: of the source, taken as typed: 2.3 means 23/10, not the nearest binary fraction.
+        num_rows: of the source.
+    """
+    return math.floor(Fraction(str(weight)) * num_rows + Fraction(1, 2))
+
+
+def describe_mixing(sources: Sequence[Mapping[str, Any]], files: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Count the rows of each training source, and how many of them an epoch holds.
+
+    Args:
+        sources: ``path`` and ``weight`` of each.
+        files: what was read, see ``CheckedRows.sources``.
+
+    Returns:
+        By source: ``path``, ``weight``, ``num_rows`` and ``rows_per_epoch``, before any of them are held out.
+    """
+    counted = []
+    for place, source in enumerate(sources):
+        num_rows = sum(file["rows_kept"] for file in files if file["source"] == place)
+        known = {"path": source["path"], "weight": source["weight"], "num_rows": num_rows}
+        counted.append({**known, "rows_per_epoch": rows_per_epoch(source["weight"], num_rows)})
+    return counted
