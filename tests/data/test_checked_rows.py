@@ -220,7 +220,7 @@ def test_columns_may_come_in_another_order_but_must_be_there(tmp_path, check):
         check([tmp_path / "a.csv", tmp_path / "c.csv"], group="book", key="id")
     assert [problem.split(",")[0] for problem in caught.value.problems] == [
         "split.key names the column 'id'",
-        "data.columns.prompt names the column 'prompt'",
+        f"data.columns.prompt (read off the column names of {tmp_path / 'a.csv'}) names the column 'prompt'",
         "split.group names the column 'book'",
         "split.key names the column 'id'",
     ]

@@ -208,3 +208,15 @@ def test_a_mapping_is_described_in_words():
     assert describe_mapping(mapping) == (
         "prompt from 'instruction', 'input' behind the prompt after an empty line, response from 'output'"
     )
+
+
+def test_a_file_that_other_column_names_do_not_fit_is_told_where_they_were_read_off():
+    mapping = choose_mapping(["prompt", "response"], path="a.jsonl")
+    with pytest.raises(UserError) as caught:
+        check_mapping(mapping, ["question", "answer"], path="other.jsonl")
+    origin = "(read off the column names of a.jsonl) names the column"
+    there = "which other.jsonl does not have. Its columns: 'question', 'answer'."
+    assert caught.value.problems == [
+        f"data.columns.prompt {origin} 'prompt', {there}",
+        f"data.columns.response {origin} 'response', {there}",
+    ]

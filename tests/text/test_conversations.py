@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lm_tuning.text.chat import ChatRenderer
-from lm_tuning.text.rendering import TOOLS_LEFT_OUT
+from lm_tuning.text.rendering import TOOLS_LEFT_OUT, RowRefused
 from lm_tuning.text.token_table import TokenRow
 from tests.support import templates
 from tests.support.tiny import CHAT_TEMPLATE, make_tokenizer
@@ -197,3 +197,14 @@ def test_tools_that_a_template_does_not_show_are_found_out():
         assert (TOOLS_LEFT_OUT in renderer.render(plain, tools).notes) == expected
     assert TOOLS_LEFT_OUT in ChatRenderer(make_tokenizer()).render(called).notes
     assert TOOLS_LEFT_OUT not in ChatRenderer(make_tokenizer()).render(plain).notes
+
+
+def test_a_tool_call_without_content_is_named_when_the_template_fails_on_it():
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "weather"}}]}
+    turns = [{"role": "user", "content": "q"}, call]
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = templates.PHI
+    with pytest.raises(RowRefused) as caught:
+        ChatRenderer(tokenizer).render(turns)
+    assert caught.value.reason == "refused_by_template"
+    assert "(turn 2 calls a tool and has no content, which the template does not know)" in caught.value.detail

@@ -291,9 +291,9 @@ def test_lengths_before_the_cut_are_told(tokenize):
     rows = [("0" * 20, "yes", None), ("0" * 40, "yes", None)]
     summary, _ = tokenize(make_tokenizer(), "prompt_response", rows, **options)
     expected = {"num_rows": 2, "max_length_tokens": 47, "rows_over": {"32": 1}, "tokens_over": {"32": 15}}
-    assert summary["splits"]["train"]["too_long"] == expected
+    assert summary["splits"]["train"]["too_long"] == {**expected, "tokens_over_limit": 27 - 16 + 47 - 16}
     summary, _ = tokenize(make_tokenizer(), "text", ["0" * 46], **options)
-    assert summary["splits"]["train"]["too_long"] == {**expected, "num_rows": 1}
+    assert summary["splits"]["train"]["too_long"] == {**expected, "num_rows": 1, "tokens_over_limit": 47 - 16}
 
 
 @pytest.mark.parametrize(

@@ -44,12 +44,14 @@ class ColumnMapping:
         columns: column by part: ``text``, ``prompt``, ``response``, ``system``, ``messages``, ``tools`` or ``label``.
         template: renders the prompt (or the text) from columns; None when a column holds it.
         appended: column whose text, where a row has any, goes behind the prompt after an empty line; None for none.
+        read_off: the file whose column names said all this; None when parameters did.
     """
 
     format: str
     columns: dict[str, str] = field(default_factory=dict)
     template: str | None = None
     appended: str | None = None
+    read_off: str | None = None
 
     @property
     def used_columns(self) -> list[str]:
@@ -105,7 +107,8 @@ def check_mapping(mapping: ColumnMapping, available: list[str], *, path: str) ->
     Raises:
         UserError: naming each column, its parameter, the nearest name and the columns that are there.
     """
-    places = [(f"data.columns.{part}", column) for part, column in mapping.columns.items()]
+    origin = f" (read off the column names of {mapping.read_off})" if mapping.read_off else ""
+    places = [(f"data.columns.{part}{origin}", column) for part, column in mapping.columns.items()]
     if mapping.template:
         places += [("data.template", column) for column in template_columns(mapping.template)]
     problems = [missing_column(key, column, available, path=path) for key, column in places if column not in available]
@@ -206,7 +209,7 @@ def _conventional_mapping(available: list[str], *, path: str, format: str, task:
     (convention,) = found
     columns = {**convention.columns}
     columns |= {part: part for part in OPTIONAL_NAMES.get(convention.format, ()) if part in available}
-    mapping = ColumnMapping(convention.format, columns, appended=convention.appended)
+    mapping = ColumnMapping(convention.format, columns, appended=convention.appended, read_off=path)
     _log_reading(mapping, available, path=path)
     return mapping
 

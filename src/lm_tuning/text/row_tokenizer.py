@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from lm_tuning.data.examples import FIELDS
 from lm_tuning.errors import UserError
 from lm_tuning.text.byte_table import PlacedRows, build_byte_table, is_byte_level
 from lm_tuning.text.chat import ChatRenderer
@@ -53,14 +54,6 @@ from lm_tuning.text.truncation import (
 )
 
 NOT_ROUND_TRIP = "not_round_trip"
-
-# Stored fields that a row is rendered from.
-_FIELDS = {
-    "text": ("text",),
-    "prompt_response": ("prompt", "response", "system"),
-    "messages": ("messages", "tools"),
-    "text_label": ("text", "label"),
-}
 
 # Rows whose last token is not the end of an answer.
 _LOSES_ITS_END = {ANSWER_SHORTENED, END_CUT}
@@ -147,7 +140,7 @@ class RowTokenizer(AbstractContextManager["RowTokenizer"]):
         conversations: list[Conversation | None] = []
         kept: list[int] = []
         fields: Iterable[tuple[Any, ...]] = zip(
-            *(batch.column(name).to_pylist() for name in _FIELDS[self._format]), strict=True
+            *(batch.column(name).to_pylist() for name in FIELDS[self._format]), strict=True
         )
         for place, values in enumerate(fields):
             try:

@@ -68,7 +68,7 @@ class TemplateCall:
                 **self._variables,
             )
         except Exception as error:  # a template is foreign code: it raises what it likes
-            raise RowRefused("refused_by_template", str(error)) from error
+            raise RowRefused("refused_by_template", f"{error}{_hint(messages)}") from error
         return str(rendered[0][0])
 
     def marked_ranges(self, messages: list[Message], tools: Tools | None = None) -> list[CharRange]:
@@ -86,3 +86,9 @@ class TemplateCall:
             **self._variables,
         )
         return [(int(start), int(end)) for start, end in rendered[1][0]]
+
+
+def _hint(messages: list[Message]) -> str:
+    """Name the turn that most templates without tools stumble over."""
+    turn = next((turn for turn, message in enumerate(messages, 1) if "content" not in message), None)
+    return f" (turn {turn} calls a tool and has no content, which the template does not know)" if turn else ""
