@@ -204,7 +204,9 @@ def test_rows_shared_with_an_own_file_are_reported_or_dropped_from_train(write_r
 
 def test_an_own_file_needs_the_same_columns(write_rows, split):
     with pytest.raises(
-        UserError, match=r"data.columns.text names the column 'text', which .*other.jsonl does not have"
+        UserError,
+        match=r"data.columns.text \(read off the column names of .*rows.jsonl\) names the column 'text', which "
+        r".*other.jsonl does not have",
     ):
         split(write_rows(texts("a")), test_path=write_rows([{"body": "b"}], "other.jsonl"))
 
