@@ -17,6 +17,10 @@ from lm_tuning.hooks.locking import OutputLockHook
 from lm_tuning.hooks.parameters import ParametersHook
 from lm_tuning.hooks.stored_inputs import StoredInputsHook
 from lm_tuning.hooks.tracking import TrackingHook
+from lm_tuning.runtime.collection import collect_rarely
+
+# Before the heavy imports that follow, which it speeds up.
+collect_rarely()
 
 _ROOT = Path(find_kedro_project(Path.cwd()) or Path(__file__).resolve().parents[2])
 

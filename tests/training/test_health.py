@@ -11,6 +11,7 @@ import torch
 from lm_tuning.errors import UserError
 from lm_tuning.text.token_table import TokenRow
 from lm_tuning.training import first_look
+from lm_tuning.training.batches import StepDataset
 from lm_tuning.training.health import check_first_step, check_layout, mark_supervised
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
@@ -60,17 +61,21 @@ def test_a_training_step_that_adds_up_means_stops_with_its_cause(
     assert [finding["code"] for finding in result.health["findings"]] == ["first-loss-off"]
 
 
-def test_rows_that_see_each_other_are_found_before_training(
-    paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("dropout", [0.0, 0.1], ids=["by the first step", "before it, since dropout blurs the step"])
+def test_rows_that_see_each_other_stop_the_run_before_the_weights_change(
+    paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch, dropout: float
 ) -> None:
-    path = first_look.measure_training_path
+    sound = StepDataset.__getitem__
+    steps_of_the_optimizer = []
 
-    def forget_borders(model: Any, batch: Any, **options: Any) -> float:
+    def forget_borders(self: StepDataset, step: int) -> Any:
+        batch = sound(self, step)
         for micro_batch in batch.micro_batches:
             micro_batch.position_ids = None
-        return path(model, batch, **options)
+        return batch
 
-    monkeypatch.setattr(first_look, "measure_training_path", forget_borders)
+    monkeypatch.setattr(StepDataset, "__getitem__", forget_borders)
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: steps_of_the_optimizer.append(1))
     # A random model hardly looks at its neighbours; any difference beyond rounding is one too many here.
     monkeypatch.setattr("lm_tuning.training.health.ROUNDING_NATS", 1e-6)
     monkeypatch.setattr(
@@ -78,8 +83,10 @@ def test_rows_that_see_each_other_are_found_before_training(
         "check_layout",
         lambda plain, path, *, tolerance, batching: check_layout(plain, path, tolerance=1e-6, batching=batching),
     )
+    packed = replace(settings, batching="packed", micro_batch_tokens=1000, first_loss_tolerance=1e-6)
     with pytest.raises(UserError, match=r"layout-changes-loss.*Packed rows see each other.*train.batching=padded"):
-        run_training(paths, replace(settings, batching="packed", micro_batch_tokens=1000))
+        run_training(paths, replace(packed, lora={**settings.lora, "dropout": dropout}))
+    assert not steps_of_the_optimizer
 
 
 def test_a_sound_run_has_facts_and_no_stop(paths: TrainingPaths, settings: TrainingSettings) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import math
 import time
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from lm_tuning.training.batches import StepDataset
+from lm_tuning.training.batches import StepBatch, StepDataset
 from lm_tuning.training.health import (
     DROPOUT_TOLERANCE,
     Finding,
     HealthReport,
+    Severity,
+    check_first_step,
     check_layout,
     has_dropout,
     mark_supervised,
@@ -30,6 +33,75 @@ WORSE_FACTOR = 1.1
 """A base model is suspicious when its loss is this many times that of an untrained head."""
 
 
+@dataclass(frozen=True)
+class FirstLossDue:
+    """What the first step's loss must be, and what is said if it is something else.
+
+    Attributes:
+        nats_per_token: measured before the step by a plain forward pass, in nats per supervised token.
+        tolerance: allowed relative difference.
+        severity: of a difference whose cause is not the layout of the micro-batches.
+        batching: how the micro-batches are laid out.
+        select_logits: see :func:`lm_tuning.training.losses.sum_nats`.
+        device: ``cpu`` or ``cuda``.
+        compute_dtype: type of the forward pass.
+        weights_dtype: type of the weights.
+    """
+
+    nats_per_token: float
+    tolerance: float
+    severity: Severity
+    batching: str
+    select_logits: bool
+    device: str
+    compute_dtype: str
+    weights_dtype: str
+
+    def measure_layout(self, health: HealthReport, model: Any, batch: StepBatch) -> bool:
+        """Measure the step again, through its micro-batches but without dropout; add a finding if they change it.
+
+        Returns:
+            Whether rows alone and rows in micro-batches agree.
+        """
+        on_gpu = [torch.cuda.current_device()] if self.device == "cuda" else []
+        with torch.random.fork_rng(devices=on_gpu), autocast(self.device, self.compute_dtype, self.weights_dtype):
+            path = measure_training_path(model, batch, device=self.device, select_logits=self.select_logits)
+        health.facts["first_step_through_micro_batches_nats_per_token"] = path
+        tolerance = max(self.tolerance, 0.02)
+        finding = check_layout(self.nats_per_token, path, tolerance=tolerance, batching=self.batching)
+        if finding is not None:
+            health.add(finding)
+        return finding is None
+
+    def check(self, health: HealthReport, model: Any, batch: StepBatch, logged: float) -> None:
+        """Compare what step 1 logs with what is due, after its backward pass and before the weights change.
+
+        Args:
+            health: receives the finding.
+            model: with the weights that ``logged`` was computed with.
+            batch: the first step.
+            logged: its loss, in nats per supervised token.
+
+        Raises:
+            UserError: they differ, and the finding says stop.
+        """
+        began = time.perf_counter()
+        health.facts["first_step_logged_nats_per_token"] = logged
+        finding = check_first_step(
+            self.nats_per_token,
+            logged,
+            tolerance=self.tolerance,
+            num_micro_batches=len(batch.micro_batches),
+            severity=self.severity,
+        )
+        if finding is None:
+            logger.info("Step 1 logged %.4f nats per token, as measured before it (%.4f).", logged, self.nats_per_token)
+        elif self.measure_layout(health, model, batch):
+            health.add(finding)
+        health.seconds += time.perf_counter() - began
+        stop_if_needed(health)
+
+
 def look_before_training(
     health: HealthReport,
     model: Any,
@@ -40,7 +112,8 @@ def look_before_training(
     compute_dtype: str,
     weights_dtype: str,
     tolerance: float,
-) -> float:
+    severity: Severity,
+) -> FirstLossDue:
     """Fill the health report and say what is due, without touching the run's random state.
 
     Args:
@@ -52,9 +125,10 @@ def look_before_training(
         compute_dtype: type of the forward pass.
         weights_dtype: type of the weights.
         tolerance: allowed relative difference of losses.
+        severity: of a first loss that is off.
 
     Returns:
-        The first step's loss by a plain forward pass, in nats per supervised token.
+        The first step's loss by a plain forward pass, to compare the first step with.
 
     Raises:
         UserError: the micro-batches change the loss, so training would be wrong.
@@ -66,18 +140,25 @@ def look_before_training(
     model.to(device)
     with torch.random.fork_rng(devices=on_gpu), autocast(device, compute_dtype, weights_dtype):
         plain = measure_plain_loss(model, rows, device=device)
-        through_batches = measure_training_path(model, batch, device=device, select_logits=keeps_logits(model))
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    if has_dropout(model):
-        tolerance = max(tolerance, DROPOUT_TOLERANCE)
+    dropout = has_dropout(model)
+    due = FirstLossDue(
+        nats_per_token=plain,
+        tolerance=max(tolerance, DROPOUT_TOLERANCE) if dropout else tolerance,
+        severity=severity,
+        batching=steps.batching,
+        select_logits=keeps_logits(model),
+        device=device,
+        compute_dtype=compute_dtype,
+        weights_dtype=weights_dtype,
+    )
     pad_is_eos = tokenizer.pad_token_id == tokenizer.eos_token_id
     ends = sum(1 for row in rows if row.spans and _ends_a_turn(tokenizer, row))
     health.facts.update(
         {
             "untrained_head_nats_per_token": math.log(vocabulary),
             "first_step_measured_nats_per_token": plain,
-            "first_step_through_micro_batches_nats_per_token": through_batches,
-            "first_loss_tolerance": tolerance,
+            "first_loss_tolerance": due.tolerance,
             "first_step_rows": len(rows),
             "first_step_tokens": batch.num_tokens,
             "first_step_supervised_tokens": batch.num_supervised,
@@ -106,10 +187,8 @@ def look_before_training(
                 change="Look at tokenize.truncation and at the chat template.",
             )
         )
-    layout = check_layout(plain, through_batches, tolerance=max(tolerance, 0.02), batching=steps.batching)
-    if layout is not None:
-        health.add(layout)
-    elif plain > WORSE_FACTOR * math.log(vocabulary):
+    # Dropout makes the step itself a vague witness of its layout; without it, the step says as much as this would.
+    if (not dropout or due.measure_layout(health, model, batch)) and plain > WORSE_FACTOR * math.log(vocabulary):
         health.add(
             Finding(
                 code="worse-than-untrained",
@@ -123,7 +202,7 @@ def look_before_training(
     health.seconds += time.perf_counter() - began
     _say(health)
     stop_if_needed(health)
-    return plain
+    return due
 
 
 def _ends_a_turn(tokenizer: Any, row: Any) -> bool:

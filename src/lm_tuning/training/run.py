@@ -13,6 +13,7 @@ import numpy as np
 
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.runtime.collection import restore_collection
 from lm_tuning.text.token_table import TokenTable, open_split
 from lm_tuning.training import checkpoints
 from lm_tuning.training.adapters import add_lora, check_targets, count_parameters
@@ -131,9 +132,9 @@ def run_training(
     )
     health = HealthReport()
     _say_sources(health, plan, settings)
-    measured = None
+    first_loss = None
     if checkpoint is None and settings.probe_first_step:
-        measured = look_before_training(
+        first_loss = look_before_training(
             health,
             model,
             tokenizer,
@@ -142,7 +143,9 @@ def run_training(
             compute_dtype=settings.compute_dtype,
             weights_dtype=settings.weights_dtype,
             tolerance=settings.first_loss_tolerance,
+            severity=settings.first_loss_severity,
         )
+    restore_collection()
     # Not before all checks have passed: a refused run leaves no empty folder.
     run_folder = checkpoint.path.parent if checkpoint else checkpoints.new_run_folder(paths.checkpoints)
     log = StepLog(on_metrics)
@@ -161,9 +164,7 @@ def run_training(
                 eval_every_steps=settings.eval_every_steps,
                 evaluate=_evaluation(model, validation_rows, steps, settings),
                 protect_best=settings.load_best,
-                measured_first_loss=measured,
-                first_loss_tolerance=health.facts.get("first_loss_tolerance", settings.first_loss_tolerance),
-                first_loss_severity=settings.first_loss_severity,
+                first_loss=first_loss,
                 on_checkpoint=on_checkpoint,
             ),
             log=log,

@@ -25,7 +25,8 @@ from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.training import checkpoints
 from lm_tuning.training.batches import StepBatch, StepDataset
-from lm_tuning.training.health import Finding, HealthReport, check_first_step, stop_if_needed
+from lm_tuning.training.first_look import FirstLossDue
+from lm_tuning.training.health import Finding, HealthReport
 from lm_tuning.training.interruption import StopRequest
 from lm_tuning.training.losses import sum_nats
 from lm_tuning.training.step_log import StepLog
@@ -49,9 +50,7 @@ class LoopSettings:
         eval_every_steps: optimizer steps between evaluations; ``None`` for none.
         evaluate: measures held-out nats per token; ``None`` without held-out rows.
         protect_best: keep the checkpoint with the lowest held-out loss.
-        measured_first_loss: nats per supervised token of step 1 by a plain forward pass; ``None`` skips the check.
-        first_loss_tolerance: allowed relative difference from it.
-        first_loss_severity: ``warn`` or ``stop``.
+        first_loss: what step 1 must log; ``None`` skips the check.
         on_checkpoint: called when a checkpoint is complete, so that what was logged so far can be made safe too.
     """
 
@@ -64,9 +63,7 @@ class LoopSettings:
     eval_every_steps: int | None
     evaluate: Callable[[], float] | None
     protect_best: bool
-    measured_first_loss: float | None
-    first_loss_tolerance: float
-    first_loss_severity: Any = "stop"
+    first_loss: FirstLossDue | None
     on_checkpoint: Callable[[], object] = lambda: None
 
 
@@ -226,6 +223,8 @@ class StepPlanTrainer(Trainer):
                 self.accelerator.backward(loss)
             nats += loss.detach() * total
         self._batch, self._step_loss = inputs, nats / total
+        if self.state.global_step == 0 and self.loop.first_loss is not None:
+            self.loop.first_loss.check(self.health, model, inputs, float(self._step_loss))
         return self._step_loss
 
     def micro_batch_loss(self, model: torch.nn.Module, micro_batch: Any, total: int) -> torch.Tensor:
@@ -262,30 +261,10 @@ class StepPlanTrainer(Trainer):
             gradient_norm=grad_norm,
             learning_rate=learning_rate if learning_rate is not None else self._get_learning_rate(),
         )
-        if step == 1 and self.loop.measured_first_loss is not None:
-            self._check_first_step(float(self._step_loss), self.loop.measured_first_loss)
         self._report_progress(step)
         self._evaluate_and_save(step)
         if self.stop.signal_name is not None and step < len(self.steps):
             self._stop(step)
-
-    def _check_first_step(self, logged: float, measured: float) -> None:
-        assert self._batch is not None
-        began = time.perf_counter()
-        self.health.facts["first_step_logged_nats_per_token"] = logged
-        finding = check_first_step(
-            measured,
-            logged,
-            tolerance=self.loop.first_loss_tolerance,
-            num_micro_batches=len(self._batch.micro_batches),
-            severity=self.loop.first_loss_severity,
-        )
-        if finding is not None:
-            self.health.add(finding)
-            stop_if_needed(self.health)
-        else:
-            logger.info("Step 1 logged %.4f nats per token, as measured before it (%.4f).", logged, measured)
-        self.health.seconds += time.perf_counter() - began
 
     def _report_progress(self, step: int) -> None:
         total = len(self.steps)
