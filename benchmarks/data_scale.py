@@ -180,9 +180,26 @@ def run_kedro(pipelines: str, parameters: str) -> None:
 def child_tokenize(parameters: str, answer: Path, kind: str) -> None:
     """Tokenize through Kedro; at each tenth of the rows, time the bare tokenizer on the rows that follow."""
     from lm_tuning.text import tokenization
+    from lm_tuning.text.row_tokenizer import RowTokenizer
 
     original = tokenization.write_tokens
     looks: list[dict[str, float]] = []
+    # Chunks are tokenized ahead in another thread. A look waits for them, so that none is done for free while the bare
+    # tokenizer runs: with few rows that would be most of them.
+    under_way = {"rendered": 0, "encoded": 0}
+    render, encode = RowTokenizer.render, RowTokenizer.encode
+
+    def counted_render(self: Any, *arguments: Any) -> Any:
+        under_way["rendered"] += 1
+        return render(self, *arguments)
+
+    def counted_encode(self: Any, *arguments: Any) -> Any:
+        encoded = encode(self, *arguments)
+        under_way["encoded"] += 1
+        return encoded
+
+    RowTokenizer.render = counted_render  # type: ignore[method-assign]
+    RowTokenizer.encode = counted_encode  # type: ignore[method-assign]
 
     def timed(folder: Path, examples: Path, tokenizer: Any, *, on_progress: Any, **settings: Any) -> dict[str, Any]:
         bare = BareTokenizer(examples, tokenizer, kind)
@@ -191,6 +208,8 @@ def child_tokenize(parameters: str, answer: Path, kind: str) -> None:
         def watch(what: str, done: int, total: int, unit: str) -> None:
             on_progress(what, done, total, unit)
             if done - state["rows"] >= total / NUM_LOOKS or (done == total and done > state["rows"]):
+                while under_way["encoded"] < under_way["rendered"]:
+                    time.sleep(0.001)
                 ours = time.perf_counter() - state["since"]
                 first = min(int(state["rows"]), total - BARE_ROWS)
                 theirs, tokens, rows = bare.run(first)

@@ -1,17 +1,18 @@
 """Train a random-weight Qwen3 shape through ``run_training`` on the device that is there, and report figures.
 
-    python benchmarks/gpu_training.py [--shape 0.6b] [--steps 12] [--rows 32]
+    python benchmarks/gpu_training.py [--shape 0.6b] [--steps 12] [--rows 32] [--methods lora full]
 
 Needs neither Kedro nor MLflow. Rows are random tokens with the lengths of short classification texts (mean 211
-tokens, at most 287), all of them supervised. For LoRA and full fine-tuning it prints the losses of the first
-steps, tokens per second, padding, peak memory, the loader's wait share and the health findings; before that, what
-the backend flags read back as. The weights are random, so losses only tell that the arithmetic is right: the
-first one must be near log(vocabulary) plus half the variance of the random head's logits.
+tokens, at most 287), all of them supervised. For each method (``lora`` and ``full``; ``qlora`` is NF4 with double
+quantization) it prints losses, gradient norms, tokens per second, padding, peak memory, the loader's wait share and the
+health findings; before that, what the backend flags read back as. The weights are random, so losses only tell that the
+arithmetic is right: the first one must be near log(vocabulary) plus half the variance of the random head's logits.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import math
 import sys
@@ -29,6 +30,8 @@ SHAPES = {
              "head_dim": 16, "intermediate_size": 128, "vocab_size": 512},
     "0.6b": {"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
              "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936},
+    "4b": {"hidden_size": 2560, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8,
+           "head_dim": 128, "intermediate_size": 9728, "vocab_size": 151936},
 }  # fmt: skip
 
 
@@ -41,7 +44,12 @@ def make_model(folder: Path, shape: str) -> None:
 
     torch.manual_seed(0)
     config = Qwen3Config(**SHAPES[shape], tie_word_embeddings=True, pad_token_id=PAD, eos_token_id=END)
-    Qwen3ForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        model = Qwen3ForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    del model
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
     make_tokenizer().save_pretrained(folder)
 
 
@@ -64,6 +72,9 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="0.6b")
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--methods", nargs="+", choices=("lora", "qlora", "full"), default=["lora", "full"])
+    parser.add_argument("--batchings", nargs="+", choices=("padded", "packed"), default=["padded", "packed"])
+    parser.add_argument("--checkpointing", action="store_true", help="compute activations again in the backward pass")
     options = parser.parse_args()
 
     import torch
@@ -87,7 +98,8 @@ def main() -> None:
         vocabulary = SHAPES[options.shape]["vocab_size"]
         make_tokens(folder / "tokens", options.rows * options.steps, vocabulary)
         base = {"name_or_path": str(folder / "model"), "digest": "random", "revision": None, "trust_remote_code": False}
-        for method in ("lora", "full"):
+        adapter = {"r": 16, "alpha": 32, "dropout": 0.0, "target_modules": "all-linear"}
+        for method in options.methods:
             precision = choose_precision(device, method=method)
             settings = TrainingSettings(
                 base=base,
@@ -96,15 +108,19 @@ def main() -> None:
                 compute_dtype=precision.compute,
                 device=device.kind,
                 method=method,
-                lora={"r": 16, "alpha": 32, "dropout": 0.0, "target_modules": "all-linear"} if method == "lora" else {},
+                lora=adapter if method != "full" else {},
+                qlora={"bits": 4, "quant_type": "nf4", "double_quant": True} if method == "qlora" else {},
+                activation_checkpointing=options.checkpointing,
                 seed=0,
                 learning_rate=1e-4,
                 effective_batch_rows=options.rows,
                 max_steps=options.steps,
                 trainer={"lr_scheduler_type": "constant"},
             )
-            for batching in ("padded", "packed"):
+            for batching in options.batchings:
                 if torch.cuda.is_available():
+                    gc.collect()
+                    torch.cuda.empty_cache()
                     torch.cuda.reset_peak_memory_stats()
                 result = run_training(
                     TrainingPaths(folder / "tokens", folder / "runs"), replace(settings, batching=batching)
@@ -115,6 +131,7 @@ def main() -> None:
                     "log_vocabulary": round(math.log(vocabulary), 4),
                     "measured": result.health["facts"]["first_step_measured_nats_per_token"],
                     "losses": [round(step["loss_nats_per_token"], 4) for step in result.steps],
+                    "gradient_norms": [round(step["gradient_norm"], 4) for step in result.steps],
                     "findings": [finding["code"] for finding in result.health["findings"]],
                     **{key: result.summary[key] for key in (
                         "tokens_per_second", "padding_fraction", "loader_wait_fraction", "logging_fraction",

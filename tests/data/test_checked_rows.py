@@ -119,6 +119,15 @@ def test_missing_labels_are_named_and_the_others_numbered_from_zero(tmp_path, ch
     assert kept.findings["unlabelled"]["row_numbers"] == {path.as_posix(): [3]}
 
 
+def test_classes_of_held_out_files_alone_have_no_number(write_rows, check):
+    train = write_rows([{"text": f"{label} {n}", "label": label} for n in range(2) for label in "bd"])
+    test = write_rows([{"text": f"{label}?", "label": label} for label in "abc"], name="test.jsonl")
+    result = check(train, test=test, task="sequence_classification")
+    assert result.summary["label_map"] == {"b": 0, "d": 1}, "those of the training files are numbered without gaps"
+    assert result.summary["classes"]["only_held_out"] == ["a", "c"]
+    assert result.summary["refused"] == [], "the rows themselves are well"
+
+
 @pytest.mark.parametrize("values", [[3, 1, 2], [True, False, True], ["01", "1", "x"]])
 def test_labels_of_any_type_give_the_same_map_in_any_order_of_rows(tmp_path, check, values):
     import pyarrow as pa

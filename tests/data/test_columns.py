@@ -220,3 +220,55 @@ def test_a_file_that_other_column_names_do_not_fit_is_told_where_they_were_read_
         f"data.columns.prompt {origin} 'prompt', {there}",
         f"data.columns.response {origin} 'response', {there}",
     ]
+
+
+@pytest.mark.parametrize(
+    ("available", "settings", "expected"),
+    [
+        (["text", "kind", "summary"], {"columns": {"label": "kind"}}, {"text": "text", "label": "kind"}),
+        (["body", "label"], {"columns": {"text": "body"}}, {"text": "body", "label": "label"}),
+        (["a", "b", "label"], {"template": "{a} {b}"}, {"label": "label"}),
+        (["text", "label", "summary"], {}, {"text": "text", "label": "label"}),
+        (["messages", "text", "label"], {}, {"text": "text", "label": "label"}),
+    ],
+)
+def test_classes_are_found_where_they_are_the_task(available, settings, expected):
+    assert choose(available, task="sequence_classification", **settings) == ("text_label", expected)
+
+
+@pytest.mark.parametrize(
+    ("available", "settings", "expected"),
+    [
+        (["text", "summary"], {}, {"prompt": "text", "response": "summary"}),
+        (["messages", "document", "summary"], {}, {"prompt": "document", "response": "summary"}),
+        (["a", "b", "response"], {"template": "{a} {b}"}, {"response": "response"}),
+        (["Q", "A"], {"columns": {"prompt": "Q", "response": "A"}}, {"prompt": "Q", "response": "A"}),
+    ],
+)
+def test_pairs_are_found_where_they_are_the_task(available, settings, expected):
+    assert choose(available, task="seq2seq_lm", **settings) == ("prompt_response", expected)
+
+
+@pytest.mark.parametrize(
+    ("task", "available", "settings", "kind"),
+    [
+        ("sequence_classification", ["messages"], {}, "conversations of the format 'messages'"),
+        ("sequence_classification", ["prompt", "response"], {}, "rows of the format 'prompt_response'"),
+        ("sequence_classification", ["text"], {}, "rows of the format 'text'"),
+        ("sequence_classification", ["text", "label"], {"format": "text"}, "rows of the format 'text'"),
+        ("seq2seq_lm", ["messages"], {}, "conversations of the format 'messages'"),
+        ("seq2seq_lm", ["text"], {}, "rows of the format 'text'"),
+        ("seq2seq_lm", ["text", "label"], {"columns": {"label": "label"}}, "rows of the format 'text_label'"),
+    ],
+)
+def test_a_format_that_the_task_cannot_learn_from_is_refused_by_column_names_alone(task, available, settings, kind):
+    (problem,) = problems_of(available, task=task, **settings)
+    assert problem.startswith(f"rows.jsonl is read as {kind}, but task: {task} learns ")
+    part = "data.columns.label" if task == "sequence_classification" else "data.columns.response"
+    assert part in problem
+    assert "data.format: " in problem
+
+
+def test_a_class_column_that_is_missing_is_asked_for():
+    (problem,) = problems_of(["body", "kind"], columns={"text": "body"}, task="sequence_classification")
+    assert "needs data.columns.label: the column that holds the label" in problem

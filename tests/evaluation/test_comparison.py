@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lm_tuning.errors import UserError
-from lm_tuning.evaluation import comparison
+from lm_tuning.evaluation import language_comparison
 from lm_tuning.evaluation.comparison import Comparison, choose_split, evaluate_models
 from lm_tuning.evaluation.report import build_markdown, build_summary, describe_outcome
 from lm_tuning.models import loading
@@ -78,6 +78,7 @@ def test_both_models_are_measured_as_by_hand(tuned: Path, tokens: Path, base_fol
     assert result["improvement"]["nats_per_token_fraction"] == pytest.approx(1 - tuned_nats / base_nats, rel=1e-5)
     assert result["base"]["num_tokens"] == result["tuned"]["num_tokens"] == num_tokens
     assert (result["split"], result["task"], result["num_rows"]) == ("test", "causal_lm", 12)
+    assert result["generation"] == "greedy"
     assert result["base"]["num_generated"] == result["tuned"]["num_generated"] == 4
     assert result["tuned_method"] == json.loads((tuned / "tuning.json").read_text())["method"]
     assert result["tokens_key"] == "key1"
@@ -95,7 +96,7 @@ def test_samples_belong_to_their_rows(tuned: Path, tokens: Path, tmp_path: Path)
         assert row["prompt"] == f"what is {number}?"
         assert row["reference"] == f"it is {number} {'x' * (number % 7)}".strip()
     assert any(row["base"] != row["tuned"] for row in compared.answers)
-    assert set(compared.answers[0]) == set(comparison.ANSWER_COLUMNS)
+    assert tuple(compared.answers[0]) == compared.columns == language_comparison.ANSWER_COLUMNS
 
 
 def test_rouge_is_the_mean_over_the_answers(tuned: Path, tokens: Path, tmp_path: Path) -> None:
@@ -113,9 +114,9 @@ def test_the_base_evaluation_is_reused(
     first = compare(tuned, tokens, cache.root)
     cache.publish(first.base_evaluation)
     measured: list[str] = []
-    measure = comparison.measure_model
+    measure = language_comparison.measure_model
     monkeypatch.setattr(
-        comparison, "measure_model", lambda *args, **kw: measured.append(kw["name"]) or measure(*args, **kw)
+        language_comparison, "measure_model", lambda *args, **kw: measured.append(kw["name"]) or measure(*args, **kw)
     )
 
     with caplog.at_level(logging.INFO):
@@ -145,6 +146,7 @@ def test_one_base_model_is_loaded_for_an_adapter(
         {"max_loss_rows": 5},
         {"num_generate_rows": 3},
         {"max_new_tokens": 5},
+        {"num_beams": 2},
         {"compute_dtype": "bfloat16", "weights_dtype": "bfloat16"},
         {"attention": "eager"},
     ],
@@ -243,3 +245,40 @@ def test_half_precision_runs_under_autocast(tuned: Path, tokens: Path, tmp_path:
     half = compare(tuned, tokens, tmp_path / "cache", weights_dtype="float32", compute_dtype="bfloat16").result
     assert half["tuned"]["nats_per_token"] == pytest.approx(exact["tuned"]["nats_per_token"], rel=0.02)
     assert half["tuned"]["nats_per_token"] != exact["tuned"]["nats_per_token"]
+
+
+def test_what_quantizes_the_base_is_in_its_key(tuned: Path, tokens: Path, tmp_path: Path) -> None:
+    """A base in 4 bits is another one, so its measurement is never taken for that of the base in full."""
+    facts = json.loads((tuned / "tuning.json").read_text())
+    split = publish_tokens(tmp_path / "other", "key1", train=VALIDATION_ROWS)  # nothing to evaluate, so nothing loads
+    keys = set()
+    for quantization in (None, {"bits": 4}, {"bits": 8}):
+        (tuned / "tuning.json").write_text(json.dumps({**facts, "quantization": quantization}))
+        keys.add(compare(tuned, split, tmp_path / "cache").base_evaluation.key)  # type: ignore[union-attr]
+    assert len(keys) == 3
+
+
+def test_the_base_of_a_quantized_training_is_the_quantized_one(
+    tuned: Path, tokens: Path, base_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lm_tuning.models.quantization import Quantization
+
+    held = {"bits": 4, "quant_type": "nf4", "double_quant": True}
+    facts = json.loads((tuned / "tuning.json").read_text())
+    (tuned / "tuning.json").write_text(json.dumps({**facts, "method": "qlora", "quantization": held}))
+    loads: list[Any] = []
+    load = loading.load_model
+    monkeypatch.setattr(loading, "load_model", lambda name, **kw: loads.append(kw["quantization"]) or load(name, **kw))
+
+    result = compare(tuned, tokens, tmp_path / "cache").result
+
+    assert loads == [Quantization(**held, compute_dtype="float32")], "one base, which then gets the adapter"
+    table = open_split(tokens, "test")
+    quantized = load(str(base_folder), quantization=loads[0])
+    nats, num_tokens = nats_by_hand(quantized, table, range(12))
+    in_full, _ = nats_by_hand(load(str(base_folder)), table, range(12))
+    assert result["base"]["nats_per_token"] == pytest.approx(nats / num_tokens, rel=1e-4)
+    assert abs(nats - in_full) / num_tokens > 1e-4, "four bits must make a difference for this to prove anything"
+    tuned_nats, _ = nats_by_hand(load_tuned(tuned), table, range(12))
+    assert result["tuned"]["nats_per_token"] == pytest.approx(tuned_nats / num_tokens, rel=1e-4)
+    assert result["tuned_method"] == "qlora"

@@ -1,10 +1,11 @@
-"""Greedy answers do not depend on the batch, and stop where a turn ends."""
+"""Answers do not depend on the batch, and stop where a turn ends."""
 
 from __future__ import annotations
 
 import logging
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,13 @@ import torch
 from lm_tuning.evaluation.generation import (
     collect_prompts,
     cut_at,
+    find_first_id,
     find_stop_ids,
     generate_answers,
-    pad_left,
+    pad_prompts,
 )
 from lm_tuning.text.token_table import TokenTable
+from tests.evaluation.tiny_tasks import make_seq2seq, write_pairs
 from tests.support.tiny import ASSISTANT, BOS, END, EOS, PAD, USER, VOCABULARY, ids, make_model, make_tokenizer
 
 WriteTable = Callable[..., TokenTable]
@@ -162,10 +165,13 @@ def test_progress_leaves_out_what_answers_that_end_early_do_not_need(model: Any,
     assert all(done < total for done, total in seen[:-1])
 
 
-def test_padding_stands_left_and_its_mask_comes_from_lengths() -> None:
-    input_ids, attention_mask = pad_left([[PAD, 9], [9, 10, 11]], pad_id=PAD)
+def test_padding_stands_where_it_is_wanted_and_its_mask_comes_from_lengths() -> None:
+    input_ids, attention_mask = pad_prompts([[PAD, 9], [9, 10, 11]], pad_id=PAD, side="left")
     assert input_ids.tolist() == [[PAD, PAD, 9], [9, 10, 11]]
     assert attention_mask.tolist() == [[0, 1, 1], [1, 1, 1]]
+    input_ids, attention_mask = pad_prompts([[9, PAD], [9, 10, 11]], pad_id=PAD, side="right")
+    assert input_ids.tolist() == [[9, PAD, PAD], [9, 10, 11]]
+    assert attention_mask.tolist() == [[1, 1, 0], [1, 1, 1]]
 
 
 def test_prompts_end_where_the_last_answer_begins(write_table: WriteTable) -> None:
@@ -201,3 +207,146 @@ def test_a_truncated_answer_adds_no_stop_id(write_table: WriteTable) -> None:
     model = make_model()
     model.generation_config.eos_token_id = None
     assert find_stop_ids(model, make_tokenizer(eos_token="<eos>"), collect_prompts(table, [0])) == [EOS]
+
+
+def best_pair(log_probabilities: Callable[[list[int]], torch.Tensor]) -> tuple[list[int], float]:
+    """Find the likeliest two tokens among all pairs, by trying each first one."""
+    first = log_probabilities([])
+    seconds = torch.stack([log_probabilities([token]) for token in range(len(first))])
+    total = first[:, None] + seconds
+    place = int(total.argmax())
+    return [place // len(first), place % len(first)], float(total.max())
+
+
+def test_beams_find_the_likeliest_answer_of_all(model: Any, prompts: list[list[int]]) -> None:
+    """With as many beams as tokens, no beginning is dropped, so the answer is the likeliest of all pairs."""
+
+    def scorer(prompt: list[int]) -> Callable[[list[int]], torch.Tensor]:
+        def score(begun: list[int]) -> torch.Tensor:
+            with torch.no_grad():
+                return torch.log_softmax(model(torch.tensor([[*prompt, *begun]])).logits[0, -1].double(), -1)
+
+        return score
+
+    greedy = generate_answers(model, prompts, **options(max_new_tokens=2, stop_ids=[]))
+    beams = generate_answers(
+        model, prompts, **options(max_new_tokens=2, stop_ids=[], num_beams=len(VOCABULARY), batch_rows=2)
+    )
+    assert beams == [best_pair(scorer(prompt))[0] for prompt in prompts]
+    assert beams != greedy, "some answer must differ for this to prove anything"
+
+
+def test_one_beam_is_greedy_and_beams_do_not_depend_on_the_batch(model: Any, prompts: list[list[int]]) -> None:
+    assert generate_answers(model, prompts, **options(num_beams=1)) == generate_answers(model, prompts, **options())
+    together = generate_answers(model, prompts, **options(num_beams=3))
+    assert together == [generate_answers(model, [prompt], **options(num_beams=3))[0] for prompt in prompts]
+
+
+def test_progress_of_beams_reaches_its_end(model: Any, prompts: list[list[int]]) -> None:
+    free = generate_answers(model, prompts, **options(num_beams=2, stop_ids=[]))
+    seen: list[tuple[int, int | None]] = []
+    settings = options(
+        num_beams=2, stop_ids=[free[0][1]], on_progress=lambda _, done, total, unit: seen.append((done, total))
+    )
+    generate_answers(model, prompts, **settings)
+    assert seen[0] == (0, 7 * 12)
+    assert seen[-1][0] == seen[-1][1]
+    assert all(done <= total for done, total in seen if total is not None)
+
+
+@pytest.fixture(scope="module")
+def reader() -> Any:
+    return make_seq2seq()
+
+
+def sources() -> list[list[int]]:
+    random = np.random.default_rng(5)
+    return [[*random.integers(8, len(VOCABULARY), length).tolist(), EOS] for length in (3, 30, 7, 0, 12)]
+
+
+def reader_scores(reader: Any, source: list[int], begun: list[int]) -> torch.Tensor:
+    given = torch.tensor([[reader.config.decoder_start_token_id, *begun]])
+    with torch.no_grad():
+        logits = reader(input_ids=torch.tensor([source]), decoder_input_ids=given).logits[0, -1].double()
+    return torch.log_softmax(logits, -1)
+
+
+def test_an_encoder_decoder_answers_as_by_hand_whatever_the_batch(reader: Any) -> None:
+    by_hand = []
+    for source in sources():
+        answer: list[int] = []
+        while len(answer) < 12 and (token := int(reader_scores(reader, source, answer).argmax())) != EOS:
+            answer.append(token)
+        by_hand.append(answer)
+    assert len({tuple(answer) for answer in by_hand}) > 2, "the answers must differ for this to prove anything"
+    settings = options(stop_ids=[EOS])
+    assert [generate_answers(reader, [source], **settings)[0] for source in sources()] == by_hand
+    assert generate_answers(reader, sources(), **settings) == by_hand
+
+
+def test_beams_of_an_encoder_decoder_find_the_likeliest_answer(reader: Any) -> None:
+    settings = options(max_new_tokens=2, stop_ids=[], num_beams=len(VOCABULARY), batch_rows=2)
+    expected = [best_pair(lambda begun, source=source: reader_scores(reader, source, begun))[0] for source in sources()]
+    assert generate_answers(reader, sources(), **settings) == expected
+
+
+def test_an_encoder_decoders_own_settings_are_set_aside(reader: Any) -> None:
+    settings = options(stop_ids=[EOS], num_beams=2)
+    expected = generate_answers(reader, sources(), **settings)
+    before = reader.generation_config
+    reader.generation_config = type(before)(
+        num_beams=4,
+        length_penalty=2.0,
+        no_repeat_ngram_size=1,
+        min_length=10,
+        forced_bos_token_id=BOS,
+        decoder_start_token_id=PAD,
+    )
+    own = reader.generation_config
+    try:
+        assert generate_answers(reader, sources(), **settings) == expected
+        assert reader.generation_config is own
+    finally:
+        reader.generation_config = before
+
+
+def test_an_answer_begins_with_the_token_that_it_is_told_to(reader: Any) -> None:
+    settings = options(stop_ids=[], max_new_tokens=4, first_id=BOS)
+    answers = generate_answers(reader, sources(), **settings)
+    assert [answer[0] for answer in answers] == [BOS] * 5
+    expected = [int(reader_scores(reader, source, [BOS]).argmax()) for source in sources()]
+    assert [answer[1] for answer in answers] == expected
+
+
+def test_the_first_token_is_read_off_the_answers(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer(eos_token="<eos>")
+    pairs = [("a", "b"), ("c", "d")]
+    with_start = collect_prompts(write_pairs(pairs, tmp_path / "start.arrow", has_bos=True), range(2))
+    assert find_first_id(tokenizer, with_start, stop_ids=[EOS]) == BOS
+    plain = collect_prompts(write_pairs(pairs, tmp_path / "plain.arrow"), range(2))
+    assert find_first_id(tokenizer, plain, stop_ids=[EOS]) is None
+    assert find_first_id(tokenizer, plain[:1], stop_ids=[EOS]) is None, "an ordinary token is never forced"
+    empty = collect_prompts(write_pairs([("a", ""), ("bc", "")], tmp_path / "empty.arrow"), range(2))
+    assert find_first_id(tokenizer, empty, stop_ids=[EOS]) is None, "an answer is not made to end at once"
+    assert find_first_id(tokenizer, [], stop_ids=[EOS]) is None
+
+
+def test_a_source_has_the_whole_context_and_so_has_the_answer(caplog: pytest.LogCaptureFixture) -> None:
+    reader = make_seq2seq(max_positions=16)
+    long = [*sources()[1][:20], EOS]
+    with caplog.at_level(logging.WARNING):
+        (answer,) = generate_answers(reader, [long], **options(max_new_tokens=40, stop_ids=[]))
+    assert len(answer) == 16
+    assert answer == generate_answers(reader, [long[-16:]], **options(max_new_tokens=16, stop_ids=[]))[0]
+    assert "1 prompts were too long" in caplog.text
+    assert "max_new_tokens=40 leaves no room" in caplog.text
+
+
+def test_an_encoder_decoder_answers_through_an_adapter() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    base = make_seq2seq()
+    settings = options(stop_ids=[EOS], num_beams=2)
+    plain = generate_answers(base, sources(), **settings)
+    model = get_peft_model(base, LoraConfig(r=2, target_modules=["q_proj"], task_type="SEQ_2_SEQ_LM"))
+    assert generate_answers(model, sources(), **settings) == plain

@@ -1,4 +1,4 @@
-"""The held-out loss is a sum over supervised tokens that does not depend on how rows are batched."""
+"""Held-out figures are sums over what is supervised that do not depend on how rows are batched."""
 
 from __future__ import annotations
 
@@ -13,15 +13,23 @@ import pytest
 import torch
 
 from lm_tuning.evaluation.held_out_loss import (
+    HeldOut,
     HeldOutLoss,
     choose_micro_batch_tokens,
     choose_rows,
-    sum_held_out_nats,
+    measure_held_out,
 )
 from lm_tuning.text.token_table import TokenTable
+from lm_tuning.training.tasks import task_of
+from tests.evaluation.tiny_tasks import make_classifier, make_seq2seq, write_labelled, write_pairs
 from tests.support.tiny import END, PAD, VOCABULARY, make_model
 
 WriteTable = Callable[..., TokenTable]
+
+
+def measure(model: Any, table: TokenTable, rows: Any, task: str = "causal_lm", **changes: Any) -> HeldOut:
+    options: dict[str, Any] = {"micro_batch_tokens": 64, "batching": "padded", "device": "cpu", **changes}
+    return measure_held_out(task_of(model, task, pad_id=PAD), model, table, rows, **options)
 
 
 @pytest.fixture
@@ -58,37 +66,32 @@ def test_equals_the_hand_computed_sum_whatever_the_batch(
     model = make_model()
     nats, num_tokens = nats_by_hand(model, table)
 
-    loss = sum_held_out_nats(
-        model,
-        table,
-        range(len(table)),
-        micro_batch_tokens=micro_batch_tokens,
-        batching=batching,
-        pad_id=PAD,
-        device="cpu",
-    )
+    held_out = measure(model, table, range(len(table)), micro_batch_tokens=micro_batch_tokens, batching=batching)
 
-    assert (loss.num_tokens, loss.num_rows) == (num_tokens, 10)
+    loss = held_out.loss
+    assert (loss.num_supervised, loss.num_rows, loss.unit) == (num_tokens, 10, "token")
     assert num_tokens == 6 * (3 + 5) + (4 + 8 + 2 + 7)
     assert loss.nats == pytest.approx(nats, rel=1e-6)
-    assert loss.nats_per_token == pytest.approx(nats / num_tokens, rel=1e-6)
+    assert loss.mean_nats == pytest.approx(nats / num_tokens, rel=1e-6)
     assert loss.perplexity == pytest.approx(math.exp(nats / num_tokens), rel=1e-6)
+    assert held_out.figures == {"nats_per_token": loss.mean_nats}
+    assert held_out.predictions is None
 
 
 def test_a_uniform_model_loses_the_log_of_its_vocabulary(table: TokenTable) -> None:
     model = make_model(tied=False)
     torch.nn.init.zeros_(model.lm_head.weight)
 
-    loss = sum_held_out_nats(model, table, [0, 1], micro_batch_tokens=64, batching="padded", pad_id=PAD, device="cpu")
+    loss = measure(model, table, [0, 1]).loss
 
-    assert loss.nats_per_token == pytest.approx(math.log(len(VOCABULARY)), rel=1e-6)
+    assert loss.mean_nats == pytest.approx(math.log(len(VOCABULARY)), rel=1e-6)
     assert loss.perplexity == pytest.approx(len(VOCABULARY), rel=1e-5)
 
 
 def test_weighs_tokens_rather_than_batches() -> None:
     parts = [HeldOutLoss(8 * 1.0, 8, 1), HeldOutLoss(2 * 3.0, 2, 1)]
-    whole = HeldOutLoss(sum(part.nats for part in parts), sum(part.num_tokens for part in parts), 2)
-    assert whole.nats_per_token == pytest.approx(1.4)
+    whole = HeldOutLoss(sum(part.nats for part in parts), sum(part.num_supervised for part in parts), 2)
+    assert whole.mean_nats == pytest.approx(1.4)
 
 
 def test_gives_the_model_back_in_the_mode_it_had(table: TokenTable) -> None:
@@ -97,7 +100,7 @@ def test_gives_the_model_back_in_the_mode_it_had(table: TokenTable) -> None:
     model.model.layers[0].eval()
     before = {name: module.training for name, module in model.named_modules()}
 
-    sum_held_out_nats(model, table, [0], micro_batch_tokens=64, batching="packed", pad_id=PAD, device="cpu")
+    measure(model, table, [0], batching="packed")
 
     assert {name: module.training for name, module in model.named_modules()} == before
     assert torch.is_grad_enabled()
@@ -110,44 +113,29 @@ def test_dropout_is_off_while_evaluating(table: TokenTable) -> None:
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.5
     model.train()
-    options: dict[str, Any] = {"micro_batch_tokens": 64, "batching": "padded", "pad_id": PAD, "device": "cpu"}
-    first = sum_held_out_nats(model, table, range(10), **options)
-    assert sum_held_out_nats(model, table, range(10), **options).nats == first.nats
+    first = measure(model, table, range(10)).loss
+    assert measure(model, table, range(10)).loss.nats == first.nats
 
 
 def test_rows_without_supervised_tokens_are_left_out(write_table: WriteTable) -> None:
     table = write_table([([9, 10, 11], []), ([9, 10, 11], [(2, 3)])])
-    loss = sum_held_out_nats(
-        make_model(), table, [0, 1], micro_batch_tokens=8, batching="padded", pad_id=PAD, device="cpu"
-    )
-    assert (loss.num_rows, loss.num_tokens) == (1, 1)
-    nothing = sum_held_out_nats(
-        make_model(), table, [0], micro_batch_tokens=8, batching="padded", pad_id=PAD, device="cpu"
-    )
-    assert (nothing.nats, nothing.num_rows, nothing.num_tokens) == (0.0, 0, 0)
-    assert math.isnan(nothing.nats_per_token)
+    loss = measure(make_model(), table, [0, 1]).loss
+    assert (loss.num_rows, loss.num_supervised) == (1, 1)
+    nothing = measure(make_model(), table, [0]).loss
+    assert (nothing.nats, nothing.num_rows, nothing.num_supervised) == (0.0, 0, 0)
+    assert math.isnan(nothing.mean_nats)
 
 
 def test_progress_counts_every_row_once(table: TokenTable) -> None:
     seen: list[tuple[str, int, int | None, str]] = []
-    sum_held_out_nats(
-        make_model(),
-        table,
-        range(10),
-        micro_batch_tokens=64,
-        batching="padded",
-        pad_id=PAD,
-        device="cpu",
-        on_progress=lambda *event: seen.append(event),
-        label="Scoring",
-    )
+    measure(make_model(), table, range(10), on_progress=lambda *event: seen.append(event), label="Scoring")
     assert seen[0] == ("Scoring", 0, 10, "rows")
     assert seen[-1] == ("Scoring", 10, 10, "rows")
     assert [event[1] for event in seen] == sorted({event[1] for event in seen})
 
 
 def test_perplexity_beyond_a_float_is_infinite() -> None:
-    assert HeldOutLoss(nats=10_000.0, num_tokens=1, num_rows=1).perplexity == math.inf
+    assert HeldOutLoss(nats=10_000.0, num_supervised=1, num_rows=1).perplexity == math.inf
 
 
 @pytest.mark.parametrize(("num_rows", "max_rows"), [(10, None), (10, 10), (10, 99), (0, 5), (0, None)])
@@ -169,11 +157,11 @@ def test_choose_rows_is_spread_and_depends_on_the_seed_alone() -> None:
 def test_auto_batch_is_bounded_by_the_logits(write_table: WriteTable, tmp_path: Path) -> None:
     full = write_table([([9] * 256, [(1, 256)])], tmp_path / "full.arrow")
     answer = write_table([([9] * 256, [(224, 256)])], tmp_path / "answer.arrow")
-    small = choose_micro_batch_tokens(full, vocab_size=32_000, on_gpu=False, memory_bytes=None)
+    small = choose_micro_batch_tokens(full, num_classes=32_000, on_gpu=False, memory_bytes=None)
     assert 512 <= small < 1024
-    assert small < choose_micro_batch_tokens(answer, vocab_size=32_000, on_gpu=False, memory_bytes=None) <= 4096
-    assert choose_micro_batch_tokens(full, vocab_size=150_000, on_gpu=False, memory_bytes=None) == 256
-    assert choose_micro_batch_tokens(full, vocab_size=150_000, on_gpu=True, memory_bytes=80 * 2**30) > 2048
+    assert small < choose_micro_batch_tokens(answer, num_classes=32_000, on_gpu=False, memory_bytes=None) <= 4096
+    assert choose_micro_batch_tokens(full, num_classes=150_000, on_gpu=False, memory_bytes=None) == 256
+    assert choose_micro_batch_tokens(full, num_classes=150_000, on_gpu=True, memory_bytes=80 * 2**30) > 2048
 
 
 def test_never_holds_the_logits_of_all_rows(write_table: WriteTable) -> None:
@@ -187,12 +175,110 @@ def test_never_holds_the_logits_of_all_rows(write_table: WriteTable) -> None:
     random = np.random.default_rng(0)
     rows = [(random.integers(0, 32_000, 64).tolist(), [(0, 64)]) for _ in range(64)]
     table = write_table(rows)
-    options: dict[str, Any] = {"micro_batch_tokens": 256, "batching": "padded", "pad_id": 0, "device": "cpu"}
-    sum_held_out_nats(model, table, range(4), **options)
+    measure(model, table, range(4), micro_batch_tokens=256)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
-    loss = sum_held_out_nats(model, table, range(64), **options)
+    loss = measure(model, table, range(64), micro_batch_tokens=256).loss
 
     growth_bytes = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
-    assert loss.num_tokens == 64 * 63
+    assert loss.num_supervised == 64 * 63
     assert growth_bytes < 100 * 2**20
+
+
+LABELS = [0, 3, 1, 2, 2, 0, 1]
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> TokenTable:
+    """Texts of unequal length; the third ends in the token that is also the padding."""
+    random = np.random.default_rng(2)
+    texts = [random.integers(8, len(VOCABULARY), length).tolist() for length in (5, 30, 9, 17, 3, 17, 1)]
+    texts[2][-1] = PAD
+    return write_labelled(list(zip(texts, LABELS, strict=True)), tmp_path / "test.arrow")
+
+
+def classes_by_hand(model: Any, table: TokenTable) -> Any:
+    """Return the log-probabilities of each row's classes, the row alone, from its last token."""
+    rows = []
+    for row in table:
+        with torch.no_grad():
+            hidden = model.model(torch.tensor(row.input_ids.astype(np.int64))[None]).last_hidden_state
+            rows.append(torch.log_softmax(model.score(hidden[0, -1]).double(), -1))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("batching", ["packed", "padded"])
+@pytest.mark.parametrize("micro_batch_tokens", [1, 3 * 17, 100_000])
+def test_a_classifier_is_measured_as_by_hand_whatever_the_batch(
+    labelled: TokenTable, batching: Any, micro_batch_tokens: int
+) -> None:
+    model = make_classifier()
+    rows = [6, 0, 5, 1, 2, 4, 3]  # not in their order, and not in that of their lengths
+    log_probabilities = classes_by_hand(model, labelled)[rows]
+    references = np.array(LABELS)[rows]
+    chosen = log_probabilities.argmax(-1).tolist()
+    assert len(set(chosen)) > 1, "the classes must differ for this to prove anything"
+
+    held_out = measure(
+        model,
+        labelled,
+        rows,
+        "sequence_classification",
+        batching=batching,
+        micro_batch_tokens=micro_batch_tokens,
+    )
+
+    nats = -float(log_probabilities[range(7), references.tolist()].sum())
+    assert held_out.loss.nats == pytest.approx(nats, rel=1e-6)
+    assert (held_out.loss.num_supervised, held_out.loss.num_rows, held_out.loss.unit) == (7, 7, "row")
+    assert held_out.predictions is not None
+    assert held_out.predictions.rows.tolist() == rows
+    assert held_out.predictions.classes.tolist() == chosen
+    expected = log_probabilities.max(-1).values.exp().tolist()
+    assert held_out.predictions.probabilities.tolist() == pytest.approx(expected, rel=1e-5)
+    assert list(held_out.figures) == ["nats_per_row", "accuracy", "macro_f1"]
+    assert held_out.figures["nats_per_row"] == pytest.approx(nats / 7, rel=1e-6)
+    right = [int(one == other) for one, other in zip(chosen, references, strict=True)]
+    assert held_out.metrics["accuracy"] == pytest.approx(sum(right) / 7)
+
+
+def test_accuracy_and_macro_f1_are_those_of_all_rows_together(labelled: TokenTable) -> None:
+    """A head of zeros says class 0 each time: two of seven rows are right, and all four classes occur."""
+    model = make_classifier()
+    torch.nn.init.zeros_(model.score.weight)
+    held_out = measure(model, labelled, range(7), "sequence_classification", micro_batch_tokens=1)
+    assert held_out.loss.mean_nats == pytest.approx(math.log(4), rel=1e-6)
+    assert held_out.predictions is not None
+    assert held_out.predictions.classes.tolist() == [0] * 7
+    assert held_out.metrics["accuracy"] == pytest.approx(2 / 7)
+    assert held_out.metrics["macro_f1"] == pytest.approx((2 * 2 / (2 + 7)) / 4)
+
+
+def test_no_rows_to_classify_give_no_numbers(labelled: TokenTable) -> None:
+    held_out = measure(make_classifier(), labelled, [], "sequence_classification")
+    assert all(math.isnan(value) for value in held_out.figures.values())
+    assert held_out.loss.num_rows == 0
+
+
+@pytest.mark.parametrize("micro_batch_tokens", [1, 60, 100_000])
+def test_an_encoder_decoder_is_measured_as_by_hand_whatever_the_batch(tmp_path: Path, micro_batch_tokens: int) -> None:
+    pairs = [("a long source text", "short"), ("b", "a much longer target"), ("", "c"), ("the source", "")]
+    table = write_pairs(pairs, tmp_path / "test.arrow")
+    model = make_seq2seq()
+    nats, num_tokens = 0.0, 0
+    for row in table:
+        [(start, _)] = row.spans
+        source, target = (torch.tensor(part.astype(np.int64)) for part in np.split(row.input_ids, [start]))
+        for position, token in enumerate(target.tolist()):
+            given = torch.cat([torch.tensor([model.config.decoder_start_token_id]), target[:position]])
+            with torch.no_grad():
+                logits = model(input_ids=source[None], decoder_input_ids=given[None]).logits[0, -1].double()
+            nats -= float(torch.log_softmax(logits, -1)[token])
+            num_tokens += 1
+    assert num_tokens == sum(len(target) + 1 for _, target in pairs)
+
+    held_out = measure(model, table, range(4), "seq2seq_lm", micro_batch_tokens=micro_batch_tokens)
+
+    assert (held_out.loss.num_supervised, held_out.loss.num_rows) == (num_tokens, 4)
+    assert held_out.loss.nats == pytest.approx(nats, rel=1e-6)
+    assert held_out.figures == {"nats_per_token": held_out.loss.mean_nats}

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lm_tuning.evaluation.report import build_markdown, build_summary, describe_outcome, fence, shorten, split_shared
+from lm_tuning.evaluation.report import build_markdown, build_summary, describe_outcome
+from lm_tuning.evaluation.report_text import fence, in_cell, shorten, split_shared
 
 FACTS: dict[str, Any] = {"tuned_folder": "data/06_models/default/tuned_model", "tokens_per_second": 1234.5}
 
@@ -72,6 +73,10 @@ def test_the_log_gets_the_outcome_in_one_line(result: dict[str, Any]) -> None:
     assert "Held-out loss (nats per token) 4.0000 -> 3.0000 (-25.0%)" in line
 
 
+def test_other_methods_are_named(result: dict[str, Any]) -> None:
+    assert "QLoRA adapter: data" in print_summary({**result, "tuned_method": "qlora"})
+
+
 def test_unknown_speed_and_full_weights(result: dict[str, Any]) -> None:
     text = print_summary({**result, "tuned_method": "full"}, tokens_per_second=None)
     assert "per second" not in text
@@ -131,3 +136,90 @@ def test_what_all_prompts_share_is_taken_off_in_whole_lines() -> None:
 def test_a_fence_is_longer_than_what_it_holds() -> None:
     assert fence("a") == "```text\na\n```"
     assert fence("````") == "`````text\n````\n`````"
+
+
+@pytest.fixture
+def class_result() -> dict[str, Any]:
+    """Thirty classes, of which the n-th worst has an F1 of n / 30."""
+    return {
+        "split": "test",
+        "task": "sequence_classification",
+        "num_rows": 300,
+        "num_split_rows": 3080,
+        "base": {"accuracy": 0.05, "macro_f1": 0.003, "nats_per_row": 3.4, "class": "class_7"},
+        "tuned": {"accuracy": 0.91, "macro_f1": 0.9, "nats_per_row": 0.34},
+        "improvement": {"accuracy_difference": 0.86, "macro_f1_difference": 0.897, "nats_per_row_fraction": 0.9},
+        "per_class": [
+            {
+                "class": f"class_{number}",
+                "num_rows": 10,
+                "num_predicted": 0 if number == 0 else 9,
+                "precision": None if number == 0 else 0.5,
+                "recall": number / 30,
+                "f1": number / 30,
+            }
+            for number in range(30)
+        ],
+        "confusions": [{"reference": "class_0", "predicted": "a|b [x]", "num_rows": 1234, "fraction": 0.25}],
+        "samples": [
+            {
+                "row_id": 7,
+                "text": "what [bold]is[/bold] ```this```",
+                "reference": "class_0",
+                "base": "class_7",
+                "tuned": "class_1",
+                "probability": 0.876,
+            },
+            {
+                "row_id": 8,
+                "text": "fine",
+                "reference": "class_2",
+                "base": "class_7",
+                "tuned": "class_2",
+                "probability": 0.5,
+            },
+        ],
+        "tuned_method": "full",
+        "tokens_key": "key1",
+        "warnings": ["something is odd"],
+        "skipped": None,
+    }
+
+
+def test_markdown_has_every_class_and_confusion(class_result: dict[str, Any]) -> None:
+    text = build_markdown(class_result, **FACTS)
+    assert "Test split: 300 of 3,080 rows, 30 classes in them or predicted." in text
+    assert "| | Majority class | Tuned | Change |" in text
+    assert "| Accuracy (0 to 1) | 0.0500 | 0.9100 | +0.8600 |" in text
+    assert "| Macro-F1 (0 to 1) | 0.0030 | 0.9000 | +0.8970 |" in text
+    assert "| Held-out loss (nats per row) | 3.4000 | 0.3400 | -90.0% |" in text
+    assert r"| class\_0 | 10 | 0 | – | 0.0000 | 0.0000 |" in text  # noqa: RUF001
+    assert sum(line.startswith(r"| class\_") for line in text.splitlines()) == 30 + 1
+    assert r"| class\_0 | a\|b \[x\] | 1,234 | 25.0% |" in text
+    assert r"### Row 7: class\_0, taken for class\_1 (probability 0.88)" in text
+    assert r"### Row 8: class\_2, rightly (probability 0.50)" in text
+    assert "````text\nwhat [bold]is[/bold] ```this```\n````" in text
+    assert "> **Warning:** something is odd" in text
+
+
+def test_the_terminal_shows_the_twenty_worst_classes(class_result: dict[str, Any]) -> None:
+    text = print_summary(class_result)
+    assert row_of(text, "Accuracy") == "| Accuracy (0 to 1) | 0.0500 | 0.9100 | +0.8600 |"
+    assert row_of(text, "class_19 ") == "| class_19 | 10 | 9 | 0.5000 | 0.6333 | 0.6333 |"
+    assert "class_20 " not in text
+    assert "10 more in the stored report" in text
+    assert row_of(text, "a|b [x]").startswith("| class_0 | a|b [x] | 1,234 | 25.0% |")
+    assert "what [bold]is[/bold] ```this```" in text
+    assert "class_0, taken for class_1 (probability 0.88)" in text
+    assert "Warning: something is odd" in text
+    assert "Accuracy (0 to 1) 0.0500 -> 0.9100 (+0.8600)" in describe_outcome(class_result)
+
+
+def test_nothing_wrong_shows_no_confusions(class_result: dict[str, Any]) -> None:
+    class_result["confusions"] = []
+    assert "confusions" not in build_markdown(class_result, **FACTS)
+    assert "confusions" not in print_summary(class_result)
+
+
+def test_a_cell_holds_any_text_on_one_line() -> None:
+    assert in_cell("a|b\n*c* _d_ `e` <f> [g] \\") == r"a\|b \*c\* \_d\_ \`e\` \<f\> \[g\] \\"

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.models.loading import check_weight_files, hub_answers, is_local, load_model, load_tokenizer
+from lm_tuning.models.folders import check_weight_files, is_local
+from lm_tuning.models.hub import hub_answers
+from lm_tuning.models.loading import load_model, load_tokenizer
 from tests.support.tiny import END, PAD, make_model, make_tokenizer, save_tiny_model
 
 

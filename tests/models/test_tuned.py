@@ -61,7 +61,7 @@ def test_other_folders_are_no_tuned_models(base, tmp_path):
     with pytest.raises(UserError, match=r"not a tuned model: it has no readable tuning\.json"):
         load_tuned(base)
     (base / "tuning.json").write_text(json.dumps({"method": "magic"}))
-    with pytest.raises(UserError, match="'magic'; this version knows lora and full"):
+    with pytest.raises(UserError, match="'magic'; this version knows lora, qlora, full"):
         load_tuned(base)
 
 
@@ -82,3 +82,66 @@ def test_an_adapter_of_another_model_is_refused(base, tmp_path):
     folder = save_tuned(tmp_path / "tuned", base, "lora", tokens_key="k")
     with pytest.raises(UserError, match="does not fit its base model"):
         attach_adapter(make_model(hidden_size=64), folder)
+
+
+def test_facts_of_an_earlier_version_mean_a_language_model(base, tmp_path):
+    facts = read_tuning(save_tuned(tmp_path / "tuned", base, "lora", tokens_key="k"))
+    assert (facts["task"], facts["quantization"]) == ("causal_lm", None)
+
+
+def test_a_full_classifier_loads_with_the_classes_it_was_trained_for(tmp_path):
+    from tests.evaluation.tiny_tasks import LABEL_MAP, make_classifier
+    from tests.support.tiny import make_tokenizer
+
+    model = make_classifier()
+    model.config.id2label, model.config.label2id = {place: name for name, place in LABEL_MAP.items()}, LABEL_MAP
+    folder = tmp_path / "tuned"
+    model.save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    (folder / "tuning.json").write_text(json.dumps({"method": "full", "task": "sequence_classification"}))
+    again = load_tuned(folder)
+    assert again.config.label2id == LABEL_MAP and not again.lm_tuning_fresh_head
+    torch.testing.assert_close(logits(again), logits(model.eval()))
+
+
+class TestAddedTokens:
+    """An adapter from elsewhere, trained after its vocabulary was made larger."""
+
+    def train_elsewhere(self, base: Path, folder: Path, *, saves: bool | str) -> torch.Tensor:
+        from peft import LoraConfig, get_peft_model
+        from transformers import AutoModelForCausalLM
+
+        from tests.support.tiny import make_tokenizer
+
+        tokenizer = make_tokenizer()
+        assert tokenizer.add_tokens(["<a>", "<b>", "<c>", "<d>"]) == 4
+        model = AutoModelForCausalLM.from_pretrained(base)
+        model.resize_token_embeddings(len(tokenizer))
+        model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "lora_" in name:
+                    parameter.normal_(std=0.3)
+            model.get_input_embeddings().weight[-4:].normal_(std=0.5)
+        model.save_pretrained(folder, save_embedding_layers=saves)
+        tokenizer.save_pretrained(folder)
+        return logits(model.eval())
+
+    def test_it_brings_its_embedding_along(self, base, tmp_path):
+        trained = self.train_elsewhere(base, tmp_path / "adapter", saves=True)
+        loaded = load_model(str(base))
+        rows = loaded.get_input_embeddings().weight.shape[0]
+        model = attach_adapter(loaded, tmp_path / "adapter")
+        assert model.get_input_embeddings().weight.shape[0] == rows + 4
+        torch.testing.assert_close(logits(model), trained, atol=1e-5, rtol=1e-5)
+        added = torch.tensor([[rows, rows + 3]])
+        assert torch.isfinite(model(input_ids=added).logits).all()
+
+    def test_without_its_embedding_it_is_refused_with_both_numbers(self, base, tmp_path):
+        self.train_elsewhere(base, tmp_path / "adapter", saves=False)
+        loaded = load_model(str(base))
+        rows = loaded.get_input_embeddings().weight.shape[0]
+        with pytest.raises(
+            UserError, match=rf"has {rows + 4} tokens, but its base model embeds {rows} and the adapter"
+        ):
+            attach_adapter(loaded, tmp_path / "adapter")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.parameters import validate_parameters
+from lm_tuning.parameters import conflicts, validate_parameters
 
 
 def problems(valid: dict[str, Any], **groups: dict[str, Any]) -> list[str]:
@@ -68,6 +68,192 @@ def test_the_best_checkpoint_needs_validation_rows(valid: dict[str, Any]) -> Non
     (problem,) = problems(valid, train=best, split={"validation": 0})
     assert "split.validation = 0" in problem
     assert problems(valid, train=best, split={"validation": 0}, data={"validation_path": "held_out.jsonl"}) == []
+    assert problems(valid, train=best, split={"validation": 0, "num_folds": 5}) == []
+
+
+def test_an_evaluation_once_an_epoch_is_pointed_to_steps(valid: dict[str, Any]) -> None:
+    train = {"load_best": True, "save_every_steps": 5, "trainer": {"eval_strategy": "epoch"}}
+    refused, conflict = problems(valid, train=train)
+    assert "train.trainer.eval_strategy is set by this project. Use train.eval_every_steps" in refused
+    assert "train.eval_every_steps and train.save_every_steps, which are null and 5" in conflict
+
+
+def test_early_stopping_needs_evaluations_of_validation_rows(valid: dict[str, Any]) -> None:
+    (problem,) = problems(valid, train={"early_stopping_evals": 3})
+    assert "train.early_stopping_evals = 3" in problem and "train.eval_every_steps is null" in problem
+    stopping = {"early_stopping_evals": 3, "eval_every_steps": 2}
+    (problem,) = problems(valid, train=stopping, split={"validation": 0})
+    assert "train.early_stopping_evals = 3 needs validation rows" in problem
+    assert problems(valid, train=stopping) == []
+    assert problems(valid, train=stopping | {"load_best": True, "save_every_steps": 2}) == []
+    (problem,) = problems(valid, train=stopping | {"load_best": True, "save_every_steps": 5})
+    assert "train.save_every_steps = 5" in problem and "train.eval_every_steps = 2" in problem
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "seq2seq_lm"])
+def test_what_needs_classes_is_refused_without(valid: dict[str, Any], task: str) -> None:
+    common: dict[str, Any] = {"effective_batch_tokens": 1024}
+    for settings, words in (
+        ({"class_weights": "balanced"}, f"train.class_weights = balanced needs classes, but task = {task}"),
+        ({"best_metric": "macro_f1"}, f"train.best_metric = macro_f1 needs classes, but task = {task}"),
+        ({"best_metric": "accuracy"}, f"train.best_metric = accuracy needs classes, but task = {task}"),
+    ):
+        raw = merged_task(valid, task)
+        (problem,) = problems(raw, train=common | settings)
+        assert words in problem
+        assert problems(merged_task(valid, "sequence_classification"), train=settings) == []
+
+
+def merged_task(valid: dict[str, Any], task: str) -> dict[str, Any]:
+    return {**valid, "task": task}
+
+
+def test_class_weights_and_label_smoothing_go_together(valid: dict[str, Any]) -> None:
+    raw = merged_task(valid, "sequence_classification")
+    assert problems(raw, train={"class_weights": {"a": 2}, "label_smoothing": 0.1}) == []
+
+
+def test_packed_rows_are_refused_for_an_encoder(valid: dict[str, Any]) -> None:
+    raw = merged_task(valid, "seq2seq_lm")
+    (problem,) = problems(raw, train={"batching": "packed", "effective_batch_tokens": 1024})
+    assert "train.batching = packed" in problem and "task = seq2seq_lm" in problem
+    assert problems(raw, train={"batching": "padded", "effective_batch_tokens": 1024}) == []
+
+
+def test_a_pair_of_full_length_fits_a_step(valid: dict[str, Any]) -> None:
+    (problem,) = problems(merged_task(valid, "seq2seq_lm"), tokenize={"max_target_tokens": 100})
+    assert "train.effective_batch_tokens = 512 is less than tokenize.max_length_tokens = 512 with" in problem
+    assert "tokenize.max_target_tokens = 100" in problem
+    raw = merged_task(valid, "seq2seq_lm")
+    assert problems(raw, tokenize={"max_target_tokens": 100, "max_length_tokens": 412}) == []
+
+
+@pytest.mark.parametrize(
+    ("task", "wanted"), [("sequence_classification", "text_label"), ("seq2seq_lm", "prompt_response")]
+)
+def test_rows_have_what_the_task_learns_from(valid: dict[str, Any], task: str, wanted: str) -> None:
+    common = {"train": {"effective_batch_tokens": 1024}}
+    raw = merged_task(valid, task)
+    (problem,) = problems(raw, **common, data={"format": "messages"})
+    assert f"data.format = messages has nothing for task = {task}" in problem and wanted in problem
+    assert problems(raw, **common, data={"format": wanted}) == []
+    assert problems(valid, data={"format": "messages"}) == []
+
+
+def test_the_formats_of_tasks_are_those_of_the_readers() -> None:
+    from lm_tuning.data.task_formats import TASK_FORMATS
+    from lm_tuning.parameters.conflicts import FORMATS_BY_TASK
+
+    assert {task: (format,) for task, format in FORMATS_BY_TASK.items()} == {
+        task: formats for task, formats in TASK_FORMATS.items() if task != "causal_lm"
+    }
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_freezing_belongs_to_full_training(valid: dict[str, Any], method: str) -> None:
+    (problem,) = problems(valid, train={"method": method, "freeze": ["embed_tokens"]})
+    assert "train.freeze = ['embed_tokens']" in problem and f"train.method = {method}" in problem
+    assert problems(valid, train={"method": "full", "freeze": ["embed_tokens"]}) == []
+
+
+def test_a_format_of_four_bits_is_none_of_eight(valid: dict[str, Any]) -> None:
+    (problem,) = problems(valid, train={"method": "qlora", "qlora": {"bits": 8, "quant_type": "fp4"}})
+    assert "train.qlora.quant_type = fp4" in problem and "train.qlora.bits = 8" in problem
+    assert problems(valid, train={"method": "qlora", "qlora": {"bits": 4, "quant_type": "fp4"}}) == []
+    assert problems(valid, train={"method": "qlora", "qlora": {"bits": 8}}) == []
+
+
+@pytest.mark.parametrize("init", ["pissa", "pissa_niter_4", "pissa_niter_16", "olora", "mica", "orthogonal"])
+def test_a_start_from_the_weights_needs_them_unquantized(valid: dict[str, Any], init: str) -> None:
+    (problem,) = problems(valid, train={"method": "qlora", "lora": {"init": init}})
+    assert f"train.lora.init = {init}" in problem and "train.method = qlora" in problem
+    assert problems(valid, train={"method": "lora", "lora": {"init": init}}) == []
+
+
+def test_an_adapter_that_cannot_be_made_is_refused(valid: dict[str, Any]) -> None:
+    (problem,) = problems(valid, train={"lora": {"init": "orthogonal", "r": 3}})
+    assert "train.lora.init = orthogonal" in problem and "train.lora.r = 3" in problem
+    (problem,) = problems(valid, train={"lora": {"init": "mica", "use_dora": True}})
+    assert "train.lora.use_dora = true" in problem
+    assert problems(valid, train={"method": "full", "lora": {"init": "orthogonal", "r": 3}}) == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "needed"),
+    [
+        ("cosine_with_min_lr", "min_lr and min_lr_rate"),
+        ("cosine_warmup_with_min_lr", "min_lr and min_lr_rate"),
+        ("warmup_stable_decay", "num_decay_steps"),
+    ],
+)
+def test_a_schedule_gets_what_it_needs(valid: dict[str, Any], schedule: str, needed: str) -> None:
+    (problem,) = problems(valid, train={"trainer": {"lr_scheduler_type": schedule}})
+    assert f"train.trainer.lr_scheduler_type = {schedule} needs" in problem and needed in problem
+    given = {needed.partition(" ")[0]: 1}
+    trainer = {"lr_scheduler_type": schedule, "lr_scheduler_kwargs": given}
+    assert problems(valid, train={"trainer": trainer}) == []
+
+
+def test_every_schedule_is_made_with_what_the_checks_let_pass() -> None:
+    import torch
+    from transformers import get_scheduler
+
+    from lm_tuning.parameters.schema import find_entry
+
+    entry = find_entry(("train", "trainer", "lr_scheduler_type"))
+    assert entry is not None
+    needed = {"cosine_with_min_lr": {"min_lr": 1e-6}, "cosine_warmup_with_min_lr": {"min_lr": 1e-6}}
+    needed["warmup_stable_decay"] = {"num_decay_steps": 2}
+    for name in entry["enum"]:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-3)
+        made = get_scheduler(name, optimizer, 1, 5, scheduler_specific_kwargs=needed.get(name))
+        rates = []
+        for _ in range(5):
+            rates.append(made.get_last_lr()[0])
+            optimizer.step()
+            made.step()
+        assert max(rates) == pytest.approx(1e-3), name
+
+
+def test_a_constant_rate_has_no_warmup(valid: dict[str, Any]) -> None:
+    trainer = {"lr_scheduler_type": "constant", "warmup_steps": 4}
+    (problem,) = problems(valid, train={"trainer": trainer})
+    assert "train.trainer.warmup_steps = 4 would be left out" in problem and "constant_with_warmup" in problem
+    assert problems(valid, train={"trainer": trainer | {"lr_scheduler_type": "constant_with_warmup"}}) == []
+
+
+@pytest.mark.parametrize(
+    ("train", "key"),
+    [
+        ({"trainer": {"optim": "adamw_bnb_8bit"}}, "train.trainer.optim = adamw_bnb_8bit"),
+        ({"method": "qlora"}, "qlora"),
+    ],
+)
+def test_a_missing_package_is_said_before_anything_runs(
+    valid: dict[str, Any], train: dict[str, Any], key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert problems(valid, train=train) == []
+    monkeypatch.setattr(conflicts, "find_spec", lambda name: None)
+    (problem,) = problems(valid, train=train)
+    assert key in problem and "pip install bitsandbytes" in problem
+    assert problems(valid, train={"trainer": {"optim": "adamw_torch_fused"}}) == []
+
+
+def test_the_optimizers_of_bitsandbytes_are_those_that_transformers_takes_from_it() -> None:
+    from transformers.trainer_optimizer import _BITSANDBYTES_OPTIMIZERS
+
+    from lm_tuning.parameters.schema import find_entry
+    from lm_tuning.parameters.trainer import BITSANDBYTES_OPTIMIZERS
+
+    offered = set(find_entry(("train", "trainer", "optim"))["enum"])  # type: ignore[index]
+    assert offered & {str(getattr(name, "value", name)) for name in _BITSANDBYTES_OPTIMIZERS} == BITSANDBYTES_OPTIMIZERS
+
+
+def test_products_are_no_finer_than_the_weights(valid: dict[str, Any]) -> None:
+    (problem,) = problems(valid, train={"precision": "float32"}, model={"dtype": "bfloat16"})
+    assert "train.precision = float32" in problem and "model.dtype = bfloat16" in problem
+    assert problems(valid, train={"precision": "bfloat16"}, model={"dtype": "float32"}) == []
+    assert problems(valid, train={"precision": "auto"}, model={"dtype": "bfloat16"}) == []
 
 
 @pytest.mark.parametrize(("warmup", "steps", "num_steps"), [(10, 3, 10), (0.1, 1, 1), (3, 3, 3)])

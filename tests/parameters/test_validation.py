@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -56,7 +58,26 @@ def test_parameters_cannot_be_changed(valid: dict[str, Any]) -> None:
         ({"train": {"learning_rate": -1e-4}}, "train.learning_rate = -0.0001", "a number above 0"),
         ({"train": {"resume": "yes"}}, "train.resume = 'yes'", "true or false"),
         ({"train": {"resume": 1}}, "train.resume = 1", "true or false"),
-        ({"train": {"method": "qlora"}}, "train.method = 'qlora'", "full or lora"),
+        ({"train": {"method": "dora"}}, "train.method = 'dora'", "full, lora or qlora"),
+        ({"train": {"lora": {"init": "eva"}}}, "train.lora.init = 'eva'", "default, gaussian, orthogonal, pissa, "),
+        ({"train": {"qlora": {"bits": 5}}}, "train.qlora.bits = 5", "4 or 8"),
+        ({"train": {"qlora": {"bits": "4"}}}, "train.qlora.bits = '4'", "4 or 8"),
+        ({"train": {"freeze": []}}, "train.freeze = []", "a list of texts, or null"),
+        ({"train": {"neftune_noise_alpha": 0}}, "train.neftune_noise_alpha = 0", "a number above 0, or null"),
+        ({"train": {"label_smoothing": 1}}, "train.label_smoothing = 1", "a number of at least 0 and below 1"),
+        ({"train": {"best_metric": "f1"}}, "train.best_metric = 'f1'", "loss, accuracy or macro_f1"),
+        ({"train": {"early_stopping_evals": 0}}, "train.early_stopping_evals = 0", "a whole number of at least 1, or"),
+        (
+            {"train": {"class_weights": "equal"}},
+            "train.class_weights = 'equal'",
+            "balanced, a group of names, each with a number above 0, or null",
+        ),
+        ({"train": {"class_weights": {"a": 0}}}, "train.class_weights.a = 0", "a number above 0"),
+        (
+            {"train": {"health": {"severity": {"first-loss-off": "loud"}}}},
+            "train.health.severity.first-loss-off = 'loud'",
+            "note, warn, stop or off",
+        ),
         ({"train": {"micro_batch_tokens": "some"}}, "train.micro_batch_tokens = 'some'", "auto, or a whole number"),
         (
             {"train": {"lora": {"target_modules": []}}},
@@ -70,7 +91,7 @@ def test_parameters_cannot_be_changed(valid: dict[str, Any]) -> None:
             "a whole number of at least 0, or a number of at least 0 ",
         ),
         ({"split": {"test": -1}}, "split.test = -1", "a whole number of at least 0"),
-        ({"task": "sequence_classification"}, "task = 'sequence_classification'", "causal_lm"),
+        ({"task": "classification"}, "task = 'classification'", "causal_lm, sequence_classification or seq2seq_lm"),
         ({"output": "../other"}, "output = '../other'", "a folder name"),
         ({"output": ""}, "output = ''", "a folder name"),
         ({"data": None}, "data = null", "a group of the keys path"),
@@ -99,13 +120,15 @@ def test_a_wrong_value_names_key_value_and_what_is_allowed(
             {"train": {"warmup_steps": 4}},
             "train.warmup_steps: there is no such key. Did you mean train.trainer.warmup_",
         ),
+        ({"train": {"patience": 4}}, "train.patience: there is no such key. Did you mean train.early_stopping_evals?"),
+        ({"train": {"use_dora": True}}, "train.use_dora: there is no such key. Did you mean train.lora.use_dora?"),
         ({"train": {"gradient_accumulation_steps": 4}}, "train.gradient_accumulation_steps: there is no such key. Not"),
         ({"modle": {}}, "modle: there is no such key. Did you mean model?"),
         ({"learning_rate": 1e-4}, "learning_rate: there is no such key. Did you mean train.learning_rate?"),
         ({"split": {"stratfy": "x"}}, "split.stratfy: there is no such key. Did you mean split.stratify?"),
         (
             {"tokenize": {"xyzzy": 1}},
-            "tokenize.xyzzy: there is no such key. Keys of tokenize: max_length_tokens, trunc",
+            "tokenize.xyzzy: there is no such key. Keys of tokenize: max_length_tokens, max_target_",
         ),
         ({"xyzzy": 1}, "xyzzy: there is no such key. Keys of the top level: seed, output, task, model, environment"),
         ({"evaluate": {5: 1}}, "evaluate[5]: there is no such key. Keys of evaluate: max_loss_rows"),
@@ -125,7 +148,16 @@ def test_an_unknown_key_names_the_nearest_known_one(
         ("num_train_epochs", "Use train.num_epochs"),
         ("bf16", "Use train.precision: bfloat16"),
         ("eval_steps", "Use train.eval_every_steps"),
-        ("neftune_noise_alpha", "Not offered yet"),
+        ("neftune_noise_alpha", "Use train.neftune_noise_alpha"),
+        ("label_smoothing_factor", "Use train.label_smoothing"),
+        ("load_best_model_at_end", "Use train.load_best"),
+        ("metric_for_best_model", "Use train.best_metric"),
+        ("greater_is_better", "Not needed: train.best_metric knows which way is better"),
+        ("early_stopping_patience", "Use train.early_stopping_evals"),
+        ("freeze_layers", "Use train.freeze"),
+        ("load_in_4bit", "Use train.method: qlora, with train.qlora.bits: 4"),
+        ("eval_strategy", "Use train.eval_every_steps"),
+        ("bnb_4bit_compute_dtype", "Use train.precision"),
     ],
 )
 def test_trainer_settings_that_are_ours_are_refused_with_our_key(valid: dict[str, Any], key: str, advice: str) -> None:
@@ -219,6 +251,42 @@ def test_null_where_text_is_wanted_is_not_told_to_be_quoted(valid: dict[str, Any
 def test_adapter_targets_are_read_as_they_were_meant(valid: dict[str, Any], given: Any, read: Any) -> None:
     parameters = validate_parameters(merged(valid, train={"lora": {"target_modules": given}}))
     assert parameters.train.lora.target_modules == read
+
+
+@pytest.mark.parametrize(
+    ("given", "read"), [("embed_tokens,layers.0", ["embed_tokens", "layers.0"]), (["*.mlp"], ["*.mlp"]), (None, None)]
+)
+def test_frozen_parts_are_read_as_a_list(valid: dict[str, Any], given: Any, read: Any) -> None:
+    assert validate_parameters(merged(valid, train={"method": "full", "freeze": given})).train.freeze == read
+
+
+@pytest.mark.parametrize("name", [0, False, 1.5])
+def test_class_names_that_are_no_text_say_how_to_quote(valid: dict[str, Any], name: Any) -> None:
+    problem = one_problem(merged(valid, task="sequence_classification", train={"class_weights": {name: 2.0}}))
+    assert f'class names are text, and YAML does not read {name!r} as text: write "{name}"' in problem
+
+
+def test_class_weights_are_a_word_or_numbers_by_class(valid: dict[str, Any]) -> None:
+    for given in ("balanced", {"yes": 2.0, "no": 1}, None):
+        parameters = validate_parameters(merged(valid, task="sequence_classification", train={"class_weights": given}))
+        assert parameters.train.class_weights == given
+
+
+def test_severities_are_set_for_findings_that_exist(valid: dict[str, Any]) -> None:
+    from lm_tuning.training.health_codes import CODES
+
+    code = min(CODES)
+    parameters = validate_parameters(merged(valid, train={"health": {"severity": {code: "off"}}}))
+    assert parameters.train.health.severity == {code: "off"}
+    problem = one_problem(merged(valid, train={"health": {"severity": {f"{code}x": "off"}}}))
+    assert problem.startswith("train.health.severity = ")
+    assert f"no finding has the code {code}x; did you mean {code}?" in problem
+    assert ", ".join(sorted(CODES)) in one_problem(merged(valid, train={"health": {"severity": {"qqq": "off"}}}))
+
+
+def test_the_codes_of_findings_import_no_torch() -> None:
+    script = "import sys, lm_tuning.training.health_codes; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 def test_all_linear_among_names_is_refused(valid: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from lm_tuning.pipelines.split.nodes import split_settings
 from lm_tuning.pipelines.tokenize.nodes import prepare_base_model, tokenize_examples
 from lm_tuning.storage.folders import FolderStore, read_manifest
 from lm_tuning.text.token_table import open_split
-from tests.support.tiny import make_tokenizer, save_tiny_model
+from tests.support.tiny import END, ids, make_tokenizer, save_tiny_model
 from tests.text.conftest import store_examples
 
 DATA = DataParameters(path="rows.jsonl")
@@ -34,19 +34,21 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def publish_splits(key: str, rows: list[tuple[str, str, None]]) -> None:
+def publish_splits(key: str, rows: list[tuple[str, str, None]], *, task: str = "causal_lm") -> None:
     store = FolderStore(Path("splits"))
     staged = store.stage(key)
     store_examples(staged.path, "prompt_response", rows)
     Path("rows.jsonl").write_text("rows\n")
     staged.facts = {
-        "settings": split_settings(DATA, SPLIT, seed=1, task="causal_lm"),
+        "settings": split_settings(DATA, SPLIT, seed=1, task=task),
         "files": describe_files(train="rows.jsonl"),
     }
     store.publish(staged)
 
 
-def run_whole(seed: int = 1, **tokenize: Any) -> tuple[Path, dict[str, Any], Any, dict[str, Any], bool]:
+def run_whole(
+    seed: int = 1, task: str = "causal_lm", **tokenize: Any
+) -> tuple[Path, dict[str, Any], Any, dict[str, Any], bool]:
     """Run both nodes and publish; give all outputs, and whether the stored folder was reused."""
     base_model = prepare_base_model(ModelParameters(name_or_path="./model"))
     store = FolderStore(Path("tokens"), keep=10)
@@ -58,7 +60,7 @@ def run_whole(seed: int = 1, **tokenize: Any) -> tuple[Path, dict[str, Any], Any
         data=DATA,
         split=SPLIT,
         seed=seed,
-        task="causal_lm",
+        task=task,
     )
     return store.publish(made), summary, figure, report, isinstance(made, Path)
 
@@ -124,6 +126,20 @@ def test_another_chat_template_makes_other_tokens(project):
     other, _, _, reused = run()
     assert not reused
     assert other != folder
+
+
+def test_the_task_and_its_limit_reach_the_tokens_and_are_part_of_their_key(project):
+    folder, *_ = run()
+    publish_splits("s1", ROWS, task="seq2seq_lm")
+    other, summary, *_ = run_whole(task="seq2seq_lm", max_target_tokens=2)
+    assert other != folder
+    assert (summary["task"], summary["max_target_tokens"]) == ("seq2seq_lm", 2)
+    assert [row.input_ids.tolist() for row in open_split(other, "train")] == [
+        [*ids("2+2?"), END, *ids("4"), END],
+        [*ids("3+3?"), END, *ids("6"), END],
+    ]
+    shorter, summary, *_ = run_whole(task="seq2seq_lm", max_target_tokens=3)
+    assert (shorter != other, summary["max_target_tokens"]) == (True, 3)
 
 
 def test_other_weights_keep_the_tokens(project):

@@ -13,6 +13,10 @@ def tokens(*values: int) -> Any:
     return np.array(values, dtype=np.int32)
 
 
+def compare(lengths: Any, limit: int, *, num_dropped: int = 0, **beyond: Any) -> list[dict[str, Any]]:
+    return compare_limits(lengths, present=limit, beyond={**NOTHING_LONG, **beyond}, num_dropped=num_dropped)
+
+
 def summary(**changes: Any) -> dict[str, Any]:
     return {"changed": {}, "dropped": {}, "too_long": NOTHING_LONG, **changes}
 
@@ -35,9 +39,9 @@ def test_rows_prompts_and_answers_are_measured():
 
 
 def test_bins_have_equal_widths_and_hold_every_row():
-    few = draw_histogram(tokens(1, 2, 2, 5), tokens(0, 1, 1, 3))
+    few = draw_histogram({"row": tokens(1, 2, 2, 5), "answer": tokens(0, 1, 1, 3)})
     assert few == {"edges": [0, 1, 2, 3, 4, 5, 6], "row": [0, 1, 2, 0, 0, 1], "answer": [1, 2, 0, 1, 0, 0]}
-    many = draw_histogram(tokens(1, 599, 600), tokens(1, 1, 600))
+    many = draw_histogram({"row": tokens(1, 599, 600), "answer": tokens(1, 1, 600)})
     assert len(many["edges"]) == 56
     assert set(np.diff(many["edges"])) == {11}
     assert sum(many["row"]) == sum(many["answer"]) == 3
@@ -45,7 +49,7 @@ def test_bins_have_equal_widths_and_hold_every_row():
 
 
 def test_a_lower_limit_cuts_what_reaches_beyond_it():
-    choices = compare_limits(tokens(60, 60, 70, 200), max_length_tokens=512, summary=summary())
+    choices = compare(tokens(60, 60, 70, 200), 512)
     by_limit = {choice["limit"]: choice for choice in choices}
     assert by_limit[64] == {
         "limit": 64,
@@ -70,9 +74,7 @@ def test_a_higher_limit_is_judged_by_what_was_cut():
         "tokens_over": {"128": 200, "256": 44},
     }
     # Two of the three long rows were cut to the limit, one was dropped.
-    choices = compare_limits(
-        tokens(50, 100, 100), max_length_tokens=100, summary=summary(too_long=beyond, dropped={"too_long": 1})
-    )
+    choices = compare(tokens(50, 100, 100), 100, num_dropped=1, **beyond)
     shown = [(choice["limit"], choice["rows_over"], choice["tokens_over"]) for choice in choices]
     assert shown == [(100, 3, 400), (128, 2, 200), (256, 1, 44), (300, 0, 0)]
     assert choices[0]["rows_fraction"] == 3 / 4
@@ -81,16 +83,60 @@ def test_a_higher_limit_is_judged_by_what_was_cut():
 
 
 def test_rows_cut_now_are_cut_by_every_lower_limit_too():
-    beyond = {**NOTHING_LONG, "num_rows": 1, "max_length_tokens": 90, "tokens_over_limit": 26}
-    choices = compare_limits(tokens(20, 64), max_length_tokens=64, summary=summary(too_long=beyond))
+    choices = compare(tokens(20, 64), 64, num_rows=1, max_length_tokens=90, tokens_over_limit=26)
     shown = [(choice["limit"], choice["rows_over"], choice["tokens_over"]) for choice in choices]
     assert shown == [(32, 1, 32 + 26), (64, 1, 26), (90, 0, 0)]
 
 
 def test_dropped_rows_count_with_all_their_tokens():
-    beyond = {**NOTHING_LONG, "num_rows": 2, "max_length_tokens": 90, "tokens_over_limit": 30}
-    dropped = {"too_long": 1, "no_answer_left": 1}
-    choices = compare_limits(tokens(20, 20), max_length_tokens=64, summary=summary(too_long=beyond, dropped=dropped))
+    beyond = {"num_rows": 2, "max_length_tokens": 90, "tokens_over_limit": 30}
+    choices = compare(tokens(20, 20), 64, num_dropped=2, **beyond)
     shown = [(choice["limit"], choice["rows_over"], choice["tokens_over"]) for choice in choices]
     assert shown == [(20, 2, 2 * 44 + 30), (32, 2, 2 * 32 + 30), (64, 2, 30), (90, 0, 0)]
     assert choices[0]["tokens_fraction"] == 118 / (40 + 2 * 64 + 30)
+
+
+def test_all_rows_that_a_limit_dropped_are_known_to_the_table():
+    beyond = {**NOTHING_LONG, "num_rows": 2, "max_length_tokens": 90, "tokens_over_limit": 30}
+    dropped = {"too_long": 1, "no_answer_left": 1, "refused_by_template": 7}
+    facts = measure_lengths(
+        tokens(20, 20), tokens(2, 2), max_length_tokens=64, summary=summary(too_long=beyond, dropped=dropped)
+    )
+    assert facts["limits"] == compare(tokens(20, 20), 64, num_dropped=2, **beyond)
+
+
+def test_rows_with_classes_have_no_parts():
+    facts = measure_lengths(
+        tokens(10, 20, 100),
+        tokens(1, 1, 1),
+        max_length_tokens=100,
+        summary=summary(changed={"end_cut": 1}),
+        task="sequence_classification",
+    )
+    assert list(facts["quantiles"]) == ["row"]
+    assert set(facts["histogram"]) == {"edges", "row"}
+    assert facts["supervised_fraction"] is None
+    assert facts["num_supervised_tokens"] is None
+    assert facts["num_rows_cut"] == {"end_cut": 1}
+    assert (facts["num_tokens"], facts["num_rows_at_limit"]) == (130, 1)
+    assert "target_limits" not in facts
+
+
+def test_sources_and_targets_have_limits_of_their_own():
+    targets_long = {**NOTHING_LONG, "num_rows": 1, "max_length_tokens": 9, "tokens_over_limit": 4}
+    facts = measure_lengths(
+        tokens(12, 25, 35),
+        tokens(2, 5, 5),
+        max_length_tokens=30,
+        summary=summary(changed={"target_cut": 1}, targets_too_long=targets_long),
+        task="seq2seq_lm",
+        max_target_tokens=5,
+    )
+    assert {name: of["max"] for name, of in facts["quantiles"].items()} == {"row": 35, "source": 30, "target": 5}
+    assert set(facts["histogram"]) == {"edges", "source", "target"}
+    assert facts["supervised_fraction"] == 12 / 72
+    assert (facts["num_rows_at_limit"], facts["num_targets_at_limit"]) == (1, 2)
+    assert facts["num_rows_cut"] == {"source_cut": 0, "target_cut": 1}
+    shown = [(one["limit"], one["rows_over"], one["tokens_over"]) for one in facts["target_limits"]]
+    assert shown == [(5, 1, 4), (9, 0, 0)]
+    assert [one["rows_over"] for one in facts["limits"] if one["limit"] == 30] == [0]

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 
 from lm_tuning.preflight.padding import choose_steps, measure_padding
+from lm_tuning.text.token_table import TokenTable
 from lm_tuning.training.step_plan import StepPlan
+
+TASKS = ("causal_lm", "sequence_classification", "seq2seq_lm")
 
 
 def plan_of(lengths: np.ndarray, **settings: int) -> StepPlan:
@@ -27,17 +30,60 @@ def test_each_way_to_batch_has_its_share_of_padding():
     assert facts["num_rows_over_budget"] == 0
 
 
-def test_it_agrees_with_the_batches_that_training_makes(tmp_path):
-    from lm_tuning.training.batches import StepDataset
-    from tests.support.stored import chat_row, write_rows
+def test_source_and_target_are_padded_each_by_itself():
+    lengths = np.array([14, 12, 7, 10], dtype=np.int32)
+    targets = np.array([4, 2, 5, 1], dtype=np.int32)  # sources of 10, 10, 2 and 9 tokens
+    facts = measure_padding(
+        plan_of(lengths),
+        lengths,
+        [0],
+        micro_batch_tokens=30,
+        batching="padded",
+        max_length_tokens=20,
+        targets=targets,
+        max_target_tokens=8,
+    )
+    found = {choice["name"]: choice for choice in facts["choices"]}
+    assert list(found) == ["fixed", "longest_row", "random", "padded"], "such rows are never packed"
+    assert found["fixed"]["padding_fraction"] == 1 - 43 / (4 * 28)
+    assert found["longest_row"]["padding_fraction"] == found["random"]["padding_fraction"] == 1 - 43 / (4 * 15)
+    # Within 30 slots: the two of 14 and 12 tokens at 10 + 4, then those of 10 and 7 at 9 + 5.
+    assert found["padded"]["padding_fraction"] == 1 - 43 / (2 * 14 + 2 * 14)
+    assert found["padded"]["micro_batches_per_step"] == 2
+    assert facts["longest_row_tokens"] == 15
 
-    rows = [chat_row("q" * (1 + place % 13), "a" * (1 + place % 5)) for place in range(40)]
-    table = write_rows(rows, tmp_path / "train.arrow")
+
+@pytest.mark.parametrize("task_name", TASKS)
+def test_it_agrees_with_the_batches_that_training_makes(tmp_path, task_name):
+    from lm_tuning.text.token_table import TokenTableWriter
+    from lm_tuning.training.batches import StepDataset
+    from lm_tuning.training.tasks import get_task
+    from tests.support.stored import chat_row
+
+    with TokenTableWriter(tmp_path / "train.arrow") as writer:
+        for place in range(40):
+            ids, spans = chat_row("q" * (1 + place % 13), "a" * (1 + place % 5))
+            if task_name == "sequence_classification":
+                writer.append(place, ids, [], label=place % 3)
+            else:
+                writer.append(place, ids, spans)
+    table = TokenTable(tmp_path / "train.arrow")
+    task = get_task(task_name, pad_id=0, decoder_start_id=2)
     plan = plan_of(table.lengths, effective_batch_rows=7)
     steps = choose_steps(plan)
-    facts = measure_padding(plan, table.lengths, steps, micro_batch_tokens=48, batching="padded", max_length_tokens=64)
-    for choice in facts["choices"][-2:]:
-        dataset = StepDataset(table, plan, micro_batch_tokens=48, batching=choice["name"], pad_id=0)
+    facts = measure_padding(
+        plan,
+        table.lengths,
+        steps,
+        micro_batch_tokens=48,
+        batching="padded",
+        max_length_tokens=64,
+        targets=table.num_supervised if task_name == "seq2seq_lm" else None,
+    )
+    own = [choice for choice in facts["choices"] if choice["micro_batches_per_step"] is not None]
+    assert [choice["name"] for choice in own] == (["padded", "packed"] if task.can_pack else ["padded"])
+    for choice in own:
+        dataset = StepDataset(table, plan, task, micro_batch_tokens=48, batching=choice["name"])
         batches = [dataset[step] for step in range(plan.total_steps)]
         slots, tokens = sum(batch.num_slots for batch in batches), sum(batch.num_tokens for batch in batches)
         assert choice["padding_fraction"] == pytest.approx(1 - tokens / slots)

@@ -79,3 +79,22 @@ def test_counts_do_not_depend_on_how_the_file_is_cut(tmp_path, monkeypatch, batc
         for place, (row_ids, spans) in enumerate(rows):
             writer.append(place, row_ids, spans)
     assert inspect_special_tokens(tmp_path, make_tokenizer()) == whole
+
+
+def test_a_source_that_begins_twice_or_does_not_end_is_told(tmp_path):
+    rows = [
+        ([BOS, BOS, *ids("a"), EOS, BOS, *ids("b"), EOS], [(4, 7)]),
+        ([BOS, *ids("a"), BOS, *ids("bc"), EOS], [(2, 6)]),
+    ]
+    write_rows(rows, tmp_path / "train.arrow")
+    facts = inspect_special_tokens(tmp_path, make_tokenizer(eos_token="<eos>", adds_bos=True), task="seq2seq_lm")
+    assert facts["bos"]["num_rows_beginning_with_two"] == 1
+    assert facts["target_bos"]["num_rows_beginning_with_two"] == 0
+    assert facts["num_sources_ended"] == 1
+    judged = {item["question"]: item for item in judge_special_tokens(facts)}
+    assert judged["Does each source begin once?"]["verdict"] == "bad"
+    assert "1 of 2 sources begin with <bos> twice" in judged["Does each source begin once?"]["answer"]
+    assert judged["Does each source end?"] == {
+        "question": "Does each source end?", "answer": "1 of 2 sources end in <eos>.", "verdict": "bad"
+    }  # fmt: skip
+    assert judged["Does each target begin once?"]["verdict"] == "good"

@@ -28,6 +28,10 @@ MAC = Device("mps", "Apple M4", 1, 0, False, 8, "not tried on MPS")
         (H100, "full", "float32", "bfloat16"),
         (T4, "lora", "float32", "float32"),
         (MAC, "lora", "float32", "float32"),
+        (AVX2, "qlora", "float32", "float32"),
+        (AMX, "qlora", "bfloat16", "bfloat16"),
+        (H100, "qlora", "bfloat16", "bfloat16"),
+        (T4, "qlora", "float32", "float16"),
     ],
 )
 def test_auto_takes_what_the_device_is_fast_at(device: Device, method: str, weights: str, compute: str) -> None:
@@ -35,6 +39,16 @@ def test_auto_takes_what_the_device_is_fast_at(device: Device, method: str, weig
     assert (chosen.weights, chosen.compute) == (weights, compute)
     assert device.name in chosen.reason and device.detail in chosen.reason
     assert chosen.warning is None
+
+
+def test_quantized_weights_say_what_stays_as_it_is_and_how_float16_is_kept_right() -> None:
+    assert "frozen base quantized, what is not in bfloat16, adapters in float32" in (
+        choose_precision(H100, method="qlora").reason
+    )
+    reason = choose_precision(T4, method="qlora").reason
+    assert "float16 products with a scaled loss" in reason and "no fast bfloat16" in reason
+    assert "what is not in float32" in reason
+    assert choose_precision(T4, method="qlora", weights_dtype="float16").weights == "float16"
 
 
 def test_explicit_formats_are_kept_and_said_to_be_asked_for() -> None:

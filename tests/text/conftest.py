@@ -21,7 +21,14 @@ from tests.support.tiny import SPECIALS
 Tokenize = Callable[..., tuple[dict[str, Any], list[TokenRow]]]
 
 
-def store_examples(folder: Path, format: str, train: Sequence[Any], **others: Sequence[Any]) -> Path:
+def store_examples(
+    folder: Path,
+    format: str,
+    train: Sequence[Any],
+    *,
+    label_map: dict[str, int] | None = None,
+    **others: Sequence[Any],
+) -> Path:
     """Write splits as if of one file; row ids count from 1. Messages may be given as lists."""
     folder.mkdir(parents=True, exist_ok=True)
     row_id = 0
@@ -36,6 +43,7 @@ def store_examples(folder: Path, format: str, train: Sequence[Any], **others: Se
     summary = {
         "files": [{"path": "rows.jsonl", "split": "train", "first_row_id": 1}],
         "sources": [{"path": "rows.jsonl", "weight": 1.0, "num_rows": len(train)}],
+        "label_map": label_map,
     }
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder
@@ -49,7 +57,7 @@ def tokenize(tmp_path: Path) -> Tokenize:
     def run(tokenizer: Any, format: str, train: Sequence[Any], **options: Any) -> tuple[dict[str, Any], list[TokenRow]]:
         nonlocal runs
         runs += 1
-        splits = {name: options.pop(name) for name in ("validation", "test") if name in options}
+        splits = {name: options.pop(name) for name in ("validation", "test", "label_map") if name in options}
         examples = store_examples(tmp_path / f"examples{runs}", format, train, **splits)
         tokens = tmp_path / f"tokens{runs}"
         tokens.mkdir()
@@ -62,6 +70,57 @@ def tokenize(tmp_path: Path) -> Tokenize:
 def learned(row: TokenRow) -> list[int]:
     """Return the ids that the loss is taken of."""
     return [int(token) for start, end in row.spans for token in row.input_ids[start:end]]
+
+
+def add_around(tokenizer: Any, pattern: str) -> Any:
+    """Let a tokenizer put special tokens around texts, such as ``<bos> $A <eos>``."""
+    from tokenizers import processors
+
+    used = [(token, SPECIALS.index(token)) for token in pattern.split() if token in SPECIALS]
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(single=pattern, special_tokens=used)
+    return tokenizer
+
+
+def make_kobart_tokenizer() -> Any:
+    """Build a tokenizer as KoBART has it: a space becomes a letter, and nothing is put around a text."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE(unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    core.decoder = decoders.Metaspace()
+    trainer = trainers.BpeTrainer(
+        vocab_size=200,
+        special_tokens=[AddedToken(name, special=True) for name in ("<s>", "</s>", "<pad>", "<unk>", "<mask>")],
+        show_progress=False,
+    )
+    core.train_from_iterator(
+        ["한국어 요약 문장", "요약 요약 문장 문장", "the short summary of a text </s>"] * 5, trainer
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    )
+
+
+def make_bart_tokenizer() -> Any:
+    """Build a tokenizer as BART has it: byte-level, with ``<s>`` before and ``</s>`` behind a text."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), trim_offsets=True)
+    trainer = trainers.BpeTrainer(
+        vocab_size=300,
+        special_tokens=[AddedToken(name, special=True) for name in ("<s>", "<pad>", "</s>", "<unk>", "<mask>")],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    core.train_from_iterator(["the short summary of a long text"] * 5, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token="<s>", eos_token="</s>", pad_token="<pad>", unk_token="<unk>"
+    )
 
 
 def make_byte_tokenizer(**options: Any) -> Any:

@@ -43,13 +43,22 @@ def test_every_count_that_is_not_zero_is_logged(caplog):
 def test_what_a_higher_limit_would_cut_is_counted_in_powers_of_two():
     counts = SplitCounts()
     nothing = {"num_rows": 0, "max_length_tokens": None, "tokens_over_limit": 0, "rows_over": {}, "tokens_over": {}}
-    assert counts.describe_long() == nothing
-    counts.add_long(np.array([101, 128, 129]), limit=100)
-    counts.add_long(np.array([300]), limit=100)
-    assert counts.describe_long() == {
+    assert counts.long_rows.describe() == counts.long_targets.describe() == nothing
+    counts.long_rows.add(np.array([101, 128, 129]), limit=100)
+    counts.long_rows.add(np.array([300]), limit=100)
+    assert counts.long_rows.describe() == {
         "num_rows": 4,
         "max_length_tokens": 300,
         "tokens_over_limit": 1 + 28 + 29 + 200,
         "rows_over": {"128": 2, "256": 1},
         "tokens_over": {"128": 1 + 172, "256": 44},
     }
+    assert counts.long_targets.describe() == nothing
+
+
+def test_notes_count_for_rows_that_are_kept():
+    counts = SplitCounts()
+    notes = [["end_cut"], [], ["end_cut", "control_token_kept"]]
+    counts.add_notes(notes, np.array([5, 6, 7]), np.array([False, True, True]))
+    assert counts.counts == {"end_cut": 1, "control_token_kept": 1}
+    assert counts.rows("end_cut").tolist() == [7]

@@ -10,8 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lm_tuning.text.token_table import IGNORE_INDEX, TokenTable, TokenTableWriter
-from lm_tuning.training.batches import StepDataset, cut_rows, lay_out
+from lm_tuning.training.batches import StepDataset
+from lm_tuning.training.cutting import cut_pairs, cut_rows
 from lm_tuning.training.step_plan import StepPlan
+from lm_tuning.training.tasks import get_task
+
+TASK = get_task("causal_lm", pad_id=2)
 
 
 @pytest.fixture
@@ -24,7 +28,7 @@ def table(tmp_path: Path) -> TokenTable:
 
 
 def test_packed_rows_score_nothing_across_their_border(table: TokenTable) -> None:
-    batch = lay_out(table, [0, 1], batching="packed", pad_id=2)
+    batch = TASK.lay_out(table, [0, 1], batching="packed")
     assert batch.input_ids.tolist() == [[1, 5, 6, 2, 1, 9, 2, 8, 2]]
     assert batch.position_ids is not None
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 4]]
@@ -35,7 +39,7 @@ def test_packed_rows_score_nothing_across_their_border(table: TokenTable) -> Non
 
 
 def test_padded_rows_keep_their_own_end_token_when_pad_is_eos(table: TokenTable) -> None:
-    batch = lay_out(table, [0, 1], batching="padded", pad_id=2)
+    batch = TASK.lay_out(table, [0, 1], batching="padded")
     assert batch.input_ids.tolist() == [[1, 5, 6, 2, 2], [1, 9, 2, 8, 2]]
     assert batch.position_ids is None
     assert batch.kept_positions.tolist() == [0, 1, 2, 3]
@@ -58,14 +62,27 @@ def test_cutting_places_every_row_once_within_the_budget(lengths: list[int], bud
         assert len(group) == 1 or slots <= budget
 
 
+@given(
+    pairs=st.lists(st.tuples(st.integers(1, 40), st.integers(1, 40)), min_size=1, max_size=40),
+    budget=st.integers(1, 200),
+)
+def test_cutting_pairs_counts_the_padding_of_both_sides(pairs: list[tuple[int, int]], budget: int) -> None:
+    sources, targets = zip(*pairs, strict=True)
+    groups = cut_pairs(range(len(pairs)), sources, targets, budget_tokens=budget)
+    assert sorted(row for group in groups for row in group) == list(range(len(pairs)))
+    for group in groups:
+        slots = len(group) * (max(sources[row] for row in group) + max(targets[row] for row in group))
+        assert len(group) == 1 or slots <= budget
+
+
 def test_first_fit_fills_gaps() -> None:
     assert cut_rows([0, 1, 2, 3], [6, 6, 4, 4], budget_tokens=10, batching="packed") == [[0, 2], [1, 3]]
 
 
 def test_a_step_holds_the_rows_of_the_plan_and_counts_them_once(table: TokenTable) -> None:
     plan = StepPlan(table.lengths, seed=0, effective_batch_rows=2, num_epochs=1)
-    whole = StepDataset(table, plan, micro_batch_tokens=100, batching="packed", pad_id=0)[0]
-    cut = StepDataset(table, plan, micro_batch_tokens=5, batching="padded", pad_id=0)[0]
+    whole = StepDataset(table, plan, TASK, micro_batch_tokens=100, batching="packed")[0]
+    cut = StepDataset(table, plan, TASK, micro_batch_tokens=5, batching="padded")[0]
     assert sorted(whole.row_ids) == sorted(cut.row_ids) == [11, 12]
     assert (len(whole.micro_batches), len(cut.micro_batches)) == (1, 2)
     assert whole.num_supervised == cut.num_supervised == 5

@@ -2,20 +2,117 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import lm_tuning
 from lm_tuning.errors import UserError
 from lm_tuning.text.token_table import TokenRow
-from lm_tuning.training import first_look
+from lm_tuning.training import first_loss
 from lm_tuning.training.batches import StepDataset
-from lm_tuning.training.health import check_first_step, check_layout, mark_supervised
+from lm_tuning.training.health import (
+    Finding,
+    HealthReport,
+    check_first_step,
+    check_layout,
+    mark_supervised,
+    stop_if_needed,
+)
+from lm_tuning.training.health_codes import CODES
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.tiny import ASSISTANT, END, USER, ids, make_tokenizer
+
+
+def finding(code: str, measured: str = "a fault", **options: Any) -> Finding:
+    return Finding(code=code, measured=measured, expected="none", cause="Chance.", change="Look.", **options)
+
+
+# The report
+
+
+def test_a_finding_takes_the_severity_of_its_code() -> None:
+    assert finding("pad-is-eos").severity == "note"
+    assert finding("gradient-zero").severity == "warn"
+    assert finding("first-loss-off").severity == "stop"
+    assert finding("first-loss-off", severity="warn").severity == "warn"
+
+
+def test_what_the_user_says_of_a_code_comes_first(caplog: pytest.LogCaptureFixture) -> None:
+    report = HealthReport(
+        severities={"pad-is-eos": "stop", "first-loss-off": "off", "gradient-zero": "note", "bos-doubled": "warn"}
+    )
+    with caplog.at_level("INFO"):
+        for known in (
+            finding("pad-is-eos"),
+            finding("first-loss-off", severity="stop"),
+            finding("gradient-zero", severity="stop"),
+            finding("bos-doubled"),
+        ):
+            report.add(known)
+    assert [(known.code, known.severity) for known in report.findings] == [
+        ("pad-is-eos", "stop"),
+        ("gradient-zero", "note"),
+        ("bos-doubled", "warn"),
+    ]
+    assert [record.levelname for record in caplog.records] == ["ERROR", "INFO", "WARNING"]
+    with pytest.raises(UserError) as stopped:
+        stop_if_needed(report)
+    assert stopped.value.problems == [
+        "Training was stopped by its health check:",
+        "[pad-is-eos] a fault; expected none. Chance. Look.",
+    ]
+
+
+def test_a_later_count_takes_the_place_of_the_first(caplog: pytest.LogCaptureFixture) -> None:
+    report = HealthReport(severities={"gradient-zero": "note", "bos-doubled": "off"})
+    report.add(finding("gradient-zero", "one"))
+    caplog.clear()
+    report.revise(finding("gradient-zero", "two"))
+    report.revise(finding("bos-doubled"))
+    assert [(known.measured, known.severity) for known in report.findings] == [("two", "note")]
+    assert report.has("gradient-zero")
+    assert not report.has("bos-doubled")
+    assert not caplog.records
+    report.revise(finding("pad-is-eos"))
+    assert report.has("pad-is-eos")
+
+
+def test_a_report_comes_back_from_its_file() -> None:
+    report = HealthReport(facts={"rows": 3}, seconds=1.23456)
+    report.add(finding("pad-is-eos"))
+    stored = json.loads(json.dumps(report.to_json()))
+    assert stored["facts"] == {"rows": 3}
+    assert stored["seconds"] == 1.235
+    assert [Finding(**known) for known in stored["findings"]] == report.findings
+
+
+def test_every_code_in_use_is_in_the_table_and_every_code_of_the_table_in_use() -> None:
+    folder = Path(lm_tuning.__file__).parent
+    sources = [path.read_text() for path in folder.rglob("*.py") if path.name != "health_codes.py"]
+    used = {code for source in sources for code in re.findall(r'\bcode="([a-z0-9-]+)"', source)}
+    assert used <= set(CODES)
+    assert {code for code in CODES if not any(f'"{code}"' in source for source in sources)} == set()
+    for code, known in CODES.items():
+        assert known.code == code
+        assert known.severity in {"note", "warn", "stop"}
+        assert known.meaning
+
+
+def test_the_table_of_codes_needs_nothing_heavy() -> None:
+    code = "import sys, lm_tuning.training.health_codes as c; assert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# The first loss
 
 
 def test_rounding_near_zero_is_no_finding() -> None:
@@ -43,6 +140,39 @@ def test_the_cause_of_a_wrong_first_loss_is_named(logged: float, words: str) -> 
     assert finding is not None
     assert finding.code == "first-loss-off"
     assert words in finding.sentence()
+
+
+def test_the_classifier_that_began_it_all_is_explained() -> None:
+    """280 classes, 12 micro-batches: 67.8 was logged where 5.65 was due."""
+    finding = check_first_step(
+        5.65, 67.8, tolerance=0.05, num_micro_batches=12, unit="row", fresh_head_classes=280, severity="stop"
+    )
+    assert finding is not None
+    assert finding.measured == "step 1 logged 67.8000 nats per row (12 times the measured loss)"
+    assert finding.expected == (
+        "5.6500 ± 5%, from a plain forward pass over the same rows, and log(280) = 5.63 of a new head"
+    )
+    assert finding.cause == (
+        "The loss is off by a factor of 12, equal to the 12 micro-batches of a step: a model or custom loss that "
+        "returns a mean over its micro-batch must not be added up, as if it were divided by the rows of the whole step "
+        "already."
+    )
+    assert finding.change == "Whatever changed the loss or the training step must divide by the step's row count."
+
+
+def test_six_micro_batches_on_two_ranks_are_told_from_twelve_on_one() -> None:
+    finding = check_first_step(5.65, 67.8, tolerance=0.05, num_micro_batches=6, num_ranks=2)
+    assert finding is not None
+    assert "equal to the 6 micro-batches of a step times 2 ranks: a model or custom loss" in finding.cause
+
+
+def test_the_nearest_factor_is_named_when_dropout_allows_for_much() -> None:
+    finding = check_first_step(5.0, 5.0 * 2.1, tolerance=0.25, num_micro_batches=3, num_ranks=2)
+    assert finding is not None
+    assert "equal to the 2 ranks" in finding.cause
+    one = check_first_step(5.0, 12.0, tolerance=0.05, num_micro_batches=1)
+    assert one is not None
+    assert "not one of the known" in one.cause
 
 
 def test_a_training_step_that_adds_up_means_stops_with_its_cause(
@@ -79,7 +209,7 @@ def test_rows_that_see_each_other_stop_the_run_before_the_weights_change(
     # A random model hardly looks at its neighbours; any difference beyond rounding is one too many here.
     monkeypatch.setattr("lm_tuning.training.health.ROUNDING_NATS", 1e-6)
     monkeypatch.setattr(
-        first_look,
+        first_loss,
         "check_layout",
         lambda plain, path, *, tolerance, batching: check_layout(plain, path, tolerance=1e-6, batching=batching),
     )
@@ -98,7 +228,8 @@ def test_a_sound_run_has_facts_and_no_stop(paths: TrainingPaths, settings: Train
         facts["first_step_measured_nats_per_token"], rel=1e-5
     )
     assert facts["pad_is_eos"] is False
-    assert facts["rows_that_teach_the_end"] == facts["first_step_rows"] == 6
+    assert facts["rows_that_teach_the_end_fraction"] == 1.0
+    assert facts["first_step_rows"] == 6
     assert "⟦" in facts["first_example"]
 
 

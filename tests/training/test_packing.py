@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from lm_tuning.text.token_table import TokenTable, TokenTableWriter
-from lm_tuning.training.batches import lay_out
+from lm_tuning.training.tasks import get_task
 from tests.support.tiny import make_model
 
 
@@ -16,7 +16,7 @@ def test_logits_of_packed_rows_are_those_of_each_row_alone(tmp_path: Path) -> No
     with TokenTableWriter(tmp_path / "train.arrow") as writer:
         for row_id, ids in enumerate(rows, 1):
             writer.append(row_id, ids, [(0, len(ids))])
-    batch = lay_out(TokenTable(tmp_path / "train.arrow"), [0, 1], batching="packed", pad_id=2)
+    batch = get_task("causal_lm", pad_id=2).lay_out(TokenTable(tmp_path / "train.arrow"), [0, 1], batching="packed")
     assert batch.input_ids.shape == (1, 7)
     assert batch.position_ids is not None
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1, 2]]

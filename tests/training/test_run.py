@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -17,9 +18,11 @@ from safetensors.torch import load_file
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.text.token_table import open_split
 from lm_tuning.training import checkpoints
-from lm_tuning.training.health import measure_plain_loss
+from lm_tuning.training.first_loss import measure_plain_loss
+from lm_tuning.training.losses import PLAIN
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
-from lm_tuning.training.trainer import StepPlanTrainer
+from lm_tuning.training.tasks import task_of
+from lm_tuning.training.trainer import BestCheckpoint, StepPlanTrainer
 from tests.training.conftest import write_rows
 
 LORA = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}
@@ -61,7 +64,9 @@ def test_the_logged_loss_is_the_loss_of_the_rows(paths: TrainingPaths, settings:
     table = open_split(paths.tokens, "train")
     plan = StepPlan(table.lengths, seed=settings.seed, effective_batch_rows=6, max_steps=6)
     model = load_model(settings.base["name_or_path"])
-    expected = measure_plain_loss(model, [table[int(row)] for row in plan.rows_of_step(0)], device="cpu")
+    rows = [table[int(row)] for row in plan.rows_of_step(0)]
+    task = task_of(model, "causal_lm", pad_id=0)
+    expected = measure_plain_loss(task, model, rows, shape=PLAIN, device="cpu").nats
     assert losses(result)[0] == pytest.approx(expected, rel=1e-5)
     assert result.health["facts"]["first_step_measured_nats_per_token"] == pytest.approx(expected, rel=1e-6)
     assert not [finding for finding in result.health["findings"] if finding["code"] == "first-loss-off"]
@@ -210,6 +215,39 @@ def test_the_best_checkpoint_can_be_taken(paths: TrainingPaths, settings: Traini
     assert result.summary["best_step"] == best
     if best != 12:
         assert_equal_weights(result.model_folder, next(paths.checkpoints.glob(f"run-*/checkpoint-{best}")))
+
+
+def test_training_ends_early_when_nothing_gets_better(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    hopeless = replace(
+        settings,
+        learning_rate=1e-12,
+        max_steps=12,
+        eval_every_steps=2,
+        save_every_steps=2,
+        early_stopping_evals=3,
+        trainer={"lr_scheduler_type": "constant"},
+    )
+    result = run_training(paths, hopeless)
+    values = [row["validation_nats_per_token"] for row in result.evaluations]
+    best = min(range(len(values)), key=values.__getitem__)
+    assert [row["step"] for row in result.evaluations] == list(range(0, 2 * (best + 3) + 1, 2))
+    assert (result.summary["total_steps"], result.summary["stopped_early"]) == (2 * (best + 3), True)
+    assert json.loads((result.model_folder / "tuning.json").read_text())["finished_step"] == 2 * (best + 3)
+    resumed = run_training(paths, replace(hopeless, resume=True))
+    assert resumed.summary["total_steps"] == result.summary["total_steps"], "a run that has ended stays ended"
+    assert_equal_weights(resumed.model_folder, result.model_folder)
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "best"),
+    [("nats_per_token", [3.0, 2.0, 2.5, math.nan], 2.0), ("accuracy", [0.1, 0.5, math.nan, 0.4], 0.5)],
+)
+def test_each_figure_knows_which_way_is_better(metric: str, values: list[float], best: float) -> None:
+    seen = BestCheckpoint(metric)
+    for step, value in enumerate(values):
+        if seen.is_beaten_by(value):
+            seen = BestCheckpoint(metric, value, step)
+    assert (seen.value, seen.step) == (best, 1)
 
 
 @pytest.mark.parametrize("warmup", [10, 0.9])

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from lm_tuning.data.collecting import OpenedFile, collect_rows
 from lm_tuning.data.columns import ColumnMapping, check_mapping, choose_mapping, describe_mapping, missing_column
-from lm_tuning.data.labels import MAX_CLASSES, build_label_map, count_classes
+from lm_tuning.data.labels import MAX_CLASSES, build_label_map, count_classes, trained_names
 from lm_tuning.data.mixing import describe_mixing
 from lm_tuning.data.reading import open_rows
 from lm_tuning.data.refusals import find_refusals, log_skipped
@@ -23,7 +23,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.atomic import write_json_atomic
 
-ROWS_VERSION = 1
+ROWS_VERSION = 2
 """Raise it when the same files and settings give other checked rows: stored ones are then made anew."""
 
 ROWS_NAME = "rows.arrow"
@@ -215,7 +215,8 @@ def write_checked_rows(
         is_train = np.array([file["split"] == "train" for file in rows.files])[rows.facts["files"]]
         labels = rows.names[label].to_pylist()
         classes = count_classes(rows.values[label], labels, is_train=is_train, column=label)
-        label_map = build_label_map(labels) if len(labels) <= MAX_CLASSES else None
+        trained = trained_names(rows.values[label], labels, is_train=is_train)
+        label_map = build_label_map(trained) if len(trained) <= MAX_CLASSES else None
     refused = find_refusals(rows, on_bad_row=on_bad_row, max_bad_fraction=max_bad_fraction, classes=classes)
     num_read, num_kept = (sum(file[name] for file in rows.files) for name in ("rows_read", "rows_kept"))
     summary = {

@@ -18,6 +18,7 @@ from lm_tuning.data.conventions import (
     find_conventions,
 )
 from lm_tuning.data.problems import list_columns
+from lm_tuning.data.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION, find_format_problem
 from lm_tuning.data.template import template_columns
 from lm_tuning.errors import UserError
 
@@ -85,13 +86,16 @@ def choose_mapping(
 
     Raises:
         UserError: columns that are not there, parts that are missing or do not go together, a template that does not
-            parse, or names that fit no format.
+            parse, names that fit no format, or a format that the task cannot learn from.
     """
     given = {part: column for part, column in (columns or {}).items() if column is not None}
     if given or template is not None:
-        mapping = _given_mapping(given, template, format, available)
+        mapping = _given_mapping(given, template, format, available, task=task)
     else:
         mapping = _conventional_mapping(available, path=path, format=format, task=task)
+    problem = find_format_problem(mapping.format, task=task, path=path)
+    if problem:
+        raise UserError(problem)
     check_mapping(mapping, available, path=path)
     return mapping
 
@@ -138,7 +142,9 @@ def missing_column(key: str, column: str, available: list[str], *, path: str) ->
     )
 
 
-def _given_mapping(given: dict[str, str], template: str | None, wanted: str, available: list[str]) -> ColumnMapping:
+def _given_mapping(
+    given: dict[str, str], template: str | None, wanted: str, available: list[str], *, task: str
+) -> ColumnMapping:
     """Build the mapping from the parameters; a needed part that they leave out may bear its own name in the file."""
     problems: list[str] = []
     if template is not None:
@@ -147,7 +153,7 @@ def _given_mapping(given: dict[str, str], template: str | None, wanted: str, ava
         except ValueError as error:
             problems.append(f"data.template: {error}")
             template = ""  # stands for one that parses, so that the other problems are found as well
-    chosen = wanted if wanted != "auto" else _format_of(set(given))
+    chosen = wanted if wanted != "auto" else _format_of(set(given), task=task)
     if chosen is None:
         listed = [f"data.columns.{part}" for part in given] + ["data.template"] * (template is not None)
         problems.append(f"No format follows from {' and '.join(listed)} alone. {_WAYS}")
@@ -180,15 +186,17 @@ def _given_mapping(given: dict[str, str], template: str | None, wanted: str, ava
     return ColumnMapping(chosen, {part: given[part] for part in allowed if part in given}, template)
 
 
-def _format_of(parts: set[str]) -> str | None:
-    """Tell the format from the parts that were given."""
+def _format_of(parts: set[str], *, task: str) -> str | None:
+    """Tell the format from the parts that were given, and where they leave it open from the task."""
     if "messages" in parts:
         return MESSAGES
     if "response" in parts or "prompt" in parts:
         return PROMPT_RESPONSE
-    if "label" in parts:
+    if "label" in parts or task == SEQUENCE_CLASSIFICATION:
         return TEXT_LABEL
-    return TEXT if "text" in parts else None
+    if "text" in parts:
+        return TEXT
+    return PROMPT_RESPONSE if task == SEQ2SEQ_LM else None
 
 
 def _conventional_mapping(available: list[str], *, path: str, format: str, task: str) -> ColumnMapping:

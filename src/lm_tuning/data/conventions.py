@@ -75,8 +75,8 @@ def find_conventions(available: Sequence[str], *, format: str, task: str) -> lis
     """Return the conventions that fit the columns of a file, more than one where they contradict each other.
 
     Of two that fit, the one that uses more columns wins where it uses all of the other's. Running text is what a file
-    holds when nothing else fits, and classes are only looked for when they are the task or asked for. Upper and lower
-    case do not count.
+    holds when nothing else fits, and classes are only looked for when they are the task or asked for. What the task
+    cannot learn from gives way to what it can. Upper and lower case do not count.
 
     Args:
         available: the column names.
@@ -89,8 +89,8 @@ def find_conventions(available: Sequence[str], *, format: str, task: str) -> lis
     fitting = [one for one in CONVENTIONS if one.format in asked and one.names <= by_name.keys()]
     best = [one for one in fitting if not any(one.names < other.names for other in fitting)]
     best = [one for one in best if one.format != TEXT] or best
-    if has_classes:
-        best = [one for one in best if one.format == TEXT_LABEL] or best
+    wanted = {"sequence_classification": TEXT_LABEL, "seq2seq_lm": PROMPT_RESPONSE}.get(task)
+    best = [one for one in best if one.format == wanted] or best
     return [
         Convention(
             convention.format,

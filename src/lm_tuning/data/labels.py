@@ -34,6 +34,18 @@ def build_label_map(names: Iterable[str]) -> dict[str, int]:
     return {name: place for place, name in enumerate(listed)}
 
 
+def trained_names(ids: npt.NDArray[np.int64], names: list[str], *, is_train: npt.NDArray[np.bool_]) -> list[str]:
+    """Return the names of the classes that training files have: a model knows no others.
+
+    Args:
+        ids: ``(rows,)``: number of the row's class; -1 for none.
+        names: what the numbers stand for.
+        is_train: ``(rows,)``: rows of the training files.
+    """
+    counts = np.bincount(ids[is_train & (ids >= 0)], minlength=len(names))
+    return [name for name, count in zip(names, counts.tolist(), strict=True) if count]
+
+
 def count_classes(
     ids: npt.NDArray[np.int64], names: list[str], *, is_train: npt.NDArray[np.bool_], column: str
 ) -> dict[str, Any]:

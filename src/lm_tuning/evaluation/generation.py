@@ -1,4 +1,4 @@
-"""Answer held-out prompts greedily, in left-padded batches."""
+"""Answer held-out prompts greedily or by beam search, in padded batches."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -65,7 +65,7 @@ def find_stop_ids(model: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> list
     chat templates often end a turn with another token than the text's.
 
     Args:
-        model: a causal language model.
+        model: a language model.
         tokenizer: the tokenizer that made the rows.
         prompts: rows whose answers show how a turn ends.
 
@@ -76,12 +76,29 @@ def find_stop_ids(model: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> list
     configured = getattr(_unwrapped(model).generation_config, "eos_token_id", None)
     for ids in (tokenizer.eos_token_id, configured):
         stops.update([ids] if isinstance(ids, int) else ids or [])
-    special = set(tokenizer.all_special_ids)
-    special.update(int(index) for index, token in tokenizer.added_tokens_decoder.items() if token.special)
+    special = _special_ids(tokenizer)
     for prompt in prompts:
         ends = [token for token in prompt.reference_ids[-TURN_END_TOKENS:] if token in special]
         stops.update(ends[-1:])
     return sorted(stops)
+
+
+def find_first_id(tokenizer: Any, prompts: Sequence[Prompt], *, stop_ids: Iterable[int]) -> int | None:
+    """Find the special token that all answers of an encoder-decoder begin with, such as BART's ``<s>``.
+
+    A published model forces it while generating, by settings that are set aside here; read off the rows, it is the
+    same for both models, and right for those whose tokenizer puts none.
+
+    Args:
+        tokenizer: the tokenizer that made the rows.
+        prompts: rows with their answers.
+        stop_ids: tokens that end an answer, which no answer is made to begin with.
+
+    Returns:
+        The token id; ``None`` when the answers begin with different tokens or with ordinary ones.
+    """
+    firsts = {prompt.reference_ids[0] for prompt in prompts} - set(stop_ids)
+    return firsts.pop() if len(firsts) == 1 and firsts <= _special_ids(tokenizer) else None
 
 
 def generate_answers(
@@ -93,24 +110,30 @@ def generate_answers(
     stop_ids: Sequence[int],
     pad_id: int,
     device: torch.device | str,
+    num_beams: int = 1,
+    first_id: int | None = None,
     on_progress: OnProgress = ignore_progress,
     label: str = "Generating",
 ) -> list[list[int]]:
-    """Let a model go on after each prompt, always with its most likely token.
+    """Let a model answer each prompt with its most likely tokens.
 
-    What the model's own generation settings say about sampling or penalties is set aside, so that two models are
-    compared by the same rule. A prompt that leaves no room for the answer in the model's context loses its start.
+    A causal model goes on after the prompt; an encoder-decoder reads it with its encoder. What the model's own
+    generation settings say about sampling or penalties is set aside, so that two models are compared by the same
+    rule. A prompt that leaves no room for the answer in the model's context loses its start.
 
     Args:
-        model: a causal language model on ``device``; mode and generation settings are given back as they were.
+        model: a language model on ``device``; mode and generation settings are given back as they were.
         prompts: token ids of each prompt, at least one.
         max_new_tokens: longest answer.
         batch_rows: prompts answered at once; it changes speed and memory, and in float32 not the answers.
         stop_ids: tokens that end an answer; they are not part of it.
-        pad_id: fills the start of shorter prompts, behind an attention mask.
+        pad_id: fills shorter prompts, behind an attention mask: their start for a causal model, their end for an
+            encoder, whose positions count from its first token.
         device: where the model lies.
+        num_beams: beginnings of an answer that are pursued at once; 1 takes the likeliest token each time.
+        first_id: token that every answer of an encoder-decoder is made to begin with; ``None`` for none.
         on_progress: told the tokens of the answers as they come; the total is the most that there can still be, and
-            falls as answers end.
+            falls as answers end. Under beam search every answer counts until its batch is done.
         label: what the progress is called.
 
     Returns:
@@ -118,11 +141,13 @@ def generate_answers(
     """
     from transformers import StoppingCriteriaList
 
+    reads_apart = _is_encoder_decoder(model)
     context = _context_tokens(model)
-    if context is not None and max_new_tokens >= context:
+    # The last token of an answer is not read again, so a decoder of its own has room for as many as its positions.
+    if context is not None and max_new_tokens > (context if reads_apart else context - 1):
         logger.warning("max_new_tokens=%d leaves no room in a context of %d tokens.", max_new_tokens, context)
-        max_new_tokens = context // 2
-    room = None if context is None else context - max_new_tokens
+        max_new_tokens = context if reads_apart else context // 2
+    room = context if context is None or reads_apart else context - max_new_tokens
     kept = [list(prompt) if room is None else list(prompt[-room:]) for prompt in prompts]
     num_cut = sum(len(short) < len(prompt) for short, prompt in zip(kept, prompts, strict=True))
     if num_cut:
@@ -131,13 +156,25 @@ def generate_answers(
     answers: list[list[int]] = [[] for _ in prompts]
     # Longest first: neighbours need little padding, and what does not fit into memory fails at once.
     order = sorted(range(len(kept)), key=lambda index: -len(kept[index]))
-    counter = _TokenCounter(stop_ids, max_new_tokens=max_new_tokens, num_waiting=len(order), device=device)
+    counter = _TokenCounter(
+        stop_ids, max_new_tokens=max_new_tokens, num_waiting=len(order), num_beams=num_beams, device=device
+    )
     on_progress(label, 0, counter.most_tokens, "tokens")
     counter.on_step = lambda: on_progress(label, counter.num_tokens, counter.most_tokens, "tokens")
-    with evaluating(model), _greedy(model, max_new_tokens=max_new_tokens, stop_ids=stop_ids, pad_id=pad_id) as config:
+    settings = {
+        "max_new_tokens": max_new_tokens,
+        "num_beams": num_beams,
+        "eos_token_id": list(stop_ids) or None,
+        "pad_token_id": pad_id,
+        "decoder_start_token_id": _unwrapped(model).config.decoder_start_token_id if reads_apart else None,
+        "forced_bos_token_id": first_id if reads_apart else None,
+    }
+    with evaluating(model), _plain_generation(model, settings) as config:
         for first in range(0, len(order), batch_rows):
             chosen = order[first : first + batch_rows]
-            input_ids, attention_mask = pad_left([kept[index] for index in chosen], pad_id=pad_id)
+            input_ids, attention_mask = pad_prompts(
+                [kept[index] for index in chosen], pad_id=pad_id, side="right" if reads_apart else "left"
+            )
             counter.start_batch(len(chosen))
             output = model.generate(
                 input_ids=input_ids.to(device),
@@ -145,7 +182,9 @@ def generate_answers(
                 generation_config=config,
                 stopping_criteria=StoppingCriteriaList([counter]),
             )
-            for index, tokens in zip(chosen, output[:, input_ids.shape[1] :].tolist(), strict=True):
+            counter.end_batch()
+            num_given = 1 if reads_apart else input_ids.shape[1]
+            for index, tokens in zip(chosen, output[:, num_given:].tolist(), strict=True):
                 answers[index] = cut_at(tokens, stop_ids)
     return answers
 
@@ -153,7 +192,8 @@ def generate_answers(
 class _TokenCounter:
     """Count the tokens of answers while ``generate`` makes them, which asks it after each token whether to stop.
 
-    It never stops anything. Its sum waits for the device once a token, as ``generate`` itself does.
+    It never stops anything. Its sum waits for the device once a token, as ``generate`` itself does. Beams are shown
+    to it in an order of their own, so there it counts a token for each row and step.
 
     Attributes:
         num_tokens: tokens that belong to answers so far.
@@ -161,13 +201,20 @@ class _TokenCounter:
     """
 
     def __init__(
-        self, stop_ids: Sequence[int], *, max_new_tokens: int, num_waiting: int, device: torch.device | str
+        self,
+        stop_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        num_waiting: int,
+        num_beams: int,
+        device: torch.device | str,
     ) -> None:
         self.num_tokens = 0
         self.on_step: Callable[[], None] = lambda: None
         self._stops = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
         self._max_new_tokens = max_new_tokens
         self._num_waiting = num_waiting
+        self._has_beams = num_beams > 1
         self._num_running = self._steps = 0
         self._is_running = torch.zeros(0, dtype=torch.bool, device=device)
 
@@ -183,21 +230,31 @@ class _TokenCounter:
         self._num_running, self._steps = num_rows, 0
         self._is_running = torch.ones(num_rows, dtype=torch.bool, device=self._stops.device)
 
+    def end_batch(self) -> None:
+        """Take beams that ended before the longest answer out of what is still to come."""
+        if self._has_beams:
+            self._num_running = 0
+            self.on_step()
+
     def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
-        self._is_running &= ~torch.isin(input_ids[:, -1], self._stops)
-        self._num_running = int(self._is_running.sum())
+        if not self._has_beams:
+            self._is_running &= ~torch.isin(input_ids[:, -1], self._stops)
+            self._num_running = int(self._is_running.sum())
         self._steps += 1
         self.num_tokens += self._num_running
         self.on_step()
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
-def pad_left(prompts: Sequence[Sequence[int]], *, pad_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lay prompts one under another so that all end in the last column.
+def pad_prompts(
+    prompts: Sequence[Sequence[int]], *, pad_id: int, side: Literal["left", "right"]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lay prompts one under another.
 
     Args:
         prompts: token ids of each prompt.
-        pad_id: fills the start.
+        pad_id: fills shorter prompts.
+        side: where; ``left`` makes all prompts end in the last column.
 
     Returns:
         ``input_ids`` and ``attention_mask``, both ``(batch, sequence)``; the mask comes from lengths, so a prompt
@@ -207,9 +264,10 @@ def pad_left(prompts: Sequence[Sequence[int]], *, pad_id: int) -> tuple[torch.Te
     input_ids = torch.full((len(prompts), width), pad_id, dtype=torch.long)
     attention_mask = torch.zeros((len(prompts), width), dtype=torch.long)
     for index, prompt in enumerate(prompts):
-        start = width - len(prompt)
-        input_ids[index, start:] = torch.tensor(prompt, dtype=torch.long)
-        attention_mask[index, start:] = 1
+        start = width - len(prompt) if side == "left" else 0
+        part = slice(start, start + len(prompt))
+        input_ids[index, part] = torch.tensor(prompt, dtype=torch.long)
+        attention_mask[index, part] = 1
     return input_ids, attention_mask
 
 
@@ -224,6 +282,15 @@ def _unwrapped(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def _is_encoder_decoder(model: Any) -> bool:
+    return bool(getattr(_unwrapped(model).config, "is_encoder_decoder", False))
+
+
+def _special_ids(tokenizer: Any) -> set[int]:
+    added = tokenizer.added_tokens_decoder.items()
+    return {*tokenizer.all_special_ids, *(int(index) for index, token in added if token.special)}
+
+
 def _context_tokens(model: Any) -> int | None:
     """Return the tokens that the model can attend to, ``None`` when its config does not say."""
     tokens = getattr(_unwrapped(model).config.get_text_config(), "max_position_embeddings", None)
@@ -231,19 +298,12 @@ def _context_tokens(model: Any) -> int | None:
 
 
 @contextmanager
-def _greedy(model: Any, *, max_new_tokens: int, stop_ids: Sequence[int], pad_id: int) -> Iterator[Any]:
-    """Put plain greedy settings in place of the model's own, which ``generate`` would merge in and warn about."""
+def _plain_generation(model: Any, settings: dict[str, Any]) -> Iterator[Any]:
+    """Put plain settings in place of the model's own, which ``generate`` would merge in and warn about."""
     from transformers import GenerationConfig
 
     make_config: Any = GenerationConfig
-    config = make_config(
-        max_new_tokens=max_new_tokens,
-        do_sample=False,
-        num_beams=1,
-        use_cache=True,
-        eos_token_id=list(stop_ids) or None,
-        pad_token_id=pad_id,
-    )
+    config = make_config(do_sample=False, use_cache=True, **settings)
     # An adapter's wrapper has settings of its own, which it hands to the model inside.
     owners = [model] if _unwrapped(model) is model else [model, _unwrapped(model)]
     before = [owner.generation_config for owner in owners]
@@ -252,5 +312,5 @@ def _greedy(model: Any, *, max_new_tokens: int, stop_ids: Sequence[int], pad_id:
     try:
         yield config
     finally:
-        for owner, settings in zip(owners, before, strict=True):
-            owner.generation_config = settings
+        for owner, settings_before in zip(owners, before, strict=True):
+            owner.generation_config = settings_before

@@ -1,6 +1,6 @@
-"""Measure the held-out loss: the sum of nats over the sum of supervised tokens, divided once.
+"""Measure a model on held-out rows: the sum of nats over the count of what is supervised, divided once.
 
-A mean of batch means would weigh a token by how its batch was cut; this number depends on the rows alone.
+A mean of batch means would weigh a token by how its batch was cut; these numbers depend on the rows alone.
 """
 
 from __future__ import annotations
@@ -8,21 +8,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from lm_tuning.evaluation.classification import count_classes
 from lm_tuning.progress import OnProgress, ignore_progress
-from lm_tuning.training.batches import Batching, cut_rows, lay_out
-from lm_tuning.training.losses import keeps_logits, sum_nats
+from lm_tuning.training.cutting import Batching
+from lm_tuning.training.losses import PLAIN
 
 if TYPE_CHECKING:
     from lm_tuning.text.token_table import TokenTable
+    from lm_tuning.training.batches import MicroBatch
+    from lm_tuning.training.tasks import TrainingTask
 
 Int64Array = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
 
 PACKED_CHUNK_ROWS = 2048
 LOGIT_BYTES = 4 + 4 + 2
@@ -37,77 +41,126 @@ class HeldOutLoss:
     """A loss as the two sums it is made of, so that parts can be added without bias.
 
     Attributes:
-        nats: negative log-likelihood of all supervised tokens, in nats.
-        num_tokens: supervised tokens.
-        num_rows: rows with at least one supervised token.
+        nats: negative log-likelihood of everything supervised, in nats.
+        num_supervised: supervised tokens; for a classifier rows.
+        num_rows: rows with something supervised.
+        unit: what is counted, ``token`` or ``row``.
     """
 
     nats: float
-    num_tokens: int
+    num_supervised: int
     num_rows: int
+    unit: Literal["token", "row"] = "token"
 
     @property
-    def nats_per_token(self) -> float:
-        """Mean negative log-likelihood of a supervised token; NaN when there is none."""
-        return self.nats / self.num_tokens if self.num_tokens else math.nan
+    def mean_nats(self) -> float:
+        """Mean negative log-likelihood of a supervised token, or of a row; NaN when there is none."""
+        return self.nats / self.num_supervised if self.num_supervised else math.nan
 
     @property
     def perplexity(self) -> float:
-        """Exponential of the nats per token; infinite where a float cannot hold it."""
+        """Exponential of the mean nats; infinite where a float cannot hold it."""
         try:
-            return math.exp(self.nats_per_token)
+            return math.exp(self.mean_nats)
         except OverflowError:
             return math.inf
 
 
-def sum_held_out_nats(
+@dataclass(frozen=True)
+class Predictions:
+    """The class that a classifier chose for each row.
+
+    Attributes:
+        rows: indices into the table, ``(rows,)``, in the order that they were asked for.
+        classes: the likeliest class of each, ``(rows,)``.
+        probabilities: what the model gave that class, ``(rows,)``, 0 to 1.
+    """
+
+    rows: Int64Array
+    classes: Int64Array
+    probabilities: Float32Array
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What a model does on held-out rows.
+
+    Attributes:
+        loss: summed nats and what they are divided by.
+        metrics: ``accuracy`` and ``macro_f1`` of a classifier; empty for other tasks.
+        predictions: the classes chosen; ``None`` for other tasks.
+    """
+
+    loss: HeldOutLoss
+    metrics: dict[str, float] = field(default_factory=dict)
+    predictions: Predictions | None = None
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The mean loss under its name, ``nats_per_token`` or ``nats_per_row``, and the metrics."""
+        return {f"nats_per_{self.loss.unit}": self.loss.mean_nats, **self.metrics}
+
+
+def measure_held_out(
+    task: TrainingTask,
     model: Any,
     table: TokenTable,
     rows: Sequence[int] | Int64Array,
     *,
     micro_batch_tokens: int,
-    batching: Batching,
-    pad_id: int,
     device: torch.device | str,
+    batching: Batching = "padded",
     on_progress: OnProgress = ignore_progress,
     label: str = "Held-out loss",
-) -> HeldOutLoss:
-    """Sum the loss of rows without training on them.
+) -> HeldOut:
+    """Measure rows without training on them, by the plain loss: no label smoothing and no class weights.
 
     The model comes back in the mode, training or not, in which it was given. Only one micro-batch's logits exist
-    at a time, and the device is waited for once, at the end.
+    at a time; of a classifier the chosen class of each row is kept. The device is waited for once, at the end.
 
     Args:
-        model: a causal language model on ``device``, wrapped or not.
+        task: how rows become tensors, and which logits carry loss.
+        model: a model of that task on ``device``, wrapped or not.
         table: where the rows lie.
-        rows: row indices; rows without supervised tokens are left out.
+        rows: row indices; rows with nothing supervised are left out.
         micro_batch_tokens: most slots of a forward pass; it changes speed and memory, never the result.
-        batching: ``packed`` or ``padded``, see :func:`lm_tuning.training.batches.cut_rows`.
-        pad_id: fills the end of shorter padded rows.
         device: where the model lies.
+        batching: ``packed`` or ``padded``, see :func:`lm_tuning.training.cutting.cut_rows`.
         on_progress: told the rows done.
         label: what the progress is called.
 
     Returns:
-        The sums over all rows.
+        The sums over all rows, and what was predicted for them.
     """
     scored = np.asarray(rows, dtype=np.int64)
     scored = scored[table.num_supervised[scored] > 0]
-    groups = _cut_all(table, scored, micro_batch_tokens=micro_batch_tokens, batching=batching)
-    select_logits = keeps_logits(model)
+    groups = _cut_all(task, table, scored, micro_batch_tokens=micro_batch_tokens, batching=batching)
     # One tensor for all sums: small ones kept between the freed logits would fragment the heap until it holds them all.
     nats = torch.zeros(len(groups), dtype=torch.float32, device=device)
-    num_tokens = done = 0
+    is_classifier = task.unit == "row"
+    classes = torch.zeros(len(scored) if is_classifier else 0, dtype=torch.int64, device=device)
+    probabilities = torch.zeros(len(classes), dtype=torch.float32, device=device)
+    num_supervised = done = 0
     on_progress(label, 0, len(scored), "rows")
     with evaluating(model):
         for index, group in enumerate(groups):
-            batch = lay_out(table, group, batching=batching, pad_id=pad_id)
-            nats[index] = sum_nats(model, batch.to(device), select_logits=select_logits)
-            num_tokens += batch.num_supervised
+            batch = task.lay_out(table, group, batching=batching).to(device)
+            part = slice(done, done + batch.num_rows)
+            nats[index] = _measure_batch(task, model, batch, classes[part], probabilities[part])
+            num_supervised += batch.num_supervised
             done += batch.num_rows
             on_progress(label, done, len(scored), "rows")
     # One copy to the host for all batches; doubles there, since some devices have none.
-    return HeldOutLoss(nats=float(nats.cpu().double().sum()), num_tokens=num_tokens, num_rows=len(scored))
+    loss = HeldOutLoss(
+        nats=float(nats.cpu().double().sum()), num_supervised=num_supervised, num_rows=len(scored), unit=task.unit
+    )
+    if not is_classifier:
+        return HeldOut(loss)
+    predictions = _in_order(scored, groups, classes, probabilities)
+    references = table.labels[scored]
+    num_classes = 1 + max(int(references.max(initial=0)), int(predictions.classes.max(initial=0)))
+    counts = count_classes(references, predictions.classes, num_classes=num_classes)
+    return HeldOut(loss, {"accuracy": counts.accuracy, "macro_f1": counts.macro_f1}, predictions)
 
 
 @contextmanager
@@ -142,7 +195,7 @@ def choose_rows(num_rows: int, max_rows: int | None, seed: int) -> Int64Array:
     return np.random.default_rng(seed).integers(bounds[:-1], bounds[1:])
 
 
-def choose_micro_batch_tokens(table: TokenTable, *, vocab_size: int, on_gpu: bool, memory_bytes: int | None) -> int:
+def choose_micro_batch_tokens(table: TokenTable, *, num_classes: int, on_gpu: bool, memory_bytes: int | None) -> int:
     """Choose how many token slots an evaluation batch may have, by what its logits take.
 
     Logits are by far the largest tensor of a forward pass without gradients, and only supervised positions have
@@ -150,7 +203,7 @@ def choose_micro_batch_tokens(table: TokenTable, *, vocab_size: int, on_gpu: boo
 
     Args:
         table: the rows to evaluate.
-        vocab_size: logits of one position.
+        num_classes: logits of one position: words of a language model, classes of a classifier.
         on_gpu: whether the model lies on an accelerator.
         memory_bytes: memory of that accelerator; ``None`` when unknown.
 
@@ -160,21 +213,43 @@ def choose_micro_batch_tokens(table: TokenTable, *, vocab_size: int, on_gpu: boo
     supervised_fraction = float(table.num_supervised.sum()) / max(float(table.lengths.sum()), 1.0)
     room = memory_bytes * GPU_LOGITS_FRACTION if on_gpu and memory_bytes else CPU_LOGITS_BYTES
     smallest, largest = MICRO_BATCH_TOKENS_LIMITS["gpu" if on_gpu else "cpu"]
-    tokens = room / (vocab_size * LOGIT_BYTES * max(supervised_fraction, 0.05))
+    tokens = room / (num_classes * LOGIT_BYTES * max(supervised_fraction, 0.05))
     return int(min(max(tokens, smallest), largest))
 
 
-def _cut_all(table: TokenTable, rows: Int64Array, *, micro_batch_tokens: int, batching: Batching) -> list[list[int]]:
+def _measure_batch(
+    task: TrainingTask, model: Any, batch: MicroBatch, classes: torch.Tensor, probabilities: torch.Tensor
+) -> torch.Tensor:
+    """Sum a micro-batch's nats; of a classifier keep what it chose. The logits are gone when this returns."""
+    logits = task.logits(model, batch)
+    if len(classes):
+        chosen = torch.softmax(logits.float(), dim=-1).max(dim=-1)
+        classes.copy_(chosen.indices)
+        probabilities.copy_(chosen.values)
+    return PLAIN.sum_nats(logits, batch.targets)
+
+
+def _in_order(
+    scored: Int64Array, groups: list[list[int]], classes: torch.Tensor, probabilities: torch.Tensor
+) -> Predictions:
+    """Put predictions, which came as the rows were cut, in the order of the rows asked for."""
+    came = np.array([row for group in groups for row in group], dtype=np.int64)
+    by_row = np.argsort(came, kind="stable")
+    places = by_row[np.searchsorted(came[by_row], scored)]
+    return Predictions(scored, classes.cpu().numpy()[places], probabilities.cpu().numpy()[places])
+
+
+def _cut_all(
+    task: TrainingTask, table: TokenTable, rows: Int64Array, *, micro_batch_tokens: int, batching: Batching
+) -> list[list[int]]:
     """Cut all rows, sorted by length, into micro-batches.
 
     Packing compares each row with every open micro-batch, so many rows are packed in parts, each with rows of
     every length.
     """
     rows = rows[np.argsort(-table.lengths[rows], kind="stable")]
-    lengths = table.lengths.astype(np.int64)
     num_parts = max(1, -(-len(rows) // PACKED_CHUNK_ROWS)) if batching == "packed" else 1
     groups: list[list[int]] = []
     for part in range(num_parts):
-        chosen = rows[part::num_parts]
-        groups += cut_rows(chosen, lengths[chosen], budget_tokens=micro_batch_tokens, batching=batching)
+        groups += task.cut(table, rows[part::num_parts], budget_tokens=micro_batch_tokens, batching=batching)
     return groups

@@ -1,4 +1,4 @@
-"""Measure one model on held-out rows: its loss and its answers."""
+"""Measure one language model on held-out rows: its loss and its answers."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from lm_tuning.evaluation.generation import Prompt, find_stop_ids, generate_answers
+from lm_tuning.evaluation.generation import Prompt, find_first_id, find_stop_ids, generate_answers
 from lm_tuning.evaluation.held_out_loss import (
     HeldOutLoss,
     Int64Array,
     choose_micro_batch_tokens,
-    sum_held_out_nats,
+    measure_held_out,
 )
 from lm_tuning.evaluation.rouge import score_rouge
 from lm_tuning.progress import OnProgress, ignore_progress
@@ -20,6 +20,7 @@ from lm_tuning.training.precision_context import autocast
 
 if TYPE_CHECKING:
     from lm_tuning.text.token_table import TokenTable
+    from lm_tuning.training.tasks import TrainingTask
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,12 @@ class Measurement:
         """
         rouge = score_rouge(references, self.answers)
         figures = {
-            "nats_per_token": _finite(self.loss.nats_per_token),
-            "perplexity": _finite(self.loss.perplexity),
+            "nats_per_token": finite(self.loss.mean_nats),
+            "perplexity": finite(self.loss.perplexity),
             "rouge_l": rouge.rouge_l,
             "rouge_1": rouge.rouge_1,
             "rouge_2": rouge.rouge_2,
-            "num_tokens": self.loss.num_tokens,
+            "num_tokens": self.loss.num_supervised,
             "num_generated": len(self.answers),
             "num_empty": rouge.num_empty,
         }
@@ -84,11 +85,13 @@ class Measurement:
 
 
 def measure_model(
+    task: TrainingTask,
     model: Any,
     tokenizer: Any,
     rows: HeldOutRows,
     *,
     max_new_tokens: int,
+    num_beams: int,
     micro_batch_tokens: int | None,
     generate_batch_rows: int,
     device: str,
@@ -101,10 +104,12 @@ def measure_model(
     """Measure held-out loss and answers of a model.
 
     Args:
-        model: a causal language model on ``device``, wrapped or not.
+        task: how rows become tensors, and which logits carry loss.
+        model: a language model on ``device``, wrapped or not.
         tokenizer: the one that made the rows, with its pad token set.
         rows: what to measure on.
         max_new_tokens: longest answer.
+        num_beams: beginnings of an answer that are pursued at once; 1 answers greedily.
         micro_batch_tokens: most token slots of a forward pass; ``None`` chooses by memory.
         generate_batch_rows: prompts answered at once.
         device: ``cpu``, ``cuda`` or ``mps``.
@@ -114,40 +119,41 @@ def measure_model(
         name: how progress calls the model, such as ``base model``.
         on_progress: told the rows done.
     """
-    pad_id = int(tokenizer.pad_token_id)
     if micro_batch_tokens is None:
         micro_batch_tokens = choose_micro_batch_tokens(
             rows.table,
-            vocab_size=model.config.get_text_config().vocab_size,
+            num_classes=model.config.get_text_config().vocab_size,
             on_gpu=device != "cpu",
             memory_bytes=memory_bytes,
         )
     with autocast(device, compute_dtype, weights_dtype):
-        loss = sum_held_out_nats(
+        held_out = measure_held_out(
+            task,
             model,
             rows.table,
             rows.loss_rows,
             micro_batch_tokens=micro_batch_tokens,
-            batching="padded",
-            pad_id=pad_id,
             device=device,
             on_progress=on_progress,
             label=f"Held-out loss of the {name}",
         )
         answers: list[list[int]] = []
         if rows.prompts:
+            stop_ids = find_stop_ids(model, tokenizer, rows.prompts)
             answers = generate_answers(
                 model,
                 [prompt.input_ids for prompt in rows.prompts],
                 max_new_tokens=max_new_tokens,
                 batch_rows=generate_batch_rows,
-                stop_ids=find_stop_ids(model, tokenizer, rows.prompts),
-                pad_id=pad_id,
+                stop_ids=stop_ids,
+                pad_id=task.pad_id,
                 device=device,
+                num_beams=num_beams,
+                first_id=find_first_id(tokenizer, rows.prompts, stop_ids=stop_ids),
                 on_progress=on_progress,
                 label=f"Answers of the {name}",
             )
-    return Measurement(loss=loss, answers=decode_answers(tokenizer, answers))
+    return Measurement(loss=held_out.loss, answers=decode_answers(tokenizer, answers))
 
 
 def decode_answers(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:
@@ -155,6 +161,6 @@ def decode_answers(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str
     return [str(tokenizer.decode(list(ids), skip_special_tokens=True)).strip() for ids in answers]
 
 
-def _finite(value: float) -> float | None:
+def finite(value: float) -> float | None:
     """Return the value, ``None`` where JSON has no number for it."""
     return value if math.isfinite(value) else None

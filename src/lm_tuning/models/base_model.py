@@ -9,14 +9,8 @@ from typing import Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.conversion import convert_embedded_model, is_embedded
-from lm_tuning.models.loading import (
-    check_tokenizer_files,
-    check_weight_files,
-    existing_folder,
-    hub_options,
-    is_local,
-    user_errors,
-)
+from lm_tuning.models.folders import check_tokenizer_files, check_weight_files, existing_folder, is_local
+from lm_tuning.models.hub import hub_options, user_errors
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.digests import digest_file, digest_values
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_tuning.errors import UserError
-from lm_tuning.models.loading import transformers_bars_off
+from lm_tuning.models.hub import transformers_bars_off
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.atomic import explain_full_disk, replace_folder, sync_folder, write_json_atomic
 from lm_tuning.storage.digests import digest_file

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.loading import load_model, load_tokenizer
+from lm_tuning.models.quantization import Quantization
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FACTS_NAME = "tuning.json"
+LABELS_NAME = "label_map.json"
+METHODS = ("lora", "qlora", "full")
+
+_EMBEDDINGS = ("embed_tokens.weight", "embed_in.weight", "wte.weight", "shared.weight", "word_embeddings.weight")
 
 
 def read_tuning(folder: Path) -> dict[str, Any]:
@@ -28,8 +33,9 @@ def read_tuning(folder: Path) -> dict[str, Any]:
         folder: a tuned model.
 
     Returns:
-        ``method`` (``lora`` or ``full``), ``base`` (see ``describe_base_model``), ``tokens_key``, ``finished_step``
-        and whatever else the training noted.
+        ``method`` (``lora``, ``qlora`` or ``full``), ``task``, ``quantization`` (``bits`` and the like, see
+        ``Quantization``; ``None`` without), ``base`` (see ``describe_base_model``), ``tokens_key``, ``finished_step``
+        and what else was noted.
 
     Raises:
         UserError: the folder is not a tuned model.
@@ -39,9 +45,16 @@ def read_tuning(folder: Path) -> dict[str, Any]:
         method = facts["method"]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder} is not a tuned model: it has no readable {FACTS_NAME}.") from error
-    if method not in ("lora", "full"):
-        raise UserError(f"{folder} was tuned by the method {method!r}; this version knows lora and full.")
-    return facts
+    if method not in METHODS:
+        raise UserError(f"{folder} was tuned by the method {method!r}; this version knows {', '.join(METHODS)}.")
+    # Those that a model tuned by an earlier version lacks.
+    return {"task": "causal_lm", "quantization": None, **facts}
+
+
+def read_label_map(folder: Path) -> dict[str, int] | None:
+    """Return the classes that a tuned model was trained for, None when it has none."""
+    path = Path(folder) / LABELS_NAME
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
 
 
 def load_tuned(
@@ -52,34 +65,37 @@ def load_tuned(
     device: str = "cpu",
     base: PreTrainedModel | None = None,
 ) -> Any:
-    """Load a tuned model for evaluation.
+    """Load a tuned model for evaluation, for the task that it was trained for.
 
     Args:
         folder: a tuned model.
-        dtype: type of the weights: ``float32``, ``bfloat16`` or ``float16``.
+        dtype: type of the weights, and of the arithmetic on quantized ones: ``float32``, ``bfloat16`` or ``float16``.
         attention: ``auto``, ``sdpa``, ``eager`` or ``flash_attention_2``.
         device: where the weights go.
         base: the base model when it is loaded already, for an adapter; it gets wrapped in place.
 
     Returns:
-        A PEFT model (``lora``: ``with model.disable_adapter():`` is the base) or a plain one (``full``).
+        A PEFT model (``lora``, ``qlora``: ``with model.disable_adapter():`` is the base, quantized as in training) or
+        a plain one (``full``).
 
     Raises:
         UserError: the folder is not a tuned model, or its base cannot be loaded.
     """
     facts = read_tuning(folder)
+    here = str(Path(folder).absolute())
+    options: dict[str, Any] = {"task": facts["task"], "dtype": dtype, "attention": attention, "device": device}
     if facts["method"] == "full":
-        return load_model(str(Path(folder).absolute()), dtype=dtype, attention=attention, device=device)
+        return load_model(here, **options)
     if base is None:
-        known = facts["base"]
+        known, held = facts["base"], facts["quantization"]
         base = load_model(
             known["name_or_path"],
+            label_map=read_label_map(folder) if facts["task"] == "sequence_classification" else None,
+            quantization=None if held is None else Quantization(**{**held, "compute_dtype": dtype}),
             revision=known.get("revision"),
-            dtype=dtype,
-            attention=attention,
             trust_remote_code=bool(known.get("trust_remote_code")),
-            device=device,
-            pad_token_id=int(load_tokenizer(str(Path(folder).absolute())).pad_token_id),
+            pad_token_id=int(load_tokenizer(here).pad_token_id),
+            **options,
         )
     return attach_adapter(base, folder)
 
@@ -95,9 +111,12 @@ def without_peft_warning() -> Iterator[None]:
 def attach_adapter(base: PreTrainedModel, folder: Path) -> Any:
     """Put a stored adapter on a loaded base model, frozen.
 
+    Training here never adds tokens, but an adapter from elsewhere may have been trained on a vocabulary that was made
+    larger, and brings the larger embedding along. The base is then resized to it first.
+
     Args:
         base: the model that the adapter was trained on; it gets wrapped in place.
-        folder: a tuned model of the method ``lora``.
+        folder: a tuned model of the method ``lora`` or ``qlora``, or any folder that peft has written.
 
     Returns:
         The PEFT model in evaluation mode.
@@ -114,6 +133,7 @@ def attach_adapter(base: PreTrainedModel, folder: Path) -> Any:
     if missing:
         raise UserError(f"{folder} has no adapter: {' and '.join(missing)} missing.")
     try:
+        _match_vocabulary(base, folder)
         with without_peft_warning():
             model = PeftModel.from_pretrained(base, str(folder), is_trainable=False)
         return model.requires_grad_(False).eval()
@@ -122,3 +142,36 @@ def attach_adapter(base: PreTrainedModel, folder: Path) -> Any:
     except (RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(f"The adapter in {folder} does not fit its base model: {first}") from error
+
+
+def _match_vocabulary(base: Any, folder: Path) -> None:
+    """Resize the base's embedding to the one that an adapter brings along, or say that none comes for added tokens."""
+    from safetensors import safe_open
+
+    rows = base.get_input_embeddings().weight.shape[0]
+    with safe_open(folder / "adapter_model.safetensors", framework="pt") as file:
+        stored = {file.get_slice(key).get_shape()[0] for key in file.keys() if key.endswith(_EMBEDDINGS)}
+    if stored:
+        wanted = stored.pop()
+        if wanted != rows:
+            logger.info(
+                "The adapter in %s has an embedding of %d tokens; the base's %d are made so many.", folder, wanted, rows
+            )
+            base.resize_token_embeddings(wanted, mean_resizing=False)
+        return
+    num_tokens = _count_tokens(folder)
+    if num_tokens > rows:
+        raise UserError(
+            f"The tokenizer in {folder} has {num_tokens} tokens, but its base model embeds {rows} and the adapter "
+            "brings no larger embedding along: what was learned about the added tokens was not saved. Save the adapter "
+            "again with save_embedding_layers=True."
+        )
+
+
+def _count_tokens(folder: Path) -> int:
+    """Return one more than the largest id among the tokens that were added to a tokenizer, 0 without a tokenizer."""
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        return 0
+    added = json.loads(path.read_text(encoding="utf-8")).get("added_tokens") or []
+    return max((int(token["id"]) + 1 for token in added), default=0)

@@ -5,7 +5,7 @@ from lm_tuning.parameters.model import EnvironmentParameters, ModelParameters
 from lm_tuning.parameters.results import EvaluateParameters, PreflightParameters, TrackingParameters
 from lm_tuning.parameters.root import Parameters
 from lm_tuning.parameters.text import TokenizeParameters
-from lm_tuning.parameters.train import HealthParameters, LoraParameters, TrainParameters
+from lm_tuning.parameters.train import HealthParameters, LoraParameters, QloraParameters, TrainParameters
 from lm_tuning.parameters.validation import validate_parameters
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "ModelParameters",
     "Parameters",
     "PreflightParameters",
+    "QloraParameters",
     "SourceParameters",
     "SplitParameters",
     "TokenizeParameters",

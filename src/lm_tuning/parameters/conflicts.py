@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from lm_tuning.parameters.data import SourceParameters
+from lm_tuning.parameters.trainer import BITSANDBYTES_OPTIMIZERS
 
 if TYPE_CHECKING:
     from lm_tuning.parameters.root import Parameters
+
+
+# Of the tasks that do not learn from every format.
+FORMATS_BY_TASK = {"sequence_classification": "text_label", "seq2seq_lm": "prompt_response"}
 
 
 @dataclass(frozen=True)
@@ -31,8 +37,14 @@ def find_conflicts(parameters: Parameters) -> list[Conflict]:
     checks = (
         _check_length_of_training,
         _check_batch,
+        _check_task,
+        _check_method,
+        _check_adapter,
+        _check_evaluations,
         _check_best_checkpoint,
         _check_warmup,
+        _check_schedule,
+        _check_optimizer,
         _check_precision,
         _check_split,
         _check_folds,
@@ -51,7 +63,13 @@ def _check_length_of_training(parameters: Parameters) -> Iterator[Conflict]:
 
 
 def _check_batch(parameters: Parameters) -> Iterator[Conflict]:
-    train, longest = parameters.train, parameters.tokenize.max_length_tokens
+    train, tokenize = parameters.train, parameters.tokenize
+    longest, lengths = tokenize.max_length_tokens, f"tokenize.max_length_tokens = {tokenize.max_length_tokens}"
+    length_keys = ["tokenize.max_length_tokens"]
+    if parameters.task == "seq2seq_lm":
+        longest += tokenize.max_target_tokens
+        length_keys.append("tokenize.max_target_tokens")
+        lengths += f" with tokenize.max_target_tokens = {tokenize.max_target_tokens}"
     both = ("train.effective_batch_rows", "train.effective_batch_tokens")
     if train.effective_batch_rows is None and train.effective_batch_tokens is None:
         yield Conflict(both, f"{both[0]} and {both[1]} are both null: set exactly one of them.")
@@ -69,10 +87,103 @@ def _check_batch(parameters: Parameters) -> Iterator[Conflict]:
     for key, budget in budgets.items():
         if isinstance(budget, int) and budget < longest:
             yield Conflict(
-                (key, "tokenize.max_length_tokens"),
-                f"{key} = {budget} is less than tokenize.max_length_tokens = {longest}, so a row of full length would "
-                f"not fit: raise {key}, or lower tokenize.max_length_tokens.",
+                (key, *length_keys),
+                f"{key} = {budget} is less than {lengths}, so a row of full length would not fit: raise {key}, or "
+                f"lower {' or '.join(length_keys)}.",
             )
+
+
+def _check_task(parameters: Parameters) -> Iterator[Conflict]:
+    train, task = parameters.train, parameters.task
+    if task != "sequence_classification":
+        only_classes = {
+            "train.class_weights": (train.class_weights or None, "null"),
+            "train.best_metric": (None if train.best_metric == "loss" else train.best_metric, "loss"),
+        }
+        for key, (value, way) in only_classes.items():
+            if value is not None:
+                yield Conflict(
+                    (key, "task"),
+                    f"{key} = {value} needs classes, but task = {task} has none: set {key} = {way}, or task = "
+                    "sequence_classification.",
+                )
+    wanted = FORMATS_BY_TASK.get(task)
+    if wanted is not None and parameters.data.format not in ("auto", wanted):
+        yield Conflict(
+            ("data.format", "task"),
+            f"data.format = {parameters.data.format} has nothing for task = {task}, which learns from rows of "
+            f"{wanted}: set data.format = auto or {wanted}, or another task.",
+        )
+    if task == "seq2seq_lm" and train.batching == "packed":
+        yield Conflict(
+            ("train.batching", "task"),
+            "train.batching = packed puts rows end to end, which an encoder that looks both ways cannot keep apart, "
+            "and task = seq2seq_lm has one: set train.batching = auto or padded.",
+        )
+
+
+def _check_method(parameters: Parameters) -> Iterator[Conflict]:
+    train, quantization = parameters.train, parameters.train.qlora
+    if train.freeze is not None and train.method != "full":
+        yield Conflict(
+            ("train.freeze", "train.method"),
+            f"train.freeze = {train.freeze} leaves parts of a full training out, but train.method = {train.method} "
+            "trains an adapter beside weights that are all frozen: set train.freeze = null, choose layers with "
+            "train.lora.target_modules, or set train.method = full.",
+        )
+    if quantization.bits == 8 and quantization.quant_type == "fp4":
+        yield Conflict(
+            ("train.qlora.bits", "train.qlora.quant_type"),
+            "train.qlora.quant_type = fp4 is a format of 4 bits, but train.qlora.bits = 8: set one of them back.",
+        )
+
+
+def _check_adapter(parameters: Parameters) -> Iterator[Conflict]:
+    train, lora = parameters.train, parameters.train.lora
+    if train.method == "full":
+        return
+    if train.method == "qlora" and lora.init not in ("default", "gaussian"):
+        why = (
+            "writes its half of the matrices in the number format of the frozen weights, which qlora packs into bytes"
+            if lora.init == "orthogonal"
+            else "takes the adapter out of the frozen weights, and what is left would be quantized once more, "
+            "so that the stored adapter would not fit the base model"
+        )
+        yield Conflict(
+            ("train.lora.init", "train.method"),
+            f"train.lora.init = {lora.init} {why}, but train.method = qlora: set train.lora.init = default or "
+            "gaussian, or train.method = lora.",
+        )
+    if lora.init == "orthogonal" and lora.r % 2:
+        yield Conflict(
+            ("train.lora.init", "train.lora.r"),
+            f"train.lora.init = orthogonal divides the rank into two halves, but train.lora.r = {lora.r} is odd: set "
+            "an even rank.",
+        )
+    if lora.init == "mica" and lora.use_dora:
+        yield Conflict(
+            ("train.lora.init", "train.lora.use_dora"),
+            "train.lora.init = mica and train.lora.use_dora = true are two different adapters: set one of them back.",
+        )
+
+
+def _check_evaluations(parameters: Parameters) -> Iterator[Conflict]:
+    train = parameters.train
+    evals = train.early_stopping_evals
+    if evals is None:
+        return
+    key = "train.early_stopping_evals"
+    if train.eval_every_steps is None:
+        yield Conflict(
+            (key, "train.eval_every_steps"),
+            f"{key} = {evals} counts evaluations, but train.eval_every_steps is null, so there are none: set "
+            f"train.eval_every_steps, or {key} = null.",
+        )
+    if _has_no_validation(parameters):
+        yield Conflict(
+            (key, "split.validation", "data.validation_path"),
+            f"{key} = {evals} needs validation rows, but split.validation = 0 and data.validation_path is null.",
+        )
 
 
 def _check_best_checkpoint(parameters: Parameters) -> Iterator[Conflict]:
@@ -93,24 +204,69 @@ def _check_best_checkpoint(parameters: Parameters) -> Iterator[Conflict]:
             "train.load_best = true needs a validation loss for every checkpoint, but train.save_every_steps = "
             f"{saved} is not a multiple of train.eval_every_steps = {evaluated}.",
         )
-    if parameters.split.validation == 0 and parameters.data.validation_path is None:
+    if _has_no_validation(parameters):
         yield Conflict(
             ("train.load_best", "split.validation", "data.validation_path"),
             "train.load_best = true needs validation rows, but split.validation = 0 and data.validation_path is null.",
         )
 
 
+def _has_no_validation(parameters: Parameters) -> bool:
+    split = parameters.split
+    return split.validation == 0 and parameters.data.validation_path is None and split.num_folds is None
+
+
 def _check_warmup(parameters: Parameters) -> Iterator[Conflict]:
     train = parameters.train
     warmup = train.trainer.get("warmup_steps", 0)
     if not warmup or train.max_steps is None:
-        return
+        return  # where epochs alone decide, the number of steps is known and looked at before the model is loaded
     num_steps = math.ceil(warmup * train.max_steps) if isinstance(warmup, float) else warmup
     if num_steps >= train.max_steps:
         yield Conflict(
             ("train.trainer.warmup_steps", "train.max_steps"),
             f"train.trainer.warmup_steps = {warmup} is a warm-up of {num_steps} steps, and train.max_steps = "
             f"{train.max_steps}: the learning rate would never reach its peak. Shorten the warm-up or train longer.",
+        )
+
+
+def _check_schedule(parameters: Parameters) -> Iterator[Conflict]:
+    trainer = parameters.train.trainer
+    schedule, given = trainer.get("lr_scheduler_type", "linear"), trainer.get("lr_scheduler_kwargs", {})
+    keys = ("train.trainer.lr_scheduler_type", "train.trainer.lr_scheduler_kwargs")
+    wanted: dict[str, tuple[str, ...]] = {
+        "cosine_with_min_lr": ("min_lr", "min_lr_rate"),
+        "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate"),
+        "warmup_stable_decay": ("num_decay_steps",),
+    }
+    names = wanted.get(schedule, ())
+    if names and sum(name in given for name in names) != 1:
+        yield Conflict(
+            keys,
+            f"{keys[0]} = {schedule} needs {'one of ' if len(names) > 1 else ''}{' and '.join(names)} in {keys[1]}, "
+            f"which is {given}.",
+        )
+    if schedule == "constant" and trainer.get("warmup_steps", 0):
+        yield Conflict(
+            (keys[0], "train.trainer.warmup_steps"),
+            f"{keys[0]} = constant has no warm-up, so train.trainer.warmup_steps = {trainer['warmup_steps']} would be "
+            f"left out: set {keys[0]} = constant_with_warmup.",
+        )
+
+
+def _check_optimizer(parameters: Parameters) -> Iterator[Conflict]:
+    name = parameters.train.trainer.get("optim")
+    if name in BITSANDBYTES_OPTIMIZERS and find_spec("bitsandbytes") is None:
+        yield Conflict(
+            ("train.trainer.optim",),
+            f"train.trainer.optim = {name} is made by the package bitsandbytes, which is not installed: pip install "
+            "bitsandbytes, or set train.trainer.optim = adamw_torch_fused.",
+        )
+    if parameters.train.method == "qlora" and find_spec("bitsandbytes") is None:
+        yield Conflict(
+            ("train.method",),
+            "train.method = qlora needs the package bitsandbytes, which is not installed: pip install bitsandbytes, "
+            "or set train.method = lora.",
         )
 
 
@@ -121,6 +277,12 @@ def _check_precision(parameters: Parameters) -> Iterator[Conflict]:
             ("train.method", "model.dtype"),
             "train.method = full cannot update weights held in float16 (model.dtype): small updates round to nothing "
             "and gradients overflow. Use model.dtype = float32 with train.precision = float16, or bfloat16.",
+        )
+    if "auto" not in (train.precision, model.dtype) and model.dtype not in ("float32", train.precision):
+        yield Conflict(
+            ("train.precision", "model.dtype"),
+            f"train.precision = {train.precision} cannot be had from weights held in model.dtype = {model.dtype}: set "
+            f"model.dtype = auto or float32, or train.precision = auto or {model.dtype}.",
         )
     if model.attention == "flash_attention_2" and train.precision == "float32":
         yield Conflict(

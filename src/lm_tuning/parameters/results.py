@@ -18,13 +18,16 @@ class EvaluateParameters(ParameterGroup):
     """How much is measured on held-out rows, for the base model and for the tuned one."""
 
     max_loss_rows: Count | None = 128
-    """Held-out rows for loss and perplexity; null takes all."""
+    """Held-out rows for loss and perplexity, or for a classifier's accuracy and macro-F1; null takes all."""
 
     num_generate_rows: CountOrZero = 64
     """Held-out rows answered by both models for ROUGE-L; 0 skips generation, the slow part."""
 
     max_new_tokens: Count = 32
     """Longest answer, in tokens."""
+
+    num_beams: Count = 1
+    """Beginnings of an answer that are pursued at once, in beam search; 1 takes the likeliest token each time."""
 
     micro_batch_tokens: AutoOrCount = "auto"
     """Tokens of one forward pass, padding included; auto fits the memory."""
@@ -33,7 +36,7 @@ class EvaluateParameters(ParameterGroup):
     """Rows answered at once."""
 
     num_samples: CountOrZero = 5
-    """Rows shown in the report, each with both models' answers."""
+    """Rows shown in the report, each with both models' answers or with its class."""
 
 
 class TrackingParameters(ParameterGroup):

@@ -37,8 +37,9 @@ class Parameters(ParameterGroup):
     output: OutputName = "default"
     """Name of the folders that results go to; runs with different names never overwrite each other."""
 
-    task: Literal["causal_lm"] = "causal_lm"
-    """What the model learns: causal_lm predicts the next token."""
+    task: Literal["causal_lm", "sequence_classification", "seq2seq_lm"] = "causal_lm"
+    """What the model learns: causal_lm predicts the next token, sequence_classification the class of a text, and
+    seq2seq_lm the target of a source with an encoder-decoder."""
 
     model: ModelParameters = ModelParameters()
     """Which pretrained model is tuned."""

@@ -104,7 +104,8 @@ def accepts(entry: Schema, value: object) -> bool:
     if "anyOf" in entry:
         return any(accepts(choice, value) for choice in entry["anyOf"])
     if "const" in entry or "enum" in entry:
-        return isinstance(value, str) and value in entry.get("enum", [entry.get("const")])
+        allowed = entry.get("enum", [entry.get("const")])
+        return any(type(value) is type(choice) and value == choice for choice in allowed)
     types: dict[str, type | tuple[type, ...]] = {
         "string": str,
         "integer": int,
@@ -125,7 +126,7 @@ def describe_allowed(entry: Schema) -> str:
     if "x-words" in entry or "const" in entry:
         return str(entry.get("x-words", entry.get("const")))
     if "enum" in entry:
-        return join_words(entry["enum"])
+        return join_words([str(choice) for choice in entry["enum"]])
     if "properties" in entry:
         return f"a group of the keys {', '.join(entry['properties'])}"
     kind = entry.get("type")
@@ -136,9 +137,15 @@ def describe_allowed(entry: Schema) -> str:
         kinds = ["texts" if "properties" not in choice else "groups" for choice in items.get("anyOf", [])]
         return "a list of " + (join_words(kinds) or {"string": "texts"}.get(items.get("type"), "values"))
     if kind == "object":
-        texts = entry.get("additionalProperties") != True  # noqa: E712 - a schema is true in any other sense
-        return "a group of names, each with a text" if texts else "a group of names and values"
+        return _describe_names(entry.get("additionalProperties"))
     return {"string": "text", "boolean": "true or false", "null": "null"}.get(str(kind), "any value")
+
+
+def _describe_names(values: object) -> str:
+    """Say what a group of freely chosen names allows for each."""
+    if not isinstance(values, dict):
+        return "a group of names and values"
+    return f"a group of names, each with {'a text' if set(values) == {'type'} else describe_allowed(values)}"
 
 
 def _bounds(entry: Schema) -> list[str]:

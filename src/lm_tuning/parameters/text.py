@@ -11,13 +11,18 @@ class TokenizeParameters(ParameterGroup):
     """How long a row may be and which of its tokens are learned."""
 
     max_length_tokens: Count = 512
-    """Longest row, in tokens; memory grows with it, and attention's share of the time with its square."""
+    """Longest row, in tokens; memory grows with it, and attention's share of the time with its square. For seq2seq_lm
+    the longest source."""
+
+    max_target_tokens: Count = 128
+    """Longest target, in tokens, for seq2seq_lm; without effect for other tasks."""
 
     truncation: Literal["truncate_prompt", "truncate_end", "drop", "error"] = "truncate_prompt"
-    """What a longer row does: lose the start of its prompt, lose its end, be dropped, or stop the run."""
+    """What a longer row does: lose the start of its prompt, lose its end, be dropped, or stop the run. Texts with a
+    class, sources and targets have no prompt to give way, so both ways to truncate cut their end."""
 
     loss_on: Literal["assistant", "completion", "all"] = "assistant"
-    """Tokens that are learned: every assistant turn, only the last one, or everything."""
+    """Tokens that are learned by causal_lm: every assistant turn, only the last one, or everything."""
 
     on_altered_content: Literal["warn", "error"] = "warn"
     """What happens when the chat template changes what a row says, such as trimming it: warn counts the rows, error

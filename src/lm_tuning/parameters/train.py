@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
 from lm_tuning.parameters.base import (
     AutoOrCount,
@@ -18,13 +19,16 @@ from lm_tuning.parameters.base import (
 from lm_tuning.parameters.trainer import TrainerSettings
 
 
-def _read_targets(value: object) -> object:
-    """Read ``q_proj,v_proj`` as two names, and ``[all-linear]`` as ``all-linear``."""
-    if isinstance(value, str) and value != "all-linear":
+def _read_names(value: object) -> object:
+    """Read ``q_proj,v_proj`` as two names."""
+    if isinstance(value, str):
         return [name.strip() for name in value.split(",") if name.strip()]
-    if value == ["all-linear"]:
-        return "all-linear"
     return value
+
+
+def _read_targets(value: object) -> object:
+    """Read names as a list, and ``[all-linear]`` as ``all-linear``."""
+    return "all-linear" if value in ("all-linear", ["all-linear"]) else _read_names(value)
 
 
 def _refuse_mixed_targets(value: Literal["all-linear"] | list[str]) -> Literal["all-linear"] | list[str]:
@@ -39,6 +43,42 @@ TargetModules = Annotated[
     BeforeValidator(_read_targets),
     AfterValidator(_refuse_mixed_targets),
 ]
+
+
+def _refuse_unwritten_classes(value: object) -> object:
+    """Refuse class names that YAML took for something else: the class ``01`` would be looked for as ``1``."""
+    if isinstance(value, dict):
+        for name in value:
+            if not isinstance(name, str):
+                raise ValueError(f'class names are text, and YAML does not read {name!r} as text: write "{name}"')
+    return value
+
+
+def _refuse_unknown_codes(severity: dict[str, Severity]) -> dict[str, Severity]:
+    """Refuse codes that no finding has; the codes stand beside the checks that report them."""
+    if not severity:
+        return severity
+    # Only here, since the training package holds them; the module itself imports nothing.
+    from lm_tuning.training.health_codes import CODES
+
+    unknown = [code for code in severity if code not in CODES]
+    if unknown:
+        hints = [near for code in unknown for near in get_close_matches(code, CODES, n=1)]
+        hint = f"; did you mean {', '.join(hints)}?" if hints else f"; there are {', '.join(sorted(CODES))}"
+        raise ValueError(f"no finding has the code {', '.join(unknown)}{hint}")
+    return severity
+
+
+NamePatterns = Annotated[list[Text], Field(min_length=1), BeforeValidator(_read_names)]
+Severity = Literal["note", "warn", "stop", "off"]
+SeverityByCode = Annotated[dict[str, Severity], AfterValidator(_refuse_unknown_codes)]
+WeightsByClass = Annotated[
+    Annotated[Literal["balanced"], Tag("#word")] | Annotated[dict[str, PositiveNumber], Tag("#by_class")],
+    Discriminator(lambda value: "#by_class" if isinstance(value, dict) else "#word"),
+    BeforeValidator(_refuse_unwritten_classes),
+]
+# Those that need no pass over data before training.
+AdapterInit = Literal["default", "gaussian", "orthogonal", "pissa", "pissa_niter_4", "pissa_niter_16", "olora", "mica"]
 
 
 class LoraParameters(ParameterGroup):
@@ -56,9 +96,32 @@ class LoraParameters(ParameterGroup):
     target_modules: TargetModules = "all-linear"
     """Layers that get an adapter: all-linear, or a list of module names such as [q_proj, v_proj]."""
 
+    use_dora: bool = False
+    """Learn the size of each output's weights apart from their direction (DoRA): often better at low rank, slower."""
+
+    use_rslora: bool = False
+    """Multiply the update by alpha / sqrt(r) in place of alpha / r, which keeps high ranks from learning less."""
+
+    init: AdapterInit = "default"
+    """First weights of the adapter: random (default, gaussian, orthogonal), or taken from a decomposition of the frozen
+    weights (pissa, olora, mica; pissa_niter_16 approximates it in seconds)."""
+
+
+class QloraParameters(ParameterGroup):
+    """How the frozen weights are held in fewer bits; read when method is qlora."""
+
+    bits: Literal[4, 8] = 4
+    """Bits of a frozen weight: 4 takes about a quarter of the memory of 16, 8 about half and loses less."""
+
+    quant_type: Literal["nf4", "fp4"] = "nf4"
+    """The 16 values that 4 bits stand for: nf4 is spread like trained weights are, fp4 evenly on a log scale."""
+
+    double_quant: bool = True
+    """Hold the scales of 4-bit blocks in 8 bits too: 0.4 bits a weight less, for a little time."""
+
 
 class HealthParameters(ParameterGroup):
-    """The check of the first loss against what it should be."""
+    """The check of the first loss against what it should be, and what findings of all checks do."""
 
     probe: bool = True
     """Measure the first step's rows by a plain forward pass before training; it costs about a third of a step."""
@@ -69,15 +132,25 @@ class HealthParameters(ParameterGroup):
     on_mismatch: Literal["warn", "stop"] = "stop"
     """What a larger difference does: a warning with the likely cause, or the end of the run before step 2."""
 
+    severity: SeverityByCode = Field(default={})
+    """What a finding does, by its code, where it should be another thing than usual: note, warn, stop, or off."""
+
 
 class TrainParameters(ParameterGroup):
     """What is trained, for how long, in which steps. A step is an optimizer step."""
 
-    method: Literal["full", "lora"] = "lora"
-    """Train all weights, or a low-rank adapter beside frozen ones."""
+    method: Literal["full", "lora", "qlora"] = "lora"
+    """Train all weights, or a low-rank adapter beside frozen ones, which qlora holds in 4 or 8 bits."""
 
     lora: LoraParameters = LoraParameters()
-    """Size and place of the adapter; read when method is lora."""
+    """Size and place of the adapter; read when method is lora or qlora."""
+
+    qlora: QloraParameters = QloraParameters()
+    """How the frozen weights are held; read when method is qlora."""
+
+    freeze: NamePatterns | None = None
+    """Parts that stay as they are when method is full: names of modules or their ends, with * for anything, such as
+    [embed_tokens, layers.0]; null trains everything."""
 
     effective_batch_rows: Count | None = None
     """Rows of one step over all devices; exactly one of this and effective_batch_tokens is set, the other is null."""
@@ -100,6 +173,16 @@ class TrainParameters(ParameterGroup):
     learning_rate: PositiveNumber = 2e-4
     """Peak learning rate: about 1e-4 to 1e-3 for LoRA, 1e-5 to 5e-5 for all weights."""
 
+    neftune_noise_alpha: PositiveNumber | None = None
+    """Size of random noise on the embeddings while training (NEFTune), 5 to 15 as a rule; null adds none."""
+
+    label_smoothing: Fraction = 0.0
+    """Share of the target that is spread over all tokens or classes instead of the right one."""
+
+    class_weights: WeightsByClass | None = None
+    """Weight of each class in the loss of sequence_classification: balanced makes all classes count alike, a group sets
+    it by name, null weighs rows alike."""
+
     precision: Dtype = "auto"
     """Number format of the arithmetic; auto chooses by device and says what it chose."""
 
@@ -119,7 +202,14 @@ class TrainParameters(ParameterGroup):
     """Checkpoints of this output that are kept, the newest ones."""
 
     load_best: bool = False
-    """Store the checkpoint with the lowest validation loss instead of the last one."""
+    """Store the checkpoint that is best by best_metric instead of the last one."""
+
+    best_metric: Literal["loss", "accuracy", "macro_f1"] = "loss"
+    """What makes a checkpoint the best, on validation rows: the lowest loss, or the highest accuracy or macro F1 of
+    sequence_classification."""
+
+    early_stopping_evals: Count | None = None
+    """Evaluations in a row without a better best_metric after which training ends; null trains to the end."""
 
     num_loader_workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
     """Processes that prepare batches; auto takes none where tokens are ready faster than a step needs them."""
@@ -128,7 +218,7 @@ class TrainParameters(ParameterGroup):
     """Compute activations again in the backward pass: about a third slower, a fraction of the memory."""
 
     health: HealthParameters = HealthParameters()
-    """The check of the first loss."""
+    """The check of the first loss, and what findings do."""
 
     trainer: TrainerSettings = Field(default=TrainerSettings())
     """Further settings of transformers' TrainingArguments, under its names."""

@@ -35,6 +35,7 @@ def validate_parameters(raw: Mapping[str, Any], sources: Sources | None = None) 
     # defaults stand in, and check again: what is then wrong between the others is a problem of its own.
     wrong: dict[KeyPath, str] = {}
     while isinstance(checked, ValidationError) and (found := _problems_of(checked, repaired, sources)):
+        assert not found.keys() <= wrong.keys(), "a wrong value that was taken out is wrong no more"
         wrong |= found
         for path in found:
             _take_out(repaired, path)

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lm_tuning.data.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.text.counts import CHANGED, DROPPED
 
 LEVELS = ("stop", "warning", "note")
 """``stop``: training refuses, or is in vain. ``warning``: results will be worse than they need be, or look better than
 they are. ``note``: nothing wrong, but good to know."""
 
+# Where the lengths' figures say what other limits would cut.
+_LIMITS = {"max_length_tokens": "limits", "max_target_tokens": "target_limits"}
 _FEW_STEPS = 20
 _FEW_ROWS_CUT = 0.01
 
@@ -27,11 +30,11 @@ def find_concerns(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     found = [
         *_about_schedule(figures["schedule"], figures["num_rows"], figures["lengths"]["quantiles"]["row"]["max"]),
         *_about_tokens(figures),
-        *_about_lengths(figures["lengths"]),
+        *_about_lengths(figures["lengths"], figures["task"]),
         *_about_context(figures["lengths"], figures["context_tokens"]),
         *_about_rows(figures),
         *_about_splits(figures["splits"], figures["num_rows"]),
-        *_about_labels(figures["labels"]),
+        *_about_labels(figures["labels"], figures["task"]),
         *_about_padding(figures["padding"]),
     ]
     return sorted(found, key=lambda concern: LEVELS.index(concern["level"]))
@@ -119,8 +122,12 @@ def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     advice = {
         "Does the model learn to stop?": "Use a chat template that ends each answer with the model's end token; where "
         "ends were cut, raise tokenize.max_length_tokens.",
-        "Does each row begin once?": "Take the token out of the data or the chat template, so that one of them writes "
-        "it.",
+        **{
+            f"Does each {noun} begin once?": "Take the token out of the data or the chat template, so that one of them "
+            "writes it."
+            for noun in ("row", "source", "target")
+        },
+        "Does each source end?": "Tokenize again: kedro run --pipelines=tokenize.",
         "Is padding told apart from the end?": "Nothing to do here.",
     }
     for judgement in figures["special_tokens"]["judgements"]:
@@ -134,57 +141,83 @@ def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
             f"No token is learned in {_rows(empty, 'training row')}.",
             "Look at tokenize.loss_on.",
         )
-    if figures["lengths"]["supervised_fraction"] < 0.02:
+    supervised_fraction = figures["lengths"]["supervised_fraction"]
+    if figures["task"] == CAUSAL_LM and supervised_fraction < 0.02:
         yield _concern(
             "note",
             "lengths",
-            f"Only {figures['lengths']['supervised_fraction']:.2%} of the tokens are learned: nearly all the time goes "
-            "into reading prompts.",
+            f"Only {supervised_fraction:.2%} of the tokens are learned: nearly all the time goes into reading prompts.",
             "Shorten the prompts if they allow it; tokenize.loss_on says what is learned.",
         )
 
 
-def _about_lengths(facts: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    cut, limit = facts["num_rows_cut"], facts["max_length_tokens"]
-    lost = cut["answer_shortened"] + cut["end_cut"]
+def _about_lengths(facts: Mapping[str, Any], task: str) -> Iterator[dict[str, str]]:
+    cut, num_rows = facts["num_rows_cut"], facts["num_rows"]
+    limits = {name: f"tokenize.{name}={facts[name]}" for name in _LIMITS if name in facts}
+    by_length, by_target = limits["max_length_tokens"], limits.get("max_target_tokens", "")
     advice = _advise_limit(facts)
-    if lost:
-        yield _concern(
-            "warning",
-            "lengths",
-            f"The end of the answer is cut in {_rows(lost, 'training row')} ({lost / facts['num_rows']:.2%}) by "
-            f"tokenize.max_length_tokens={limit}: the model learns answers without an end.",
-            advice,
+    if task == SEQUENCE_CLASSIFICATION:
+        yield from _about_cut("end of the text", cut["end_cut"], num_rows, f"{by_length}.", advice)
+    elif task == SEQ2SEQ_LM:
+        yield from _about_cut("end of the source", cut["source_cut"], num_rows, f"{by_length}.", advice)
+        yield from _about_cut(
+            "end of the target",
+            cut["target_cut"],
+            num_rows,
+            f"{by_target}: the model learns to stop in the middle.",
+            _advise_limit(facts, "max_target_tokens"),
+            tolerated=0.0,
         )
-    shortened = max(cut["prompt_shortened"], cut["old_turns_dropped"])
-    if shortened:
+    else:
+        yield from _about_cut(
+            "end of the answer",
+            cut["answer_shortened"] + cut["end_cut"],
+            num_rows,
+            f"{by_length}: the model learns answers without an end.",
+            advice,
+            tolerated=0.0,
+        )
+        shortened = max(cut["prompt_shortened"], cut["old_turns_dropped"])
+        yield from _about_cut("start of the prompt", shortened, num_rows, f"{by_length}.", advice)
+
+
+def _about_cut(
+    what: str, num_cut: int, num_rows: int, reason: str, advice: str, *, tolerated: float = 0.01
+) -> Iterator[dict[str, str]]:
+    """Warn of rows that a limit cuts; a share of them that can be tolerated is worth a note."""
+    if num_cut:
         yield _concern(
-            "warning" if shortened > 0.01 * facts["num_rows"] else "note",
+            "warning" if num_cut > tolerated * num_rows else "note",
             "lengths",
-            f"The start of the prompt is cut in {_rows(shortened, 'training row')} "
-            f"({shortened / facts['num_rows']:.2%}) by tokenize.max_length_tokens={limit}.",
+            f"The {what} is cut in {_rows(num_cut, 'training row')} ({num_cut / num_rows:.2%}) by {reason}",
             advice,
         )
 
 
 def _about_context(facts: Mapping[str, Any], context_tokens: int | None) -> Iterator[dict[str, str]]:
-    longest = facts["quantiles"]["row"]["max"]
-    if context_tokens is not None and longest > context_tokens:
-        yield _concern(
-            "warning",
-            "lengths",
-            f"Rows have up to {longest:,} tokens, but the model is made for {context_tokens:,}.",
-            f"Set tokenize.max_length_tokens to {context_tokens} at most.",
-        )
+    quantiles = facts["quantiles"]
+    # An encoder-decoder has room for a source and, apart from that, for a target.
+    parts = {"source": "max_length_tokens", "target": "max_target_tokens"}
+    if "source" not in quantiles:
+        parts = {"row": "max_length_tokens"}
+    for part, name in parts.items():
+        longest = quantiles[part]["max"]
+        if context_tokens is not None and longest > context_tokens:
+            yield _concern(
+                "warning",
+                "lengths",
+                f"{part.capitalize()}s have up to {longest:,} tokens, but the model is made for {context_tokens:,}.",
+                f"Set tokenize.{name} to {context_tokens} at most.",
+            )
 
 
-def _advise_limit(facts: Mapping[str, Any]) -> str:
+def _advise_limit(facts: Mapping[str, Any], name: str = "max_length_tokens") -> str:
     """Name the lowest limit that cuts next to nothing."""
-    for choice in facts["limits"]:
-        if choice["limit"] > facts["max_length_tokens"] and choice["rows_fraction"] <= _FEW_ROWS_CUT:
+    for choice in facts[_LIMITS[name]]:
+        if choice["limit"] > facts[name] and choice["rows_fraction"] <= _FEW_ROWS_CUT:
             what = f"cut {_rows(choice['rows_over'])}" if choice["rows_over"] else "hold every row"
-            return f"tokenize.max_length_tokens={choice['limit']} would {what}, if model and memory allow."
-    return "Raise tokenize.max_length_tokens."
+            return f"tokenize.{name}={choice['limit']} would {what}, if model and memory allow."
+    return f"Raise tokenize.{name}."
 
 
 def _about_rows(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
@@ -202,7 +235,9 @@ def _about_rows(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     for fate in figures["rows"]["fates"]:
         if fate["stage"].startswith("dropped"):
             share = fate["num_rows"] / max(num_read, 1)
-            advice = f"{_advise_limit(figures['lengths'])} " if fate["reason"] == DROPPED["too_long"] else ""
+            reasons = {DROPPED["too_long"]: "max_length_tokens", DROPPED["target_too_long"]: "max_target_tokens"}
+            limit = reasons.get(fate["reason"])
+            advice = f"{_advise_limit(figures['lengths'], limit)} " if limit else ""
             yield _concern(
                 "warning" if share > 0.01 else "note",
                 "rows",
@@ -248,7 +283,7 @@ def _about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Ite
         )
 
 
-def _about_labels(labels: Mapping[str, Any] | None) -> Iterator[dict[str, str]]:
+def _about_labels(labels: Mapping[str, Any] | None, task: str) -> Iterator[dict[str, str]]:
     if labels is None:
         return
     if labels["not_in_train"]:
@@ -256,7 +291,7 @@ def _about_labels(labels: Mapping[str, Any] | None) -> Iterator[dict[str, str]]:
         yield _concern(
             "warning",
             "labels",
-            f"Classes that only held-out rows have ({len(labels['not_in_train']):,}) cannot be learned: {names}.",
+            f"Classes without a training row ({len(labels['not_in_train']):,}) cannot be learned: {names}.",
             "Divide with split.stratify, or take those rows out.",
         )
     if labels["num_held_out_missing"]:
@@ -272,18 +307,22 @@ def _about_labels(labels: Mapping[str, Any] | None) -> Iterator[dict[str, str]]:
             "warning",
             "labels",
             f"Always answering {labels['largest']!r} would be right for {labels['majority_fraction']:.1%} of the rows.",
-            "Compare results with this share, not with zero; measure each class by itself.",
+            "Compare results with this share, not with zero; measure each class by itself."
+            + (" train.class_weights=balanced weighs rare classes more." if task == SEQUENCE_CLASSIFICATION else ""),
         )
 
 
 def _about_padding(padding: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     chosen = next(choice for choice in padding["choices"] if choice["name"] == padding["batching"])
     if chosen["padding_fraction"] > 0.2:
+        advice = "A larger effective batch lets rows of like length come together."
+        if any(choice["name"] == "packed" for choice in padding["choices"]):
+            advice = f"train.batching=packed leaves none; {advice[0].lower()}{advice[1:]}"
         yield _concern(
             "warning",
             "padding",
             f"{chosen['padding_fraction']:.0%} of all positions would be padding.",
-            "train.batching=packed leaves none; a larger effective batch lets rows of like length come together.",
+            advice,
         )
     if padding["num_rows_over_budget"]:
         yield _concern(

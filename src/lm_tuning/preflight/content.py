@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from pathlib import PurePath
 from typing import Any
 
+from lm_tuning.data.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.preflight.document import Bars, Block, Concerns, Example, Histogram, Paragraph, Report, Section, Table
+from lm_tuning.preflight.wording import shorten_path, write_count, write_large, write_percent
 
 MAX_CLASSES = 30
 _MAX_FILES = 20
@@ -22,6 +24,24 @@ _WAYS = {
 }
 
 
+# The same where source and target are padded each by itself.
+_PAIR_WAYS = {
+    **_WAYS,
+    "fixed": "every source to tokenize.max_length_tokens, every target to tokenize.max_target_tokens",
+    "longest_row": "every source to the longest, every target to the longest",
+    "random": "rows of a step as they come, to its longest source and target",
+}
+
+_PARTS = {
+    "row": "whole row",
+    "prompt": "only read",
+    "answer": "learned",
+    "source": "source (only read)",
+    "target": "target (learned)",
+}
+_DRAWN = {"row": "whole row", "answer": "learned part", "source": "source", "target": "target"}
+
+
 def compose_report(figures: Mapping[str, Any]) -> Report:
     """Lay out the whole report.
 
@@ -29,28 +49,32 @@ def compose_report(figures: Mapping[str, Any]) -> Report:
         figures: see ``inspect_tokens``.
     """
     schedule, lengths, padding = figures["schedule"], figures["lengths"], figures["padding"]
+    has_classes = figures["task"] == SEQUENCE_CLASSIFICATION
     sections = [
         Section("concerns", "What to mind", list(_concerns(figures))),
         Section("examples", "What the model will see", list(_examples(figures))),
         Section("rows", "What becomes of each row", list(_rows(figures))),
         Section("splits", "Splits and copies", list(_splits(figures))),
         Section("lengths", "Lengths", list(_lengths(lengths))),
-        Section("padding", "Padding", list(_padding(padding))),
+        Section("padding", "Padding", list(_padding(padding, _PAIR_WAYS if figures["task"] == SEQ2SEQ_LM else _WAYS))),
         Section("schedule", "Steps", list(_schedule(schedule))),
         Section("special_tokens", "Tokens that begin, end and fill", list(_special_tokens(figures["special_tokens"]))),
     ]
-    if figures["labels"]:
-        sections.insert(4, Section("labels", "Classes", list(_labels(figures["labels"]))))
+    labels = figures["labels"]
+    if labels:
+        sections.insert(4, Section("labels", "Classes", list(_labels(labels, are_learned=has_classes))))
     return Report(
         title="Preflight",
         subtitle=f"{figures['format']} rows, {_RENDERINGS[figures['rendering']]}, for {figures['model']}",
         tiles=[
-            ("rows trained on", _count(lengths["num_rows"])),
-            ("tokens an epoch", _large(schedule["tokens_per_epoch"])),
-            ("learned tokens", _percent(lengths["supervised_fraction"])),
-            ("steps in all", _count(schedule["total_steps"])),
+            ("rows trained on", write_count(lengths["num_rows"])),
+            ("tokens an epoch", write_large(schedule["tokens_per_epoch"])),
+            ("classes", write_count(labels["num_classes"]))
+            if has_classes
+            else ("learned tokens", write_percent(lengths["supervised_fraction"])),
+            ("steps in all", write_count(schedule["total_steps"])),
             ("epochs", f"{schedule['epochs']:.2f}"),
-            ("padding", _percent(_fraction_of(padding, padding["batching"]))),
+            ("padding", write_percent(_fraction_of(padding, padding["batching"]))),
         ],
         sections=sections,
     )
@@ -64,17 +88,32 @@ def _concerns(figures: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def _examples(figures: Mapping[str, Any]) -> Iterator[Block]:
+    if figures["task"] == SEQUENCE_CLASSIFICATION:
+        learned = "What is learned is the class that stands above each, from the last token."
+    elif figures["task"] == SEQ2SEQ_LM:
+        learned = "The source comes first; the target, which is learned, is marked."
+    else:
+        learned = "What is marked is learned; the rest is only read."
     yield Paragraph(
-        "The first training rows, decoded from their tokens. What is marked is learned; the rest is only read. Line "
-        "breaks and control tokens are shown, since a missing one is easily overlooked."
+        f"The first training rows, decoded from their tokens. {learned} Line breaks and control tokens are shown, "
+        "since a missing one is easily overlooked."
     )
     for number, example in enumerate(figures["examples"], start=1):
         yield Example(
             title=f"Example {number}",
-            caption=f"{_short_path(example['file'])}, row {example['row']:,} (row id {example['row_id']}): "
-            f"{example['num_tokens']:,} tokens, {example['num_supervised']:,} learned",
+            caption=f"{shorten_path(example['file'])}, row {example['row']:,} (row id {example['row_id']}): "
+            f"{_describe_size(example, figures['task'])}",
             parts=example["parts"],
         )
+
+
+def _describe_size(example: Mapping[str, Any], task: str) -> str:
+    num_tokens, num_learned = example["num_tokens"], example["num_supervised"]
+    if task == SEQUENCE_CLASSIFICATION:
+        return f"{num_tokens:,} tokens, class {example['label']!r} (id {example['label_id']})"
+    if task == SEQ2SEQ_LM:
+        return f"{num_tokens - num_learned:,} tokens of source, {num_learned:,} of target"
+    return f"{num_tokens:,} tokens, {num_learned:,} learned"
 
 
 def _rows(figures: Mapping[str, Any]) -> Iterator[Block]:
@@ -84,17 +123,22 @@ def _rows(figures: Mapping[str, Any]) -> Iterator[Block]:
         "Rows by fate",
         ["fate", "reason", "rows", "share"],
         [
-            [fate["stage"], fate["reason"], _count(fate["num_rows"]), _percent(fate["num_rows"] / max(total, 1))]
+            [
+                fate["stage"],
+                fate["reason"],
+                write_count(fate["num_rows"]),
+                write_percent(fate["num_rows"] / max(total, 1)),
+            ]
             for fate in facts["fates"]
         ],
         text_columns=(0, 1),
-        total=["read", "", _count(total), _percent(1.0)],
+        total=["read", "", write_count(total), write_percent(1.0)],
     )
     files = figures["files"]
     yield Table(
         "Files",
         ["file", "read for", "rows"],
-        [[_short_path(file["path"]), file["split"], _count(file["rows_read"])] for file in files[:_MAX_FILES]],
+        [[shorten_path(file["path"]), file["split"], write_count(file["rows_read"])] for file in files[:_MAX_FILES]],
         text_columns=(0, 1),
         is_brief=False,
     )
@@ -111,78 +155,97 @@ def _splits(figures: Mapping[str, Any]) -> Iterator[Block]:
         [
             [
                 name,
-                _count(rows),
-                _percent(rows / total),
-                _count(figures["num_rows"][name]),
-                _count(figures["num_tokens"][name]),
+                write_count(rows),
+                write_percent(rows / total),
+                write_count(figures["num_rows"][name]),
+                write_count(figures["num_tokens"][name]),
             ]
             for name, rows in splits["rows"].items()
         ],
     )
     copies, near, leakage = splits["duplicates"], splits["near_duplicates"], splits["leakage"]
     rows = [
-        ["rows that repeat another", _count(copies["num_copies"]), f"split.duplicates: {copies['handling']}"],
-        ["the same text under another label", _count(copies["num_label_conflicts"]), ""],
+        ["rows that repeat another", write_count(copies["num_copies"]), f"split.duplicates: {copies['handling']}"],
+        ["the same text under another label", write_count(copies["num_label_conflicts"]), ""],
     ]
     if near:
         rows.append(
-            ["rows almost like another", _count(near["num_near_copies"]), f"split.near_duplicates: {near['handling']}"]
+            [
+                "rows almost like another",
+                write_count(near["num_near_copies"]),
+                f"split.near_duplicates: {near['handling']}",
+            ]
         )
     else:
         rows.append(["rows almost like another", "not looked for", "split.near_duplicates: ignore"])
-    share = f"{_percent(leakage['fraction'])} of the held-out rows"
-    rows.append(["held-out rows that stand in train too", _count(leakage["num_rows"]), share])
+    share = f"{write_percent(leakage['fraction'])} of the held-out rows"
+    rows.append(["held-out rows that stand in train too", write_count(leakage["num_rows"]), share])
     yield Table("Copies", ["what", "rows", ""], rows, text_columns=(0, 2))
 
 
 def _lengths(facts: Mapping[str, Any]) -> Iterator[Block]:
-    names = list(facts["quantiles"]["row"])
-    titles = {"row": "whole row", "prompt": "only read", "answer": "learned"}
+    quantiles, histogram = facts["quantiles"], facts["histogram"]
+    names = list(quantiles["row"])
+    limits = {name: facts[name] for name in ("max_length_tokens", "max_target_tokens") if name in facts}
     yield Table(
         "Tokens a row",
         ["part", *names],
-        [[title, *(f"{facts['quantiles'][part][name]:,.0f}" for name in names)] for part, title in titles.items()],
+        [[_PARTS[part], *(f"{of_part[name]:,.0f}" for name in names)] for part, of_part in quantiles.items()],
     )
-    histogram = facts["histogram"]
-    limit = facts["max_length_tokens"]
+    limit = limits["max_length_tokens"]
     yield Histogram(
         "Training rows by length",
         "tokens",
         histogram["edges"],
-        {"whole row": histogram["row"], "learned part": histogram["answer"]},
+        {_DRAWN[name]: counts for name, counts in histogram.items() if name != "edges"},
         (limit, "tokenize.max_length_tokens") if limit <= histogram["edges"][-1] else None,
     )
-    yield Paragraph(
-        f"{_count(facts['num_tokens'])} tokens in {_count(facts['num_rows'])} rows, "
-        f"{_percent(facts['supervised_fraction'])} of them learned. {_count(facts['num_rows_at_limit'])} rows "
-        f"({_percent(facts['at_limit_fraction'])}) are as long as tokenize.max_length_tokens: {limit} allows."
+    size = f"{write_count(facts['num_tokens'])} tokens in {write_count(facts['num_rows'])} rows"
+    if facts["supervised_fraction"] is not None:
+        size += f", {write_percent(facts['supervised_fraction'])} of them learned"
+    noun = "sources" if "source" in quantiles else "rows"
+    at_limit = (
+        f"{write_count(facts['num_rows_at_limit'])} {noun} ({write_percent(facts['at_limit_fraction'])}) are as long "
+        f"as tokenize.max_length_tokens: {limit} allows"
     )
-    yield Table(
-        "What another tokenize.max_length_tokens would cut",
+    if "max_target_tokens" in limits:
+        at_limit += (
+            f", and {write_count(facts['num_targets_at_limit'])} targets as long as tokenize.max_target_tokens: "
+            f"{limits['max_target_tokens']} allows"
+        )
+    yield Paragraph(f"{size}. {at_limit}.")
+    for name, key in (("max_length_tokens", "limits"), ("max_target_tokens", "target_limits")):
+        if key in facts:
+            yield _limits_table(name, facts[key])
+
+
+def _limits_table(name: str, choices: list[dict[str, Any]]) -> Table:
+    return Table(
+        f"What another tokenize.{name} would cut",
         ["limit", "", "rows cut", "share", "tokens cut", "share"],
         [
             [
-                _count(choice["limit"]),
+                write_count(choice["limit"]),
                 ", ".join(choice["named"]),
-                _count(choice["rows_over"]),
-                _percent(choice["rows_fraction"]),
-                _count(choice["tokens_over"]),
-                _percent(choice["tokens_fraction"]),
+                write_count(choice["rows_over"]),
+                write_percent(choice["rows_fraction"]),
+                write_count(choice["tokens_over"]),
+                write_percent(choice["tokens_fraction"]),
             ]
-            for choice in facts["limits"]
+            for choice in choices
         ],
         text_columns=(1,),
     )
 
 
-def _padding(facts: Mapping[str, Any]) -> Iterator[Block]:
+def _padding(facts: Mapping[str, Any], ways: Mapping[str, str]) -> Iterator[Block]:
     yield Table(
         "Share of positions that are padding",
         ["way to batch", "padding", "micro-batches a step", ""],
         [
             [
-                _WAYS[choice["name"]],
-                _percent(choice["padding_fraction"]),
+                ways[choice["name"]],
+                write_percent(choice["padding_fraction"]),
                 "" if choice["micro_batches_per_step"] is None else f"{choice['micro_batches_per_step']:,.1f}",
                 "this run" if choice["name"] == facts["batching"] else "",
             ]
@@ -190,9 +253,9 @@ def _padding(facts: Mapping[str, Any]) -> Iterator[Block]:
         ],
         text_columns=(0, 3),
     )
-    basis = f"{_count(facts['num_steps'])} steps ({_count(facts['num_rows'])} rows)"
+    basis = f"{write_count(facts['num_steps'])} steps ({write_count(facts['num_rows'])} rows)"
     yield Paragraph(
-        f"Cut as training cuts them, at {_count(facts['micro_batch_tokens'])} positions a micro-batch, from "
+        f"Cut as training cuts them, at {write_count(facts['micro_batch_tokens'])} positions a micro-batch, from "
         + (f"{basis} spread over the {facts['of']}." if facts["is_sample"] else f"all {basis} of the {facts['of']}.")
     )
 
@@ -208,17 +271,17 @@ def _schedule(facts: Mapping[str, Any]) -> Iterator[Block]:
         [
             [
                 "an epoch",
-                _count(facts["steps_per_epoch"]),
-                _count(facts["rows_per_epoch"]),
-                _count(facts["tokens_per_epoch"]),
+                write_count(facts["steps_per_epoch"]),
+                write_count(facts["rows_per_epoch"]),
+                write_count(facts["tokens_per_epoch"]),
             ],
             [
                 f"the run ({facts['epochs']:.2f} epochs)",
-                _count(facts["total_steps"]),
-                _count(facts["rows_of_run"]),
-                _count(facts["tokens_of_run"]),
+                write_count(facts["total_steps"]),
+                write_count(facts["rows_of_run"]),
+                write_count(facts["tokens_of_run"]),
             ],
-            ["warm-up", _count(facts["warmup_steps_of_run"]), "", ""],
+            ["warm-up", write_count(facts["warmup_steps_of_run"]), "", ""],
         ],
     )
     rows = [
@@ -228,6 +291,7 @@ def _schedule(facts: Mapping[str, Any]) -> Iterator[Block]:
             ("tokens", facts["tokens_per_step"]),
             ("learned tokens", facts["supervised_tokens_per_step"]),
         )
+        if value["max"]
     ]
     yield Table(f"A step ({batch})", ["", "least", "mean", "most"], rows)
     if len(facts["sources"]) > 1 or any(source["weight"] != 1 for source in facts["sources"]):
@@ -236,12 +300,12 @@ def _schedule(facts: Mapping[str, Any]) -> Iterator[Block]:
             ["source", "weight", "rows", "rows an epoch", "tokens an epoch", "share of tokens", "each row"],
             [
                 [
-                    _short_path(source["path"]),
+                    shorten_path(source["path"]),
                     f"{source['weight']:g}",
-                    _count(source["num_rows"]),
-                    _count(source["rows_per_epoch"]),
-                    _count(source["tokens_per_epoch"]),
-                    _percent(source["tokens_per_epoch"] / max(facts["tokens_per_epoch"], 1)),
+                    write_count(source["num_rows"]),
+                    write_count(source["rows_per_epoch"]),
+                    write_count(source["tokens_per_epoch"]),
+                    write_percent(source["tokens_per_epoch"] / max(facts["tokens_per_epoch"], 1)),
                     _times(source),
                 ]
                 for source in facts["sources"]
@@ -256,16 +320,22 @@ def _times(source: Mapping[str, Any]) -> str:
     always = {0: "", 1: "once", 2: "twice"}.get(whole, f"{whole} times")
     if not drawn:
         return always or "never"
-    draw = f"{_percent(drawn / source['num_rows'])} drawn anew each epoch"
+    draw = f"{write_percent(drawn / source['num_rows'])} drawn anew each epoch"
     return f"{always}, and {draw} once more" if always else draw
 
 
-def _labels(facts: Mapping[str, Any]) -> Iterator[Block]:
+def _labels(facts: Mapping[str, Any], *, are_learned: bool) -> Iterator[Block]:
     column = facts["column"]
+    if are_learned:
+        num_classes = facts["num_classes"]
+        yield Paragraph(
+            f"Learned is one of {write_count(num_classes)} classes for each row. A model that knows nothing starts at "
+            f"a loss of about log({num_classes}) = {math.log(num_classes):.2f} nats a row."
+        )
     yield Paragraph(
-        f"{_count(facts['num_classes'])} classes in column {column!r}. Always answering the most frequent one, "
-        f"{facts['largest']!r}, would be right for {_percent(facts['majority_fraction'])} of the training rows; the "
-        f"rarest is {facts['smallest']!r}."
+        f"{write_count(facts['num_classes'])} classes in column {column!r}. Always answering the most frequent one, "
+        f"{facts['largest']!r}, would be right for {write_percent(facts['majority_fraction'])} of the training rows; "
+        f"the rarest is {facts['smallest']!r}."
     )
     classes = facts["classes"]
     shown = classes if len(classes) <= MAX_CLASSES else [*classes[: MAX_CLASSES // 2], *classes[-MAX_CLASSES // 2 :]]
@@ -276,12 +346,12 @@ def _labels(facts: Mapping[str, Any]) -> Iterator[Block]:
         title,
         [one["name"] for one in shown],
         [one["train"] for one in shown],
-        [f"{one['train']:,} ({_percent(one['train'] / max(facts['num_rows'], 1))})" for one in shown],
+        [f"{one['train']:,} ({write_percent(one['train'] / max(facts['num_rows'], 1))})" for one in shown],
     )
     yield Table(
         "Rows by class and split",
         ["class", "train", "validation", "test"],
-        [[one["name"], *(_count(one[split]) for split in ("train", "validation", "test"))] for one in shown],
+        [[one["name"], *(write_count(one[split]) for split in ("train", "validation", "test"))] for one in shown],
         is_brief=False,
     )
 
@@ -294,6 +364,8 @@ def _special_tokens(facts: Mapping[str, Any]) -> Iterator[Block]:
         [[item["question"], words[item["verdict"]], item["answer"]] for item in facts["judgements"]],
         text_columns=(0, 1, 2),
     )
+    if not facts["endings"]:
+        return
     yield Table(
         "Last learned token of a row",
         ["token", "id", "rows", "share", ""],
@@ -301,8 +373,8 @@ def _special_tokens(facts: Mapping[str, Any]) -> Iterator[Block]:
             [
                 end["token"] if end["is_control"] else repr(end["token"]),
                 str(end["id"]),
-                _count(end["num_rows"]),
-                _percent(end["num_rows"] / max(facts["num_rows"], 1)),
+                write_count(end["num_rows"]),
+                write_percent(end["num_rows"] / max(facts["num_rows"], 1)),
                 "control token" if end["is_control"] else "ordinary token",
             ]
             for end in facts["endings"]
@@ -313,28 +385,3 @@ def _special_tokens(facts: Mapping[str, Any]) -> Iterator[Block]:
 
 def _fraction_of(padding: Mapping[str, Any], name: str) -> float:
     return next(float(one["padding_fraction"]) for one in padding["choices"] if one["name"] == name)
-
-
-def _count(number: int) -> str:
-    return f"{number:,}"
-
-
-def _large(number: float) -> str:
-    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if number >= size:
-            return f"{number / size:.3g} {letter}"
-    return f"{number:,.0f}"
-
-
-def _percent(fraction: float) -> str:
-    """Write a share so that little is not taken for nothing, nor almost all for all."""
-    if 0 < fraction < 0.0005:
-        return "< 0.1%"
-    if 0.9995 <= fraction < 1:
-        return "> 99.9%"
-    return f"{fraction:.1%}"
-
-
-def _short_path(path: str) -> str:
-    parts = PurePath(path).parts
-    return path if len(parts) <= 4 else "/".join(("…", *parts[-3:]))

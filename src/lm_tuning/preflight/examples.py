@@ -9,11 +9,16 @@ from typing import Any
 import numpy as np
 
 from lm_tuning.data.findings import RowPlaces
-from lm_tuning.text.token_table import TokenRow, TokenTable
+from lm_tuning.text.token_table import NO_LABEL, TokenRow, TokenTable
 
 
 def decode_examples(
-    table: TokenTable, tokenizer: Any, split_summary: Mapping[str, Any], *, num_examples: int
+    table: TokenTable,
+    tokenizer: Any,
+    split_summary: Mapping[str, Any],
+    *,
+    num_examples: int,
+    label_map: Mapping[str, int] | None = None,
 ) -> list[dict[str, Any]]:
     """Decode the first rows.
 
@@ -22,11 +27,13 @@ def decode_examples(
         tokenizer: the tokenizer that made them.
         split_summary: of the splits, for where rows stand in their files.
         num_examples: how many at most.
+        label_map: id by name of the classes, for rows that have one.
 
     Returns:
-        For each row ``row_id``, ``file`` and ``row`` (from 1), ``num_tokens``, ``num_supervised`` and ``parts``: see
-        ``decode_parts``.
+        For each row ``row_id``, ``file`` and ``row`` (from 1), ``num_tokens``, ``num_supervised``, ``parts``: see
+        ``decode_parts``, and ``label`` and its ``label_id``, which are None for rows without a class.
     """
+    names = {place: name for name, place in (label_map or {}).items()}
     places = RowPlaces(split_summary["files"])
     special = {int(place) for place, token in tokenizer.added_tokens_decoder.items() if token.special}
     examples = []
@@ -40,6 +47,8 @@ def decode_examples(
                 "num_tokens": len(row.input_ids),
                 "num_supervised": row.num_supervised,
                 "parts": decode_parts(row, tokenizer, special),
+                "label": names[row.label] if row.label != NO_LABEL else None,
+                "label_id": row.label if row.label != NO_LABEL else None,
             }
         )
     return examples

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lm_tuning.data.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.errors import UserError
 from lm_tuning.preflight.concerns import LEVELS, find_concerns
 from lm_tuning.preflight.examples import decode_examples
@@ -92,6 +93,12 @@ def inspect_tokens(
             f"The tokens in {tokens} were made from other splits ({made_from}) than the present ones ({present}). "
             "Run the whole look: kedro run --pipelines=preflight."
         )
+    task = token_summary["task"]
+    if task == SEQ2SEQ_LM and batching == "packed":
+        raise UserError(
+            "train.batching: packed cannot be used with task: seq2seq_lm, since an encoder would see the neighbours of "
+            "a source. Set it to auto or padded."
+        )
     table = open_split(tokens, "train")
     sources = token_summary["sources"]
     asked = {"effective_batch_rows": effective_batch_rows, "effective_batch_tokens": effective_batch_tokens}
@@ -99,10 +106,12 @@ def inspect_tokens(
     plan = plan_steps(table, sources=sources, seed=seed, **asked)
     steps = choose_steps(plan)
     budget = choose_micro_batch_tokens(micro_batch_tokens, device=device)
-    chosen = choose_batching(batching, device=device, attention=attention)
+    chosen = choose_batching(batching, device=device, attention=attention, can_pack=task != SEQ2SEQ_LM)
     of_train = token_summary["splits"]["train"]
-    special = inspect_special_tokens(tokens, tokenizer, on_progress=on_progress)
+    max_target_tokens = token_summary.get("max_target_tokens")
+    special = inspect_special_tokens(tokens, tokenizer, task=task, on_progress=on_progress)
     figures: dict[str, Any] = {
+        "task": task,
         "model": model_name,
         "device": device,
         "format": split_summary["format"],
@@ -118,7 +127,12 @@ def inspect_tokens(
         "changed": of_train["changed"],
         "splits": {name: split_summary[name] for name in _COPIED},
         "lengths": measure_lengths(
-            table.lengths, table.num_supervised, max_length_tokens=max_length_tokens, summary=of_train
+            table.lengths,
+            table.num_supervised,
+            max_length_tokens=max_length_tokens,
+            summary=of_train,
+            task=task,
+            max_target_tokens=max_target_tokens,
         ),
         "padding": measure_padding(
             plan,
@@ -127,6 +141,8 @@ def inspect_tokens(
             micro_batch_tokens=budget,
             batching=chosen,
             max_length_tokens=max_length_tokens,
+            targets=table.num_supervised if task == SEQ2SEQ_LM else None,
+            max_target_tokens=max_target_tokens or 0,
             on_progress=on_progress,
         ),
         "schedule": describe_schedule(
@@ -140,12 +156,21 @@ def inspect_tokens(
             save_every_steps=save_every_steps,
             load_best=load_best,
         ),
-        "labels": count_labels(splits, split_summary),
+        "labels": count_labels(splits, split_summary, rows_by_class=_rows_by_class(token_summary)),
         "special_tokens": {**special, "judgements": judge_special_tokens(special)},
-        "examples": decode_examples(table, tokenizer, split_summary, num_examples=num_examples),
+        "examples": decode_examples(
+            table, tokenizer, split_summary, num_examples=num_examples, label_map=token_summary["label_map"]
+        ),
     }
     concerns = find_concerns(figures)
     return {"metrics": _metrics(figures, concerns), "concerns": concerns, **figures}
+
+
+def _rows_by_class(token_summary: Mapping[str, Any]) -> dict[str, dict[str, int]] | None:
+    """Return the rows with tokens by split and class, where classes are what is learned."""
+    if token_summary["task"] != SEQUENCE_CLASSIFICATION:
+        return None
+    return {split: token_summary["splits"][split]["rows_by_class"] for split in SPLITS}
 
 
 def describe_preflight(figures: Mapping[str, Any]) -> list[str]:
@@ -155,11 +180,16 @@ def describe_preflight(figures: Mapping[str, Any]) -> list[str]:
         figures: see ``inspect_tokens``.
     """
     schedule, lengths, padding = figures["schedule"], figures["lengths"], figures["padding"]
+    if figures["task"] == SEQUENCE_CLASSIFICATION:
+        labels = figures["labels"]
+        learned = f"{labels['num_classes']:,} classes, the largest with {labels['majority_fraction']:.1%} of the rows"
+    else:
+        learned = f"{lengths['supervised_fraction']:.1%} of the tokens learned"
     choice = next(one for one in padding["choices"] if one["name"] == padding["batching"])
     lines = [
         f"Preflight: {figures['rows']['num_rows_read']:,} rows read, {lengths['num_rows']:,} trained on; "
         f"{schedule['steps_per_epoch']:,} steps and {schedule['tokens_per_epoch']:,} tokens an epoch, "
-        f"{schedule['total_steps']:,} steps in all; {lengths['supervised_fraction']:.1%} of the tokens learned; "
+        f"{schedule['total_steps']:,} steps in all; {learned}; "
         f"padding {choice['padding_fraction']:.1%} ({padding['batching']})."
     ]
     counts = Counter(concern["level"] for concern in figures["concerns"])
@@ -182,6 +212,7 @@ def _metrics(figures: Mapping[str, Any], concerns: list[dict[str, str]]) -> dict
         "data_tokens_per_row_mean": lengths["quantiles"]["row"]["mean"],
         "data_tokens_per_row_p99": lengths["quantiles"]["row"]["p99"],
         "data_tokens_per_row_max": lengths["quantiles"]["row"]["max"],
+        **_target_metrics(figures),
         "data_rows_at_limit_fraction": lengths["at_limit_fraction"],
         **{f"data_padding_fraction_{name}": fraction for name, fraction in fractions.items()},
         "data_steps_per_epoch": schedule["steps_per_epoch"],
@@ -194,4 +225,16 @@ def _metrics(figures: Mapping[str, Any], concerns: list[dict[str, str]]) -> dict
     }
     if figures["labels"]:
         metrics["data_majority_fraction"] = figures["labels"]["majority_fraction"]
-    return {name: float(value) for name, value in metrics.items()}
+    return {name: float(value) for name, value in metrics.items() if value is not None}
+
+
+def _target_metrics(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Tell the lengths of source and target apart, for rows that have them."""
+    if figures["task"] != SEQ2SEQ_LM:
+        return {}
+    quantiles = figures["lengths"]["quantiles"]
+    return {
+        f"data_tokens_per_{side}_{name}": quantiles[side][name]
+        for side in ("source", "target")
+        for name in ("mean", "p99", "max")
+    }

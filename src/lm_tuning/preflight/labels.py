@@ -15,12 +15,15 @@ from lm_tuning.text.token_table import SPLITS
 MAX_LISTED = 1000
 
 
-def count_labels(splits: Path, split_summary: Mapping[str, Any]) -> dict[str, Any] | None:
+def count_labels(
+    splits: Path, split_summary: Mapping[str, Any], *, rows_by_class: Mapping[str, Mapping[str, int]] | None = None
+) -> dict[str, Any] | None:
     """Count rows by class and split: by the label of labelled rows, else by the column that strata come from.
 
     Args:
         splits: folder of stored splits.
         split_summary: its summary.
+        rows_by_class: rows with tokens by split and class, where classes are what is learned; they count then.
 
     Returns:
         ``column``; ``num_classes``; ``classes``: ``name`` and rows by split, the largest in train first (at most
@@ -30,8 +33,11 @@ def count_labels(splits: Path, split_summary: Mapping[str, Any]) -> dict[str, An
     """
     tables = {split: open_examples(splits, split) for split in SPLITS}
     counts: dict[str, Counter[str]] = {}
-    if tables["train"].format == "text_label":
-        column = (split_summary.get("columns") or {}).get("label") or "label"
+    if rows_by_class is not None:
+        column = _label_column(split_summary)
+        counts = {split: Counter(rows_by_class[split]) for split in SPLITS}
+    elif tables["train"].format == "text_label":
+        column = _label_column(split_summary)
         for split, table in tables.items():
             counts[split] = Counter()
             for batch in table.batches():
@@ -58,3 +64,7 @@ def count_labels(splits: Path, split_summary: Mapping[str, Any]) -> dict[str, An
         "not_in_train": [name for name in names if not train[name]][:MAX_LISTED],
         "num_held_out_missing": sum(not (counts["validation"][name] or counts["test"][name]) for name in present),
     }
+
+
+def _label_column(split_summary: Mapping[str, Any]) -> str:
+    return (split_summary.get("columns") or {}).get("label") or "label"

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.token_table import Int32Array
-from lm_tuning.training.cutting import Batching, cut_rows
+from lm_tuning.training.cutting import Batching, cut_pairs, cut_rows
 from lm_tuning.training.step_plan import StepPlan
 
 SAMPLE_ROWS = 200_000
@@ -41,6 +41,8 @@ def measure_padding(
     micro_batch_tokens: int,
     batching: Batching,
     max_length_tokens: int,
+    targets: Int32Array | None = None,
+    max_target_tokens: int = 0,
     on_progress: OnProgress = ignore_progress,
 ) -> dict[str, Any]:
     """Compare ways to bring rows of different lengths together.
@@ -52,6 +54,9 @@ def measure_padding(
         micro_batch_tokens: most token slots of a micro-batch.
         batching: what training will do.
         max_length_tokens: length that every row would be padded to in the simplest of ways.
+        targets: tokens of each row that are its target, ``(rows,)``, where source and target are padded each by itself
+            and never packed; ``None`` for rows of one text.
+        max_target_tokens: length that every target would be padded to in the simplest of ways.
         on_progress: receives the steps cut.
 
     Returns:
@@ -59,23 +64,30 @@ def measure_padding(
         ``micro_batches_per_step`` where it is one of training's own. Also the budget, the choice made, and how many
         steps and rows this rests on.
     """
+    pair = np.zeros_like(lengths) if targets is None else targets
+    parts = np.stack([lengths - pair, pair])
     cut: dict[Batching, list[int]] = {"padded": [0, 0], "packed": [0, 0]}  # slots, micro-batches
+    if targets is not None:
+        del cut["packed"]
     num_tokens = as_they_come = num_rows = 0
     on_progress("Cutting steps", 0, len(steps), "steps")
     for done, step in enumerate(steps, start=1):
         rows = plan.rows_of_step(step)
-        step_lengths = lengths[rows]
+        of_step = parts[:, rows]
         num_rows += len(rows)
-        num_tokens += int(step_lengths.sum(dtype=np.int64))
-        as_they_come += len(rows) * int(step_lengths.max())
+        num_tokens += int(of_step.sum(dtype=np.int64))
+        as_they_come += len(rows) * int(of_step.max(axis=1).sum())
         for way, sums in cut.items():
-            slots, num_groups = _cut(step_lengths, micro_batch_tokens, way)
+            if targets is None:
+                slots, num_groups = _cut(of_step[0], micro_batch_tokens, way)
+            else:
+                slots, num_groups = _cut_pairs(of_step, micro_batch_tokens)
             sums[0] += slots
             sums[1] += num_groups
         on_progress("Cutting steps", done, len(steps), "steps")
-    longest = int(lengths.max(initial=1))
+    longest = max(int(parts.max(axis=1, initial=0).sum()), 1)
     choices = [
-        _choice("fixed", 1 - num_tokens / (num_rows * max_length_tokens)),
+        _choice("fixed", 1 - num_tokens / (num_rows * (max_length_tokens + max_target_tokens))),
         _choice("longest_row", 1 - num_tokens / (num_rows * longest)),
         _choice("random", 1 - num_tokens / as_they_come),
         *(_choice(way, 1 - num_tokens / slots, groups / len(steps)) for way, (slots, groups) in cut.items()),
@@ -83,7 +95,7 @@ def measure_padding(
     return {
         "batching": batching,
         "micro_batch_tokens": micro_batch_tokens,
-        "max_length_tokens": max_length_tokens,
+        "max_length_tokens": max_length_tokens + max_target_tokens,
         "longest_row_tokens": longest,
         "num_rows_over_budget": int((lengths > micro_batch_tokens).sum()),
         "num_steps": len(steps),
@@ -101,6 +113,14 @@ def _cut(lengths: npt.NDArray[np.int32], budget_tokens: int, batching: Batching)
     if batching == "packed":
         return sum(as_list), len(groups)
     return sum(len(group) * max(as_list[row] for row in group) for group in groups), len(groups)
+
+
+def _cut_pairs(parts: npt.NDArray[np.int32], budget_tokens: int) -> tuple[int, int]:
+    """Return the slots and the micro-batches of one step whose rows, ``(2, rows)``, have a source and a target."""
+    sources, targets = parts.tolist()
+    groups = cut_pairs(range(len(sources)), sources, targets, budget_tokens=budget_tokens)
+    widths = (max(sources[row] for row in group) + max(targets[row] for row in group) for group in groups)
+    return sum(len(group) * width for group, width in zip(groups, widths, strict=True)), len(groups)
 
 
 def _choice(name: str, padding_fraction: float, micro_batches_per_step: float | None = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_tuning.text.token_table import TokenTable
+from lm_tuning.text.token_table import NO_LABEL, TokenTable
 from lm_tuning.training.step_plan import StepPlan
 
 # A run that ends within an epoch is added up step by step as long as that takes no time worth speaking of.
@@ -66,7 +66,9 @@ def describe_schedule(
         Steps and tokens of an epoch and of the run, rows and tokens of a step, the last step of the epoch, the warm-up,
         rows of an epoch by source, and ``asked``.
     """
-    lengths, learned = table.lengths, table.num_supervised
+    lengths = table.lengths
+    # A row with a class is learned as one; its tokens are not.
+    learned = np.where(table.labels == NO_LABEL, table.num_supervised, 0)
     mixed = _describe_sources(plan, table, sources)
     per_step = [plan.rows_of_step(step) for step in steps]
     rows = np.array([len(step) for step in per_step])

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from lm_tuning.data.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.progress import OnProgress, ignore_progress
-from lm_tuning.text.masks import added_prefix
+from lm_tuning.text.masks import added_around
 from lm_tuning.text.token_table import Int32Array, Int64Array, open_split
 
 _NUM_ENDINGS = 5
@@ -19,19 +20,22 @@ _NO_TOKEN = -1  # no id equals it
 
 
 def inspect_special_tokens(
-    tokens: Path, tokenizer: Any, *, on_progress: OnProgress = ignore_progress
+    tokens: Path, tokenizer: Any, *, task: str = CAUSAL_LM, on_progress: OnProgress = ignore_progress
 ) -> dict[str, Any]:
     """Count how the training rows begin and end.
 
     Args:
         tokens: folder of tokens.
         tokenizer: the tokenizer that made them, with a pad token.
+        task: the ``task`` parameter.
         on_progress: receives the rows looked at.
 
     Returns:
         ``pad``, ``eos`` and ``bos`` with token, id and counts; ``endings``: the last learned tokens of rows, the most
         frequent first, with rows and whether they are control tokens; ``num_rows``; and ``end_learned_fraction``, the
-        share of rows whose last learned token is a control token, so that the model learns to stop.
+        share of rows whose last learned token is a control token, so that the model learns to stop; ``None`` where no
+        token is learned. Of rows with a source and a target, ``bos`` is about sources, ``target_bos`` about targets,
+        and ``num_sources_ended`` counts the sources whose last token is the end token.
     """
     table = open_split(tokens, "train")
     bos, eos, pad = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -41,11 +45,15 @@ def inspect_special_tokens(
         name: _NO_TOKEN if token is None else token for name, token in {"bos": bos, "eos": eos, "pad": pad}.items()
     }
     counts: Counter[str] = Counter()
+    of_sides: dict[str, Counter[str]] = {"source": Counter(), "target": Counter()}
     endings = np.zeros(0, dtype=np.int64)
     on_progress("Looking at tokens", 0, len(table), "rows")
     for batch in table.batches():
         ids, starts, last_learned = _parts(batch)
         counts.update(_count_rows(ids, starts, **wanted))
+        if task == SEQ2SEQ_LM:
+            for side, (side_ids, side_starts) in _sides(batch).items():
+                of_sides[side].update(_count_rows(side_ids, side_starts, **wanted))
         endings = _add(endings, np.bincount(ids[last_learned]))
         on_progress("Looking at tokens", counts["rows"], len(table), "rows")
     assert counts["rows"] == len(table), "a batch of the table was not looked at"
@@ -60,22 +68,50 @@ def inspect_special_tokens(
         if endings[token]
     ]
     num_ended = sum(int(endings[token]) for token in special if token < len(endings))
-    return {
+    is_added = {name: bos is not None and bos in around for name, around in _prefixes(tokenizer).items()}
+    facts = {
         "num_rows": len(table),
         "pad": {"token": tokenizer.pad_token, "id": pad, "num_rows_with": counts["pad"], "is_eos": pad == eos},
         "eos": {"token": tokenizer.eos_token, "id": eos, "num_rows_with": counts["eos"]},
-        "bos": {
-            "token": tokenizer.bos_token,
-            "id": bos,
-            "added_by_tokenizer": bos is not None and bos in added_prefix(tokenizer),
-            "num_rows_with": counts["bos"],
-            "num_rows_beginning_with": counts["bos_first"],
-            "num_rows_beginning_with_two": counts["bos_twice"],
-            "num_rows_with_one_later": counts["bos_later"],
-        },
+        "bos": _describe_bos(tokenizer, counts, is_added=is_added["source"]),
         "endings": found,
         "num_end_learned": num_ended,
-        "end_learned_fraction": num_ended / max(len(table), 1),
+        "end_learned_fraction": None if task == SEQUENCE_CLASSIFICATION else num_ended / max(len(table), 1),
+    }
+    if task == SEQ2SEQ_LM:
+        facts["bos"] = _describe_bos(tokenizer, of_sides["source"], is_added=is_added["source"])
+        facts["target_bos"] = _describe_bos(tokenizer, of_sides["target"], is_added=is_added["target"])
+        facts["num_sources_ended"] = of_sides["source"]["eos_last"]
+    return facts
+
+
+def _prefixes(tokenizer: Any) -> dict[str, list[int]]:
+    """Return what the tokenizer puts before a text, and before one that is to be written."""
+    return {side: added_around(tokenizer, is_target=side == "target")[0] for side in ("source", "target")}
+
+
+def _describe_bos(tokenizer: Any, counts: Mapping[str, int], *, is_added: bool) -> dict[str, Any]:
+    return {
+        "token": tokenizer.bos_token,
+        "id": tokenizer.bos_token_id,
+        "added_by_tokenizer": is_added,
+        "num_rows_with": counts["bos"],
+        "num_rows_beginning_with": counts["bos_first"],
+        "num_rows_beginning_with_two": counts["bos_twice"],
+        "num_rows_with_one_later": counts["bos_later"],
+    }
+
+
+def _sides(batch: pa.RecordBatch) -> dict[str, tuple[Int32Array, Int64Array]]:
+    """Return the ids of sources and of targets, and where each row starts in them ``(rows + 1,)``."""
+    ids, spans = batch.column("input_ids"), batch.column("spans")
+    values, lengths = ids.values.to_numpy(), np.diff(ids.offsets.to_numpy())
+    source_lengths = spans.values.to_numpy()[::2]
+    places = np.arange(len(values)) - np.repeat(ids.offsets.to_numpy()[:-1], lengths)
+    is_target = places >= np.repeat(source_lengths, lengths)
+    return {
+        "source": (values[~is_target], np.cumsum([0, *source_lengths])),
+        "target": (values[is_target], np.cumsum([0, *(lengths - source_lengths)])),
     }
 
 
@@ -88,7 +124,7 @@ def _parts(batch: pa.RecordBatch) -> tuple[Int32Array, Int32Array, Int32Array]:
     return ids.values.to_numpy(), starts, starts[:-1][with_span] + ends - 1
 
 
-def _count_rows(ids: Int32Array, starts: Int32Array, *, bos: int, eos: int, pad: int) -> dict[str, int]:
+def _count_rows(ids: Int32Array, starts: Int32Array | Int64Array, *, bos: int, eos: int, pad: int) -> dict[str, int]:
     """Count the rows of a batch that hold a token, and those that begin with it once or twice."""
     of_bos, firsts = _count_in_rows(ids, starts, bos), starts[:-1]
     begins = ids[firsts] == bos
@@ -103,10 +139,11 @@ def _count_rows(ids: Int32Array, starts: Int32Array, *, bos: int, eos: int, pad:
         "bos_later": int((of_bos > begins).sum()),
         "pad": int((_count_in_rows(ids, starts, pad) > 0).sum()),
         "eos": int((_count_in_rows(ids, starts, eos) > 0).sum()),
+        "eos_last": int((ids[starts[1:] - 1] == eos).sum()),
     }
 
 
-def _count_in_rows(ids: Int32Array, starts: Int32Array, token: int) -> Int64Array:
+def _count_in_rows(ids: Int32Array, starts: Int32Array | Int64Array, token: int) -> Int64Array:
     """Count a token in each row, ``(rows,)``."""
     places = np.flatnonzero(ids == token)
     rows = np.searchsorted(starts, places, side="right") - 1
@@ -130,16 +167,32 @@ def judge_special_tokens(facts: dict[str, Any]) -> Sequence[dict[str, str]]:
     Returns:
         ``question``, ``answer`` and ``verdict``: ``good``, ``note`` or ``bad``.
     """
-    return [_judge_pad(facts["pad"]), _judge_end(facts), _judge_begin(facts["bos"], facts["num_rows"])]
+    num_rows = facts["num_rows"]
+    has_classes = facts["end_learned_fraction"] is None
+    judged = [_judge_pad(facts["pad"], has_classes=has_classes)]
+    if not has_classes:
+        judged.append(_judge_end(facts))
+    if "target_bos" not in facts:
+        return [*judged, _judge_begin(facts["bos"], num_rows)]
+    return [
+        *judged,
+        _judge_sources_end(facts),
+        _judge_begin(facts["bos"], num_rows, noun="source"),
+        _judge_begin(facts["target_bos"], num_rows, noun="target"),
+    ]
 
 
-def _judge_pad(pad: dict[str, Any]) -> dict[str, str]:
+def _judge_pad(pad: dict[str, Any], *, has_classes: bool) -> dict[str, str]:
     question = "Is padding told apart from the end?"
     if pad["is_eos"]:
-        answer = (
-            f"The pad token {pad['token']} is the end token too. Nothing is lost here: losses are taken by position, "
-            "never by comparing ids. Other tools that mask the pad id would never teach the model to stop."
-        )
+        if has_classes:
+            here = "the class is read at the last token of a text, which its length tells"
+            elsewhere = "look for the last token that is not padding read an earlier one where a text ends in it"
+        else:
+            here = "losses are taken by position, never by comparing ids"
+            elsewhere = "mask the pad id would never teach the model to stop"
+        answer = f"The pad token {pad['token']} is the end token too. Nothing is lost here: {here}. "
+        answer += f"Other tools that {elsewhere}."
         return _verdict(question, answer, "note")
     answer = f"Yes: the pad token {pad['token']} (id {pad['id']}) is not the end token."
     if pad["num_rows_with"]:
@@ -165,22 +218,28 @@ def _judge_end(facts: dict[str, Any]) -> dict[str, str]:
     return _verdict(question, answer, "bad")
 
 
-def _judge_begin(bos: dict[str, Any], num_rows: int) -> dict[str, str]:
-    question = "Does each row begin once?"
+def _judge_sources_end(facts: dict[str, Any]) -> dict[str, str]:
+    ended, num_rows = facts["num_sources_ended"], facts["num_rows"]
+    answer = f"{ended:,} of {num_rows:,} sources end in {facts['eos']['token']}."
+    return _verdict("Does each source end?", answer, "good" if ended == num_rows else "bad")
+
+
+def _judge_begin(bos: dict[str, Any], num_rows: int, *, noun: str = "row") -> dict[str, str]:
+    question = f"Does each {noun} begin once?"
     if bos["token"] is None:
         return _verdict(question, "The tokenizer has no token for the beginning of a text, and none is used.", "good")
     added = "the tokenizer adds it" if bos["added_by_tokenizer"] else "the tokenizer adds none"
     if bos["num_rows_beginning_with_two"]:
         answer = (
-            f"{bos['num_rows_beginning_with_two']:,} of {num_rows:,} rows begin with {bos['token']} twice ({added}). "
-            "One of the two is too many: the model was made with one."
+            f"{bos['num_rows_beginning_with_two']:,} of {num_rows:,} {noun}s begin with {bos['token']} twice "
+            f"({added}). One of the two is too many: the model was made with one."
         )
         return _verdict(question, answer, "bad")
-    answer = f"{bos['num_rows_beginning_with']:,} of {num_rows:,} rows begin with {bos['token']} ({added})."
+    answer = f"{bos['num_rows_beginning_with']:,} of {num_rows:,} {noun}s begin with {bos['token']} ({added})."
     if 0 < bos["num_rows_beginning_with"] < num_rows:
-        return _verdict(question, f"{answer} Rows that begin differently are worth a look.", "note")
+        return _verdict(question, f"{answer} {noun.capitalize()}s that begin differently are worth a look.", "note")
     if bos["num_rows_with_one_later"] and bos["num_rows_beginning_with"]:
-        answer += " It comes again later in rows, as it does where a chat template opens every turn with it."
+        answer += f" It comes again later in {noun}s, as it does where a chat template opens every turn with it."
     if bos["added_by_tokenizer"] and not bos["num_rows_beginning_with"]:
         return _verdict(question, f"{answer} The model expects it at the beginning.", "bad")
     return _verdict(question, answer, "good")

@@ -16,7 +16,8 @@ class Precision:
     """The number formats of one training.
 
     Attributes:
-        weights: format that the model's weights are loaded in. Adapters of LoRA are float32 whatever it says.
+        weights: format that the model's weights are loaded in, those that are not quantized. Adapters are float32
+            whatever it says.
         compute: format of the matrix products.
         reason: one sentence, for the log.
         warning: what the user should know about formats that they asked for; None if nothing.
@@ -41,10 +42,16 @@ def choose_precision(
     format. Full fine-tuning keeps float32 master weights under autocast: an update at a learning rate of 1e-5 is
     smaller than the last digit of a bfloat16 weight and would be lost.
 
+    QLoRA turns its 4-bit weights into the compute format for every product. Where bfloat16 is fast it is taken. GPUs
+    without it multiply float16 many times faster than float32, so they take float16, whose range ends at 65504 and
+    where small gradients vanish. Three things keep that right: the loss is scaled (GradScaler, which skips a step that
+    overflowed), what is trained is float32, so that its gradients can be unscaled, and what is not quantized stays
+    float32, and with it the sums between layers, where models trained in bfloat16 have their largest values.
+
     Args:
         device: where training runs.
         requested: ``auto``, ``float32``, ``bfloat16`` or ``float16``, from ``train.precision``.
-        method: ``full`` or ``lora`` (``qlora`` is treated like ``lora``), from ``train.method``.
+        method: ``full``, ``lora`` or ``qlora``, from ``train.method``.
         weights_dtype: ``auto`` or a format, from ``model.dtype``.
 
     Raises:
@@ -53,7 +60,7 @@ def choose_precision(
     problems = _find_problems(device, requested, method, weights_dtype)
     if problems:
         raise UserError(problems)
-    compute, reason = _choose_compute(device, requested, weights_dtype)
+    compute, reason = _choose_compute(device, requested, method, weights_dtype)
     weights: DType
     if weights_dtype != "auto":
         weights = _as_dtype(weights_dtype)
@@ -61,6 +68,9 @@ def choose_precision(
     elif method == "full":
         weights = "float32"
         reason += "; float32 master weights" + ("" if compute == "float32" else " under autocast")
+    elif method == "qlora":
+        weights = "float32" if compute == "float16" else compute
+        reason += f"; frozen base quantized, what is not in {weights}, adapters in float32"
     else:
         weights = compute
         reason += f"; frozen base in {weights}, adapters in float32"
@@ -74,7 +84,7 @@ def _as_dtype(name: str) -> DType:
     raise AssertionError(name)
 
 
-def _choose_compute(device: Device, requested: str, weights_dtype: str) -> tuple[DType, str]:
+def _choose_compute(device: Device, requested: str, method: str, weights_dtype: str) -> tuple[DType, str]:
     where = f"{device.name} ({device.detail})" if device.detail else device.name
     if requested != "auto":
         return _as_dtype(requested), f"{requested} products because train.precision asks for it"
@@ -82,6 +92,8 @@ def _choose_compute(device: Device, requested: str, weights_dtype: str) -> tuple
         return _as_dtype(weights_dtype), f"{weights_dtype} products to match model.dtype"
     if device.supports_bf16:
         return "bfloat16", f"bfloat16 products: fast on {where}"
+    if device.kind == "cuda" and method == "qlora":
+        return "float16", f"float16 products with a scaled loss: {where} has no fast bfloat16"
     if device.kind == "cuda":
         return "float32", (
             f"float32 products: {where} has no fast bfloat16; train.precision=float16 would be faster, at the risk of "

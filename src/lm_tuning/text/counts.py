@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from lm_tuning.data.findings import RowPlaces
+from lm_tuning.text.token_columns import BoolArray
 from lm_tuning.text.token_table import Int64Array
 
 logger = logging.getLogger(__name__)
@@ -17,7 +19,10 @@ DROPPED = {
     "refused_by_template": "refused by the chat template",
     "untraceable": "the answer cannot be told apart in the rendered text",
     "too_long": "longer than tokenize.max_length_tokens",
+    "target_too_long": "target longer than tokenize.max_target_tokens",
     "no_answer_left": "no learned token within tokenize.max_length_tokens",
+    "no_text_left": "no token of the text within tokenize.max_length_tokens",
+    "no_target_left": "no token of the target within tokenize.max_target_tokens",
     "control_token": "a control token is typed in it, see tokenize.control_tokens",
     "control_token_unspellable": "a control token is typed in it that the tokenizer cannot write as letters",
 }
@@ -29,6 +34,8 @@ CHANGED = {
     "prompt_shortened": "start of the prompt cut to fit",
     "answer_shortened": "end of the answer cut, since it does not fit even alone",
     "end_cut": "end cut to fit",
+    "source_cut": "end of the source cut to fit tokenize.max_length_tokens",
+    "target_cut": "end of the target cut to fit tokenize.max_target_tokens",
     "tools_left_out": "the chat template does not show the tools that the row offers or calls",
     "content_not_verbatim": "the chat template changes the content (for example trims it)",
     "not_round_trip": "the tokenizer cannot give the text back exactly",
@@ -42,6 +49,48 @@ NUM_DETAILS = 1000
 _NUM_ROWS_NAMED = 5
 
 
+class LongRows:
+    """Remember how long rows were that are longer than a limit, before anything was cut."""
+
+    def __init__(self) -> None:
+        """Start at nothing."""
+        self._num_long = 0
+        self._longest = 0
+        self._tokens_over_limit = 0
+        self._rows_over: Counter[int] = Counter()
+        self._tokens_over: Counter[int] = Counter()
+
+    def add(self, lengths: Int64Array, *, limit: int) -> None:
+        """Note some of them.
+
+        Args:
+            lengths: in tokens, each above the limit.
+            limit: tokens that a row may have.
+        """
+        if not len(lengths):
+            return
+        self._num_long += len(lengths)
+        self._longest = max(self._longest, int(lengths.max()))
+        self._tokens_over_limit += int((lengths - limit).sum())
+        power = 1 << limit.bit_length()
+        while power < self._longest:
+            over = lengths[lengths > power] - power
+            self._rows_over[power] += len(over)
+            self._tokens_over[power] += int(over.sum())
+            power *= 2
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the limit cuts, and what a higher one would: rows and tokens beyond powers of two."""
+        powers = sorted(power for power, rows in self._rows_over.items() if rows)
+        return {
+            "num_rows": self._num_long,
+            "max_length_tokens": self._longest or None,
+            "tokens_over_limit": self._tokens_over_limit,
+            "rows_over": {str(power): self._rows_over[power] for power in powers},
+            "tokens_over": {str(power): self._tokens_over[power] for power in powers},
+        }
+
+
 class SplitCounts:
     """Count what happens to the rows of one split.
 
@@ -49,6 +98,8 @@ class SplitCounts:
         num_read: rows looked at.
         counts: rows by reason; keys of ``DROPPED`` and ``CHANGED``.
         endings: how often each id ends an answer that was not cut.
+        long_rows: rows beyond ``tokenize.max_length_tokens``.
+        long_targets: rows whose target is beyond ``tokenize.max_target_tokens``.
     """
 
     def __init__(self) -> None:
@@ -58,11 +109,8 @@ class SplitCounts:
         self.endings: Counter[int] = Counter()
         self._rows: dict[str, array[int]] = {}
         self._details: dict[str, dict[int, str]] = {}
-        self._num_long = 0
-        self._longest = 0
-        self._tokens_over_limit = 0
-        self._rows_over: Counter[int] = Counter()
-        self._tokens_over: Counter[int] = Counter()
+        self.long_rows = LongRows()
+        self.long_targets = LongRows()
 
     def add(self, reason: str, row_id: int, detail: str = "") -> None:
         """Count one row.
@@ -90,35 +138,18 @@ class SplitCounts:
             self.counts[reason] += len(row_ids)
             self._rows.setdefault(reason, array("q")).extend(row_ids.tolist())
 
-    def add_long(self, lengths: Int64Array, *, limit: int) -> None:
-        """Note how long rows were that are longer than the limit, before anything was cut.
+    def add_notes(self, notes: Sequence[Sequence[str]], row_ids: Int64Array, kept: BoolArray) -> None:
+        """Count what was noted of the rows that are kept.
 
         Args:
-            lengths: in tokens.
-            limit: tokens that a row may have.
+            notes: keys of ``CHANGED`` for each row.
+            row_ids: ``(rows,)``.
+            kept: ``(rows,)``.
         """
-        if not len(lengths):
-            return
-        self._num_long += len(lengths)
-        self._longest = max(self._longest, int(lengths.max()))
-        self._tokens_over_limit += int((lengths - limit).sum())
-        power = 1 << limit.bit_length()
-        while power < self._longest:
-            over = lengths[lengths > power] - power
-            self._rows_over[power] += len(over)
-            self._tokens_over[power] += int(over.sum())
-            power *= 2
-
-    def describe_long(self) -> dict[str, Any]:
-        """Return what the limit cuts, and what a higher one would: rows and tokens beyond powers of two."""
-        powers = sorted(power for power, rows in self._rows_over.items() if rows)
-        return {
-            "num_rows": self._num_long,
-            "max_length_tokens": self._longest or None,
-            "tokens_over_limit": self._tokens_over_limit,
-            "rows_over": {str(power): self._rows_over[power] for power in powers},
-            "tokens_over": {str(power): self._tokens_over[power] for power in powers},
-        }
+        for place, of_row in enumerate(notes):
+            if of_row and kept[place]:
+                for note in of_row:
+                    self.add(note, int(row_ids[place]))
 
     def rows(self, reason: str) -> array[int]:
         """Return the ids of all rows of a reason, ascending.

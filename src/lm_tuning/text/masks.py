@@ -66,13 +66,27 @@ def added_prefix(tokenizer: Any) -> list[int]:
     Returns:
         The ids, mostly one or none.
     """
+    return added_around(tokenizer)[0]
+
+
+def added_around(tokenizer: Any, *, is_target: bool = False) -> tuple[list[int], list[int]]:
+    """Return the ids that the tokenizer itself puts before and behind a text.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        is_target: as for a text that an encoder-decoder is to write; some tokenizers begin it with another language.
+
+    Returns:
+        The ids before and those behind.
+    """
     probe = "a"
     bare = tokenizer(probe, add_special_tokens=False)["input_ids"]
-    full = tokenizer(probe, add_special_tokens=True)["input_ids"]
+    whole = tokenizer(text_target=probe) if is_target else tokenizer(probe, add_special_tokens=True)
+    full = whole["input_ids"]
     for start in range(len(full) - len(bare) + 1):
         if full[start : start + len(bare)] == bare:
-            return list(full[:start])
-    return []
+            return list(full[:start]), list(full[start + len(bare) :])
+    return [], []
 
 
 class RowEncoder:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from lm_tuning.text.token_table import Int16Array, Int64Array
+from lm_tuning.text.token_table import Int16Array, Int32Array, Int64Array
 
 CharRange = tuple[int, int]
 Message = dict[str, Any]
@@ -70,12 +70,16 @@ class RenderedRows:
         sources: place of each row's source, ``(rows,)``.
         rows: as text.
         conversations: what each was rendered from; ``None`` where no template was used.
+        labels: class of each row, ``(rows,)``; ``None`` for rows without classes.
+        targets: the text that is to follow each row, for rows of two texts; else ``None``.
     """
 
     row_ids: Int64Array
     sources: Int16Array
     rows: list[RenderedRow]
     conversations: list[Conversation | None]
+    labels: Int32Array | None = None
+    targets: list[RenderedRow] | None = None
 
 
 def render_text(text: str) -> RenderedRow:
@@ -85,6 +89,16 @@ def render_text(text: str) -> RenderedRow:
         text: the row.
     """
     return RenderedRow(text, prompts=[], answers=[(0, len(text))], is_closed=False)
+
+
+def put_system(system: str | None, prompt: str) -> str:
+    """Put a system message before a prompt, an empty line between.
+
+    Args:
+        system: ``None`` or empty for none.
+        prompt: what follows.
+    """
+    return f"{system}\n\n{prompt}" if system else prompt
 
 
 def render_plain(prompt: str, response: str, system: str | None = None) -> RenderedRow:
@@ -98,7 +112,7 @@ def render_plain(prompt: str, response: str, system: str | None = None) -> Rende
         response: what it learns to answer.
         system: put before the prompt, an empty line between; ``None`` or empty for none.
     """
-    before = f"{system}\n\n{prompt}" if system else prompt
+    before = put_system(system, prompt)
     if before and response and not before[-1].isspace() and not response[0].isspace():
         before += "\n"
     text, start = before + response, len(before)

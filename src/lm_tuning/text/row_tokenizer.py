@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -13,12 +12,11 @@ import pyarrow as pa
 
 from lm_tuning.data.examples import FIELDS
 from lm_tuning.errors import UserError
-from lm_tuning.text.byte_table import PlacedRows, build_byte_table, is_byte_level
+from lm_tuning.text.byte_table import PlacedRows, build_byte_table
 from lm_tuning.text.chat import ChatRenderer
-from lm_tuning.text.control_tokens import TYPED_AS_TEXT, ControlTokens
 from lm_tuning.text.counts import SplitCounts
-from lm_tuning.text.masks import RowEncoder, TokenizedRow, added_prefix, bare_backend, tokenize_row
-from lm_tuning.text.placing import RowPlacer, find_unlike
+from lm_tuning.text.masks import TokenizedRow, added_prefix, tokenize_row
+from lm_tuning.text.placing import find_unlike
 from lm_tuning.text.rendering import (
     Conversation,
     Message,
@@ -30,6 +28,7 @@ from lm_tuning.text.rendering import (
     render_plain,
     render_text,
 )
+from lm_tuning.text.task_tokenizer import NOT_ROUND_TRIP, TaskTokenizer
 from lm_tuning.text.token_columns import (
     BoolArray,
     begins_with,
@@ -37,6 +36,7 @@ from lm_tuning.text.token_columns import (
     cut_ends,
     ends_with,
     flatten_ids,
+    hold_token,
     join_columns,
     put_around,
     score_spans,
@@ -53,14 +53,12 @@ from lm_tuning.text.truncation import (
     shorten_row,
 )
 
-NOT_ROUND_TRIP = "not_round_trip"
-
 # Rows whose last token is not the end of an answer.
 _LOSES_ITS_END = {ANSWER_SHORTENED, END_CUT}
 
 
-class RowTokenizer(AbstractContextManager["RowTokenizer"]):
-    """Turn rows of one format into ids and spans; a context manager, since it borrows the tokenizer's backend."""
+class RowTokenizer(TaskTokenizer):
+    """Turn rows of one format into ids and spans, for a model that predicts the next token."""
 
     def __init__(
         self,
@@ -87,7 +85,6 @@ class RowTokenizer(AbstractContextManager["RowTokenizer"]):
             UserError: the format needs a chat template, and the tokenizer has none.
         """
         self._limit = max_length_tokens
-        self._truncation = truncation
         self._loss_on = "all" if format == "text" else loss_on
         has_template = bool(tokenizer.chat_template)
         if format == "messages" and not has_template:
@@ -96,10 +93,14 @@ class RowTokenizer(AbstractContextManager["RowTokenizer"]):
                 "version of the model, put a chat_template.jinja into its folder, or give rows of prompt and response."
             )
         self.uses_template = has_template and format != "text"
-        if control_tokens == "auto":
-            control_tokens = "keep" if format == "text" else "as_text"
-        template = tokenizer.get_chat_template() if self.uses_template else None
-        self._control = ControlTokens(tokenizer, template=template, policy=control_tokens)
+        if control_tokens == "auto" and format == "text":
+            control_tokens = "keep"
+        super().__init__(
+            tokenizer,
+            truncation=truncation,
+            control_tokens=control_tokens,
+            template=tokenizer.get_chat_template() if self.uses_template else None,
+        )
         self._chat = ChatRenderer(tokenizer, self._control) if self.uses_template else None
         self._format = format
         self._render = self._renderer(format)
@@ -108,87 +109,32 @@ class RowTokenizer(AbstractContextManager["RowTokenizer"]):
         # Running text is learned whole, so nothing has to be found in it.
         self._bytes = None if format == "text" else build_byte_table(tokenizer.backend_tokenizer)
         self._needs_offsets = format != "text" and self._bytes is None
-        # Byte-level tokenizers can spell everything; SmolLM2's and others' unknown token is one for something else.
-        self._unknown_id: int | None = None if is_byte_level(tokenizer.backend_tokenizer) else tokenizer.unk_token_id
-        self._backend_block = bare_backend(tokenizer)
-
-    def __enter__(self) -> RowTokenizer:
-        """Borrow the backend."""
-        self._backend = self._backend_block.__enter__()
-        self._encoder = RowEncoder(self._backend, self._control.ids)
-        self._placer = RowPlacer(self._backend, self._encoder, self._bytes)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        """Give the backend back."""
-        self._backend_block.__exit__(*error)
 
     def render(self, batch: pa.RecordBatch, counts: SplitCounts) -> RenderedRows:
-        """Write rows as text.
-
-        Args:
-            batch: rows of a stored split.
-            counts: receives the rows that cannot be rendered.
-
-        Returns:
-            The others.
-        """
-        row_ids = batch.column("row_id").to_numpy()
-        sources = batch.column("source").to_numpy()
-        counts.num_read += len(row_ids)
-        rows: list[RenderedRow] = []
-        conversations: list[Conversation | None] = []
-        kept: list[int] = []
-        fields: Iterable[tuple[Any, ...]] = zip(
-            *(batch.column(name).to_pylist() for name in FIELDS[self._format]), strict=True
+        """Write rows as text, with the chat template where there is one."""
+        places, made = self._render_each(batch, FIELDS[self._format], self._render, counts)
+        return RenderedRows(
+            batch.column("row_id").to_numpy()[places],
+            batch.column("source").to_numpy()[places],
+            [row for row, _ in made],
+            [conversation for _, conversation in made],
         )
-        for place, values in enumerate(fields):
-            try:
-                row, conversation = self._render(*values)
-            except RowRefused as refusal:
-                counts.add(refusal.reason, int(row_ids[place]), refusal.detail)
-                continue
-            rows.append(row)
-            conversations.append(conversation)
-            kept.append(place)
-        if len(kept) < len(row_ids):
-            row_ids, sources = row_ids[kept], sources[kept]
-        return RenderedRows(row_ids, sources, rows, conversations)
 
     def encode(self, rendered: RenderedRows) -> list[Any]:
-        """Tokenize rendered rows on all cores; other threads go on meanwhile.
-
-        Args:
-            rendered: what ``render`` returned.
-
-        Returns:
-            One encoding a row.
-        """
-        if self._needs_offsets:
-            return self._encoder.encode(rendered.rows)
-        texts = [row.text for row in rendered.rows]
-        return list(self._backend.encode_batch_fast(texts, add_special_tokens=False))
+        """Tokenize rendered rows, with the characters of each token where those have to be known."""
+        return self._encoder.encode(rendered.rows) if self._needs_offsets else super().encode(rendered)
 
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
-        """Find the learned tokens and make long rows fit.
-
-        Args:
-            rendered: what ``render`` returned.
-            encodings: what ``encode`` made of it.
-            counts: receives what happens to the rows.
-
-        Returns:
-            The rows that are kept.
-        """
+        """Find the learned tokens and make long rows fit."""
         others: dict[int, Any] = {}
         if self._needs_offsets:
             others = dict(enumerate(encodings))
             unlike = find_unlike(self._backend, rendered.rows, others)
             return self._one_by_one(rendered, others, unlike, counts)[0]
+        if self._format == "text":
+            return self._finish_text(rendered, encodings, counts)
         tokens: list[list[int]] = [encoding.ids for encoding in encodings]
         self._placer.spell_typed(rendered.rows, tokens, others)
-        if self._format == "text":
-            return self._finish_text(rendered, tokens, others, counts)
         placed = self._placer.place(rendered.rows, tokens, others)
         return self._finish_placed(rendered, placed, others, counts)
 
@@ -206,45 +152,29 @@ class RowTokenizer(AbstractContextManager["RowTokenizer"]):
         assert self._chat is not None
         return self._chat.render(messages, tools), (messages, tools)
 
-    def _look_through(self, row: RenderedRow) -> RenderedRow:
-        """Settle what happens to control tokens typed in a text that no template writes."""
-        found = self._control.find_in_text(row.text)
-        if found:
-            note = self._control.settle(found)
-            row.notes.append(note)
-            if note == TYPED_AS_TEXT:
-                self._control.mark_text(row)
-        return row
-
-    def _finish_text(
-        self, rendered: RenderedRows, tokens: list[list[int]], refused: dict[int, Any], counts: SplitCounts
-    ) -> TokenColumns:
+    def _finish_text(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
         """Finish running text: every token of it is learned, and a long row loses its end."""
+        row_ids = rendered.row_ids
+        kept = np.ones(len(row_ids), dtype=np.bool_)
+        tokens = self._spell(rendered.rows, encodings, row_ids, kept, counts)
         ids, offsets, _ = self._put_around(*flatten_ids(tokens), np.ones(len(tokens), dtype=np.bool_))
         lengths = np.diff(offsets)
-        kept = np.ones(len(tokens), dtype=np.bool_)
-        for place, refusal in refused.items():
-            kept[place] = False
-            counts.add(refusal.reason, int(rendered.row_ids[place]), refusal.detail)
-        is_long = kept & (lengths > self._limit)
-        counts.add_long(lengths[is_long], limit=self._limit)
-        is_cut = is_long & (self._truncation in ("truncate_prompt", "truncate_end"))
-        kept &= is_cut | ~is_long
-        counts.add_rows(TOO_LONG, rendered.row_ids[is_long & ~is_cut])
+        is_cut = self._settle_long(
+            lengths, row_ids, kept, counts, limit=self._limit, dropped_as=TOO_LONG, noted_in=counts.long_rows
+        )
         is_learned = np.minimum(lengths, self._limit) > 1
-        counts.add_rows(NO_ANSWER_LEFT, rendered.row_ids[kept & ~is_learned])
+        counts.add_rows(NO_ANSWER_LEFT, row_ids[kept & ~is_learned])
         kept &= is_learned
-        counts.add_rows(END_CUT, rendered.row_ids[kept & is_cut])
+        counts.add_rows(END_CUT, row_ids[kept & is_cut])
         if self._unknown_id is not None:
-            has_unknown = np.diff(np.concatenate([[0], np.cumsum(ids == self._unknown_id)])[offsets]) > 0
-            counts.add_rows(NOT_ROUND_TRIP, rendered.row_ids[kept & has_unknown])
+            counts.add_rows(NOT_ROUND_TRIP, row_ids[kept & hold_token(ids, offsets, self._unknown_id)])
         self._count_kept(rendered, kept, ids, offsets, counts, is_whole=~is_cut)
         if is_cut.any():
             ids, offsets = cut_ends(ids, offsets, self._limit)
             lengths = np.diff(offsets)
         rows = np.arange(len(tokens))
         columns = TokenColumns(
-            rendered.row_ids, rendered.sources, ids, offsets, *score_spans(rows, np.zeros_like(rows), lengths, lengths)
+            row_ids, rendered.sources, ids, offsets, *score_spans(rows, np.zeros_like(rows), lengths, lengths)
         )
         return columns if kept.all() else take_rows(columns, np.flatnonzero(kept))
 
@@ -314,10 +244,7 @@ class RowTokenizer(AbstractContextManager["RowTokenizer"]):
         is_whole: BoolArray | None = None,
     ) -> None:
         """Count what was noted of the rows that are kept, and the tokens that end them."""
-        for place, row in enumerate(rendered.rows):
-            if row.notes and kept[place]:
-                for note in row.notes:
-                    counts.add(note, int(rendered.row_ids[place]))
+        counts.add_notes([row.notes for row in rendered.rows], rendered.row_ids, kept)
         ends = offsets[1:][kept if is_whole is None else kept & is_whole]
         tokens, numbers = np.unique(ids[ends - 1], return_counts=True)
         counts.endings.update(dict(zip(tokens.tolist(), numbers.tolist(), strict=True)))
@@ -374,7 +301,7 @@ class RowTokenizer(AbstractContextManager["RowTokenizer"]):
         row = self._tokens(rendered, encoding)
         notes = list(rendered.notes)
         if len(row.ids) > self._limit:
-            counts.add_long(np.array([len(row.ids)]), limit=self._limit)
+            counts.long_rows.add(np.array([len(row.ids)]), limit=self._limit)
         messages, tools = conversation or (None, None)
         while messages and len(row.ids) > self._limit and self._truncation == "truncate_prompt":
             messages = later_exchanges(messages, 1 - self._limit / len(row.ids))

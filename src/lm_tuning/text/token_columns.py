@@ -13,7 +13,11 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 def columns_of(
-    row_ids: list[int], sources: list[int], tokens: list[list[int]], spans: list[list[Span]]
+    row_ids: list[int],
+    sources: list[int],
+    tokens: list[list[int]],
+    spans: list[list[Span]],
+    labels: list[int] | None = None,
 ) -> TokenColumns:
     """Write rows as columns.
 
@@ -22,13 +26,20 @@ def columns_of(
         sources: one a row.
         tokens: token ids of each row.
         spans: scored spans of each row.
+        labels: class of each row; ``None`` for rows without classes.
     """
     ids, id_offsets = flatten_ids(tokens)
     span_offsets = np.cumsum([0, *(2 * len(row) for row in spans)])
     edges = chain.from_iterable(chain.from_iterable(spans))
     flat = np.fromiter(edges, dtype=np.int32, count=int(span_offsets[-1]))
     return TokenColumns(
-        np.array(row_ids, dtype=np.int64), np.array(sources, dtype=np.int16), ids, id_offsets, flat, span_offsets
+        np.array(row_ids, dtype=np.int64),
+        np.array(sources, dtype=np.int16),
+        ids,
+        id_offsets,
+        flat,
+        span_offsets,
+        None if labels is None else np.array(labels, dtype=np.int32),
     )
 
 
@@ -54,7 +65,8 @@ def take_rows(columns: TokenColumns, order: Int64Array) -> TokenColumns:
     """
     ids, id_offsets = _take(columns.ids, columns.id_offsets, order)
     spans, span_offsets = _take(columns.spans, columns.span_offsets, order)
-    return TokenColumns(columns.row_ids[order], columns.sources[order], ids, id_offsets, spans, span_offsets)
+    labels = None if columns.labels is None else columns.labels[order]
+    return TokenColumns(columns.row_ids[order], columns.sources[order], ids, id_offsets, spans, span_offsets, labels)
 
 
 def join_columns(first: TokenColumns, second: TokenColumns) -> TokenColumns:
@@ -62,8 +74,12 @@ def join_columns(first: TokenColumns, second: TokenColumns) -> TokenColumns:
 
     Args:
         first: some rows.
-        second: the others.
+        second: the others, with classes if the first have them.
     """
+    labels = None
+    if first.labels is not None and second.labels is not None:
+        labels = np.concatenate([first.labels, second.labels])
+    assert labels is not None or first.labels is second.labels, "only some of the rows have classes"
     return TokenColumns(
         np.concatenate([first.row_ids, second.row_ids]),
         np.concatenate([first.sources, second.sources]),
@@ -71,7 +87,32 @@ def join_columns(first: TokenColumns, second: TokenColumns) -> TokenColumns:
         np.concatenate([first.id_offsets, second.id_offsets[1:] + first.id_offsets[-1]]),
         np.concatenate([first.spans, second.spans]),
         np.concatenate([first.span_offsets, second.span_offsets[1:] + first.span_offsets[-1]]),
+        labels,
     )
+
+
+def join_sides(
+    ids: Int32Array, offsets: Int64Array, other_ids: Int32Array, other_offsets: Int64Array
+) -> tuple[Int32Array, Int64Array]:
+    """Put the tokens of a second text of each row behind those of the first.
+
+    Args:
+        ids: token ids of all first texts end to end.
+        offsets: ``(rows + 1,)``: where each first text starts in them.
+        other_ids: of all second texts.
+        other_offsets: where each of those starts.
+
+    Returns:
+        Ids and offsets of the rows.
+    """
+    joined = np.empty(len(ids) + len(other_ids), dtype=np.int32)
+    moved = offsets + other_offsets
+    for values, starts, places in (
+        (ids, offsets, moved[:-1]),
+        (other_ids, other_offsets, moved[:-1] + np.diff(offsets)),
+    ):
+        joined[np.arange(len(values)) + np.repeat(places - starts[:-1], np.diff(starts))] = values
+    return joined, moved
 
 
 def put_around(
@@ -103,20 +144,21 @@ def put_around(
     return everything, moved
 
 
-def cut_ends(ids: Int32Array, offsets: Int64Array, limit: int) -> tuple[Int32Array, Int64Array]:
+def cut_ends(ids: Int32Array, offsets: Int64Array, limit: int | Int64Array) -> tuple[Int32Array, Int64Array]:
     """Keep the first tokens of every row.
 
     Args:
         ids: token ids of all rows end to end.
         offsets: where each row starts, the end included.
-        limit: tokens that a row may keep.
+        limit: tokens that a row may keep, for all rows or ``(rows,)``.
 
     Returns:
         Ids and offsets.
     """
     lengths = np.diff(offsets)
-    kept = np.arange(len(ids)) - np.repeat(offsets[:-1], lengths) < limit
-    return ids[kept], np.concatenate([[0], np.cumsum(np.minimum(lengths, limit))])
+    limits = np.broadcast_to(limit, lengths.shape)
+    kept = np.arange(len(ids)) - np.repeat(offsets[:-1], lengths) < np.repeat(limits, lengths)
+    return ids[kept], np.concatenate([[0], np.cumsum(np.minimum(lengths, limits))])
 
 
 def begins_with(ids: Int32Array, offsets: Int64Array, prefix: list[int]) -> BoolArray:
@@ -147,6 +189,18 @@ def ends_with(ids: Int32Array, offsets: Int64Array, token: int) -> BoolArray:
     ends: BoolArray = np.diff(offsets) > 0
     ends[ends] = ids[offsets[1:][ends] - 1] == token
     return ends
+
+
+def hold_token(ids: Int32Array, offsets: Int64Array, token: int) -> BoolArray:
+    """Say which rows hold an id anywhere.
+
+    Args:
+        ids: token ids of all rows end to end.
+        offsets: where each row starts, the end included.
+        token: the id.
+    """
+    found: BoolArray = np.diff(np.concatenate([[0], np.cumsum(ids == token)])[offsets]) > 0
+    return found
 
 
 def score_spans(

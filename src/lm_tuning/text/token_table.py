@@ -16,8 +16,13 @@ from lm_tuning.errors import UserError
 IGNORE_INDEX = -100
 """Label of a position that no loss is taken of (the default of PyTorch's cross entropy)."""
 
+NO_LABEL = -1
+"""Class of a row that has none."""
+
 SPLITS = ("train", "validation", "test")
-BATCH_ROWS = 4096
+BATCH_ROWS = 8192
+BATCH_TOKENS = 1 << 24
+"""A file is written in batches of about so many rows or tokens: each costs a moment whenever the file is opened."""
 
 Span = tuple[int, int]
 Int32Array = npt.NDArray[np.int32]
@@ -32,6 +37,7 @@ TOKEN_SCHEMA = pa.schema(
         ("length", pa.int32()),
         ("num_supervised", pa.int32()),
         ("source", pa.int16()),
+        ("label", pa.int32()),
     ]
 )
 
@@ -44,16 +50,18 @@ class TokenRow:
         row_id: identity of the row, stable from split to evaluation.
         input_ids: token ids, ``(length,)``; a read-only view into the memory-mapped file.
         spans: half-open ``(start, end)`` token positions that carry loss, ascending, disjoint, never position 0.
+        label: class of the whole row by the label map; ``NO_LABEL`` without one.
     """
 
     row_id: int
     input_ids: Int32Array
     spans: list[Span]
+    label: int = NO_LABEL
 
     @property
     def num_supervised(self) -> int:
-        """Count the positions that carry loss."""
-        return sum(end - start for start, end in self.spans)
+        """Count the positions that carry loss, and the row itself if it has a class."""
+        return sum(end - start for start, end in self.spans) + (self.label != NO_LABEL)
 
 
 def scored_spans(spans: Sequence[Span], length: int) -> list[Span]:
@@ -104,9 +112,10 @@ class TokenTable:
     Attributes:
         path: the file.
         lengths: tokens of each row, ``(rows,)``.
-        num_supervised: positions of each row that carry loss, ``(rows,)``.
+        num_supervised: positions of each row that carry loss, plus 1 for a row with a class, ``(rows,)``.
         row_ids: identity of each row, ``(rows,)``.
         sources: place of each training row in the list of sources, ``(rows,)``; -1 for rows of held-out files.
+        labels: class of each row, ``(rows,)``; ``NO_LABEL`` for rows without one.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -136,6 +145,7 @@ class TokenTable:
         self.num_supervised: Int32Array = _joined(batches, "num_supervised", np.int32)
         self.row_ids: Int64Array = _joined(batches, "row_id", np.int64)
         self.sources: Int16Array = _joined(batches, "source", np.int16)
+        self.labels: Int32Array = _joined(batches, "label", np.int32)
 
     def __len__(self) -> int:
         """Count the rows."""
@@ -162,6 +172,7 @@ class TokenTable:
             row_id=int(self.row_ids[index]),
             input_ids=_slice(self._ids[batch], row),
             spans=list(zip(spans[::2], spans[1::2], strict=True)),
+            label=int(self.labels[index]),
         )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
@@ -210,6 +221,7 @@ class TokenColumns:
         id_offsets: ``(rows + 1,)``: where each row starts in ``ids``.
         spans: start and end of all spans end to end, as ``scored_spans`` gives them.
         span_offsets: ``(rows + 1,)``: where each row starts in ``spans``.
+        labels: class of each row, ``(rows,)``; ``None`` for rows without classes.
     """
 
     row_ids: Int64Array
@@ -218,6 +230,7 @@ class TokenColumns:
     id_offsets: Int64Array
     spans: Int32Array
     span_offsets: Int64Array
+    labels: Int32Array | None = None
 
     def __len__(self) -> int:
         """Count the rows."""
@@ -235,17 +248,25 @@ class TokenTableWriter:
 
         Args:
             path: file to create; its folder exists.
-            batch_rows: rows collected by ``append`` before they are written.
+            batch_rows: rows collected before they are written.
         """
         self.path = Path(path)
         self.num_rows = 0
         self._batch_rows = batch_rows
-        self._pending: list[tuple[int, Sequence[int] | Int32Array, list[Span], int]] = []
+        self._pending: list[tuple[int, Sequence[int] | Int32Array, list[Span], int, int]] = []
+        self._batches: list[pa.RecordBatch] = []
+        self._waiting_rows = self._waiting_tokens = 0
         self._sink = pa.OSFile(str(self.path), "wb")
         self._writer = pa.ipc.new_file(self._sink, TOKEN_SCHEMA)
 
     def append(
-        self, row_id: int, input_ids: Sequence[int] | Int32Array, spans: Sequence[Span], *, source: int = 0
+        self,
+        row_id: int,
+        input_ids: Sequence[int] | Int32Array,
+        spans: Sequence[Span],
+        *,
+        source: int = 0,
+        label: int = NO_LABEL,
     ) -> None:
         """Add one row.
 
@@ -254,8 +275,9 @@ class TokenTableWriter:
             input_ids: token ids, ``(length,)``.
             spans: half-open token positions that carry loss; position 0 is dropped from them.
             source: which training source the row comes from; -1 for a held-out file.
+            label: class of the row.
         """
-        self._pending.append((row_id, input_ids, scored_spans(spans, len(input_ids)), source))
+        self._pending.append((row_id, input_ids, scored_spans(spans, len(input_ids)), source, label))
         if len(self._pending) >= self._batch_rows:
             self._flush()
 
@@ -267,11 +289,12 @@ class TokenTableWriter:
         """
         self._flush()
         if len(columns):
-            self._write(columns)
+            self._collect(columns)
 
     def close(self) -> None:
         """Write what is pending and the footer."""
         self._flush()
+        self._write()
         self._writer.close()
         self._sink.close()
 
@@ -289,10 +312,10 @@ class TokenTableWriter:
     def _flush(self) -> None:
         if not self._pending:
             return
-        row_ids, ids, spans, sources = zip(*self._pending, strict=True)
+        row_ids, ids, spans, sources, labels = zip(*self._pending, strict=True)
         self._pending = []
         flat_spans = [np.asarray(row, dtype=np.int32).reshape(-1) for row in spans]
-        self._write(
+        self._collect(
             TokenColumns(
                 np.asarray(row_ids, dtype=np.int64),
                 np.asarray(sources, dtype=np.int16),
@@ -300,23 +323,39 @@ class TokenTableWriter:
                 _offsets(ids),
                 np.concatenate(flat_spans),
                 _offsets(flat_spans),
+                np.asarray(labels, dtype=np.int32),
             )
         )
 
-    def _write(self, columns: TokenColumns) -> None:
+    def _collect(self, columns: TokenColumns) -> None:
         pairs = columns.spans.reshape(-1, 2)
         covered = np.concatenate([[0], np.cumsum(pairs[:, 1] - pairs[:, 0])])
         edges = columns.span_offsets // 2
+        labels = columns.labels if columns.labels is not None else np.full(len(columns), NO_LABEL, dtype=np.int32)
+        num_supervised = covered[edges[1:]] - covered[edges[:-1]] + (labels != NO_LABEL)
         arrays = [
             pa.array(columns.row_ids),
             pa.ListArray.from_arrays(pa.array(columns.id_offsets.astype(np.int32)), pa.array(columns.ids)),
             pa.ListArray.from_arrays(pa.array(columns.span_offsets.astype(np.int32)), pa.array(columns.spans)),
             pa.array(np.diff(columns.id_offsets).astype(np.int32)),
-            pa.array((covered[edges[1:]] - covered[edges[:-1]]).astype(np.int32)),
+            pa.array(num_supervised.astype(np.int32)),
             pa.array(columns.sources),
+            pa.array(labels),
         ]
-        self._writer.write_batch(pa.record_batch(arrays, schema=TOKEN_SCHEMA))
+        self._batches.append(pa.record_batch(arrays, schema=TOKEN_SCHEMA))
         self.num_rows += len(columns)
+        self._waiting_rows += len(columns)
+        self._waiting_tokens += len(columns.ids)
+        if self._waiting_rows >= self._batch_rows or self._waiting_tokens >= BATCH_TOKENS:
+            self._write()
+
+    def _write(self) -> None:
+        """Write what is collected as one batch."""
+        if self._batches:
+            [whole] = pa.Table.from_batches(self._batches).combine_chunks().to_batches()
+            self._writer.write_batch(whole)
+        self._batches = []
+        self._waiting_rows = self._waiting_tokens = 0
 
 
 def _offsets(rows: Sequence[Sequence[int] | Int32Array]) -> Int64Array:

@@ -1,4 +1,4 @@
-"""Tokenize stored splits batch by batch: rows in, token ids and loss spans out."""
+"""Tokenize stored splits batch by batch: rows in, token ids and what is learned of them out."""
 
 from __future__ import annotations
 
@@ -18,22 +18,26 @@ import pyarrow.compute as pc
 
 from lm_tuning.data.findings import RowPlaces
 from lm_tuning.data.rows import ExampleTable, open_examples
+from lm_tuning.data.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION, find_format_problem
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.threads import tokenizer_parallelism
 from lm_tuning.storage.atomic import write_json_atomic
+from lm_tuning.text.class_tokenizer import ClassTokenizer, refuse_unknown_classes
 from lm_tuning.text.control_tokens import TYPED
 from lm_tuning.text.counts import DROPPED, SplitCounts
+from lm_tuning.text.pair_tokenizer import TARGET_TOO_LONG, PairTokenizer
 from lm_tuning.text.rendering import NOT_VERBATIM, TOOLS_LEFT_OUT, RenderedRows
 from lm_tuning.text.row_tokenizer import RowTokenizer
 from lm_tuning.text.summary import preview_tokens, summarize_split
+from lm_tuning.text.task_tokenizer import TaskTokenizer
 from lm_tuning.text.token_table import SPLITS, TokenColumns, TokenTableWriter, open_split, split_path
 from lm_tuning.text.tokens_report import REPORT_NAME, build_tokens_section
 from lm_tuning.text.truncation import TOO_LONG
 
 logger = logging.getLogger(__name__)
 
-TOKENS_VERSION = 2
+TOKENS_VERSION = 3
 """Raise it when the same rows and settings give other tokens: stored tokens of another version are not reused."""
 
 SUMMARY_NAME = "summary.json"
@@ -54,6 +58,8 @@ def write_tokens(
     tokenizer: Any,
     *,
     max_length_tokens: int,
+    task: str = CAUSAL_LM,
+    max_target_tokens: int = 128,
     truncation: str = "truncate_prompt",
     loss_on: str = "assistant",
     on_altered_content: str = "warn",
@@ -68,9 +74,14 @@ def write_tokens(
         folder: an empty folder.
         examples: folder of stored splits.
         tokenizer: a fast transformers tokenizer with a pad token.
-        max_length_tokens: tokens that a row may have.
-        truncation: ``truncate_prompt``, ``truncate_end``, ``drop`` or ``error``, see ``shorten_row``.
-        loss_on: what is learned: ``assistant`` (every answer), ``completion`` (the last one) or ``all``.
+        max_length_tokens: tokens that a row may have; for ``seq2seq_lm`` its source.
+        task: ``causal_lm`` (spans of tokens are learned), ``sequence_classification`` (the class of each row, by the
+            label map of the splits) or ``seq2seq_lm`` (the response, which follows the prompt's tokens as a span).
+        max_target_tokens: tokens that the target of a row may have, for ``seq2seq_lm``.
+        truncation: ``truncate_prompt``, ``truncate_end``, ``drop`` or ``error``, see ``shorten_row``; without an answer
+            in the row, or with one by itself, both ways to truncate cut the end.
+        loss_on: what is learned for ``causal_lm``: ``assistant`` (every answer), ``completion`` (the last one) or
+            ``all``.
         on_altered_content: ``warn`` or ``error``: what happens when the chat template changes what a row says.
         control_tokens: what happens to typed control tokens, see ``RowTokenizer``.
         on_progress: receives rows done.
@@ -79,33 +90,42 @@ def write_tokens(
         The summary, as stored.
 
     Raises:
-        UserError: rows are too long, altered or hold control tokens and that is to be an error, or no training row is
-            left.
+        UserError: the rows are of a format that the task cannot learn from, are too long, altered or hold control
+            tokens and that is to be an error, a class is in no training row, or no training row is left.
     """
     tables = {split: open_examples(examples, split) for split in SPLITS}
     total = sum(len(table) for table in tables.values())
     options: dict[str, Any] = {
         "max_length_tokens": max_length_tokens,
+        **({"max_target_tokens": max_target_tokens} if task == SEQ2SEQ_LM else {}),
         "truncation": truncation,
-        "loss_on": loss_on,
+        **({"loss_on": loss_on} if task == CAUSAL_LM else {}),
         "control_tokens": control_tokens,
     }
-    if max_length_tokens > tokenizer.model_max_length:
-        logger.warning(
-            "tokenize.max_length_tokens is %d, but the model is made for %d tokens at most.",
-            max_length_tokens,
-            tokenizer.model_max_length,
-        )
+    for name in ("max_length_tokens", "max_target_tokens"):
+        if options.get(name, 0) > tokenizer.model_max_length:
+            logger.warning(
+                "tokenize.%s is %d, but the model is made for %d tokens at most.",
+                name,
+                options[name],
+                tokenizer.model_max_length,
+            )
     format = tables["train"].format
+    format_problem = find_format_problem(format, task=task, path=str(examples))
+    if format_problem:
+        raise UserError(format_problem)
     splits = json.loads((examples / SPLITS_SUMMARY_NAME).read_text(encoding="utf-8"))
     places = RowPlaces(splits["files"])
+    label_map = splits.get("label_map")
+    if task == SEQUENCE_CLASSIFICATION:
+        refuse_unknown_classes(tables, label_map, places)
     counts = {split: SplitCounts() for split in SPLITS}
     done = 0
     on_progress("Tokenizing", 0, total, "rows")
     with (
         tokenizer_parallelism(enabled=True),
         _heap_set_aside(),
-        RowTokenizer(tokenizer, format, **options) as row_tokenizer,
+        _row_tokenizer(tokenizer, format, task=task, label_map=label_map, **options) as row_tokenizer,
     ):
         for split in SPLITS:
             with TokenTableWriter(split_path(folder, split)) as writer:
@@ -126,17 +146,20 @@ def write_tokens(
     )
     endings = counts["train"].endings + counts["validation"].endings + counts["test"].endings
     summary = {
+        "task": task,
         "format": format,
         "rendering": rendering,
         **options,
         "tokenizer": _describe_tokenizer(tokenizer),
         "end_token_ids": [token for token, _ in endings.most_common()],
         "sources": splits["sources"],
-        "label_map": splits.get("label_map"),
-        "splits": {split: summarize_split(written[split], counts[split]) for split in SPLITS},
+        "label_map": label_map,
+        "splits": {
+            split: summarize_split(written[split], counts[split], task=task, label_map=label_map) for split in SPLITS
+        },
     }
     write_json_atomic(folder / SUMMARY_NAME, summary)
-    write_json_atomic(folder / PREVIEW_NAME, preview_tokens(folder, tokenizer))
+    write_json_atomic(folder / PREVIEW_NAME, preview_tokens(folder, tokenizer, task=task, label_map=label_map))
     write_json_atomic(folder / REPORT_NAME, build_tokens_section(summary, counts, places))
     return summary
 
@@ -159,8 +182,19 @@ def read_token_report(folder: Path) -> dict[str, Any]:
     return dict(json.loads((Path(folder) / REPORT_NAME).read_text(encoding="utf-8")))
 
 
+def _row_tokenizer(
+    tokenizer: Any, format: str, *, task: str, label_map: dict[str, int] | None, **options: Any
+) -> TaskTokenizer:
+    """Choose what turns the rows of a task into tokens."""
+    if task == SEQUENCE_CLASSIFICATION:
+        return ClassTokenizer(tokenizer, label_map or {}, **options)
+    if task == SEQ2SEQ_LM:
+        return PairTokenizer(tokenizer, **options)
+    return RowTokenizer(tokenizer, format, **options)
+
+
 def _tokenized(
-    table: ExampleTable, row_tokenizer: RowTokenizer, counts: SplitCounts
+    table: ExampleTable, row_tokenizer: TaskTokenizer, counts: SplitCounts
 ) -> Iterator[tuple[int, TokenColumns]]:
     """Yield tokenized chunks; some are rendered and finished while the tokenizer works on others."""
     running: deque[tuple[int, RenderedRows, Future[list[Any]]]] = deque()
@@ -215,6 +249,7 @@ def _check(
     truncation: str,
     on_altered_content: str,
     control_tokens: str,
+    max_target_tokens: int | None = None,
     **_: Any,
 ) -> None:
     """Stop when rows are what must not be, or when nothing is left to train on."""
@@ -223,6 +258,11 @@ def _check(
             truncation == "error",
             f"longer than tokenize.max_length_tokens = {max_length_tokens}",
             "Raise the limit, or set tokenize.truncation to truncate_prompt, truncate_end or drop.",
+        ),
+        TARGET_TOO_LONG: (
+            truncation == "error",
+            f"with a target longer than tokenize.max_target_tokens = {max_target_tokens}",
+            "Raise the limit, or set tokenize.truncation to truncate_end or drop.",
         ),
         NOT_VERBATIM: (
             on_altered_content == "error",
@@ -251,9 +291,11 @@ def _check(
     if not num_rows["train"]:
         train = counts["train"]
         reasons = "; ".join(train.describe(reason, places) for reason in DROPPED if train.counts[reason])
+        limits = f"tokenize.max_length_tokens = {max_length_tokens}"
+        if max_target_tokens is not None:
+            limits += f" and tokenize.max_target_tokens = {max_target_tokens}"
         raise UserError(
-            f"No training row is left after tokenizing with tokenize.max_length_tokens = {max_length_tokens}. "
-            f"Dropped: {reasons or 'there are none'}."
+            f"No training row is left after tokenizing with {limits}. Dropped: {reasons or 'there are none'}."
         )
 
 

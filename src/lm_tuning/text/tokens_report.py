@@ -7,11 +7,13 @@ from itertools import chain
 from typing import Any
 
 from lm_tuning.data.findings import RowPlaces
+from lm_tuning.data.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.text.counts import CHANGED, DROPPED, NUM_DETAILS, SplitCounts
 
 REPORT_NAME = "report.json"
 
 _NUM_ROWS_SHOWN = 20
+_MAX_CLASSES = 30
 _MAX_DETAIL_CHARACTERS = 160
 
 
@@ -39,8 +41,8 @@ def build_tokens_section(
     metrics = {
         f"{split}_{name}": value
         for split, part in splits.items()
-        for name in ("num_rows", "num_tokens", "num_supervised_tokens", "supervised_fraction")
-        if (value := part[name]) is not None
+        for name in ("num_rows", "num_tokens", "num_supervised_tokens", "supervised_fraction", "majority_fraction")
+        if (value := part.get(name)) is not None
     }
     metrics = {f"data_{name.replace('num_', '')}": value for name, value in metrics.items()}
     metrics["data_rows_dropped_by_tokenizing"] = sum(fate["num_rows"] for fate in dropped)
@@ -80,24 +82,12 @@ def _write_markdown(summary: Mapping[str, Any], dropped: list[dict[str, Any]], c
     lines = [
         "## Tokens",
         "",
-        f"Rows of format `{summary['format']}` as {summary['rendering']}; at most {summary['max_length_tokens']:,} "
-        f"tokens a row (`{summary['truncation']}`), loss on `{summary['loss_on']}`. Special tokens: {tokens}.",
+        f"Rows of format `{summary['format']}` as {summary['rendering']}; {_describe_limits(summary)}. Special tokens: "
+        f"{tokens}.",
         "",
-        "| split | rows read | rows kept | tokens | learned | length p50 | p90 | p99 | longest |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        *_split_table(summary),
+        *_class_table(summary),
     ]
-    for split, part in summary["splits"].items():
-        lengths = part["length_tokens"] or dict.fromkeys(("p50", "p90", "p99", "max"), 0)
-        share = part["supervised_fraction"]
-        cells = [
-            split,
-            f"{part['num_rows_read']:,}",
-            f"{part['num_rows']:,}",
-            f"{part['num_tokens']:,}",
-            "" if share is None else f"{share:.1%}",
-            *(f"{lengths[name]:,}" for name in ("p50", "p90", "p99", "max")),
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
     if summary["sources"]:
         lines += ["", "| source | weight | training rows before tokenizing |", "|---|--:|--:|"]
         lines += [
@@ -107,6 +97,63 @@ def _write_markdown(summary: Mapping[str, Any], dropped: list[dict[str, Any]], c
     for title, fates in (("Rows left out", dropped), ("Rows changed", changed)):
         lines += ["", f"### {title}", "", *(_describe_fates(fates) if fates else ["None."])]
     return "\n".join(lines) + "\n"
+
+
+def _describe_limits(summary: Mapping[str, Any]) -> str:
+    """Say how long rows may be and what is learned of them."""
+    limit, truncation = f"at most {summary['max_length_tokens']:,} tokens", f"(`{summary['truncation']}`)"
+    if summary["task"] == SEQUENCE_CLASSIFICATION:
+        return f"{limit} a row {truncation}, each with one of {len(summary['label_map']):,} classes to learn"
+    if summary["task"] == SEQ2SEQ_LM:
+        return f"{limit} a source and {summary['max_target_tokens']:,} a target {truncation}, loss on the target"
+    return f"{limit} a row {truncation}, loss on `{summary['loss_on']}`"
+
+
+def _split_table(summary: Mapping[str, Any]) -> list[str]:
+    """Write what each split holds: rows and tokens, what is learned, and how long rows are."""
+    task = summary["task"]
+    # Title and key of what is measured in tokens, and of what stands between that and the counts.
+    measured = {"length": "length_tokens"}
+    learned = {"learned": "supervised_fraction"}
+    if task == SEQUENCE_CLASSIFICATION:
+        learned = {"classes": "num_classes", "largest class": "majority_fraction"}
+    elif task == SEQ2SEQ_LM:
+        learned = {}
+        measured = {"source": "source_tokens", "target": "target_tokens"}
+    head = ["split", "rows read", "rows kept", "tokens", *learned]
+    for title in measured:
+        head += [f"{title} p50", "p90", "p99", "longest"]
+    lines = [f"| {' | '.join(head)} |", f"|---|{'--:|' * (len(head) - 1)}"]
+    for split, part in summary["splits"].items():
+        cells = [split, *(f"{part[name]:,}" for name in ("num_rows_read", "num_rows", "num_tokens"))]
+        cells += [_number(part[name]) for name in learned.values()]
+        for name in measured.values():
+            lengths = part[name] or dict.fromkeys(("p50", "p90", "p99", "max"), 0)
+            cells += [f"{lengths[quantile]:,}" for quantile in ("p50", "p90", "p99", "max")]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _class_table(summary: Mapping[str, Any]) -> list[str]:
+    """Write how many rows of each class the splits hold, the largest in train first."""
+    if summary["task"] != SEQUENCE_CLASSIFICATION:
+        return []
+    rows = {split: part["rows_by_class"] for split, part in summary["splits"].items()}
+    names = sorted(summary["label_map"], key=lambda name: (-rows["train"][name], name))
+    lines = ["", f"| class | id | {' | '.join(rows)} |", f"|---|{'--:|' * (len(rows) + 1)}"]
+    for name in names[:_MAX_CLASSES]:
+        counts = " | ".join(f"{of_split[name]:,}" for of_split in rows.values())
+        lines.append(f"| {_cell(name)} | {summary['label_map'][name]} | {counts} |")
+    if len(names) > _MAX_CLASSES:
+        lines += ["", f"{len(names) - _MAX_CLASSES:,} smaller classes are in the JSON report."]
+    return lines
+
+
+def _number(value: float | None) -> str:
+    """Write a count, or a share as percent; nothing for what cannot be said of no rows."""
+    if value is None:
+        return ""
+    return f"{value:,}" if isinstance(value, int) else f"{value:.1%}"
 
 
 def _describe_fates(fates: list[dict[str, Any]]) -> list[str]:

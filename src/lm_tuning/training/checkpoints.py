@@ -120,8 +120,9 @@ def check_resumable(checkpoint: Checkpoint, identity: RunIdentity) -> None:
 
 
 def staging_folder(run_folder: Path, step: int) -> Path:
-    """Return an empty folder beside the checkpoints to write the next one in."""
-    for leftover in run_folder.glob(".writing-*"):
+    """Return an empty folder beside the checkpoints to write the next one in, and clear what a kill has left."""
+    half_deleted = (folder for folder in run_folder.glob("checkpoint-*") if not (folder / MARKER).is_file())
+    for leftover in [*run_folder.glob(".writing-*"), *half_deleted]:
         shutil.rmtree(leftover)
     folder = run_folder / f".writing-{step}"
     folder.mkdir(parents=True)
@@ -153,7 +154,7 @@ def publish_checkpoint(
     sync_folder(staging)
     target = run_folder / f"checkpoint-{step}"
     if target.exists():  # the same step again, after a resume: equal by construction
-        shutil.rmtree(target)
+        _delete(target)
     staging.rename(target)
     sync_file(run_folder)
     return Checkpoint(target, step, content)
@@ -170,8 +171,12 @@ def prune(run_folder: Path, *, keep: int, protect: Path | None = None) -> list[P
     removed = []
     for checkpoint in list_complete(run_folder)[: -keep or None]:
         if checkpoint.path != protect:
-            # The marker goes first: a folder that is half deleted is not complete any more.
-            (checkpoint.path / MARKER).unlink()
-            shutil.rmtree(checkpoint.path)
+            _delete(checkpoint.path)
             removed.append(checkpoint.path)
     return removed
+
+
+def _delete(folder: Path) -> None:
+    """Delete a checkpoint, its marker first: a folder that is half deleted is not complete any more."""
+    (folder / MARKER).unlink(missing_ok=True)
+    shutil.rmtree(folder)

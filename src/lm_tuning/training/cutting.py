@@ -21,7 +21,9 @@ def choose_micro_batch_tokens(micro_batch_tokens: int | None, *, device: str) ->
     return micro_batch_tokens or MICRO_BATCH_TOKENS.get(device, MICRO_BATCH_TOKENS["cpu"])
 
 
-def choose_batching(batching: Literal["auto", "packed", "padded"], *, device: str, attention: str) -> Batching:
+def choose_batching(
+    batching: Literal["auto", "packed", "padded"], *, device: str, attention: str, can_pack: bool = True
+) -> Batching:
     """Pack where nothing is lost by it.
 
     Without a variable-length kernel packed rows need an explicit mask. On a CPU that costs little and saves all
@@ -31,10 +33,11 @@ def choose_batching(batching: Literal["auto", "packed", "padded"], *, device: st
         batching: what the user set.
         device: ``cpu``, ``cuda`` or ``mps``.
         attention: ``auto``, ``sdpa``, ``eager`` or ``flash_attention_2``.
+        can_pack: whether the task allows it.
     """
     if batching != "auto":
         return batching
-    return "packed" if device == "cpu" and attention in {"auto", "sdpa", "eager"} else "padded"
+    return "packed" if can_pack and device == "cpu" and attention in {"auto", "sdpa", "eager"} else "padded"
 
 
 def cut_rows(rows: Iterable[int], lengths: Iterable[int], *, budget_tokens: int, batching: Batching) -> list[list[int]]:
@@ -72,4 +75,35 @@ def cut_rows(rows: Iterable[int], lengths: Iterable[int], *, budget_tokens: int,
         else:
             groups.append([row])
             longest = length
+    return groups
+
+
+def cut_pairs(
+    rows: Iterable[int], sources: Iterable[int], targets: Iterable[int], *, budget_tokens: int
+) -> list[list[int]]:
+    """Group rows of a source and a target, each padded to the longest of its micro-batch.
+
+    Rows are sorted by both lengths together, so that neighbours need little padding. A row longer than the budget
+    stands alone.
+
+    Args:
+        rows: row indices.
+        sources: tokens of each row's source.
+        targets: tokens of each row's target.
+        budget_tokens: most slots of a micro-batch, padding included.
+
+    Returns:
+        The row indices of each micro-batch.
+    """
+    triples = zip(map(int, sources), map(int, targets), map(int, rows), strict=True)
+    groups: list[list[int]] = []
+    longest_source = longest_target = 0
+    for source, target, row in sorted(triples, key=lambda triple: (-triple[0] - triple[1], -triple[0])):
+        wider = max(longest_source, source) + max(longest_target, target)
+        if groups and wider * (len(groups[-1]) + 1) <= budget_tokens:
+            groups[-1].append(row)
+            longest_source, longest_target = max(longest_source, source), max(longest_target, target)
+        else:
+            groups.append([row])
+            longest_source, longest_target = source, target
     return groups

@@ -5,101 +5,38 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lm_tuning.text.token_table import NO_LABEL
+from lm_tuning.training.batch_checks import check_logits, expected_fresh_head_loss, look_at_rows
 from lm_tuning.training.batches import StepBatch, StepDataset
+from lm_tuning.training.first_loss import FirstLossDue, PlainLoss, measure_plain_loss
 from lm_tuning.training.health import (
     DROPOUT_TOLERANCE,
     Finding,
     HealthReport,
     Severity,
-    check_first_step,
-    check_layout,
     has_dropout,
     mark_supervised,
-    measure_plain_loss,
-    measure_training_path,
     stop_if_needed,
 )
-from lm_tuning.training.losses import keeps_logits
+from lm_tuning.training.losses import PLAIN, LossShape
 from lm_tuning.training.precision_context import autocast
+from lm_tuning.training.tasks import TrainingTask
+
+if TYPE_CHECKING:
+    from lm_tuning.text.token_table import TokenRow
 
 logger = logging.getLogger(__name__)
 
+MODEL_LOSS_TOLERANCE = 0.01
+"""Relative difference from which the loss that a model class returns counts as another one."""
+
 WORSE_FACTOR = 1.1
 """A base model is suspicious when its loss is this many times that of an untrained head."""
-
-
-@dataclass(frozen=True)
-class FirstLossDue:
-    """What the first step's loss must be, and what is said if it is something else.
-
-    Attributes:
-        nats_per_token: measured before the step by a plain forward pass, in nats per supervised token.
-        tolerance: allowed relative difference.
-        severity: of a difference whose cause is not the layout of the micro-batches.
-        batching: how the micro-batches are laid out.
-        select_logits: see :func:`lm_tuning.training.losses.sum_nats`.
-        device: ``cpu`` or ``cuda``.
-        compute_dtype: type of the forward pass.
-        weights_dtype: type of the weights.
-    """
-
-    nats_per_token: float
-    tolerance: float
-    severity: Severity
-    batching: str
-    select_logits: bool
-    device: str
-    compute_dtype: str
-    weights_dtype: str
-
-    def measure_layout(self, health: HealthReport, model: Any, batch: StepBatch) -> bool:
-        """Measure the step again, through its micro-batches but without dropout; add a finding if they change it.
-
-        Returns:
-            Whether rows alone and rows in micro-batches agree.
-        """
-        on_gpu = [torch.cuda.current_device()] if self.device == "cuda" else []
-        with torch.random.fork_rng(devices=on_gpu), autocast(self.device, self.compute_dtype, self.weights_dtype):
-            path = measure_training_path(model, batch, device=self.device, select_logits=self.select_logits)
-        health.facts["first_step_through_micro_batches_nats_per_token"] = path
-        tolerance = max(self.tolerance, 0.02)
-        finding = check_layout(self.nats_per_token, path, tolerance=tolerance, batching=self.batching)
-        if finding is not None:
-            health.add(finding)
-        return finding is None
-
-    def check(self, health: HealthReport, model: Any, batch: StepBatch, logged: float) -> None:
-        """Compare what step 1 logs with what is due, after its backward pass and before the weights change.
-
-        Args:
-            health: receives the finding.
-            model: with the weights that ``logged`` was computed with.
-            batch: the first step.
-            logged: its loss, in nats per supervised token.
-
-        Raises:
-            UserError: they differ, and the finding says stop.
-        """
-        began = time.perf_counter()
-        health.facts["first_step_logged_nats_per_token"] = logged
-        finding = check_first_step(
-            self.nats_per_token,
-            logged,
-            tolerance=self.tolerance,
-            num_micro_batches=len(batch.micro_batches),
-            severity=self.severity,
-        )
-        if finding is None:
-            logger.info("Step 1 logged %.4f nats per token, as measured before it (%.4f).", logged, self.nats_per_token)
-        elif self.measure_layout(health, model, batch):
-            health.add(finding)
-        health.seconds += time.perf_counter() - began
-        stop_if_needed(health)
 
 
 def look_before_training(
@@ -108,6 +45,9 @@ def look_before_training(
     tokenizer: Any,
     steps: StepDataset,
     *,
+    shape: LossShape,
+    has_fresh_head: bool,
+    has_noise: bool,
     device: str,
     compute_dtype: str,
     weights_dtype: str,
@@ -121,6 +61,9 @@ def look_before_training(
         model: on its device, as it will be trained.
         tokenizer: the model's.
         steps: the run's steps.
+        shape: label smoothing and class weights.
+        has_fresh_head: whether the classification head is new.
+        has_noise: whether training adds noise to embeddings.
         device: ``cpu`` or ``cuda``.
         compute_dtype: type of the forward pass.
         weights_dtype: type of the weights.
@@ -131,108 +74,175 @@ def look_before_training(
         The first step's loss by a plain forward pass, to compare the first step with.
 
     Raises:
-        UserError: the micro-batches change the loss, so training would be wrong.
+        UserError: a check found what must not be trained on.
     """
     began = time.perf_counter()
+    task = steps.task
     batch = steps[0]
     rows = [steps.table[int(row)] for row in steps.plan.rows_of_step(0)]
     on_gpu = [torch.cuda.current_device()] if device == "cuda" else []
-    model.to(device)
     with torch.random.fork_rng(devices=on_gpu), autocast(device, compute_dtype, weights_dtype):
-        plain = measure_plain_loss(model, rows, device=device)
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    dropout = has_dropout(model)
+        plain = measure_plain_loss(task, model, rows, shape=shape, device=device)
+        own, ours = _compare_model_loss(task, model, rows[0], device=device)
+    is_random = has_noise or has_dropout(model)
     due = FirstLossDue(
-        nats_per_token=plain,
-        tolerance=max(tolerance, DROPOUT_TOLERANCE) if dropout else tolerance,
+        task=task,
+        shape=shape,
+        nats=plain.nats,
+        tolerance=max(tolerance, DROPOUT_TOLERANCE) if is_random else tolerance,
         severity=severity,
         batching=steps.batching,
-        select_logits=keeps_logits(model),
+        fresh_head_classes=_num_classes(model, task) if has_fresh_head else None,
         device=device,
         compute_dtype=compute_dtype,
         weights_dtype=weights_dtype,
     )
-    pad_is_eos = tokenizer.pad_token_id == tokenizer.eos_token_id
-    ends = sum(1 for row in rows if row.spans and _ends_a_turn(tokenizer, row))
+    untrained = math.log(_num_classes(model, task))
     health.facts.update(
         {
-            "untrained_head_nats_per_token": math.log(vocabulary),
-            "first_step_measured_nats_per_token": plain,
+            "task": task.name,
+            f"untrained_head_nats_per_{task.unit}": untrained,
+            f"first_step_measured_nats_per_{task.unit}": plain.nats,
             "first_loss_tolerance": due.tolerance,
             "first_step_rows": len(rows),
             "first_step_tokens": batch.num_tokens,
-            "first_step_supervised_tokens": batch.num_supervised,
-            "first_step_supervised_fraction": batch.num_supervised / batch.num_tokens,
+            **_describe_supervision(task, batch),
             "first_step_padding_fraction": 1 - batch.num_tokens / batch.num_slots,
             "first_step_micro_batches": len(batch.micro_batches),
+            "model_loss_of_first_row": own,
+            "our_loss_of_first_row": ours,
+            "logits": plain.logits,
             "pad_token": tokenizer.pad_token,
             "pad_token_id": tokenizer.pad_token_id,
             "eos_token": tokenizer.eos_token,
             "eos_token_id": tokenizer.eos_token_id,
             "bos_token": tokenizer.bos_token,
-            "pad_is_eos": pad_is_eos,
-            "rows_that_teach_the_end": ends,
+            "pad_is_eos": tokenizer.pad_token_id == tokenizer.eos_token_id,
             "attention": _attention_path(model, steps),
-            "first_example": mark_supervised(tokenizer, rows[0]),
+            "first_example": _show_row(model, tokenizer, rows[0]),
         }
     )
-    if steps.plan.num_rows and ends == 0:
-        health.add(
-            Finding(
-                code="end-not-taught",
-                severity="warn",
-                measured=f"none of the first {len(rows)} rows has a supervised end token",
-                expected="every answer ends with one",
-                cause="The model will not learn to stop.",
-                change="Look at tokenize.truncation and at the chat template.",
-            )
-        )
-    # Dropout makes the step itself a vague witness of its layout; without it, the step says as much as this would.
-    if (not dropout or due.measure_layout(health, model, batch)) and plain > WORSE_FACTOR * math.log(vocabulary):
+    look_at_rows(health, model, tokenizer, steps)
+    for finding in check_logits(plain.logits, dtype=compute_dtype, has_fresh_head=has_fresh_head):
+        health.add(finding)
+    _check_model_loss(health, own, ours)
+    # Randomness makes the step itself a vague witness of its layout; without it, the step says as much as this would.
+    agrees = not is_random or due.measure_layout(health, model, batch)
+    if agrees and has_fresh_head:
+        _check_fresh_head(health, plain, rows)
+    elif agrees and plain.nats > WORSE_FACTOR * untrained:
         health.add(
             Finding(
                 code="worse-than-untrained",
-                severity="warn",
-                measured=f"the base model has {plain:.3f} nats per token on the first rows",
-                expected=f"less than the {math.log(vocabulary):.3f} of an untrained head (log of {vocabulary} tokens)",
+                measured=f"the base model has {plain.nats:.3f} nats per {task.unit} on the first rows",
+                expected=f"less than the {untrained:.3f} of an untrained head (log of {_num_classes(model, task)})",
                 cause="The text is not what the model was trained on, or tokenizer and model do not belong together.",
                 change="Look at model.name_or_path and at the first example in the health report.",
             )
         )
     health.seconds += time.perf_counter() - began
-    _say(health)
+    _say(health, task)
     stop_if_needed(health)
     return due
 
 
-def _ends_a_turn(tokenizer: Any, row: Any) -> bool:
-    """Say whether the last supervised token is a special one (or the newline after it), as an end of turn is."""
-    start, end = row.spans[-1]
-    tail = row.input_ids[max(start, end - 2) : end].tolist()
-    special = set(tokenizer.all_special_ids) | {
-        index for index, token in tokenizer.added_tokens_decoder.items() if token.special
+def _compare_model_loss(
+    task: TrainingTask, model: Any, row: TokenRow, *, device: str
+) -> tuple[float | None, float | None]:
+    """Return the loss of one row as the model's class gives it, and as this product computes it."""
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        own = task.model_loss(model, row, device=device)
+        logits, targets = task.row_logits(model, row, device=device)
+        ours = float(PLAIN.sum_nats(logits, targets)) / max(len(targets), 1)
+    model.train(was_training)
+    return own, ours
+
+
+def _check_model_loss(health: HealthReport, own: float | None, ours: float | None) -> None:
+    if own is None or ours is None or math.isclose(own, ours, rel_tol=MODEL_LOSS_TOLERANCE, abs_tol=0.01):
+        return
+    health.add(
+        Finding(
+            code="model-loss-differs",
+            measured=f"the model's class gives the first row a loss of {own:.4f}",
+            expected=f"{ours:.4f}, the mean over what is supervised in it",
+            cause="Its loss is another one (a sum, a scaled one, or of other positions).",
+            change="Nothing has to be changed: the loss that is trained on and logged is not taken from the model.",
+        )
+    )
+
+
+def _check_fresh_head(health: HealthReport, plain: PlainLoss, rows: Sequence[TokenRow]) -> None:
+    """Compare a fresh head's loss with what its own logits make likely: chance, plus what their spread costs."""
+    assert plain.class_logits is not None, "only classifiers have one"
+    labels = torch.tensor([row.label for row in rows])
+    measured = float(PLAIN.sum_nats(plain.class_logits, labels)) / len(rows)
+    expected, band = expected_fresh_head_loss(plain.class_logits, labels)
+    health.facts["fresh_head_expected_nats_per_row"] = expected
+    # The band is of the spread alone; a hundredth beyond it is the arithmetic's.
+    band += 0.01 * expected
+    if abs(measured - expected) > band:
+        health.add(
+            Finding(
+                code="fresh-head-off",
+                measured=f"the new head has {measured:.4f} nats per row on the first rows",
+                expected=f"{expected:.4f} ± {band:.4f}: log(classes) and half the variance of the logits",
+                cause="The head is not new, or the labels do not fit its classes.",
+                change="Look at the label map in the data report and at model.name_or_path.",
+            )
+        )
+
+
+def _num_classes(model: Any, task: TrainingTask) -> int:
+    if task.unit == "row":
+        return int(model.config.num_labels)
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def _describe_supervision(task: TrainingTask, batch: StepBatch) -> dict[str, Any]:
+    if task.unit == "row":
+        return {"first_step_labelled_rows": batch.num_supervised}
+    return {
+        "first_step_supervised_tokens": batch.num_supervised,
+        "first_step_supervised_fraction": batch.num_supervised / batch.num_tokens,
     }
-    return any(token in special for token in tail)
+
+
+def _show_row(model: Any, tokenizer: Any, row: TokenRow) -> str:
+    """Write a row with what it teaches between marks."""
+    if row.label == NO_LABEL:
+        return mark_supervised(tokenizer, row)
+    name = (getattr(model.config, "id2label", None) or {}).get(row.label, row.label)
+    return f"{tokenizer.decode(row.input_ids.tolist())} ⟦{name}⟧"
 
 
 def _attention_path(model: Any, steps: StepDataset) -> str:
     implementation = getattr(model.config, "_attn_implementation", "unknown")
+    if steps.task.name == "seq2seq_lm":
+        return f"{implementation}, padded sources kept out by a mask"
     if steps.batching == "packed":
         return f"{implementation}, packed rows kept apart by an explicit mask (no flash kernel)"
     return f"{implementation}, right-padded without a mask (flash kernel possible)"
 
 
-def _say(health: HealthReport) -> None:
+def _say(health: HealthReport, task: TrainingTask) -> None:
     facts = health.facts
+    supervised = (
+        f"{facts['first_step_supervised_tokens']} supervised ({facts['first_step_supervised_fraction']:.1%})"
+        if task.unit == "token"
+        else "one class each"
+    )
     logger.info(
-        "Before step 1: measured loss %.4f nats/token (an untrained head would have %.2f); %d rows, %d tokens, "
-        "%d supervised (%.1f %%), padding %.1f %%, %d micro-batches; PAD %r (%s EOS %r); attention: %s",
-        facts["first_step_measured_nats_per_token"],
-        facts["untrained_head_nats_per_token"],
+        "Before step 1: measured loss %.4f nats/%s (an untrained head would have %.2f); %d rows, %d tokens, "
+        "%s, padding %.1f %%, %d micro-batches; PAD %r (%s EOS %r); attention: %s",
+        facts[f"first_step_measured_nats_per_{task.unit}"],
+        task.unit,
+        facts[f"untrained_head_nats_per_{task.unit}"],
         facts["first_step_rows"],
         facts["first_step_tokens"],
-        facts["first_step_supervised_tokens"],
-        100 * facts["first_step_supervised_fraction"],
+        supervised,
         100 * facts["first_step_padding_fraction"],
         facts["first_step_micro_batches"],
         facts["pad_token"],

@@ -4,47 +4,64 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
-
-import torch
-from torch.nn.functional import cross_entropy
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
 
 from lm_tuning.errors import UserError
-from lm_tuning.text.token_table import TokenRow, labels_of
-from lm_tuning.training.batches import StepBatch
-from lm_tuning.training.losses import sum_nats
+from lm_tuning.training.health_codes import CODES, Severity
+
+if TYPE_CHECKING:
+    import torch
+
+    from lm_tuning.text.token_table import TokenRow
+
+__all__ = [
+    "DROPOUT_TOLERANCE",
+    "ROUNDING_NATS",
+    "Finding",
+    "HealthReport",
+    "Severity",
+    "check_first_step",
+    "check_layout",
+    "has_dropout",
+    "mark_supervised",
+    "stop_if_needed",
+]
 
 logger = logging.getLogger(__name__)
 
 ROUNDING_NATS = 0.01
 """Difference of two losses in 16 bits that says nothing, in nats per token; it matters where the loss is near 0."""
 
-Severity = Literal["note", "warn", "stop"]
 DROPOUT_TOLERANCE = 0.25
 """Allowed relative difference of the first loss when dropout draws random zeros in training."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
     """One thing that is not as expected.
 
     Attributes:
-        code: stable name, for searching.
-        severity: ``note``, ``warn`` or ``stop``.
+        code: stable name, one of :data:`lm_tuning.training.health_codes.CODES`.
         measured: what was seen.
         expected: what was due.
         cause: the likely cause.
         change: the parameter to change, or what to do.
+        severity: ``note``, ``warn`` or ``stop``; the code's own unless given.
     """
 
     code: str
-    severity: Severity
     measured: str
     expected: str
     cause: str
     change: str
+    severity: Severity | None = None
+
+    def __post_init__(self) -> None:
+        """Take the severity of the code where none is given."""
+        if self.severity is None:
+            object.__setattr__(self, "severity", CODES[self.code].severity)
 
     def sentence(self) -> str:
         """Say it in one line."""
@@ -59,17 +76,36 @@ class HealthReport:
         facts: named values stated before and after the first step.
         findings: what is not as expected.
         seconds: time that the checks took, in seconds.
+        severities: what the user wants of a code: ``note``, ``warn``, ``stop``, or ``off`` to leave it out. It comes
+            before the severity of the finding.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     seconds: float = 0.0
+    severities: Mapping[str, str] = field(default_factory=dict)
 
     def add(self, finding: Finding) -> None:
-        """Log a finding and keep it."""
-        self.findings.append(finding)
-        level = {"note": logging.INFO, "warn": logging.WARNING, "stop": logging.ERROR}[finding.severity]
-        logger.log(level, "Health %s", finding.sentence())
+        """Log a finding and keep it, unless the user switched its code off."""
+        wanted = self._as_configured(finding)
+        if wanted is None:
+            return
+        self.findings.append(wanted)
+        level = {"note": logging.INFO, "warn": logging.WARNING}.get(str(wanted.severity), logging.ERROR)
+        logger.log(level, "Health %s", wanted.sentence())
+
+    def has(self, code: str) -> bool:
+        """Say whether a finding of this code is there."""
+        return any(finding.code == code for finding in self.findings)
+
+    def revise(self, finding: Finding) -> None:
+        """Put a finding in the place of the one with its code, with later counts; add it where there is none."""
+        wanted = self._as_configured(finding)
+        places = [place for place, known in enumerate(self.findings) if known.code == finding.code]
+        if places and wanted is not None:
+            self.findings[places[-1]] = wanted
+        else:
+            self.add(finding)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values."""
@@ -79,53 +115,18 @@ class HealthReport:
             "seconds": round(self.seconds, 3),
         }
 
-
-def measure_plain_loss(model: Any, rows: Sequence[TokenRow], *, device: torch.device | str) -> float:
-    """Measure the loss of rows one by one with an ordinary forward pass.
-
-    Nothing of the training path is used: no micro-batch, no packing, no selected positions, no gradient. So it
-    tells what the first step's loss must be.
-
-    Args:
-        model: a causal language model; its mode is put back afterwards.
-        rows: tokenized rows.
-        device: where the model is.
-
-    Returns:
-        Nats per supervised token, all rows together.
-    """
-    was_training = model.training
-    model.eval()
-    nats, count = 0.0, 0
-    with torch.no_grad():
-        for row in rows:
-            ids = torch.from_numpy(row.input_ids.astype("int64"))[None].to(device)
-            labels = torch.from_numpy(labels_of(row))[1:].to(device)
-            logits = model(input_ids=ids, use_cache=False).logits[0, :-1].float()
-            nats += float(cross_entropy(logits, labels, reduction="sum"))
-            count += row.num_supervised
-    model.train(was_training)
-    return nats / count
-
-
-def measure_training_path(model: Any, batch: StepBatch, *, device: torch.device | str, select_logits: bool) -> float:
-    """Measure the loss of the same rows through the micro-batches that training uses, without gradient.
-
-    Returns:
-        Nats per supervised token of the step.
-    """
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        nats = sum(
-            float(sum_nats(model, micro.to(device), select_logits=select_logits)) for micro in batch.micro_batches
-        )
-    model.train(was_training)
-    return nats / batch.num_supervised
+    def _as_configured(self, finding: Finding) -> Finding | None:
+        """Return the finding with the user's severity; ``None`` when it is off."""
+        severity = self.severities.get(finding.code)
+        if severity is None:
+            return finding
+        return None if severity == "off" else replace(finding, severity=cast("Severity", severity))
 
 
 def has_dropout(model: torch.nn.Module) -> bool:
     """Say whether training draws random zeros, so that its loss differs from a plain forward pass."""
+    import torch
+
     modules = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
     config = getattr(model, "config", None)
     return modules or any((getattr(config, name, 0.0) or 0.0) > 0 for name in ("attention_dropout", "attn_pdrop"))
@@ -138,7 +139,6 @@ def check_layout(plain: float, through_batches: float, *, tolerance: float, batc
     packed = batching == "packed"
     return Finding(
         code="layout-changes-loss",
-        severity="stop",
         measured=f"the first step's rows have {through_batches:.4f} nats per token in {batching} micro-batches",
         expected=f"{plain:.4f}, as measured row by row",
         cause="Packed rows see each other with this model or attention."
@@ -156,48 +156,68 @@ def check_first_step(
     num_micro_batches: int,
     num_ranks: int = 1,
     severity: Severity = "stop",
+    unit: str = "token",
+    fresh_head_classes: int | None = None,
 ) -> Finding | None:
     """Compare the logged loss of step 1 with the loss measured before it, and name the cause if they differ.
 
     Args:
-        measured: nats per supervised token by a plain forward pass.
+        measured: nats per supervised token (per row for a classifier) by a plain forward pass.
         logged: what the first step reported.
         tolerance: allowed relative difference.
         num_micro_batches: micro-batches of the step.
         num_ranks: processes that train together.
         severity: of the finding.
+        unit: what a loss is divided by, ``token`` or ``row``.
+        fresh_head_classes: classes of a head that is new, whose loss must be near their logarithm; else ``None``.
     """
     if math.isfinite(logged) and abs(logged - measured) <= tolerance * measured + ROUNDING_NATS:
         return None
     ratio = logged / measured if measured else math.inf
-    cause, change = (
-        "The cause is not one of the known ones.",
-        "Compare train.batching=padded and train.precision=float32.",
-    )
-    factors: dict[float, str] = {
-        num_micro_batches * num_ranks: f"the {num_micro_batches} micro-batches of a step times {num_ranks} ranks",
-        num_micro_batches: f"the {num_micro_batches} micro-batches of a step: each one's mean is added up, "
-        "where their sums should be divided once by the step's token count",
-        num_ranks: f"the {num_ranks} ranks",
-        1 / max(num_micro_batches, 1): f"1 / {num_micro_batches} micro-batches: the loss is divided twice",
-    }
     if not math.isfinite(logged):
         cause = "The loss is not a number: an overflow in the forward pass or in the loss."
         change = "Set train.precision=bfloat16 or float32."
+    elif (explained := _explain_factor(ratio, num_micro_batches, num_ranks, max(tolerance, 0.02), unit)) is not None:
+        cause = f"The loss is off by a factor of {ratio:.3g}, equal to {explained}"
+        change = f"Whatever changed the loss or the training step must divide by the step's {unit} count."
     else:
-        for factor, meaning in factors.items():
-            if factor != 1 and math.isclose(ratio, factor, rel_tol=max(tolerance, 0.02)):
-                cause = f"The loss is off by a factor of {ratio:.3g}, equal to {meaning}."
-                change = "Whatever changed the loss or the training step must divide by the step's token count."
-                break
+        cause = "The cause is not one of the known ones."
+        change = "Compare train.batching=padded and train.precision=float32."
+    chance = (
+        ""
+        if fresh_head_classes is None
+        else f", and log({fresh_head_classes}) = {math.log(fresh_head_classes):.2f} of a new head"
+    )
     return Finding(
         code="first-loss-off",
         severity=severity,
-        measured=f"step 1 logged {logged:.4f} nats per token ({ratio:.3g} times the measured loss)",
-        expected=f"{measured:.4f} ± {tolerance:.0%}, from a plain forward pass over the same rows",
+        measured=f"step 1 logged {logged:.4f} nats per {unit} ({ratio:.3g} times the measured loss)",
+        expected=f"{measured:.4f} ± {tolerance:.0%}, from a plain forward pass over the same rows{chance}",
         cause=cause,
         change=change,
     )
+
+
+def _explain_factor(ratio: float, num_micro_batches: int, num_ranks: int, tolerance: float, unit: str) -> str | None:
+    """Say which count a ratio of losses equals, the nearest one; ``None`` when there is none."""
+    if ratio <= 0:
+        return None
+    added = (
+        f"a model or custom loss that returns a mean over its micro-batch must not be added up, as if it were divided "
+        f"by the {unit}s of the whole step already."
+    )
+    factors: dict[float, str] = {
+        num_micro_batches * num_ranks: f"the {num_micro_batches} micro-batches of a step times {num_ranks} ranks: "
+        f"{added}",
+        num_micro_batches: f"the {num_micro_batches} micro-batches of a step: {added}",
+        num_ranks: f"the {num_ranks} ranks: the loss is multiplied by them, although gradients are averaged over them.",
+        1 / max(num_micro_batches, 1): f"1 / {num_micro_batches} micro-batches: the loss is divided twice.",
+    }
+    factors.pop(1, None)
+    nearest = min(factors, key=lambda factor: abs(math.log(ratio / factor)), default=None)
+    if nearest is None or not math.isclose(ratio, nearest, rel_tol=tolerance):
+        return None
+    return factors[nearest]
 
 
 def stop_if_needed(report: HealthReport) -> None:

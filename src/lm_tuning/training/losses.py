@@ -1,8 +1,8 @@
-"""The loss of a causal language model as a sum of nats, divided once by the step's supervised tokens."""
+"""Losses as sums of nats, divided once by what a step supervises: tokens, or rows for a classifier."""
 
 from __future__ import annotations
 
-import inspect
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,35 +10,74 @@ from torch.nn.functional import cross_entropy
 
 from lm_tuning.text.token_table import IGNORE_INDEX
 from lm_tuning.training.batches import MicroBatch
+from lm_tuning.training.tasks import TrainingTask
 
 
-def keeps_logits(model: Any) -> bool:
-    """Say whether the model's forward can compute the logits of chosen positions alone."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return "logits_to_keep" in inspect.signature(base.forward).parameters
+@dataclass(frozen=True)
+class LossShape:
+    """What is made of the negative log-likelihood while training; held-out losses are always plain.
+
+    Attributes:
+        label_smoothing: share of each target's probability that is spread over all classes.
+        class_weights: weight of each class, mean 1 over the training rows, so that the loss of an uninformed model
+            stays where it is; ``None`` for equal ones.
+
+    Source:
+        Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", 2016 (label smoothing).
+    """
+
+    label_smoothing: float = 0.0
+    class_weights: tuple[float, ...] | None = None
+
+    def sum_nats(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Sum the loss of targets.
+
+        Args:
+            logits: ``(*targets.shape, classes)``, any float type; computed with in float32.
+            targets: class of each, ``IGNORE_INDEX`` for none.
+
+        Returns:
+            A scalar in nats, float32.
+        """
+        weights = None if self.class_weights is None else logits.new_tensor(self.class_weights, dtype=torch.float32)
+        return cross_entropy(
+            logits.flatten(0, -2).float(),
+            targets.flatten(),
+            weight=weights,
+            ignore_index=IGNORE_INDEX,
+            reduction="sum",
+            label_smoothing=self.label_smoothing,
+        )
 
 
-def sum_nats(model: Any, batch: MicroBatch, *, select_logits: bool) -> torch.Tensor:
-    """Run the model on a micro-batch and sum the negative log-likelihood of its supervised tokens.
+PLAIN = LossShape()
+
+
+def sum_nats(task: TrainingTask, model: Any, batch: MicroBatch, *, shape: LossShape = PLAIN) -> torch.Tensor:
+    """Run the model on a micro-batch and sum the loss of what is supervised in it.
 
     The model is never given labels, so whatever its class calls a loss (mean, sum, scaled) does not matter.
 
     Args:
-        model: a causal language model, wrapped or not, on the micro-batch's device.
-        batch: the rows, ``(batch, sequence)``.
-        select_logits: let the head compute only the kept positions; see :func:`keeps_logits`.
+        task: which logits carry loss.
+        model: a model of that task, wrapped or not, on the micro-batch's device.
+        batch: the rows.
+        shape: label smoothing and class weights.
 
     Returns:
         A scalar in nats, float32.
     """
-    inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
-    if batch.position_ids is not None:
-        inputs["position_ids"] = batch.position_ids
-    if select_logits:
-        inputs["logits_to_keep"] = batch.kept_positions
-    logits = model(**inputs).logits
-    if not select_logits:
-        logits = logits[:, batch.kept_positions]
-    return cross_entropy(
-        logits.flatten(0, 1).float(), batch.targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-    )
+    return shape.sum_nats(task.logits(model, batch), batch.targets)
+
+
+def balance_classes(counts: Any) -> tuple[float, ...]:
+    """Weigh classes by how rare they are.
+
+    Args:
+        counts: training rows of each class, ``(classes,)``.
+
+    Returns:
+        Rows over classes with rows over the class's rows, so their mean over the rows is 1; 0 for a class without rows.
+    """
+    total, num_used = sum(counts), sum(1 for count in counts if count)
+    return tuple(total / (num_used * count) if count else 0.0 for count in counts)

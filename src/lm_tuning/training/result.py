@@ -80,6 +80,7 @@ def summarize(
     log: StepLog,
     *,
     plan: StepPlan,
+    finished_step: int,
     settings_method: str,
     training_seconds: float,
     total_seconds: float,
@@ -96,12 +97,13 @@ def summarize(
     Args:
         log: of all steps, those before a resume included.
         plan: which rows form them.
-        settings_method: ``full`` or ``lora``.
+        finished_step: the last step; before the plan's last one if the training stopped early.
+        settings_method: ``full``, ``lora`` or ``qlora``.
         training_seconds: of this run's loop.
         total_seconds: of this run's whole training, loading and checks included.
         health_seconds: of the health check.
         trainable_parameters: how many numbers were trained.
-        best_step: step of the lowest held-out loss; ``None`` without one.
+        best_step: step of the best held-out figure; ``None`` without one.
         sources: what :meth:`SourceMix.describe` says.
     """
     rows = log.efficiency[_WARM_STEPS:] if len(log.efficiency) > 2 * _WARM_STEPS else log.efficiency
@@ -111,10 +113,12 @@ def summarize(
     return {
         "method": settings_method,
         "num_steps": len(log.steps),
-        "total_steps": plan.total_steps,
-        "epochs": plan.epoch_at(plan.total_steps),
-        "first_loss_nats_per_token": log.steps[0]["loss_nats_per_token"] if log.steps else None,
-        "last_loss_nats_per_token": log.steps[-1]["loss_nats_per_token"] if log.steps else None,
+        "total_steps": finished_step,
+        "epochs": plan.epoch_at(finished_step),
+        "stopped_early": finished_step < plan.total_steps,
+        "unit": log.unit,
+        f"first_{log.loss_name}": log.steps[0][log.loss_name] if log.steps else None,
+        f"last_{log.loss_name}": log.steps[-1][log.loss_name] if log.steps else None,
         "tokens_per_second": tokens / seconds if seconds else None,
         "step_seconds_median": statistics.median(row["seconds"] for row in rows) if rows else None,
         "padding_fraction": (
@@ -132,28 +136,29 @@ def summarize(
     }
 
 
-def draw_loss_curve(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> Figure:
+def draw_loss_curve(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], *, unit: str = "token") -> Figure:
     """Draw training loss, held-out loss and learning rate over the steps.
 
     Args:
         steps: :meth:`StepLog.training_rows`.
         evaluations: :attr:`StepLog.evaluations`; step 0 is the base model.
+        unit: what the losses are divided by, ``token`` or ``row``.
     """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
     numbers = [row["step"] for row in steps]
-    losses = [row["loss_nats_per_token"] for row in steps]
+    losses = [row[f"loss_nats_per_{unit}"] for row in steps]
     window = max(len(losses) // _WINDOWS, 1)
     axes.plot(numbers, losses, label="training, each step", color="C0", alpha=0.35, linewidth=1)
     means = [statistics.fmean(losses[max(end - window, 0) : end]) for end in range(1, len(losses) + 1)]
     axes.plot(numbers, means, label=f"training, mean of {window} steps", color="C0", linewidth=1.5)
     if evaluations:
-        points = [(row["step"], row["validation_nats_per_token"]) for row in evaluations]
+        points = [(row["step"], row[f"validation_nats_per_{unit}"]) for row in evaluations]
         axes.plot(*zip(*points, strict=True), marker="o", color="C1", label="held out")
     axes.set_xlabel("optimizer step")
-    axes.set_ylabel("loss (nats per supervised token)")
+    axes.set_ylabel("loss (nats per supervised token)" if unit == "token" else "loss (nats per row)")
     axes.grid(alpha=0.3)
     axes.legend(loc="upper right")
     rate = axes.twinx()

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+TaskName = Literal["causal_lm", "sequence_classification", "seq2seq_lm"]
+
 
 @dataclass(frozen=True)
 class TrainingPaths:
@@ -29,13 +31,19 @@ class TrainingSettings:
         tokens_key: key of the token set.
         sources: ``path`` and ``weight`` of each training source, in the order that the token table counts them; empty
             for rows that all come up once an epoch.
+        task: ``causal_lm``, ``sequence_classification`` or ``seq2seq_lm``.
         label_map: id of each class by its name, kept with the tuned model; ``None`` without classes.
         weights_dtype: type of the base weights: ``float32``, ``bfloat16`` or ``float16``.
         compute_dtype: type of the forward pass (autocast where it differs from the weights).
         device: ``cpu`` or ``cuda``.
         attention: ``auto``, ``sdpa``, ``eager`` or ``flash_attention_2``.
-        method: ``full`` or ``lora``.
-        lora: ``r``, ``alpha``, ``dropout``, ``target_modules``.
+        method: ``full``, ``lora`` or ``qlora``.
+        lora: arguments of :func:`lm_tuning.training.adapters.add_lora`.
+        qlora: ``bits``, ``quant_type`` and ``double_quant`` of the frozen weights.
+        freeze: patterns of module names whose weights stay as they are, with the method ``full``.
+        neftune_noise_alpha: strength of the noise on embeddings; ``None`` for none.
+        label_smoothing: share of each target's probability spread over all classes.
+        class_weights: ``balanced``, a weight by class name, or ``None`` for equal ones.
         seed: order of rows, adapter initialisation and dropout.
         learning_rate: the schedule's peak.
         effective_batch_rows: rows of a step; this or ``effective_batch_tokens``.
@@ -50,11 +58,14 @@ class TrainingSettings:
         keep_checkpoints: how many of the run's checkpoints stay.
         eval_every_steps: steps between held-out evaluations; ``None`` for none.
         eval_max_rows: rows of such an evaluation; ``None`` means all.
-        load_best: end with the weights of the lowest held-out loss.
+        best_metric: ``loss``, ``accuracy`` or ``macro_f1``: what the best checkpoint has the best of.
+        early_stopping_evals: evaluations without a better one after which training ends; ``None`` for never.
+        load_best: end with the weights of the best checkpoint.
         resume: go on from the last complete checkpoint.
         probe_first_step: measure the first step's loss beforehand and compare.
         first_loss_tolerance: allowed relative difference.
         first_loss_severity: ``warn`` or ``stop``.
+        severities: severity of a health finding by its code, where it is not the usual one.
         trainer: further arguments of transformers' ``TrainingArguments``.
         run_id: tracking run to write into checkpoints; ``None`` without tracking.
     """
@@ -64,13 +75,19 @@ class TrainingSettings:
     weights_dtype: str
     compute_dtype: str
     device: str
-    method: Literal["full", "lora"]
+    method: Literal["full", "lora", "qlora"]
     seed: int
     learning_rate: float
     sources: list[dict[str, Any]] = field(default_factory=list)
+    task: TaskName = "causal_lm"
     label_map: dict[str, int] | None = None
     attention: str = "auto"
     lora: dict[str, Any] = field(default_factory=dict)
+    qlora: dict[str, Any] = field(default_factory=dict)
+    freeze: list[str] | None = None
+    neftune_noise_alpha: float | None = None
+    label_smoothing: float = 0.0
+    class_weights: Literal["balanced"] | dict[str, float] | None = None
     effective_batch_rows: int | None = None
     effective_batch_tokens: int | None = None
     num_epochs: int | None = None
@@ -83,10 +100,13 @@ class TrainingSettings:
     keep_checkpoints: int = 2
     eval_every_steps: int | None = None
     eval_max_rows: int | None = None
+    best_metric: Literal["loss", "accuracy", "macro_f1"] = "loss"
+    early_stopping_evals: int | None = None
     load_best: bool = False
     resume: bool = False
     probe_first_step: bool = True
     first_loss_tolerance: float = 0.05
     first_loss_severity: Literal["warn", "stop"] = "stop"
+    severities: dict[str, str] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
     run_id: str | None = None

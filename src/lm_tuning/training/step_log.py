@@ -39,6 +39,8 @@ class StepLog:
 
     Attributes:
         on_metrics: receives loss, gradient norm, learning rate and speed of each step, one step late.
+        unit: what the loss is divided by, ``token`` or ``row``.
+        on_step: receives the same and what the step cost as one row, for the checks that watch the training.
         steps: one row a step: what was learned.
         efficiency: one row a step: what it cost.
         evaluations: one row an evaluation.
@@ -46,6 +48,8 @@ class StepLog:
     """
 
     on_metrics: OnMetrics = ignore_metrics
+    unit: str = "token"
+    on_step: Callable[[dict[str, Any]], object] = lambda row: None
     steps: list[dict[str, Any]] = field(default_factory=list)
     efficiency: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -109,7 +113,7 @@ class StepLog:
                 "num_tokens": batch.num_tokens,
                 "num_supervised": batch.num_supervised,
                 "num_slots": batch.num_slots,
-                "num_rows": len(batch.row_ids),
+                "row_ids": batch.row_ids,
                 "num_micro_batches": len(batch.micro_batches),
                 "memory_bytes": _peak_memory_bytes(values.is_pinned() if ready else False),
             },
@@ -127,11 +131,21 @@ class StepLog:
             self._hand_out(self._pending)
             self._pending = None
 
-    def record_evaluation(self, step: int, epoch: float, nats_per_token: float, seconds: float) -> None:
-        """Note the held-out loss measured after a step."""
-        row = {"step": step, "epoch": epoch, "validation_nats_per_token": nats_per_token, "seconds": seconds}
-        self.evaluations.append(row)
-        self.on_metrics(step, {"validation_nats_per_token": nats_per_token})
+    @property
+    def loss_name(self) -> str:
+        """Name the column of the training loss."""
+        return f"loss_nats_per_{self.unit}"
+
+    @property
+    def held_out_loss_name(self) -> str:
+        """Name the column of the held-out loss."""
+        return f"validation_nats_per_{self.unit}"
+
+    def record_evaluation(self, step: int, epoch: float, figures: dict[str, float], seconds: float) -> None:
+        """Note what was measured on held-out rows after a step, by its name."""
+        named = {f"validation_{name}": value for name, value in figures.items()}
+        self.evaluations.append({"step": step, "epoch": epoch, **named, "seconds": seconds})
+        self.on_metrics(step, named)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything noted so far, for a checkpoint."""
@@ -144,9 +158,12 @@ class StepLog:
             getattr(self, name)[:] = [row for row in content[name] if row["step"] <= num_steps]
 
     def training_rows(self) -> list[dict[str, Any]]:
-        """Return one row a step, with the held-out loss where it was measured."""
-        held_out = {row["step"]: row["validation_nats_per_token"] for row in self.evaluations}
-        return [{**row, "validation_nats_per_token": held_out.get(row["step"])} for row in self.steps]
+        """Return one row a step, with the held-out figures where they were measured."""
+        names = [self.held_out_loss_name]
+        for row in self.evaluations:
+            names += [name for name in row if name.startswith("validation_") and name not in names]
+        held_out = {row["step"]: row for row in self.evaluations}
+        return [{**row, **{name: held_out.get(row["step"], {}).get(name) for name in names}} for row in self.steps]
 
     def _hand_out(self, pending: _Pending) -> None:
         if pending.ready is not None:
@@ -159,10 +176,10 @@ class StepLog:
             {
                 "step": step,
                 "epoch": round(facts["epoch"], 6),
-                "loss_nats_per_token": loss,
+                self.loss_name: loss,
                 "gradient_norm": gradient_norm,
                 "learning_rate": facts["learning_rate"],
-                "num_supervised_tokens": facts["num_supervised"],
+                f"num_supervised_{self.unit}s": facts["num_supervised"],
             }
         )
         padding = 1 - tokens / facts["num_slots"]
@@ -172,7 +189,7 @@ class StepLog:
                 "seconds": round(seconds, 6),
                 "tokens_per_second": round(speed, 2),
                 "num_tokens": tokens,
-                "num_rows": facts["num_rows"],
+                "num_rows": len(facts["row_ids"]),
                 "num_micro_batches": facts["num_micro_batches"],
                 "padding_fraction": round(padding, 6),
                 "loader_wait_seconds": round(facts["wait_seconds"], 6),
@@ -182,13 +199,14 @@ class StepLog:
         self.on_metrics(
             step,
             {
-                "loss_nats_per_token": loss,
+                self.loss_name: loss,
                 "gradient_norm": gradient_norm,
                 "learning_rate": facts["learning_rate"],
                 "tokens_per_second": speed,
                 "epoch": facts["epoch"],
             },
         )
+        self.on_step({**facts, "loss": loss, "gradient_norm": gradient_norm})
 
 
 def _peak_memory_bytes(on_gpu: bool) -> int:

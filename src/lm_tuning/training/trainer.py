@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,15 @@ from lm_tuning.errors import Interrupted
 from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.training import checkpoints
+from lm_tuning.training.batch_checks import check_gradients
 from lm_tuning.training.batches import StepBatch, StepDataset
-from lm_tuning.training.first_look import FirstLossDue
-from lm_tuning.training.health import Finding, HealthReport
+from lm_tuning.training.first_loss import FirstLossDue
+from lm_tuning.training.health import Finding, HealthReport, stop_if_needed
 from lm_tuning.training.interruption import StopRequest
-from lm_tuning.training.losses import sum_nats
+from lm_tuning.training.learning_rates import check_planned_rates
+from lm_tuning.training.losses import LossShape, sum_nats
+from lm_tuning.training.nonfinite import GuardsUpdates
+from lm_tuning.training.out_of_memory import MemoryUse
 from lm_tuning.training.step_log import StepLog
 
 logger = logging.getLogger(__name__)
@@ -44,40 +49,60 @@ class LoopSettings:
         run_folder: where this run's checkpoints go.
         identity: what a resume compares.
         run_id: tracking run written into checkpoints; ``None`` without tracking.
-        select_logits: let the head compute only supervised positions.
+        shape: label smoothing and class weights.
         save_every_steps: optimizer steps between checkpoints; ``None`` writes one only when interrupted.
         keep_checkpoints: how many of this run's checkpoints stay.
         eval_every_steps: optimizer steps between evaluations; ``None`` for none.
-        evaluate: measures held-out nats per token; ``None`` without held-out rows.
-        protect_best: keep the checkpoint with the lowest held-out loss.
+        evaluate: measures figures on held-out rows, by name; ``None`` without such rows.
+        best_metric: name of the figure that the best checkpoint has the best of.
+        protect_best: keep the best checkpoint.
+        early_stopping_evals: evaluations without a better one after which training ends; ``None`` for never.
         first_loss: what step 1 must log; ``None`` skips the check.
+        memory: kept up to date, so that running out of memory can be explained.
         on_checkpoint: called when a checkpoint is complete, so that what was logged so far can be made safe too.
     """
 
     run_folder: Path
     identity: checkpoints.RunIdentity
     run_id: str | None
-    select_logits: bool
+    shape: LossShape
     save_every_steps: int | None
     keep_checkpoints: int
     eval_every_steps: int | None
-    evaluate: Callable[[], float] | None
+    evaluate: Callable[[], dict[str, float]] | None
+    best_metric: str
     protect_best: bool
+    early_stopping_evals: int | None
     first_loss: FirstLossDue | None
+    memory: MemoryUse
     on_checkpoint: Callable[[], object] = lambda: None
+
+
+HIGHER_IS_BETTER = {"nats_per_token": False, "nats_per_row": False, "accuracy": True, "macro_f1": True}
+"""Every figure that a checkpoint can be the best by, and which way is better."""
 
 
 @dataclass
 class BestCheckpoint:
-    """The lowest held-out loss seen so far.
+    """The best held-out figure seen so far.
 
     Attributes:
-        nats_per_token: that loss.
-        step: optimizer step that it was measured after; 0 before the first evaluation.
+        metric: which figure.
+        value: the best one; ``None`` before the first evaluation.
+        step: optimizer step that it was measured after.
     """
 
-    nats_per_token: float = float("inf")
+    metric: str
+    value: float | None = None
     step: int = 0
+
+    def is_beaten_by(self, value: float) -> bool:
+        """Say whether another figure is better; one that is not a number never is."""
+        if math.isnan(value):
+            return False
+        if self.value is None:
+            return True
+        return value > self.value if HIGHER_IS_BETTER[self.metric] else value < self.value
 
 
 @dataclass
@@ -112,7 +137,7 @@ class _StepLoader:
         return iter(self._loader)
 
 
-class StepPlanTrainer(Trainer):
+class StepPlanTrainer(GuardsUpdates, Trainer):
     """Train by the step plan."""
 
     def __init__(
@@ -151,18 +176,18 @@ class StepPlanTrainer(Trainer):
         self.stop = stop
         self.num_loader_workers = num_loader_workers
         self.on_progress = on_progress
-        self.best = BestCheckpoint()
+        self.best = BestCheckpoint(loop.best_metric)
         self.start_step = 0
         self._batch: StepBatch | None = None
         self._step_loss: torch.Tensor | None = None
         self._recorded_step = 0
 
     def continue_from(self, checkpoint: checkpoints.Checkpoint) -> None:
-        """Take over the log and the best loss of a checkpoint; ``train`` then starts at its step."""
+        """Take over the log and the best figure of a checkpoint; ``train`` then starts at its step."""
         self.start_step = self._recorded_step = checkpoint.step
         best = checkpoint.facts.get("best")
-        if best is not None:
-            self.best = BestCheckpoint(best["nats_per_token"], best["step"])
+        if best is not None and best["metric"] == self.best.metric:
+            self.best = BestCheckpoint(**best)
         health = checkpoint.facts.get("health", {"facts": {}, "findings": []})
         self.health.facts = {**health["facts"], "resumed_from_step": checkpoint.step}
         self.health.findings = [Finding(**finding) for finding in health["findings"]]
@@ -207,13 +232,15 @@ class StepPlanTrainer(Trainer):
             num_items_in_batch: the Trainer's own count, not used.
 
         Returns:
-            Nats per supervised token of the step, a scalar on the device.
+            Nats per supervised token of the step (per row for a classifier), a scalar on the device.
         """
         model.train()
         total = inputs.num_supervised
         nats = torch.zeros((), device=self.args.device)
         last = len(inputs.micro_batches) - 1
+        self.loop.memory.begin_step(inputs.step + 1)
         for index, micro_batch in enumerate(inputs.micro_batches):
+            self.loop.memory.begin_micro_batch(micro_batch)
             micro_batch = micro_batch.to(self.args.device)  # noqa: PLW2901 - the host copy is not needed any more
             context = self.compute_loss_context_manager()
             if index < last:
@@ -222,14 +249,25 @@ class StepPlanTrainer(Trainer):
                 loss = self.micro_batch_loss(model, micro_batch, total)
                 self.accelerator.backward(loss)
             nats += loss.detach() * total
+        self.loop.memory.end_step()
         self._batch, self._step_loss = inputs, nats / total
-        if self.state.global_step == 0 and self.loop.first_loss is not None:
-            self.loop.first_loss.check(self.health, model, inputs, float(self._step_loss))
+        if self.state.global_step == 0:
+            for finding in check_gradients(self.accelerator.unwrap_model(model)):
+                self.health.add(finding)
+            stop_if_needed(self.health)
+            if self.loop.first_loss is not None:
+                self.loop.first_loss.check(self.health, model, inputs, float(self._step_loss))
         return self._step_loss
+
+    def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
+        """Make the schedule, and look at the rates that it will give before the first step is made with them."""
+        scheduler = super().create_scheduler(num_training_steps, optimizer)
+        check_planned_rates(self.health, scheduler, total_steps=len(self.steps), peak=self.args.learning_rate)
+        return scheduler
 
     def micro_batch_loss(self, model: torch.nn.Module, micro_batch: Any, total: int) -> torch.Tensor:
         """Return the micro-batch's share of the step's loss: summed nats over the step's token count."""
-        return sum_nats(model, micro_batch, select_logits=self.loop.select_logits) / total
+        return sum_nats(self.steps.task, model, micro_batch, shape=self.loop.shape) / total
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Leave the Trainer's estimate out; it is made for other batches."""
@@ -272,10 +310,11 @@ class StepPlanTrainer(Trainer):
         if self.step_log.steps and (step % max(total // _LOG_LINES, 1) == 0):
             row, speed = self.step_log.steps[-1], self.step_log.efficiency[-1]
             logger.info(
-                "step %d/%d  loss %.4f nats/token  gradient norm %.2f  learning rate %.2e  %s tokens/s",
+                "step %d/%d  loss %.4f nats/%s  gradient norm %.2f  learning rate %.2e  %s tokens/s",
                 row["step"],
                 total,
-                row["loss_nats_per_token"],
+                row[self.step_log.loss_name],
+                self.step_log.unit,
                 row["gradient_norm"],
                 row["learning_rate"],
                 f"{speed['tokens_per_second']:,.0f}",
@@ -286,23 +325,50 @@ class StepPlanTrainer(Trainer):
         evaluates = self.loop.evaluate is not None and self.loop.eval_every_steps is not None
         if evaluates and (last or step % self.loop.eval_every_steps == 0):  # type: ignore[operator]
             self.run_evaluation(step)
-        if self.loop.save_every_steps is not None and (last or step % self.loop.save_every_steps == 0):
+            if not last and self.is_stopped_early():
+                last = self.control.should_training_stop = True
+        if self._saves_at(step, last=last):
             began = time.perf_counter()
             self.write_checkpoint()
             self.step_log.paused(time.perf_counter() - began)
 
-    def run_evaluation(self, step: int) -> float:
-        """Measure the held-out loss now and note it."""
+    def _saves_at(self, step: int, *, last: bool) -> bool:
+        every = self.loop.save_every_steps
+        return every is not None and step > 0 and (last or step % every == 0)
+
+    def is_stopped_early(self) -> bool:
+        """Say whether the held-out figure has been without a better one for too long, and log it when it has."""
+        patience = self.loop.early_stopping_evals
+        if patience is None:
+            return False
+        steps = [row["step"] for row in self.step_log.evaluations]
+        if sum(1 for step in steps if step > self.best.step) < patience:
+            return False
+        logger.info(
+            "Training ends at step %d of %d: %d evaluations in a row without a better %s than %.4f of step %d.",
+            steps[-1],
+            len(self.steps),
+            patience,
+            self.best.metric,
+            self.best.value,
+            self.best.step,
+        )
+        return True
+
+    def run_evaluation(self, step: int) -> dict[str, float]:
+        """Measure the held-out figures now and note them."""
         assert self.loop.evaluate is not None
         began = time.perf_counter()
-        nats_per_token = self.loop.evaluate()
+        figures = self.loop.evaluate()
         seconds = time.perf_counter() - began
-        self.step_log.record_evaluation(step, self.steps.plan.epoch_at(step), nats_per_token, seconds)
+        self.step_log.record_evaluation(step, self.steps.plan.epoch_at(step), figures, seconds)
         self.step_log.paused(seconds)
-        logger.info("step %d  held-out loss %.4f nats/token", step, nats_per_token)
-        if nats_per_token < self.best.nats_per_token:
-            self.best = BestCheckpoint(nats_per_token, step)
-        return nats_per_token
+        logger.info("step %d  held-out %s", step, ", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
+        # Only what is kept can be gone back to; without that, every evaluation counts.
+        counts = not self.loop.protect_best or self._saves_at(step, last=step == len(self.steps))
+        if counts and self.best.is_beaten_by(figures[self.best.metric]):
+            self.best = BestCheckpoint(self.best.metric, figures[self.best.metric], step)
+        return figures
 
     def write_checkpoint(self) -> checkpoints.Checkpoint:
         """Write everything a resume needs, aside, and rename it when it is whole."""
@@ -315,7 +381,7 @@ class StepPlanTrainer(Trainer):
         self._save_rng_state(str(staging))
         self.state.save_to_json(str(staging / "trainer_state.json"))
         (staging / checkpoints.STEP_LOG).write_text(json.dumps(self.step_log.to_json()))
-        best = None if not self.best.step else {"nats_per_token": self.best.nats_per_token, "step": self.best.step}
+        best = None if self.best.value is None else asdict(self.best)
         written = checkpoints.publish_checkpoint(
             staging,
             self.loop.run_folder,

@@ -36,7 +36,10 @@ def evaluate_models(
     device = describe_device()
     # Without gradients nobody needs float32 master weights, so full weights are loaded as LoRA's base is.
     precision = choose_precision(
-        device, requested=tuning.get("precision", "auto"), method="lora", weights_dtype=model.dtype
+        device,
+        requested=tuning.get("precision", "auto"),
+        method="qlora" if tuning["method"] == "qlora" else "lora",
+        weights_dtype=model.dtype,
     )
     with show_progress() as on_progress:
         compared = comparison.evaluate_models(
@@ -53,6 +56,7 @@ def evaluate_models(
             max_loss_rows=evaluate.max_loss_rows,
             num_generate_rows=evaluate.num_generate_rows,
             max_new_tokens=evaluate.max_new_tokens,
+            num_beams=evaluate.num_beams,
             micro_batch_tokens=None if evaluate.micro_batch_tokens == "auto" else evaluate.micro_batch_tokens,
             generate_batch_rows=evaluate.generate_batch_rows,
             num_samples=evaluate.num_samples,
@@ -64,6 +68,6 @@ def evaluate_models(
     }
     logger.info("%s", report.describe_outcome(compared.result))
     Console().print(report.build_summary(compared.result, **facts))
-    # A frame rather than a list, so that the file has its header even without answers.
-    answers = pd.DataFrame(compared.answers, columns=list(comparison.ANSWER_COLUMNS))
+    # A frame rather than a list, so that the file has its header even without rows.
+    answers = pd.DataFrame(compared.answers, columns=list(compared.columns))
     return compared.base_evaluation, compared.result, report.build_markdown(compared.result, **facts), answers

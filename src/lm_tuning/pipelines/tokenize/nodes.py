@@ -114,8 +114,10 @@ def tokenize_examples(
         trust_remote_code=base_model["trust_remote_code"],
     )
     with token_cache.stage(key) as staged, show_progress() as on_progress:
-        summary = write_tokens(staged.path, example_splits, tokenizer, **tokenize.model_dump(), on_progress=on_progress)
-        write_lengths(staged.path, max_length_tokens=tokenize.max_length_tokens)
+        settings = tokenize.model_dump()
+        summary = write_tokens(staged.path, example_splits, tokenizer, task=task, **settings, on_progress=on_progress)
+        limits = {name: settings[name] for name in ("max_length_tokens", "max_target_tokens")}
+        write_lengths(staged.path, task=task, **limits)
         staged.facts = {"sources": sources, "base_model": base_model}
     logger.info("Tokens made: %s, in %s", describe_tokens(summary), token_cache.root / key)
     return staged, summary, read_lengths(staged.path), read_token_report(staged.path)

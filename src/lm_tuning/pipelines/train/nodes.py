@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_tuning.datasets.metric_stream import MetricStream
+from lm_tuning.errors import UserError
 from lm_tuning.parameters import ModelParameters, TrainParameters
 from lm_tuning.progress import show_progress
 
@@ -22,6 +23,7 @@ def train_model(
     train: TrainParameters,
     model: ModelParameters,
     seed: int,
+    task: str,
 ) -> tuple[Path, list[dict[str, Any]], list[dict[str, Any]], dict[str, Any], Any]:
     """Train and return the tuned model's folder, the step log, the efficiency log, the health report and a curve."""
     from lm_tuning.runtime.device import describe_device
@@ -34,10 +36,16 @@ def train_model(
     device = describe_device()
     precision = choose_precision(device, requested=train.precision, method=train.method, weights_dtype=model.dtype)
     tokens = read_token_summary(tokenized_examples)
+    if tokens["task"] != task:
+        raise UserError(
+            f"The stored tokens in {tokenized_examples} were made for task = {tokens['task']}, and task = {task}: make "
+            "them again with kedro run --pipelines=train (the same --env and --params)."
+        )
     settings = TrainingSettings(
         base=base_model,
         tokens_key=read_manifest(tokenized_examples)["key"],
         sources=tokens["sources"],
+        task=task,  # type: ignore[arg-type]
         label_map=tokens["label_map"],
         weights_dtype=precision.weights,
         compute_dtype=precision.compute,
@@ -45,6 +53,14 @@ def train_model(
         attention=model.attention,
         method=train.method,
         lora=train.lora.model_dump(),
+        qlora=train.qlora.model_dump(),
+        freeze=train.freeze,
+        neftune_noise_alpha=train.neftune_noise_alpha,
+        label_smoothing=train.label_smoothing,
+        class_weights=train.class_weights,
+        best_metric=train.best_metric,
+        early_stopping_evals=train.early_stopping_evals,
+        severities=dict(train.health.severity),
         seed=seed,
         learning_rate=train.learning_rate,
         effective_batch_rows=train.effective_batch_rows,
@@ -82,7 +98,7 @@ def train_model(
     finally:
         metric_stream.close()
     logger.info("%s", describe_result(result.summary))
-    curve = draw_loss_curve(result.steps, result.evaluations)
+    curve = draw_loss_curve(result.steps, result.evaluations, unit=result.summary["unit"])
     return result.model_folder, result.steps, result.efficiency, result.health, curve
 
 
@@ -90,9 +106,12 @@ def describe_result(summary: dict[str, Any]) -> str:
     """Say in one paragraph what the training did and what it cost."""
     if not summary["num_steps"]:
         return "No step was made."
+    unit = summary["unit"]
+    first, last = summary[f"first_loss_nats_per_{unit}"], summary[f"last_loss_nats_per_{unit}"]
+    early = ", ended early" if summary["stopped_early"] else ""
     return (
-        f"Trained {summary['total_steps']} steps ({summary['epochs']:.2f} epochs): "
-        f"loss {summary['first_loss_nats_per_token']:.4f} -> {summary['last_loss_nats_per_token']:.4f} nats/token; "
+        f"Trained {summary['total_steps']} steps ({summary['epochs']:.2f} epochs{early}): "
+        f"loss {first:.4f} -> {last:.4f} nats/{unit}; "
         f"{summary['tokens_per_second']:,.0f} tokens/s, median step {summary['step_seconds_median']:.2f} s, "
         f"padding {summary['padding_fraction']:.1%}, loader wait {summary['loader_wait_fraction']:.2%}, "
         f"logging {summary['logging_fraction']:.3%} of step time, health check {summary['health_seconds']:.1f} s, "

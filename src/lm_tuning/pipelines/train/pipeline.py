@@ -21,6 +21,7 @@ def create_pipeline() -> Pipeline:
                     "train": "params:train",
                     "model": "params:model",
                     "seed": "params:seed",
+                    "task": "params:task",
                 },
                 outputs=["tuned_model", "training_summary", "efficiency_summary", "health_report", "loss_curve"],
                 name="train_model",

@@ -1,0 +1,129 @@
+"""What the reports say about a classifier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lm_tuning.evaluation.report_text import (
+    PROMPT_CHARACTERS,
+    Block,
+    Line,
+    difference,
+    fence,
+    in_cell,
+    number,
+    on_one_line,
+    percent,
+    shorten,
+)
+
+HEADINGS = ("Majority class", "Tuned")
+NAME_CHARACTERS = 60
+
+
+def list_figures(result: dict[str, Any]) -> list[Line]:
+    """Choose and format the figures that the reports show.
+
+    Args:
+        result: what ``evaluate_models`` gives as ``result``.
+    """
+    base, tuned, improvement = result["base"], result["tuned"], result["improvement"]
+    return [
+        Line(
+            "Accuracy (0 to 1)",
+            number(base["accuracy"], 4),
+            number(tuned["accuracy"], 4),
+            difference(improvement["accuracy_difference"]),
+        ),
+        Line(
+            "Macro-F1 (0 to 1)",
+            number(base["macro_f1"], 4),
+            number(tuned["macro_f1"], 4),
+            difference(improvement["macro_f1_difference"]),
+        ),
+        Line(
+            "Held-out loss (nats per row)",
+            number(base["nats_per_row"], 4),
+            number(tuned["nats_per_row"], 4),
+            percent(improvement["nats_per_row_fraction"]),
+        ),
+    ]
+
+
+def describe_rows(result: dict[str, Any]) -> str:
+    """Say in a sentence or two what was measured on what."""
+    num_rows, num_split_rows = result["num_rows"], result["num_split_rows"]
+    rows = f"{num_rows:,} rows" if num_rows == num_split_rows else f"{num_rows:,} of {num_split_rows:,} rows"
+    return (
+        f"{result['split'].capitalize()} split: {rows}, {len(result['per_class']):,} classes in them or predicted. The "
+        f"majority class of the training rows is {_name(result['base']['class'])}."
+    )
+
+
+def list_blocks(result: dict[str, Any]) -> list[Block]:
+    """Return the tables below the figures: every class, the worst first, and what is taken for what."""
+    blocks = [
+        Block(
+            "Classes, the lowest F1 first",
+            ("Class", "Rows", "Predicted", "Precision", "Recall", "F1"),
+            [
+                (
+                    _name(line["class"]),
+                    f"{line['num_rows']:,}",
+                    f"{line['num_predicted']:,}",
+                    number(line["precision"], 4),
+                    number(line["recall"], 4),
+                    number(line["f1"], 4),
+                )
+                for line in result["per_class"]
+            ],
+        )
+    ]
+    if result["confusions"]:
+        blocks.append(
+            Block(
+                "Most frequent confusions",
+                ("Class", "Taken for", "Rows", "Of the class"),
+                [
+                    (
+                        _name(line["reference"]),
+                        _name(line["predicted"]),
+                        f"{line['num_rows']:,}",
+                        f"{line['fraction']:.1%}",
+                    )
+                    for line in result["confusions"]
+                ],
+                num_text_columns=2,
+            )
+        )
+    return blocks
+
+
+def write_samples(result: dict[str, Any]) -> Iterator[str]:
+    """Write the samples as Markdown, line by line."""
+    for sample in result["samples"]:
+        text = shorten(sample["text"], PROMPT_CHARACTERS)
+        yield from (
+            f"### Row {sample['row_id']}: {in_cell(_verdict(sample))}",
+            "",
+            fence(text) if text else "*(empty)*",
+            "",
+        )
+
+
+def list_samples(result: dict[str, Any]) -> Iterator[list[tuple[str, str]]]:
+    """Return each sample as titled lines for the terminal."""
+    for sample in result["samples"]:
+        yield [("Text", on_one_line(sample["text"])), ("Class", _verdict(sample))]
+
+
+def _verdict(sample: dict[str, Any]) -> str:
+    reference, tuned, probability = _name(sample["reference"]), _name(sample["tuned"]), sample["probability"]
+    if reference == tuned:
+        return f"{reference}, rightly (probability {probability:.2f})"
+    return f"{reference}, taken for {tuned} (probability {probability:.2f})"
+
+
+def _name(text: str) -> str:
+    return shorten(on_one_line(text), NAME_CHARACTERS)

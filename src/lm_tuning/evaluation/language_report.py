@@ -1,0 +1,90 @@
+"""What the reports say about two language models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lm_tuning.evaluation.report_text import (
+    ANSWER_CHARACTERS,
+    PROMPT_CHARACTERS,
+    Block,
+    Line,
+    difference,
+    fence,
+    number,
+    on_one_line,
+    percent,
+    shorten,
+    split_shared,
+)
+
+HEADINGS = ("Base", "Tuned")
+
+
+def list_figures(result: dict[str, Any]) -> list[Line]:
+    """Choose and format the figures that the reports show.
+
+    Args:
+        result: what ``evaluate_models`` gives as ``result``.
+    """
+    base, tuned, improvement = result["base"], result["tuned"], result["improvement"]
+    return [
+        Line(
+            "Held-out loss (nats per token)",
+            number(base["nats_per_token"], 4),
+            number(tuned["nats_per_token"], 4),
+            percent(improvement["nats_per_token_fraction"]),
+        ),
+        Line(
+            "Perplexity",
+            number(base["perplexity"], 2),
+            number(tuned["perplexity"], 2),
+            percent(improvement["perplexity_fraction"]),
+        ),
+        Line(
+            "ROUGE-L (0 to 1)",
+            number(base["rouge_l"], 4),
+            number(tuned["rouge_l"], 4),
+            difference(improvement["rouge_l_difference"]),
+        ),
+    ]
+
+
+def describe_rows(result: dict[str, Any]) -> str:
+    """Say in one sentence what was measured on what."""
+    base, tuned, split = result["base"], result["tuned"], result["split"].capitalize()
+    tokens = "target tokens" if result["task"] == "seq2seq_lm" else "supervised tokens"
+    sentence = f"{split} split: {result['num_rows']:,} rows, {base['num_tokens']:,} {tokens}"
+    if base["num_generated"]:
+        sentence += f", {base['num_generated']:,} answers of each model"
+        if result.get("generation", "greedy") != "greedy":
+            sentence += f" by {result['generation']}"
+        if base["num_empty"] or tuned["num_empty"]:
+            sentence += f" ({base['num_empty']:,} empty from base, {tuned['num_empty']:,} from tuned)"
+    return sentence + "."
+
+
+def list_blocks(result: dict[str, Any]) -> list[Block]:
+    """Return the tables below the figures; language models have none."""
+    return []
+
+
+def write_samples(result: dict[str, Any]) -> Iterator[str]:
+    """Write the samples as Markdown, line by line."""
+    shared, questions, ending = split_shared([sample["prompt"] for sample in result["samples"]])
+    if shared or ending:
+        yield from ("What all these prompts begin and end with is shown once:", "", fence(f"{shared}…{ending}"), "")
+    for sample, question in zip(result["samples"], questions, strict=True):
+        yield from (f"### Row {sample['row_id']}", "", fence(shorten(question, PROMPT_CHARACTERS)), "")
+        for title in ("reference", "base", "tuned"):
+            text = shorten(sample[title], ANSWER_CHARACTERS)
+            yield from (f"**{title.capitalize()}**", "", fence(text) if text else "*(empty)*", "")
+
+
+def list_samples(result: dict[str, Any]) -> Iterator[list[tuple[str, str]]]:
+    """Return each sample as titled lines for the terminal."""
+    _, questions, _ = split_shared([sample["prompt"] for sample in result["samples"]])
+    for sample, question in zip(result["samples"], questions, strict=True):
+        answers = [(title.capitalize(), on_one_line(sample[title])) for title in ("reference", "base", "tuned")]
+        yield [("Prompt", on_one_line(question)), *answers]

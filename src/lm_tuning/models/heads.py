@@ -1,0 +1,110 @@
+"""The classification head of a causal model: its labels, and whether it is a trained one or new."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from lm_tuning.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+HEAD = "score"
+"""Name of the head in every causal classifier of transformers."""
+_USUAL_SPREAD = 0.02
+
+
+def stored_labels(config: Any) -> dict[str, int] | None:
+    """Return the label map of a config that belongs to a classifier, or None.
+
+    Args:
+        config: of a model folder.
+    """
+    architectures = getattr(config, "architectures", None) or []
+    if not any(name.endswith("ForSequenceClassification") for name in architectures):
+        return None
+    return {str(name): int(index) for name, index in config.label2id.items()}
+
+
+def write_labels(config: Any, label_map: dict[str, int] | None, name_or_path: str) -> bool:
+    """Write a label map into a config.
+
+    Args:
+        config: of the model; it is changed.
+        label_map: id of each class by its name; ``None`` keeps the classes that the model was trained for.
+        name_or_path: what the model is called in messages.
+
+    Returns:
+        Whether a stored head was trained for exactly these labels.
+
+    Raises:
+        UserError: no labels are given, and the model has no head of its own.
+    """
+    stored = stored_labels(config)
+    if label_map is None:
+        if stored is None:
+            raise UserError(
+                f"{name_or_path} has no classification head, so its classes must be given: it is a base model, not one "
+                "that was trained with task = sequence_classification."
+            )
+        label_map = stored
+    assert sorted(label_map.values()) == list(range(len(label_map))), "class ids count up from 0"
+    config.num_labels = len(label_map)
+    config.id2label = {index: name for name, index in sorted(label_map.items(), key=lambda item: item[1])}
+    config.label2id = dict(label_map)
+    config.problem_type = "single_label_classification"
+    if stored is not None and stored != label_map:
+        logger.warning(
+            "%s has a classification head for other classes (%d: %s). The data has %d, so the head starts anew.",
+            name_or_path,
+            len(stored),
+            _first(stored),
+            len(label_map),
+        )
+    return stored == label_map
+
+
+def check_head(model: Any, name_or_path: str) -> None:
+    """Refuse a classifier whose head is not a linear layer on a causal backbone.
+
+    Raises:
+        UserError: the architecture has another kind of head.
+    """
+    import torch
+
+    if not isinstance(getattr(model, HEAD, None), torch.nn.Linear):
+        raise UserError(
+            f"task = sequence_classification puts a head on a causal language model, and {name_or_path} is a "
+            f"{type(model).__name__}, which has none of that kind. Take a decoder such as Llama, Qwen3 or GPT-NeoX."
+        )
+
+
+def settle_head(model: Any, *, is_fresh: bool, was_stored: bool) -> None:
+    """Draw a head anew where a stored one belongs to other classes, and hold it in float32.
+
+    The head is a few thousand numbers, and what is trained of it in 16 bits would round to nothing. Hidden states in
+    16 bits are turned into its type on the way in, so that the model runs with and without autocast.
+
+    Args:
+        model: a loaded classifier.
+        is_fresh: whether its head is new; noted as ``model.lm_tuning_fresh_head``.
+        was_stored: whether the folder's weights had a head, which is then in the place of the new one.
+    """
+    head = getattr(model, HEAD)
+    if is_fresh and was_stored:
+        # Not by the model's own initialization, which passes over weights that were read from a file.
+        spread = getattr(model.config.get_text_config(), "initializer_range", _USUAL_SPREAD)
+        head.weight.data.normal_(mean=0.0, std=spread)
+    head.float()
+    head.register_forward_pre_hook(_take_own_type)
+    model.lm_tuning_fresh_head = is_fresh
+
+
+def _take_own_type(head: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    hidden, *others = arguments
+    return (hidden.to(head.weight.dtype), *others)
+
+
+def _first(label_map: dict[str, int]) -> str:
+    names = list(label_map)
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")

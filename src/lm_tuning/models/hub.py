@@ -1,0 +1,128 @@
+"""Reach the model hub or do without it, and turn what goes wrong into one problem with the ways out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from lm_tuning.errors import UserError
+from lm_tuning.models.folders import is_local
+
+logger = logging.getLogger(__name__)
+
+HUB_PROBE_SECONDS = 5.0
+
+
+def hub_options(name_or_path: str) -> dict[str, Any]:
+    """Keep to the cache when the hub does not answer, instead of waiting a minute for each file.
+
+    Args:
+        name_or_path: a local folder or a hub name.
+
+    Returns:
+        Options for ``from_pretrained`` and for the hub's client.
+    """
+    return {} if is_local(name_or_path) or hub_answers() else {"local_files_only": True}
+
+
+def hub_answers() -> bool:
+    """Ask the hub once, without retries.
+
+    Returns:
+        Whether it answered within a few seconds; ``False`` in offline mode (``HF_HUB_OFFLINE=1``).
+    """
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return False
+    try:
+        huggingface_hub.get_session().head(constants.ENDPOINT, timeout=HUB_PROBE_SECONDS)
+    except Exception as error:  # whatever the client raises means that there is no answer
+        logger.info("The model hub does not answer (%s); looking in the local cache only.", error)
+        return False
+    return True
+
+
+@contextmanager
+def transformers_bars_off() -> Iterator[None]:
+    """Keep transformers' own bars for loading and saving out of ours."""
+    from transformers.utils import logging
+
+    bars: Any = logging
+    was_on = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            bars.enable_progress_bar()
+
+
+@contextmanager
+def user_errors(name_or_path: str, what: str) -> Iterator[None]:
+    """Turn what transformers and the hub's client raise into one problem with the ways out.
+
+    Args:
+        name_or_path: a local folder or a hub name.
+        what: ``model`` or ``tokenizer``.
+
+    Raises:
+        UserError: the block raised one of the errors that a bad name, file or connection leads to.
+    """
+    from safetensors import SafetensorError
+
+    # A download may take long, so the hub's bars stay.
+    bars = transformers_bars_off() if is_local(name_or_path) else nullcontext()
+    try:
+        with bars:
+            yield
+    except SafetensorError as error:
+        raise UserError(f"The weights of {name_or_path} are damaged ({error}). Copy or download them again.") from error
+    except ImportError as error:
+        raise UserError(f"The {what} {name_or_path} needs a package that is missing: {_first_line(error)}") from error
+    except (OSError, ValueError, KeyError) as error:
+        if "trust_remote_code" in str(error):
+            raise UserError(
+                f"The {what} {name_or_path} comes with its own code. Read it, then set model.trust_remote_code: true."
+            ) from error
+        if is_local(name_or_path):
+            raise UserError(f"The {what} in {name_or_path} cannot be read: {_first_line(error)}") from error
+        raise UserError(_hub_problem(name_or_path, what, error)) from error
+
+
+def _hub_problem(name_or_path: str, what: str, error: Exception) -> str:
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    causes = list(_causes(error))
+    if any(isinstance(cause, GatedRepoError) for cause in causes):
+        return (
+            f"The {what} {name_or_path} is gated: accept its terms on the hub, then set HF_TOKEN or run "
+            "`hf auth login`."
+        )
+    if any(isinstance(cause, RepositoryNotFoundError) for cause in causes):
+        return (
+            f"The hub has no {what} {name_or_path}, or it is private. Check model.name_or_path, and set HF_TOKEN for a "
+            "private one. (There is no local folder of that name either.)"
+        )
+    if any(isinstance(cause, LocalEntryNotFoundError) for cause in causes):
+        return (
+            f"The {what} {name_or_path} is not in the local cache and the model hub cannot be reached. Connect to it "
+            "(HF_HUB_OFFLINE must not be 1, HF_ENDPOINT names a mirror), or set model.name_or_path to a local folder; "
+            "there is none of that name here."
+        )
+    return f"The {what} {name_or_path} cannot be loaded from the hub: {_first_line(error)}"
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

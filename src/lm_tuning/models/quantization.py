@@ -1,0 +1,129 @@
+"""Hold frozen weights in 4 or 8 bits through bitsandbytes."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any, Literal
+
+from lm_tuning.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+_DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How the linear layers of a frozen model are held.
+
+    Attributes:
+        bits: 4 or 8.
+        quant_type: ``nf4`` or ``fp4``; read with 4 bits.
+        double_quant: whether the scales of blocks are quantized too; read with 4 bits.
+        compute_dtype: type that 4-bit weights are multiplied in: ``float32``, ``bfloat16`` or ``float16``. 8-bit ones
+            choose by device: integers on a GPU, with float16 for what is too large, and the input's type on a CPU.
+    """
+
+    bits: Literal[4, 8] = 4
+    quant_type: Literal["nf4", "fp4"] = "nf4"
+    double_quant: bool = True
+    compute_dtype: str = "float32"
+
+    def to_config(self) -> Any:
+        """Return what transformers loads by.
+
+        Nothing is named to be left out, so that transformers leaves out what it knows about: the head of language
+        models and classifiers and everything that shares its weights. Embeddings are no linear layers.
+        """
+        import torch
+        from transformers import BitsAndBytesConfig
+
+        make: Any = BitsAndBytesConfig  # not typed
+        if self.bits == 8:
+            return make(load_in_8bit=True)
+        return make(
+            load_in_4bit=True,
+            bnb_4bit_quant_type=self.quant_type,
+            bnb_4bit_use_double_quant=self.double_quant,
+            bnb_4bit_compute_dtype=getattr(torch, self.compute_dtype),
+        )
+
+
+def check_quantization(device: str) -> None:
+    """Refuse to quantize where that cannot be done, before weights are read.
+
+    Args:
+        device: where the weights go, for example ``cpu`` or ``cuda:0``.
+
+    Raises:
+        UserError: bitsandbytes is missing, does not run on the device, or lacks the part that does.
+    """
+    if find_spec("bitsandbytes") is None:
+        raise UserError(
+            "train.method = qlora needs the package bitsandbytes, which is not installed: pip install bitsandbytes, or "
+            "set train.method = lora."
+        )
+    kind = device.partition(":")[0]
+    if kind not in _DEVICES:
+        raise UserError(
+            f"train.method = qlora runs on {' and '.join(_DEVICES)}, and the device here is {kind}: set train.method = "
+            "lora."
+        )
+    from bitsandbytes import cextension
+
+    if isinstance(cextension.lib, cextension.ErrorHandlerMockBNBNativeLibrary):
+        raise UserError(
+            "train.method = qlora needs the compiled part of bitsandbytes, which cannot be loaded here "
+            f"({cextension.lib.error_msg}): run `python -m bitsandbytes` to see why, or set train.method = lora."
+        )
+
+
+def prepare_quantized(model: Any) -> None:
+    """Make a model that was just quantized fit for training, and check what was quantized.
+
+    On CPUs with AVX512-BF16, bitsandbytes 0.50 packs 4-bit weights anew when a layer runs in evaluation mode, for a
+    kernel that has no derivative. Every training step after an evaluation would then have wrong gradients without an
+    error, so the kernel is switched off. 8-bit layers log a line about their input's type on every call; one is enough.
+
+    Args:
+        model: as transformers loaded it.
+    """
+    from bitsandbytes.nn.modules import Linear4bit
+
+    linear = [(name, module) for name, module in model.named_modules() if _is_quantized(module)]
+    assert linear, "a quantized model has quantized layers"
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    kept = (head, getattr(model, "score", None), model.get_input_embeddings())
+    assert not any(module in kept for _, module in linear), "head and embeddings stay as they are"
+    for _, module in linear:
+        if isinstance(module, Linear4bit):
+            module.support_avx512bf16_for_cpu = False
+    messages = logging.getLogger("bitsandbytes.autograd._functions")
+    if not any(isinstance(each, _Once) for each in messages.filters):
+        messages.addFilter(_Once())
+
+
+def quantized_bits(model: Any) -> int | None:
+    """Return 4 or 8 for a model with layers held in so many bits, None for any other."""
+    kinds = {type(module).__name__ for module in model.modules() if _is_quantized(module)}
+    return None if not kinds else 8 if "Linear8bitLt" in kinds else 4
+
+
+def _is_quantized(module: Any) -> bool:
+    return type(module).__module__.startswith("bitsandbytes.") and hasattr(module, "in_features")
+
+
+class _Once(logging.Filter):
+    """Let each message through once, whatever its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: set[str] = set()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Say whether the message is new."""
+        is_new = record.msg not in self.seen
+        self.seen.add(record.msg)
+        return is_new

@@ -1,0 +1,140 @@
+"""Turn labelled texts into token ids and classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lm_tuning.data.findings import RowPlaces
+from lm_tuning.data.problems import shorten
+from lm_tuning.data.rows import ExampleTable
+from lm_tuning.errors import UserError
+from lm_tuning.text.counts import SplitCounts
+from lm_tuning.text.masks import added_prefix
+from lm_tuning.text.rendering import RenderedRows, render_text
+from lm_tuning.text.task_tokenizer import NO_TEXT_LEFT, NOT_ROUND_TRIP, TaskTokenizer
+from lm_tuning.text.token_columns import begins_with, cut_ends, flatten_ids, hold_token, put_around, take_rows
+from lm_tuning.text.token_table import TokenColumns
+from lm_tuning.text.truncation import END_CUT, TOO_LONG
+
+_NUM_ROWS_NAMED = 20
+
+
+class ClassTokenizer(TaskTokenizer):
+    """Tokenize texts as they are, with what the tokenizer puts before them; the class goes beside, not into, the text.
+
+    No end token is added: the class is read off the last token of the text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        label_map: Mapping[str, int],
+        *,
+        max_length_tokens: int,
+        truncation: str,
+        control_tokens: str = "auto",
+    ) -> None:
+        """Take a tokenizer and the classes.
+
+        Args:
+            tokenizer: see ``TaskTokenizer``.
+            label_map: id by name of all classes that occur, from 0 without gaps.
+            max_length_tokens: tokens that a row may have; the end of longer ones is cut or they are dropped.
+            truncation: see ``TaskTokenizer``; both ways to truncate cut the end.
+            control_tokens: see ``TaskTokenizer``.
+        """
+        super().__init__(tokenizer, truncation=truncation, control_tokens=control_tokens)
+        self._limit = max_length_tokens
+        self._prefix = added_prefix(tokenizer)
+        names = sorted(label_map, key=label_map.__getitem__)
+        assert [label_map[name] for name in names] == [*range(len(names))], "ids of classes have gaps"
+        self._names = pa.array(names, type=pa.string())
+
+    def render(self, batch: pa.RecordBatch, counts: SplitCounts) -> RenderedRows:
+        """Take the texts, and number the classes."""
+        places, rows = self._render_each(batch, ("text",), lambda text: self._look_through(render_text(text)), counts)
+        labels = pc.index_in(batch.column("label"), value_set=self._names)
+        assert not labels.null_count, "refuse_unknown_classes comes first"
+        return RenderedRows(
+            batch.column("row_id").to_numpy()[places],
+            batch.column("source").to_numpy()[places],
+            rows,
+            conversations=[None] * len(rows),
+            labels=labels.to_numpy()[places],
+        )
+
+    def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
+        """Put together what belongs before each text and as many of its tokens as the limit allows."""
+        row_ids = rendered.row_ids
+        kept = np.ones(len(row_ids), dtype=np.bool_)
+        ids, offsets = flatten_ids(self._spell(rendered.rows, encodings, row_ids, kept, counts))
+        nowhere = np.zeros(len(row_ids), dtype=np.bool_)
+        has_before = ~begins_with(ids, offsets, self._prefix) if self._prefix else nowhere
+        ids, offsets = put_around(ids, offsets, before=self._prefix, has_before=has_before, after=0, has_after=nowhere)
+        lengths = np.diff(offsets)
+        is_cut = self._settle_long(
+            lengths, row_ids, kept, counts, limit=self._limit, dropped_as=TOO_LONG, noted_in=counts.long_rows
+        )
+        has_text = np.minimum(lengths, self._limit) > len(self._prefix)
+        counts.add_rows(NO_TEXT_LEFT, row_ids[kept & ~has_text])
+        kept &= has_text
+        counts.add_rows(END_CUT, row_ids[kept & is_cut])
+        if self._unknown_id is not None:
+            counts.add_rows(NOT_ROUND_TRIP, row_ids[kept & hold_token(ids, offsets, self._unknown_id)])
+        counts.add_notes([row.notes for row in rendered.rows], row_ids, kept)
+        if is_cut.any():
+            ids, offsets = cut_ends(ids, offsets, self._limit)
+        columns = TokenColumns(
+            row_ids,
+            rendered.sources,
+            ids,
+            offsets,
+            np.empty(0, dtype=np.int32),
+            np.zeros(len(row_ids) + 1, dtype=np.int64),
+            rendered.labels,
+        )
+        return columns if kept.all() else take_rows(columns, np.flatnonzero(kept))
+
+
+def refuse_unknown_classes(
+    tables: Mapping[str, ExampleTable], label_map: Mapping[str, int] | None, places: RowPlaces
+) -> None:
+    """Refuse rows of classes that no training row has, before anything is tokenized.
+
+    Args:
+        tables: rows by split.
+        label_map: id by name of the training rows' classes; ``None`` where there are none.
+        places: where rows stand in their files.
+
+    Raises:
+        UserError: naming split, row and class of the first of them.
+    """
+    if not label_map:
+        raise UserError("task: sequence_classification needs classes, and the stored splits have none.")
+    names = pa.array(label_map, type=pa.string())
+    problems: list[str] = []
+    num_rows = 0
+    for split, table in tables.items():
+        for batch in table.batches():
+            labels = batch.column("label")
+            unknown = pc.indices_nonzero(pc.invert(pc.is_in(labels, value_set=names))).to_pylist()
+            num_rows += len(unknown)
+            for place in unknown[: _NUM_ROWS_NAMED - len(problems)]:
+                file, row = places.find(batch.column("row_id")[place].as_py())
+                label = shorten(labels[place].as_py(), 100)
+                problems.append(f"{file}, row {row} ({split}): no training row has its class, {label!r}.")
+    if num_rows > len(problems):
+        problems.append(f"{num_rows - len(problems):,} more such rows.")
+    if problems:
+        raise UserError(
+            [
+                *problems,
+                "A model knows the classes of its training rows only. Give these classes training rows, mend their "
+                "names, or leave these rows out.",
+            ]
+        )

@@ -1,0 +1,204 @@
+"""The loss that the first step must have: measured before it by a plain forward pass, compared when it is made."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lm_tuning.training.batches import StepBatch
+from lm_tuning.training.health import HealthReport, Severity, check_first_step, check_layout, stop_if_needed
+from lm_tuning.training.losses import LossShape, sum_nats
+from lm_tuning.training.precision_context import autocast
+from lm_tuning.training.tasks import TrainingTask, classification_head
+
+if TYPE_CHECKING:
+    from lm_tuning.text.token_table import TokenRow
+
+logger = logging.getLogger(__name__)
+
+FRESH_HEAD_SPREAD = 0.1
+"""Largest standard deviation of a fresh head's logits: above it the first loss lies visibly over log(classes)."""
+
+
+@dataclass(frozen=True)
+class FirstLossDue:
+    """What the first step's loss must be, and what is said if it is something else.
+
+    Attributes:
+        task: which logits carry loss.
+        shape: label smoothing and class weights.
+        nats: measured before the step by a plain forward pass, in nats per supervised token, or per row.
+        tolerance: allowed relative difference.
+        severity: of a difference whose cause is not the layout of the micro-batches.
+        batching: how the micro-batches are laid out.
+        fresh_head_classes: classes of a new classification head; ``None`` for other models.
+        device: ``cpu`` or ``cuda``.
+        compute_dtype: type of the forward pass.
+        weights_dtype: type of the weights.
+    """
+
+    task: TrainingTask
+    shape: LossShape
+    nats: float
+    tolerance: float
+    severity: Severity
+    batching: str
+    fresh_head_classes: int | None
+    device: str
+    compute_dtype: str
+    weights_dtype: str
+
+    def measure_layout(self, health: HealthReport, model: Any, batch: StepBatch) -> bool:
+        """Measure the step again, through its micro-batches but without dropout; add a finding if they change it.
+
+        Returns:
+            Whether rows alone and rows in micro-batches agree.
+        """
+        on_gpu = [torch.cuda.current_device()] if self.device == "cuda" else []
+        with torch.random.fork_rng(devices=on_gpu), autocast(self.device, self.compute_dtype, self.weights_dtype):
+            path = measure_training_path(self.task, model, batch, shape=self.shape, device=self.device)
+        health.facts[f"first_step_through_micro_batches_nats_per_{self.task.unit}"] = path
+        finding = check_layout(self.nats, path, tolerance=max(self.tolerance, 0.02), batching=self.batching)
+        if finding is not None:
+            health.add(finding)
+        return finding is None
+
+    def check(self, health: HealthReport, model: Any, batch: StepBatch, logged: float) -> None:
+        """Compare what step 1 logs with what is due, after its backward pass and before the weights change.
+
+        Args:
+            health: receives the finding.
+            model: with the weights that ``logged`` was computed with.
+            batch: the first step.
+            logged: its loss, in nats per supervised token, or per row.
+
+        Raises:
+            UserError: they differ, and the finding says stop.
+        """
+        began = time.perf_counter()
+        health.facts[f"first_step_logged_nats_per_{self.task.unit}"] = logged
+        finding = check_first_step(
+            self.nats,
+            logged,
+            tolerance=self.tolerance,
+            num_micro_batches=len(batch.micro_batches),
+            severity=self.severity,
+            unit=self.task.unit,
+            fresh_head_classes=self.fresh_head_classes,
+        )
+        if finding is None:
+            logger.info(
+                "Step 1 logged %.4f nats per %s, as measured before it (%.4f).", logged, self.task.unit, self.nats
+            )
+        elif self.measure_layout(health, model, batch):
+            health.add(finding)
+        health.seconds += time.perf_counter() - began
+        stop_if_needed(health)
+
+
+def scale_fresh_head(
+    task: TrainingTask, model: Any, rows: Sequence[TokenRow], *, device: torch.device | str
+) -> float | None:
+    """Scale a fresh classification head so that its logits hardly differ, and the first loss is log(classes).
+
+    A head with the usual random weights starts at log(classes) plus half the variance of its logits, which differs
+    from model to model and hides a loss that is off for another reason.
+
+    Args:
+        task: the classification.
+        model: with a head of random weights, on ``device``.
+        rows: rows to measure the logits on.
+        device: where the model is.
+
+    Returns:
+        The standard deviation of the logits before scaling; ``None`` when it was small enough.
+    """
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        logits = torch.cat([task.row_logits(model, row, device=device)[0] for row in rows]).float()
+        spread = float(logits.std())
+        if spread > FRESH_HEAD_SPREAD:
+            for name, parameter in classification_head(model).named_parameters():
+                # An adapter library keeps the original beside the copy that is trained.
+                if "original" not in name:
+                    parameter.mul_(FRESH_HEAD_SPREAD / spread)
+    model.train(was_training)
+    return spread if spread > FRESH_HEAD_SPREAD else None
+
+
+@dataclass(frozen=True)
+class PlainLoss:
+    """The loss of rows, each run alone.
+
+    Attributes:
+        nats: per supervised token, or per row for a classifier, all rows together.
+        logits: ``mean``, ``variance_over_classes`` (of one target, mean over them), ``min`` and ``max``.
+        class_logits: ``(rows, classes)`` on the CPU, of a classifier; ``None`` for other tasks.
+    """
+
+    nats: float
+    logits: dict[str, float]
+    class_logits: torch.Tensor | None
+
+
+def measure_plain_loss(
+    task: TrainingTask, model: Any, rows: Sequence[TokenRow], *, shape: LossShape, device: torch.device | str
+) -> PlainLoss:
+    """Measure the loss of rows one by one with an ordinary forward pass.
+
+    Nothing of the training path is used: no micro-batch, no packing, no selected positions, no gradient. So it
+    tells what the first step's loss must be.
+
+    Args:
+        task: which logits carry loss.
+        model: a model of that task; its mode is put back afterwards.
+        rows: tokenized rows.
+        shape: label smoothing and class weights.
+        device: where the model is.
+    """
+    was_training = model.training
+    model.eval()
+    nats, count = 0.0, 0
+    statistics, class_logits = [], []
+    with torch.no_grad():
+        for row in rows:
+            logits, targets = task.row_logits(model, row, device=device)
+            nats += float(shape.sum_nats(logits, targets))
+            count += len(targets)
+            values = logits.float()
+            statistics.append(
+                torch.stack([values.mean(), values.var(dim=-1, correction=0).mean(), values.amin(), values.amax()])
+            )
+            if task.unit == "row":
+                class_logits.append(values.cpu())
+    model.train(was_training)
+    table = torch.stack(statistics).cpu()
+    described = {
+        "mean": float(table[:, 0].mean()),
+        "variance_over_classes": float(table[:, 1].mean()),
+        "min": float(table[:, 2].min()),
+        "max": float(table[:, 3].max()),
+    }
+    return PlainLoss(nats / count, described, torch.cat(class_logits) if class_logits else None)
+
+
+def measure_training_path(
+    task: TrainingTask, model: Any, batch: StepBatch, *, shape: LossShape, device: torch.device | str
+) -> float:
+    """Measure the loss of the same rows through the micro-batches that training uses, without gradient.
+
+    Returns:
+        Nats per supervised token of the step, or per row.
+    """
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        nats = sum(float(sum_nats(task, model, micro.to(device), shape=shape)) for micro in batch.micro_batches)
+    model.train(was_training)
+    return nats / batch.num_supervised

@@ -1,0 +1,79 @@
+"""Every finding that the health checks know: its code, how grave it is by default, and what it means.
+
+Parameters are checked against this table, so it imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["note", "warn", "stop"]
+"""``note`` is written down, ``warn`` is a warning in the log, ``stop`` ends the run."""
+
+
+@dataclass(frozen=True)
+class HealthCode:
+    """One kind of finding.
+
+    Attributes:
+        code: stable name, as ``train.health.severity`` takes it.
+        severity: what it does unless the user says otherwise.
+        meaning: what was found, in one line.
+    """
+
+    code: str
+    severity: Severity
+    meaning: str
+
+
+_ALL = [
+    # The first loss.
+    HealthCode("first-loss-off", "stop", "step 1 logs another loss than its rows have by a plain forward pass"),
+    HealthCode("layout-changes-loss", "stop", "rows have another loss in micro-batches than one by one"),
+    HealthCode("worse-than-untrained", "warn", "the base model is worse than an untrained one on the first rows"),
+    HealthCode("fresh-head-off", "warn", "a new classification head does not start at chance"),
+    HealthCode("model-loss-differs", "note", "the model's class computes another loss; it is not used"),
+    # Tokenizer and model.
+    HealthCode("pad-is-eos", "note", "the tokenizer pads with its end token; masks do not depend on it here"),
+    HealthCode("pad-id-not-in-config", "warn", "the model's configuration lacks the tokenizer's pad id"),
+    HealthCode("id-beyond-vocabulary", "stop", "a row has a token id that the model does not embed"),
+    HealthCode("class-beyond-head", "stop", "a row's class is none of those that the head tells apart"),
+    HealthCode("more-tokens-than-embeddings", "stop", "the tokenizer has more tokens than the model embeds"),
+    HealthCode("fewer-tokens-than-embeddings", "note", "the model embeds far more tokens than the tokenizer has"),
+    # Rows and micro-batches.
+    HealthCode("source-left-out", "warn", "a data source gives no row to an epoch"),
+    HealthCode("bos-doubled", "warn", "rows begin with two begin tokens"),
+    HealthCode("end-not-taught", "warn", "no end token is among what is learned"),
+    HealthCode("rows-teach-nothing", "warn", "rows have nothing that is learned from them"),
+    HealthCode("step-teaches-nothing", "stop", "the first step has nothing that is learned from it"),
+    HealthCode("rows-longer-than-positions", "warn", "rows are longer than the positions that the model was made for"),
+    HealthCode("mask-not-padding", "stop", "an attention mask does not hide the padding and nothing else"),
+    HealthCode("padding-above-plan", "warn", "micro-batches are padded more than their rows' lengths ask for"),
+    # The first forward and backward pass.
+    HealthCode("logits-not-finite", "stop", "logits are NaN or infinite before the first step"),
+    HealthCode("logits-out-of-range", "warn", "logits are far larger or spread far wider than a sound model's"),
+    HealthCode("logits-flat", "warn", "all logits of a trained model are equal"),
+    HealthCode("parameter-without-gradient", "warn", "a parameter that should be trained gets no gradient"),
+    HealthCode("nothing-has-gradient", "stop", "no parameter that should be trained gets a gradient"),
+    HealthCode("frozen-parameter-has-gradient", "warn", "a frozen parameter gets a gradient"),
+    # While training.
+    HealthCode("loss-not-finite", "warn", "a step's loss is NaN or infinite"),
+    HealthCode("gradient-not-finite", "warn", "a gradient norm is NaN or infinite, so that the update is skipped"),
+    HealthCode("updates-keep-failing", "stop", "many updates in a row are skipped for NaN or infinite numbers"),
+    HealthCode("fp16-overflows", "warn", "float16 gradients overflow more often than the search for a scale explains"),
+    HealthCode("gradients-often-clipped", "note", "more than half of the updates are clipped"),
+    HealthCode("gradients-far-above-limit", "warn", "most gradients are far larger than the clipping limit"),
+    HealthCode("gradient-exploded", "warn", "a gradient norm is many times the usual one"),
+    HealthCode("gradient-zero", "warn", "a gradient is exactly zero although there is a loss"),
+    HealthCode("no-update-made", "stop", "no step changed the weights"),
+    HealthCode("learning-rate-tiny", "warn", "the learning rate stays under a hundredth of its peak"),
+    HealthCode("warm-up-not-finished", "warn", "the run ends while the learning rate still rises"),
+    HealthCode("peak-rate-not-reached", "warn", "the learning rate never reaches its peak"),
+    HealthCode("loader-starves-device", "warn", "the device waits for batches"),
+    HealthCode("memory-near-limit", "warn", "the GPU's memory is nearly full"),
+    HealthCode("throughput-falls", "warn", "training gets slower as it goes on"),
+]
+
+CODES: dict[str, HealthCode] = {known.code: known for known in _ALL}
+"""All findings by code."""

@@ -1,0 +1,140 @@
+"""Load the model that is trained and decide which of its weights are, before the first step."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lm_tuning.errors import UserError
+from lm_tuning.training.adapters import add_lora, check_targets
+from lm_tuning.training.first_loss import scale_fresh_head
+from lm_tuning.training.freezing import freeze_modules
+from lm_tuning.training.losses import LossShape, balance_classes
+from lm_tuning.training.precision_context import autocast
+from lm_tuning.training.settings import TrainingSettings
+from lm_tuning.training.tasks import TrainingTask, task_of
+
+if TYPE_CHECKING:
+    from lm_tuning.text.token_table import TokenTable
+    from lm_tuning.training.batches import StepDataset
+    from lm_tuning.training.health import HealthReport
+
+logger = logging.getLogger(__name__)
+
+_NUM_HEAD_ROWS = 32
+_NUM_NAMED = 20
+
+
+@dataclass
+class ReadyModel:
+    """A model that can be trained.
+
+    Attributes:
+        model: on its device, with adapters or frozen parts as the method asks.
+        tokenizer: the model's, with a pad token.
+        task: which of its logits carry loss.
+        has_fresh_head: whether its classification head is new.
+    """
+
+    model: Any
+    tokenizer: Any
+    task: TrainingTask
+    has_fresh_head: bool
+
+
+def set_up_model(settings: TrainingSettings) -> ReadyModel:
+    """Load tokenizer and weights, seed the run, and put adapters or frozen parts in place.
+
+    Args:
+        settings: of the training.
+
+    Raises:
+        UserError: the model cannot be loaded, or adapter targets or frozen parts are none of its modules.
+    """
+    from transformers import set_seed
+
+    from lm_tuning.models.loading import build_skeleton, load_model, load_tokenizer
+
+    base = settings.base
+    hub: dict[str, Any] = {"revision": base.get("revision"), "trust_remote_code": bool(base.get("trust_remote_code"))}
+    kind: dict[str, Any] = {"task": settings.task, "label_map": settings.label_map}
+    if settings.method != "full" and settings.lora["target_modules"] != "all-linear":
+        # A mistyped name should not cost the time that loading the weights takes.
+        check_targets(build_skeleton(base["name_or_path"], **kind, **hub), settings.lora["target_modules"])
+    tokenizer = load_tokenizer(base["name_or_path"], **hub)
+    set_seed(settings.seed)
+    model: Any = load_model(
+        base["name_or_path"],
+        dtype=settings.weights_dtype,
+        attention=settings.attention,
+        device=settings.device,
+        pad_token_id=tokenizer.pad_token_id,
+        quantization=_quantization(settings),
+        **kind,
+        **hub,
+    )
+    has_fresh_head = bool(getattr(model, "lm_tuning_fresh_head", False))
+    if settings.method != "full":
+        model = add_lora(model, task=settings.task, **settings.lora)
+    elif settings.freeze:
+        freeze_modules(model, settings.freeze)
+    if settings.method != "qlora":
+        model.to(settings.device)  # quantized weights cannot be moved, and lie there already
+    model.config.use_cache = False
+    task = task_of(model, settings.task, pad_id=int(tokenizer.pad_token_id))
+    return ReadyModel(model, tokenizer, task, has_fresh_head)
+
+
+def choose_loss_shape(settings: TrainingSettings, train_rows: TokenTable) -> LossShape:
+    """Turn label smoothing and class weights into numbers.
+
+    Raises:
+        UserError: a class weight is given to no class, or no class has a weight.
+    """
+    weights = None
+    if settings.class_weights is not None:
+        label_map = settings.label_map or {}
+        counts = np.bincount(train_rows.labels, minlength=len(label_map)).tolist()
+        weights = balance_classes(counts)
+        if settings.class_weights != "balanced":
+            given = settings.class_weights
+            unknown = [name for name in given if name not in label_map]
+            if unknown:
+                raise UserError(
+                    f"train.class_weights names {', '.join(map(repr, unknown))}, which no training row has. "
+                    f"The classes are {', '.join(list(label_map)[:_NUM_NAMED])}."
+                )
+            raw = [given.get(name, 1.0) for name in label_map]
+            mean = sum(weight * count for weight, count in zip(raw, counts, strict=True)) / max(sum(counts), 1)
+            if not mean:
+                raise UserError("train.class_weights gives every training row a weight of 0, so nothing is learned.")
+            weights = tuple(weight / mean for weight in raw)
+    return LossShape(label_smoothing=settings.label_smoothing, class_weights=weights)
+
+
+def scale_head(ready: ReadyModel, steps: StepDataset, settings: TrainingSettings, health: HealthReport) -> None:
+    """Scale a fresh classification head by the logits of the first rows, see :func:`scale_fresh_head`.
+
+    Args:
+        ready: the model.
+        steps: the run's steps; rows of the first one are looked at.
+        settings: of the training.
+        health: receives the spread.
+    """
+    rows = [steps.table[int(row)] for row in steps.plan.rows_of_step(0)[:_NUM_HEAD_ROWS]]
+    with autocast(settings.device, settings.compute_dtype, settings.weights_dtype):
+        spread = scale_fresh_head(ready.task, ready.model, rows, device=settings.device)
+    health.facts["fresh_head_scaled_from_spread"] = spread
+    if spread is not None:
+        logger.info("The new classification head was scaled down: its logits had a spread of %.2f.", spread)
+
+
+def _quantization(settings: TrainingSettings) -> Any:
+    if settings.method != "qlora":
+        return None
+    from lm_tuning.models.loading import Quantization
+
+    return Quantization(**settings.qlora, compute_dtype=settings.compute_dtype)

@@ -1,0 +1,111 @@
+"""Rows and tiny random models of every task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lm_tuning.text.token_table import TokenTableWriter
+from tests.support.tiny import BOS, END, EOS, PAD, VOCABULARY, ids, make_tokenizer
+from tests.training.conftest import WORDS, write_rows
+
+LABELS = ("cat", "dog", "bird")
+
+
+def label_map(num_classes: int = len(LABELS)) -> dict[str, int]:
+    """Name the classes."""
+    return {LABELS[place] if place < len(LABELS) else f"class {place}": place for place in range(num_classes)}
+
+
+def write_labelled(folder: Path, split: str, num_rows: int, *, seed: int = 0, num_classes: int = 3) -> None:
+    """Write texts of very different lengths, each with a class."""
+    random = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    with TokenTableWriter(folder / f"{split}.arrow") as writer:
+        for row_id in range(1, num_rows + 1):
+            label = int(random.integers(num_classes))
+            text = WORDS[label % len(WORDS)] * int(random.integers(1, 6))
+            writer.append(row_id, [BOS, *ids(text)], [], label=label)
+
+
+def write_pairs(folder: Path, split: str, num_rows: int, *, seed: int = 0) -> None:
+    """Write sources with targets, both ended."""
+    random = np.random.default_rng(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    with TokenTableWriter(folder / f"{split}.arrow") as writer:
+        for row_id in range(1, num_rows + 1):
+            word = WORDS[int(random.integers(len(WORDS)))]
+            source = [*ids(word * int(random.integers(1, 4))), EOS]
+            target = [*ids(word[: int(random.integers(1, len(word)))]), EOS]
+            writer.append(row_id, [*source, *target], [(len(source), len(source) + len(target))])
+
+
+WRITERS = {"causal_lm": write_rows, "sequence_classification": write_labelled, "seq2seq_lm": write_pairs}
+
+
+def write_task_rows(task: str, folder: Path, *, num_train: int = 11) -> Path:
+    """Write training, validation and test rows of a task."""
+    write: Any = WRITERS[task]
+    for seed, (split, num_rows) in enumerate([("train", num_train), ("validation", 6), ("test", 6)]):
+        write(folder, split, num_rows, seed=seed)
+    return folder
+
+
+def save_tiny_bart(folder: Path) -> Path:
+    """Write a random encoder-decoder and the character tokenizer."""
+    from transformers import BartConfig, BartForConditionalGeneration
+
+    config = BartConfig(
+        vocab_size=len(VOCABULARY),
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=32,
+        decoder_ffn_dim=32,
+        max_position_embeddings=256,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+        decoder_start_token_id=EOS,
+        forced_eos_token_id=EOS,
+        dropout=0.0,
+        attention_dropout=0.0,
+        activation_dropout=0.0,
+        init_std=0.2,
+    )
+    state = torch.random.get_rng_state()
+    torch.manual_seed(0)
+    BartForConditionalGeneration(config).save_pretrained(folder)
+    torch.random.set_rng_state(state)
+    make_tokenizer(chat_template=None, eos_token="<eos>").save_pretrained(folder)
+    return folder
+
+
+def save_tiny_qwen3(folder: Path) -> Path:
+    """Write a random Qwen3 language model, whose end token is its padding."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    config = Qwen3Config(
+        vocab_size=len(VOCABULARY),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=256,
+        eos_token_id=END,
+        pad_token_id=END,
+        initializer_range=0.1,
+    )
+    state = torch.random.get_rng_state()
+    torch.manual_seed(0)
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    torch.random.set_rng_state(state)
+    make_tokenizer(pad_token="<|end|>").save_pretrained(folder)
+    return folder

@@ -1,0 +1,138 @@
+"""Resuming with something changed goes on where that changes nothing, and is refused where it makes another run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lm_tuning.errors import UserError
+from lm_tuning.text.token_table import TokenTableWriter
+from lm_tuning.training import checkpoints
+from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+from tests.support.tiny import END, ids
+
+LORA: dict[str, Any] = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}
+Stopped = tuple[TrainingPaths, TrainingSettings]
+
+
+class PowerFailure(BaseException):
+    """What a test ends a training with; nothing between may catch it."""
+
+
+@pytest.fixture
+def equal_rows(tmp_path: Path) -> Path:
+    """Sixteen training rows of twelve tokens."""
+    folder = tmp_path / "equal"
+    folder.mkdir()
+    for split, count in (("train", 16), ("validation", 0), ("test", 0)):
+        with TokenTableWriter(folder / f"{split}.arrow") as writer:
+            for row in range(count):
+                writer.append(row + 1, [*ids(f"say {row:02}: {row * 7 % 100:03}"), END][:12], [(8, 12)])
+    return folder
+
+
+@pytest.fixture
+def stopped_at_2(equal_rows: Path, settings: TrainingSettings, tmp_path: Path) -> Stopped:
+    """A run of two epochs, two rows a micro-batch and two of those a step, with a checkpoint of step 2 of 8."""
+    paths = TrainingPaths(equal_rows, tmp_path / "checkpoints")
+    chosen = replace(
+        settings,
+        effective_batch_rows=4,
+        num_epochs=2,
+        max_steps=None,
+        micro_batch_tokens=24,
+        batching="padded",
+        save_every_steps=2,
+    )
+
+    def stop(what: str, done: int, total: int | None, unit: str) -> None:
+        if what == "Training" and done == 3:
+            raise PowerFailure
+
+    with pytest.raises(PowerFailure):
+        run_training(paths, chosen, on_progress=stop)
+    latest = checkpoints.find_latest(paths.checkpoints)
+    assert latest is not None
+    assert latest.step == 2
+    return paths, chosen
+
+
+def test_another_cut_of_the_same_steps_goes_on(stopped_at_2: Stopped, tmp_path: Path) -> None:
+    paths, settings = stopped_at_2
+    unbroken = run_training(TrainingPaths(paths.tokens, tmp_path / "unbroken"), settings)
+    done: list[int] = []
+    wider = replace(settings, micro_batch_tokens=48, resume=True)
+    resumed = run_training(paths, wider, on_progress=lambda what, step, total, unit: done.append(step))
+    assert done == [2, 3, 4, 5, 6, 7, 8]  # where it goes on, and six further steps
+    assert [row["num_micro_batches"] for row in resumed.efficiency] == [2, 2, *[1] * 6]
+    losses = [row["loss_nats_per_token"] for row in resumed.steps]
+    assert losses == pytest.approx([row["loss_nats_per_token"] for row in unbroken.steps], rel=1e-5)
+
+
+def test_another_effective_batch_is_refused_with_both_sizes(
+    stopped_at_2: Stopped,
+) -> None:
+    paths, settings = stopped_at_2
+    with pytest.raises(UserError, match=r"another effective batch: the checkpoint has '4 rows', this run '8 rows'"):
+        run_training(paths, replace(settings, effective_batch_rows=8, micro_batch_tokens=48, resume=True))
+    assert len(list(paths.checkpoints.glob("run-*/checkpoint-2"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"tokens_key": "tokens-2"}, "other data, tokenizer or tokenize parameters: .*'tokens-1', this run 'tokens-2'"),
+        ({"base": {"digest": "base-2"}}, "another base model: .*'base-1', this run 'base-2'"),
+        ({"seed": 8}, "another order of rows"),
+        ({"method": "lora", "lora": LORA}, "another method or adapter: .*'full', this run 'lora .*r=4"),
+    ],
+)
+def test_what_makes_it_another_run_is_refused(stopped_at_2: Stopped, other: dict[str, Any], words: str) -> None:
+    paths, settings = stopped_at_2
+    changed = {**other, "base": {**settings.base, **other.get("base", {})}}
+    with pytest.raises(UserError, match=words):
+        run_training(paths, replace(settings, resume=True, **changed))
+
+
+def test_the_checkpoint_of_an_older_run_is_explained(stopped_at_2: Stopped, caplog: pytest.LogCaptureFixture) -> None:
+    paths, settings = stopped_at_2
+    newest = checkpoints.new_run_folder(paths.checkpoints)  # a later run that ended before its first checkpoint
+    with pytest.raises(UserError, match="tokens-2") as caught:
+        run_training(paths, replace(settings, tokens_key="tokens-2", resume=True))
+    latest = checkpoints.find_latest(paths.checkpoints)
+    assert latest is not None
+    assert str(latest.path) in str(caught.value)
+    assert newest not in latest.path.parents
+    caplog.set_level("INFO", logger="lm_tuning")
+    run_training(paths, replace(settings, resume=True))
+    assert f"Going on from {latest.path}, step 2 of 8" in caplog.text
+
+
+@pytest.mark.parametrize(("max_steps", "warmup", "steps"), [(1, 0.1, 1), (3, 10, 10), (4, 0.9, 4)])
+def test_a_warmup_that_never_ends_is_refused_with_both_numbers(
+    paths: TrainingPaths, settings: TrainingSettings, max_steps: int, warmup: float, steps: int
+) -> None:
+    trainer = {"lr_scheduler_type": "linear", "warmup_steps": warmup}
+    with pytest.raises(UserError, match=rf"warm-?up.*\b{steps} warm-up steps, but the run has {max_steps} step"):
+        run_training(paths, replace(settings, max_steps=max_steps, trainer=trainer))
+    assert not list(paths.checkpoints.glob("run-*"))
+
+
+@pytest.mark.parametrize(("max_steps", "warmup"), [(2, 1), (6, 5), (6, 0.1)])
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant_with_warmup"])
+def test_every_warmup_that_is_accepted_reaches_its_peak(
+    paths: TrainingPaths, settings: TrainingSettings, max_steps: int, warmup: float, schedule: str
+) -> None:
+    trainer = {"lr_scheduler_type": schedule, "warmup_steps": warmup}
+    result = run_training(paths, replace(settings, max_steps=max_steps, trainer=trainer))
+    assert max(row["learning_rate"] for row in result.steps) == pytest.approx(settings.learning_rate)
+    before, after = (
+        load_file(folder / "model.safetensors") for folder in (Path(settings.base["name_or_path"]), result.model_folder)
+    )
+    assert before.keys() == after.keys()
+    assert any(not torch.equal(before[name], after[name]) for name in before)
