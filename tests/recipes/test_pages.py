@@ -20,7 +20,7 @@ def rows_of(page: Path) -> list[list[str]]:
 
 
 def test_every_recipe_is_listed_once() -> None:
-    listed = [row[0].strip("`") for row in rows_of(PAGES / "recipes.md")]
+    listed = [row[0].strip("`") for row in rows_of(PAGES / "recipes.md") if row[0] != "`--env`"]
     assert sorted(listed) == sorted([*RECIPES, *(NO_RECIPES - {"base", "local"})])
 
 

@@ -88,7 +88,7 @@ def write_instructions(folder: Path) -> None:
 def write_korean_instructions(folder: Path) -> None:
     rows = [
         {"instruction": f"{KOREAN[n % 8]} {n}마리를 말해 줘", "output": f"{KOREAN[n % 8]}, {n * n} 그리고 {n}"}
-        for n in range(40)
+        for n in range(26)  # the wording around them is long in bytes
     ]
     write_jsonl(folder / "train.jsonl", rows)
 

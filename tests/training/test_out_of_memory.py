@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import re
+import shutil
 import weakref
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 import torch
 
 from lm_tuning.errors import UserError
+from lm_tuning.text.token_table import TokenTableWriter
 from lm_tuning.training import out_of_memory
 from lm_tuning.training.batches import MicroBatch
 from lm_tuning.training.checkpoints import RunIdentity, publish_checkpoint, staging_folder
@@ -230,3 +233,45 @@ def test_a_training_out_of_memory_goes_on_in_smaller_pieces(
 def test_this_machine_says_what_it_has() -> None:
     reading = read_memory("cpu")
     assert reading.total > reading.peak >= reading.used > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_suggested_micro_batch_fits(settings: TrainingSettings, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder = shutil.copytree(settings.base["name_or_path"], tmp_path / "model")
+    config = AutoModelForCausalLM.from_pretrained(folder).config
+    config.update({"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "head_dim": 128})
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    (tmp_path / "tokens").mkdir()
+    for split, count in (("train", 256), ("validation", 0), ("test", 0)):
+        with TokenTableWriter(tmp_path / "tokens" / f"{split}.arrow") as writer:
+            for row in range(count):
+                writer.append(row + 1, [8 + row % 90] * 500, [(1, 500)])
+    chosen = replace(
+        settings,
+        base={**settings.base, "name_or_path": str(folder)},
+        device="cuda",
+        effective_batch_rows=256,
+        micro_batch_tokens=128_000,
+        batching="padded",
+        max_steps=2,
+        learning_rate=1e-4,
+        first_loss_severity="warn",
+    )
+    paths = TrainingPaths(tmp_path / "tokens", tmp_path / "checkpoints")
+    gc.collect()
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    ballast = torch.empty(free - 3 * GIB, dtype=torch.uint8, device="cuda")
+    with pytest.raises(
+        UserError, match=r"The graphics card ran out of memory in step 1, with a micro-batch of"
+    ) as caught:
+        run_training(paths, chosen)
+    found = re.search(r"train\.micro_batch_tokens=(\d+)", str(caught.value))
+    assert found is not None, str(caught.value)
+    assert 500 <= int(found.group(1)) < 128_000
+    result = run_training(paths, replace(chosen, micro_batch_tokens=int(found.group(1))))
+    assert len(result.steps) == 2
+    del ballast

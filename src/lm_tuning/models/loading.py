@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lm_tuning.errors import UserError
@@ -114,7 +116,7 @@ def load_model(
     if quantization is not None:
         check_quantization(device)
         options = {"device_map": {"": device}, "quantization_config": quantization.to_config()}
-    with user_errors(name_or_path, "model"):
+    with user_errors(name_or_path, "model"), _without_load_report():
         loaded: Any = auto_class.from_pretrained(
             name_or_path,
             config=config,
@@ -138,6 +140,24 @@ def load_model(
     _set_padding(model, pad_token_id, name_or_path)
     clean_generation_settings(model, name_or_path)
     return model.eval()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def _without_load_report() -> Iterator[None]:
+    """Keep transformers' table of missing and unexpected weights out of the log.
+
+    A new head is missing by design, and everything else in it is an error that ``_check_complete`` words.
+    """
+    log = logging.getLogger("transformers.modeling_utils")
+
+    def keep(record: logging.LogRecord) -> bool:
+        return "LOAD REPORT" not in record.getMessage()
+
+    log.addFilter(keep)
+    try:
+        yield
+    finally:
+        log.removeFilter(keep)
 
 
 def build_skeleton(

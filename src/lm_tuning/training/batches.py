@@ -65,19 +65,10 @@ class MicroBatch:
         return self._map(torch.Tensor.pin_memory)
 
     def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> MicroBatch:
-        tensors = {
-            name: change(value)
-            for name in (
-                "input_ids",
-                "position_ids",
-                "kept_positions",
-                "targets",
-                "attention_mask",
-                "decoder_input_ids",
-            )
-            if (value := getattr(self, name)) is not None
+        changed: dict[str, Any] = {
+            name: change(value) for name, value in vars(self).items() if isinstance(value, torch.Tensor)
         }
-        return replace(self, **tensors)
+        return replace(self, **changed)
 
 
 @dataclass

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -129,7 +128,7 @@ def look_before_training(
     # Randomness makes the step itself a vague witness of its layout; without it, the step says as much as this would.
     agrees = not is_random or due.measure_layout(health, model, batch)
     if agrees and has_fresh_head:
-        _check_fresh_head(health, plain, rows)
+        _check_fresh_head(health, plain)
     elif agrees and plain.nats > WORSE_FACTOR * untrained:
         health.add(
             Finding(
@@ -174,12 +173,11 @@ def _check_model_loss(health: HealthReport, own: float | None, ours: float | Non
     )
 
 
-def _check_fresh_head(health: HealthReport, plain: PlainLoss, rows: Sequence[TokenRow]) -> None:
+def _check_fresh_head(health: HealthReport, plain: PlainLoss) -> None:
     """Compare a fresh head's loss with what its own logits make likely: chance, plus what their spread costs."""
-    assert plain.class_logits is not None, "only classifiers have one"
-    labels = torch.tensor([row.label for row in rows])
-    measured = float(PLAIN.sum_nats(plain.class_logits, labels)) / len(rows)
-    expected, band = expected_fresh_head_loss(plain.class_logits, labels)
+    assert plain.class_logits is not None and plain.labels is not None, "only classifiers have one"
+    measured = float(PLAIN.sum_nats(plain.class_logits, plain.labels)) / len(plain.labels)
+    expected, band = expected_fresh_head_loss(plain.class_logits, plain.labels)
     health.facts["fresh_head_expected_nats_per_row"] = expected
     # The band is of the spread alone; a hundredth beyond it is the arithmetic's.
     band += 0.01 * expected

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lm_tuning.training.batches import StepBatch
+from lm_tuning.training.batches import MicroBatch, StepBatch
 from lm_tuning.training.health import HealthReport, Severity, check_first_step, check_layout, stop_if_needed
 from lm_tuning.training.losses import LossShape, sum_nats
 from lm_tuning.training.precision_context import autocast
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from lm_tuning.text.token_table import TokenRow
 
 logger = logging.getLogger(__name__)
+
+ALIKE_TOKENS = 512
+"""Tokens of rows of one length that go through the model side by side."""
 
 FRESH_HEAD_SPREAD = 0.1
 """Largest standard deviation of a fresh head's logits: above it the first loss lies visibly over log(classes)."""
@@ -101,9 +104,7 @@ class FirstLossDue:
         stop_if_needed(health)
 
 
-def scale_fresh_head(
-    task: TrainingTask, model: Any, rows: Sequence[TokenRow], *, device: torch.device | str
-) -> float | None:
+def scale_fresh_head(task: TrainingTask, model: Any, batch: MicroBatch, *, device: torch.device | str) -> float | None:
     """Scale a fresh classification head so that its logits hardly differ, and the first loss is log(classes).
 
     A head with the usual random weights starts at log(classes) plus half the variance of its logits, which differs
@@ -112,7 +113,7 @@ def scale_fresh_head(
     Args:
         task: the classification.
         model: with a head of random weights, on ``device``.
-        rows: rows to measure the logits on.
+        batch: rows to measure the logits on.
         device: where the model is.
 
     Returns:
@@ -121,8 +122,7 @@ def scale_fresh_head(
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        logits = torch.cat([task.row_logits(model, row, device=device)[0] for row in rows]).float()
-        spread = float(logits.std())
+        spread = float(task.logits(model, batch.to(device)).float().std())
         if spread > FRESH_HEAD_SPREAD:
             for name, parameter in classification_head(model).named_parameters():
                 # An adapter library keeps the original beside the copy that is trained.
@@ -140,20 +140,22 @@ class PlainLoss:
         nats: per supervised token, or per row for a classifier, all rows together.
         logits: ``mean``, ``variance_over_classes`` (of one target, mean over them), ``min`` and ``max``.
         class_logits: ``(rows, classes)`` on the CPU, of a classifier; ``None`` for other tasks.
+        labels: class of each of these rows, ``(rows,)``.
     """
 
     nats: float
     logits: dict[str, float]
-    class_logits: torch.Tensor | None
+    class_logits: torch.Tensor | None = None
+    labels: torch.Tensor | None = None
 
 
 def measure_plain_loss(
     task: TrainingTask, model: Any, rows: Sequence[TokenRow], *, shape: LossShape, device: torch.device | str
 ) -> PlainLoss:
-    """Measure the loss of rows one by one with an ordinary forward pass.
+    """Measure the loss of rows with an ordinary forward pass, one by one or with others of the same length.
 
-    Nothing of the training path is used: no micro-batch, no packing, no selected positions, no gradient. So it
-    tells what the first step's loss must be.
+    Nothing of the training path is used: no micro-batch, no packing, no padding, no selected positions, no gradient. So
+    it tells what the first step's loss must be.
 
     Args:
         task: which logits carry loss.
@@ -165,10 +167,10 @@ def measure_plain_loss(
     was_training = model.training
     model.eval()
     nats, count = 0.0, 0
-    statistics, class_logits = [], []
+    statistics, class_logits, labels = [], [], []
     with torch.no_grad():
-        for row in rows:
-            logits, targets = task.row_logits(model, row, device=device)
+        for alike in _group_alike(task, rows):
+            logits, targets = task.logits_of_alike(model, alike, device=device)
             nats += float(shape.sum_nats(logits, targets))
             count += len(targets)
             values = logits.float()
@@ -177,6 +179,7 @@ def measure_plain_loss(
             )
             if task.unit == "row":
                 class_logits.append(values.cpu())
+                labels.append(targets.cpu())
     model.train(was_training)
     table = torch.stack(statistics).cpu()
     described = {
@@ -185,7 +188,20 @@ def measure_plain_loss(
         "min": float(table[:, 2].min()),
         "max": float(table[:, 3].max()),
     }
-    return PlainLoss(nats / count, described, torch.cat(class_logits) if class_logits else None)
+    if not class_logits:
+        return PlainLoss(nats / count, described)
+    return PlainLoss(nats / count, described, torch.cat(class_logits), torch.cat(labels))
+
+
+def _group_alike(task: TrainingTask, rows: Sequence[TokenRow]) -> Iterator[list[TokenRow]]:
+    """Put rows of the same shape together, as many as a long row alone would take."""
+    by_shape: dict[tuple[int, ...], list[TokenRow]] = {}
+    for row in rows:
+        by_shape.setdefault(task.shape_of(row), []).append(row)
+    for alike in by_shape.values():
+        num_rows = max(ALIKE_TOKENS // max(len(alike[0].input_ids), 1), 1)
+        for start in range(0, len(alike), num_rows):
+            yield alike[start : start + num_rows]
 
 
 def measure_training_path(

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NUM_HEAD_ROWS = 32
 _NUM_NAMED = 20
 
 
@@ -124,9 +123,9 @@ def scale_head(ready: ReadyModel, steps: StepDataset, settings: TrainingSettings
         settings: of the training.
         health: receives the spread.
     """
-    rows = [steps.table[int(row)] for row in steps.plan.rows_of_step(0)[:_NUM_HEAD_ROWS]]
+    largest = max(steps[0].micro_batches, key=lambda batch: batch.num_rows)
     with autocast(settings.device, settings.compute_dtype, settings.weights_dtype):
-        spread = scale_fresh_head(ready.task, ready.model, rows, device=settings.device)
+        spread = scale_fresh_head(ready.task, ready.model, largest, device=settings.device)
     health.facts["fresh_head_scaled_from_spread"] = spread
     if spread is not None:
         logger.info("The new classification head was scaled down: its logits had a spread of %.2f.", spread)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.storage.atomic import sync_folder
+from lm_tuning.training.adapters import save_adapter
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,10 +62,11 @@ def save_tuned_model(
     if label_map is not None:
         model.config.id2label = {place: name for name, place in label_map.items()}
         model.config.label2id = dict(label_map)
-    # The vocabulary is never resized here, so the embedding need not go into an adapter.
-    options = {"save_embedding_layers": False} if hasattr(model, "peft_config") else {}
     with transformers_bars_off():
-        model.save_pretrained(staging, **options)
+        if hasattr(model, "peft_config"):
+            save_adapter(model, staging)
+        else:
+            model.save_pretrained(staging)
     tokenizer.save_pretrained(staging)
     (staging / "tuning.json").write_text(json.dumps(facts, indent=2))
     if label_map is not None:

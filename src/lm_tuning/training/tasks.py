@@ -71,17 +71,29 @@ class TrainingTask(ABC):
         """
 
     @abstractmethod
-    def row_logits(self, model: Any, row: TokenRow, *, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the model on one row alone, with nothing of the training path: no micro-batch, packing or selection.
+    def logits_of_alike(
+        self, model: Any, rows: Sequence[TokenRow], *, device: torch.device | str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the model on rows of one shape, with nothing of the training path.
+
+        No micro-batch, packing, padding or selection takes part, so this is an ordinary forward pass of each row.
 
         Args:
             model: a model of this task on ``device``.
-            row: a row of the token table.
+            rows: rows of the token table that are equal in :meth:`shape_of`.
             device: where the model is.
 
         Returns:
-            Logits ``(targets, classes)`` and the targets, ``(targets,)``.
+            Logits ``(targets, classes)`` and the targets, ``(targets,)``, of all rows one after another.
         """
+
+    def row_logits(self, model: Any, row: TokenRow, *, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run the model on one row alone, see :meth:`logits_of_alike`."""
+        return self.logits_of_alike(model, [row], device=device)
+
+    def shape_of(self, row: TokenRow) -> tuple[int, ...]:
+        """Say what rows must share to go through the model side by side without padding."""
+        return (len(row.input_ids),)
 
     @abstractmethod
     def model_loss(self, model: Any, row: TokenRow, *, device: torch.device | str) -> float | None:
@@ -132,10 +144,12 @@ class CausalLanguageModeling(TrainingTask):
             return model(**inputs, logits_to_keep=batch.kept_positions).logits  # type: ignore[no-any-return]
         return model(**inputs).logits[:, batch.kept_positions]  # type: ignore[no-any-return]
 
-    def row_logits(self, model: Any, row: TokenRow, *, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
+    def logits_of_alike(
+        self, model: Any, rows: Sequence[TokenRow], *, device: torch.device | str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Take the logits of all positions, then those before a supervised token."""
-        labels = torch.from_numpy(labels_of(row))[1:].to(device)
-        logits = model(input_ids=_row_of(row.input_ids, device), use_cache=False).logits[0, :-1]
+        labels = torch.from_numpy(np.stack([labels_of(row) for row in rows]))[:, 1:].to(device)
+        logits = model(input_ids=_stacked([row.input_ids for row in rows], device), use_cache=False).logits[:, :-1]
         scored = labels != IGNORE_INDEX
         return logits[scored], labels[scored]
 
@@ -180,11 +194,14 @@ class SequenceClassification(TrainingTask):
         hidden = backbone(**inputs).last_hidden_state.flatten(0, 1)[batch.kept_positions]
         return _apply_head(head, hidden)
 
-    def row_logits(self, model: Any, row: TokenRow, *, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run head and backbone on the whole row, then take the last position."""
+    def logits_of_alike(
+        self, model: Any, rows: Sequence[TokenRow], *, device: torch.device | str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Run head and backbone on whole rows, then take the last position."""
         backbone, head = _parts(model)
-        hidden = backbone(input_ids=_row_of(row.input_ids, device), use_cache=False).last_hidden_state
-        return _apply_head(head, hidden)[0, -1:], torch.tensor([row.label], device=device)
+        input_ids = _stacked([row.input_ids for row in rows], device)
+        hidden = backbone(input_ids=input_ids, use_cache=False).last_hidden_state
+        return _apply_head(head, hidden)[:, -1], torch.tensor([row.label for row in rows], device=device)
 
     def model_loss(self, model: Any, row: TokenRow, *, device: torch.device | str) -> float | None:
         """Let the model's class choose the token and the loss."""
@@ -243,11 +260,18 @@ class SequenceToSequence(TrainingTask):
             use_cache=False,
         ).logits
 
-    def row_logits(self, model: Any, row: TokenRow, *, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Let the model make the decoder's input of the target."""
-        source, target = _source_and_target(row)
-        targets = _row_of(target, device)
-        return model(input_ids=_row_of(source, device), labels=targets, use_cache=False).logits[0], targets[0]
+    def logits_of_alike(
+        self, model: Any, rows: Sequence[TokenRow], *, device: torch.device | str
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Let the model make the decoder's input of the targets."""
+        sources, targets = zip(*(_source_and_target(row) for row in rows), strict=True)
+        labels = _stacked(targets, device)
+        logits = model(input_ids=_stacked(sources, device), labels=labels, use_cache=False).logits
+        return logits.flatten(0, 1), labels.flatten()
+
+    def shape_of(self, row: TokenRow) -> tuple[int, ...]:
+        """Return the lengths of source and target."""
+        return tuple(map(len, _source_and_target(row)))
 
     def model_loss(self, model: Any, row: TokenRow, *, device: torch.device | str) -> float | None:
         """Pass the target as labels."""
@@ -316,7 +340,11 @@ def _loss_of(output: Any) -> float | None:
 
 
 def _row_of(ids: Any, device: torch.device | str) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(ids).astype(np.int64))[None].to(device)
+    return _stacked([ids], device)
+
+
+def _stacked(rows: Sequence[Any], device: torch.device | str) -> torch.Tensor:
+    return torch.from_numpy(np.stack(rows).astype(np.int64)).to(device)
 
 
 def _source_and_target(row: TokenRow) -> tuple[Any, Any]:

@@ -27,6 +27,7 @@ def train_model(
 ) -> tuple[Path, list[dict[str, Any]], list[dict[str, Any]], dict[str, Any], Any]:
     """Train and return the tuned model's folder, the step log, the efficiency log, the health report and a curve."""
     from lm_tuning.runtime.device import describe_device
+    from lm_tuning.runtime.optimizer import describe_optimizer_limit
     from lm_tuning.runtime.precision import choose_precision
     from lm_tuning.storage.folders import read_manifest
     from lm_tuning.text.tokenization import read_token_summary
@@ -86,6 +87,9 @@ def train_model(
     logger.info("Precision: %s", precision.reason)
     if precision.warning:
         logger.warning("%s", precision.warning)
+    limit = describe_optimizer_limit(train.trainer.get("optim"), device=device.kind)
+    if limit is not None:
+        logger.warning("%s", limit)
     try:
         with show_progress() as on_progress:
             result = run_training(
