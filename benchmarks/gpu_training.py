@@ -1,6 +1,6 @@
 """Train a random-weight Qwen3 shape through ``run_training`` on the device that is there, and report figures.
 
-    python benchmarks/gpu_training.py [--shape 0.6b] [--steps 12] [--rows 32] [--methods lora full]
+    python benchmarks/gpu_training.py [--shape 0.6b] [--methods lora full] [--classes 280]
 
 Needs neither Kedro nor MLflow. Rows are random tokens with the lengths of short classification texts (mean 211
 tokens, at most 287), all of them supervised. For each method (``lora`` and ``full``; ``qlora`` is NF4 with double
@@ -53,8 +53,8 @@ def make_model(folder: Path, shape: str) -> None:
     make_tokenizer().save_pretrained(folder)
 
 
-def make_tokens(folder: Path, num_rows: int, vocabulary: int) -> None:
-    """Write random rows whose tokens are all supervised."""
+def make_tokens(folder: Path, num_rows: int, vocabulary: int, num_classes: int | None) -> None:
+    """Write random rows whose tokens are all supervised, or that each have a class."""
     from lm_tuning.text.token_table import TokenTableWriter
 
     folder.mkdir(parents=True)
@@ -63,7 +63,11 @@ def make_tokens(folder: Path, num_rows: int, vocabulary: int) -> None:
         with TokenTableWriter(folder / f"{split}.arrow") as writer:
             for row in range(count):
                 length = int(np.clip(random.normal(211.5, 40), 30, 287))
-                writer.append(row + 1, random.integers(8, min(vocabulary, 49000), length), [(0, length)])
+                ids = random.integers(8, min(vocabulary, 49000), length)
+                if num_classes is None:
+                    writer.append(row + 1, ids, [(0, length)])
+                else:
+                    writer.append(row + 1, ids, [], label=int(random.integers(num_classes)))
 
 
 def main() -> None:
@@ -74,6 +78,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--methods", nargs="+", choices=("lora", "qlora", "full"), default=["lora", "full"])
     parser.add_argument("--batchings", nargs="+", choices=("padded", "packed"), default=["padded", "packed"])
+    parser.add_argument("--classes", type=int, help="train a classifier of so many classes, not a language model")
+    parser.add_argument("--micro-batch-tokens", type=int, help="most slots of a micro-batch")
     parser.add_argument("--checkpointing", action="store_true", help="compute activations again in the backward pass")
     options = parser.parse_args()
 
@@ -96,13 +102,16 @@ def main() -> None:
         folder = Path(scratch)
         make_model(folder / "model", options.shape)
         vocabulary = SHAPES[options.shape]["vocab_size"]
-        make_tokens(folder / "tokens", options.rows * options.steps, vocabulary)
+        make_tokens(folder / "tokens", options.rows * options.steps, vocabulary, options.classes)
         base = {"name_or_path": str(folder / "model"), "digest": "random", "revision": None, "trust_remote_code": False}
         adapter = {"r": 16, "alpha": 32, "dropout": 0.0, "target_modules": "all-linear"}
         for method in options.methods:
             precision = choose_precision(device, method=method)
             settings = TrainingSettings(
                 base=base,
+                task="sequence_classification" if options.classes else "causal_lm",
+                label_map={f"class {place}": place for place in range(options.classes)} if options.classes else None,
+                micro_batch_tokens=options.micro_batch_tokens,
                 tokens_key="random",
                 weights_dtype=precision.weights,
                 compute_dtype=precision.compute,
@@ -125,12 +134,14 @@ def main() -> None:
                 result = run_training(
                     TrainingPaths(folder / "tokens", folder / "runs"), replace(settings, batching=batching)
                 )
+                unit = result.summary["unit"]
                 row = {
                     "method": method,
                     "batching": batching,
-                    "log_vocabulary": round(math.log(vocabulary), 4),
-                    "measured": result.health["facts"]["first_step_measured_nats_per_token"],
-                    "losses": [round(step["loss_nats_per_token"], 4) for step in result.steps],
+                    "log_of_classes": round(math.log(options.classes or vocabulary), 4),
+                    "measured": result.health["facts"][f"first_step_measured_nats_per_{unit}"],
+                    "losses": [round(step[f"loss_nats_per_{unit}"], 4) for step in result.steps],
+                    "micro_batches": result.efficiency[0]["num_micro_batches"],
                     "gradient_norms": [round(step["gradient_norm"], 4) for step in result.steps],
                     "findings": [finding["code"] for finding in result.health["findings"]],
                     **{key: result.summary[key] for key in (

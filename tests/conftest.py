@@ -20,7 +20,18 @@ if IS_WORKER:
 MOST_WORKERS = 8
 """Each holds torch and MLflow, about a gigabyte."""
 
-LONG_FILES = ("test_whole_run.py", "test_tracking.py", "test_run.py", "test_comparison.py", "test_environment.py")
+LONG_FILES = (
+    "test_whole_run.py",
+    "test_accounting.py",
+    "test_recipes.py",
+    "test_resume.py",
+    "test_tracking.py",
+    "test_run.py",
+    "test_quantized.py",
+    "test_soak.py",
+    "test_comparison.py",
+    "test_environment.py",
+)
 """Files of half a minute and more. A worker takes whole files; the last one should not be long."""
 
 

@@ -10,14 +10,13 @@ from lm_tuning.runtime.collection import collect_rarely, restore_collection
 
 
 def test_collection_is_rare_and_comes_back() -> None:
-    before = gc.get_threshold()
-    try:
-        collect_rarely()
-        assert gc.isenabled()
-        assert gc.get_threshold()[0] > before[0]
-    finally:
-        restore_collection()
-    assert gc.get_threshold() == before
+    restore_collection()
+    usual = gc.get_threshold()
+    collect_rarely()
+    assert gc.isenabled()
+    assert gc.get_threshold()[0] > usual[0]
+    restore_collection()
+    assert gc.get_threshold() == usual
 
 
 def test_reading_the_settings_makes_it_rare() -> None:

@@ -91,9 +91,9 @@ def test_the_message_says_what_was_asked_and_what_would_fit(use: MemoryUse) -> N
         "train.method=qlora",
     ):
         assert words in said, words
-    # 17 GiB for 8192 slots, of which 0.9 x 23 - 8 = 12.7 GiB are there: 6119, but nothing larger than half is known to
-    # work when no micro-batch has gone through.
-    assert "train.micro_batch_tokens=4096." in said
+    # 17 GiB for 8192 slots, of which 0.9 x (23 - 8) = 13.5 GiB are there: 6505, but nobody knows how far the
+    # micro-batch was from its end when none has gone through before: a quarter.
+    assert "train.micro_batch_tokens=2048." in said
 
 
 def test_what_went_through_before_sharpens_the_estimate(use: MemoryUse) -> None:
@@ -102,8 +102,8 @@ def test_what_went_through_before_sharpens_the_estimate(use: MemoryUse) -> None:
     use.peak_bytes = 20 * GIB
     use.begin_micro_batch(padded(24, 512))
     fitting = estimate_fitting_slots(use, failed, asked_bytes=None)
-    # 12 GiB for 8192 slots are more than 14 GiB for 12288: 12.7 GiB give 8669.
-    assert fitting == 8669 - 8669 % 64
+    # 12 GiB for 8192 slots are more than 14 GiB for 12288: 13.5 GiB give 9216.
+    assert fitting == 9216
     # What is known of a smaller one never suggests the size that has just failed.
     use.peak_bytes = 9 * GIB
     assert (
@@ -131,7 +131,7 @@ def test_no_checkpoint_is_lost_and_the_message_goes_on_from_the_last(use: Memory
         )
     said = str(fail(use, torch.OutOfMemoryError(GPU_MESSAGE)))
     assert f"step 6 is kept in {tmp_path / 'checkpoint-6'}" in said
-    assert "train.resume=true,train.micro_batch_tokens=4096" in said
+    assert "train.resume=true,train.micro_batch_tokens=2048" in said
 
 
 def test_outside_a_micro_batch_it_says_when(use: MemoryUse) -> None:
@@ -265,13 +265,18 @@ def test_on_a_gpu_the_suggested_micro_batch_fits(settings: TrainingSettings, tmp
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info()
     ballast = torch.empty(free - 3 * GIB, dtype=torch.uint8, device="cuda")
-    with pytest.raises(
-        UserError, match=r"The graphics card ran out of memory in step 1, with a micro-batch of"
-    ) as caught:
-        run_training(paths, chosen)
-    found = re.search(r"train\.micro_batch_tokens=(\d+)", str(caught.value))
-    assert found is not None, str(caught.value)
-    assert 500 <= int(found.group(1)) < 128_000
-    result = run_training(paths, replace(chosen, micro_batch_tokens=int(found.group(1))))
+    tokens, num_refusals, result = chosen.micro_batch_tokens, 0, None
+    while result is None:
+        try:
+            result = run_training(paths, replace(chosen, micro_batch_tokens=tokens))
+        except UserError as error:
+            problem = str(error)
+            assert "The graphics card ran out of memory in step 1, with a micro-batch of" in problem
+            found = re.search(r"train\.micro_batch_tokens=(\d+)", problem)
+            assert found is not None, problem
+            assert tokens is not None
+            assert 500 <= int(found.group(1)) <= tokens // 4
+            tokens, num_refusals = int(found.group(1)), num_refusals + 1
+    assert 1 <= num_refusals <= 4
     assert len(result.steps) == 2
     del ballast

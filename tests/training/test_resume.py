@@ -168,8 +168,15 @@ def compare_runs(
     return unbroken
 
 
-@pytest.mark.parametrize("fails_at", [3, 8], ids=["in the first epoch", "in the second epoch"])
-@pytest.mark.parametrize("batching", ["padded", "packed"])
+@pytest.mark.parametrize(
+    ("batching", "fails_at"),
+    [
+        pytest.param("padded", 3, id="padded, in the first epoch"),
+        pytest.param("packed", 8, id="packed, in the second epoch"),
+        pytest.param("packed", 3, id="packed, in the first epoch", marks=pytest.mark.slow),
+        pytest.param("padded", 8, id="padded, in the second epoch", marks=pytest.mark.slow),
+    ],
+)
 def test_a_language_model_goes_on_bit_by_bit(
     tokens_folder: Path,
     dropping_run: TrainingSettings,
@@ -182,8 +189,12 @@ def test_a_language_model_goes_on_bit_by_bit(
 
 @pytest.mark.parametrize(
     "lora",
-    [LORA, {**LORA, "use_dora": True}, {**LORA, "init": "pissa"}, {**LORA, "init": "olora", "use_rslora": True}],
-    ids=["dropout", "dora", "pissa", "olora"],
+    [
+        pytest.param(LORA, id="dropout"),
+        pytest.param({**LORA, "init": "pissa"}, id="pissa"),
+        pytest.param({**LORA, "use_dora": True}, id="dora", marks=pytest.mark.slow),
+        pytest.param({**LORA, "init": "olora", "use_rslora": True}, id="olora", marks=pytest.mark.slow),
+    ],
 )
 def test_an_adapter_goes_on_bit_by_bit(
     tokens_folder: Path, long_run: TrainingSettings, check_resume: CheckResume, lora: dict[str, Any]

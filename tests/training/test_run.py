@@ -42,7 +42,7 @@ def assert_equal_weights(first: Path, second: Path) -> None:
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.parametrize("method", ["full", "lora"])
+@pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.slow)])
 def test_a_step_computes_the_same_however_it_is_cut(
     paths: TrainingPaths, settings: TrainingSettings, method: str
 ) -> None:

@@ -225,6 +225,7 @@ def check_soak(trainings: Trainings, *, num_kills: int, most_steps: int, seed: i
     assert not list(runs[0].glob(".writing-*"))
 
 
+@pytest.mark.slow
 def test_three_kills_change_nothing(busy: TrainingSettings, tmp_path: Path) -> None:
     trainings = Trainings(tmp_path, replace(busy, max_steps=50, save_every_steps=4), forks=True)
     try:

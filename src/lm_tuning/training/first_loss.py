@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lm_tuning.training.batches import MicroBatch, StepBatch
+from lm_tuning.training.batches import StepBatch
 from lm_tuning.training.health import HealthReport, Severity, check_first_step, check_layout, stop_if_needed
 from lm_tuning.training.losses import LossShape, sum_nats
 from lm_tuning.training.precision_context import autocast
@@ -104,7 +104,7 @@ class FirstLossDue:
         stop_if_needed(health)
 
 
-def scale_fresh_head(task: TrainingTask, model: Any, batch: MicroBatch, *, device: torch.device | str) -> float | None:
+def scale_fresh_head(task: TrainingTask, model: Any, batch: StepBatch, *, device: torch.device | str) -> float | None:
     """Scale a fresh classification head so that its logits hardly differ, and the first loss is log(classes).
 
     A head with the usual random weights starts at log(classes) plus half the variance of its logits, which differs
@@ -113,7 +113,7 @@ def scale_fresh_head(task: TrainingTask, model: Any, batch: MicroBatch, *, devic
     Args:
         task: the classification.
         model: with a head of random weights, on ``device``.
-        batch: rows to measure the logits on.
+        batch: a whole step to measure the logits on, so that the scale does not depend on how it is cut.
         device: where the model is.
 
     Returns:
@@ -122,7 +122,8 @@ def scale_fresh_head(task: TrainingTask, model: Any, batch: MicroBatch, *, devic
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        spread = float(task.logits(model, batch.to(device)).float().std())
+        logits = [task.logits(model, micro_batch.to(device)).float() for micro_batch in batch.micro_batches]
+        spread = float(torch.cat(logits).std())
         if spread > FRESH_HEAD_SPREAD:
             for name, parameter in classification_head(model).named_parameters():
                 # An adapter library keeps the original beside the copy that is trained.

@@ -34,6 +34,9 @@ logger = logging.getLogger(__name__)
 ROUNDING_NATS = 0.01
 """Difference of two losses in 16 bits that says nothing, in nats per token; it matters where the loss is near 0."""
 
+FUNCTIONAL_DROPOUT = ("attention_dropout", "attn_pdrop", "dropout", "activation_dropout", "hidden_dropout")
+"""Names in a config for dropout that models apply without a module of its own."""
+
 DROPOUT_TOLERANCE = 0.25
 """Allowed relative difference of the first loss when dropout draws random zeros in training."""
 
@@ -129,7 +132,11 @@ def has_dropout(model: torch.nn.Module) -> bool:
 
     modules = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
     config = getattr(model, "config", None)
-    return modules or any((getattr(config, name, 0.0) or 0.0) > 0 for name in ("attention_dropout", "attn_pdrop"))
+    return modules or any(_as_share(getattr(config, name, None)) > 0 for name in FUNCTIONAL_DROPOUT)
+
+
+def _as_share(value: object) -> float:
+    return value if isinstance(value, float) else 0.0
 
 
 def check_layout(plain: float, through_batches: float, *, tolerance: float, batching: str) -> Finding | None:

@@ -123,9 +123,8 @@ def scale_head(ready: ReadyModel, steps: StepDataset, settings: TrainingSettings
         settings: of the training.
         health: receives the spread.
     """
-    largest = max(steps[0].micro_batches, key=lambda batch: batch.num_rows)
     with autocast(settings.device, settings.compute_dtype, settings.weights_dtype):
-        spread = scale_fresh_head(ready.task, ready.model, largest, device=settings.device)
+        spread = scale_fresh_head(ready.task, ready.model, steps[0], device=settings.device)
     health.facts["fresh_head_scaled_from_spread"] = spread
     if spread is not None:
         logger.info("The new classification head was scaled down: its logits had a spread of %.2f.", spread)

@@ -198,11 +198,11 @@ def estimate_fitting_slots(use: MemoryUse, reading: MemoryReading, *, asked_byte
     needs = [(max(reading.used, reading.peak) - use.before_bytes + (asked_bytes or 0)) / slots]
     if use.largest_done_slots:
         needs.append((use.peak_bytes - use.before_bytes) / use.largest_done_slots)
-    room = (reading.total - reading.others) * SAFE_FRACTION - use.before_bytes
+    room = (reading.total - reading.others - use.before_bytes) * SAFE_FRACTION
     if max(needs) <= 0 or room <= 0:
         return None
     # Without a micro-batch that went through, nobody knows how far this one was from its end.
-    most = slots - 1 if use.largest_done_slots else slots // 2
+    most = slots - 1 if use.largest_done_slots else slots // 4
     fitting = min(int(room / max(needs)), most)
     return fitting - fitting % _ROUNDING_SLOTS if fitting >= _ROUNDING_SLOTS else fitting
 
@@ -231,10 +231,11 @@ def describe(use: MemoryUse, reading: MemoryReading, *, asked_bytes: int | None)
     ]
     fitting = estimate_fitting_slots(use, reading, asked_bytes=asked_bytes)
     if fitting is not None and fitting >= use.longest_row_tokens:
+        guess = "" if use.largest_done_slots else " Nothing went through before, so it may have to be lowered again."
         lines.append(
             f"What would fit: train.micro_batch_tokens={fitting}. This is an estimate that takes memory to grow with "
-            "the slots of a micro-batch. It changes memory and speed, not what is learned, and may not be below "
-            "tokenize.max_length_tokens."
+            f"the slots of a micro-batch.{guess} It changes memory and speed, not what is learned, and may not be "
+            "below tokenize.max_length_tokens."
         )
     elif use.micro_batch is not None:
         fitting = None
