@@ -123,7 +123,7 @@ def test_a_fresh_head_starts_at_the_loss_of_chance(
     first = result.steps[0]["loss_nats_per_row"]
     assert first == pytest.approx(1.0986, rel=0.03)  # log(3)
     assert first == pytest.approx(facts["first_step_measured_nats_per_row"], rel=1e-5)
-    assert facts["model_loss_of_first_row"] == pytest.approx(facts["our_loss_of_first_row"], rel=1e-5)
+    assert facts["model_loss_of_shortest_row"] == pytest.approx(facts["our_loss_of_shortest_row"], rel=1e-5)
     assert result.health["findings"] == []
 
 

@@ -82,7 +82,7 @@ def look_before_training(
     on_gpu = [torch.cuda.current_device()] if device == "cuda" else []
     with torch.random.fork_rng(devices=on_gpu), autocast(device, compute_dtype, weights_dtype):
         plain = measure_plain_loss(task, model, rows, shape=shape, device=device)
-        own, ours = _compare_model_loss(task, model, rows[0], device=device)
+        own, ours = _compare_model_loss(task, model, min(rows, key=lambda row: len(row.input_ids)), device=device)
     is_random = has_noise or has_dropout(model)
     due = FirstLossDue(
         task=task,
@@ -108,8 +108,8 @@ def look_before_training(
             **_describe_supervision(task, batch),
             "first_step_padding_fraction": 1 - batch.num_tokens / batch.num_slots,
             "first_step_micro_batches": len(batch.micro_batches),
-            "model_loss_of_first_row": own,
-            "our_loss_of_first_row": ours,
+            "model_loss_of_shortest_row": own,
+            "our_loss_of_shortest_row": ours,
             "logits": plain.logits,
             "pad_token": tokenizer.pad_token,
             "pad_token_id": tokenizer.pad_token_id,
@@ -165,7 +165,7 @@ def _check_model_loss(health: HealthReport, own: float | None, ours: float | Non
     health.add(
         Finding(
             code="model-loss-differs",
-            measured=f"the model's class gives the first row a loss of {own:.4f}",
+            measured=f"the model's class gives the first step's shortest row a loss of {own:.4f}",
             expected=f"{ours:.4f}, the mean over what is supervised in it",
             cause="Its loss is another one (a sum, a scaled one, or of other positions).",
             change="Nothing has to be changed: the loss that is trained on and logged is not taken from the model.",
