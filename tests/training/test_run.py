@@ -18,11 +18,12 @@ from safetensors.torch import load_file
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.text.token_table import open_split
 from lm_tuning.training import checkpoints
+from lm_tuning.training.best_checkpoint import BestCheckpoint
 from lm_tuning.training.first_loss import measure_plain_loss
 from lm_tuning.training.losses import PLAIN
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.tasks import task_of
-from lm_tuning.training.trainer import BestCheckpoint, StepPlanTrainer
+from lm_tuning.training.trainer import StepPlanTrainer
 from tests.training.conftest import write_rows
 
 LORA = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -27,6 +26,7 @@ from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.training import checkpoints
 from lm_tuning.training.batch_checks import check_gradients
 from lm_tuning.training.batches import StepBatch, StepDataset
+from lm_tuning.training.best_checkpoint import BestCheckpoint
 from lm_tuning.training.first_loss import FirstLossDue
 from lm_tuning.training.health import Finding, HealthReport, stop_if_needed
 from lm_tuning.training.interruption import StopRequest
@@ -76,33 +76,6 @@ class LoopSettings:
     first_loss: FirstLossDue | None
     memory: MemoryUse
     on_checkpoint: Callable[[], object] = lambda: None
-
-
-HIGHER_IS_BETTER = {"nats_per_token": False, "nats_per_row": False, "accuracy": True, "macro_f1": True}
-"""Every figure that a checkpoint can be the best by, and which way is better."""
-
-
-@dataclass
-class BestCheckpoint:
-    """The best held-out figure seen so far.
-
-    Attributes:
-        metric: which figure.
-        value: the best one; ``None`` before the first evaluation.
-        step: optimizer step that it was measured after.
-    """
-
-    metric: str
-    value: float | None = None
-    step: int = 0
-
-    def is_beaten_by(self, value: float) -> bool:
-        """Say whether another figure is better; one that is not a number never is."""
-        if math.isnan(value):
-            return False
-        if self.value is None:
-            return True
-        return value > self.value if HIGHER_IS_BETTER[self.metric] else value < self.value
 
 
 @dataclass
