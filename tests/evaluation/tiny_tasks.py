@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_tuning.text.token_table import TokenTable, TokenTableWriter
-from tests.support.tiny import BOS, EOS, PAD, VOCABULARY, ids, make_tokenizer
+from tests.support.tiny import BOS, EOS, PAD, VOCABULARY, bart_config, ids, make_tokenizer
 
 LABEL_MAP = {"card": 0, "cash": 1, "loan": 2, "none_of_these": 3}
 
@@ -35,24 +35,9 @@ def make_classifier(*, seed: int = 0, num_labels: int = len(LABEL_MAP), spread: 
 def make_seq2seq(*, seed: int = 0, spread: float = 0.3, max_positions: int = 64) -> Any:
     """Build a random BART; a larger spread makes its answers vary."""
     import torch
-    from transformers import BartConfig, BartForConditionalGeneration
+    from transformers import BartForConditionalGeneration
 
-    config = BartConfig(
-        vocab_size=len(VOCABULARY),
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=4,
-        decoder_attention_heads=4,
-        encoder_ffn_dim=64,
-        decoder_ffn_dim=64,
-        max_position_embeddings=max_positions,
-        pad_token_id=PAD,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-        decoder_start_token_id=EOS,
-        forced_eos_token_id=EOS,
-    )
+    config = bart_config(max_position_embeddings=max_positions)
     return _spread(BartForConditionalGeneration, config, seed, spread, torch)
 
 

@@ -81,6 +81,28 @@ def make_model(*, seed: int = 0, num_layers: int = 2, hidden_size: int = 32, tie
     return model
 
 
+def bart_config(**changes: Any) -> Any:
+    """Describe an encoder-decoder of one layer each that starts its targets from the end token, as BART does."""
+    from transformers import BartConfig
+
+    options: dict[str, Any] = {
+        "vocab_size": len(VOCABULARY),
+        "d_model": 32,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 64,
+        "decoder_ffn_dim": 64,
+        "pad_token_id": PAD,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "decoder_start_token_id": EOS,
+        "forced_eos_token_id": EOS,
+    }
+    return BartConfig(**(options | changes))
+
+
 def save_tiny_model(folder: Path, **tokenizer_options: Any) -> Path:
     """Write model and tokenizer as an ordinary local folder and return it."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lm_tuning.text.token_table import TokenTableWriter
-from tests.support.tiny import BOS, END, EOS, PAD, VOCABULARY, ids, make_tokenizer
+from tests.support.tiny import BOS, END, EOS, VOCABULARY, bart_config, ids, make_tokenizer
 from tests.training.conftest import WORDS, write_rows
 
 LABELS = ("cat", "dog", "bird")
@@ -56,27 +56,10 @@ def write_task_rows(task: str, folder: Path, *, num_train: int = 11) -> Path:
 
 def save_tiny_bart(folder: Path) -> Path:
     """Write a random encoder-decoder and the character tokenizer."""
-    from transformers import BartConfig, BartForConditionalGeneration
+    from transformers import BartForConditionalGeneration
 
-    config = BartConfig(
-        vocab_size=len(VOCABULARY),
-        d_model=32,
-        encoder_layers=1,
-        decoder_layers=1,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=32,
-        max_position_embeddings=256,
-        pad_token_id=PAD,
-        bos_token_id=BOS,
-        eos_token_id=EOS,
-        decoder_start_token_id=EOS,
-        forced_eos_token_id=EOS,
-        dropout=0.0,
-        attention_dropout=0.0,
-        activation_dropout=0.0,
-        init_std=0.2,
+    config = bart_config(
+        max_position_embeddings=256, dropout=0.0, attention_dropout=0.0, activation_dropout=0.0, init_std=0.2
     )
     state = torch.random.get_rng_state()
     torch.manual_seed(0)

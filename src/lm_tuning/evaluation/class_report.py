@@ -9,12 +9,11 @@ from lm_tuning.evaluation.report_text import (
     PROMPT_CHARACTERS,
     Block,
     Line,
-    difference,
+    compare,
     fence,
     in_cell,
     number,
     on_one_line,
-    percent,
     shorten,
 )
 
@@ -28,26 +27,10 @@ def list_figures(result: dict[str, Any]) -> list[Line]:
     Args:
         result: what ``evaluate_models`` gives as ``result``.
     """
-    base, tuned, improvement = result["base"], result["tuned"], result["improvement"]
     return [
-        Line(
-            "Accuracy (0 to 1)",
-            number(base["accuracy"], 4),
-            number(tuned["accuracy"], 4),
-            difference(improvement["accuracy_difference"]),
-        ),
-        Line(
-            "Macro-F1 (0 to 1)",
-            number(base["macro_f1"], 4),
-            number(tuned["macro_f1"], 4),
-            difference(improvement["macro_f1_difference"]),
-        ),
-        Line(
-            "Held-out loss (nats per row)",
-            number(base["nats_per_row"], 4),
-            number(tuned["nats_per_row"], 4),
-            percent(improvement["nats_per_row_fraction"]),
-        ),
+        compare(result, "accuracy", "Accuracy (0 to 1)", as_difference=True),
+        compare(result, "macro_f1", "Macro-F1 (0 to 1)", as_difference=True),
+        compare(result, "nats_per_row", "Held-out loss (nats per row)"),
     ]
 
 

@@ -10,11 +10,9 @@ from lm_tuning.evaluation.report_text import (
     PROMPT_CHARACTERS,
     Block,
     Line,
-    difference,
+    compare,
     fence,
-    number,
     on_one_line,
-    percent,
     shorten,
     split_shared,
 )
@@ -28,26 +26,10 @@ def list_figures(result: dict[str, Any]) -> list[Line]:
     Args:
         result: what ``evaluate_models`` gives as ``result``.
     """
-    base, tuned, improvement = result["base"], result["tuned"], result["improvement"]
     return [
-        Line(
-            "Held-out loss (nats per token)",
-            number(base["nats_per_token"], 4),
-            number(tuned["nats_per_token"], 4),
-            percent(improvement["nats_per_token_fraction"]),
-        ),
-        Line(
-            "Perplexity",
-            number(base["perplexity"], 2),
-            number(tuned["perplexity"], 2),
-            percent(improvement["perplexity_fraction"]),
-        ),
-        Line(
-            "ROUGE-L (0 to 1)",
-            number(base["rouge_l"], 4),
-            number(tuned["rouge_l"], 4),
-            difference(improvement["rouge_l_difference"]),
-        ),
+        compare(result, "nats_per_token", "Held-out loss (nats per token)"),
+        compare(result, "perplexity", "Perplexity", decimals=2),
+        compare(result, "rouge_l", "ROUGE-L (0 to 1)", as_difference=True),
     ]
 
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 PROMPT_CHARACTERS = 400
 ANSWER_CHARACTERS = 400
@@ -45,6 +46,21 @@ class Block:
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]]
     num_text_columns: int = 1
+
+
+def compare(result: dict[str, Any], key: str, name: str, *, decimals: int = 4, as_difference: bool = False) -> Line:
+    """Put a figure of both models into a line.
+
+    Args:
+        result: what ``evaluate_models`` gives as ``result``.
+        key: of the figure, under ``base`` and ``tuned``.
+        name: quantity and unit.
+        decimals: shown of each value.
+        as_difference: whether the change is a difference, or a share of the base's value.
+    """
+    improvement = result["improvement"]
+    change = difference(improvement[f"{key}_difference"]) if as_difference else percent(improvement[f"{key}_fraction"])
+    return Line(name, number(result["base"][key], decimals), number(result["tuned"][key], decimals), change)
 
 
 def shorten(text: str, max_characters: int) -> str:

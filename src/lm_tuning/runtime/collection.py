@@ -1,7 +1,7 @@
 """How often Python looks for reference cycles: hardly ever while packages load, as usual while training.
 
-Loading torch, transformers, peft and MLflow makes a million objects, none of them garbage; looking through them
-again and again took 3.7 of the 20 s before the first training step, by the measurement in ``docs/lab-log.md``.
+Loading torch, transformers, peft and MLflow makes a million objects, none of them garbage, and Python looks through all
+of them again and again; what that took of a start stands in ``docs/lab-log.md``.
 """
 
 from __future__ import annotations

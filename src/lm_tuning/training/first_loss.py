@@ -135,7 +135,7 @@ def scale_fresh_head(task: TrainingTask, model: Any, batch: StepBatch, *, device
 
 @dataclass(frozen=True)
 class PlainLoss:
-    """The loss of rows, each run alone.
+    """The loss of rows, each run alone or beside others of its length.
 
     Attributes:
         nats: per supervised token, or per row for a classifier, all rows together.
@@ -168,7 +168,7 @@ def measure_plain_loss(
     was_training = model.training
     model.eval()
     nats, count = 0.0, 0
-    statistics, class_logits, labels = [], [], []
+    statistics, weights, class_logits, labels = [], [], [], []
     with torch.no_grad():
         for alike in _group_alike(task, rows):
             logits, targets = task.logits_of_alike(model, alike, device=device)
@@ -178,14 +178,16 @@ def measure_plain_loss(
             statistics.append(
                 torch.stack([values.mean(), values.var(dim=-1, correction=0).mean(), values.amin(), values.amax()])
             )
+            weights.append(len(targets))
             if task.unit == "row":
                 class_logits.append(values.cpu())
                 labels.append(targets.cpu())
     model.train(was_training)
     table = torch.stack(statistics).cpu()
+    mean, variance = (table[:, :2] * torch.tensor(weights)[:, None]).sum(dim=0) / count
     described = {
-        "mean": float(table[:, 0].mean()),
-        "variance_over_classes": float(table[:, 1].mean()),
+        "mean": float(mean),
+        "variance_over_classes": float(variance),
         "min": float(table[:, 2].min()),
         "max": float(table[:, 3].max()),
     }

@@ -6,6 +6,8 @@ and none of it trusts what a model class calls its loss.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -306,9 +308,14 @@ def task_of(model: Any, name: str, *, pad_id: int) -> TrainingTask:
 
 def keeps_logits(model: Any) -> bool:
     """Say whether the model's forward can compute the logits of chosen positions alone."""
-    import inspect
+    model_class: Any = type(_inner(model))
+    return _forward_keeps_logits(model_class)
 
-    return "logits_to_keep" in inspect.signature(_inner(model).forward).parameters
+
+@functools.cache
+def _forward_keeps_logits(model_class: Any) -> bool:
+    """Read it off the signature, once a class: this is asked for every micro-batch."""
+    return "logits_to_keep" in inspect.signature(model_class.forward).parameters
 
 
 def classification_head(model: Any) -> torch.nn.Module:
