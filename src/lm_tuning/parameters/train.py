@@ -130,7 +130,7 @@ class HealthParameters(ParameterGroup):
     """Difference between logged and measured first loss that still counts as equal, as a fraction of the latter."""
 
     on_mismatch: Literal["warn", "stop"] = "stop"
-    """What a larger difference does: a warning with the likely cause, or the end of the run before step 2."""
+    """What a larger difference does: a warning with the likely cause, or the end of the run before its weights change."""
 
     severity: SeverityByCode = Field(default={})
     """What a finding does, by its code, where it should be another thing than usual: note, warn, stop, or off."""
@@ -174,7 +174,8 @@ class TrainParameters(ParameterGroup):
     """Peak learning rate: about 1e-4 to 1e-3 for LoRA, 1e-5 to 5e-5 for all weights."""
 
     neftune_noise_alpha: PositiveNumber | None = None
-    """Size of random noise on the embeddings while training (NEFTune), 5 to 15 as a rule; null adds none."""
+    """Size of random noise on the embeddings while training (NEFTune), 5 to 15 as a rule; null adds none. It shrinks
+    with the slots of a micro-batch, so it is the one setting whose effect micro_batch_tokens changes."""
 
     label_smoothing: Fraction = 0.0
     """Share of the target that is spread over all tokens or classes instead of the right one."""
