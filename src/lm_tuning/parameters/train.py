@@ -130,7 +130,7 @@ class HealthParameters(ParameterGroup):
     """Difference between logged and measured first loss that still counts as equal, as a fraction of the latter."""
 
     on_mismatch: Literal["warn", "stop"] = "stop"
-    """What a larger difference does: a warning with the likely cause, or the end of the run before its weights change."""
+    """What a larger difference does: a warning with the likely cause, or an end before the weights change."""
 
     severity: SeverityByCode = Field(default={})
     """What a finding does, by its code, where it should be another thing than usual: note, warn, stop, or off."""
