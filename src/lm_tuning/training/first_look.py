@@ -82,7 +82,7 @@ def look_before_training(
     on_gpu = [torch.cuda.current_device()] if device == "cuda" else []
     with torch.random.fork_rng(devices=on_gpu), autocast(device, compute_dtype, weights_dtype):
         plain = measure_plain_loss(task, model, rows, shape=shape, device=device)
-        own, ours = _compare_model_loss(task, model, min(rows, key=lambda row: len(row.input_ids)), device=device)
+        own = _ask_model_class(task, model, plain.shortest_row, device=device)
     is_random = has_noise or has_dropout(model)
     due = FirstLossDue(
         task=task,
@@ -109,7 +109,7 @@ def look_before_training(
             "first_step_padding_fraction": 1 - batch.num_tokens / batch.num_slots,
             "first_step_micro_batches": len(batch.micro_batches),
             "model_loss_of_shortest_row": own,
-            "our_loss_of_shortest_row": ours,
+            "our_loss_of_shortest_row": plain.shortest_nats,
             "logits": plain.logits,
             "pad_token": tokenizer.pad_token,
             "pad_token_id": tokenizer.pad_token_id,
@@ -124,7 +124,7 @@ def look_before_training(
     look_at_rows(health, model, tokenizer, steps)
     for finding in check_logits(plain.logits, dtype=compute_dtype, has_fresh_head=has_fresh_head):
         health.add(finding)
-    _check_model_loss(health, own, ours)
+    _check_model_loss(health, own, plain.shortest_nats)
     # Randomness makes the step itself a vague witness of its layout; without it, the step says as much as this would.
     agrees = not is_random or due.measure_layout(health, model, batch)
     if agrees and has_fresh_head:
@@ -145,22 +145,18 @@ def look_before_training(
     return due
 
 
-def _compare_model_loss(
-    task: TrainingTask, model: Any, row: TokenRow, *, device: str
-) -> tuple[float | None, float | None]:
-    """Return the loss of one row as the model's class gives it, and as this product computes it."""
+def _ask_model_class(task: TrainingTask, model: Any, row: TokenRow, *, device: str) -> float | None:
+    """Return the loss of one row as the model's class gives it."""
     was_training = model.training
     model.eval()
     with torch.no_grad():
         own = task.model_loss(model, row, device=device)
-        logits, targets = task.row_logits(model, row, device=device)
-        ours = float(PLAIN.sum_nats(logits, targets)) / max(len(targets), 1)
     model.train(was_training)
-    return own, ours
+    return own
 
 
-def _check_model_loss(health: HealthReport, own: float | None, ours: float | None) -> None:
-    if own is None or ours is None or math.isclose(own, ours, rel_tol=MODEL_LOSS_TOLERANCE, abs_tol=0.01):
+def _check_model_loss(health: HealthReport, own: float | None, ours: float) -> None:
+    if own is None or math.isclose(own, ours, rel_tol=MODEL_LOSS_TOLERANCE, abs_tol=0.01):
         return
     health.add(
         Finding(

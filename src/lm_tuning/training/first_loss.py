@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lm_tuning.training.batches import StepBatch
 from lm_tuning.training.health import HealthReport, Severity, check_first_step, check_layout, stop_if_needed
-from lm_tuning.training.losses import LossShape, sum_nats
+from lm_tuning.training.losses import PLAIN, LossShape, sum_nats
 from lm_tuning.training.precision_context import autocast
 from lm_tuning.training.tasks import TrainingTask, classification_head
 
@@ -140,12 +141,16 @@ class PlainLoss:
     Attributes:
         nats: per supervised token, or per row for a classifier, all rows together.
         logits: ``mean``, ``variance_over_classes`` (of one target, mean over them), ``min`` and ``max``.
+        shortest_row: the shortest of the rows.
+        shortest_nats: its own loss without smoothing and class weights, per supervised token, or of the row.
         class_logits: ``(rows, classes)`` on the CPU, of a classifier; ``None`` for other tasks.
         labels: class of each of these rows, ``(rows,)``.
     """
 
     nats: float
     logits: dict[str, float]
+    shortest_row: TokenRow
+    shortest_nats: float
     class_logits: torch.Tensor | None = None
     labels: torch.Tensor | None = None
 
@@ -169,6 +174,7 @@ def measure_plain_loss(
     model.eval()
     nats, count = 0.0, 0
     statistics, weights, class_logits, labels = [], [], [], []
+    shortest, shortest_nats = rows[0], math.nan
     with torch.no_grad():
         for alike in _group_alike(task, rows):
             logits, targets = task.logits_of_alike(model, alike, device=device)
@@ -179,6 +185,9 @@ def measure_plain_loss(
                 torch.stack([values.mean(), values.var(dim=-1, correction=0).mean(), values.amin(), values.amax()])
             )
             weights.append(len(targets))
+            if math.isnan(shortest_nats) or len(alike[0].input_ids) < len(shortest.input_ids):
+                shortest, first = alike[0], slice(alike[0].num_supervised)
+                shortest_nats = float(PLAIN.sum_nats(logits[first], targets[first])) / max(len(targets[first]), 1)
             if task.unit == "row":
                 class_logits.append(values.cpu())
                 labels.append(targets.cpu())
@@ -191,9 +200,10 @@ def measure_plain_loss(
         "min": float(table[:, 2].min()),
         "max": float(table[:, 3].max()),
     }
+    plain = PlainLoss(nats / count, described, shortest, shortest_nats)
     if not class_logits:
-        return PlainLoss(nats / count, described)
-    return PlainLoss(nats / count, described, torch.cat(class_logits), torch.cat(labels))
+        return plain
+    return replace(plain, class_logits=torch.cat(class_logits), labels=torch.cat(labels))
 
 
 def _group_alike(task: TrainingTask, rows: Sequence[TokenRow]) -> Iterator[list[TokenRow]]:

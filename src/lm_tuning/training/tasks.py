@@ -343,7 +343,7 @@ def _apply_head(head: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 def _loss_of(output: Any) -> float | None:
     loss = getattr(output, "loss", None)
-    return None if loss is None else float(loss)
+    return None if loss is None else float(loss.detach())
 
 
 def _row_of(ids: Any, device: torch.device | str) -> torch.Tensor:
