@@ -128,7 +128,7 @@ def look_before_training(
     # Randomness makes the step itself a vague witness of its layout; without it, the step says as much as this would.
     agrees = not is_random or due.measure_layout(health, model, batch)
     if agrees and has_fresh_head:
-        _check_fresh_head(health, plain)
+        check_fresh_head(health, plain)
     elif agrees and plain.nats > WORSE_FACTOR * untrained:
         health.add(
             Finding(
@@ -169,7 +169,7 @@ def _check_model_loss(health: HealthReport, own: float | None, ours: float) -> N
     )
 
 
-def _check_fresh_head(health: HealthReport, plain: PlainLoss) -> None:
+def check_fresh_head(health: HealthReport, plain: PlainLoss) -> None:
     """Compare a fresh head's loss with what its own logits make likely: chance, plus what their spread costs."""
     assert plain.class_logits is not None and plain.labels is not None, "only classifiers have one"
     measured = float(PLAIN.sum_nats(plain.class_logits, plain.labels)) / len(plain.labels)

@@ -1,0 +1,120 @@
+"""The look before step 1 and the watch after it: faults that no other test plants."""
+
+from __future__ import annotations
+
+import functools
+import math
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
+
+from lm_tuning.errors import UserError
+from lm_tuning.text.token_table import TokenRow
+from lm_tuning.training.first_look import check_fresh_head
+from lm_tuning.training.first_loss import PlainLoss
+from lm_tuning.training.health import HealthReport
+from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+from lm_tuning.training.watch import FAILURES_IN_A_ROW, TrainingWatch
+
+
+def codes(report: dict[str, Any] | HealthReport) -> list[str]:
+    findings = report.findings if isinstance(report, HealthReport) else report["findings"]
+    return [finding["code"] if isinstance(finding, dict) else finding.code for finding in findings]
+
+
+def test_a_model_class_that_scales_its_loss_is_named_and_changes_nothing(
+    paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sound = run_training(paths, settings)
+    forward = LlamaForCausalLM.forward
+
+    @functools.wraps(forward)
+    def scaled(self: Any, *arguments: Any, **options: Any) -> Any:
+        output = forward(self, *arguments, **options)
+        if output.loss is not None:
+            output.loss = 12 * output.loss
+        return output
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", scaled)
+    result = run_training(paths, settings)
+    [finding] = [finding for finding in result.health["findings"] if finding["code"] == "model-loss-differs"]
+    assert finding["severity"] == "note"
+    facts = result.health["facts"]
+    assert facts["model_loss_of_shortest_row"] == pytest.approx(12 * facts["our_loss_of_shortest_row"], rel=1e-5)
+    assert result.steps == sound.steps
+    assert "model-loss-differs" not in codes(sound.health)
+
+
+def test_a_base_model_that_is_surely_wrong_is_worse_than_an_untrained_one(
+    paths: TrainingPaths, settings: TrainingSettings, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(settings.base["name_or_path"], tmp_path / "sure"))
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: 20 * tensor if "embed_tokens" in name else tensor for name, tensor in weights.items()},
+        folder / "model.safetensors",
+        metadata={"format": "pt"},
+    )
+    health = run_training(
+        paths, replace(settings, base={**settings.base, "name_or_path": str(folder)}, max_steps=1)
+    ).health
+    assert "worse-than-untrained" in codes(health)
+
+
+def plain_loss(logits: torch.Tensor, labels: torch.Tensor) -> PlainLoss:
+    row = TokenRow(row_id=1, input_ids=torch.zeros(1, dtype=torch.int32).numpy(), spans=[], label=0)
+    return PlainLoss(
+        nats=0.0,
+        logits={},
+        shortest_row=row,
+        shortest_nats=0.0,
+        class_logits=logits,
+        labels=labels,
+    )
+
+
+def test_a_new_head_that_does_not_start_at_chance_is_found() -> None:
+    random = torch.Generator().manual_seed(0)
+    labels = torch.randint(280, (12,), generator=random)
+    logits = 0.1 * torch.randn(12, 280, generator=random)
+    sound, off = HealthReport(), HealthReport()
+    check_fresh_head(sound, plain_loss(logits, labels))
+    assert codes(sound) == []
+    assert sound.facts["fresh_head_expected_nats_per_row"] == pytest.approx(math.log(280) + 0.005, abs=1e-3)
+    logits[torch.arange(12), labels] -= 3.0  # a head that was trained on other labels rules the right ones out
+    check_fresh_head(off, plain_loss(logits, labels))
+    assert codes(off) == ["fresh-head-off"]
+
+
+@pytest.mark.parametrize("has_scaler", [False, True], ids=["plain", "float16"])
+def test_updates_that_keep_failing_end_the_run(has_scaler: bool) -> None:
+    report = HealthReport()
+    watch = TrainingWatch(
+        report, total_steps=100, max_grad_norm=1.0, learning_rate=1e-3, device="cpu", has_scaler=has_scaler
+    )
+
+    def fail(step: int) -> None:
+        watch.step(
+            step=step,
+            loss=2.0,
+            gradient_norm=math.nan,
+            learning_rate=1e-3,
+            seconds=1.0,
+            wait_seconds=0.0,
+            num_tokens=100,
+            memory_bytes=0,
+            row_ids=[step],
+        )
+
+    allowed = FAILURES_IN_A_ROW[has_scaler]
+    for step in range(1, allowed):
+        fail(step)
+    assert "updates-keep-failing" not in codes(report)
+    with pytest.raises(UserError, match="updates-keep-failing"):
+        fail(allowed)
