@@ -54,6 +54,7 @@ def test_listing_the_pipelines_loads_nothing_heavy(shell: Shell, folder: Path) -
         "evaluate",
         "example_data",
         "preflight",
+        "profile",
         "split",
         "tokenize",
         "train",
@@ -129,7 +130,7 @@ def test_mistyped_pipelines_are_all_named(configured: Path) -> None:
     result = invoke(cli.run, "--pipelines=trian,split,evalute")
     assert result.exit_code == 2
     assert "There is no pipeline 'trian'." in result.stderr and "There is no pipeline 'evalute'." in result.stderr
-    assert "Pipelines: evaluate, example_data, preflight, split, tokenize, train." in result.stderr
+    assert "Pipelines: evaluate, example_data, preflight, profile, split, tokenize, train." in result.stderr
 
 
 def test_both_spellings_together_are_refused(configured: Path) -> None:

@@ -109,7 +109,8 @@ def test_base_parameters_are_filed_by_pipeline() -> None:
 def test_the_registry_composes_as_documented() -> None:
     pipelines = register_pipelines()
     parts: dict[str, Pipeline] = {name: pipelines[name] for name in ("example_data", "tokenize", "evaluate")}
-    assert set(pipelines) == {"__default__", "example_data", "split", "tokenize", "preflight", "train", "evaluate"}
+    alone = {"example_data", "split", "tokenize", "preflight", "train", "profile", "evaluate"}
+    assert set(pipelines) == {"__default__", *alone}
     assert set(parts["example_data"].nodes) < set(pipelines["split"].nodes)
     assert set(parts["tokenize"].nodes) < set(pipelines["train"].nodes)
     assert set(pipelines["split"].nodes) | set(parts["tokenize"].nodes) < set(pipelines["preflight"].nodes)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from kedro.pipeline import Pipeline
 
-from lm_tuning.pipelines import evaluate, example_data, preflight, split, tokenize, train
+from lm_tuning.pipelines import evaluate, example_data, preflight, profile, split, tokenize, train
 
 
 def register_pipelines() -> dict[str, Pipeline]:
@@ -17,6 +17,7 @@ def register_pipelines() -> dict[str, Pipeline]:
     tokenize_rows = tokenize.create_pipeline()
     look_at_rows = preflight.create_pipeline()
     train_model = train.create_pipeline()
+    profile_training = profile.create_pipeline()
     evaluate_model = evaluate.create_pipeline()
     return {
         "example_data": make_example,
@@ -24,6 +25,7 @@ def register_pipelines() -> dict[str, Pipeline]:
         "tokenize": tokenize_rows,
         "preflight": make_example + split_rows + tokenize_rows + look_at_rows,
         "train": tokenize_rows + train_model,
+        "profile": tokenize_rows + profile_training,
         "evaluate": evaluate_model,
         "__default__": make_example + split_rows + tokenize_rows + train_model + evaluate_model,
     }

@@ -52,7 +52,7 @@ def test_the_log_tells_the_outcome(look: Look):
 
 def test_the_device_decides_how_steps_are_cut(look: Look):
     padding = look(questions(4), device="cuda")["padding"]
-    assert (padding["batching"], padding["micro_batch_tokens"]) == ("padded", 8192)
+    assert (padding["batching"], padding["micro_batch_tokens"]) == ("packed", 8192)
     padding = look(questions(4), device="cpu")["padding"]
     assert (padding["batching"], padding["micro_batch_tokens"]) == ("packed", 512)
 

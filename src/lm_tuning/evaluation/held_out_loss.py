@@ -221,11 +221,12 @@ def _measure_batch(
     task: TrainingTask, model: Any, batch: MicroBatch, classes: torch.Tensor, probabilities: torch.Tensor
 ) -> torch.Tensor:
     """Sum a micro-batch's nats; of a classifier keep what it chose. The logits are gone when this returns."""
+    if not len(classes):
+        return task.sum_nats(model, batch, PLAIN)
     logits = task.logits(model, batch)
-    if len(classes):
-        chosen = torch.softmax(logits.float(), dim=-1).max(dim=-1)
-        classes.copy_(chosen.indices)
-        probabilities.copy_(chosen.values)
+    chosen = torch.softmax(logits.float(), dim=-1).max(dim=-1)
+    classes.copy_(chosen.indices)
+    probabilities.copy_(chosen.values)
     return PLAIN.sum_nats(logits, batch.targets)
 
 

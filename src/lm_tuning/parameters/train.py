@@ -159,10 +159,15 @@ class TrainParameters(ParameterGroup):
     """Tokens of one step over all devices, at most; exactly one of this and effective_batch_rows is set."""
 
     micro_batch_tokens: AutoOrCount = "auto"
-    """Tokens that pass through the model at once, padding included; it decides memory and speed, never the result."""
+    """Tokens that pass through the model at once, padding included; it decides memory and speed, never the result. auto
+    measures what is fastest on a GPU, and takes 512 on a CPU."""
 
     batching: Literal["auto", "packed", "padded"] = "auto"
     """How rows share a micro-batch: packed puts them end to end without padding, padded sorts them by length."""
+
+    compile: Literal["auto"] | bool = "auto"
+    """Compile the decoder layers, which makes a GPU faster and takes a minute at most; auto does where a run is long
+    enough to pay for it."""
 
     num_epochs: Count | None = None
     """Passes over the training rows; null leaves the length to max_steps."""
@@ -215,8 +220,13 @@ class TrainParameters(ParameterGroup):
     num_loader_workers: Literal["auto"] | Annotated[int, Field(ge=0)] = "auto"
     """Processes that prepare batches; auto takes none where tokens are ready faster than a step needs them."""
 
-    gradient_checkpointing: bool = False
-    """Compute activations again in the backward pass: about a third slower, a fraction of the memory."""
+    memory_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.88
+    """Share of a GPU's memory that a planned training may fill; close to the end of it steps take several times as
+    long."""
+
+    gradient_checkpointing: Literal["auto"] | bool = "auto"
+    """Compute activations again in the backward pass: about a third slower, a fraction of the memory. auto does where
+    a GPU's memory asks for it."""
 
     health: HealthParameters = HealthParameters()
     """The check of the first loss, and what findings do."""

@@ -39,6 +39,9 @@ class MicroBatch:
         num_rows: rows.
         attention_mask: ``(batch, sequence)``, 1 for real tokens; ``None`` where a causal model needs none.
         decoder_input_ids: ``(batch, kept)``, for an encoder-decoder.
+        row_bounds: where packed rows begin, and the end of the last one, ``(rows + 1,)``, int32, for the attention that
+            is told so; ``None`` where positions or a mask keep rows apart. Padding at the end counts as a row.
+        longest_row_tokens: with ``row_bounds``, an upper bound of the rows' lengths that hardly ever changes.
     """
 
     input_ids: torch.Tensor
@@ -50,6 +53,8 @@ class MicroBatch:
     num_rows: int
     attention_mask: torch.Tensor | None = None
     decoder_input_ids: torch.Tensor | None = None
+    row_bounds: torch.Tensor | None = None
+    longest_row_tokens: int | None = None
 
     @property
     def num_slots(self) -> int:

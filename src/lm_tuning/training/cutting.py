@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_left, insort
 from collections.abc import Iterable
 from typing import Literal
 
@@ -24,10 +26,11 @@ def choose_micro_batch_tokens(micro_batch_tokens: int | None, *, device: str) ->
 def choose_batching(
     batching: Literal["auto", "packed", "padded"], *, device: str, attention: str, can_pack: bool = True
 ) -> Batching:
-    """Pack where nothing is lost by it.
+    """Pack where nothing is lost by it, as far as that can be told without the model.
 
-    Without a variable-length kernel packed rows need an explicit mask. On a CPU that costs little and saves all
-    padding; on a GPU it would switch flash attention off, so rows of like length are padded instead.
+    Attention that is told where rows begin costs nothing. An attention that the user chose needs an explicit mask
+    instead: on a CPU that costs little and saves all padding; on a GPU it would switch flash attention off, so rows of
+    like length are padded.
 
     Args:
         batching: what the user set.
@@ -37,14 +40,17 @@ def choose_batching(
     """
     if batching != "auto":
         return batching
-    return "packed" if can_pack and device == "cpu" and attention in {"auto", "sdpa", "eager"} else "padded"
+    takes_masks = device == "cpu" and attention in {"sdpa", "eager"}
+    return "packed" if can_pack and (attention == "auto" or takes_masks) else "padded"
 
 
 def cut_rows(rows: Iterable[int], lengths: Iterable[int], *, budget_tokens: int, batching: Batching) -> list[list[int]]:
     """Group rows into micro-batches of at most a number of token slots.
 
-    Packed rows are placed longest first into the first micro-batch with room (first-fit decreasing); padded
-    rows are sorted by length, so that neighbours need little padding. A row longer than the budget stands alone.
+    Packed rows are placed longest first into the fullest micro-batch with room for them (best-fit decreasing), never
+    cut. That says how many micro-batches are needed; if the rows can be spread over as many evenly, they are, so that
+    none is far smaller than the others and the largest needs least memory. Padded rows are sorted by length, so that
+    neighbours need little padding. A row longer than the budget stands alone.
 
     Args:
         rows: row indices.
@@ -58,16 +64,17 @@ def cut_rows(rows: Iterable[int], lengths: Iterable[int], *, budget_tokens: int,
     pairs = sorted(zip(map(int, lengths), map(int, rows), strict=True), key=lambda pair: -pair[0])
     groups: list[list[int]] = []
     if batching == "packed":
-        room: list[int] = []
+        room: list[tuple[int, int]] = []  # (slots left, micro-batch), the fullest first
         for length, row in pairs:
-            place = next((index for index, left in enumerate(room) if left >= length), None)
-            if place is None:
-                groups.append([row])
-                room.append(budget_tokens - length)
+            at = bisect_left(room, (length, 0))
+            if at == len(room):
+                left, place = budget_tokens, len(groups)
+                groups.append([])
             else:
-                groups[place].append(row)
-                room[place] -= length
-        return groups
+                left, place = room.pop(at)
+            groups[place].append(row)
+            insort(room, (left - length, place))
+        return _spread_evenly(pairs, len(groups), budget_tokens) or groups
     longest = 0
     for length, row in pairs:
         if groups and longest * (len(groups[-1]) + 1) <= budget_tokens:
@@ -75,6 +82,19 @@ def cut_rows(rows: Iterable[int], lengths: Iterable[int], *, budget_tokens: int,
         else:
             groups.append([row])
             longest = length
+    return groups
+
+
+def _spread_evenly(pairs: list[tuple[int, int]], num_groups: int, budget_tokens: int) -> list[list[int]] | None:
+    """Place rows, longest first, each into the emptiest of a number of groups; ``None`` where one gets too full."""
+    filled = [(0, place) for place in range(num_groups)]
+    groups: list[list[int]] = [[] for _ in range(num_groups)]
+    for length, row in pairs:
+        slots, place = heapq.heappop(filled)
+        if slots + length > budget_tokens:
+            return None
+        groups[place].append(row)
+        heapq.heappush(filled, (slots + length, place))
     return groups
 
 

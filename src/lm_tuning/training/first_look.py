@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lm_tuning.text.token_table import NO_LABEL
+from lm_tuning.training import packed_attention
 from lm_tuning.training.batch_checks import check_logits, expected_fresh_head_loss, look_at_rows
 from lm_tuning.training.batches import StepBatch, StepDataset
 from lm_tuning.training.first_loss import FirstLossDue, PlainLoss, measure_plain_loss
@@ -216,6 +217,10 @@ def _attention_path(model: Any, steps: StepDataset) -> str:
     implementation = getattr(model.config, "_attn_implementation", "unknown")
     if steps.task.name == "seq2seq_lm":
         return f"{implementation}, padded sources kept out by a mask"
+    if implementation == packed_attention.NAME:
+        on_gpu = next(model.parameters()).is_cuda
+        how = "in one variable-length kernel" if on_gpu else "row by row"
+        return f"each packed row attends to itself, {how}, without a mask"
     if steps.batching == "packed":
         return f"{implementation}, packed rows kept apart by an explicit mask (no flash kernel)"
     return f"{implementation}, right-padded without a mask (flash kernel possible)"

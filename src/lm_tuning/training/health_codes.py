@@ -71,6 +71,7 @@ _ALL = [
     HealthCode("warm-up-not-finished", "warn", "the run ends while the learning rate still rises"),
     HealthCode("peak-rate-not-reached", "warn", "the learning rate never reaches its peak"),
     HealthCode("loader-starves-device", "warn", "the device waits for batches"),
+    HealthCode("memory-ran-out", "warn", "a step did not fit into memory and was done again in smaller micro-batches"),
     HealthCode("memory-near-limit", "warn", "the GPU's memory is nearly full"),
     HealthCode("throughput-falls", "warn", "training gets slower as it goes on"),
 ]

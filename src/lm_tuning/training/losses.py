@@ -67,7 +67,7 @@ def sum_nats(task: TrainingTask, model: Any, batch: MicroBatch, *, shape: LossSh
     Returns:
         A scalar in nats, float32.
     """
-    return shape.sum_nats(task.logits(model, batch), batch.targets)
+    return task.sum_nats(model, batch, shape)
 
 
 def balance_classes(counts: Any) -> tuple[float, ...]:

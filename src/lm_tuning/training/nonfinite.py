@@ -17,8 +17,16 @@ import torch
 from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.training.batches import MicroBatch, StepBatch
 
-_TENSORS = ("input_ids", "position_ids", "kept_positions", "targets", "attention_mask", "decoder_input_ids")
-_COUNTS = ("num_supervised", "num_tokens", "num_rows")
+_TENSORS = (
+    "input_ids",
+    "position_ids",
+    "kept_positions",
+    "targets",
+    "attention_mask",
+    "decoder_input_ids",
+    "row_bounds",
+)
+_COUNTS = ("num_supervised", "num_tokens", "num_rows", "longest_row_tokens")
 
 Guard = Literal["scaler", "device", "host"]
 """Who leaves the update out: the gradient scaler of float16, the optimizer on its device, or the host."""
@@ -121,6 +129,7 @@ def load_reproduction(path: Path) -> StepBatch:
     for micro in content["micro_batches"]:
         parts: dict[str, Any] = {name: micro[name] for name in _COUNTS}
         for name in _TENSORS:
-            parts[name] = None if micro[name] is None else torch.tensor(micro[name], dtype=torch.int64)
+            dtype = torch.int32 if name == "row_bounds" else torch.int64
+            parts[name] = None if micro[name] is None else torch.tensor(micro[name], dtype=dtype)
         micro_batches.append(MicroBatch(**parts))
     return StepBatch(content["step"] - 1, content["row_ids"], micro_batches)

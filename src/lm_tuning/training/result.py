@@ -9,18 +9,46 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.storage.atomic import sync_folder
 from lm_tuning.training.adapters import save_adapter
+from lm_tuning.training.phases import PHASES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from lm_tuning.runtime.peak import Ceiling
+    from lm_tuning.training.batch_plan import BatchPlan
     from lm_tuning.training.step_log import StepLog
     from lm_tuning.training.step_plan import StepPlan
 
 _WARM_STEPS = 2
 _WINDOWS = 10
+_EFFICIENCY = (
+    "tokens_per_second",
+    "step_seconds_p10",
+    "step_seconds_median",
+    "step_seconds_p90",
+    "step_seconds_p99",
+    "padding_fraction",
+    "loader_wait_fraction",
+    *(f"{phase}_fraction" for phase in PHASES),
+    "logging_fraction",
+    "peak_memory_bytes",
+    "model_flops_per_token",
+    "model_flops_per_second",
+    "device_name",
+    "number_format",
+    "known_peak_flops",
+    "measured_matmul_flops",
+    "mfu",
+    "mfu_of_measured",
+    "training_seconds",
+    "health_seconds",
+    "total_seconds",
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +62,7 @@ class TrainingResult:
         efficiency: one row a step: seconds, tokens, padding, memory.
         health: facts and findings.
         summary: figures of the whole run.
+        batch_plan: how steps are cut, and why.
     """
 
     model_folder: Path
@@ -42,6 +71,7 @@ class TrainingResult:
     efficiency: list[dict[str, Any]]
     health: dict[str, Any]
     summary: dict[str, Any]
+    batch_plan: BatchPlan
 
 
 def save_tuned_model(
@@ -90,11 +120,10 @@ def summarize(
     trainable_parameters: int,
     best_step: int | None,
     sources: list[dict[str, Any]],
+    model_flops_per_token: float | None = None,
+    ceiling: Ceiling | None = None,
 ) -> dict[str, Any]:
     """Put the figures of a run together.
-
-    The speed is taken over the steps' own time, evaluation and checkpoints left out, without the first steps
-    when there are enough (they carry one-time set-up).
 
     Args:
         log: of all steps, those before a resume included.
@@ -107,11 +136,9 @@ def summarize(
         trainable_parameters: how many numbers were trained.
         best_step: step of the best held-out figure; ``None`` without one.
         sources: what :meth:`SourceMix.describe` says.
+        model_flops_per_token: see :func:`lm_tuning.training.flops.flops_per_token`; ``None`` when it cannot be counted.
+        ceiling: how fast the device can be; ``None`` when it was not asked.
     """
-    rows = log.efficiency[_WARM_STEPS:] if len(log.efficiency) > 2 * _WARM_STEPS else log.efficiency
-    seconds = sum(row["seconds"] for row in rows)
-    tokens = sum(row["num_tokens"] for row in rows)
-    all_seconds = sum(row["seconds"] for row in log.efficiency)
     return {
         "method": settings_method,
         "num_steps": len(log.steps),
@@ -121,14 +148,7 @@ def summarize(
         "unit": log.unit,
         f"first_{log.loss_name}": log.steps[0][log.loss_name] if log.steps else None,
         f"last_{log.loss_name}": log.steps[-1][log.loss_name] if log.steps else None,
-        "tokens_per_second": tokens / seconds if seconds else None,
-        "step_seconds_median": statistics.median(row["seconds"] for row in rows) if rows else None,
-        "padding_fraction": (
-            statistics.fmean(row["padding_fraction"] for row in log.efficiency) if log.efficiency else None
-        ),
-        "loader_wait_fraction": (sum(row["loader_wait_seconds"] for row in rows) / seconds if seconds else None),
-        "logging_fraction": log.own_seconds / all_seconds if all_seconds else None,
-        "peak_memory_bytes": max((row["peak_memory_bytes"] for row in log.efficiency), default=None),
+        **summarize_efficiency(log, model_flops_per_token=model_flops_per_token, ceiling=ceiling),
         "training_seconds": training_seconds,
         "health_seconds": health_seconds,
         "total_seconds": total_seconds,
@@ -136,6 +156,77 @@ def summarize(
         "best_step": best_step,
         "sources": sources,
     }
+
+
+def summarize_efficiency(
+    log: StepLog, *, model_flops_per_token: float | None = None, ceiling: Ceiling | None = None
+) -> dict[str, Any]:
+    """Say how fast a training was, where its time went, and how near it came to what the device can do.
+
+    All is taken over the steps' own time, evaluation and checkpoints left out, without the first steps when there are
+    enough (they carry one-time set-up). What remains of 1 when the four fractions are taken off is the host's work
+    between steps, and on a GPU the time in which it had nothing queued.
+
+    Args:
+        log: of all steps.
+        model_flops_per_token: floating-point operations that a real token takes; ``None`` when not known.
+        ceiling: how fast the device can be; ``None`` when not known.
+
+    Returns:
+        Figures by name; ``None`` for each one that could not be had.
+    """
+    rows = log.efficiency[_WARM_STEPS:] if len(log.efficiency) > 2 * _WARM_STEPS else log.efficiency
+    durations = [row["seconds"] for row in rows]
+    seconds = sum(durations)
+    speed = sum(row["num_tokens"] for row in rows) / seconds if seconds else None
+    known = None if ceiling is None else ceiling.known_flops
+    measured = None if ceiling is None else ceiling.measured_flops
+    attained = None if speed is None or model_flops_per_token is None else speed * model_flops_per_token
+    all_seconds = sum(row["seconds"] for row in log.efficiency)
+    own_seconds = log.own_seconds + log.phases.own_seconds
+    return {
+        "tokens_per_second": speed,
+        "step_seconds_p10": _quantile(durations, 0.10),
+        "step_seconds_median": statistics.median(durations) if rows else None,
+        "step_seconds_p90": _quantile(durations, 0.90),
+        "step_seconds_p99": _quantile(durations, 0.99),
+        "padding_fraction": (
+            statistics.fmean(row["padding_fraction"] for row in log.efficiency) if log.efficiency else None
+        ),
+        "loader_wait_fraction": sum(row["loader_wait_seconds"] for row in rows) / seconds if seconds else None,
+        **{f"{phase}_fraction": _phase_fraction(rows, phase) for phase in PHASES},
+        "logging_fraction": own_seconds / all_seconds if all_seconds else None,
+        "peak_memory_bytes": max((row["peak_memory_bytes"] for row in log.efficiency), default=None),
+        "model_flops_per_token": model_flops_per_token,
+        "model_flops_per_second": attained,
+        "device_name": None if ceiling is None else ceiling.device,
+        "number_format": None if ceiling is None else ceiling.number_format,
+        "known_peak_flops": known,
+        "measured_matmul_flops": measured,
+        "mfu": attained / known if attained is not None and known else None,
+        "mfu_of_measured": attained / measured if attained is not None and measured else None,
+    }
+
+
+def efficiency_figures(summary: dict[str, Any]) -> dict[str, Any]:
+    """Return what a summary says of efficiency, for a file and for tracking.
+
+    Args:
+        summary: see :func:`summarize`.
+    """
+    return {"efficiency": {name: summary[name] for name in _EFFICIENCY if name in summary}}
+
+
+def _quantile(values: list[float], fraction: float) -> float | None:
+    """Return the value that this share of the values is at or below, between neighbours by a straight line."""
+    return float(np.quantile(values, fraction)) if values else None
+
+
+def _phase_fraction(rows: list[dict[str, Any]], phase: str) -> float | None:
+    """Return a phase's share of the time of the steps that it was measured in; those before an older resume lack it."""
+    timed = [row for row in rows if row.get(f"{phase}_seconds") is not None]
+    seconds = sum(row["seconds"] for row in timed)
+    return sum(row[f"{phase}_seconds"] for row in timed) / seconds if seconds else None
 
 
 def draw_loss_curve(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], *, unit: str = "token") -> Figure:

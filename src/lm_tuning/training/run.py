@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,10 @@ from lm_tuning.runtime.collection import restore_collection
 from lm_tuning.text.token_table import TokenTable, open_split
 from lm_tuning.training import checkpoints
 from lm_tuning.training.adapters import count_parameters
+from lm_tuning.training.batch_choice import choose_batches
 from lm_tuning.training.batches import StepDataset
 from lm_tuning.training.continuation import check_schedule, find_checkpoint, identify_run
-from lm_tuning.training.cutting import choose_batching, choose_micro_batch_tokens
+from lm_tuning.training.fast_path import FastPath, prepare_fast_path
 from lm_tuning.training.first_look import look_before_training
 from lm_tuning.training.health import HealthReport
 from lm_tuning.training.interruption import stop_on_signal
@@ -25,6 +27,7 @@ from lm_tuning.training.model_setup import choose_loss_shape, scale_head, set_up
 from lm_tuning.training.nonfinite import save_reproduction
 from lm_tuning.training.out_of_memory import MemoryUse, explain_out_of_memory
 from lm_tuning.training.precision_context import autocast
+from lm_tuning.training.replanning import Replanner
 from lm_tuning.training.result import TrainingResult, save_tuned_model, summarize
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 from lm_tuning.training.source_facts import describe_sources, say_sources
@@ -83,19 +86,14 @@ def run_training(
     checkpoint = find_checkpoint(paths, settings, identity, plan)
 
     shape = choose_loss_shape(settings, train_rows)
-    batching = choose_batching(
-        settings.batching,
-        device=settings.device,
-        attention=settings.attention,
-        can_pack=settings.task != "seq2seq_lm",
-    )
-    micro_batch_tokens = choose_micro_batch_tokens(settings.micro_batch_tokens, device=settings.device)
+    may_recut = settings.micro_batch_tokens is None
+    settings, batch_plan = choose_batches(paths, settings, on_progress=on_progress)
     memory = MemoryUse(
         device=settings.device,
         method=settings.method,
         precision=f"{settings.weights_dtype} weights, {settings.compute_dtype} arithmetic",
-        gradient_checkpointing=settings.activation_checkpointing,
-        micro_batch_tokens=micro_batch_tokens,
+        gradient_checkpointing=batch_plan.activation_checkpointing,
+        micro_batch_tokens=batch_plan.micro_batch_tokens,
         longest_row_tokens=int(train_rows.lengths.max(initial=0)),
     )
     with explain_out_of_memory(memory):
@@ -103,12 +101,13 @@ def run_training(
         from lm_tuning.training.trainer import LoopSettings, StepPlanTrainer
 
         ready = set_up_model(settings)
+        fast = prepare_fast_path(ready, settings, train_rows, plan)
         steps = StepDataset(
             train_rows,
             plan,
             ready.task,
-            micro_batch_tokens=micro_batch_tokens,
-            batching=batching,
+            micro_batch_tokens=batch_plan.micro_batch_tokens,
+            batching=fast.batching,
         )
         trainable, parameters = count_parameters(ready.model)
         logger.info(
@@ -120,7 +119,7 @@ def run_training(
             plan.total_steps,
             plan.steps_per_epoch,
             identity.effective_batch,
-            batching,
+            fast.batching,
             steps.micro_batch_tokens,
             f"{trainable:,}",
             f"{parameters:,}",
@@ -130,6 +129,7 @@ def run_training(
         )
         unit = ready.task.unit
         health = HealthReport(severities=settings.severities)
+        health.facts["fast_path"] = fast.facts
         say_sources(health, plan, settings)
         first_loss = None
         memory.doing = "before step 1"
@@ -180,7 +180,9 @@ def run_training(
                     save_every_steps=settings.save_every_steps,
                     keep_checkpoints=settings.keep_checkpoints,
                     eval_every_steps=settings.eval_every_steps,
-                    evaluate=_evaluation(ready.model, validation_rows, steps, settings),
+                    evaluate=_evaluation(ready.model, validation_rows, steps, settings, fast),
+                    layers=fast.layers,
+                    replanner=Replanner(steps, memory, health, may_lower=may_recut),
                     best_metric=f"nats_per_{unit}" if settings.best_metric == "loss" else settings.best_metric,
                     protect_best=settings.load_best,
                     early_stopping_evals=settings.early_stopping_evals,
@@ -200,6 +202,7 @@ def run_training(
             seconds = _train(trainer, checkpoint)
     log.flush()
     watch.finish()
+    fast.undo(ready.model)
     finished_step = trainer.state.global_step or plan.total_steps
     if settings.load_best and trainer.best.step not in (0, finished_step):
         best = run_folder / f"checkpoint-{trainer.best.step}"
@@ -242,6 +245,7 @@ def run_training(
         efficiency=log.efficiency,
         health=health.to_json(),
         summary=summary,
+        batch_plan=batch_plan,
     )
 
 
@@ -273,7 +277,7 @@ def _choose_workers(settings: TrainingSettings) -> int:
 
 
 def _evaluation(
-    model: Any, table: TokenTable, steps: StepDataset, settings: TrainingSettings
+    model: Any, table: TokenTable, steps: StepDataset, settings: TrainingSettings, fast: FastPath
 ) -> Callable[[], dict[str, float]] | None:
     if len(table) == 0 or not np.any(table.num_supervised):
         if settings.eval_every_steps is not None:
@@ -284,7 +288,8 @@ def _evaluation(
     rows = choose_rows(len(table), settings.eval_max_rows, settings.seed)
 
     def evaluate() -> dict[str, float]:
-        with autocast(settings.device, settings.compute_dtype, settings.weights_dtype):
+        paused = fast.layers.paused() if fast.layers is not None else nullcontext()
+        with paused, autocast(settings.device, settings.compute_dtype, settings.weights_dtype):
             held_out = measure_held_out(
                 steps.task,
                 model,

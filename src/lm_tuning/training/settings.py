@@ -16,10 +16,12 @@ class TrainingPaths:
     Attributes:
         tokens: folder with ``train.arrow`` and ``validation.arrow`` of token columns.
         checkpoints: folder under which every run gets a folder of its own.
+        plans: folder of batch plans, shared by all runs; ``None`` keeps them beside the checkpoints.
     """
 
     tokens: Path
     checkpoints: Path
+    plans: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,10 @@ class TrainingSettings:
         max_steps: cap on optimizer steps; ``None`` means none.
         micro_batch_tokens: most token slots of a micro-batch; ``None`` chooses by device.
         batching: ``packed``, ``padded`` or ``auto``.
-        activation_checkpointing: recompute activations to save memory.
+        compile: run the decoder layers compiled; ``None`` decides by device and length of the run.
+        activation_checkpointing: recompute activations to save memory; ``None`` lets the planner decide, and is no on a
+            CPU.
+        memory_fraction: share of a GPU's memory that the planner may fill.
         num_loader_workers: processes that build batches; ``None`` chooses by device.
         save_every_steps: steps between checkpoints; ``None`` writes one only when interrupted.
         keep_checkpoints: how many of the run's checkpoints stay.
@@ -94,7 +99,9 @@ class TrainingSettings:
     max_steps: int | None = None
     micro_batch_tokens: int | None = None
     batching: Literal["auto", "packed", "padded"] = "auto"
-    activation_checkpointing: bool = False
+    compile: bool | None = None
+    activation_checkpointing: bool | None = False
+    memory_fraction: float = 0.88
     num_loader_workers: int | None = None
     save_every_steps: int | None = None
     keep_checkpoints: int = 2

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from lm_tuning.training.batches import StepBatch
+from lm_tuning.training.phases import PHASES, PhaseClock, StepPhases
 
 OnMetrics = Callable[[int, dict[str, float]], None]
 """Receives (optimizer step from 1, metrics) as training goes on."""
@@ -31,6 +32,7 @@ class _Pending:
     facts: dict[str, Any]
     values: torch.Tensor
     ready: torch.cuda.Event | None
+    phases: StepPhases
 
 
 @dataclass
@@ -41,15 +43,17 @@ class StepLog:
         on_metrics: receives loss, gradient norm, learning rate and speed of each step, one step late.
         unit: what the loss is divided by, ``token`` or ``row``.
         on_step: receives the same and what the step cost as one row, for the checks that watch the training.
+        phases: splits each step into forward, backward and optimizer; the training loop says when each begins.
         steps: one row a step: what was learned.
         efficiency: one row a step: what it cost.
         evaluations: one row an evaluation.
-        own_seconds: time spent in here, in seconds; the cost of bookkeeping.
+        own_seconds: time spent in here, in seconds, without that of ``phases``.
     """
 
     on_metrics: OnMetrics = ignore_metrics
     unit: str = "token"
     on_step: Callable[[dict[str, Any]], object] = lambda row: None
+    phases: PhaseClock = field(default_factory=PhaseClock)
     steps: list[dict[str, Any]] = field(default_factory=list)
     efficiency: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -90,6 +94,7 @@ class StepLog:
             gradient_norm: before clipping; a scalar on the device or a number.
             learning_rate: of the update just made.
         """
+        phases = self.phases.end_step()
         now = time.perf_counter()
         seconds = now - self._clock - self._paused
         self._clock, self._paused = now, 0.0
@@ -119,6 +124,7 @@ class StepLog:
             },
             values,
             ready,
+            phases,
         )
         self._waited = 0.0
         if before is not None:
@@ -183,6 +189,7 @@ class StepLog:
             }
         )
         padding = 1 - tokens / facts["num_slots"]
+        phases = pending.phases.seconds()
         self.efficiency.append(
             {
                 "step": step,
@@ -193,6 +200,7 @@ class StepLog:
                 "num_micro_batches": facts["num_micro_batches"],
                 "padding_fraction": round(padding, 6),
                 "loader_wait_seconds": round(facts["wait_seconds"], 6),
+                **{f"{phase}_seconds": round(phases[phase], 6) if phases else None for phase in PHASES},
                 "peak_memory_bytes": facts["memory_bytes"],
             }
         )

@@ -10,6 +10,7 @@ import functools
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,13 +18,28 @@ import torch
 
 from lm_tuning.text.token_table import IGNORE_INDEX, labels_of
 from lm_tuning.training.batches import MicroBatch
-from lm_tuning.training.cutting import Batching, cut_pairs, cut_rows
+from lm_tuning.training.cutting import Batching, cut_rows
 from lm_tuning.training.settings import TaskName
 
 if TYPE_CHECKING:
     from lm_tuning.text.token_table import TokenRow, TokenTable
+    from lm_tuning.training.head_loss import HeadLoss
+    from lm_tuning.training.losses import LossShape
 
 Unit = Literal["token", "row"]
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How packed rows are told apart.
+
+    Attributes:
+        by_bounds: the model's attention is told where rows begin; otherwise positions that restart tell it.
+        slot_multiple: slots of a packed micro-batch are filled up to a multiple of this.
+    """
+
+    by_bounds: bool = False
+    slot_multiple: int = 1
 
 
 class TrainingTask(ABC):
@@ -34,21 +50,48 @@ class TrainingTask(ABC):
         unit: what a loss is divided by, ``token`` or ``row``; metrics are named after it.
         pad_id: fills the end of shorter padded rows.
         can_pack: whether rows may lie one after another in one sequence.
+        packing: how packed rows are told apart.
+        head_loss: makes the loss of a language model's head without all of its logits; ``None`` makes them all.
     """
 
     name: TaskName
     unit: Unit = "token"
     can_pack = True
+    head_loss: HeadLoss | None = None
 
     def __init__(self, *, pad_id: int) -> None:
         """Take the id to pad with."""
         self.pad_id = pad_id
+        self.packing = Packing()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the model's head behind: loader workers lay rows out and run nothing."""
+        return {name: value for name, value in self.__dict__.items() if name != "head_loss"}
 
     def cut(
         self, table: TokenTable, rows: Sequence[int] | Any, *, budget_tokens: int, batching: Batching
     ) -> list[list[int]]:
         """Group rows into micro-batches, see :func:`lm_tuning.training.cutting.cut_rows`."""
         return cut_rows(rows, table.lengths[rows], budget_tokens=budget_tokens, batching=batching)
+
+    def _lay_out_inputs(self, examples: list[TokenRow], *, batching: Batching) -> tuple[dict[str, Any], Any]:
+        """Return what :class:`MicroBatch` holds of a decoder's inputs, and the lengths of the rows."""
+        lengths = np.array([len(example.input_ids) for example in examples])
+        if batching == "padded":
+            grid = padded([example.input_ids for example in examples], self.pad_id)
+            return {"input_ids": torch.from_numpy(grid), "position_ids": None}, lengths
+        filling = -int(lengths.sum()) % self.packing.slot_multiple
+        parts = [*(example.input_ids for example in examples), np.full(filling, self.pad_id)]
+        part_lengths = np.append(lengths, filling) if filling else lengths
+        inputs: dict[str, Any] = {
+            "input_ids": torch.from_numpy(np.concatenate(parts).astype(np.int64)[None]),
+            "position_ids": torch.from_numpy(np.concatenate([np.arange(length) for length in part_lengths])[None]),
+        }
+        if self.packing.by_bounds:
+            bounds = np.concatenate([[0], np.cumsum(part_lengths)]).astype(np.int32)
+            longest = 1 << max(int(part_lengths.max()) - 1, 1).bit_length()
+            inputs |= {"row_bounds": torch.from_numpy(bounds), "longest_row_tokens": longest}
+        return inputs, lengths
 
     @abstractmethod
     def lay_out(self, table: TokenTable, rows: Sequence[int], *, batching: Batching) -> MicroBatch:
@@ -93,6 +136,19 @@ class TrainingTask(ABC):
         """Run the model on one row alone, see :meth:`logits_of_alike`."""
         return self.logits_of_alike(model, [row], device=device)
 
+    def sum_nats(self, model: Any, batch: MicroBatch, shape: LossShape) -> torch.Tensor:
+        """Run the model on a micro-batch and sum the loss of what is supervised in it.
+
+        Args:
+            model: a model of this task, wrapped or not, on the micro-batch's device.
+            batch: the rows.
+            shape: label smoothing and class weights.
+
+        Returns:
+            A scalar in nats, float32.
+        """
+        return shape.sum_nats(self.logits(model, batch), batch.targets)
+
     def shape_of(self, row: TokenRow) -> tuple[int, ...]:
         """Say what rows must share to go through the model side by side without padding."""
         return (len(row.input_ids),)
@@ -114,11 +170,11 @@ class CausalLanguageModeling(TrainingTask):
         off.
         """
         examples = [table[row] for row in rows]
-        input_ids, position_ids, lengths = _input_grid(examples, batching=batching, pad_id=self.pad_id)
-        label_grid = np.full(input_ids.shape, IGNORE_INDEX, dtype=np.int64)
+        inputs, lengths = self._lay_out_inputs(examples, batching=batching)
+        label_grid = np.full(inputs["input_ids"].shape, IGNORE_INDEX, dtype=np.int64)
         labels = [labels_of(example) for example in examples]
         if batching == "packed":
-            label_grid[0] = np.concatenate(labels)
+            label_grid[0, : lengths.sum()] = np.concatenate(labels)
         else:
             for index, row_labels in enumerate(labels):
                 label_grid[index, : lengths[index]] = row_labels
@@ -128,8 +184,7 @@ class CausalLanguageModeling(TrainingTask):
         kept = np.flatnonzero((targets != IGNORE_INDEX).any(axis=0))
         targets = targets[:, kept]
         return MicroBatch(
-            input_ids=torch.from_numpy(input_ids),
-            position_ids=None if position_ids is None else torch.from_numpy(position_ids),
+            **inputs,
             kept_positions=torch.from_numpy(kept),
             targets=torch.from_numpy(np.ascontiguousarray(targets)),
             num_supervised=int((targets != IGNORE_INDEX).sum()),
@@ -139,26 +194,31 @@ class CausalLanguageModeling(TrainingTask):
 
     def logits(self, model: Any, batch: MicroBatch) -> torch.Tensor:
         """Run the model; its head computes the kept positions alone where it can."""
-        inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
-        if batch.position_ids is not None:
-            inputs["position_ids"] = batch.position_ids
+        inputs = _model_inputs(batch)
         if keeps_logits(model):
             return model(**inputs, logits_to_keep=batch.kept_positions).logits  # type: ignore[no-any-return]
         return model(**inputs).logits[:, batch.kept_positions]  # type: ignore[no-any-return]
+
+    def sum_nats(self, model: Any, batch: MicroBatch, shape: LossShape) -> torch.Tensor:
+        """Run the backbone, and the head piece by piece where that gives the same."""
+        if self.head_loss is None or shape.class_weights is not None:
+            return super().sum_nats(model, batch, shape)
+        hidden = backbone_of(model)(**_model_inputs(batch)).last_hidden_state[:, batch.kept_positions]
+        return self.head_loss(hidden.flatten(0, 1), batch.targets.flatten(), label_smoothing=shape.label_smoothing)
 
     def logits_of_alike(
         self, model: Any, rows: Sequence[TokenRow], *, device: torch.device | str
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Take the logits of all positions, then those before a supervised token."""
         labels = torch.from_numpy(np.stack([labels_of(row) for row in rows]))[:, 1:].to(device)
-        logits = model(input_ids=_stacked([row.input_ids for row in rows], device), use_cache=False).logits[:, :-1]
+        logits = model(input_ids=stacked([row.input_ids for row in rows], device), use_cache=False).logits[:, :-1]
         scored = labels != IGNORE_INDEX
         return logits[scored], labels[scored]
 
     def model_loss(self, model: Any, row: TokenRow, *, device: torch.device | str) -> float | None:
         """Pass unshifted labels, as transformers wants them."""
         labels = torch.from_numpy(labels_of(row))[None].to(device)
-        return _loss_of(model(input_ids=_row_of(row.input_ids, device), labels=labels, use_cache=False))
+        return loss_of(model(input_ids=row_of(row.input_ids, device), labels=labels, use_cache=False))
 
 
 class SequenceClassification(TrainingTask):
@@ -174,12 +234,11 @@ class SequenceClassification(TrainingTask):
     def lay_out(self, table: TokenTable, rows: Sequence[int], *, batching: Batching) -> MicroBatch:
         """Lay rows out; the kept positions are those of the last tokens in the flattened grid."""
         examples = [table[row] for row in rows]
-        input_ids, position_ids, lengths = _input_grid(examples, batching=batching, pad_id=self.pad_id)
-        starts = np.arange(len(rows)) * input_ids.shape[1]
+        inputs, lengths = self._lay_out_inputs(examples, batching=batching)
+        starts = np.arange(len(rows)) * inputs["input_ids"].shape[1]
         last = np.cumsum(lengths) - 1 if batching == "packed" else starts + lengths - 1
         return MicroBatch(
-            input_ids=torch.from_numpy(input_ids),
-            position_ids=None if position_ids is None else torch.from_numpy(position_ids),
+            **inputs,
             kept_positions=torch.from_numpy(last),
             targets=torch.tensor([example.label for example in examples]),
             num_supervised=len(rows),
@@ -189,11 +248,8 @@ class SequenceClassification(TrainingTask):
 
     def logits(self, model: Any, batch: MicroBatch) -> torch.Tensor:
         """Run the backbone, and the head on the last tokens alone."""
-        inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
-        if batch.position_ids is not None:
-            inputs["position_ids"] = batch.position_ids
         backbone, head = _parts(model)
-        hidden = backbone(**inputs).last_hidden_state.flatten(0, 1)[batch.kept_positions]
+        hidden = backbone(**_model_inputs(batch)).last_hidden_state.flatten(0, 1)[batch.kept_positions]
         return _apply_head(head, hidden)
 
     def logits_of_alike(
@@ -201,84 +257,14 @@ class SequenceClassification(TrainingTask):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run head and backbone on whole rows, then take the last position."""
         backbone, head = _parts(model)
-        input_ids = _stacked([row.input_ids for row in rows], device)
+        input_ids = stacked([row.input_ids for row in rows], device)
         hidden = backbone(input_ids=input_ids, use_cache=False).last_hidden_state
         return _apply_head(head, hidden)[:, -1], torch.tensor([row.label for row in rows], device=device)
 
     def model_loss(self, model: Any, row: TokenRow, *, device: torch.device | str) -> float | None:
         """Let the model's class choose the token and the loss."""
         label = torch.tensor([row.label], device=device)
-        return _loss_of(model(input_ids=_row_of(row.input_ids, device), labels=label, use_cache=False))
-
-
-class SequenceToSequence(TrainingTask):
-    """Read a source with an encoder and predict every token of its target with a decoder."""
-
-    name: TaskName = "seq2seq_lm"
-    can_pack = False
-
-    def __init__(self, *, pad_id: int, decoder_start_id: int) -> None:
-        """Take the id to pad with and the one that every target is predicted from first."""
-        super().__init__(pad_id=pad_id)
-        self.decoder_start_id = decoder_start_id
-
-    def cut(
-        self, table: TokenTable, rows: Sequence[int] | Any, *, budget_tokens: int, batching: Batching
-    ) -> list[list[int]]:
-        """Group rows by what encoder and decoder compute together, each padded to its longest."""
-        targets = table.num_supervised[rows]
-        return cut_pairs(rows, table.lengths[rows] - targets, targets, budget_tokens=budget_tokens)
-
-    def lay_out(self, table: TokenTable, rows: Sequence[int], *, batching: Batching) -> MicroBatch:
-        """Lay sources and targets out; an encoder looks both ways, so padded sources need a mask."""
-        assert batching == "padded", batching
-        examples = [table[row] for row in rows]
-        parts = [_source_and_target(example) for example in examples]
-        sources = _padded([source for source, _ in parts], self.pad_id)
-        targets = _padded([target for _, target in parts], IGNORE_INDEX)
-        decoder_input = np.full_like(targets, self.pad_id)
-        decoder_input[:, 0] = self.decoder_start_id
-        decoder_input[:, 1:] = np.where(targets[:, :-1] == IGNORE_INDEX, self.pad_id, targets[:, :-1])
-        lengths = np.array([len(source) for source, _ in parts])
-        mask = np.arange(sources.shape[1])[None] < lengths[:, None]
-        return MicroBatch(
-            input_ids=torch.from_numpy(sources),
-            position_ids=None,
-            kept_positions=torch.arange(targets.shape[1]),
-            targets=torch.from_numpy(targets),
-            num_supervised=int((targets != IGNORE_INDEX).sum()),
-            num_tokens=sum(len(example.input_ids) for example in examples),
-            num_rows=len(rows),
-            attention_mask=torch.from_numpy(mask.astype(np.int64)),
-            decoder_input_ids=torch.from_numpy(decoder_input),
-        )
-
-    def logits(self, model: Any, batch: MicroBatch) -> torch.Tensor:
-        """Run encoder and decoder; padded target positions come last, so the causal decoder needs no mask."""
-        return model(  # type: ignore[no-any-return]
-            input_ids=batch.input_ids,
-            attention_mask=batch.attention_mask,
-            decoder_input_ids=batch.decoder_input_ids,
-            use_cache=False,
-        ).logits
-
-    def logits_of_alike(
-        self, model: Any, rows: Sequence[TokenRow], *, device: torch.device | str
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Let the model make the decoder's input of the targets."""
-        sources, targets = zip(*(_source_and_target(row) for row in rows), strict=True)
-        labels = _stacked(targets, device)
-        logits = model(input_ids=_stacked(sources, device), labels=labels, use_cache=False).logits
-        return logits.flatten(0, 1), labels.flatten()
-
-    def shape_of(self, row: TokenRow) -> tuple[int, ...]:
-        """Return the lengths of source and target."""
-        return tuple(map(len, _source_and_target(row)))
-
-    def model_loss(self, model: Any, row: TokenRow, *, device: torch.device | str) -> float | None:
-        """Pass the target as labels."""
-        source, target = _source_and_target(row)
-        return _loss_of(model(input_ids=_row_of(source, device), labels=_row_of(target, device), use_cache=False))
+        return loss_of(model(input_ids=row_of(row.input_ids, device), labels=label, use_cache=False))
 
 
 def get_task(name: str, *, pad_id: int, decoder_start_id: int | None = None) -> TrainingTask:
@@ -290,6 +276,8 @@ def get_task(name: str, *, pad_id: int, decoder_start_id: int | None = None) -> 
         decoder_start_id: what a decoder starts from; for ``seq2seq_lm``.
     """
     if name == "seq2seq_lm":
+        from lm_tuning.training.sequence_to_sequence import SequenceToSequence
+
         assert decoder_start_id is not None, "an encoder-decoder's config names it"
         return SequenceToSequence(pad_id=pad_id, decoder_start_id=decoder_start_id)
     return {"causal_lm": CausalLanguageModeling, "sequence_classification": SequenceClassification}[name](pad_id=pad_id)
@@ -328,10 +316,15 @@ def _inner(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
+def backbone_of(model: Any) -> Any:
+    """Return the part of a model that ends with hidden states; adapters sit inside it."""
+    inner = _inner(model)
+    return getattr(inner, inner.base_model_prefix)
+
+
 def _parts(model: Any) -> tuple[Any, Any]:
     """Return the backbone and the head of a classifier; adapters sit inside both."""
-    inner = _inner(model)
-    return getattr(inner, inner.base_model_prefix), inner.score
+    return backbone_of(model), _inner(model).score
 
 
 def _apply_head(head: Any, hidden: torch.Tensor) -> torch.Tensor:
@@ -341,36 +334,36 @@ def _apply_head(head: Any, hidden: torch.Tensor) -> torch.Tensor:
     return head(hidden)  # type: ignore[no-any-return]
 
 
-def _loss_of(output: Any) -> float | None:
+def loss_of(output: Any) -> float | None:
+    """Return the loss in a model's output as a number; ``None`` when it gives none."""
     loss = getattr(output, "loss", None)
     return None if loss is None else float(loss.detach())
 
 
-def _row_of(ids: Any, device: torch.device | str) -> torch.Tensor:
-    return _stacked([ids], device)
+def row_of(ids: Any, device: torch.device | str) -> torch.Tensor:
+    """Return token ids as a batch of one, ``(1, tokens)``."""
+    return stacked([ids], device)
 
 
-def _stacked(rows: Sequence[Any], device: torch.device | str) -> torch.Tensor:
+def stacked(rows: Sequence[Any], device: torch.device | str) -> torch.Tensor:
+    """Return rows of one length as ``(rows, tokens)``."""
     return torch.from_numpy(np.stack(rows).astype(np.int64)).to(device)
 
 
-def _source_and_target(row: TokenRow) -> tuple[Any, Any]:
-    [(start, end)] = row.spans
-    assert end == len(row.input_ids), "the target ends the row"
-    return row.input_ids[:start], row.input_ids[start:]
-
-
-def _padded(rows: list[Any], fill: int) -> Any:
+def padded(rows: list[Any], fill: int) -> Any:
+    """Return rows as an array ``(rows, longest)``, filled up at their ends."""
     grid = np.full((len(rows), max(map(len, rows))), fill, dtype=np.int64)
     for index, row in enumerate(rows):
         grid[index, : len(row)] = row
     return grid
 
 
-def _input_grid(examples: list[TokenRow], *, batching: Batching, pad_id: int) -> tuple[Any, Any, Any]:
-    """Return input ids, positions (``None`` for padded rows) and lengths."""
-    lengths = np.array([len(example.input_ids) for example in examples])
-    if batching == "packed":
-        input_ids = np.concatenate([example.input_ids for example in examples]).astype(np.int64)[None]
-        return input_ids, np.concatenate([np.arange(length) for length in lengths])[None], lengths
-    return _padded([example.input_ids for example in examples], pad_id), None, lengths
+def _model_inputs(batch: MicroBatch) -> dict[str, Any]:
+    """Return what a decoder is called with."""
+    inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
+    if batch.position_ids is not None:
+        inputs["position_ids"] = batch.position_ids
+    if batch.row_bounds is not None:
+        # Under the names that transformers hands on to attention functions.
+        inputs |= {"cu_seq_lens_q": batch.row_bounds, "max_length_q": batch.longest_row_tokens}
+    return inputs

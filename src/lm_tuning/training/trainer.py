@@ -11,12 +11,11 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 from transformers import Trainer
 from transformers.trainer_callback import PrinterCallback
 
@@ -30,10 +29,13 @@ from lm_tuning.training.best_checkpoint import BestCheckpoint
 from lm_tuning.training.first_loss import FirstLossDue
 from lm_tuning.training.health import Finding, HealthReport, stop_if_needed
 from lm_tuning.training.interruption import StopRequest
+from lm_tuning.training.layer_compile import CompiledLayers
 from lm_tuning.training.learning_rates import check_planned_rates
 from lm_tuning.training.losses import LossShape, sum_nats
 from lm_tuning.training.nonfinite import GuardsUpdates
 from lm_tuning.training.out_of_memory import MemoryUse
+from lm_tuning.training.replanning import Replanner, release
+from lm_tuning.training.step_loader import StepLoader
 from lm_tuning.training.step_log import StepLog
 
 logger = logging.getLogger(__name__)
@@ -57,6 +59,8 @@ class LoopSettings:
         best_metric: name of the figure that the best checkpoint has the best of.
         protect_best: keep the best checkpoint.
         early_stopping_evals: evaluations without a better one after which training ends; ``None`` for never.
+        replanner: cuts the steps smaller when memory runs out.
+        layers: decoder layers to compile at the first step; ``None`` for none.
         first_loss: what step 1 must log; ``None`` skips the check.
         memory: kept up to date, so that running out of memory can be explained.
         on_checkpoint: called when a checkpoint is complete, so that what was logged so far can be made safe too.
@@ -75,39 +79,9 @@ class LoopSettings:
     early_stopping_evals: int | None
     first_loss: FirstLossDue | None
     memory: MemoryUse
+    replanner: Replanner
+    layers: CompiledLayers | None = None
     on_checkpoint: Callable[[], object] = lambda: None
-
-
-@dataclass
-class _StepLoader:
-    """Give the Trainer a loader whose length is the whole run even when it starts in the middle."""
-
-    dataset: StepDataset
-    start_step: int
-    num_workers: int
-    pin_memory: bool
-    prefetch_factor: int = 4
-    _loader: DataLoader[StepBatch] = field(init=False)
-
-    def __post_init__(self) -> None:
-        several = self.num_workers > 0
-        self._loader = DataLoader(
-            self.dataset,
-            batch_size=None,
-            sampler=range(self.start_step, len(self.dataset)),
-            num_workers=self.num_workers,
-            pin_memory=self.pin_memory,
-            persistent_workers=several,
-            prefetch_factor=self.prefetch_factor if several else None,
-            # Its own generator: drawing the workers' seed must not move the run's random state.
-            generator=torch.Generator().manual_seed(0),
-        )
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __iter__(self) -> Iterator[StepBatch]:
-        return iter(self._loader)
 
 
 class StepPlanTrainer(GuardsUpdates, Trainer):
@@ -178,7 +152,7 @@ class StepPlanTrainer(GuardsUpdates, Trainer):
 
     def get_train_dataloader(self) -> Any:
         """Return the loader of steps, beginning where the run begins."""
-        return _StepLoader(
+        return StepLoader(
             self.steps, self.start_step, self.num_loader_workers, pin_memory=self.args.device.type == "cuda"
         )
 
@@ -208,6 +182,32 @@ class StepPlanTrainer(GuardsUpdates, Trainer):
             Nats per supervised token of the step (per row for a classifier), a scalar on the device.
         """
         model.train()
+        if self._batch is None and self.loop.layers is not None:
+            self._compile(model, inputs)
+        inputs = self.loop.replanner.recut(inputs)
+        while not self._run_step(model, inputs):
+            release(model)
+            inputs = self.steps[inputs.step]
+        assert self._step_loss is not None
+        if self.state.global_step == 0:
+            for finding in check_gradients(self.accelerator.unwrap_model(model)):
+                self.health.add(finding)
+            stop_if_needed(self.health)
+            if self.loop.first_loss is not None:
+                self.loop.first_loss.check(self.health, model, inputs, float(self._step_loss))
+        return self._step_loss
+
+    def _run_step(self, model: torch.nn.Module, inputs: StepBatch) -> bool:
+        """Run forward and backward; return whether the step fitted into memory."""
+        try:
+            self._run_micro_batches(model, inputs)
+        except RuntimeError as error:
+            if not self.loop.replanner.lower(error):
+                raise
+            return False
+        return True
+
+    def _run_micro_batches(self, model: torch.nn.Module, inputs: StepBatch) -> None:
         total = inputs.num_supervised
         nats = torch.zeros((), device=self.args.device)
         last = len(inputs.micro_batches) - 1
@@ -224,13 +224,20 @@ class StepPlanTrainer(GuardsUpdates, Trainer):
             nats += loss.detach() * total
         self.loop.memory.end_step()
         self._batch, self._step_loss = inputs, nats / total
-        if self.state.global_step == 0:
-            for finding in check_gradients(self.accelerator.unwrap_model(model)):
-                self.health.add(finding)
-            stop_if_needed(self.health)
-            if self.loop.first_loss is not None:
-                self.loop.first_loss.check(self.health, model, inputs, float(self._step_loss))
-        return self._step_loss
+
+    def _compile(self, model: torch.nn.Module, inputs: StepBatch) -> None:
+        """Compile the decoder layers on the step's first micro-batch; its gradients are thrown away."""
+        assert self.loop.layers is not None
+        micro_batch = inputs.micro_batches[0].to(self.args.device)
+
+        def run() -> None:
+            with self.compute_loss_context_manager(), self.accelerator.no_sync(model):
+                self.accelerator.backward(self.micro_batch_loss(model, micro_batch, inputs.num_supervised))
+
+        began = time.perf_counter()
+        self.loop.layers.compile_with(run, self.health.facts)
+        model.zero_grad(set_to_none=True)
+        self.step_log.paused(time.perf_counter() - began)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         """Make the schedule, and look at the rates that it will give before the first step is made with them."""

@@ -70,7 +70,9 @@ def train_model(
         max_steps=train.max_steps,
         micro_batch_tokens=None if train.micro_batch_tokens == "auto" else train.micro_batch_tokens,
         batching=train.batching,
-        activation_checkpointing=train.gradient_checkpointing,
+        compile=None if train.compile == "auto" else train.compile,
+        activation_checkpointing=None if train.gradient_checkpointing == "auto" else train.gradient_checkpointing,
+        memory_fraction=train.memory_fraction,
         num_loader_workers=None if train.num_loader_workers == "auto" else train.num_loader_workers,
         save_every_steps=train.save_every_steps,
         keep_checkpoints=train.keep_checkpoints,
@@ -113,11 +115,34 @@ def describe_result(summary: dict[str, Any]) -> str:
     unit = summary["unit"]
     first, last = summary[f"first_loss_nats_per_{unit}"], summary[f"last_loss_nats_per_{unit}"]
     early = ", ended early" if summary["stopped_early"] else ""
+    phases = ["forward", "backward", "optimizer"]
+    shares = [f"loader wait {summary['loader_wait_fraction']:.2%}"]
+    shares += [f"{phase} {share:.0%}" for phase in phases if (share := summary[f"{phase}_fraction"]) is not None]
     return (
         f"Trained {summary['total_steps']} steps ({summary['epochs']:.2f} epochs{early}): "
         f"loss {first:.4f} -> {last:.4f} nats/{unit}; "
-        f"{summary['tokens_per_second']:,.0f} tokens/s, median step {summary['step_seconds_median']:.2f} s, "
-        f"padding {summary['padding_fraction']:.1%}, loader wait {summary['loader_wait_fraction']:.2%}, "
-        f"logging {summary['logging_fraction']:.3%} of step time, health check {summary['health_seconds']:.1f} s, "
+        f"{summary['tokens_per_second']:,.0f} tokens/s{_describe_mfu(summary)}, "
+        f"median step {summary['step_seconds_median']:.2f} s "
+        f"(90 % within {summary['step_seconds_p90']:.2f} s, 99 % within {summary['step_seconds_p99']:.2f} s), "
+        f"padding {summary['padding_fraction']:.1%}; of the step time "
+        f"{', '.join(shares)}, "
+        f"logging {summary['logging_fraction']:.3%}; health check {summary['health_seconds']:.1f} s, "
         f"peak memory {summary['peak_memory_bytes'] / 2**30:.1f} GiB."
     )
+
+
+def _describe_mfu(summary: dict[str, Any]) -> str:
+    """Compare the speed with that of the device, as far as it is known."""
+    parts = []
+    if summary["mfu"] is not None:
+        peak = _write_rate(summary["known_peak_flops"])
+        parts.append(f"{summary['mfu']:.1%} of the {peak} that {summary['device_name']} has at most")
+    if summary["mfu_of_measured"] is not None:
+        measured = _write_rate(summary["measured_matmul_flops"])
+        parts.append(f"{summary['mfu_of_measured']:.1%} of the {measured} of a {summary['number_format']} product")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def _write_rate(flops: float) -> str:
+    """Write operations a second in the unit that suits them."""
+    return f"{flops / 1e12:,.0f} TFLOP/s" if flops >= 1e13 else f"{flops / 1e9:,.0f} GFLOP/s"

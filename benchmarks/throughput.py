@@ -1,0 +1,430 @@
+"""Train the same random-weight models on the same lengths with this product and with others, side by side on one GPU.
+
+    python benchmarks/throughput.py [--works 4b-lora 1.7b-full 0.6b-full 4b-qlora] [--frameworks ours trainer trl slow]
+
+Every run is a process of its own and prints one JSON line: real (non-padding) tokens a second over steady steps,
+padding share, peak memory, share of the card's peak, first and last loss. At the end comes a table with ratios.
+
+* ``ours`` goes through ``run_training``, the code that ``kedro run --pipelines=train`` runs: packing, attention, loss,
+  compiling and all checks as they are by default.
+* ``trainer`` is the plain Hugging Face Trainer: bfloat16, SDPA, padded to the longest row of a batch.
+* ``trl`` is TRL's SFTTrainer with Liger kernels; ``unsloth`` is Unsloth's loop. They are left out, with a word, where
+  they are not installed.
+* ``slow`` is the setting of a report that this project grew out of: float32 without TF32, eager attention, padded to
+  320 tokens, no loader workers, activation checkpointing, 16 rows a step.
+
+Weights are random, so losses only tell that the arithmetic is right: they start near log(vocabulary) and half the
+variance of the head's logits. Lengths: ``report`` (mean 211 tokens, at most 287), or those of a real corpus, as counted
+by the tokenizer of SmolLM2 (``benchmarks/lengths/*.json``, counts of rows by length).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+PROJECT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(PROJECT), str(PROJECT / "src")]
+
+# hidden, layers, heads, key heads, head, feed-forward, vocabulary
+SHAPES = {
+    "tiny": (64, 2, 4, 2, 16, 128, 512),
+    "0.6b": (1024, 28, 16, 8, 128, 3072, 151936),
+    "1.7b": (2048, 28, 16, 8, 128, 6144, 151936),
+    "4b": (2560, 36, 32, 8, 128, 9728, 151936),
+}
+WORKS = {
+    "4b-lora": {"shape": "4b", "method": "lora", "budget": 12288, "batch": 32},
+    "4b-qlora": {"shape": "4b", "method": "qlora", "budget": 12288, "batch": 32},
+    "1.7b-full": {"shape": "1.7b", "method": "full", "budget": 16384, "batch": 64},
+    "0.6b-full": {"shape": "0.6b", "method": "full", "budget": 16384, "batch": 64},
+    "tiny-lora": {"shape": "tiny", "method": "lora", "budget": 1024, "batch": 4},
+    "tiny-full": {"shape": "tiny", "method": "full", "budget": 1024, "batch": 4},
+}
+FRAMEWORKS = ("ours", "trainer", "trl", "unsloth", "slow")
+BF16_PEAK = {"H100": 989e12, "H200": 989e12, "A100": 312e12}
+say = sys.stdout.write
+
+
+def draw_lengths(kind: str, count: int) -> np.ndarray:
+    """Draw row lengths in tokens, the same for every framework."""
+    random = np.random.default_rng(0)
+    if kind == "report":
+        return np.clip(random.normal(211.5, 40, count), 30, 287).astype(int)
+    counts = json.loads((PROJECT / "benchmarks" / "lengths" / f"{kind}.json").read_text())["rows_by_tokens"]
+    lengths = np.array([int(length) for length in counts])
+    rows = np.array(list(counts.values()), dtype=float)
+    return random.choice(lengths, count, p=rows / rows.sum())
+
+
+def draw_rows(kind: str, count: int, vocabulary: int) -> list[np.ndarray]:
+    """Draw rows of random tokens."""
+    random = np.random.default_rng(1)
+    return [random.integers(8, min(vocabulary, 49000), length) for length in draw_lengths(kind, count)]
+
+
+def make_config(shape: str) -> Any:
+    """Return the configuration of a Qwen3 of that shape."""
+    from transformers import Qwen3Config
+
+    hidden, layers, heads, key_heads, head, wide, vocabulary = SHAPES[shape]
+    return Qwen3Config(
+        hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=key_heads,
+        head_dim=head, intermediate_size=wide, vocab_size=vocabulary, tie_word_embeddings=True,
+        max_position_embeddings=40960, pad_token_id=0, eos_token_id=7, bos_token_id=7, rope_theta=1e6,
+    )  # fmt: skip
+
+
+def make_model(shape: str, dtype: str, attention: str) -> Any:
+    """Build a random model on the device."""
+    import torch
+    from transformers import Qwen3ForCausalLM
+
+    torch.manual_seed(0)
+    torch.set_default_dtype(getattr(torch, dtype))
+    with torch.device(device()):
+        model = Qwen3ForCausalLM._from_config(make_config(shape), attn_implementation=attention)
+    torch.set_default_dtype(torch.float32)
+    model.config.use_cache = False
+    return model
+
+
+def device() -> str:
+    """Return ``cuda`` where there is a card."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def count_matrix_parameters(shape: str) -> int:
+    """Count the numbers that every token is multiplied with."""
+    hidden, layers, heads, key_heads, head, wide, vocabulary = SHAPES[shape]
+    attention = hidden * heads * head * 2 + 2 * hidden * key_heads * head
+    return layers * (attention + 3 * hidden * wide) + vocabulary * hidden
+
+
+# ---------------------------------------------------------------------------------------------------------------- ours
+
+
+def run_ours(work: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Train through ``run_training``."""
+    import logging
+
+    import torch
+
+    from lm_tuning.runtime.backend import apply_backend
+    from lm_tuning.runtime.device import describe_device
+    from lm_tuning.runtime.precision import choose_precision
+    from lm_tuning.text.token_table import TokenTableWriter
+    from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+    from tests.support.tiny import make_tokenizer
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stderr)
+    apply_backend(tf32=True, flash_sdp=True, mem_efficient_sdp=True, reproducibility="fast", num_threads="auto")
+    card = describe_device()
+    shape, method, budget = work["shape"], work["method"], options.budget or work["budget"]
+    mean = float(draw_lengths(options.lengths, 4000).mean())
+    rows_a_step = max(int(0.95 * options.micro_batches * budget / mean), 1)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        model = make_model(shape, "bfloat16" if device() == "cuda" else "float32", "sdpa")
+        model.save_pretrained(folder / "model")
+        del model
+        if device() == "cuda":
+            torch.cuda.empty_cache()
+        make_tokenizer().save_pretrained(folder / "model")
+        (folder / "tokens").mkdir()
+        for split, count in (("train", rows_a_step * options.steps), ("validation", 0)):
+            with TokenTableWriter(folder / "tokens" / f"{split}.arrow") as writer:
+                for row, ids in enumerate(draw_rows(options.lengths, count, SHAPES[shape][-1])):
+                    writer.append(row + 1, ids, [(0, len(ids))])
+        precision = choose_precision(card, method=method)
+        settings = TrainingSettings(
+            base={"name_or_path": str(folder / "model"), "digest": "random", "revision": None},
+            tokens_key="random",
+            weights_dtype=precision.weights,
+            compute_dtype=precision.compute,
+            device=card.kind,
+            method=method,
+            lora={"r": 16, "alpha": 32, "dropout": 0.0, "target_modules": "all-linear"} if method != "full" else {},
+            qlora={"bits": 4, "quant_type": "nf4", "double_quant": True} if method == "qlora" else {},
+            seed=0,
+            learning_rate=1e-4,
+            effective_batch_rows=rows_a_step,
+            max_steps=options.steps,
+            micro_batch_tokens=None if options.plan else budget,
+            compile={"auto": None, "yes": True, "no": False}[options.compile],
+            trainer={"lr_scheduler_type": "constant"},
+        )
+        if device() == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        began = time.time()
+        result = run_training(TrainingPaths(folder / "tokens", folder / "runs"), settings)
+        seconds = time.time() - began
+    rows = result.efficiency[options.skip :]
+    used = sum(row["seconds"] for row in rows)
+    facts = result.health["facts"]
+    return {
+        "tokens_per_second": sum(row["num_tokens"] for row in rows) / used,
+        "padding": float(np.mean([row["padding_fraction"] for row in rows])),
+        "memory_gb": max(row["peak_memory_bytes"] for row in rows) / 2**30,
+        "losses": [round(row["loss_nats_per_token"], 4) for row in result.steps],
+        "micro_batches": rows[0]["num_micro_batches"],
+        "budget": budget,
+        "compile_seconds": facts.get("compile_seconds"),
+        "fast_path": facts["fast_path"],
+        "compile_failure": facts.get("compile_failure"),
+        "loader_wait": result.summary["loader_wait_fraction"],
+        "health_seconds": result.summary["health_seconds"],
+        "whole_run_seconds": seconds,
+        "findings": [finding["code"] for finding in result.health["findings"]],
+    }
+
+
+# -------------------------------------------------------------------------------------------------------------- others
+
+
+class Clock:
+    """Note when steps end and what they held."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+        self.tokens: list[int] = []
+        self.slots: list[int] = []
+
+    def see(self, batch: Any) -> None:
+        """Count a batch."""
+        mask = batch.get("attention_mask")
+        ids = batch["input_ids"]
+        self.tokens.append(int(mask.sum()) if mask is not None else int((ids != 0).sum()))
+        self.slots.append(ids.numel())
+
+    def callback(self) -> Any:
+        """Return what notes the end of a step, once the device has finished it."""
+        import torch
+        from transformers import TrainerCallback
+
+        clock = self
+
+        class Ends(TrainerCallback):
+            def on_step_end(self, *given: Any, **more: Any) -> None:
+                if torch.cuda.is_available():
+                    torch.cuda.synchronize()
+                clock.ends.append(time.perf_counter())
+
+        return Ends()
+
+
+def add_lora(model: Any) -> Any:
+    """Put the same adapter on a model as ours."""
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(
+        model, LoraConfig(r=16, lora_alpha=32, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+    )
+
+
+def run_other(framework: str, work: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
+    """Train with a Trainer that is not ours."""
+    if framework == "unsloth":
+        import unsloth  # noqa: F401 - it must come first
+    import torch
+    from transformers import Trainer, TrainingArguments
+
+    shape, method = work["shape"], work["method"]
+    slow, cuda = framework == "slow", device() == "cuda"
+    batch = options.batch or (16 if slow or framework == "trainer" else work["batch"])
+    steps = options.skip + 3 if slow else options.steps
+    rows = draw_rows(options.lengths, batch * (steps + 2), SHAPES[shape][-1])
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not slow
+    dtype = "float32" if slow or method == "full" or not cuda else "bfloat16"
+    model = make_model(shape, dtype, "eager" if slow else "sdpa")
+    if method != "full":
+        model = add_lora(model)
+    if slow:
+        model.enable_input_require_grads()
+    workers = 0 if slow else 4
+    settings: dict[str, Any] = {
+        "output_dir": tempfile.mkdtemp(), "per_device_train_batch_size": batch, "max_steps": steps, "logging_steps": 1,
+        "save_strategy": "no", "report_to": "none", "learning_rate": 1e-4, "lr_scheduler_type": "constant",
+        "optim": "adamw_torch_fused", "dataloader_num_workers": workers, "dataloader_pin_memory": cuda and not slow,
+        "bf16": cuda and not slow, "gradient_checkpointing": slow, "disable_tqdm": True, "use_cpu": not cuda,
+        "remove_unused_columns": False,
+    }  # fmt: skip
+    if workers:
+        settings |= {"dataloader_persistent_workers": True, "dataloader_prefetch_factor": 2}
+    clock = Clock()
+
+    def collate(items: list[np.ndarray]) -> dict[str, Any]:
+        width = 320 if slow else max(map(len, items))
+        ids = torch.zeros(len(items), width, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for place, item in enumerate(items):
+            ids[place, : len(item)], mask[place, : len(item)] = torch.from_numpy(item), 1
+        return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
+
+    if framework in {"trainer", "slow"}:
+
+        class Counting(Trainer):
+            def training_step(self, model: Any, inputs: Any, *given: Any, **more: Any) -> Any:
+                clock.see(inputs)
+                return super().training_step(model, inputs, *given, **more)
+
+        trainer: Any = Counting(
+            model=model, args=TrainingArguments(**settings), train_dataset=rows, data_collator=collate,
+            callbacks=[clock.callback()],
+        )  # fmt: skip
+    else:
+        from datasets import Dataset
+        from trl import SFTConfig, SFTTrainer
+
+        from tests.support.tiny import make_tokenizer
+
+        data = Dataset.from_dict({"input_ids": [row.tolist() for row in rows]})
+        settings.pop("remove_unused_columns")
+        arguments = SFTConfig(**settings, max_length=2048, use_liger_kernel=framework == "trl" and cuda)
+        trainer = SFTTrainer(
+            model=model, args=arguments, train_dataset=data, processing_class=make_tokenizer(),
+            callbacks=[clock.callback()],
+        )  # fmt: skip
+        plain = trainer.training_step
+
+        def step(model: Any, inputs: Any, *given: Any, **more: Any) -> Any:
+            clock.see(inputs)
+            return plain(model, inputs, *given, **more)
+
+        trainer.training_step = step
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    began = time.time()
+    trainer.train()
+    seconds = time.time() - began
+    skip = options.skip
+    used = clock.ends[-1] - clock.ends[skip - 1]
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return {
+        "tokens_per_second": sum(clock.tokens[skip : len(clock.ends)]) / used,
+        "padding": 1 - sum(clock.tokens) / sum(clock.slots),
+        "memory_gb": torch.cuda.max_memory_allocated() / 2**30 if cuda else None,
+        "losses": [round(loss, 4) for loss in losses],
+        "batch": batch,
+        "whole_run_seconds": seconds,
+    }
+
+
+def run_child(options: argparse.Namespace) -> None:
+    """Run one framework on one work and print its figures."""
+    import torch
+    import transformers
+
+    work = WORKS[options.works[0]]
+    [framework] = options.frameworks
+    figures = run_ours(work, options) if framework == "ours" else run_other(framework, work, options)
+    flops = (6 if work["method"] == "full" else 4) * count_matrix_parameters(work["shape"])
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    peak = next((rate for card, rate in BF16_PEAK.items() if card in name), None)
+    speed = figures["tokens_per_second"]
+    figures |= {
+        "work": options.works[0], "framework": framework, "lengths": options.lengths, "card": name,
+        "torch": torch.__version__, "transformers": transformers.__version__,
+        "tflops": flops * speed / 1e12, "mfu": flops * speed / peak if peak else None,
+    }  # fmt: skip
+    say("RESULT " + json.dumps(figures) + "\n")
+
+
+def is_missing(framework: str) -> bool:
+    """Say whether a framework's package is not installed."""
+    return framework in {"trl", "unsloth"} and importlib.util.find_spec(framework) is None
+
+
+def main() -> None:
+    """Run all combinations and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--works", nargs="+", choices=WORKS, default=["4b-lora", "1.7b-full", "0.6b-full", "4b-qlora"])
+    parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=list(FRAMEWORKS))
+    parser.add_argument("--lengths", default="report", help="report, gsm8k or mts_dialog")
+    parser.add_argument("--steps", type=int, default=12, help="optimizer steps of a run")
+    parser.add_argument("--skip", type=int, default=4, help="first steps that are not counted")
+    parser.add_argument("--micro-batches", type=int, default=2, help="micro-batches of a step of ours")
+    parser.add_argument("--budget", type=int, help="tokens of a micro-batch of ours")
+    parser.add_argument("--plan", action="store_true", help="let the planner choose the tokens of a micro-batch")
+    parser.add_argument("--batch", type=int, help="rows of a batch of the others")
+    parser.add_argument("--compile", choices=("auto", "yes", "no"), default="yes")
+    parser.add_argument("--timeout", type=int, default=240, help="seconds after which a run is given up")
+    parser.add_argument("--deadline", type=int, default=3600, help="seconds after which no run is started")
+    parser.add_argument("--out", type=Path, help="file that the JSON lines are added to")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        run_child(options)
+        return
+    began, found = time.time(), []
+    names = ("lengths", "steps", "skip", "micro_batches", "budget", "batch", "compile")
+    given = {name.replace("_", "-"): getattr(options, name) for name in names}
+    passed = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    passed += ["--plan"] if options.plan else []
+    for work in options.works:
+        for framework in options.frameworks:
+            if is_missing(framework):
+                say(f"{work} {framework}: left out, {framework} is not installed\n")
+                continue
+            if WORKS[work]["method"] == "qlora" and framework != "ours":
+                continue  # its measure is our own LoRA
+            if time.time() - began > options.deadline:
+                say(f"{work} {framework}: left out, the deadline has passed\n")
+                continue
+            command = [sys.executable, __file__, "--child", "--works", work, "--frameworks", framework, *passed]
+            quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+            try:
+                done = subprocess.run(
+                    command,
+                    env={**os.environ, **quiet},
+                    capture_output=True,
+                    text=True,
+                    timeout=options.timeout,
+                    check=False,
+                )
+            except subprocess.TimeoutExpired:
+                say(f"{work} {framework}: given up after {options.timeout} s\n")
+                continue
+            lines = [line[7:] for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+            if not lines:
+                say(f"{work} {framework}: failed\n" + "\n".join(done.stderr.splitlines()[-12:]) + "\n")
+                continue
+            found.append(json.loads(lines[0]))
+            say(lines[0] + "\n")
+            sys.stdout.flush()
+            if options.out:
+                with options.out.open("a") as file:
+                    file.write(lines[0] + "\n")
+    print_table(found)
+
+
+def print_table(found: list[dict[str, Any]]) -> None:
+    """Print every run beside ours."""
+    ours = {entry["work"]: entry["tokens_per_second"] for entry in found if entry["framework"] == "ours"}
+    heads = ("work", "framework", "tokens/s", "ours is", "padding", "memory GB", "TFLOP/s", "MFU", "losses")
+    say(f"| {' | '.join(heads)} |\n" + "|---" * len(heads) + "|\n")
+    for entry in found:
+        ratio = ours.get(entry["work"], float("nan")) / entry["tokens_per_second"]
+        memory = "" if entry["memory_gb"] is None else f"{entry['memory_gb']:.1f}"
+        mfu = "" if entry["mfu"] is None else f"{entry['mfu']:.1%}"
+        losses = f"{entry['losses'][0]:.4f} -> {entry['losses'][-1]:.4f}"
+        say(
+            f"| {entry['work']} | {entry['framework']} | {entry['tokens_per_second']:,.0f} | {ratio:.2f} x | "
+            f"{entry['padding']:.1%} | {memory} | {entry['tflops']:,.1f} | {mfu} | {losses} |\n"
+        )
+
+
+if __name__ == "__main__":
+    main()

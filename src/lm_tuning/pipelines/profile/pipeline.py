@@ -1,0 +1,33 @@
+"""The profile pipeline: tokens in, a table of where the time of a training step goes and a trace out."""
+
+from __future__ import annotations
+
+from kedro.pipeline import Node, Pipeline
+
+from .nodes import profile_steps
+
+
+def create_pipeline() -> Pipeline:
+    """Wire the profile."""
+    return Pipeline(
+        [
+            Node(
+                func=profile_steps,
+                inputs={
+                    "tokenized_examples": "tokenized_examples",
+                    "base_model": "base_model",
+                    "profile_work": "profile_work",
+                    "train": "params:train",
+                    "model": "params:model",
+                    "seed": "params:seed",
+                    "task": "params:task",
+                    "output": "params:output",
+                },
+                outputs=["profile", "profile_report", "profile_trace"],
+                name="profile_steps",
+                tags="torch",
+            ),
+        ],
+        namespace="profile",
+        prefix_datasets_with_namespace=False,
+    )

@@ -1,0 +1,107 @@
+"""Turn the parameters of training into the plain values that a training is told."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lm_tuning.errors import UserError
+from lm_tuning.parameters import ModelParameters, TrainParameters
+
+if TYPE_CHECKING:
+    from lm_tuning.training.settings import TrainingSettings
+
+logger = logging.getLogger(__name__)
+
+
+def gather_settings(
+    tokenized_examples: Path,
+    base_model: dict[str, Any],
+    *,
+    train: TrainParameters,
+    model: ModelParameters,
+    seed: int,
+    task: str,
+    run_id: str | None = None,
+) -> TrainingSettings:
+    """Put the settings of a training together, choosing device and number formats, and log what was chosen.
+
+    Args:
+        tokenized_examples: folder of the stored tokens.
+        base_model: what is tuned.
+        train: group ``train``.
+        model: group ``model``.
+        seed: of the run.
+        task: the ``task`` parameter.
+        run_id: tracking run to write into checkpoints; ``None`` without.
+
+    Raises:
+        UserError: the tokens were made for another task, or the formats do not go with the device.
+    """
+    from lm_tuning.runtime.device import describe_device
+    from lm_tuning.runtime.optimizer import describe_optimizer_limit
+    from lm_tuning.runtime.precision import choose_precision
+    from lm_tuning.storage.folders import read_manifest
+    from lm_tuning.text.tokenization import read_token_summary
+    from lm_tuning.training.settings import TrainingSettings
+
+    device = describe_device()
+    precision = choose_precision(device, requested=train.precision, method=train.method, weights_dtype=model.dtype)
+    tokens = read_token_summary(tokenized_examples)
+    if tokens["task"] != task:
+        raise UserError(
+            f"The stored tokens in {tokenized_examples} were made for task = {tokens['task']}, and task = {task}: make "
+            "them again with kedro run --pipelines=train (the same --env and --params)."
+        )
+    settings = TrainingSettings(
+        base=base_model,
+        tokens_key=read_manifest(tokenized_examples)["key"],
+        sources=tokens["sources"],
+        task=task,  # type: ignore[arg-type]
+        label_map=tokens["label_map"],
+        weights_dtype=precision.weights,
+        compute_dtype=precision.compute,
+        device=device.kind,
+        attention=model.attention,
+        method=train.method,
+        lora=train.lora.model_dump(),
+        qlora=train.qlora.model_dump(),
+        freeze=train.freeze,
+        neftune_noise_alpha=train.neftune_noise_alpha,
+        label_smoothing=train.label_smoothing,
+        class_weights=train.class_weights,
+        best_metric=train.best_metric,
+        early_stopping_evals=train.early_stopping_evals,
+        severities=dict(train.health.severity),
+        seed=seed,
+        learning_rate=train.learning_rate,
+        effective_batch_rows=train.effective_batch_rows,
+        effective_batch_tokens=train.effective_batch_tokens,
+        num_epochs=train.num_epochs,
+        max_steps=train.max_steps,
+        micro_batch_tokens=None if train.micro_batch_tokens == "auto" else train.micro_batch_tokens,
+        batching=train.batching,
+        compile=None if train.compile == "auto" else train.compile,
+        activation_checkpointing=None if train.gradient_checkpointing == "auto" else train.gradient_checkpointing,
+        memory_fraction=train.memory_fraction,
+        num_loader_workers=None if train.num_loader_workers == "auto" else train.num_loader_workers,
+        save_every_steps=train.save_every_steps,
+        keep_checkpoints=train.keep_checkpoints,
+        eval_every_steps=train.eval_every_steps,
+        eval_max_rows=train.eval_max_rows,
+        load_best=train.load_best,
+        resume=train.resume,
+        probe_first_step=train.health.probe,
+        first_loss_tolerance=train.health.tolerance_fraction,
+        first_loss_severity=train.health.on_mismatch,
+        trainer=dict(train.trainer),
+        run_id=run_id,
+    )
+    logger.info("Precision: %s", precision.reason)
+    if precision.warning:
+        logger.warning("%s", precision.warning)
+    limit = describe_optimizer_limit(train.trainer.get("optim"), device=device.kind)
+    if limit is not None:
+        logger.warning("%s", limit)
+    return settings

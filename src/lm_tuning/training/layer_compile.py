@@ -1,0 +1,117 @@
+"""Compile the decoder layers of a model, one graph for all of them, where the run is long enough to pay for it.
+
+A layer is compiled, not the whole model: all layers are alike, so that one graph serves every one of them, and
+embedding, head and loss stay outside, where shapes change. The small operations of a layer are fused into few, which is
+what a GPU waits for between matrix products.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+COMPILE_SECONDS = 60.0
+"""What compiling a layer's forward and backward pass takes, roughly, on a present-day machine."""
+
+SAVED_FRACTION = 0.2
+"""Share of the time that compiled layers save, roughly."""
+
+
+def find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """Return the decoder layers: the longest list of modules of one class in the model; empty where there is none."""
+    lists = [
+        list(module)
+        for module in model.modules()
+        if isinstance(module, torch.nn.ModuleList) and len({type(entry) for entry in module}) == 1
+    ]
+    return max(lists, key=len, default=[])
+
+
+def pays(*, num_tokens: float, parameters: int, flops: float) -> tuple[bool, str]:
+    """Estimate whether compiling saves more time than it takes.
+
+    Args:
+        num_tokens: that the run will train on.
+        parameters: of the model.
+        flops: floating-point operations a second that training reaches without it.
+
+    Returns:
+        The answer, and the estimate in words.
+    """
+    seconds = 5 * parameters * num_tokens / flops
+    saved = SAVED_FRACTION * seconds
+    estimate = f"the run is estimated at {seconds:,.0f} s, compiling at {COMPILE_SECONDS:.0f} s to save {saved:,.0f} s"
+    return saved > COMPILE_SECONDS, estimate
+
+
+@dataclass
+class CompiledLayers:
+    """Layers that run compiled while training and as they are otherwise.
+
+    Attributes:
+        layers: the decoder layers.
+        dynamic: one graph for every number of tokens; otherwise one a number.
+    """
+
+    layers: list[torch.nn.Module]
+    dynamic: bool = True
+
+    def switch_on(self) -> None:
+        """Let the layers run compiled; the first pass compiles."""
+        for layer in self.layers:
+            layer.compile(dynamic=self.dynamic)
+
+    def switch_off(self) -> None:
+        """Let the layers run as they are."""
+        for layer in self.layers:
+            layer._compiled_call_impl = None
+
+    def compile_with(self, run: Callable[[], object], facts: dict[str, Any]) -> None:
+        """Compile by running a micro-batch forward and backward; go back to plain layers if that fails.
+
+        The run's random state is left as it was.
+
+        Args:
+            run: makes the forward and backward pass; the caller throws its gradients away.
+            facts: receives ``compile_seconds``, and ``compile_failure`` in words.
+        """
+        began = time.perf_counter()
+        on_gpu = [torch.cuda.current_device()] if next(self.layers[0].parameters()).is_cuda else []
+        self.switch_on()
+        try:
+            with torch.random.fork_rng(devices=on_gpu):
+                run()
+        except torch.OutOfMemoryError:
+            self.switch_off()
+            raise
+        except Exception as error:
+            self.switch_off()
+            lines = str(error).strip().splitlines() or [""]
+            facts["compile_failure"] = f"{type(error).__name__}: {lines[0]}"
+            logger.warning(
+                "The decoder layers could not be compiled (%s); they run as they are, slower and with the same result. "
+                "train.compile=false skips the attempt.",
+                facts["compile_failure"],
+            )
+        facts["compile_seconds"] = time.perf_counter() - began
+        if "compile_failure" not in facts:
+            logger.info("Compiled %d decoder layers in %.0f s.", len(self.layers), facts["compile_seconds"])
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Run the block without compiled layers: evaluations have shapes of their own."""
+        kept = [layer._compiled_call_impl for layer in self.layers]
+        self.switch_off()
+        try:
+            yield
+        finally:
+            for layer, call in zip(self.layers, kept, strict=True):
+                layer._compiled_call_impl = call

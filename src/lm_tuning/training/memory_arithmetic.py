@@ -1,0 +1,251 @@
+"""Say by arithmetic what a training holds: weights, gradients, optimizer state, and activations if not measured.
+
+What a probe cannot measure without training is the optimizer's state, which is exact here. The rest serves where a
+probe could not run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lm_tuning.training.settings import TrainingSettings
+
+DEFAULT_OPTIMIZER = "adamw_torch_fused"
+"""The Trainer's own choice."""
+
+_TORCH_MOMENTS = {"adamw_torch": 2, "adamw_torch_fused": 2, "adagrad": 1, "rmsprop": 1, "sgd": 0}
+_MOMENTS = {"adamw": 2, "lion": 1}
+# Optimizers that go through all weights at once and hold a copy of them while they do.
+_COPYING = ("adamw_torch", "adagrad", "rmsprop", "sgd")
+_SMALLEST_8_BIT = 4096
+_8_BIT_BLOCK = 256
+_FLOAT32_BYTES = 4
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_ACTIVATION_FACTOR = 1.3
+"""Activations over the inputs and outputs of all linear layers; what norms and gates keep comes on top of those."""
+_HEAD_BYTES = 8
+_HEAD_POSITIONS = 4096
+_QUANTIZED_OVERHEAD = 1.05
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A trained tensor of numbers.
+
+    Attributes:
+        shape: of the tensor.
+        element_bytes: bytes of one number.
+    """
+
+    shape: tuple[int, ...]
+    element_bytes: int
+
+    @property
+    def numel(self) -> int:
+        """Count its numbers."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class ModelBytes:
+    """What a model holds in training beside activations, in bytes.
+
+    Attributes:
+        weights: all of them and the buffers, as they lie in memory.
+        gradients: of the trained ones.
+        optimizer_state: what the optimizer keeps from step to step.
+        optimizer_extra: what it holds besides while it makes a step, when activations are gone.
+    """
+
+    weights: int
+    gradients: int
+    optimizer_state: int
+    optimizer_extra: int
+
+
+def measure_model(model: torch.nn.Module, *, optimizer: str | None = None, optimizer_args: str = "") -> ModelBytes:
+    """Count the bytes of a loaded model and of the optimizer that it will get.
+
+    Args:
+        model: with adapters or frozen parts in place; shared weights count once.
+        optimizer: ``train.trainer.optim``; ``None`` for the Trainer's default.
+        optimizer_args: ``train.trainer.optim_args``, as ``key=value,key=value``.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    trained = [
+        Parameter(tuple(parameter.shape), parameter.element_size())
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    ]
+    gradients = sum(parameter.numel * parameter.element_bytes for parameter in trained)
+    name = optimizer or DEFAULT_OPTIMIZER
+    return ModelBytes(
+        weights=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        gradients=gradients,
+        optimizer_state=count_optimizer_state(trained, name, optimizer_args=optimizer_args),
+        optimizer_extra=gradients if name in _COPYING else 0,
+    )
+
+
+def count_optimizer_state(parameters: Iterable[Parameter], name: str, *, optimizer_args: str = "") -> int:
+    """Count the bytes that an optimizer keeps from step to step.
+
+    A paged state counts in full: it can leave the card, at the price of travelling there and back in every step. An
+    optimizer that is not known counts as AdamW in float32.
+
+    Args:
+        parameters: what is trained.
+        name: ``train.trainer.optim``.
+        optimizer_args: its further arguments, as ``key=value,key=value``.
+    """
+    parameters = list(parameters)
+    if name == "adafactor":
+        return sum(_adafactor_bytes(parameter) for parameter in parameters)
+    if name in _TORCH_MOMENTS:
+        moments = _TORCH_MOMENTS[name] + _extra_moments(name, optimizer_args)
+        return sum(moments * parameter.numel * parameter.element_bytes for parameter in parameters)
+    plain = name.removeprefix("paged_")
+    moments = next((count for start, count in _MOMENTS.items() if plain.startswith(start)), 2)
+    in_8_bits = "8bit" in plain
+    return sum(moments * _moment_bytes(parameter.numel, in_8_bits) for parameter in parameters)
+
+
+def extrapolate(points: Sequence[tuple[int, int]], *, base: int, at: int) -> int:
+    """Continue the memory of micro-batches by a straight line.
+
+    Args:
+        points: token budget and bytes of each measured one, in any order, at least one.
+        base: bytes without activations, through which a single point's line goes.
+        at: token budget to continue to.
+
+    Returns:
+        Bytes; never less than the most that was measured at a smaller budget.
+    """
+    points = sorted(points)
+    (last_tokens, last_bytes) = points[-1]
+    (first_tokens, first_bytes) = points[0] if len(points) > 1 else (0, min(base, last_bytes))
+    # The steepest of the line through all and that through the last two: memory may grow faster than tokens do.
+    slopes = [(last_bytes - first_bytes) / max(last_tokens - first_tokens, 1)]
+    if len(points) > 1:
+        before_tokens, before_bytes = points[-2]
+        slopes.append((last_bytes - before_bytes) / max(last_tokens - before_tokens, 1))
+    expected = round(last_bytes + max(slopes) * (at - last_tokens))
+    return max([expected, *(size for tokens, size in points if tokens <= at)])
+
+
+@dataclass(frozen=True)
+class TrainingEstimate:
+    """What a training would hold, by arithmetic alone, in bytes.
+
+    Attributes:
+        fixed: weights, gradients and optimizer state.
+        per_token: activations of one token, kept for the backward pass.
+        per_checkpointed_token: the same with activation checkpointing.
+        head: logits, a piece of positions at a time.
+    """
+
+    fixed: int
+    per_token: int
+    per_checkpointed_token: int
+    head: int
+
+    def total(self, micro_batch_tokens: int, *, activation_checkpointing: bool) -> int:
+        """Return the bytes with micro-batches of a size.
+
+        Args:
+            micro_batch_tokens: token slots of a micro-batch.
+            activation_checkpointing: whether activations are computed again in the backward pass.
+        """
+        per_token = self.per_checkpointed_token if activation_checkpointing else self.per_token
+        return self.fixed + per_token * micro_batch_tokens + self.head
+
+
+def estimate_training(skeleton: Any, settings: TrainingSettings) -> TrainingEstimate:
+    """Estimate what a training holds from the shapes of its model.
+
+    Activations are taken as the inputs and outputs of all linear layers, and some more for norms and gates.
+
+    Args:
+        skeleton: the model without weights, as :func:`lm_tuning.models.loading.build_skeleton` makes it.
+        settings: of the training.
+    """
+    head = skeleton.get_output_embeddings() if hasattr(skeleton, "get_output_embeddings") else None
+    linear = {
+        name: (module.weight.shape[0], module.weight.shape[1])
+        for name, module in skeleton.named_modules()
+        if module is not head and _is_linear(module)
+    }
+    numel = sum(parameter.numel() for parameter in skeleton.parameters())
+    in_linear = sum(a * b for a, b in linear.values())
+    weights_bytes = _DTYPE_BYTES.get(settings.weights_dtype, _FLOAT32_BYTES)
+    weights: float = numel * weights_bytes
+    if settings.method == "qlora":
+        bits = int(settings.qlora.get("bits", 4))
+        weights = (numel - in_linear) * weights_bytes + in_linear * bits / 8 * _QUANTIZED_OVERHEAD
+    if settings.method == "full":
+        trained = [Parameter(tuple(each.shape), weights_bytes) for each in skeleton.parameters()]
+    else:
+        rank, targets = int(settings.lora["r"]), settings.lora["target_modules"]
+        adapted = [shape for name, shape in linear.items() if _is_target(name, targets)]
+        trained = [Parameter((rank, side), _FLOAT32_BYTES) for shape in adapted for side in shape]
+        weights += sum(parameter.numel * parameter.element_bytes for parameter in trained)
+    state = count_optimizer_state(
+        trained,
+        settings.trainer.get("optim") or DEFAULT_OPTIMIZER,
+        optimizer_args=settings.trainer.get("optim_args") or "",
+    )
+    gradients = sum(parameter.numel * parameter.element_bytes for parameter in trained)
+    compute_bytes = _DTYPE_BYTES.get(settings.compute_dtype, _FLOAT32_BYTES)
+    config = skeleton.config.get_text_config()
+    layers = int(getattr(config, "num_hidden_layers", 1) or 1)
+    hidden = int(getattr(config, "hidden_size", 0) or 0)
+    passing = _ACTIVATION_FACTOR * compute_bytes * sum(a + b for a, b in linear.values())
+    classes = head.weight.shape[0] if head is not None and settings.task != "sequence_classification" else 0
+    return TrainingEstimate(
+        fixed=round(weights) + gradients + state,
+        per_token=round(passing),
+        per_checkpointed_token=round(passing / layers + layers * hidden * compute_bytes),
+        head=classes * _HEAD_BYTES * _HEAD_POSITIONS,
+    )
+
+
+def _moment_bytes(numel: int, in_8_bits: bool) -> int:
+    """Return the bytes of one moment in bitsandbytes: in 8 bits a byte a number and a scale a block, if it is large."""
+    if not in_8_bits or numel < _SMALLEST_8_BIT:
+        return numel * _FLOAT32_BYTES
+    return numel + -(-numel // _8_BIT_BLOCK) * _FLOAT32_BYTES
+
+
+def _adafactor_bytes(parameter: Parameter) -> int:
+    """Return a number for each row and each column of a matrix, and one for each number of a vector, in float32."""
+    *rest, rows, columns = (1, 1, *parameter.shape)
+    if len(parameter.shape) < 2:
+        return parameter.numel * _FLOAT32_BYTES
+    return math.prod(rest) * (rows + columns) * _FLOAT32_BYTES
+
+
+def _extra_moments(name: str, optimizer_args: str) -> int:
+    """Count the moments that further arguments ask for."""
+    given = dict(pair.split("=", 1) for pair in optimizer_args.replace(" ", "").split(",") if "=" in pair)
+    if name not in {"sgd", "rmsprop"}:
+        return 0
+    centered = name == "rmsprop" and given.get("centered", "").lower() in {"true", "1", "yes"}
+    return int(given.get("momentum", "0") not in {"0", "0.0"}) + int(centered)
+
+
+def _is_linear(module: Any) -> bool:
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, torch.nn.Linear | Conv1D)
+
+
+def _is_target(name: str, targets: str | list[str]) -> bool:
+    if isinstance(targets, str):
+        return True
+    return any(name == target or name.endswith(f".{target}") for target in targets)

@@ -1,0 +1,125 @@
+"""Choose the rows that a probe measures: micro-batches as heavy as any in the run, and ordinary ones for the speed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lm_tuning.text.token_table import TokenTable
+from lm_tuning.training.cutting import Batching
+from lm_tuning.training.settings import TrainingSettings
+from lm_tuning.training.step_plan import StepPlan
+
+if TYPE_CHECKING:
+    from lm_tuning.training.tasks import TrainingTask
+
+IntArray = npt.NDArray[np.int64]
+
+SAMPLED_STEPS = 8
+_NEARLY_FULL = 0.98
+
+
+def step_plan_of(settings: TrainingSettings, rows: TokenTable) -> StepPlan:
+    """Lay out the steps of a training.
+
+    Args:
+        settings: of the training.
+        rows: that are trained on.
+
+    Raises:
+        UserError: there are no rows, or the run has no end or no effective batch.
+    """
+    return StepPlan(
+        rows.lengths,
+        seed=settings.seed,
+        effective_batch_rows=settings.effective_batch_rows,
+        effective_batch_tokens=settings.effective_batch_tokens,
+        num_epochs=settings.num_epochs,
+        max_steps=settings.max_steps,
+        sources=rows.sources,
+        weights=[float(source["weight"]) for source in settings.sources] or None,
+    )
+
+
+def sample_steps(plan: StepPlan, num_steps: int = SAMPLED_STEPS) -> list[IntArray]:
+    """Return the rows of some steps, spread over the first epoch.
+
+    Args:
+        plan: of the run.
+        num_steps: most steps.
+    """
+    last = min(plan.steps_per_epoch, plan.total_steps) - 1
+    places = np.unique(np.linspace(0, last, num_steps).round().astype(np.int64))
+    return [plan.rows_of_step(int(step)) for step in places]
+
+
+def heaviest_groups(
+    groups: list[list[int]], table: TokenTable, task: TrainingTask, batching: Batching
+) -> list[list[int]]:
+    """Choose the micro-batches that take the most memory: by slots, and by positions that carry loss.
+
+    Layers keep something for every slot, attention without a flash kernel something for every pair of positions of a
+    row, and a head that makes all logits at once a whole vocabulary for every supervised position.
+
+    Args:
+        groups: rows of each micro-batch.
+        table: where the rows lie.
+        task: what is learned of them.
+        batching: ``packed`` or ``padded``.
+
+    Returns:
+        One micro-batch, or two different ones.
+    """
+    slots = [_count_slots(group, table, task, batching) for group in groups]
+    full = [place for place, count in enumerate(slots) if count >= _NEARLY_FULL * max(slots)]
+    by_slots = max(full, key=lambda place: (int(table.lengths[groups[place]].max()), slots[place]))
+    losses = [_count_losses(group, table, batching) for group in groups]
+    by_loss = max(range(len(groups)), key=lambda place: (losses[place], place == by_slots))
+    return [groups[place] for place in dict.fromkeys((by_slots, by_loss))]
+
+
+def evenly_by_size(groups: list[list[int]], lengths: Any, *, most: int) -> list[list[int]]:
+    """Choose micro-batches of all sizes in proportion, the small last ones of a step included.
+
+    Args:
+        groups: rows of each micro-batch.
+        lengths: tokens of each row of the table.
+        most: how many to choose.
+    """
+    ordered = sorted(groups, key=lambda group: int(lengths[group].sum()))
+    if len(ordered) <= most:
+        return ordered
+    return [ordered[int((place + 0.5) * len(ordered) / most)] for place in range(most)]
+
+
+def extreme_rows(plan: StepPlan, table: TokenTable, rows_of_step: int) -> list[IntArray]:
+    """Return the longest rows and those with the most supervised tokens.
+
+    Args:
+        plan: of the run; rows that never come up are left out.
+        table: where the rows lie.
+        rows_of_step: how many of each.
+    """
+    lengths, losses = table.lengths.astype(np.int64), table.num_supervised.astype(np.int64)
+    met = np.ones(len(lengths), dtype=bool)
+    if not plan.mix.is_plain:
+        met = plan.mix.rows_per_epoch[table.sources] > 0
+    rows = np.flatnonzero(met)
+    return [rows[np.argsort(-values[rows], kind="stable")[:rows_of_step]] for values in (lengths, losses)]
+
+
+def _count_slots(group: list[int], table: TokenTable, task: TrainingTask, batching: Batching) -> int:
+    lengths = table.lengths[group]
+    if batching == "packed":
+        return int(lengths.sum())
+    if task.can_pack:
+        return len(group) * int(lengths.max())
+    targets = table.num_supervised[group]
+    return len(group) * int((lengths - targets).max() + targets.max())
+
+
+def _count_losses(group: list[int], table: TokenTable, batching: Batching) -> int:
+    losses = table.num_supervised[group]
+    return int(losses.sum()) if batching == "packed" else len(group) * int(losses.max())

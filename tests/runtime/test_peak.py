@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from lm_tuning.runtime import peak
+from lm_tuning.runtime.peak import find_ceiling, known_peak, measure_matmul
+
+
+@pytest.mark.parametrize(
+    ("name", "bfloat16", "tf32", "float32"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989.5, 494.5, 67),
+        ("NVIDIA H100 PCIe", 756.5, 378, 51),
+        ("NVIDIA H100 NVL", 835.5, 417.5, 60),
+        ("NVIDIA H200", 989.5, 494.5, 67),
+        ("NVIDIA A100-SXM4-80GB", 312, 156, 19.5),
+        ("NVIDIA A100 80GB PCIe", 312, 156, 19.5),
+        ("NVIDIA A10", 125, 62.5, 31.2),
+        ("NVIDIA A10G", 70, 35, 31.5),
+        ("NVIDIA A40", 149.7, 74.8, 37.4),
+        ("NVIDIA RTX A6000", 154.8, 77.4, 38.7),
+        ("NVIDIA L4", 121, 60, 30.3),
+        ("NVIDIA L40S", 362, 183, 91.6),
+        ("NVIDIA GeForce RTX 3090", 71, 35.6, 35.6),
+        ("NVIDIA GeForce RTX 4090", 165.2, 82.6, 82.6),
+        ("NVIDIA GeForce RTX 5090", 209.5, 104.8, 104.8),
+        ("NVIDIA RTX 6000 Ada Generation", 364.2, 182.1, 91.1),
+        ("NVIDIA B200", 2250, 1125, 75),
+        ("Tesla V100-SXM2-32GB", None, None, 15.7),
+        ("Tesla T4", None, None, 8.1),
+    ],
+)
+def test_a_card_is_known_by_the_name_that_the_driver_gives(name, bfloat16, tf32, float32):
+    for number_format, teraflops in (("bfloat16", bfloat16), ("tf32", tf32), ("float32", float32)):
+        expected = None if teraflops is None else pytest.approx(teraflops * 1e12)
+        assert known_peak(name, number_format) == expected
+    assert known_peak(name, "float16") is not None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA A100-SXM4-40GB MIG 1g.5gb",
+        "AMD Instinct MI300X",
+        "CPU",
+        "",
+    ],
+)
+def test_a_card_that_is_not_in_the_table_has_no_peak(name):
+    assert known_peak(name, "bfloat16") is None
+
+
+def test_the_measured_rate_is_that_of_a_product_timed_by_hand():
+    rate = measure_matmul("cpu", torch.float32)
+    left, right = torch.randn(1024, 1024), torch.randn(1024, 1024)
+    times = []
+    for _ in range(8):
+        began = time.perf_counter()
+        torch.mm(left, right)
+        times.append(time.perf_counter() - began)
+    by_hand = 2 * 1024**3 / min(times)
+    assert by_hand / 5 < rate < by_hand * 2
+
+
+def test_measuring_a_cpu_takes_well_under_half_a_second():
+    measure_matmul("cpu", torch.float32)
+    for dtype in (torch.float32, torch.bfloat16):
+        began = time.perf_counter()
+        measure_matmul("cpu", dtype)
+        assert time.perf_counter() - began < 0.5
+
+
+def test_the_factors_are_random_and_the_runs_random_state_stays():
+    before = torch.random.get_rng_state()
+    left, right = peak._factors(torch.device("cpu"), torch.float32, 64)
+    assert left.std() > 0.5 and right.std() > 0.5 and not torch.equal(left, right)
+    measure_matmul("cpu", torch.float32)
+    assert torch.equal(before, torch.random.get_rng_state())
+
+
+def test_the_ceiling_of_a_cpu_is_measured_once_and_not_known():
+    first = find_ceiling("cpu", "float32")
+    assert (first.device, first.number_format, first.known_flops) == ("CPU", "float32", None)
+    assert first.measured_flops > 1e8
+    assert find_ceiling("cpu", "float32") == first
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_attains_a_good_part_of_its_peak_and_no_more():
+    ceiling = find_ceiling("cuda", "bfloat16")
+    assert ceiling.measured_flops > 1e12
+    if ceiling.known_flops is not None:
+        assert 0.4 < ceiling.measured_flops / ceiling.known_flops < 1.02
+    assert torch.cuda.memory_allocated() == 0

@@ -1,0 +1,101 @@
+"""The loss of a head made in pieces is the loss of all its logits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from lm_tuning.text.token_table import IGNORE_INDEX
+from lm_tuning.training import linear_loss
+from lm_tuning.training.linear_loss import checkpointed_sum_nats, linear_sum_nats
+
+
+def make_parts(*, bias: bool, positions: int = 300) -> tuple[torch.Tensor, ...]:
+    random = torch.Generator().manual_seed(0)
+    hidden = torch.randn(positions, 16, generator=random, requires_grad=True)
+    weight = torch.randn(50, 16, generator=random, requires_grad=True)
+    shift = torch.randn(50, generator=random, requires_grad=True) if bias else None
+    targets = torch.randint(50, (positions,), generator=random)
+    targets[::5] = IGNORE_INDEX
+    return hidden, weight, shift, targets  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("kernel", [linear_loss.plain_kernel, linear_loss._pointwise_kernel])
+def test_loss_and_gradients_are_those_of_all_logits_at_once(
+    monkeypatch: pytest.MonkeyPatch, smoothing: float, bias: bool, kernel: linear_loss.Kernel
+) -> None:
+    monkeypatch.setitem(linear_loss.PIECE_BYTES, "cpu", 1)  # 128 positions a piece: three pieces, the last one short
+    hidden, weight, shift, targets = make_parts(bias=bias)
+    whole = cross_entropy(
+        torch.nn.functional.linear(hidden, weight, shift),
+        targets,
+        ignore_index=IGNORE_INDEX,
+        reduction="sum",
+        label_smoothing=smoothing,
+    )
+    leaves = [hidden, weight] + ([shift] if bias else [])
+    expected = torch.autograd.grad(whole / 7, leaves)
+    ours = linear_sum_nats(hidden, weight, shift, targets, label_smoothing=smoothing, kernel=kernel)
+    torch.testing.assert_close(ours, whole)
+    for one, other in zip(torch.autograd.grad(ours / 7, leaves), expected, strict=True):
+        torch.testing.assert_close(one, other)
+    with torch.no_grad():
+        torch.testing.assert_close(linear_sum_nats(hidden, weight, shift, targets, label_smoothing=smoothing), whole)
+
+
+def test_a_frozen_head_gets_no_gradient_and_costs_none() -> None:
+    hidden, weight, _, targets = make_parts(bias=False)
+    frozen = weight.detach()
+    linear_sum_nats(hidden, frozen, None, targets).backward()
+    assert frozen.grad is None
+    assert hidden.grad is not None
+    assert hidden.grad[0].abs().sum() == 0, "position 0 has no target"
+
+
+def test_positions_without_any_target_cost_nothing() -> None:
+    hidden, weight, _, targets = make_parts(bias=False)
+    nats = linear_sum_nats(hidden, weight, None, torch.full_like(targets, IGNORE_INDEX))
+    nats.backward()
+    assert nats.item() == 0
+    assert weight.grad is not None
+    assert weight.grad.abs().sum() == 0
+
+
+def test_no_more_than_a_piece_of_logits_exists_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(linear_loss.PIECE_BYTES, "cpu", 1)
+    hidden, weight, _, targets = make_parts(bias=False)
+    seen = []
+
+    def kernel(logits: torch.Tensor, wanted: torch.Tensor, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
+        seen.append(tuple(logits.shape))
+        return linear_loss.plain_kernel(logits, wanted, smoothing)
+
+    linear_sum_nats(hidden, weight, None, targets, kernel=kernel)
+    assert seen == [(128, 50), (128, 50), (44, 50)]
+
+
+def test_products_in_16_bits_sum_in_float32() -> None:
+    hidden, weight, _, targets = make_parts(bias=False, positions=2000)
+    exact = linear_sum_nats(hidden, weight, None, targets)
+    rounded = linear_sum_nats(hidden, weight, None, targets, compute_dtype=torch.bfloat16)
+    assert rounded.dtype == torch.float32
+    assert float(rounded) == pytest.approx(float(exact), rel=2e-3)
+    rounded.backward()
+    assert weight.grad is not None
+    assert weight.grad.dtype == torch.float32
+
+
+def test_any_head_can_be_run_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(linear_loss.PIECE_BYTES, "cpu", 1)
+    hidden, weight, _, targets = make_parts(bias=False)
+    head = torch.nn.Sequential(torch.nn.Linear(16, 8, bias=False), torch.nn.Linear(8, 50))
+    whole = cross_entropy(head(hidden), targets, ignore_index=IGNORE_INDEX, reduction="sum")
+    expected = torch.autograd.grad(whole, [hidden, *head.parameters()])
+    ours = checkpointed_sum_nats(head, hidden, targets, vocabulary=50)
+    torch.testing.assert_close(ours, whole)
+    for one, other in zip(torch.autograd.grad(ours, [hidden, *head.parameters()]), expected, strict=True):
+        torch.testing.assert_close(one, other)
+    assert weight.grad is None

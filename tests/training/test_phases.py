@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from lm_tuning.training.batches import MicroBatch, StepBatch
+from lm_tuning.training.phases import PhaseClock
+from lm_tuning.training.result import summarize_efficiency
+from lm_tuning.training.step_log import StepLog
+
+
+def step_batch(step: int, num_tokens: int = 8) -> StepBatch:
+    ids = torch.zeros((1, num_tokens), dtype=torch.int64)
+    micro = MicroBatch(ids, None, torch.zeros(1, dtype=torch.int64), ids[:, :1], 1, num_tokens, 1)
+    return StepBatch(step, [1], [micro])
+
+
+def mark_step(clock: PhaseClock, *, forward: float, backward: float, optimizer: float, micro_batches: int = 1) -> None:
+    for _ in range(micro_batches):
+        clock.enter("forward")
+        time.sleep(forward)
+        clock.enter("backward")
+        time.sleep(backward)
+    clock.enter("optimizer")
+    time.sleep(optimizer)
+
+
+def test_a_phase_lasts_from_its_mark_to_the_next_and_micro_batches_add_up():
+    clock = PhaseClock()
+    mark_step(clock, forward=0.02, backward=0.04, optimizer=0.01, micro_batches=2)
+    seconds = clock.end_step().seconds()
+    assert list(seconds) == ["forward", "backward", "optimizer"]
+    assert 0.04 <= seconds["forward"] < 0.07
+    assert 0.08 <= seconds["backward"] < 0.12
+    assert 0.01 <= seconds["optimizer"] < 0.04
+
+
+def test_time_between_steps_belongs_to_no_phase():
+    clock = PhaseClock()
+    for _ in range(2):
+        time.sleep(0.1)
+        mark_step(clock, forward=0.01, backward=0.01, optimizer=0.01)
+        seconds = clock.end_step().seconds()
+        assert sum(seconds.values()) < 0.09
+
+
+def test_a_step_without_marks_has_no_times():
+    assert PhaseClock().end_step().seconds() == {}
+
+
+def test_marking_costs_next_to_nothing():
+    clock = PhaseClock()
+    for _ in range(500):
+        clock.enter("forward")
+        clock.enter("backward")
+        clock.enter("optimizer")
+        clock.end_step()
+    assert 0 < clock.own_seconds / 500 < 0.0005
+
+
+def test_a_profiler_sees_the_phases_as_ranges(tmp_path):
+    clock = PhaseClock()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        mark_step(clock, forward=0.002, backward=0.004, optimizer=0.001, micro_batches=2)
+        clock.end_step()
+    ranges = {event.key: event for event in profiler.key_averages()}
+    assert [ranges[name].count for name in ("forward", "backward", "optimizer")] == [2, 2, 1]
+    assert ranges["backward"].cpu_time_total >= 8000
+
+
+class TestStepLog:
+    def record(self, log: StepLog, step: int) -> None:
+        log.record(step_batch(step), epoch=0.1, loss=torch.tensor(1.0), gradient_norm=1.0, learning_rate=0.1)
+
+    def test_each_step_keeps_its_own_phases(self):
+        log = StepLog()
+        log.start()
+        for step in range(3):
+            mark_step(log.phases, forward=0.01, backward=0.02 * (step + 1), optimizer=0.01)
+            self.record(log, step)
+        log.flush()
+        rows = log.efficiency
+        assert [row["step"] for row in rows] == [1, 2, 3]
+        for row in rows:
+            assert 0.02 * row["step"] <= row["backward_seconds"] < 0.02 * row["step"] + 0.02
+            parts = row["forward_seconds"] + row["backward_seconds"] + row["optimizer_seconds"]
+            assert parts <= row["seconds"] + 1e-5
+
+    def test_a_loop_that_marks_nothing_leaves_the_columns_empty(self):
+        log = StepLog()
+        log.start()
+        self.record(log, 0)
+        log.flush()
+        assert [log.efficiency[0][f"{phase}_seconds"] for phase in ("forward", "backward", "optimizer")] == [None] * 3
+        assert summarize_efficiency(log)["forward_fraction"] is None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_the_device_is_timed_and_the_host_does_not_wait():
+    clock = PhaseClock("cuda")
+    left = torch.randn(4096, 4096, device="cuda")
+    torch.cuda.synchronize()
+    pending = []
+    for num_products in (1, 40):
+        clock.enter("forward")
+        torch.mm(left, left)
+        clock.enter("backward")
+        for _ in range(num_products):
+            torch.mm(left, left)
+        clock.enter("optimizer")
+        pending.append(clock.end_step())
+    still_running = not pending[-1].marks[-1].query()
+    short, long = (phases.seconds() for phases in pending)
+    assert still_running
+    assert long["backward"] > 10 * short["backward"]
+    assert clock._spare, "events are used again"

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lm_tuning.errors import UserError
+from lm_tuning.training import trace_table
+from lm_tuning.training.profile_report import build_summary, group_rows, profile_figures, write_profile
+from lm_tuning.training.profiling import TrainingProfile, profile_training
+from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def long_settings(settings: TrainingSettings) -> TrainingSettings:
+    """A training that would evaluate and save, and is much longer than its profile."""
+    return replace(
+        settings, max_steps=400, save_every_steps=2, eval_every_steps=2, load_best=True, early_stopping_evals=3
+    )
+
+
+def test_a_few_steps_of_the_real_training_are_profiled(paths: TrainingPaths, long_settings, tmp_path):
+    calls: list[tuple[str, int, int | None, str]] = []
+    profile = profile_training(
+        paths, long_settings, folder=tmp_path / "profile", num_steps=2, on_progress=lambda *call: calls.append(call)
+    )
+    table = profile.table
+    assert (table.num_steps, table.on_gpu) == (2, False)
+    assert 0 < table.busy_seconds < table.seconds
+    groups = table.seconds_by_group()
+    for group in (trace_table.PRODUCTS, trace_table.ATTENTION, trace_table.ELEMENTWISE, trace_table.OPTIMIZER):
+        assert groups[group] > 0, group
+    assert sum(groups.values()) + table.idle_fraction * table.seconds == pytest.approx(table.seconds, rel=0.02)
+    assert profile.tokens_per_second is not None
+    assert calls[-1] == ("Profiling", 7, 7, "steps")
+    # Two steps of one micro-batch: seven linear layers in each of two layers, and the head. Nothing else is in it.
+    assert [row.count for row in table.operations if row.name == "MmBackward0"] == [2 * (2 * 7 + 1)]
+    content = json.loads(gzip.decompress(profile.trace.read_bytes()))
+    names = [each["name"] for each in content["traceEvents"] if each.get("cat") == "user_annotation"]
+    assert [name for name in names if name.startswith("training step")] == ["training step 6", "training step 7"]
+
+
+def test_it_leaves_nothing_but_the_trace_and_touches_no_checkpoint(paths, settings, long_settings, tmp_path):
+    run_training(paths, replace(settings, max_steps=2, save_every_steps=1))
+    before = files_below(paths.checkpoints)
+    assert any("checkpoint-2" in name for name in before)
+    profile_training(paths, replace(long_settings, resume=True), folder=tmp_path / "profile", num_steps=1)
+    assert files_below(paths.checkpoints) == before
+    assert [path.name for path in (tmp_path / "profile").iterdir()] == ["trace.json.gz"]
+
+
+def test_a_training_of_fewer_steps_is_made_longer(paths, settings, tmp_path):
+    short = replace(settings, max_steps=2, trainer={**settings.trainer, "warmup_steps": 1})
+    assert profile_training(paths, short, folder=tmp_path, num_steps=2, num_warm_up_steps=2).table.num_steps == 2
+
+
+def test_an_error_of_the_training_comes_through_and_nothing_stays(paths, settings, tmp_path):
+    wrong = replace(settings, method="lora", lora={"r": 2, "alpha": 4, "dropout": 0.0, "target_modules": ["q_prj"]})
+    with pytest.raises(UserError, match="q_prj"):
+        profile_training(paths, wrong, folder=tmp_path / "profile")
+    assert list((tmp_path / "profile").iterdir()) == []
+    profile = profile_training(paths, settings, folder=tmp_path / "profile", num_steps=1, num_warm_up_steps=2)
+    assert profile.table.num_steps == 1
+
+
+class TestReport:
+    @pytest.fixture
+    def profile(self, tmp_path: Path) -> TrainingProfile:
+        table = trace_table.TraceTable(
+            on_gpu=True,
+            num_steps=2,
+            seconds=0.1,
+            busy_seconds=0.08,
+            operations=[
+                trace_table.Operation("nvjet<a|b>", trace_table.PRODUCTS, 0.06, 40),
+                trace_table.Operation("flash_fwd", trace_table.ATTENTION, 0.02, 4),
+            ],
+        )
+        return TrainingProfile(table=table, trace=tmp_path / "trace.json.gz", tokens_per_second=20000.0)
+
+    def test_groups_are_shares_of_the_time_and_idle_time_comes_last(self, profile):
+        assert group_rows(profile.table) == [
+            ("matrix products", "60.0%", "30.00", "20"),
+            ("attention", "20.0%", "10.00", "2"),
+            ("no kernel ran", "20.0%", "10.00", ""),
+        ]
+
+    def test_figures_are_numbers_for_tracking_and_rows_for_reading(self, profile):
+        figures = profile_figures(profile)
+        assert figures["metrics"]["profile"] == pytest.approx(
+            {
+                "num_steps": 2,
+                "step_seconds": 0.05,
+                "tokens_per_second_before": 20000.0,
+                "idle_fraction": 0.2,
+                "matrix_products_fraction": 0.6,
+                "attention_fraction": 0.2,
+            }
+        )
+        assert figures["operations"][0]["count"] == 40
+        json.dumps(figures)
+
+    def test_markdown_has_both_tables_and_says_how_to_open_the_trace(self, profile):
+        text = write_profile(profile, {"model": "a_b", "device": "H100"})
+        assert text.startswith("# Profile of a training\n")
+        assert "- model: a\\_b" in text
+        assert "| matrix products | 60.0% | 30.00 | 20 |" in text
+        assert "| no kernel ran | 20.0% | 10.00 |  |" in text
+        assert "| `nvjet<a/b>` | matrix products | 60.0% | 30.00 | 20.0 |" in text
+        assert "2 steps of 50.0 ms" in text and "20,000 real tokens a second" in text
+        assert "https://ui.perfetto.dev" in text and "`trace.json.gz`" in text
+
+    def test_the_terminal_shows_the_groups(self, profile):
+        from rich.console import Console
+
+        console = Console(record=True, width=100)
+        console.print(build_summary(profile.table))
+        shown = console.export_text()
+        assert "matrix products" in shown and "60.0%" in shown and "no kernel ran" in shown
