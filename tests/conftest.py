@@ -31,6 +31,10 @@ LONG_FILES = (
     "test_soak.py",
     "test_comparison.py",
     "test_environment.py",
+    "test_planner.py",
+    "test_probe.py",
+    "test_fast_path.py",
+    "test_profile.py",
 )
 """Files of half a minute and more. A worker takes whole files; the last one should not be long."""
 

@@ -35,6 +35,7 @@ def run(stored: dict[str, Any], *, task: str = "causal_lm", **train: Any) -> tup
         stored["tokens"],
         stored["base_model"],
         profile_work=stored["work"],
+        batch_plans=Path("plans"),
         train=TrainParameters(**{"effective_batch_rows": 4, "effective_batch_tokens": None, "max_steps": 50} | train),
         model=ModelParameters(name_or_path="model"),
         seed=1,
@@ -60,7 +61,7 @@ def test_the_graph_is_a_table_and_knows_no_checkpoints():
     pipeline = create_pipeline()
     assert [node.name for node in pipeline.nodes] == ["profile.profile_steps"]
     settings = {f"params:{name}" for name in ("model", "train", "seed", "task", "output")}
-    assert pipeline.inputs() == settings | {"tokenized_examples", "base_model", "profile_work"}
+    assert pipeline.inputs() == settings | {"tokenized_examples", "base_model", "profile_work", "batch_plans"}
     assert pipeline.all_outputs() == {"profile", "profile_report", "profile_trace"}
     assert pipeline.nodes[0].tags == {"torch"}
 

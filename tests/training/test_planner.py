@@ -186,6 +186,21 @@ def test_a_process_that_dies_leaves_an_estimate(
     assert not list(cache_folder.glob("*"))
 
 
+def test_a_process_that_cannot_start_leaves_an_estimate(
+    paths: TrainingPaths, settings: TrainingSettings, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner.sys, "executable", str(cache_folder / "no-python"))
+    plan = plan_batches(paths, settings, cache_folder=cache_folder)
+    assert "could not be started" in (plan.warning or "")
+    assert plan.micro_batch_tokens > 0
+
+
+def test_a_plan_that_cannot_be_kept_serves_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("no folder")
+    planner._keep_plan(tmp_path / "file" / "plan.json", BatchPlan(64, False, [], "", 1.0, False))
+    assert "could not be kept" in caplog.text
+
+
 def test_a_process_that_dies_in_the_middle_leaves_what_it_measured(
     paths: TrainingPaths,
     settings: TrainingSettings,

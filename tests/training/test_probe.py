@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -18,8 +19,16 @@ from lm_tuning.training.model_setup import set_up_model
 from lm_tuning.training.out_of_memory import read_memory
 from lm_tuning.training.probe import BudgetProbe, main, probe_budgets, run_probe, switch_checkpointing
 from lm_tuning.training.probe_exchange import ProbeAnswer, ProbeRequest
-from lm_tuning.training.probe_rows import evenly_by_size, heaviest_groups, sample_steps, step_plan_of
+from lm_tuning.training.probe_rows import (
+    evenly_by_size,
+    extreme_rows,
+    full_group,
+    heaviest_groups,
+    sample_steps,
+    step_plan_of,
+)
 from lm_tuning.training.run import TrainingPaths, TrainingSettings
+from lm_tuning.training.step_plan import StepPlan
 from lm_tuning.training.tasks import get_task
 from tests.training.task_rows import WRITERS, label_map, save_tiny_bart
 
@@ -191,9 +200,24 @@ def test_the_heaviest_micro_batches_are_the_fullest_and_those_with_most_loss(tmp
     assert heaviest_groups([[0, 0], [0, 1], [2]], table, task, "padded")[0] == [0, 1]
 
 
-def test_ordinary_micro_batches_keep_their_proportions() -> None:
-    import numpy as np
+def test_a_micro_batch_is_filled_up_to_its_budget(tmp_path: Path) -> None:
+    with TokenTableWriter(tmp_path / "train.arrow") as writer:
+        for length, supervised in ((30, 5), (40, 5), (20, 15), (7, 1), (3, 1)):
+            writer.append(0, [9] * length, [(length - supervised, length)])
+    table = open_split(tmp_path, "train")
+    plan = StepPlan(table.lengths, seed=0, effective_batch_rows=2, num_epochs=1)
+    longest, most_loss = extreme_rows(plan, table, 2)
+    assert longest.tolist()[:2] == [1, 0]
+    assert most_loss.tolist()[0] == 2
+    language, pairs = get_task("causal_lm", pad_id=0), get_task("seq2seq_lm", pad_id=0, decoder_start_id=1)
+    rows = np.array([1, 0, 2, 3, 4])
+    assert full_group(rows, table, language, "packed", budget=75) == [1, 0, 4]
+    assert full_group(rows, table, language, "packed", budget=10) == [1], "a longer row stands alone"
+    assert full_group(rows, table, language, "padded", budget=119) == [1, 0]
+    assert full_group(rows, table, pairs, "padded", budget=109) == [1, 0], "35 + 5 wide, then 35 + 15"
 
+
+def test_ordinary_micro_batches_keep_their_proportions() -> None:
     lengths = np.array([10] * 20 + [1] * 10)
     groups = [[row] for row in range(30)]
     chosen = evenly_by_size(groups, lengths, most=6)

@@ -345,3 +345,13 @@ def test_progress_counts_from_where_the_run_goes_on(paths: TrainingPaths, settin
 
     assert steps(replace(settings, save_every_steps=2, max_steps=2)) == [(0, 2), (1, 2), (2, 2)]
     assert steps(replace(settings, resume=True, max_steps=4)) == [(2, 4), (3, 4), (4, 4)]
+
+
+def test_every_step_says_where_its_time_went(paths, settings):
+    result = run_training(paths, settings)
+    for row in result.efficiency:
+        parts = [row[f"{phase}_seconds"] for phase in ("forward", "backward", "optimizer")]
+        assert min(parts) > 0
+        assert sum(parts) + row["loader_wait_seconds"] <= row["seconds"] + 1e-3
+    assert 6 * 18_432 < result.summary["model_flops_per_token"] < 12 * 18_432
+    assert result.summary["mfu"] is None and 0 < result.summary["mfu_of_measured"] < 1

@@ -170,7 +170,7 @@ def measure_classifier(
         micro_batch_tokens = choose_micro_batch_tokens(
             table, num_classes=int(model.config.num_labels), on_gpu=device != "cpu", memory_bytes=memory_bytes
         )
-    with autocast(device, compute_dtype, weights_dtype):
+    with autocast(device, compute_dtype):
         return measure_held_out(
             task_of(model, "sequence_classification", pad_id=int(tokenizer.pad_token_id)),
             model,

@@ -126,7 +126,7 @@ def measure_model(
             on_gpu=device != "cpu",
             memory_bytes=memory_bytes,
         )
-    with autocast(device, compute_dtype, weights_dtype):
+    with autocast(device, compute_dtype):
         held_out = measure_held_out(
             task,
             model,

@@ -140,8 +140,8 @@ def measure_matmul(device: str | torch.device, dtype: torch.dtype) -> float:
             :mod:`lm_tuning.runtime.backend`.
 
     Returns:
-        Floating-point operations a second, the median of a few products of 8192 by 8192 on a GPU; elsewhere the fastest of
-        several smaller sizes, as far as they take a fifth of a second in all.
+        Floating-point operations a second, the median of a few products of 8192 by 8192 on a GPU; elsewhere the fastest
+        of several smaller sizes, as far as they take a fifth of a second in all.
     """
     import torch
 

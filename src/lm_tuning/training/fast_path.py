@@ -83,7 +83,7 @@ def prepare_fast_path(
         lean = lora_forward.install(model)
         fast.facts["adapters"] = f"lean forward pass in {lean} layers" if lean else "the library's forward pass"
     if task.name == "causal_lm":
-        with autocast(settings.device, settings.compute_dtype, settings.weights_dtype):
+        with autocast(settings.device, settings.compute_dtype):
             task.head_loss, reason = choose_head_loss(
                 model,
                 _short_row(train_rows),

@@ -50,7 +50,6 @@ def look_before_training(
     has_noise: bool,
     device: str,
     compute_dtype: str,
-    weights_dtype: str,
     tolerance: float,
     severity: Severity,
 ) -> FirstLossDue:
@@ -66,7 +65,6 @@ def look_before_training(
         has_noise: whether training adds noise to embeddings.
         device: ``cpu`` or ``cuda``.
         compute_dtype: type of the forward pass.
-        weights_dtype: type of the weights.
         tolerance: allowed relative difference of losses.
         severity: of a first loss that is off.
 
@@ -81,7 +79,7 @@ def look_before_training(
     batch = steps[0]
     rows = [steps.table[int(row)] for row in steps.plan.rows_of_step(0)]
     on_gpu = [torch.cuda.current_device()] if device == "cuda" else []
-    with torch.random.fork_rng(devices=on_gpu), autocast(device, compute_dtype, weights_dtype):
+    with torch.random.fork_rng(devices=on_gpu), autocast(device, compute_dtype):
         plain = measure_plain_loss(task, model, rows, shape=shape, device=device)
         own = _ask_model_class(task, model, plain.shortest_row, device=device)
     is_random = has_noise or has_dropout(model)
@@ -95,7 +93,6 @@ def look_before_training(
         fresh_head_classes=_num_classes(model, task) if has_fresh_head else None,
         device=device,
         compute_dtype=compute_dtype,
-        weights_dtype=weights_dtype,
     )
     untrained = math.log(_num_classes(model, task))
     health.facts.update(

@@ -43,7 +43,6 @@ class FirstLossDue:
         fresh_head_classes: classes of a new classification head; ``None`` for other models.
         device: ``cpu`` or ``cuda``.
         compute_dtype: type of the forward pass.
-        weights_dtype: type of the weights.
     """
 
     task: TrainingTask
@@ -55,7 +54,6 @@ class FirstLossDue:
     fresh_head_classes: int | None
     device: str
     compute_dtype: str
-    weights_dtype: str
 
     def measure_layout(self, health: HealthReport, model: Any, batch: StepBatch) -> bool:
         """Measure the step again, through its micro-batches but without dropout; add a finding if they change it.
@@ -64,7 +62,7 @@ class FirstLossDue:
             Whether rows alone and rows in micro-batches agree.
         """
         on_gpu = [torch.cuda.current_device()] if self.device == "cuda" else []
-        with torch.random.fork_rng(devices=on_gpu), autocast(self.device, self.compute_dtype, self.weights_dtype):
+        with torch.random.fork_rng(devices=on_gpu), autocast(self.device, self.compute_dtype):
             path = measure_training_path(self.task, model, batch, shape=self.shape, device=self.device)
         health.facts[f"first_step_through_micro_batches_nats_per_{self.task.unit}"] = path
         finding = check_layout(self.nats, path, tolerance=max(self.tolerance, 0.02), batching=self.batching)

@@ -123,7 +123,7 @@ def scale_head(ready: ReadyModel, steps: StepDataset, settings: TrainingSettings
         settings: of the training.
         health: receives the spread.
     """
-    with autocast(settings.device, settings.compute_dtype, settings.weights_dtype):
+    with autocast(settings.device, settings.compute_dtype):
         spread = scale_fresh_head(ready.task, ready.model, steps[0], device=settings.device)
     health.facts["fresh_head_scaled_from_spread"] = spread
     if spread is not None:

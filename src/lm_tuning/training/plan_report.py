@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 NOT_COMPILED = (
     "Speeds are of the model without compiled layers and without the optimizer's step; a training with compiled layers "
-    "is faster."
+    "has others."
 )
 _GIB = 2**30
 _MODES = {False: ("C0", "no checkpointing"), True: ("C1", "activation checkpointing")}

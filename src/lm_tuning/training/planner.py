@@ -147,7 +147,7 @@ def plan_batches(
         logger.warning("%s", plan.warning)
     plan = replace(plan, seconds=time.time() - began)
     if answer.error is None and measured is not None:
-        write_json_atomic(file, plan.to_json())
+        _keep_plan(file, plan)
     logger.info("Micro-batches: %s (planned in %.0f s).", plan.reason, plan.seconds)
     return plan
 
@@ -171,14 +171,17 @@ def run_process(
         source = str(Path(lm_tuning.__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
         command = [sys.executable, "-P", "-m", "lm_tuning.training.probe", str(request_path), str(answer_path)]
-        with words.open("wb") as output:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": path},
-            )
+        try:
+            with words.open("wb") as output:
+                process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "PYTHONPATH": path},
+                )
+        except OSError as error:
+            return ProbeAnswer(error=f"its process could not be started: {error}")
         killed = False
         try:
             while process.poll() is None:
@@ -288,6 +291,14 @@ def _key(question: _Question) -> str:
             "memory_fraction": float(question.memory_fraction),
         }
     )
+
+
+def _keep_plan(file: Path, plan: BatchPlan) -> None:
+    """Write a plan for the next training; without it that one plans again."""
+    try:
+        write_json_atomic(file, plan.to_json())
+    except (OSError, UserError) as error:
+        logger.warning("The plan of micro-batches could not be kept in %s: %s", file, error)
 
 
 def _read_plan(file: Path, reading: MemoryReading) -> BatchPlan | None:

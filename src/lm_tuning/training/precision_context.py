@@ -5,13 +5,12 @@ from __future__ import annotations
 import torch
 
 
-def autocast(device: str, compute_dtype: str, weights_dtype: str) -> torch.autocast:
+def autocast(device: str, compute_dtype: str) -> torch.autocast:
     """Return the context in which a forward pass computes as training does.
 
     Args:
         device: ``cpu`` or ``cuda``.
         compute_dtype: type of matrix products.
-        weights_dtype: type of the stored weights; adapters stay float32 whatever it is.
     """
     enabled = compute_dtype != "float32"
     dtype = getattr(torch, compute_dtype) if enabled else None

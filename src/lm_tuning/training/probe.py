@@ -36,6 +36,7 @@ from lm_tuning.training.probe_rows import (
     IntArray,
     evenly_by_size,
     extreme_rows,
+    full_group,
     heaviest_groups,
     sample_steps,
     step_plan_of,
@@ -90,12 +91,8 @@ class BudgetProbe:
         """
         cut = [self._cut(rows, budget) for rows in self.steps]
         pool = [group for groups in cut for group in groups][:_MOST_POOLED]
-        heavy = heaviest_groups(
-            [*pool, *(group for rows in self.extremes for group in self._cut(rows, budget))],
-            self.table,
-            self.task,
-            self.batching,
-        )
+        extreme = [full_group(rows, self.table, self.task, self.batching, budget=budget) for rows in self.extremes]
+        heavy = heaviest_groups([*pool, *extreme], self.table, self.task, self.batching)
         reset_peak(self.settings.device)
         for group in heavy:
             self._run(self._lay_out(group))
@@ -127,7 +124,7 @@ class BudgetProbe:
         settings = self.settings
         count = max(batch.num_supervised, 1)
         on_device = batch.to(settings.device)
-        with autocast(settings.device, settings.compute_dtype, settings.weights_dtype):
+        with autocast(settings.device, settings.compute_dtype):
             loss = sum_nats(self.task, self.model, on_device, shape=self.shape) / count
             loss.backward()  # type: ignore[no-untyped-call]
 

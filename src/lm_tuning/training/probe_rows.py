@@ -19,6 +19,7 @@ IntArray = npt.NDArray[np.int64]
 
 SAMPLED_STEPS = 8
 _NEARLY_FULL = 0.98
+_FILLING_ROWS = 64
 
 
 def step_plan_of(settings: TrainingSettings, rows: TokenTable) -> StepPlan:
@@ -94,20 +95,49 @@ def evenly_by_size(groups: list[list[int]], lengths: Any, *, most: int) -> list[
     return [ordered[int((place + 0.5) * len(ordered) / most)] for place in range(most)]
 
 
+def full_group(rows: IntArray, table: TokenTable, task: TrainingTask, batching: Batching, *, budget: int) -> list[int]:
+    """Fill one micro-batch to its budget, as any step may do by chance; the steps of a sample are cut more evenly.
+
+    Args:
+        rows: to take from, those wanted most first; the first one is taken in any case.
+        table: where the rows lie.
+        task: what is learned of them.
+        batching: ``packed`` or ``padded``.
+        budget: most token slots.
+    """
+    group: list[int] = []
+    total = widest = widest_target = 0
+    lengths, targets = table.lengths[rows].tolist(), table.num_supervised[rows].tolist()
+    for row, length, target in zip(rows.tolist(), lengths, targets, strict=True):
+        source = length if task.can_pack else length - target
+        wider, wider_target = max(widest, source), max(widest_target, 0 if task.can_pack else target)
+        slots = total + length if batching == "packed" else (len(group) + 1) * (wider + wider_target)
+        if slots > budget and group:
+            continue
+        group.append(row)
+        total, widest, widest_target = total + length, wider, wider_target
+    return group
+
+
 def extreme_rows(plan: StepPlan, table: TokenTable, rows_of_step: int) -> list[IntArray]:
-    """Return the longest rows and those with the most supervised tokens.
+    """Return the longest rows, and those with the most supervised tokens, each with short ones to fill gaps with.
 
     Args:
         plan: of the run; rows that never come up are left out.
         table: where the rows lie.
-        rows_of_step: how many of each.
+        rows_of_step: how many of each kind.
+
+    Returns:
+        Row indices of each kind, those of the most tokens first.
     """
     lengths, losses = table.lengths.astype(np.int64), table.num_supervised.astype(np.int64)
     met = np.ones(len(lengths), dtype=bool)
     if not plan.mix.is_plain:
         met = plan.mix.rows_per_epoch[table.sources] > 0
     rows = np.flatnonzero(met)
-    return [rows[np.argsort(-values[rows], kind="stable")[:rows_of_step]] for values in (lengths, losses)]
+    shortest = rows[np.argsort(-lengths[rows], kind="stable")][-_FILLING_ROWS:]
+    kinds = [rows[np.argsort(-values[rows], kind="stable")[:rows_of_step]] for values in (lengths, losses)]
+    return [np.concatenate([most, shortest[~np.isin(shortest, most)]]) for most in kinds]
 
 
 def _count_slots(group: list[int], table: TokenTable, task: TrainingTask, batching: Batching) -> int:

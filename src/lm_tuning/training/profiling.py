@@ -11,9 +11,9 @@ from typing import Any
 from lm_tuning.errors import Interrupted
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.token_table import open_split
+from lm_tuning.training.probe_rows import step_plan_of
 from lm_tuning.training.run import run_training
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
-from lm_tuning.training.step_plan import StepPlan
 from lm_tuning.training.trace_table import STEP_RANGE, TraceTable, read_trace
 
 TRACE_NAME = "trace.json.gz"
@@ -132,11 +132,11 @@ def profile_training(
     """Run the first steps of a training as it would really run, and profile the last of them.
 
     The run is laid out in full, so that what depends on its length, such as the learning rate and whether compiling
-    pays, is decided as for the real one; it ends after the profiled steps. Nothing is evaluated or saved, and nothing
-    is read from or written to the checkpoints' folder.
+    pays, is decided as for the real one; it ends after the profiled steps. Nothing is evaluated or saved, and
+    checkpoints are neither read nor written. A batch plan is taken from where the training keeps it, and kept there.
 
     Args:
-        paths: tokens to read; the folder of checkpoints is not looked at.
+        paths: tokens to read, and where batch plans lie.
         settings: of the training to profile.
         folder: where the trace goes; made if missing.
         num_steps: steps to profile. A trace of a step holds every operation of each of its micro-batches.
@@ -161,8 +161,9 @@ def profile_training(
         probe_first_step=False,
         run_id=None,
     )
-    if _count_steps(paths, settings) < needed:
+    if step_plan_of(settings, open_split(paths.tokens, "train")).total_steps < needed:
         settings = replace(settings, num_epochs=None, max_steps=needed, trainer={**settings.trainer, "warmup_steps": 0})
+    plans = paths.plans or paths.checkpoints / "batch_plans"
     recorder = _StepRecorder(trace, settings.device, num_steps, num_warm_up_steps)
 
     def show(what: str, done: int, total: int | None, unit: str) -> None:
@@ -175,7 +176,7 @@ def profile_training(
     with tempfile.TemporaryDirectory(dir=folder, prefix=".run-") as scratch:
         try:
             run_training(
-                TrainingPaths(tokens=paths.tokens, checkpoints=Path(scratch)),
+                TrainingPaths(tokens=paths.tokens, checkpoints=Path(scratch), plans=plans),
                 settings,
                 on_progress=show,
                 on_metrics=recorder,
@@ -189,18 +190,3 @@ def profile_training(
     table = read_trace(trace)
     warm = recorder.speeds[1:]  # the first step has one-time set-up in it
     return TrainingProfile(table=table, trace=trace, tokens_per_second=statistics.median(warm) if warm else None)
-
-
-def _count_steps(paths: TrainingPaths, settings: TrainingSettings) -> int:
-    """Return how many steps the training has as it is set."""
-    rows = open_split(paths.tokens, "train")
-    return StepPlan(
-        rows.lengths,
-        seed=settings.seed,
-        effective_batch_rows=settings.effective_batch_rows,
-        effective_batch_tokens=settings.effective_batch_tokens,
-        num_epochs=settings.num_epochs,
-        max_steps=settings.max_steps,
-        sources=rows.sources,
-        weights=[float(source["weight"]) for source in settings.sources] or None,
-    ).total_steps

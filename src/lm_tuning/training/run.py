@@ -13,6 +13,7 @@ import numpy as np
 
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.collection import restore_collection
+from lm_tuning.runtime.peak import find_ceiling
 from lm_tuning.text.token_table import TokenTable, open_split
 from lm_tuning.training import checkpoints
 from lm_tuning.training.adapters import count_parameters
@@ -21,11 +22,13 @@ from lm_tuning.training.batches import StepDataset
 from lm_tuning.training.continuation import check_schedule, find_checkpoint, identify_run
 from lm_tuning.training.fast_path import FastPath, prepare_fast_path
 from lm_tuning.training.first_look import look_before_training
+from lm_tuning.training.flops import count_flops, flops_per_token
 from lm_tuning.training.health import HealthReport
 from lm_tuning.training.interruption import stop_on_signal
 from lm_tuning.training.model_setup import choose_loss_shape, scale_head, set_up_model
 from lm_tuning.training.nonfinite import save_reproduction
 from lm_tuning.training.out_of_memory import MemoryUse, explain_out_of_memory
+from lm_tuning.training.phases import PhaseClock
 from lm_tuning.training.precision_context import autocast
 from lm_tuning.training.replanning import Replanner
 from lm_tuning.training.result import TrainingResult, save_tuned_model, summarize
@@ -100,6 +103,7 @@ def run_training(
         # Importing it takes seconds, which a run that is refused above should not wait for.
         from lm_tuning.training.trainer import LoopSettings, StepPlanTrainer
 
+        ceiling = find_ceiling(settings.device, settings.compute_dtype)  # before the model takes the memory
         ready = set_up_model(settings)
         fast = prepare_fast_path(ready, settings, train_rows, plan)
         steps = StepDataset(
@@ -146,7 +150,6 @@ def run_training(
                 has_noise=settings.neftune_noise_alpha is not None,
                 device=settings.device,
                 compute_dtype=settings.compute_dtype,
-                weights_dtype=settings.weights_dtype,
                 tolerance=settings.first_loss_tolerance,
                 severity=settings.first_loss_severity,
             )
@@ -166,7 +169,7 @@ def run_training(
                 run_folder / "not_finite", step, steps[step - 1], seed=settings.seed
             ),
         )
-        log = StepLog(on_metrics, unit=unit, on_step=lambda row: watch.step(**row))
+        log = StepLog(on_metrics, unit=unit, on_step=lambda row: watch.step(**row), phases=PhaseClock(settings.device))
         with stop_on_signal() as stop:
             trainer = StepPlanTrainer(
                 model=ready.model,
@@ -220,26 +223,29 @@ def run_training(
         trainable_parameters=trainable,
         best_step=trainer.best.step or None,
         sources=sources,
-    )
-    folder = save_tuned_model(
-        trainer.accelerator.unwrap_model(trainer.model),
-        ready.tokenizer,
-        run_folder / "finished",
-        facts={
-            "method": settings.method,
-            "task": settings.task,
-            "quantization": settings.qlora or None if settings.method == "qlora" else None,
-            "base": settings.base,
-            "tokens_key": settings.tokens_key,
-            "finished_step": finished_step,
-            "tokens_per_second": summary["tokens_per_second"],
-            "run_folder": str(run_folder),
-            "mlflow_run_id": settings.run_id,
-        },
-        label_map=settings.label_map,
+        model_flops_per_token=flops_per_token(
+            count_flops(ready.model, task=settings.task), train_rows, plan, num_steps=finished_step
+        ),
+        ceiling=ceiling,
     )
     return TrainingResult(
-        model_folder=folder,
+        model_folder=save_tuned_model(
+            trainer.accelerator.unwrap_model(trainer.model),
+            ready.tokenizer,
+            run_folder / "finished",
+            facts={
+                "method": settings.method,
+                "task": settings.task,
+                "quantization": settings.qlora or None if settings.method == "qlora" else None,
+                "base": settings.base,
+                "tokens_key": settings.tokens_key,
+                "finished_step": finished_step,
+                "tokens_per_second": summary["tokens_per_second"],
+                "run_folder": str(run_folder),
+                "mlflow_run_id": settings.run_id,
+            },
+            label_map=settings.label_map,
+        ),
         steps=log.training_rows(),
         evaluations=log.evaluations,
         efficiency=log.efficiency,
@@ -289,7 +295,7 @@ def _evaluation(
 
     def evaluate() -> dict[str, float]:
         paused = fast.layers.paused() if fast.layers is not None else nullcontext()
-        with paused, autocast(settings.device, settings.compute_dtype, settings.weights_dtype):
+        with paused, autocast(settings.device, settings.compute_dtype):
             held_out = measure_held_out(
                 steps.task,
                 model,

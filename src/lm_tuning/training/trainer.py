@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from lm_tuning.training.learning_rates import check_planned_rates
 from lm_tuning.training.losses import LossShape, sum_nats
 from lm_tuning.training.nonfinite import GuardsUpdates
 from lm_tuning.training.out_of_memory import MemoryUse
+from lm_tuning.training.precision_context import autocast
 from lm_tuning.training.replanning import Replanner, release
 from lm_tuning.training.step_loader import StepLoader
 from lm_tuning.training.step_log import StepLog
@@ -212,16 +214,17 @@ class StepPlanTrainer(GuardsUpdates, Trainer):
         nats = torch.zeros((), device=self.args.device)
         last = len(inputs.micro_batches) - 1
         self.loop.memory.begin_step(inputs.step + 1)
+        phases = self.step_log.phases
         for index, micro_batch in enumerate(inputs.micro_batches):
+            phases.enter("forward")
             self.loop.memory.begin_micro_batch(micro_batch)
             micro_batch = micro_batch.to(self.args.device)  # noqa: PLW2901 - the host copy is not needed any more
-            context = self.compute_loss_context_manager()
-            if index < last:
-                context.enter_context(self.accelerator.no_sync(model))
-            with context:
+            with self.accelerator.no_sync(model) if index < last else nullcontext():
                 loss = self.micro_batch_loss(model, micro_batch, total)
+                phases.enter("backward")
                 self.accelerator.backward(loss)
             nats += loss.detach() * total
+        phases.enter("optimizer")
         self.loop.memory.end_step()
         self._batch, self._step_loss = inputs, nats / total
 
@@ -231,7 +234,7 @@ class StepPlanTrainer(GuardsUpdates, Trainer):
         micro_batch = inputs.micro_batches[0].to(self.args.device)
 
         def run() -> None:
-            with self.compute_loss_context_manager(), self.accelerator.no_sync(model):
+            with self.accelerator.no_sync(model):
                 self.accelerator.backward(self.micro_batch_loss(model, micro_batch, inputs.num_supervised))
 
         began = time.perf_counter()
@@ -247,7 +250,10 @@ class StepPlanTrainer(GuardsUpdates, Trainer):
 
     def micro_batch_loss(self, model: torch.nn.Module, micro_batch: Any, total: int) -> torch.Tensor:
         """Return the micro-batch's share of the step's loss: summed nats over the step's token count."""
-        return sum_nats(self.steps.task, model, micro_batch, shape=self.loop.shape) / total
+        # The Trainer wraps the model's own forward pass for this, and a task may run a part of the model instead.
+        compute = "bfloat16" if self.args.bf16 else "float16" if self.args.fp16 else "float32"
+        with autocast(self.args.device.type, compute):
+            return sum_nats(self.steps.task, model, micro_batch, shape=self.loop.shape) / total
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Leave the Trainer's estimate out; it is made for other batches."""

@@ -18,6 +18,7 @@ def profile_steps(
     base_model: dict[str, Any],
     *,
     profile_work: Path,
+    batch_plans: Path,
     train: TrainParameters,
     model: ModelParameters,
     seed: int,
@@ -35,7 +36,7 @@ def profile_steps(
     settings = gather_settings(tokenized_examples, base_model, train=train, model=model, seed=seed, task=task)
     with show_progress() as on_progress:
         profile = profile_training(
-            TrainingPaths(tokens=tokenized_examples, checkpoints=profile_work),
+            TrainingPaths(tokens=tokenized_examples, checkpoints=profile_work, plans=batch_plans),
             settings,
             folder=profile_work,
             on_progress=on_progress,

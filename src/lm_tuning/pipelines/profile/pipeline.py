@@ -17,6 +17,7 @@ def create_pipeline() -> Pipeline:
                     "tokenized_examples": "tokenized_examples",
                     "base_model": "base_model",
                     "profile_work": "profile_work",
+                    "batch_plans": "batch_plans",
                     "train": "params:train",
                     "model": "params:model",
                     "seed": "params:seed",
