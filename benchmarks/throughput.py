@@ -244,7 +244,7 @@ def run_other(framework: str, work: dict[str, Any], options: argparse.Namespace)
     shape, method = work["shape"], work["method"]
     slow, cuda = framework == "slow", device() == "cuda"
     batch = options.batch or (16 if slow or framework == "trainer" else work["batch"])
-    steps = options.skip + 3 if slow else options.steps
+    steps = min(options.skip + 3, options.steps) if slow else options.steps
     rows = draw_rows(options.lengths, batch * (steps + 2), SHAPES[shape][-1])
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not slow
     dtype = "float32" if slow or method == "full" or not cuda else "bfloat16"
@@ -347,14 +347,14 @@ def is_missing(framework: str) -> bool:
     return framework in {"trl", "unsloth"} and importlib.util.find_spec(framework) is None
 
 
-def main() -> None:
-    """Run all combinations and print the table."""
+def read_options() -> argparse.Namespace:
+    """Read what is to be run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--works", nargs="+", choices=WORKS, default=["4b-lora", "1.7b-full", "0.6b-full", "4b-qlora"])
     parser.add_argument("--frameworks", nargs="+", choices=FRAMEWORKS, default=list(FRAMEWORKS))
     parser.add_argument("--lengths", default="report", help="report, gsm8k or mts_dialog")
-    parser.add_argument("--steps", type=int, default=12, help="optimizer steps of a run")
-    parser.add_argument("--skip", type=int, default=4, help="first steps that are not counted")
+    parser.add_argument("--steps", type=int, default=16, help="optimizer steps of a run")
+    parser.add_argument("--skip", type=int, default=6, help="first steps that are not counted")
     parser.add_argument("--micro-batches", type=int, default=2, help="micro-batches of a step of ours")
     parser.add_argument("--budget", type=int, help="tokens of a micro-batch of ours")
     parser.add_argument("--plan", action="store_true", help="let the planner choose the tokens of a micro-batch")
@@ -362,13 +362,26 @@ def main() -> None:
     parser.add_argument("--compile", choices=("auto", "yes", "no"), default="yes")
     parser.add_argument("--timeout", type=int, default=240, help="seconds after which a run is given up")
     parser.add_argument("--deadline", type=int, default=3600, help="seconds after which no run is started")
+    parser.add_argument("--no-warm-up", action="store_true", help="leave out the tiny run that a fresh machine needs")
     parser.add_argument("--out", type=Path, help="file that the JSON lines are added to")
+    parser.add_argument("--chart", type=Path, help="draw all runs of the file --out, or of this command, as a PNG")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run all combinations and print the table."""
+    options = read_options()
     if options.child:
         run_child(options)
         return
-    began, found = time.time(), []
+    began = time.time()
+    found: list[dict[str, Any]] = []
+    if not options.no_warm_up:
+        # A fresh machine reads compilers and libraries from its disk for the first time, which took minutes on one.
+        tiny = [sys.executable, __file__, "--child", "--works", "tiny-lora", "--frameworks", "ours", "--steps", "3"]
+        subprocess.run([*tiny, "--skip", "1"], capture_output=True, timeout=options.timeout, check=False)
+        say(f"warmed up in {time.time() - began:.0f} s\n")
     names = ("lengths", "steps", "skip", "micro_batches", "budget", "batch", "compile")
     given = {name.replace("_", "-"): getattr(options, name) for name in names}
     passed = [f"--{name}={value}" for name, value in given.items() if value is not None]
@@ -408,6 +421,33 @@ def main() -> None:
                 with options.out.open("a") as file:
                     file.write(lines[0] + "\n")
     print_table(found)
+    if options.chart:
+        if options.out:
+            found = [json.loads(line) for line in options.out.read_text().splitlines()]
+        draw_chart(found, options.chart)
+
+
+def draw_chart(found: list[dict[str, Any]], path: Path) -> None:
+    """Draw tokens a second of every framework, a group of bars a work."""
+    from matplotlib.figure import Figure
+
+    works = list(dict.fromkeys(entry["work"] for entry in found))
+    frameworks = [name for name in FRAMEWORKS if any(entry["framework"] == name for entry in found)]
+    figure = Figure(figsize=(9, 4.5), layout="constrained")
+    axes = figure.subplots()
+    width = 0.8 / max(len(frameworks), 1)
+    for place, framework in enumerate(frameworks):
+        speeds = [
+            max((e["tokens_per_second"] for e in found if (e["work"], e["framework"]) == (work, framework)), default=0)
+            for work in works
+        ]
+        bars = axes.bar([index + place * width for index in range(len(works))], speeds, width, label=framework)
+        axes.bar_label(bars, labels=[f"{speed:,.0f}" if speed else "" for speed in speeds], fontsize="x-small")
+    axes.set_xticks([index + (len(frameworks) - 1) * width / 2 for index in range(len(works))], works)
+    axes.set_ylabel("real tokens per second")
+    axes.set_title(", ".join(sorted({f"{entry['card']}, torch {entry['torch']}" for entry in found})), fontsize="small")
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=120)
 
 
 def print_table(found: list[dict[str, Any]]) -> None:

@@ -135,6 +135,7 @@ def test_a_share_that_nothing_fits_takes_the_least_and_says_so(
     assert "nothing that was tried takes less" in plan.reason
 
 
+@pytest.mark.slow
 def test_the_effective_batch_stays(paths: TrainingPaths, settings: TrainingSettings, cache_folder: Path) -> None:
     settings = replace(settings, max_steps=2)
     plan = plan_batches(paths, settings, cache_folder=cache_folder)
