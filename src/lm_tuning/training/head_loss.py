@@ -56,22 +56,23 @@ class HeadLoss:
         Returns:
             A scalar in nats, float32.
         """
-        if self.implementation is None or not torch.is_grad_enabled():
-            if self.implementation is not None:
-                return linear_sum_nats(
-                    hidden,
-                    self.head.weight,
-                    self.head.bias,
-                    targets,
-                    label_smoothing=label_smoothing,
-                    compute_dtype=self.compute_dtype,
-                )
+        if self.implementation is None:
             return checkpointed_sum_nats(
                 self.head,
                 hidden,
                 targets,
                 label_smoothing=label_smoothing,
                 vocabulary=self.head.out_features,
+            )
+        if not torch.is_grad_enabled():
+            # The others make gradients on the way, which nobody wants here.
+            return linear_sum_nats(
+                hidden,
+                self.head.weight,
+                self.head.bias,
+                targets,
+                label_smoothing=label_smoothing,
+                compute_dtype=self.compute_dtype,
             )
         return self.implementation(hidden, self.head.weight, self.head.bias, targets, label_smoothing)
 
