@@ -407,8 +407,9 @@ def main() -> None:
                     timeout=options.timeout,
                     check=False,
                 )
-            except subprocess.TimeoutExpired:
-                say(f"{work} {framework}: given up after {options.timeout} s\n")
+            except subprocess.TimeoutExpired as error:
+                said = (error.stderr or b"").decode(errors="replace").splitlines()[-12:]
+                say(f"{work} {framework}: given up after {options.timeout} s\n" + "\n".join(said) + "\n")
                 continue
             lines = [line[7:] for line in done.stdout.splitlines() if line.startswith("RESULT ")]
             if not lines:

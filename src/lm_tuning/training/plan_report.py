@@ -54,7 +54,8 @@ def draw_plan(plan: BatchPlan) -> Figure:
     for axes in (speed, memory):
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize="small")
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize="small")
     speed.set_title("Not measured" if not plan.curve else f"{plan.facts.get('device', '')}, layers not compiled")
     return figure
 

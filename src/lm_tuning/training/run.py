@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,11 @@ from lm_tuning.training.step_plan import StepPlan
 from lm_tuning.training.watch import TrainingWatch
 
 if TYPE_CHECKING:
+    from lm_tuning.training.batch_plan import BatchPlan
+    from lm_tuning.training.first_loss import FirstLossDue
+    from lm_tuning.training.interruption import StopRequest
+    from lm_tuning.training.losses import LossShape
+    from lm_tuning.training.model_setup import ReadyModel
     from lm_tuning.training.trainer import StepPlanTrainer
 
 __all__ = ["TrainingPaths", "TrainingSettings", "run_training"]
@@ -72,6 +78,145 @@ def run_training(
         Interrupted: a signal asked to stop; a checkpoint was written before.
     """
     began = time.perf_counter()
+    job = _settle(paths, settings, on_progress)
+    settings, checkpoint = job.settings, job.checkpoint
+    memory = job.describe_memory()
+    with explain_out_of_memory(memory):
+        ceiling = find_ceiling(settings.device, settings.compute_dtype)  # before the model takes the memory
+        ready = set_up_model(settings)
+        fast = prepare_fast_path(ready, settings, job.train_rows, job.plan)
+        steps = StepDataset(
+            job.train_rows,
+            job.plan,
+            ready.task,
+            micro_batch_tokens=job.batch_plan.micro_batch_tokens,
+            batching=fast.batching,
+        )
+        _say_what_is_trained(job, ready, steps)
+        health = HealthReport(severities=settings.severities)
+        health.facts["fast_path"] = fast.facts
+        say_sources(health, job.plan, settings)
+        memory.doing = "before step 1"
+        first_loss = None if checkpoint is not None else _look(job, ready, steps, health)
+        # Not before all checks have passed: a refused run leaves no empty folder.
+        memory.run_folder = checkpoint.path.parent if checkpoint else checkpoints.new_run_folder(paths.checkpoints)
+        watch = _set_up_watch(job, health, steps, memory.run_folder)
+        log = StepLog(
+            on_metrics,
+            unit=ready.task.unit,
+            on_step=lambda row: watch.step(**row),
+            phases=PhaseClock(settings.device),
+        )
+        with stop_on_signal() as stop:
+            trainer = _set_up_trainer(
+                job,
+                ready,
+                fast,
+                steps,
+                memory=memory,
+                health=health,
+                log=log,
+                stop=stop,
+                first_loss=first_loss,
+                on_progress=on_progress,
+                on_checkpoint=on_checkpoint,
+            )
+            restore_collection()
+            if checkpoint is not None:
+                trainer.continue_from(checkpoint)
+                watch.replay(log.steps)
+            seconds = _train(trainer, checkpoint)
+    log.flush()
+    watch.finish()
+    fast.undo(ready.model)
+    finished_step = trainer.state.global_step or job.plan.total_steps
+    _take_best(trainer, settings, finished_step)
+    sources = health.facts["sources"] = describe_sources(job.plan, settings)
+    summary = summarize(
+        log,
+        plan=job.plan,
+        finished_step=finished_step,
+        settings_method=settings.method,
+        training_seconds=seconds,
+        total_seconds=time.perf_counter() - began,
+        health_seconds=health.seconds,
+        trainable_parameters=count_parameters(ready.model)[0],
+        best_step=trainer.best.step or None,
+        sources=sources,
+        model_flops_per_token=flops_per_token(
+            count_flops(ready.model, task=settings.task), job.train_rows, job.plan, num_steps=finished_step
+        ),
+        ceiling=ceiling,
+    )
+    return TrainingResult(
+        model_folder=save_tuned_model(
+            trainer.accelerator.unwrap_model(trainer.model),
+            ready.tokenizer,
+            memory.run_folder / "finished",
+            facts={
+                "method": settings.method,
+                "task": settings.task,
+                "quantization": settings.qlora or None if settings.method == "qlora" else None,
+                "base": settings.base,
+                "tokens_key": settings.tokens_key,
+                "finished_step": finished_step,
+                "tokens_per_second": summary["tokens_per_second"],
+                "run_folder": str(memory.run_folder),
+                "mlflow_run_id": settings.run_id,
+            },
+            label_map=settings.label_map,
+        ),
+        steps=log.training_rows(),
+        evaluations=log.evaluations,
+        efficiency=log.efficiency,
+        health=health.to_json(),
+        summary=summary,
+        batch_plan=job.batch_plan,
+    )
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What is settled before a model is loaded.
+
+    Attributes:
+        paths: as given.
+        settings: as given, with micro-batches and checkpointing settled.
+        may_recut: whether the micro-batches were ours to choose.
+        train_rows: rows to learn from.
+        validation_rows: rows to measure on while training; may be none.
+        plan: which rows form which step.
+        identity: what a resume compares.
+        checkpoint: to go on from; ``None`` begins anew.
+        shape: label smoothing and class weights.
+        batch_plan: how steps are cut, and why.
+    """
+
+    paths: TrainingPaths
+    settings: TrainingSettings
+    may_recut: bool
+    train_rows: TokenTable
+    validation_rows: TokenTable
+    plan: StepPlan
+    identity: checkpoints.RunIdentity
+    checkpoint: checkpoints.Checkpoint | None
+    shape: LossShape
+    batch_plan: BatchPlan
+
+    def describe_memory(self) -> MemoryUse:
+        """Return what the training asks of the memory, kept up to date by the loop."""
+        return MemoryUse(
+            device=self.settings.device,
+            method=self.settings.method,
+            precision=f"{self.settings.weights_dtype} weights, {self.settings.compute_dtype} arithmetic",
+            gradient_checkpointing=self.batch_plan.activation_checkpointing,
+            micro_batch_tokens=self.batch_plan.micro_batch_tokens,
+            longest_row_tokens=int(self.train_rows.lengths.max(initial=0)),
+        )
+
+
+def _settle(paths: TrainingPaths, settings: TrainingSettings, on_progress: OnProgress) -> _Job:
+    """Read the tokens, plan the steps and check all that can be checked without a model."""
     train_rows = open_split(paths.tokens, "train")
     validation_rows = open_split(paths.tokens, "validation")
     plan = StepPlan(
@@ -87,172 +232,133 @@ def run_training(
     check_schedule(settings, plan, validation_rows)
     identity = identify_run(settings, plan)
     checkpoint = find_checkpoint(paths, settings, identity, plan)
-
     shape = choose_loss_shape(settings, train_rows)
-    may_recut = settings.micro_batch_tokens is None
-    settings, batch_plan = choose_batches(paths, settings, on_progress=on_progress)
-    memory = MemoryUse(
-        device=settings.device,
-        method=settings.method,
-        precision=f"{settings.weights_dtype} weights, {settings.compute_dtype} arithmetic",
-        gradient_checkpointing=batch_plan.activation_checkpointing,
-        micro_batch_tokens=batch_plan.micro_batch_tokens,
-        longest_row_tokens=int(train_rows.lengths.max(initial=0)),
-    )
-    with explain_out_of_memory(memory):
-        # Importing it takes seconds, which a run that is refused above should not wait for.
-        from lm_tuning.training.trainer import LoopSettings, StepPlanTrainer
-
-        ceiling = find_ceiling(settings.device, settings.compute_dtype)  # before the model takes the memory
-        ready = set_up_model(settings)
-        fast = prepare_fast_path(ready, settings, train_rows, plan)
-        steps = StepDataset(
-            train_rows,
-            plan,
-            ready.task,
-            micro_batch_tokens=batch_plan.micro_batch_tokens,
-            batching=fast.batching,
-        )
-        trainable, parameters = count_parameters(ready.model)
-        logger.info(
-            "%s of %s: %d rows, %d steps (%d an epoch) of %s, %s micro-batches of at most %d tokens; "
-            "%s of %s parameters trained; %s weights, %s compute on %s",
-            {"lora": "LoRA", "qlora": "QLoRA", "full": "Full fine-tuning"}[settings.method],
-            settings.base["name_or_path"],
-            plan.num_rows,
-            plan.total_steps,
-            plan.steps_per_epoch,
-            identity.effective_batch,
-            fast.batching,
-            steps.micro_batch_tokens,
-            f"{trainable:,}",
-            f"{parameters:,}",
-            settings.weights_dtype,
-            settings.compute_dtype,
-            settings.device,
-        )
-        unit = ready.task.unit
-        health = HealthReport(severities=settings.severities)
-        health.facts["fast_path"] = fast.facts
-        say_sources(health, plan, settings)
-        first_loss = None
-        memory.doing = "before step 1"
-        if checkpoint is None and ready.has_fresh_head:
-            scale_head(ready, steps, settings, health)
-        if checkpoint is None and settings.probe_first_step:
-            first_loss = look_before_training(
-                health,
-                ready.model,
-                ready.tokenizer,
-                steps,
-                shape=shape,
-                has_fresh_head=ready.has_fresh_head,
-                has_noise=settings.neftune_noise_alpha is not None,
-                device=settings.device,
-                compute_dtype=settings.compute_dtype,
-                tolerance=settings.first_loss_tolerance,
-                severity=settings.first_loss_severity,
-            )
-        restore_collection()
-        # Not before all checks have passed: a refused run leaves no empty folder.
-        run_folder = memory.run_folder = (
-            checkpoint.path.parent if checkpoint else checkpoints.new_run_folder(paths.checkpoints)
-        )
-        watch = TrainingWatch(
-            health,
-            total_steps=plan.total_steps,
-            max_grad_norm=float(settings.trainer.get("max_grad_norm", 1.0)),
-            learning_rate=settings.learning_rate,
-            device=settings.device,
-            has_scaler=settings.compute_dtype == "float16",
-            reproduce=lambda step: save_reproduction(
-                run_folder / "not_finite", step, steps[step - 1], seed=settings.seed
-            ),
-        )
-        log = StepLog(on_metrics, unit=unit, on_step=lambda row: watch.step(**row), phases=PhaseClock(settings.device))
-        with stop_on_signal() as stop:
-            trainer = StepPlanTrainer(
-                model=ready.model,
-                args=_training_arguments(settings, plan, run_folder),
-                steps=steps,
-                loop=LoopSettings(
-                    run_folder=run_folder,
-                    identity=identity,
-                    run_id=settings.run_id,
-                    shape=shape,
-                    save_every_steps=settings.save_every_steps,
-                    keep_checkpoints=settings.keep_checkpoints,
-                    eval_every_steps=settings.eval_every_steps,
-                    evaluate=_evaluation(ready.model, validation_rows, steps, settings, fast),
-                    layers=fast.layers,
-                    replanner=Replanner(steps, memory, health, may_lower=may_recut),
-                    best_metric=f"nats_per_{unit}" if settings.best_metric == "loss" else settings.best_metric,
-                    protect_best=settings.load_best,
-                    early_stopping_evals=settings.early_stopping_evals,
-                    first_loss=first_loss,
-                    memory=memory,
-                    on_checkpoint=on_checkpoint,
-                ),
-                log=log,
-                health=health,
-                stop=stop,
-                num_loader_workers=_choose_workers(settings),
-                on_progress=on_progress,
-            )
-            if checkpoint is not None:
-                trainer.continue_from(checkpoint)
-                watch.replay(log.steps)
-            seconds = _train(trainer, checkpoint)
-    log.flush()
-    watch.finish()
-    fast.undo(ready.model)
-    finished_step = trainer.state.global_step or plan.total_steps
-    if settings.load_best and trainer.best.step not in (0, finished_step):
-        best = run_folder / f"checkpoint-{trainer.best.step}"
-        trainer._load_from_checkpoint(str(best))
-        logger.info("Took the weights of step %d, which have the best %s.", trainer.best.step, trainer.best.metric)
-    sources = health.facts["sources"] = describe_sources(plan, settings)
-    summary = summarize(
-        log,
+    chosen, batch_plan = choose_batches(paths, settings, on_progress=on_progress)
+    return _Job(
+        paths=paths,
+        settings=chosen,
+        may_recut=settings.micro_batch_tokens is None,
+        train_rows=train_rows,
+        validation_rows=validation_rows,
         plan=plan,
-        finished_step=finished_step,
-        settings_method=settings.method,
-        training_seconds=seconds,
-        total_seconds=time.perf_counter() - began,
-        health_seconds=health.seconds,
-        trainable_parameters=trainable,
-        best_step=trainer.best.step or None,
-        sources=sources,
-        model_flops_per_token=flops_per_token(
-            count_flops(ready.model, task=settings.task), train_rows, plan, num_steps=finished_step
-        ),
-        ceiling=ceiling,
-    )
-    return TrainingResult(
-        model_folder=save_tuned_model(
-            trainer.accelerator.unwrap_model(trainer.model),
-            ready.tokenizer,
-            run_folder / "finished",
-            facts={
-                "method": settings.method,
-                "task": settings.task,
-                "quantization": settings.qlora or None if settings.method == "qlora" else None,
-                "base": settings.base,
-                "tokens_key": settings.tokens_key,
-                "finished_step": finished_step,
-                "tokens_per_second": summary["tokens_per_second"],
-                "run_folder": str(run_folder),
-                "mlflow_run_id": settings.run_id,
-            },
-            label_map=settings.label_map,
-        ),
-        steps=log.training_rows(),
-        evaluations=log.evaluations,
-        efficiency=log.efficiency,
-        health=health.to_json(),
-        summary=summary,
+        identity=identity,
+        checkpoint=checkpoint,
+        shape=shape,
         batch_plan=batch_plan,
     )
+
+
+def _say_what_is_trained(job: _Job, ready: ReadyModel, steps: StepDataset) -> None:
+    trainable, parameters = count_parameters(ready.model)
+    logger.info(
+        "%s of %s: %d rows, %d steps (%d an epoch) of %s, %s micro-batches of at most %d tokens; "
+        "%s of %s parameters trained; %s weights, %s compute on %s",
+        {"lora": "LoRA", "qlora": "QLoRA", "full": "Full fine-tuning"}[job.settings.method],
+        job.settings.base["name_or_path"],
+        job.plan.num_rows,
+        job.plan.total_steps,
+        job.plan.steps_per_epoch,
+        job.identity.effective_batch,
+        steps.batching,
+        steps.micro_batch_tokens,
+        f"{trainable:,}",
+        f"{parameters:,}",
+        job.settings.weights_dtype,
+        job.settings.compute_dtype,
+        job.settings.device,
+    )
+
+
+def _look(job: _Job, ready: ReadyModel, steps: StepDataset, health: HealthReport) -> FirstLossDue | None:
+    """Scale a fresh head, and look at the first rows before step 1; return what that step must log."""
+    settings = job.settings
+    if ready.has_fresh_head:
+        scale_head(ready, steps, settings, health)
+    if not settings.probe_first_step:
+        return None
+    return look_before_training(
+        health,
+        ready.model,
+        ready.tokenizer,
+        steps,
+        shape=job.shape,
+        has_fresh_head=ready.has_fresh_head,
+        has_noise=settings.neftune_noise_alpha is not None,
+        device=settings.device,
+        compute_dtype=settings.compute_dtype,
+        tolerance=settings.first_loss_tolerance,
+        severity=settings.first_loss_severity,
+    )
+
+
+def _set_up_watch(job: _Job, health: HealthReport, steps: StepDataset, run_folder: Path) -> TrainingWatch:
+    seed = job.settings.seed
+    return TrainingWatch(
+        health,
+        total_steps=job.plan.total_steps,
+        max_grad_norm=float(job.settings.trainer.get("max_grad_norm", 1.0)),
+        learning_rate=job.settings.learning_rate,
+        device=job.settings.device,
+        has_scaler=job.settings.compute_dtype == "float16",
+        reproduce=lambda step: save_reproduction(run_folder / "not_finite", step, steps[step - 1], seed=seed),
+    )
+
+
+def _set_up_trainer(
+    job: _Job,
+    ready: ReadyModel,
+    fast: FastPath,
+    steps: StepDataset,
+    *,
+    memory: MemoryUse,
+    health: HealthReport,
+    log: StepLog,
+    stop: StopRequest,
+    first_loss: FirstLossDue | None,
+    on_progress: OnProgress,
+    on_checkpoint: Callable[[], object],
+) -> StepPlanTrainer:
+    # Importing it takes seconds, which a run that was refused before should not wait for.
+    from lm_tuning.training.trainer import LoopSettings, StepPlanTrainer
+
+    assert memory.run_folder is not None
+    settings, unit = job.settings, ready.task.unit
+    return StepPlanTrainer(
+        model=ready.model,
+        args=_training_arguments(settings, job.plan, memory.run_folder),
+        steps=steps,
+        loop=LoopSettings(
+            run_folder=memory.run_folder,
+            identity=job.identity,
+            run_id=settings.run_id,
+            shape=job.shape,
+            save_every_steps=settings.save_every_steps,
+            keep_checkpoints=settings.keep_checkpoints,
+            eval_every_steps=settings.eval_every_steps,
+            evaluate=_evaluation(ready.model, job.validation_rows, steps, settings, fast),
+            layers=fast.layers,
+            replanner=Replanner(steps, memory, health, may_lower=job.may_recut),
+            best_metric=f"nats_per_{unit}" if settings.best_metric == "loss" else settings.best_metric,
+            protect_best=settings.load_best,
+            early_stopping_evals=settings.early_stopping_evals,
+            first_loss=first_loss,
+            memory=memory,
+            on_checkpoint=on_checkpoint,
+        ),
+        log=log,
+        health=health,
+        stop=stop,
+        num_loader_workers=_choose_workers(settings),
+        on_progress=on_progress,
+    )
+
+
+def _take_best(trainer: StepPlanTrainer, settings: TrainingSettings, finished_step: int) -> None:
+    """Load the weights of the best checkpoint where they are wanted and are not the last ones."""
+    best = trainer.best
+    if settings.load_best and best.step not in (0, finished_step):
+        trainer._load_from_checkpoint(str(trainer.loop.run_folder / f"checkpoint-{best.step}"))
+        logger.info("Took the weights of step %d, which have the best %s.", best.step, best.metric)
 
 
 def _train(trainer: StepPlanTrainer, checkpoint: checkpoints.Checkpoint | None) -> float:
