@@ -180,13 +180,15 @@ def run_ours(work: dict[str, Any], options: argparse.Namespace) -> dict[str, Any
         "memory_gb": max(row["peak_memory_bytes"] for row in rows) / 2**30,
         "losses": [round(row["loss_nats_per_token"], 4) for row in result.steps],
         "micro_batches": rows[0]["num_micro_batches"],
-        "budget": budget,
+        "budget": result.batch_plan.micro_batch_tokens,
         "compile_seconds": facts.get("compile_seconds"),
         "fast_path": facts["fast_path"],
         "compile_failure": facts.get("compile_failure"),
         "loader_wait": result.summary["loader_wait_fraction"],
         "health_seconds": result.summary["health_seconds"],
         "whole_run_seconds": seconds,
+        "start_seconds": seconds - sum(row["seconds"] for row in result.efficiency),
+        "plan": {"reason": result.batch_plan.reason, "seconds": result.batch_plan.seconds},
         "findings": [finding["code"] for finding in result.health["findings"]],
     }
 

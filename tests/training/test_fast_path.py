@@ -298,6 +298,37 @@ class TestCompiledLayers:
         layers.switch_off()
         assert copy.deepcopy(model) is not None
 
+    @pytest.mark.parametrize("method", ["lora", "qlora"])
+    def test_the_same_graphs_serve_all_layers_and_sizes(
+        self, paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch, method: str
+    ) -> None:
+        """A CPU has no variable-length kernel; an attention that looks the same to the tracer stands in for it."""
+        from torch._dynamo.utils import counters
+
+        def alike(module: Any, query: Any, key: Any, value: Any, mask: Any, **others: Any) -> tuple[Any, None]:
+            out = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+            return out.transpose(1, 2), None
+
+        quantized = {"bits": 4, "quant_type": "nf4", "double_quant": True} if method == "qlora" else {}
+        ready = set_up_model(replace(settings, method=method, lora=LORA, qlora=quantized))
+        table = open_split(paths.tokens, "train")
+        prepare_fast_path(ready, replace(settings, method=method), table)
+        layers = CompiledLayers(find_layers(ready.model), backend="eager")
+        torch._dynamo.reset()
+        counters.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(packed_attention, "packed_attention", alike)
+            packed_attention.register()
+            layers.switch_on()
+            for rows in ([0, 1, 2], [3, 4], [5], [6, 7, 8, 9]):
+                batch = ready.task.lay_out(table, rows, batching="packed")
+                sum_nats(ready.task, ready.model, batch, shape=PLAIN).backward()
+        packed_attention.register()
+        assert len(layers.layers) > 1
+        assert not counters["graph_break"]
+        # The first layer's input wants no gradient, since embeddings are frozen: it has a graph of its own.
+        assert counters["stats"]["unique_graphs"] == 2
+
     @pytest.mark.slow
     def test_a_compiled_run_has_the_same_losses(self, paths: TrainingPaths, settings: TrainingSettings) -> None:
         plain = run_training(paths, replace(settings, attention="sdpa", batching="padded"))

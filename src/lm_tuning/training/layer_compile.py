@@ -59,15 +59,17 @@ class CompiledLayers:
     Attributes:
         layers: the decoder layers.
         dynamic: one graph for every number of tokens; otherwise one a number.
+        backend: of ``torch.compile``.
     """
 
     layers: list[torch.nn.Module]
     dynamic: bool = True
+    backend: str = "inductor"
 
     def switch_on(self) -> None:
         """Let the layers run compiled; the first pass compiles."""
         for layer in self.layers:
-            layer.compile(dynamic=self.dynamic)
+            layer.compile(dynamic=self.dynamic, backend=self.backend)
 
     def switch_off(self) -> None:
         """Let the layers run as they are."""
