@@ -20,8 +20,8 @@ from lm_tuning.training.batch_plan import BatchPlan, choose_point, explain_choic
 from lm_tuning.training.plan_report import NOT_COMPILED, draw_plan, tabulate_plan
 from lm_tuning.training.planner import plan_batches
 from lm_tuning.training.probe_exchange import ProbeAnswer, ProbePoint
-from lm_tuning.training.probe_rows import step_plan_of
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+from lm_tuning.training.step_plan import step_plan_of
 from tests.training.conftest import write_rows
 
 

@@ -25,10 +25,9 @@ from lm_tuning.training.probe_rows import (
     full_group,
     heaviest_groups,
     sample_steps,
-    step_plan_of,
 )
 from lm_tuning.training.run import TrainingPaths, TrainingSettings
-from lm_tuning.training.step_plan import StepPlan
+from lm_tuning.training.step_plan import StepPlan, step_plan_of
 from lm_tuning.training.tasks import get_task
 from tests.training.task_rows import WRITERS, label_map, save_tiny_bart
 

@@ -33,8 +33,8 @@ from lm_tuning.training.cutting import choose_micro_batch_tokens
 from lm_tuning.training.memory_arithmetic import estimate_training
 from lm_tuning.training.out_of_memory import MemoryReading, read_memory
 from lm_tuning.training.probe_exchange import ProbeAnswer, ProbeRequest
-from lm_tuning.training.probe_rows import step_plan_of
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
+from lm_tuning.training.step_plan import step_plan_of
 
 __all__ = ["BatchPlan", "plan_batches"]
 

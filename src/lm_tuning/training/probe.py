@@ -39,9 +39,9 @@ from lm_tuning.training.probe_rows import (
     full_group,
     heaviest_groups,
     sample_steps,
-    step_plan_of,
 )
 from lm_tuning.training.settings import TrainingSettings
+from lm_tuning.training.step_plan import step_plan_of
 
 if TYPE_CHECKING:
     from lm_tuning.training.batches import MicroBatch

@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from lm_tuning.text.token_table import TokenTable
 from lm_tuning.training.cutting import Batching
-from lm_tuning.training.settings import TrainingSettings
 from lm_tuning.training.step_plan import StepPlan
 
 if TYPE_CHECKING:
@@ -20,28 +19,6 @@ IntArray = npt.NDArray[np.int64]
 SAMPLED_STEPS = 8
 _NEARLY_FULL = 0.98
 _FILLING_ROWS = 64
-
-
-def step_plan_of(settings: TrainingSettings, rows: TokenTable) -> StepPlan:
-    """Lay out the steps of a training.
-
-    Args:
-        settings: of the training.
-        rows: that are trained on.
-
-    Raises:
-        UserError: there are no rows, or the run has no end or no effective batch.
-    """
-    return StepPlan(
-        rows.lengths,
-        seed=settings.seed,
-        effective_batch_rows=settings.effective_batch_rows,
-        effective_batch_tokens=settings.effective_batch_tokens,
-        num_epochs=settings.num_epochs,
-        max_steps=settings.max_steps,
-        sources=rows.sources,
-        weights=[float(source["weight"]) for source in settings.sources] or None,
-    )
 
 
 def sample_steps(plan: StepPlan, num_steps: int = SAMPLED_STEPS) -> list[IntArray]:

@@ -11,9 +11,9 @@ from typing import Any
 from lm_tuning.errors import Interrupted
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.token_table import open_split
-from lm_tuning.training.probe_rows import step_plan_of
 from lm_tuning.training.run import run_training
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
+from lm_tuning.training.step_plan import step_plan_of
 from lm_tuning.training.trace_table import STEP_RANGE, TraceTable, read_trace
 
 TRACE_NAME = "trace.json.gz"

@@ -36,7 +36,7 @@ from lm_tuning.training.result import TrainingResult, save_tuned_model, summariz
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 from lm_tuning.training.source_facts import describe_sources, say_sources
 from lm_tuning.training.step_log import OnMetrics, StepLog, ignore_metrics
-from lm_tuning.training.step_plan import StepPlan
+from lm_tuning.training.step_plan import StepPlan, step_plan_of
 from lm_tuning.training.watch import TrainingWatch
 
 if TYPE_CHECKING:
@@ -219,16 +219,7 @@ def _settle(paths: TrainingPaths, settings: TrainingSettings, on_progress: OnPro
     """Read the tokens, plan the steps and check all that can be checked without a model."""
     train_rows = open_split(paths.tokens, "train")
     validation_rows = open_split(paths.tokens, "validation")
-    plan = StepPlan(
-        train_rows.lengths,
-        seed=settings.seed,
-        effective_batch_rows=settings.effective_batch_rows,
-        effective_batch_tokens=settings.effective_batch_tokens,
-        num_epochs=settings.num_epochs,
-        max_steps=settings.max_steps,
-        sources=train_rows.sources,
-        weights=[float(source["weight"]) for source in settings.sources] or None,
-    )
+    plan = step_plan_of(settings, train_rows)
     check_schedule(settings, plan, validation_rows)
     identity = identify_run(settings, plan)
     checkpoint = find_checkpoint(paths, settings, identity, plan)
