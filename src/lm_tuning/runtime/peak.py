@@ -22,6 +22,7 @@ _GPU_ROUNDS = 10
 _GPU_WARM_UP_SECONDS = 0.1
 _CPU_SIZES = (256, 512, 1024, 2048)
 _CPU_ROUNDS = 3
+_CPU_SIZE_SECONDS = 0.02
 _CPU_BUDGET_SECONDS = 0.2
 
 _FORMATS = ("bfloat16", "float16", "tf32", "float32")
@@ -178,12 +179,15 @@ def _measure_on_gpu(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def _time_on_host(device: torch.device, dtype: torch.dtype, size: int) -> float:
-    """Return the seconds of a product, the fastest of a few: other programs share the processor."""
+    """Return the seconds of a product, the fastest of some: other programs share the processor.
+
+    Small products are made for longer than another program usually holds a core.
+    """
     import torch
 
     left, right = _factors(device, dtype, size)
-    times = []
-    for _ in range(_CPU_ROUNDS + 1):
+    times: list[float] = []
+    while len(times) <= _CPU_ROUNDS or sum(times) < _CPU_SIZE_SECONDS:
         began = time.perf_counter()
         product = torch.mm(left, right)
         if device.type != "cpu":

@@ -182,6 +182,8 @@ def summarize_efficiency(
     known = None if ceiling is None else ceiling.known_flops
     measured = None if ceiling is None else ceiling.measured_flops
     attained = None if speed is None or model_flops_per_token is None else speed * model_flops_per_token
+    if measured is not None and attained is not None and attained > measured:
+        measured = None  # Something else held the device while it was measured.
     all_seconds = sum(row["seconds"] for row in log.efficiency)
     own_seconds = log.own_seconds + log.phases.own_seconds
     return {
