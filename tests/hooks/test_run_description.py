@@ -50,6 +50,25 @@ def test_changes_leave_out_what_is_new_and_the_switch_itself() -> None:
     assert find_changes(old, new) == {"train.rate": "5e-5"}
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "changes"),
+    [
+        (
+            {"train.weights.a": "5"},
+            {"train.weights": "balanced"},
+            {"train.weights": "balanced", "train.weights.a": "not set"},
+        ),
+        ({"train.weights": "null"}, {"train.weights.a": "5"}, {"train.weights.a": "5", "train.weights": "not set"}),
+        ({"train.weights.a": "5", "train.weights.b": "1"}, {"train.weights.a": "5"}, {"train.weights.b": "not set"}),
+        ({"train.gone_with_a_version": "1"}, {"train.came_with_a_version": "2"}, {}),
+    ],
+)
+def test_a_group_that_changes_its_shape_is_a_change(
+    old: dict[str, str], new: dict[str, str], changes: dict[str, str]
+) -> None:
+    assert find_changes(old, new) == changes
+
+
 @pytest.mark.parametrize("program", ["/env/bin/kedro", "/lib/kedro/__main__.py"])
 def test_command_line_is_kept_as_typed(program: str) -> None:
     arguments = [program, "run", "--pipelines=split,train", "--params", "data.template=Sum: {x} 'y'"]

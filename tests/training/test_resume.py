@@ -239,6 +239,35 @@ def test_a_classifier_goes_on_bit_by_bit(
     assert any(name.endswith("score.weight") for name in names), sorted(names)
 
 
+def test_another_best_metric_finds_the_best_of_the_steps_before(
+    dropping_run: TrainingSettings, tmp_path: Path, paths: TrainingPaths
+) -> None:
+    for seed, (split, count) in enumerate((("train", 20), ("validation", 6), ("test", 0))):
+        write_labelled(tmp_path / "tokens", split, count, seed=seed)
+    paths = TrainingPaths(tmp_path / "tokens", paths.checkpoints)
+    settings = replace(
+        dropping_run,
+        task="sequence_classification",
+        label_map=LABELS,
+        best_metric="macro_f1",
+        load_best=True,
+        keep_checkpoints=10,
+        eval_every_steps=2,
+        save_every_steps=2,
+        learning_rate=1e-4,
+        max_steps=6,
+        num_epochs=None,
+        micro_batch_tokens=40,
+        trainer={"lr_scheduler_type": "constant"},
+    )
+    run_training(paths, settings)
+    # A rate that spoils the model, so that the best loss is one from before.
+    spoilt = replace(settings, learning_rate=5.0, max_steps=8, best_metric="loss", early_stopping_evals=4, resume=True)
+    resumed = run_training(paths, spoilt)
+    losses = {row["step"]: row["validation_nats_per_row"] for row in resumed.evaluations if row["step"]}
+    assert resumed.summary["best_step"] == min(losses, key=losses.__getitem__) < 8
+
+
 def test_an_encoder_decoder_goes_on_bit_by_bit(
     encoder_decoder: Path, long_run: TrainingSettings, tmp_path: Path, check_resume: CheckResume
 ) -> None:

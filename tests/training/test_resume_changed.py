@@ -86,7 +86,7 @@ def test_another_effective_batch_is_refused_with_both_sizes(
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"tokens_key": "tokens-2"}, "other data, tokenizer or tokenize parameters: .*'tokens-1', this run 'tokens-2'"),
+        ({"tokens_key": "tokens-2"}, "another token set .*'tokens-1', this run 'tokens-2'"),
         ({"base": {"digest": "base-2"}}, "another base model: .*'base-1', this run 'base-2'"),
         ({"seed": 8}, "another order of rows"),
         ({"method": "lora", "lora": LORA}, "another method or adapter: .*'full', this run 'lora .*r=4"),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lm_tuning.hooks.run_description import PARAMETERS_ARTIFACT, clean_name, find_changes, flatten_settings
+from lm_tuning.hooks.run_description import NOT_SET, PARAMETERS_ARTIFACT, clean_name, find_changes, flatten_settings
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class MlflowRun:
                 logger.warning(
                     "Resumed with other settings: %s. MLflow keeps the first values as parameters; the new ones are "
                     "the tags resume.%d.*.",
-                    ", ".join(f"{name} ({stored[name]} -> {value})" for name, value in changes.items()),
+                    ", ".join(f"{name} ({stored.get(name, NOT_SET)} -> {value})" for name, value in changes.items()),
                     self.num_resumes,
                 )
             settings = {name: value for name, value in settings.items() if name not in stored}

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ MAX_GROUP_KEYS = 50
 PARAMETERS_ARTIFACT = "parameters.yml"
 #: Settings that differ in every resumed run, by nature.
 RESUME_SETTINGS = frozenset({"train.resume"})
+#: The value of a setting that a run lacks.
+NOT_SET = "not set"
 
 
 def flatten_settings(parameters: Mapping[str, Any]) -> dict[str, str]:
@@ -71,12 +73,27 @@ def find_changes(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, st
     """Return the settings whose value differs from the one that a resumed run was started with.
 
     Args:
-        old: settings in the run.
-        new: settings now. Those that the run does not have yet are no change.
+        old: settings in the run, flat.
+        new: settings now, flat. One that the run does not have yet is no change, unless its group was there: a later
+            version has more settings.
+
+    Returns:
+        The new value by name, ``NOT_SET`` for a setting that is gone.
     """
-    return {
-        name: value for name, value in new.items() if name in old and old[name] != value and name not in RESUME_SETTINGS
+    groups = _groups(old)
+    changed = {
+        name: value
+        for name, value in new.items()
+        if (name in old or groups & _groups([name])) and old.get(name) != value
     }
+    gone = {name: NOT_SET for name in old if name not in new and _groups([name]) & _groups(new)}
+    return {name: value for name, value in (changed | gone).items() if name not in RESUME_SETTINGS}
+
+
+def _groups(names: Iterable[str]) -> set[str]:
+    """Return the groups within a parameter group that the names lie in, and the names that may have become one."""
+    parts = [name.split(".") for name in names]
+    return {".".join(each[:depth]) for each in parts for depth in range(2, len(each) + 1)}
 
 
 def rerun_command(arguments: Sequence[str], run_params: Mapping[str, Any]) -> str:

@@ -41,7 +41,7 @@ class RunIdentity:
     weights: str = "1"
 
     _explanations: ClassVar[dict[str, str]] = {
-        "tokens_key": "other data, tokenizer or tokenize parameters",
+        "tokens_key": "another token set (other rows, seed, tokenizer, data, split or tokenize parameters)",
         "base_digest": "another base model",
         "effective_batch": "another effective batch",
         "method": "another method or adapter",
@@ -114,7 +114,8 @@ def check_resumable(checkpoint: Checkpoint, identity: RunIdentity) -> None:
             [
                 f"train.resume: {checkpoint.path} does not belong to this run.",
                 *(f"  - {difference}" for difference in differences),
-                "Set these back to go on from it, or train.resume=false to start a new run (nothing is deleted).",
+                "Set these back to go on from it, or train.resume=false to start a new run (nothing is deleted). Which "
+                "parameters have changed since stands in the run's parameters in MLflow.",
             ]
         )
 

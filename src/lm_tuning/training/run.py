@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,7 +146,8 @@ def run_training(
         model_flops_per_token=flops_per_token(
             count_flops(ready.model, task=settings.task), job.train_rows, job.plan, num_steps=finished_step
         ),
-        ceiling=ceiling,
+        # A run that was finished before has its speed from then; what a product takes now says nothing of it.
+        ceiling=ceiling if seconds else replace(ceiling, measured_flops=None),
     )
     return TrainingResult(
         model_folder=save_tuned_model(

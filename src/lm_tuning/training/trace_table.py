@@ -49,7 +49,7 @@ _NAMES = tuple(
         (QUANTIZED, (r"quantize|blockwise|igemmlt|gemm_4bit|bitsandbytes",)),
         (ATTENTION, (r"flash|fmha|attention|varlen|sdpa",)),
         (OPTIMIZER, (r"multi_tensor_apply|fused_?adam|adamw?|_foreach_|lpnorm|koptimizer",)),
-        (LOSS, (r"cross_?entropy|nll|log_?softmax|_cce|lse",)),
+        (LOSS, (r"cross_?entropy|nll|log_?softmax|_cce|lse|log_?sum_?exp",)),
         (
             PRODUCTS,
             (

@@ -134,9 +134,6 @@ class StepPlanTrainer(GuardsUpdates, Trainer):
     def continue_from(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Take over the log and the best figure of a checkpoint; ``train`` then starts at its step."""
         self.start_step = self._recorded_step = checkpoint.step
-        best = checkpoint.facts.get("best")
-        if best is not None and best["metric"] == self.best.metric:
-            self.best = BestCheckpoint(**best)
         health = checkpoint.facts.get("health", {"facts": {}, "findings": []})
         self.health.facts = {**health["facts"], "resumed_from_step": checkpoint.step}
         self.health.findings = [Finding(**finding) for finding in health["findings"]]
@@ -151,6 +148,23 @@ class StepPlanTrainer(GuardsUpdates, Trainer):
             )
         log_file = checkpoint.path / checkpoints.STEP_LOG
         self.step_log.restore(json.loads(log_file.read_text()), num_steps=checkpoint.step)
+        best = checkpoint.facts.get("best")
+        if best is not None and best["metric"] == self.best.metric:
+            self.best = BestCheckpoint(**best)
+        else:
+            self.best = self._find_best()
+
+    def _find_best(self) -> BestCheckpoint:
+        """Look for the best figure among the evaluations before a resume, for a run that was led by another one."""
+        best = BestCheckpoint(self.best.metric)
+        kept = {each.step for each in checkpoints.list_complete(self.loop.run_folder)}
+        for row in self.step_log.evaluations:
+            value, step = row.get(f"validation_{best.metric}"), row["step"]
+            if value is None or (self.loop.protect_best and step not in kept):
+                continue  # not measured then, or its weights are gone
+            if best.is_beaten_by(value):
+                best = BestCheckpoint(best.metric, value, step)
+        return best
 
     def get_train_dataloader(self) -> Any:
         """Return the loader of steps, beginning where the run begins."""
@@ -325,7 +339,7 @@ class StepPlanTrainer(GuardsUpdates, Trainer):
     def is_stopped_early(self) -> bool:
         """Say whether the held-out figure has been without a better one for too long, and log it when it has."""
         patience = self.loop.early_stopping_evals
-        if patience is None:
+        if patience is None or self.best.value is None:
             return False
         steps = [row["step"] for row in self.step_log.evaluations]
         if sum(1 for step in steps if step > self.best.step) < patience:

@@ -91,7 +91,9 @@ def tokenize_examples(
                 f"The stored splits in {example_splits} do not belong to the present rows and parameters, so nothing "
                 "is trained on them:",
                 *(f"  - {difference}" for difference in stale),
-                "Make them again with kedro run --pipelines=split (the same --env and --params), then go on.",
+                "Set these back, or make the splits again with kedro run --pipelines=split (the same --env and "
+                "--params). A training goes on from its checkpoint (train.resume=true) with its own rows only: for that, set them "
+                "back.",
             ]
         )
     sources = {
