@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -198,3 +199,11 @@ def test_class_weights_change_what_is_learned_and_not_the_first_loss_by_much(
     weighted = train(folders, tmp_path, "sequence_classification", class_weights="balanced", **options)
     assert weighted.steps[0]["loss_nats_per_row"] == pytest.approx(plain.steps[0]["loss_nats_per_row"], rel=0.05)
     assert weighted.steps[1]["loss_nats_per_row"] != plain.steps[1]["loss_nats_per_row"]
+
+
+def test_rows_of_heavier_classes_have_a_larger_loss_due(folders: dict[str, Path], tmp_path: Path) -> None:
+    weighted = train(folders, tmp_path, "sequence_classification", class_weights="balanced", effective_batch_rows=2)
+    facts = weighted.health["facts"]
+    due = facts["untrained_head_nats_per_row"]
+    assert due != pytest.approx(math.log(3), rel=0.01)
+    assert facts["first_step_measured_nats_per_row"] == pytest.approx(due, rel=0.05)

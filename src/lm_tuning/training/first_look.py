@@ -94,7 +94,7 @@ def look_before_training(
         device=device,
         compute_dtype=compute_dtype,
     )
-    untrained = math.log(_num_classes(model, task))
+    untrained = _untrained_nats(model, task, rows, shape)
     health.facts.update(
         {
             "task": task.name,
@@ -132,7 +132,8 @@ def look_before_training(
             Finding(
                 code="worse-than-untrained",
                 measured=f"the base model has {plain.nats:.3f} nats per {task.unit} on the first rows",
-                expected=f"less than the {untrained:.3f} of an untrained head (log of {_num_classes(model, task)})",
+                expected=f"less than the {untrained:.3f} of an untrained head, for which all "
+                f"{_num_classes(model, task)} are equally likely",
                 cause="The text is not what the model was trained on, or tokenizer and model do not belong together.",
                 change="Look at model.name_or_path and at the first example in the health report.",
             )
@@ -191,6 +192,15 @@ def _num_classes(model: Any, task: TrainingTask) -> int:
     if task.unit == "row":
         return int(model.config.num_labels)
     return int(model.get_input_embeddings().weight.shape[0])
+
+
+def _untrained_nats(model: Any, task: TrainingTask, rows: list[TokenRow], shape: LossShape) -> float:
+    """Return the loss of these rows when all classes are equally likely; their weights may be above or below the mean."""
+    num_classes = _num_classes(model, task)
+    if shape.class_weights is None:
+        return math.log(num_classes)
+    labels = torch.tensor([row.label for row in rows])
+    return float(shape.sum_nats(torch.zeros(len(rows), num_classes), labels)) / len(rows)
 
 
 def _describe_supervision(task: TrainingTask, batch: StepBatch) -> dict[str, Any]:
