@@ -14,7 +14,7 @@ import click
 import pytest
 import yaml
 from click.testing import CliRunner
-from kedro.config import MissingConfigException
+from kedro.config import MissingConfigException, OmegaConfigLoader
 from kedro.framework.cli.project import run as kedro_run
 from kedro.framework.project import configure_project
 from kedro.io import DatasetError
@@ -183,6 +183,33 @@ def test_a_user_error_is_found_however_it_was_wrapped(configured: Path, error: E
     assert result.exit_code == 2
     assert result.stderr.splitlines() == ["row 3 is bad", "row 4 is bad", f"(traceback: {cli.ERROR_LOG})"]
     assert "row 3 is bad" in (configured / cli.ERROR_LOG).read_text()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a: 1\na: 2\n", "line 2, column 1: found duplicate key a. Keep one of the two."),
+        (
+            b"a:\n\tb: 2\n",
+            "line 2, column 1: a tab where spaces are wanted. Indent with spaces.",
+        ),
+        (b"a: \xff\n", "line 1: it is not UTF-8. Save it as UTF-8."),
+    ],
+)
+@pytest.mark.parametrize("name", ["globals", "catalog"])
+def test_a_configuration_file_that_cannot_be_read_is_named_once(
+    configured: Path, name: str, content: bytes, message: str
+) -> None:
+    file = configured / "conf" / "base" / f"{name}_more.yml"
+    file.write_bytes(content)
+    with pytest.raises(ValueError if b"\xff" in content else yaml.YAMLError) as caught:
+        loader = OmegaConfigLoader(str(configured / "conf"), base_env="base", default_run_env="base")
+        loader.config_patterns["globals"] = ["globals*"]
+        loader[name]
+    result = invoke(raising(caught.value))
+    assert result.exit_code == 2
+    place, reason = message.split(": ", 1)
+    assert result.stderr.splitlines()[0] == f"conf/base/{name}_more.yml, {place} cannot be read as YAML: {reason}"
 
 
 def test_problems_are_red(configured: Path) -> None:

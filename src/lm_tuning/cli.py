@@ -56,7 +56,14 @@ def find_user_error(error: BaseException | None) -> UserError | None:
     for cause in causes_of(error):
         if isinstance(cause, UserError):
             return cause
-        if isinstance(cause, ParameterValidationError | MissingConfigException | yaml.YAMLError):
+        if isinstance(cause, yaml.YAMLError | UnicodeDecodeError):
+            from lm_tuning.parameters.unreadable import describe_unreadable
+
+            root = Path(find_kedro_project(Path.cwd()) or Path.cwd())
+            unreadable = describe_unreadable(cause, [root / "conf"], root)
+            if unreadable or isinstance(cause, yaml.YAMLError):
+                return UserError(unreadable or str(cause).splitlines())
+        if isinstance(cause, ParameterValidationError | MissingConfigException):
             return UserError(str(cause).splitlines())
     return None
 

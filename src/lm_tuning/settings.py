@@ -17,6 +17,7 @@ from lm_tuning.hooks.locking import OutputLockHook
 from lm_tuning.hooks.parameters import ParametersHook
 from lm_tuning.hooks.stored_inputs import StoredInputsHook
 from lm_tuning.hooks.tracking import TrackingHook
+from lm_tuning.hooks.training_start import TrainingStartHook
 from lm_tuning.runtime.collection import collect_rarely
 
 # Before the heavy imports that follow, which it speeds up.
@@ -57,7 +58,14 @@ CONFIG_LOADER_ARGS = {
 }
 
 # Of hooks that ask to be first, the last one registered comes first: parameters are checked before anything uses them.
-HOOKS = (TrackingHook(), OutputLockHook(), StoredInputsHook(), EnvironmentHook(), ParametersHook())
+HOOKS = (
+    TrackingHook(),
+    OutputLockHook(),
+    TrainingStartHook(),
+    StoredInputsHook(),
+    EnvironmentHook(),
+    ParametersHook(),
+)
 
 # The tracking hook takes the place of the plugin's own; with both, every run would be logged twice.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow",)

@@ -483,3 +483,21 @@ def test_counts_of_the_real_sets_are_exact(real_data, check):
     korean = check(real_data("chatbot_ko/ChatbotData.csv"), columns={"prompt": "Q", "response": "A"})
     assert korean.summary["num_rows"] == {"read": 11823, "kept": 11823, "skipped": 0}
     assert gsm8k.findings == banking.findings == dialog.findings == korean.findings == {}
+
+
+@pytest.mark.parametrize(("max_rows", "expected"), [(2, 2), (200, 3)])
+def test_progress_tells_the_rows_of_the_file_and_not_the_limit(tmp_path, write_rows, max_rows, expected):
+    (tmp_path / "rows").mkdir()
+    told: list[tuple[str, int, int | None, str]] = []
+    files = describe_raw([write_rows(texts("a", "b", "c"))])
+    write_checked_rows(tmp_path / "rows", files, max_rows=max_rows, on_progress=lambda *step: told.append(step))
+    assert told[-1] == ("Reading rows.jsonl", expected, expected, "rows")
+
+
+def test_labels_are_counted_by_the_type_they_have_in_the_file(write_rows, check):
+    labels = ["1", 1, 1, True, "true", "b", 2]
+    rows = [{"text": f"t{place}", "label": label} for place, label in enumerate(labels)]
+    made = check(write_rows(rows), format="text_label")
+    assert made.summary["label_map"] == {"1": 0, "2": 1, "b": 2, "true": 3}
+    assert made.summary["classes"]["types"] == {"text": 3, "whole number": 3, "truth value": 1}
+    assert made.summary["classes"]["joined"] == ["1", "true"]

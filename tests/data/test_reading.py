@@ -276,3 +276,11 @@ def test_real_files_are_read_to_the_last_row(real_data):
         assert [number for number, _ in rows] == list(range(1, num_rows + 1))
         assert all(list(row) == columns for _, row in rows)
         assert not any("\r" in value for _, row in rows for value in row.values())
+
+
+@pytest.mark.parametrize(("max_rows", "expected"), [(3, 3), (4, 4), (9, 4)])
+def test_progress_with_a_limit_ends_at_the_rows_really_read(tmp_path, max_rows, expected):
+    source = source_of(file_of(tmp_path, "a.csv", "a\n1\n2\n3\n4\n"), max_rows=max_rows)
+    for _ in range(2):
+        assert len(list(source)) == expected
+        assert source.progress() == (expected, expected, "rows")

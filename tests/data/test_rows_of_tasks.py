@@ -84,7 +84,8 @@ def test_a_held_out_file_with_a_class_of_its_own_is_refused_by_row(tmp_path, spl
     made = split(train, test_path=test, task=CLASSIFY)
     with pytest.raises(UserError) as caught:
         tokenize(made, tmp_path / "tokens", CLASSIFY)
-    assert caught.value.problems[0] == f"{test}, row 2 (test): no training row has its class, 'c'."
+    assert caught.value.problems[0] == f"No training row has the class 'c' of 1 row of test, at {test}, row 2."
+    assert not any("max_rows" in problem for problem in caught.value.problems)
 
 
 def test_a_class_that_only_a_held_out_row_of_the_same_file_has_keeps_its_number(tmp_path, split):
@@ -131,3 +132,20 @@ def test_the_77_intents_of_banking_become_classes(tmp_path, split, real_data):
             assert names[row.label] == stored[row.row_id]["label"]
             assert row.input_ids.tolist() == ids(stored[row.row_id]["text"])[:500]
     assert summary["splits"]["test"]["majority_fraction"] == 40 / 3080
+
+
+def test_classes_that_max_rows_left_out_are_told_as_such(tmp_path, split):
+    rows = [{"text": f"t {n}", "label": "abc"[n // 4]} for n in range(12)]
+    train, test = write_as(tmp_path / "train.jsonl", rows), write_as(tmp_path / "test.csv", rows[:5])
+    made = split(train, test_path=test, task=CLASSIFY, max_rows=5, duplicates="ignore")
+    tokenize(made, tmp_path / "whole", CLASSIFY)
+    test = write_as(tmp_path / "test.csv", rows[::-1])
+    made = split(train, test_path=test, task=CLASSIFY, max_rows=5, duplicates="ignore")
+    with pytest.raises(UserError) as caught:
+        tokenize(made, tmp_path / "tokens", CLASSIFY)
+    first, hint, _ = caught.value.problems
+    assert first == f"No training row has the class 'c' of 4 rows of test, the first at {test}, row 1."
+    assert hint.startswith(
+        "data.max_rows: 5 took only the first 5 rows of each file, and files that are sorted by class"
+    )
+    assert "train.max_steps alone" in hint

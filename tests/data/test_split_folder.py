@@ -13,7 +13,8 @@ import pytest
 
 from lm_tuning.data.raw_files import describe_files
 from lm_tuning.data.rows import ExampleTable, open_examples
-from lm_tuning.data.split_folder import describe_splits, find_staleness
+from lm_tuning.data.split_folder import describe_splits, find_staleness, read_copies
+from lm_tuning.data.splits_report import build_splits_section
 from lm_tuning.errors import UserError
 
 SENTENCES = [
@@ -125,7 +126,7 @@ def test_groups_stay_whole_together_with_copies_that_link_them(write_rows, split
 
 def test_too_few_groups_are_named(write_rows, split):
     path = write_rows([{"text": str(number), "book": "one"} for number in range(9)])
-    with pytest.raises(UserError, match="1 groups of 'book' cannot be divided into 2 splits"):
+    with pytest.raises(UserError, match="1 group of 'book' cannot be divided into 2 splits"):
         split(path, validation=0.2, group="book")
 
 
@@ -543,7 +544,7 @@ def test_a_column_without_classes_cannot_stratify(write_rows, split):
     with pytest.raises(UserError) as caught:
         split(path, stratify="kind", validation=0.1, test=0.1)
     assert str(caught.value).startswith("split.stratify: 'kind' leaves no row for validation and test, since a class")
-    assert "and 30 classes are of that kind" in str(caught.value)
+    assert "classes of that kind: 30." in str(caught.value)
 
 
 def test_groups_classes_and_copies_together(write_rows, split):
@@ -588,3 +589,95 @@ def test_differences_of_settings_and_files_make_splits_stale(write_rows):
     path.write_text('{"text": "c"}\n')
     (changed,) = find_staleness(facts, sources=sources, settings=settings, digest_cache=None)
     assert str(path) in changed
+
+
+@pytest.mark.parametrize(
+    ("settings", "start", "parts"),
+    [
+        (
+            {"validation": 0.1, "test": 0.1},
+            "1 different row cannot be divided into 3 splits, since split.validation: 0.1 and split.test: 0.1 ask for "
+            "them and rows of the same content stay together (split.duplicates: keep_together). Remedy: add rows",
+            ["set split.duplicates: ignore", "split.validation: 0 or split.test: 0", "data.validation_path"],
+        ),
+        ({"test": 2}, "1 different row cannot be divided into 2 splits, since split.test: 2 asks for them", []),
+        (
+            {"validation": 1, "near_duplicates": "keep_together"},
+            "1 different row cannot be divided into 2 splits",
+            ["split.near_duplicates: keep_together", "set split.near_duplicates: report"],
+        ),
+        (
+            {"validation": 1, "group": "book"},
+            "1 group of 'book' cannot be divided into 2 splits",
+            ["rows of a group stay together (split.group: book)", "set split.group: null"],
+        ),
+        ({"num_folds": 2}, "1 different row cannot be divided into 2 folds (split.num_folds)", ["cut fewer folds"]),
+        (
+            {"validation": 1, "duplicates": "drop"},
+            "1 row cannot be divided as asked (split.validation: 1, split.test: 0)",
+            ["\nCopies that were left out before: 11 (split.duplicates: drop)."],
+        ),
+    ],
+)
+def test_rows_of_one_text_name_the_keys_and_the_remedy(write_rows, split, settings, start, parts):
+    path = write_rows([{"text": "the same", "book": "one"}] * 12)
+    with pytest.raises(UserError) as caught:
+        split(path, **settings)
+    message = str(caught.value)
+    assert message.startswith(start)
+    assert all(part in message for part in parts), message
+
+
+def test_rare_classes_that_were_held_out_are_told_with_strata_as_the_remedy(write_rows, split, caplog):
+    rows = [{"text": f"t{place}", "label": f"c{place}" if place < 10 else "many"} for place in range(20)]
+    path = write_rows(rows)
+    made = split(path, task="sequence_classification", validation=5, test=5)
+    [warning] = made.summary["warnings"]
+    assert warning in caplog.messages
+    assert warning.endswith(
+        "Remedy: set split.stratify: label, which keeps a class of few rows in train, or give these classes more rows."
+    )
+    remedied = split(path, task="sequence_classification", validation=2, test=2, stratify="label")
+    assert remedied.summary["untrained_classes"] is None
+
+
+def test_classes_whose_rows_were_all_held_out_are_told(write_rows, split, caplog):
+    path = write_rows([{"text": f"t{place}", "label": f"c{place}"} for place in range(20)])
+    made = split(path, task="sequence_classification", validation=3, test=2)
+    untrained = made.summary["untrained_classes"]
+    assert (untrained["column"], untrained["num_classes"], untrained["num_rows"]) == ("label", 5, 5)
+    held_out = sorted([*made.ids("validation"), *made.ids("test")])
+    assert untrained["first_row_ids"] == held_out
+    assert untrained["num_rows_by_class"] == {f"c{row_id - 1}": 1 for row_id in held_out}
+    [warning] = made.summary["warnings"]
+    assert warning.startswith("Held-out rows of classes that no training row has: 5, of 5 classes in column 'label' (")
+    # No class has a row for every split, so strata would leave nothing to hold out.
+    assert warning.endswith("Remedy: give these classes more rows, 3 or more, and set split.stratify: label.")
+    assert warning in caplog.messages
+    text = build_splits_section(made.summary, read_copies(made.folder))["markdown"]
+    assert "### Classes without a training row: label\n\nThe division held out all rows of 5 classes (" in text
+    assert f"| c{held_out[0] - 1} | 1 |" in text
+
+
+def test_classes_that_train_has_or_that_only_a_held_out_file_has_are_not_told_of_by_the_division(write_rows, split):
+    path = write_rows([{"text": f"t{place}", "label": f"c{place}"} for place in range(20)])
+    made = split(
+        path,
+        task="sequence_classification",
+        stratify="label",
+        test_path=write_rows([{"text": "x", "label": "c0"}, {"text": "y", "label": "new"}], "test.jsonl"),
+    )
+    assert made.summary["untrained_classes"] is None
+    assert not made.summary["warnings"]
+
+
+def test_groups_that_hold_a_class_out_in_spite_of_strata_are_told_with_the_remedy_that_is_left(write_rows, split):
+    rows = [{"text": f"t{place}", "label": "ab"[place % 2], "book": place // 4} for place in range(40)]
+    rows.append({"text": "lonely", "label": "c", "book": 0})
+    path = write_rows(rows)
+    settings = {"task": "sequence_classification", "stratify": "label", "group": "book", "test": 10}
+    results = (split(path, **settings, seed=seed) for seed in range(50))
+    made = next(found for found in results if 41 in found.ids("test"))
+    [warning] = [one for one in made.summary["warnings"] if one.startswith("Held-out rows of classes")]
+    assert "1, of 1 class in column 'label' ('c')" in warning
+    assert warning.endswith("Remedy: give these classes more rows.")

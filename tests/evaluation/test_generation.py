@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from lm_tuning.errors import UserError
 from lm_tuning.evaluation.generation import (
     collect_prompts,
     cut_at,
@@ -335,11 +336,12 @@ def test_a_source_has_the_whole_context_and_so_has_the_answer(caplog: pytest.Log
     reader = make_seq2seq(max_positions=16)
     long = [*sources()[1][:20], EOS]
     with caplog.at_level(logging.WARNING):
-        (answer,) = generate_answers(reader, [long], **options(max_new_tokens=40, stop_ids=[]))
+        (answer,) = generate_answers(reader, [long], **options(max_new_tokens=16, stop_ids=[]))
     assert len(answer) == 16
     assert answer == generate_answers(reader, [long[-16:]], **options(max_new_tokens=16, stop_ids=[]))[0]
     assert "1 prompts were too long" in caplog.text
-    assert "max_new_tokens=40 leaves no room" in caplog.text
+    with pytest.raises(UserError, match=r"evaluate.max_new_tokens = 17 .* 16 positions.*at most 16"):
+        generate_answers(reader, [long], **options(max_new_tokens=17, stop_ids=[]))
 
 
 def test_an_encoder_decoder_answers_through_an_adapter() -> None:

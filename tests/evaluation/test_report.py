@@ -105,10 +105,28 @@ def test_missing_rouge_is_a_dash(result: dict[str, Any]) -> None:
     assert "answers" not in print_summary(result)
 
 
-@pytest.mark.parametrize(("fraction", "shown"), [(0.0, "+0.0%"), (1e-5, "+0.0%"), (0.25, "-25.0%"), (-0.5, "+50.0%")])
+@pytest.mark.parametrize(
+    ("fraction", "shown"),
+    [
+        (0.0, "0.0%"),
+        (-0.0, "0.0%"),
+        (1e-9, "0.0%"),
+        (1e-5, "-0.001%"),
+        (-1e-5, "+0.001%"),
+        (8.7e-5, "-0.01%"),
+        (0.25, "-25.0%"),
+        (-0.5, "+50.0%"),
+    ],
+)
 def test_a_change_has_the_sign_of_what_happened(result: dict[str, Any], fraction: float, shown: str) -> None:
     result["improvement"]["nats_per_token_fraction"] = fraction
     assert f"| 3.0000 | {shown} |" in build_markdown(result, **FACTS)
+
+
+@pytest.mark.parametrize(("value", "shown"), [(0.0, "0.0000"), (0.25, "+0.2500"), (-0.00002, "-0.00002")])
+def test_a_difference_has_the_sign_of_what_happened(result: dict[str, Any], value: float, shown: str) -> None:
+    result["improvement"]["rouge_l_difference"] = value
+    assert f" | {shown} |" in build_markdown(result, **FACTS)
 
 
 def test_long_prompts_are_shortened_in_the_middle(result: dict[str, Any]) -> None:

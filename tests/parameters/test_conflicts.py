@@ -189,7 +189,7 @@ def test_an_adapter_that_cannot_be_made_is_refused(valid: dict[str, Any]) -> Non
 def test_a_schedule_gets_what_it_needs(valid: dict[str, Any], schedule: str, needed: str) -> None:
     (problem,) = problems(valid, train={"trainer": {"lr_scheduler_type": schedule}})
     assert f"train.trainer.lr_scheduler_type = {schedule} needs" in problem and needed in problem
-    given = {needed.partition(" ")[0]: 1}
+    given = {needed.partition(" ")[0]: 1 if schedule == "warmup_stable_decay" else 1e-5}
     trainer = {"lr_scheduler_type": schedule, "lr_scheduler_kwargs": given}
     assert problems(valid, train={"trainer": trainer}) == []
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 
@@ -74,7 +75,36 @@ def test_a_missing_local_folder_says_how_to_make_it(project: Project, problems_o
 def test_a_file_that_is_not_yaml_names_file_and_line(project: Project, problems_of: Problems) -> None:
     project.write("cpu/parameters.yml", "train:\n  max_steps: [1\n  seed: 2\n")
     (problem,) = problems_of(project.load, "cpu")
-    assert "conf/cpu/parameters.yml" in problem and "line 3" in problem
+    assert re.fullmatch(
+        r"conf/cpu/parameters.yml, line 3, column \d cannot be read as YAML: .*expected ',' .*", problem
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (
+            b"seed: 1\ntrain:\n  max_steps: 3\n  max_steps: 4\n",
+            "line 4, column 3 cannot be read as YAML: found duplicate key max_steps. Keep one of the two.",
+        ),
+        (
+            b"train:\n\tmax_steps: 3\n",
+            "line 2, column 1 cannot be read as YAML: a tab where spaces are wanted. Indent with spaces.",
+        ),
+        (b"seed: 1\noutput: \xff\n", "line 2 cannot be read as YAML: it is not UTF-8. Save it as UTF-8."),
+        (
+            b"seed: 1\noutput: a\x00b\n",
+            "line 2, column 10 cannot be read as YAML: the character U+0000 is not allowed.",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["base/parameters_more.yml", "cpu/parameters.yml"])
+def test_a_file_that_cannot_be_read_is_named_once_with_one_place(
+    project: Project, problems_of: Problems, name: str, content: bytes, message: str
+) -> None:
+    project.write("cpu/parameters.yml", {})
+    (project.root / "conf" / name).write_bytes(content)
+    assert problems_of(project.load, "cpu") == [f"conf/{name}, {message}"]
 
 
 def test_a_file_that_holds_a_list_is_refused(project: Project, problems_of: Problems) -> None:

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.parameters import ModelParameters, PreflightParameters, TokenizeParameters, TrainParameters
+from lm_tuning.parameters import (
+    EvaluateParameters,
+    ModelParameters,
+    PreflightParameters,
+    TokenizeParameters,
+    TrainParameters,
+)
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.pipelines.example_data.nodes import prepare_raw_examples
 from lm_tuning.pipelines.preflight.nodes import inspect_examples
@@ -28,10 +34,10 @@ def run(**train: Any) -> tuple[dict[str, Any], str, str]:
     caches = [FolderStore(Path(name)) for name in ("rows", "splits", "tokens")]
     checked, data_report = check_examples(prepare_raw_examples(data), check_cache=caches[0], **settings)
     made, split_summary, split_report = split_examples(
-        caches[0].publish(checked), split_cache=caches[1], seed=1, **settings
+        caches[0].publish(checked), split_cache=caches[1], seed=1, output="mine", **settings
     )
     splits = caches[1].publish(made)
-    base_model = prepare_base_model(model)
+    base_model = prepare_base_model(model, EvaluateParameters(), "causal_lm")
     tokens, token_summary, _, token_report = tokenize_examples(
         splits, base_model, token_cache=caches[2], tokenize=tokenize, seed=1, **settings
     )

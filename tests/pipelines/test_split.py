@@ -31,7 +31,12 @@ class Run:
     """What both nodes gave, published."""
 
     def __init__(
-        self, *, seed: int = 1, data: dict[str, Any] | None = None, split: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int = 1,
+        data: dict[str, Any] | None = None,
+        split: dict[str, Any] | None = None,
+        task: str = "causal_lm",
     ) -> None:
         parameters = DataParameters(**{"path": "rows.jsonl", **(data or {})})
         dividing = SplitParameters(**(split or {}))
@@ -41,16 +46,22 @@ class Run:
             check_cache=check_cache,
             data=parameters,
             split=dividing,
-            task="causal_lm",
+            task=task,
         )
         self.checked = check_cache.publish(checked)
         self.rows_reused = isinstance(checked, Path)
         made, self.summary, self.splits_section = split_examples(
-            self.checked, split_cache=split_cache, data=parameters, split=dividing, seed=seed, task="causal_lm"
+            self.checked,
+            split_cache=split_cache,
+            data=parameters,
+            split=dividing,
+            seed=seed,
+            task=task,
+            output="mine",
         )
         self.folder = split_cache.publish(made)
         self.reused = isinstance(made, Path)
-        self.settings = split_settings(parameters, dividing, seed=seed, task="causal_lm")
+        self.settings = split_settings(parameters, dividing, seed=seed, task=task)
 
 
 def run(**settings: Any) -> tuple[Path, dict[str, Any], bool]:
@@ -161,7 +172,7 @@ def test_bad_rows_are_reported_first_and_refused_then(project):
     with pytest.raises(UserError) as caught:
         Run()
     assert caught.value.problems[0].startswith("rows.jsonl, row 91: is not JSON")
-    assert "data_report.md" in caught.value.problems[-1]
+    assert caught.value.problems[-1].endswith(": data/08_reporting/mine/data_report.md")
     assert sorted(Path("splits").rglob("*")) == before
     assert check() == (folder, section)
     skipped = Run(data={"on_bad_row": "skip"})
@@ -178,6 +189,7 @@ def test_rows_that_were_checked_with_other_parameters_are_refused(project):
             split=SplitParameters(key="topic"),
             seed=1,
             task="causal_lm",
+            output="mine",
         )
     assert caught.value.problems[1:3] == [
         "  - normalize: the stored rows were checked with 'nfc', the parameters say 'none'",
@@ -232,6 +244,7 @@ def test_both_pipelines_run_through_the_catalog(project):
             "params:split": MemoryDataset(SplitParameters()),
             "params:seed": MemoryDataset(3),
             "params:task": MemoryDataset("causal_lm"),
+            "params:output": MemoryDataset("out"),
         }
     )
     SequentialRunner().run(example_data.create_pipeline() + split.create_pipeline(), catalog)
@@ -240,3 +253,16 @@ def test_both_pipelines_run_through_the_catalog(project):
     report = Path("out/report.md").read_text()
     assert report.startswith("# Data report\n\n## Rows\n\nRows read from 1 file: **90**.")
     assert "## Splits" in report
+
+
+def test_what_a_user_is_warned_of_is_said_again_when_the_splits_are_reused(project, caplog):
+    rows = [{"text": f"t{number}", "label": f"c{number}"} for number in range(40)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for is_reused in (False, True):
+        caplog.clear()
+        made = Run(task="sequence_classification", split={"validation": 5, "test": 5})
+        assert made.reused is is_reused
+        warned = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+        assert [one for one in warned if one.startswith("Held-out rows of classes that no training row has: 10")]
+    assert made.splits_section["metrics"]["data_untrained_classes"] == 10
+    assert made.splits_section["facts"]["untrained_classes"] == made.summary["untrained_classes"]

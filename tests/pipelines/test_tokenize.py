@@ -12,12 +12,13 @@ from lm_tuning.data.raw_files import describe_files
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.model import ModelParameters
+from lm_tuning.parameters.results import EvaluateParameters
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.pipelines.split.nodes import split_settings
 from lm_tuning.pipelines.tokenize.nodes import prepare_base_model, tokenize_examples
 from lm_tuning.storage.folders import FolderStore, read_manifest
 from lm_tuning.text.token_table import open_split
-from tests.support.tiny import END, ids, make_tokenizer, save_tiny_model
+from tests.support.tiny import END, bart_config, ids, make_tokenizer, save_tiny_model
 from tests.text.conftest import store_examples
 
 DATA = DataParameters(path="rows.jsonl")
@@ -50,7 +51,7 @@ def run_whole(
     seed: int = 1, task: str = "causal_lm", **tokenize: Any
 ) -> tuple[Path, dict[str, Any], Any, dict[str, Any], bool]:
     """Run both nodes and publish; give all outputs, and whether the stored folder was reused."""
-    base_model = prepare_base_model(ModelParameters(name_or_path="./model"))
+    base_model = prepare_base_model(ModelParameters(name_or_path="./model"), EvaluateParameters(), task=task)
     store = FolderStore(Path("tokens"), keep=10)
     made, summary, figure, report = tokenize_examples(
         FolderStore(Path("splits")).current(),
@@ -129,7 +130,10 @@ def test_another_chat_template_makes_other_tokens(project):
 
 
 def test_the_task_and_its_limit_reach_the_tokens_and_are_part_of_their_key(project):
+    from transformers import BartForConditionalGeneration
+
     folder, *_ = run()
+    BartForConditionalGeneration(bart_config()).save_pretrained("model")
     publish_splits("s1", ROWS, task="seq2seq_lm")
     other, summary, *_ = run_whole(task="seq2seq_lm", max_target_tokens=2)
     assert other != folder
@@ -159,7 +163,7 @@ def test_a_failure_leaves_nothing_behind(project):
 
 def test_a_missing_model_stops_before_tokenizing(project):
     with pytest.raises(UserError, match=r"model folder \./nowhere does not exist"):
-        prepare_base_model(ModelParameters(name_or_path="./nowhere"))
+        prepare_base_model(ModelParameters(name_or_path="./nowhere"), EvaluateParameters(), task="causal_lm")
 
 
 def test_the_graph_is_a_table():
@@ -167,7 +171,7 @@ def test_the_graph_is_a_table():
 
     pipeline = create_pipeline()
     assert [node.short_name for node in pipeline.nodes] == ["prepare_base_model", "tokenize_examples"]
-    settings = {f"params:{name}" for name in ("model", "tokenize", "data", "split", "seed", "task")}
+    settings = {f"params:{name}" for name in ("model", "evaluate", "tokenize", "data", "split", "seed", "task")}
     assert pipeline.inputs() == {*settings, "example_splits", "token_cache"}
     assert pipeline.all_outputs() == {
         "base_model",

@@ -26,7 +26,7 @@ def test_ordinary_rows_raise_no_concern(look: Look):
         ({"load_best": True, "splitting": {"validation": 0}}, "stop", "train.load_best compares validation losses"),
         ({"num_epochs": None, "max_steps": 24}, "warning", "The run ends after 0.80 epochs: 20% of the rows"),
         ({"effective_batch_rows": 61}, "warning", "A step takes 61 rows, but an epoch has 60"),
-        ({"effective_batch_rows": 59, "num_epochs": 10}, "note", "The last step of every epoch has 1 rows"),
+        ({"effective_batch_rows": 59, "num_epochs": 10}, "note", "The last step of every epoch has 1 row,"),
         (
             {"effective_batch_rows": None, "effective_batch_tokens": 8},
             "warning",
@@ -83,3 +83,16 @@ def test_one_class_far_larger_than_the_others_is_named(look: Look):
     rows = [{"text": str(place), "label": "yes" if place else "no"} for place in range(100)]
     found = concerns(look, rows, checking={"format": "text_label"})
     assert any(text.startswith("Always answering 'yes' would be right for") for _, text in found), found
+
+
+def test_a_last_step_that_the_run_never_makes_is_no_concern(look: Look):
+    found = concerns(look, effective_batch_rows=59, num_epochs=None, max_steps=1)
+    assert not [words for _, words in found if "last step of every epoch" in words]
+
+
+def test_classes_that_the_division_held_out_are_told_once(look: Look):
+    rows = [{"text": f"{place % 7}{place}", "label": f"c{place}"} for place in range(30)]
+    found = concerns(look, rows, checking={"format": "text_label"}, splitting={"validation": 3, "test": 2})
+    told = [words for _, words in found if "training row" in words]
+    assert len(told) == 1
+    assert told[0].startswith("Held-out rows of classes that no training row has: 5, of 5 classes in column 'label'")

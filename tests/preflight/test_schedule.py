@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from tests.preflight.conftest import Look, questions
 
 
@@ -32,3 +34,18 @@ def test_rows_of_a_source_come_up_as_often_as_its_weight_says(look: Look):
     assert (second["num_rows"], second["times_each"], second["rows_drawn"], second["rows_per_epoch"]) == (10, 0, 5, 5)
     assert (first["tokens_per_epoch"], second["tokens_per_epoch"]) == (90, 50)
     assert (facts["rows_per_epoch"], facts["tokens_per_epoch"]) == (15, 140)
+
+
+@pytest.mark.parametrize("settings", [{"num_epochs": None, "max_steps": 2}, {"num_epochs": 2}, {"num_epochs": 1}])
+def test_least_mean_and_most_of_a_step_are_of_the_same_steps(look: Look, settings: dict[str, Any]):
+    rows = [{"prompt": "x" * (place + 1), "response": "y" * (1 + place // 7)} for place in range(21)]
+    facts = schedule(look, rows, effective_batch_rows=4, **settings)
+    num_steps = min(facts["total_steps"], facts["steps_per_epoch"])
+    assert facts["steps_measured"]["num_steps"] == num_steps
+    assert facts["steps_measured"]["of"] == ("first epoch" if facts["total_steps"] > num_steps else "run")
+    for name in ("rows", "tokens", "supervised_tokens"):
+        spread = facts[f"{name}_per_step"]
+        assert spread["min"] <= spread["mean"] <= spread["max"]
+    if facts["total_steps"] == num_steps:
+        assert facts["tokens_per_step"]["mean"] * num_steps == pytest.approx(facts["tokens_of_run"])
+        assert facts["rows_per_step"]["mean"] * num_steps == pytest.approx(facts["rows_of_run"])

@@ -142,17 +142,23 @@ def test_held_out_rows_of_a_class_that_no_training_row_has_are_named(tokenize):
         tokenize(make_tokenizer(), "text_label", ROWS, **CLASSIFY, **held_out)
     *rows, advice = caught.value.problems
     assert rows == [
-        "rows.jsonl, row 5 (test): no training row has its class, 'neutral'.",
-        "rows.jsonl, row 6 (test): no training row has its class, 'Pos'.",
+        "No training row has the class 'neutral' of 1 row of test, at rows.jsonl, row 5.",
+        "No training row has the class 'Pos' of 1 row of test, at rows.jsonl, row 6.",
     ]
     assert "leave these rows out" in advice
 
 
-def test_many_rows_of_unknown_classes_are_counted(tokenize):
+def test_many_rows_of_unknown_classes_are_told_by_class_the_largest_first(tokenize):
+    test = [("y", f"class {place}") for place in range(25) for _ in range(1 + (place == 7) * 40)]
+    held_out = {"validation": [("x", "class 7")] * 2, "test": test}
     with pytest.raises(UserError) as caught:
-        tokenize(make_tokenizer(), "text_label", ROWS, **CLASSIFY, test=[("y", str(place)) for place in range(25)])
+        tokenize(make_tokenizer(), "text_label", ROWS, **CLASSIFY, **held_out)
     assert len(caught.value.problems) == 22
-    assert caught.value.problems[-2] == "5 more such rows."
+    assert caught.value.problems[0] == (
+        "No training row has the class 'class 7' of 2 rows of validation and 41 rows of test, the first at rows.jsonl, "
+        "row 4."
+    )
+    assert caught.value.problems[-2] == "5 more such classes with 5 rows."
 
 
 def test_splits_without_classes_are_refused(tokenize):

@@ -23,7 +23,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.atomic import write_json_atomic
 
-ROWS_VERSION = 2
+ROWS_VERSION = 3
 """Raise it when the same files and settings give other checked rows: stored ones are then made anew."""
 
 ROWS_NAME = "rows.arrow"
@@ -215,6 +215,7 @@ def write_checked_rows(
         is_train = np.array([file["split"] == "train" for file in rows.files])[rows.facts["files"]]
         labels = rows.names[label].to_pylist()
         classes = count_classes(rows.values[label], labels, is_train=is_train, column=label)
+        classes |= rows.label_types.describe()
         trained = trained_names(rows.values[label], labels, is_train=is_train)
         label_map = build_label_map(trained) if len(trained) <= MAX_CLASSES else None
     refused = find_refusals(rows, on_bad_row=on_bad_row, max_bad_fraction=max_bad_fraction, classes=classes)
@@ -233,6 +234,7 @@ def write_checked_rows(
         "mixing": describe_mixing(raw_examples["sources"], rows.files),
         "on_bad_row": on_bad_row,
         "max_bad_fraction": max_bad_fraction,
+        "max_rows": max_rows,
         "findings": rows.findings.counts(),
         "refused": refused,
         "label_map": label_map,

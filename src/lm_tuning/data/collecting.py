@@ -18,6 +18,7 @@ from lm_tuning.data.characters import find_odd_characters
 from lm_tuning.data.columns import ColumnMapping
 from lm_tuning.data.examples import FIELDS, JSON_FIELDS, Example, digest_parts, example_reader, value_reader
 from lm_tuning.data.findings import Findings, RowPlaces
+from lm_tuning.data.labels import LabelTypes
 from lm_tuning.data.problems import MAX_REPORTED, RowProblem, list_columns
 from lm_tuning.data.reading import RowSource
 from lm_tuning.data.repeated_keys import find_repeats
@@ -61,6 +62,7 @@ class CollectedRows:
         files: one dict a file, see ``CheckedRows.sources``.
         findings: every row that something is to be said about.
         bad_lines: by file, the first bad rows in full.
+        label_types: how many good rows have a label of each JSON type.
     """
 
     facts: dict[str, npt.NDArray[Any]]
@@ -69,6 +71,7 @@ class CollectedRows:
     files: list[dict[str, Any]]
     findings: Findings
     bad_lines: list[list[str]]
+    label_types: LabelTypes
 
 
 def collect_rows(
@@ -123,7 +126,13 @@ def collect_rows(
     numbers, names = _number_values(scratch, numbered, keep)
     scratch.unlink()
     return CollectedRows(
-        collector.facts(keep), numbers, names, collector.files, collector.findings, collector.bad_lines
+        collector.facts(keep),
+        numbers,
+        names,
+        collector.files,
+        collector.findings,
+        collector.bad_lines,
+        collector.label_types,
     )
 
 
@@ -145,6 +154,8 @@ class _Collector:
         self.files: list[dict[str, Any]] = []
         self.findings = Findings()
         self.bad_lines: list[list[str]] = []
+        self.label_types = LabelTypes()
+        self._label = mapping.columns.get("label")
         self._read_example: Callable[[Mapping[str, Any]], Example] = example_reader(mapping, normalize=normalize)
         self._readers = {column: value_reader(column, normalize=normalize) for column in numbered}
         self._key = key
@@ -172,12 +183,12 @@ class _Collector:
         readers = [reader if column in source.columns else None for column, reader in self._readers.items()]
         read_key = self._read_key if self._key in source.columns else None
         read_example, append, append_values = self._read_example, writer.append, values.append
+        label, add_label = self._label, self.label_types.add
         contents, wholes, keys = self._contents, self._wholes, self._keys
         has_keys = self._read_key is not None
         known: set[str] = set(source.columns)
         late: dict[int, set[str]] = {}
-        num_before = writer.num_appended
-        number = num_rows = 0
+        number, num_rows, num_before = 0, 0, writer.num_appended
         _, total, unit = source.progress()
         on_progress(0, total, unit)
         for number, row in source:
@@ -200,12 +211,15 @@ class _Collector:
             append(first_id + number, example.values, place)
             contents += example.content_digest
             wholes += example.whole_digest
+            if label:
+                add_label(row[label])
             if found:
                 append_values(found)
             if has_keys:
                 keys += key
             for kind, reason in example.oddities:
                 self.findings.add(first_id + number, kind, reason, is_bad=False)
+        _, total, unit = source.progress()
         on_progress(total, total, unit)
         _warn_of_late_columns(source.path, late)
         facts["rows_read"] = num_rows

@@ -22,6 +22,7 @@ from lm_tuning.data.split_facts import (
     measure_leakage,
     near_facts,
     num_different,
+    untrained_facts,
 )
 from lm_tuning.data.splitting import IN_TEST, TEST, TRAIN, VALIDATION, assign_folds, assign_splits, split_sizes
 from lm_tuning.errors import UserError
@@ -39,7 +40,7 @@ class Division:
     Attributes:
         splits: ``(rows,)``: place in ``SPLITS``, ``LEFT_OUT`` for a dropped copy.
         facts: for the summary: ``wanted_rows``, ``duplicates``, ``near_duplicates``, ``overlap``, ``overlap_rows``,
-            ``leakage``, ``groups``, ``classes`` and ``folds``.
+            ``leakage``, ``groups``, ``classes``, ``untrained_classes`` and ``folds``.
         warnings: sentences for the log.
         copies: ids of the rows that repeat another one: ``exact``, and ``near`` when somebody looked.
     """
@@ -123,7 +124,7 @@ def divide_rows(
         test: the same.
         group: column whose equal values stay together; None for none.
         stratify: column whose classes are divided alike; None for none.
-        label: column of the class that a dropped near duplicate must share; None for none.
+        label: column of the class, which a dropped near duplicate must share; None for none.
         num_folds: folds that the rows outside test are cut into; None for no folds.
         fold: the fold that is validation.
         duplicates: ``keep_together`` puts all copies of a content on one side; ``drop`` keeps the first copy, and one
@@ -149,7 +150,9 @@ def divide_rows(
         is_near_copy = _is_later_near_copy(near_units, rows.values[label] if label else None, is_copy, priority)
         is_near_copy &= file_splits == TRAIN
     dropped = is_copy | is_near_copy
-    pool = ~dropped & (file_splits == TRAIN)
+    from_train = file_splits == TRAIN
+    pool = ~dropped & from_train
+    left_out = _explain_left_out(is_copy & from_train, is_near_copy & from_train)
 
     joined = near_units if near_duplicates in ("keep_together", "drop") else None
     if joined is None and duplicates != "ignore":
@@ -165,7 +168,9 @@ def divide_rows(
         num_folds=num_folds,
         fold=fold,
         seed=seed,
-        unit_name=f"groups of {group!r}" if group else "different rows",
+        unit_name=f"groups of {group!r}" if group else "different rows" if joined is not None else "rows",
+        explanation=_explain_units(group, duplicates, near_duplicates, left_out=left_out, num_folds=num_folds),
+        left_out=left_out,
     )
     splits = np.where(dropped, np.int8(LEFT_OUT), file_splits)
     splits[pool] = choice.splits
@@ -192,6 +197,7 @@ def divide_rows(
         "leakage": measure_leakage(contents, near, splits, row_ids),
         "groups": group_facts(rows, group, splits),
         "classes": class_facts(rows, stratify, splits, choice.rare_classes),
+        "untrained_classes": untrained_facts(rows, label, splits, row_ids),
         "folds": choice.folds,
     }
     repeats = is_later_copy(contents, priority)
@@ -221,6 +227,41 @@ def _units(joined: Ints | None, groups: Ints | None, pool: Mask) -> Ints:
     return np.arange(int(pool.sum()), dtype=np.int64)
 
 
+def _explain_left_out(is_copy: Mask, is_near_copy: Mask) -> str:
+    """Say how many of some rows were dropped as copies, and by which key; nothing where none was."""
+    keys = [
+        f"split.{name}: drop"
+        for name, rows in (("duplicates", is_copy), ("near_duplicates", is_near_copy))
+        if rows.any()
+    ]
+    num_rows = int((is_copy | is_near_copy).sum())
+    return f"copies that were left out before: {num_rows:,} ({' and '.join(keys)})" if keys else ""
+
+
+def _explain_units(
+    group: str | None, duplicates: str, near_duplicates: str, *, left_out: str, num_folds: int | None
+) -> str:
+    """Say why the rows make no more units, and what to do; the end of a message."""
+    reasons, ways = [], []
+    if group:
+        reasons.append(f"rows of a group stay together (split.group: {group})")
+        ways.append("set split.group: null, where rows of a group may be on both sides")
+    if near_duplicates in ("keep_together", "drop"):
+        reasons.append(f"rows that are almost the same stay together (split.near_duplicates: {near_duplicates})")
+        ways.append("set split.near_duplicates: report")
+    if duplicates == "keep_together":
+        reasons.append("rows of the same content stay together (split.duplicates: keep_together)")
+        ways.append("set split.duplicates: ignore, where copies may be on both sides")
+    if num_folds:
+        ways.append("cut fewer folds (split.num_folds) or hold out no test (split.test: 0)")
+    else:
+        ways.append("hold out less (split.validation: 0 or split.test: 0)")
+        ways.append("name files of their own for held-out rows (data.validation_path, data.test_path)")
+    why = " and ".join(reasons) or "each stays whole"
+    why += f"; {left_out}" if left_out else ""
+    return f"{why}. Remedy: add rows that differ; or {'; or '.join(ways)}."
+
+
 def _choose(
     rows: CheckedRows,
     pool: Mask,
@@ -233,13 +274,20 @@ def _choose(
     fold: int,
     seed: int,
     unit_name: str,
+    explanation: str,
+    left_out: str,
 ) -> _Choice:
     """Choose the split of each row of the pool."""
     has_file = {file["split"] for file in rows.sources}
     num_rows = int(pool.sum())
     test = 0 if "test" in has_file else test
     validation = 0 if "validation" in has_file or num_folds else validation
-    sizes = split_sizes(num_rows, validation=validation, test=test)
+    try:
+        sizes = split_sizes(num_rows, validation=validation, test=test)
+    except UserError as error:
+        if not left_out:
+            raise
+        raise UserError([*error.problems, f"{left_out[0].upper()}{left_out[1:]}."]) from error
     classes = rows.values[stratify][pool] if stratify else None
     class_names = None
     marks = None
@@ -257,13 +305,22 @@ def _choose(
 
     wanted = {name: size for name, size in zip(SPLITS, sizes, strict=True) if name == "train" or name not in has_file}
     if not num_folds:
-        chosen = assign_splits(units, sizes=sizes, seed=seed, classes=classes, marks=marks, unit_name=unit_name)
+        asked = [f"split.{name}: {size}" for name, size in (("validation", validation), ("test", test)) if size]
+        chosen = assign_splits(
+            units,
+            sizes=sizes,
+            seed=seed,
+            classes=classes,
+            marks=marks,
+            unit_name=unit_name,
+            explanation=f"{' and '.join(asked)} ask{'s' * (len(asked) == 1)} for them and {explanation}",
+        )
         empty = [name for place, name in enumerate(SPLITS) if sizes[place] and not (chosen.splits == place).any()]
         if empty:
             raise UserError(
                 f"split.stratify: {stratify!r} leaves no row for {' and '.join(empty)}, since a class with fewer "
-                f"{unit_name} than there are splits stays in train, and {len(chosen.rare_classes):,} classes are of "
-                "that kind. Does the column hold classes?"
+                f"{unit_name} than there are splits stays in train; classes of that kind: "
+                f"{len(chosen.rare_classes):,}. Does the column hold classes?"
             )
         return _Choice(chosen.splits, named(chosen.rare_classes), wanted)
     cut = assign_folds(
@@ -274,6 +331,7 @@ def _choose(
         classes=classes,
         marks=marks,
         unit_name=unit_name,
+        explanation=explanation,
     )
     splits = np.full(num_rows, TRAIN, dtype=np.int8)
     splits[cut.folds == IN_TEST] = TEST

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -17,6 +18,46 @@ MAX_CLASSES = 50_000
 _MAX_LISTED = 1000
 # Longer ones are names made of digits; Python refuses to read very long numbers at all.
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,300}")
+
+
+_TYPE_NAMES: Mapping[type, str] = {str: "text", int: "whole number", bool: "truth value"}
+# Names of each type that are remembered to find those of several types.
+_MAX_NAMES_OF_TYPE = 1000
+
+
+class LabelTypes:
+    """Count labels by the type that they have in the file: all become text, so ``1`` and ``"1"`` are one class."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._counts: dict[type, int] = {}
+        self._names: dict[type, set[str | int]] = {}
+
+    def add(self, value: str | int) -> None:
+        """Count one label.
+
+        Args:
+            value: as the file has it: text, a whole number or a truth value.
+        """
+        kind = value.__class__
+        self._counts[kind] = self._counts.get(kind, 0) + 1
+        names = self._names.setdefault(kind, set())
+        if len(names) < _MAX_NAMES_OF_TYPE:
+            names.add(value)
+
+    def describe(self) -> dict[str, Any]:
+        """Return ``types``: rows by type, the most frequent first; ``joined``: names that several types have."""
+        order = sorted(self._counts, key=lambda kind: -self._counts[kind])
+        times = Counter(name for kind in order for name in {_name_of(value) for value in self._names[kind]})
+        return {
+            "types": {_TYPE_NAMES[kind]: self._counts[kind] for kind in order},
+            "joined": sorted(name for name, count in times.items() if count > 1),
+        }
+
+
+def _name_of(value: str | int) -> str:
+    """Return the class that a label stands for, see ``value_reader``."""
+    return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 
 def build_label_map(names: Iterable[str]) -> dict[str, int]:

@@ -43,6 +43,7 @@ class RowSource(ABC):
         self.max_rows: int | None = None
         self._selected: list[str] | None = None
         self._taken = 0
+        self._has_ended = False
 
     def __iter__(self) -> Iterator[tuple[int, Row | RowProblem]]:
         """Yield each row with its 1-based number.
@@ -60,11 +61,13 @@ class RowSource(ABC):
         """Yield all rows."""
 
     def _first_rows(self, num_rows: int) -> Iterator[tuple[int, Row | RowProblem]]:
+        self._taken, self._has_ended = 0, False
         for num_taken, row in enumerate(self._rows(), 1):
             self._taken = num_taken
             yield row
             if num_taken == num_rows:
                 return
+        self._has_ended = True
 
     def select(self, columns: Iterable[str]) -> None:
         """Say which columns will be used, so that a columnar file reads no others.
@@ -80,9 +83,12 @@ class RowSource(ABC):
         return self.columns if self._selected is None else self._selected
 
     def progress(self) -> tuple[int, int, str]:
-        """Return how much has been read, how much there is, and the unit of both: kB as they lie there, or rows."""
+        """Return how much has been read, how much there is, and the unit of both: kB as they lie there, or rows.
+
+        A file with fewer rows than ``max_rows`` is known to have them once it was read to its end.
+        """
         if self.max_rows is not None:
-            return self._taken, self.max_rows, "rows"
+            return self._taken, self._taken if self._has_ended else self.max_rows, "rows"
         return self._progress()
 
     def _progress(self) -> tuple[int, int, str]:

@@ -105,6 +105,11 @@ def _markdown(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> Iterat
         yield "### Classes"
         yield from _class_parts(summary["classes"], summary["label_map"] or {})
     yield "### Findings"
+    has_mixed_labels = len((summary["classes"] or {}).get("types", ())) > 1
+    if has_mixed_labels:
+        yield _mixed_labels(summary["classes"])
+    if not findings and has_mixed_labels:
+        return
     if not findings:
         yield "None: nothing is unusual about any row."
         return
@@ -169,6 +174,19 @@ def _class_parts(classes: Mapping[str, Any], label_map: Mapping[str, int]) -> It
     if classes["num_classes"] > len(listed):
         smallest = escape_markdown(shorten(classes["smallest"], 60))
         yield f"and {classes['num_classes'] - len(listed):,} smaller ones; the smallest is {smallest}."
+
+
+def _mixed_labels(classes: Mapping[str, Any]) -> str:
+    counts = ", ".join(f"{kind}: {_count(number, 'row')}" for kind, number in classes["types"].items())
+    text = (
+        f"Note: labels in column {escape_markdown(repr(classes['column']))} are of different types ({counts}). All are "
+        'taken as text, so a number `1` and a text `"1"` are one class, as are `true` and `"true"`.'
+    )
+    if classes["joined"]:
+        joined = ", ".join(repr(shorten(name, 60)) for name in classes["joined"][:_MAX_SHOWN_ROWS])
+        more = len(classes["joined"]) - _MAX_SHOWN_ROWS
+        text += f" Classes with labels of several types: {escape_markdown(joined)}{f' and {more:,} more' * (more > 0)}."
+    return text
 
 
 def _row_lines(finding: Mapping[str, Any]) -> Iterator[str]:

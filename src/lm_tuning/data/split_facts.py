@@ -17,6 +17,7 @@ from lm_tuning.data.splitting import TRAIN
 
 _MAX_LISTED_CLASSES = 1000
 _MAX_LISTED_ROWS = 20
+_MAX_WARNED_CLASSES = 10
 _HELD_OUT = tuple(enumerate(SPLITS))[1:]
 
 Ints = npt.NDArray[np.int64]
@@ -196,6 +197,44 @@ def class_facts(
     }
 
 
+def untrained_facts(rows: CheckedRows, label: str | None, splits: Splits, row_ids: Ints) -> dict[str, Any] | None:
+    """Find the classes that training files have and the training split has not: the division held all their rows out.
+
+    Args:
+        rows: what was read.
+        label: the column of the class; None where rows have none.
+        splits: see ``count_shared``.
+        row_ids: ``(rows,)``.
+
+    Returns:
+        ``column``, ``num_classes``, ``can_stratify`` (whether any class has a row for every split), and of the held-out
+        rows of these classes ``num_rows``, ``first_row_ids`` and ``num_rows_by_class`` (the largest 1,000); None where
+        there is no such class.
+    """
+    if label is None:
+        return None
+    ids, names = rows.values[label], rows.names[label]
+    num_classes = len(names)
+    has_class = ids >= 0
+    from_train_file = np.array([file["split"] == SPLITS[TRAIN] for file in rows.sources], dtype=bool)[rows.files]
+    in_files = np.bincount(ids[has_class & from_train_file], minlength=num_classes)
+    in_train = np.bincount(ids[has_class & (splits == TRAIN)], minlength=num_classes) > 0
+    held_out = has_class & (splits > TRAIN)
+    counts = np.bincount(ids[held_out], minlength=num_classes)
+    untrained = (in_files > 0) & ~in_train & (counts > 0)
+    if not untrained.any():
+        return None
+    listed = np.argsort(-(counts * untrained), kind="stable")[: min(int(untrained.sum()), _MAX_LISTED_CLASSES)]
+    held_out[held_out] = untrained[ids[held_out]]
+    return {
+        "column": label,
+        "num_classes": int(untrained.sum()),
+        "can_stratify": bool(in_files.max() >= len(SPLITS)),
+        "num_rows_by_class": {names[place]: int(counts[place]) for place in listed.tolist()},
+        **_listed(held_out, row_ids),
+    }
+
+
 def describe_warnings(facts: Mapping[str, Any], splits: Splits) -> list[str]:
     """Return sentences about what a user would not expect.
 
@@ -205,6 +244,7 @@ def describe_warnings(facts: Mapping[str, Any], splits: Splits) -> list[str]:
     """
     return [
         *_size_warnings(facts, splits),
+        *_untrained_warnings(facts),
         *_copy_warnings(facts),
         *_near_warnings(facts),
         *_group_warnings(facts["groups"]),
@@ -222,6 +262,28 @@ def _size_warnings(facts: Mapping[str, Any], splits: Splits) -> Iterator[str]:
         more = f" and {num_rare - 20:,} more" if num_rare > 20 else ""
         parts = "fold" if facts["folds"] else "split"
         yield f"Too few rows to be in every {parts}, so only in train: {listed}{more}."
+
+
+def _untrained_warnings(facts: Mapping[str, Any]) -> Iterator[str]:
+    untrained = facts["untrained_classes"]
+    if not untrained:
+        return
+    column, num_classes, num_rows = untrained["column"], untrained["num_classes"], untrained["num_rows"]
+    listed = ", ".join(repr(shorten(name)) for name in list(untrained["num_rows_by_class"])[:_MAX_WARNED_CLASSES])
+    more = f" and {num_classes - _MAX_WARNED_CLASSES:,} more" if num_classes > _MAX_WARNED_CLASSES else ""
+    remedy = "give these classes more rows"
+    if not facts["classes"] or facts["classes"]["column"] != column:
+        stratify = f"set split.stratify: {column}"
+        remedy = (
+            f"{stratify}, which keeps a class of few rows in train, or {remedy}"
+            if untrained["can_stratify"]
+            else f"{remedy}, {len(SPLITS)} or more, and {stratify}"
+        )
+    yield (
+        f"Held-out rows of classes that no training row has: {num_rows:,}, of {num_classes:,} "
+        f"class{'es' * (num_classes != 1)} in column {column!r} ({listed}{more}). These classes are never learned, so "
+        f"no answer to these rows can be right. Remedy: {remedy}."
+    )
 
 
 def _copy_warnings(facts: Mapping[str, Any]) -> Iterator[str]:

@@ -131,6 +131,7 @@ def write_splits(
         **{name: checked_summary[name] for name in ("format", "columns", "template")},
         "seed": seed,
         "key": key,
+        "max_rows": checked_summary["max_rows"],
         "files": checked_summary["files"],
         "sources": sources,
         "label_map": checked_summary.get("label_map"),

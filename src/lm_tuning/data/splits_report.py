@@ -37,7 +37,7 @@ def build_splits_section(summary: Mapping[str, Any], copies: Mapping[str, npt.ND
     """
     names = (
         *("rows", "seed", "key", "wanted_rows", "folds", "duplicates", "near_duplicates", "overlap", "overlap_rows"),
-        *("leakage", "groups", "classes", "sources", "label_map", "warnings"),
+        *("leakage", "groups", "classes", "untrained_classes", "sources", "label_map", "warnings"),
     )
     places = RowPlaces(summary["files"])
     blocks = [
@@ -48,6 +48,7 @@ def build_splits_section(summary: Mapping[str, Any], copies: Mapping[str, npt.ND
         *_leakage(summary, places),
         *_groups(summary),
         *_classes(summary),
+        *_untrained(summary, places),
         *_sources(summary),
         *_warnings(summary),
     ]
@@ -65,6 +66,10 @@ def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     metrics["data_duplicate_rows"] = summary["duplicates"]["num_copies"]
     if near:
         metrics["data_near_duplicate_rows"] = near["num_near_copies"]
+    untrained = summary["untrained_classes"]
+    if untrained:
+        metrics["data_untrained_classes"] = untrained["num_classes"]
+        metrics["data_untrained_class_rows"] = untrained["num_rows"]
     metrics["data_leakage_rows"] = summary["leakage"]["num_rows"]
     metrics["data_leakage_fraction"] = summary["leakage"]["fraction"]
     return metrics
@@ -166,6 +171,21 @@ def _classes(summary: Mapping[str, Any]) -> Iterator[str]:
     yield _table(["class", *SPLITS], lines)
     if classes["num_classes"] > len(lines):
         yield f"{classes['num_classes'] - len(lines):,} smaller classes are in the JSON report (up to 1,000 in all)."
+
+
+def _untrained(summary: Mapping[str, Any], places: RowPlaces) -> Iterator[str]:
+    untrained = summary["untrained_classes"]
+    if not untrained:
+        return
+    yield f"### Classes without a training row: {_text(untrained['column'])}"
+    yield (
+        f"The division held out all rows of {untrained['num_classes']:,} "
+        f"class{'es' * (untrained['num_classes'] != 1)} ({_listed(untrained, places)}). They are never learned."
+    )
+    lines = [[_text(name), f"{count:,}"] for name, count in list(untrained["num_rows_by_class"].items())[:_MAX_CLASSES]]
+    yield _table(["class", "held-out rows"], lines)
+    if untrained["num_classes"] > len(lines):
+        yield f"{untrained['num_classes'] - len(lines):,} more are in the JSON report (up to 1,000 in all)."
 
 
 def _sources(summary: Mapping[str, Any]) -> Iterator[str]:

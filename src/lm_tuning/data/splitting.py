@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -16,6 +17,7 @@ TRAIN, VALIDATION, TEST = 0, 1, 2
 _HELD_OUT = ((VALIDATION, "validation"), (TEST, "test"))
 
 _CHUNK_UNITS = 65_536
+_PLURAL = re.compile(r"\b(unit|row|group)s\b")
 
 Ints = npt.NDArray[np.int64]
 Marks = npt.NDArray[np.uint64]
@@ -105,6 +107,7 @@ def assign_splits(
     marks: Marks | None = None,
     min_class_units: int = 0,
     unit_name: str = "units",
+    explanation: str = "each stays whole.",
 ) -> Assignment:
     """Choose whole units for validation and test; the rest is train.
 
@@ -126,6 +129,7 @@ def assign_splits(
             comes from seed and mark alone; None takes it from the number of the unit.
         min_class_units: units from which a class is divided, where that is more than the number of splits.
         unit_name: plural noun for messages.
+        explanation: why there are no more units, and what to do about it; the end of a sentence after "since".
 
     Returns:
         The split of each row.
@@ -136,9 +140,8 @@ def assign_splits(
     unit_sizes = np.bincount(units)
     num_splits = 1 + sum(size > 0 for size in sizes[1:])
     if len(unit_sizes) < num_splits:
-        raise UserError(
-            f"{len(unit_sizes)} {unit_name} cannot be divided into {num_splits} splits, since each stays whole."
-        )
+        units_counted = count_units(len(unit_sizes), unit_name)
+        raise UserError(f"{units_counted} cannot be divided into {num_splits} splits, since {explanation}")
     whole_order = order = _seeded_order(len(unit_sizes), seed, marks)
     if classes is None:
         targets = np.array([[sizes[1]], [sizes[2]]], dtype=np.int64)
@@ -176,6 +179,7 @@ def assign_folds(
     classes: Ints | None = None,
     marks: Marks | None = None,
     unit_name: str = "units",
+    explanation: str = "each stays whole.",
 ) -> Folds:
     """Take test out, then cut the rest into folds of equal size.
 
@@ -194,6 +198,7 @@ def assign_folds(
         classes: see ``assign_splits``.
         marks: see ``assign_splits``.
         unit_name: plural noun for messages.
+        explanation: see ``assign_splits``.
 
     Returns:
         The fold of each row.
@@ -205,7 +210,9 @@ def assign_folds(
     num_needed = num_folds + (test_rows > 0)
     parts = f"{num_folds} folds (split.num_folds)" + " and test" * (test_rows > 0)
     if len(unit_sizes) < num_needed:
-        raise UserError(f"{len(unit_sizes)} {unit_name} cannot be divided into {parts}, since each stays whole.")
+        raise UserError(
+            f"{count_units(len(unit_sizes), unit_name)} cannot be divided into {parts}, since {explanation}"
+        )
     sizes = (len(units) - test_rows, 0, test_rows)
     assignment = assign_splits(
         units, sizes=sizes, seed=seed, classes=classes, marks=marks, min_class_units=num_needed, unit_name=unit_name
@@ -224,6 +231,17 @@ def assign_folds(
             f"and classes of fewer than {num_needed} {unit_name} stay in train."
         )
     return Folds(folds[units], assignment.rare_classes)
+
+
+def count_units(number: int, unit_name: str) -> str:
+    """Count units in words, such as ``1 different row`` and ``2 groups of 'book'``.
+
+    Args:
+        number: how many.
+        unit_name: their plural, ``rows`` or ``groups`` with other words around it.
+    """
+    name = _PLURAL.sub(r"\1", unit_name, count=1) if number == 1 else unit_name
+    return f"{number:,} {name}"
 
 
 def _deal(folds: npt.NDArray[np.int16], order: Ints, unit_sizes: Ints, strata: Ints, num_folds: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,11 +33,12 @@ class CatalogEntry:
 
     entry_name: str | None = None
 
-    def describe_missing(self, path: Path) -> str:
+    def describe_missing(self, path: Path, *, way: Sequence[str] = ()) -> str:
         """Say that nothing is stored and how to make it.
 
         Args:
             path: where it should lie.
+            way: pipelines that lead there from what is stored; without them the one that makes this entry is named.
 
         Returns:
             A sentence or two that name entry, path, node and pipeline as far as they are known.
@@ -45,7 +47,7 @@ class CatalogEntry:
         maker = find_maker(self.entry_name) if self.entry_name else None
         if maker is None:
             return f"{name}nothing is there at '{path}'."
-        command = f"kedro run --pipelines={maker.pipeline} (and the same --env and --params)"
+        command = f"kedro run --pipelines={','.join(way) or maker.pipeline} (and the same --env and --params)"
         return f"{name}nothing is there at '{path}'. Node {maker.node} makes it: {command}"
 
     def require(self, path: Path, found: bool) -> None:
@@ -87,3 +89,32 @@ def find_maker(entry_name: str) -> Maker | None:
         return None
     *_, pipeline_name, node_name = min(makers)
     return Maker(node=node_name, pipeline=pipeline_name)
+
+
+def find_way(missing: Iterable[str], *, is_missing: Callable[[str], bool]) -> list[str]:
+    """Name the pipelines that make what is missing, and before them those that make what they start from.
+
+    Args:
+        missing: keys in the catalog.
+        is_missing: says of a key whether it should be stored and is not.
+
+    Returns:
+        Names of registered pipelines, in the order in which they run; one that is part of another is left out.
+    """
+    from kedro.framework.project import pipelines
+
+    way: list[str] = []
+
+    def add(name: str) -> None:
+        maker = find_maker(name)
+        if maker is None or maker.pipeline in way:
+            return
+        for needed in sorted(pipelines[maker.pipeline].inputs()):
+            if is_missing(needed):
+                add(needed)
+        way.append(maker.pipeline)
+
+    for name in missing:
+        add(name)
+    nodes = {name: set(pipelines[name].nodes) for name in way}
+    return [name for name in way if not any(nodes[name] < nodes[other] for other in way)]

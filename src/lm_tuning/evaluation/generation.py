@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from lm_tuning.evaluation.held_out_loss import evaluating
+from lm_tuning.models.positions import check_answer_room, position_limit
 from lm_tuning.progress import OnProgress, ignore_progress
 
 if TYPE_CHECKING:
@@ -138,15 +139,15 @@ def generate_answers(
 
     Returns:
         The new token ids of each prompt, in the order of the prompts.
+
+    Raises:
+        UserError: an answer of that length leaves no room for a prompt.
     """
     from transformers import StoppingCriteriaList
 
     reads_apart = _is_encoder_decoder(model)
-    context = _context_tokens(model)
-    # The last token of an answer is not read again, so a decoder of its own has room for as many as its positions.
-    if context is not None and max_new_tokens > (context if reads_apart else context - 1):
-        logger.warning("max_new_tokens=%d leaves no room in a context of %d tokens.", max_new_tokens, context)
-        max_new_tokens = context if reads_apart else context // 2
+    context = position_limit(_unwrapped(model).config)
+    check_answer_room(_unwrapped(model).config, max_new_tokens=max_new_tokens)
     room = context if context is None or reads_apart else context - max_new_tokens
     kept = [list(prompt) if room is None else list(prompt[-room:]) for prompt in prompts]
     num_cut = sum(len(short) < len(prompt) for short, prompt in zip(kept, prompts, strict=True))
@@ -289,12 +290,6 @@ def _is_encoder_decoder(model: Any) -> bool:
 def _special_ids(tokenizer: Any) -> set[int]:
     added = tokenizer.added_tokens_decoder.items()
     return {*tokenizer.all_special_ids, *(int(index) for index, token in added if token.special)}
-
-
-def _context_tokens(model: Any) -> int | None:
-    """Return the tokens that the model can attend to, ``None`` when its config does not say."""
-    tokens = getattr(_unwrapped(model).config.get_text_config(), "max_position_embeddings", None)
-    return int(tokens) if tokens else None
 
 
 @contextmanager

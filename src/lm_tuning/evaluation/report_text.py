@@ -117,13 +117,21 @@ def number(value: float | None, digits: int) -> str:
 
 
 def percent(improvement: float | None) -> str:
-    """Show a fall of a quantity as a negative change, and no change without a minus."""
-    return "–" if improvement is None else f"{round(-improvement, 3) + 0.0:+.1%}"  # noqa: RUF001
+    """Show a fall of a quantity as a negative change, with as many digits as it takes to see a small one."""
+    return "–" if improvement is None else _signed(-100 * improvement, 1) + "%"  # noqa: RUF001
 
 
 def difference(value: float | None) -> str:
-    """Show a difference with its sign."""
-    return "–" if value is None else f"{value:+.4f}"  # noqa: RUF001
+    """Show a difference with its sign, with as many digits as it takes to see a small one."""
+    return "–" if value is None else _signed(value, 4)  # noqa: RUF001
+
+
+def _signed(value: float, decimals: int) -> str:
+    """Write a change with its sign; what is 0 with three more digits has none."""
+    for shown in range(decimals, decimals + 4):
+        if round(value, shown):
+            return f"{value:+.{shown}f}"
+    return f"{0:.{decimals}f}"
 
 
 def _whole_lines(text: str) -> str:

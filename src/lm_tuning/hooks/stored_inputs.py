@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kedro.framework.hooks import hook_impl
 
-from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.datasets.entry import CatalogEntry, find_way
 from lm_tuning.errors import UserError
 
 if TYPE_CHECKING:
@@ -30,12 +30,20 @@ class StoredInputsHook:
         """Look for every input that no node of this run makes.
 
         Raises:
-            UserError: naming each missing entry, its path and the pipeline that makes it.
+            UserError: naming each missing entry, its path and the pipelines that lead there from what is stored.
         """
-        problems = []
-        for name in sorted(pipeline.inputs()):
+
+        def is_missing(name: str) -> bool:
             dataset = catalog.get(name)
-            if isinstance(dataset, CatalogEntry) and not dataset.exists():  # type: ignore[attr-defined]
-                problems.append(dataset.describe_missing(Path(getattr(dataset, "_filepath", name))))
-        if problems:
-            raise UserError(problems)
+            return isinstance(dataset, CatalogEntry) and not dataset.exists()  # type: ignore[attr-defined]
+
+        missing = sorted(filter(is_missing, pipeline.inputs()))
+        if not missing:
+            return
+        way = find_way(missing, is_missing=is_missing)
+        problems = []
+        for name in missing:
+            dataset = catalog.get(name)
+            assert isinstance(dataset, CatalogEntry)
+            problems.append(dataset.describe_missing(Path(getattr(dataset, "_filepath", name)), way=way))
+        raise UserError(problems)

@@ -18,7 +18,15 @@ from lm_tuning.text.padding import choose_pad_token
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["Quantization", "build_skeleton", "load_model", "load_tokenizer", "transformers_bars_off"]
+__all__ = [
+    "Quantization",
+    "build_skeleton",
+    "check_model",
+    "load_model",
+    "load_tokenizer",
+    "read_config",
+    "transformers_bars_off",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -195,6 +203,49 @@ def build_skeleton(
     return model
 
 
+def read_config(name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
+    """Read the config of a model, without torch.
+
+    Args:
+        name_or_path: a local folder or a hub name.
+        revision: branch, tag or commit on the hub.
+        trust_remote_code: whether code that comes with the model may run.
+
+    Raises:
+        UserError: the config cannot be reached or read.
+    """
+    from transformers import AutoConfig
+
+    with user_errors(name_or_path, "model"):
+        return AutoConfig.from_pretrained(
+            name_or_path, revision=revision, trust_remote_code=trust_remote_code, **hub_options(name_or_path)
+        )
+
+
+def check_model(
+    name_or_path: str, *, task: str = "causal_lm", revision: str | None = None, trust_remote_code: bool = False
+) -> Any:
+    """Check by its config that a model is one for the task, before anything is spent on it.
+
+    Args:
+        name_or_path: a local folder or a hub name.
+        task: as for :func:`load_model`.
+        revision: branch, tag or commit on the hub.
+        trust_remote_code: whether code that comes with the model may run.
+
+    Returns:
+        The config.
+
+    Raises:
+        UserError: the config cannot be reached or read, or is none for the task.
+    """
+    import transformers
+
+    config = read_config(name_or_path, revision=revision, trust_remote_code=trust_remote_code)
+    _check_architecture(config, getattr(transformers, AUTO_CLASSES[task]), name_or_path, task)
+    return config
+
+
 def _prepare(
     name_or_path: str, *, task: str, label_map: dict[str, int] | None, revision: str | None, trust_remote_code: bool
 ) -> tuple[Any, Any, bool, bool]:
@@ -204,14 +255,9 @@ def _prepare(
         The config, the class that loads the task, whether a stored classification head fits, and whether there is one.
     """
     import transformers
-    from transformers import AutoConfig
 
-    with user_errors(name_or_path, "model"):
-        config = AutoConfig.from_pretrained(
-            name_or_path, revision=revision, trust_remote_code=trust_remote_code, **hub_options(name_or_path)
-        )
+    config = check_model(name_or_path, task=task, revision=revision, trust_remote_code=trust_remote_code)
     auto_class: Any = getattr(transformers, AUTO_CLASSES[task])
-    _check_architecture(config, auto_class, name_or_path, task)
     was_classifier = stored_labels(config) is not None
     keeps_head = task == "sequence_classification" and write_labels(config, label_map, name_or_path)
     return config, auto_class, keeps_head, was_classifier

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -37,6 +37,7 @@ def _use_slashes(path: str) -> str:
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_read_scientific)]
 NonNegativeNumber = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_read_scientific)]
 Fraction = Annotated[float, Field(ge=0, lt=1), BeforeValidator(_read_scientific)]
+ScheduleValue = Annotated[Any, BeforeValidator(_read_scientific)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]
 AutoOrCount = Literal["auto"] | Count

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from lm_tuning.parameters.data import SourceParameters
 from lm_tuning.parameters.trainer import BITSANDBYTES_OPTIMIZERS
+from lm_tuning.parameters.trainer_arguments import DEFAULT_SCHEDULE, find_optimizer_problems, find_schedule_problems
 
 if TYPE_CHECKING:
     from lm_tuning.parameters.root import Parameters
@@ -231,21 +232,11 @@ def _check_warmup(parameters: Parameters) -> Iterator[Conflict]:
 
 
 def _check_schedule(parameters: Parameters) -> Iterator[Conflict]:
-    trainer = parameters.train.trainer
-    schedule, given = trainer.get("lr_scheduler_type", "linear"), trainer.get("lr_scheduler_kwargs", {})
+    train, trainer = parameters.train, parameters.train.trainer
+    schedule, given = trainer.get("lr_scheduler_type", DEFAULT_SCHEDULE), trainer.get("lr_scheduler_kwargs", {})
     keys = ("train.trainer.lr_scheduler_type", "train.trainer.lr_scheduler_kwargs")
-    wanted: dict[str, tuple[str, ...]] = {
-        "cosine_with_min_lr": ("min_lr", "min_lr_rate"),
-        "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate"),
-        "warmup_stable_decay": ("num_decay_steps",),
-    }
-    names = wanted.get(schedule, ())
-    if names and sum(name in given for name in names) != 1:
-        yield Conflict(
-            keys,
-            f"{keys[0]} = {schedule} needs {'one of ' if len(names) > 1 else ''}{' and '.join(names)} in {keys[1]}, "
-            f"which is {given}.",
-        )
+    for problem in find_schedule_problems(schedule, given, learning_rate=train.learning_rate):
+        yield Conflict((*keys, "train.learning_rate") if "train.learning_rate" in problem else keys, problem)
     if schedule == "constant" and trainer.get("warmup_steps", 0):
         yield Conflict(
             (keys[0], "train.trainer.warmup_steps"),
@@ -255,7 +246,10 @@ def _check_schedule(parameters: Parameters) -> Iterator[Conflict]:
 
 
 def _check_optimizer(parameters: Parameters) -> Iterator[Conflict]:
-    name = parameters.train.trainer.get("optim")
+    trainer = parameters.train.trainer
+    name, arguments = trainer.get("optim"), trainer.get("optim_args")
+    for problem in find_optimizer_problems(name, arguments) if arguments else ():
+        yield Conflict(("train.trainer.optim", "train.trainer.optim_args"), problem)
     if name in BITSANDBYTES_OPTIMIZERS and find_spec("bitsandbytes") is None:
         yield Conflict(
             ("train.trainer.optim",),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.root import Parameters
 from lm_tuning.parameters.sources import Sources
+from lm_tuning.parameters.unreadable import describe_unreadable
 from lm_tuning.parameters.validation import validate_parameters
 
 if TYPE_CHECKING:
@@ -51,11 +52,10 @@ def _read(config_loader: OmegaConfigLoader, key: str, root: Path) -> dict[str, A
         return dict(config_loader[key])
     except MissingConfigException as error:
         raise UserError(_describe_missing(config_loader, root)) from error
-    except yaml.YAMLError as error:
-        mark = getattr(error.__cause__ or error, "problem_mark", None)
-        problem = getattr(error.__cause__ or error, "problem", None)
-        where = f", line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark else ""
-        raise UserError(f"The {key} cannot be read: {error}{where}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        names = (config_loader.env or config_loader.default_run_env, config_loader.base_env)
+        folders = [Path(config_loader.conf_source) / name for name in names]
+        raise UserError(describe_unreadable(error, folders, root) or f"The {key} cannot be read: {error}") from error
     except OmegaConfBaseException as error:
         hint = "Where ${ is meant as text, write \\${."
         raise UserError(f"The {key} cannot be put together: {str(error).splitlines()[0]} {hint}") from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import ConfigDict, with_config
 from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
-from lm_tuning.parameters.base import CountOrZero, Fraction, NonNegativeNumber, PositiveNumber, Text
+from lm_tuning.parameters.base import CountOrZero, Fraction, NonNegativeNumber, PositiveNumber, ScheduleValue, Text
 
 Schedule = Literal[
     "linear",
@@ -60,8 +60,8 @@ class TrainerSettings(TypedDict, total=False):
     lr_scheduler_type: Schedule
     """How the learning rate moves over the steps."""
 
-    lr_scheduler_kwargs: dict[str, Any]
-    """More arguments of that schedule, such as num_cycles or min_lr."""
+    lr_scheduler_kwargs: dict[str, ScheduleValue]
+    """More arguments of that schedule, such as num_cycles or min_lr; which ones there are depends on it."""
 
     warmup_steps: CountOrZero | Fraction
     """Steps over which the learning rate rises from 0: a number of steps, or a fraction of all steps."""
@@ -86,7 +86,8 @@ class TrainerSettings(TypedDict, total=False):
     move it to the CPU's when a GPU runs out, and adafactor keeps one number for each row and column."""
 
     optim_args: Text
-    """More arguments of the optimizer, as key=value,key=value."""
+    """More arguments of the optimizer, as key=value,key=value: sgd reads momentum, dampening and nesterov, adagrad
+    lr_decay and eps, rmsprop momentum, alpha, eps and centered; the others read none."""
 
 
 # TrainingArguments (past and present) that this project sets itself -> what to use instead. Looked up for keys under

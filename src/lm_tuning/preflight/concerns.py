@@ -34,7 +34,7 @@ def find_concerns(figures: Mapping[str, Any]) -> list[dict[str, str]]:
         *_about_context(figures["lengths"], figures["context_tokens"]),
         *_about_rows(figures),
         *_about_splits(figures["splits"], figures["num_rows"]),
-        *_about_labels(figures["labels"], figures["task"]),
+        *_about_labels(figures["labels"], figures["task"], untrained=figures["splits"]["untrained_classes"]),
         *_about_padding(figures["padding"]),
     ]
     return sorted(found, key=lambda concern: LEVELS.index(concern["level"]))
@@ -51,6 +51,7 @@ def _rows(number: int, noun: str = "row") -> str:
 def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longest: int) -> Iterator[dict[str, str]]:
     steps, per_epoch, warmup = facts["total_steps"], facts["steps_per_epoch"], facts["warmup_steps_of_run"]
     rows, tokens = facts["effective_batch_rows"], facts["effective_batch_tokens"]
+    rows_per_step = facts["rows_per_epoch"] / per_epoch
     if warmup and warmup >= steps:
         yield _concern(
             "stop",
@@ -86,12 +87,12 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
             f"A step takes {rows:,} rows, but an epoch has {facts['rows_per_epoch']:,}: each epoch is a single step.",
             "Lower train.effective_batch_rows to at most a tenth of the rows.",
         )
-    elif per_epoch > 1 and facts["last_step_rows"] * 2 < facts["rows_per_step"]["mean"]:
+    elif per_epoch > 1 and steps >= per_epoch and facts["last_step_rows"] * 2 < rows_per_step:
         yield _concern(
             "note",
             "schedule",
-            f"The last step of every epoch has {facts['last_step_rows']:,} rows, where the others have about "
-            f"{facts['rows_per_step']['mean']:,.0f}: its gradient is noisier.",
+            f"The last step of every epoch has {_rows(facts['last_step_rows'])}, where the others have about "
+            f"{rows_per_step:,.0f}: its gradient is noisier.",
             "It weighs as much as any other step; a batch size that divides the rows evenly avoids it.",
         )
     if tokens is not None and tokens < longest:
@@ -283,15 +284,20 @@ def _about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Ite
         )
 
 
-def _about_labels(labels: Mapping[str, Any] | None, task: str) -> Iterator[dict[str, str]]:
+def _about_labels(
+    labels: Mapping[str, Any] | None, task: str, *, untrained: Mapping[str, Any] | None
+) -> Iterator[dict[str, str]]:
     if labels is None:
         return
-    if labels["not_in_train"]:
-        names = ", ".join(map(repr, labels["not_in_train"][:5]))
+    # What the division did is among its own warnings; tokenizing may have dropped the rows of more classes.
+    known = untrained["num_rows_by_class"] if untrained and untrained["column"] == labels["column"] else ()
+    lost = [name for name in labels["not_in_train"] if name not in known]
+    if lost:
+        names = ", ".join(map(repr, lost[:5]))
         yield _concern(
             "warning",
             "labels",
-            f"Classes without a training row ({len(labels['not_in_train']):,}) cannot be learned: {names}.",
+            f"Classes without a training row ({len(lost):,}) cannot be learned: {names}.",
             "Divide with split.stratify, or take those rows out.",
         )
     if labels["num_held_out_missing"]:

@@ -294,6 +294,10 @@ def _schedule(facts: Mapping[str, Any]) -> Iterator[Block]:
         if value["max"]
     ]
     yield Table(f"A step ({batch})", ["", "least", "mean", "most"], rows)
+    measured = facts["steps_measured"]
+    num_steps = f"{write_count(measured['num_steps'])} step{'s' * (measured['num_steps'] != 1)}"
+    spread = "spread over" if measured["is_sample"] else "that make up"
+    yield Paragraph(f"Least, mean and most are of {num_steps} {spread} the {measured['of']}.")
     if len(facts["sources"]) > 1 or any(source["weight"] != 1 for source in facts["sources"]):
         yield Table(
             "Sources",

@@ -24,7 +24,10 @@ from lm_tuning.training.cutting import choose_batching, choose_micro_batch_token
 
 # What transformers gives where a tokenizer's files name no longest text is about 1e30.
 _NO_LIMIT = 10**12
-_COPIED = ("rows", "duplicates", "near_duplicates", "leakage", "overlap", "groups", "folds", "warnings")
+_COPIED = (
+    *("rows", "duplicates", "near_duplicates", "leakage", "overlap", "groups", "folds", "untrained_classes"),
+    "warnings",
+)
 
 
 def inspect_tokens(

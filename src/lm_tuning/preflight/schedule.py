@@ -57,14 +57,16 @@ def describe_schedule(
     Args:
         plan: which rows form each step.
         table: tokenized training rows.
-        steps: steps of the first epoch that are looked at, the first and the last among them.
+        steps: steps of the first epoch (or of a shorter run) that are looked at, the first and the last among them.
         sources: of the training rows: ``path`` and ``weight``.
         asked: what the parameters say: ``effective_batch_rows``, ``effective_batch_tokens``, ``num_epochs``,
             ``max_steps``, ``warmup_steps``, ``eval_every_steps``, ``save_every_steps`` and ``load_best``.
 
     Returns:
         Steps and tokens of an epoch and of the run, rows and tokens of a step, the last step of the epoch, the warm-up,
-        rows of an epoch by source, and ``asked``.
+        rows of an epoch by source, and ``asked``. Least, mean and most of a step are all of ``steps``;
+        ``steps_measured`` says how many these are (``num_steps``), of what (``of``), and whether that has more
+        (``is_sample``).
     """
     lengths = table.lengths
     # A row with a class is learned as one; its tokens are not.
@@ -89,9 +91,14 @@ def describe_schedule(
         "rows_of_run": rows_of_run,
         "tokens_of_run": tokens_of_run,
         "warmup_steps_of_run": math.ceil(warmup * plan.total_steps) if warmup < 1 else int(warmup),
-        "rows_per_step": {"mean": plan.rows_per_epoch / plan.steps_per_epoch, **_range(rows)},
-        "tokens_per_step": {"mean": tokens_per_epoch / plan.steps_per_epoch, **_range(tokens)},
-        "supervised_tokens_per_step": {"mean": float(supervised.mean()), **_range(supervised)},
+        "rows_per_step": _spread(rows),
+        "tokens_per_step": _spread(tokens),
+        "supervised_tokens_per_step": _spread(supervised),
+        "steps_measured": {
+            "num_steps": len(steps),
+            "of": "run" if plan.total_steps <= plan.steps_per_epoch else "first epoch",
+            "is_sample": len(steps) < min(plan.steps_per_epoch, plan.total_steps),
+        },
         "last_step_rows": len(last),
         "last_step_tokens": int(lengths[last].sum(dtype=np.int64)),
         "sources": mixed,
@@ -134,5 +141,5 @@ def _rows_and_tokens_of_run(plan: StepPlan, table: TokenTable, tokens_per_epoch:
     return num_epochs * plan.rows_per_epoch + sum(map(len, steps)), num_epochs * tokens_per_epoch + num_tokens
 
 
-def _range(values: Any) -> dict[str, int]:
-    return {"min": int(values.min()), "max": int(values.max())}
+def _spread(values: Any) -> dict[str, float]:
+    return {"mean": float(values.mean()), "min": int(values.min()), "max": int(values.max())}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from lm_tuning.text.token_columns import begins_with, cut_ends, flatten_ids, hol
 from lm_tuning.text.token_table import TokenColumns
 from lm_tuning.text.truncation import END_CUT, TOO_LONG
 
-_NUM_ROWS_NAMED = 20
+_NUM_CLASSES_NAMED = 20
 
 
 class ClassTokenizer(TaskTokenizer):
@@ -102,7 +103,11 @@ class ClassTokenizer(TaskTokenizer):
 
 
 def refuse_unknown_classes(
-    tables: Mapping[str, ExampleTable], label_map: Mapping[str, int] | None, places: RowPlaces
+    tables: Mapping[str, ExampleTable],
+    label_map: Mapping[str, int] | None,
+    places: RowPlaces,
+    *,
+    max_rows: int | None = None,
 ) -> None:
     """Refuse rows of classes that no training row has, before anything is tokenized.
 
@@ -110,31 +115,64 @@ def refuse_unknown_classes(
         tables: rows by split.
         label_map: id by name of the training rows' classes; ``None`` where there are none.
         places: where rows stand in their files.
+        max_rows: ``data.max_rows``: rows that were read of each file; ``None`` for all.
 
     Raises:
-        UserError: naming split, row and class of the first of them.
+        UserError: a line for each of these classes (up to 20, those with most rows) with its number of rows and the
+            first of them.
     """
     if not label_map:
         raise UserError("task: sequence_classification needs classes, and the stored splits have none.")
-    names = pa.array(label_map, type=pa.string())
-    problems: list[str] = []
-    num_rows = 0
+    unknown = _find_unknown_classes(tables, pa.array(label_map, type=pa.string()))
+    if not unknown:
+        return
+    sizes = {label: sum(found.num_rows.values()) for label, found in unknown.items()}
+    order = sorted(sizes, key=lambda label: -sizes[label])
+    problems = [_describe_unknown(label, unknown[label], places) for label in order[:_NUM_CLASSES_NAMED]]
+    rest = [sizes[label] for label in order[_NUM_CLASSES_NAMED:]]
+    if rest:
+        problems.append(
+            f"{_count(len(rest), 'more such class', 'more such classes')} with {_count(sum(rest), 'row', 'rows')}."
+        )
+    if max_rows is not None:
+        problems.append(
+            f"data.max_rows: {max_rows} took only the first {_count(max_rows, 'row', 'rows')} of each file, and files "
+            "that are sorted by class lose classes that way: leave it out, or shuffle the files. For a quick look "
+            "train.max_steps alone is enough."
+        )
+    problems.append(
+        "A model knows the classes of its training rows only. Give these classes training rows, mend their names, or "
+        "leave these rows out."
+    )
+    raise UserError(problems)
+
+
+@dataclass
+class _UnknownClass:
+    """Rows of a class that no training row has: their number by split, and the id of the first."""
+
+    first_row_id: int
+    num_rows: dict[str, int] = field(default_factory=dict)
+
+
+def _find_unknown_classes(tables: Mapping[str, ExampleTable], names: pa.Array) -> dict[str, _UnknownClass]:
+    """Count the rows of each class that is none of the names."""
+    found: dict[str, _UnknownClass] = {}
     for split, table in tables.items():
         for batch in table.batches():
-            labels = batch.column("label")
-            unknown = pc.indices_nonzero(pc.invert(pc.is_in(labels, value_set=names))).to_pylist()
-            num_rows += len(unknown)
-            for place in unknown[: _NUM_ROWS_NAMED - len(problems)]:
-                file, row = places.find(batch.column("row_id")[place].as_py())
-                label = shorten(labels[place].as_py(), 100)
-                problems.append(f"{file}, row {row} ({split}): no training row has its class, {label!r}.")
-    if num_rows > len(problems):
-        problems.append(f"{num_rows - len(problems):,} more such rows.")
-    if problems:
-        raise UserError(
-            [
-                *problems,
-                "A model knows the classes of its training rows only. Give these classes training rows, mend their "
-                "names, or leave these rows out.",
-            ]
-        )
+            labels, row_ids = batch.column("label"), batch.column("row_id")
+            for place in pc.indices_nonzero(pc.invert(pc.is_in(labels, value_set=names))).to_pylist():
+                one = found.setdefault(labels[place].as_py(), _UnknownClass(row_ids[place].as_py()))
+                one.num_rows[split] = one.num_rows.get(split, 0) + 1
+    return found
+
+
+def _describe_unknown(label: str, found: _UnknownClass, places: RowPlaces) -> str:
+    file, row = places.find(found.first_row_id)
+    counts = " and ".join(f"{_count(count, 'row', 'rows')} of {split}" for split, count in found.num_rows.items())
+    where = "at" if sum(found.num_rows.values()) == 1 else "the first at"
+    return f"No training row has the class {shorten(label, 100)!r} of {counts}, {where} {file}, row {row}."
+
+
+def _count(number: int, singular: str, plural: str) -> str:
+    return f"{number:,} {singular if number == 1 else plural}"

@@ -118,7 +118,7 @@ def write_tokens(
     places = RowPlaces(splits["files"])
     label_map = splits.get("label_map")
     if task == SEQUENCE_CLASSIFICATION:
-        refuse_unknown_classes(tables, label_map, places)
+        refuse_unknown_classes(tables, label_map, places, max_rows=splits.get("max_rows"))
     counts = {split: SplitCounts() for split in SPLITS}
     done = 0
     on_progress("Tokenizing", 0, total, "rows")

@@ -195,7 +195,7 @@ def _num_classes(model: Any, task: TrainingTask) -> int:
 
 
 def _untrained_nats(model: Any, task: TrainingTask, rows: list[TokenRow], shape: LossShape) -> float:
-    """Return the loss of these rows when all classes are equally likely; their weights may be above or below the mean."""
+    """Return the loss of these rows when all classes are equally likely; weights of few rows are not 1 in the mean."""
     num_classes = _num_classes(model, task)
     if shape.class_weights is None:
         return math.log(num_classes)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from lm_tuning.models.positions import Positions, find_positions
 from lm_tuning.text.token_table import TokenTable
 from lm_tuning.training.health import Finding
 
@@ -20,42 +21,6 @@ FAR_FEWER_TOKENS = 0.9
 
 FEW_ROWS = 0.01
 """Share of rows with nothing to learn that truncation explains."""
-
-_STRETCHED_ROPE = {"linear", "dynamic", "yarn"}
-
-
-@dataclass(frozen=True)
-class Positions:
-    """How long a row the model can take.
-
-    Attributes:
-        limit: tokens.
-        are_learned: whether each position has a weight of its own, so that there is nothing beyond the limit.
-    """
-
-    limit: int
-    are_learned: bool
-
-
-def find_positions(model: Any) -> Positions | None:
-    """Read the most positions off a model's configuration; ``None`` where it names none."""
-    config = getattr(model.config, "text_config", None) or model.config
-    limit = getattr(config, "max_position_embeddings", None)
-    if not isinstance(limit, int) or limit <= 0:
-        return None
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") in _STRETCHED_ROPE:
-        original = rope.get("original_max_position_embeddings") or limit
-        limit = max(limit, int(original * float(rope.get("factor") or 1.0)))
-    are_learned = any(
-        hasattr(module, "num_embeddings") and _is_position(name) for name, module in model.named_modules()
-    )
-    return Positions(limit, are_learned)
-
-
-def _is_position(name: str) -> bool:
-    last = name.rpartition(".")[2].lower()
-    return last == "wpe" or "position" in last
 
 
 def check_tokenizer(tokenizer: Any, model: Any) -> list[Finding]:

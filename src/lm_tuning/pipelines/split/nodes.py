@@ -13,7 +13,7 @@ from lm_tuning.storage.folders import SCHEMA_VERSION, FolderStore, StagedFolder,
 
 logger = logging.getLogger(__name__)
 
-_REPORT_HINT = "All of them, by file and row number: data_report.md in the reporting folder of this output."
+_REPORT_HINT = "All of them, by file and row number: data/08_reporting/{output}/data_report.md"
 
 
 def check_examples(
@@ -77,6 +77,7 @@ def split_examples(
     split: SplitParameters,
     seed: int,
     task: str,
+    output: str,
 ) -> tuple[StagedFolder | Path, dict[str, Any], dict[str, Any]]:
     """Divide the checked rows, or find that the same was done before.
 
@@ -87,6 +88,7 @@ def split_examples(
         split: the ``split`` parameters.
         seed: fixes the division.
         task: the ``task`` parameter.
+        output: the ``output`` parameter: where the data report lies, for messages.
 
     Returns:
         The folder of splits to publish, its summary, and the section ``splits`` of the data report.
@@ -103,13 +105,16 @@ def split_examples(
     _refuse_other_settings(checked_examples, manifest["facts"]["settings"], check_settings(data, split, task=task))
     checked = read_checked_summary(checked_examples)
     if checked["refused"]:
-        raise UserError([*checked["refused"], _REPORT_HINT] if checked["findings"] else checked["refused"])
+        hint = [_REPORT_HINT.format(output=output)] if checked["findings"] else []
+        raise UserError([*checked["refused"], *hint])
     settings = _division_settings(split, group=manifest["facts"]["settings"]["group"], seed=seed)
     key = digest_values({"schema_version": SCHEMA_VERSION, "rows": manifest["key"], "settings": settings})
     found = split_cache.find(key)
     if found:
         summary = read_summary(found)
         logger.info("Splits reused: %s, in %s", describe_splits(summary), found)
+        for warning in summary["warnings"]:
+            logger.warning(warning)
         return found, summary, build_splits_section(summary, read_copies(found))
     with split_cache.stage(key) as staged, show_progress() as on_progress:
         summary = write_splits(staged.path, checked_examples, **settings, on_progress=on_progress)

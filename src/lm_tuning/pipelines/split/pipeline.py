@@ -32,6 +32,7 @@ def create_pipeline() -> Pipeline:
                     "split": "params:split",
                     "seed": "params:seed",
                     "task": "params:task",
+                    "output": "params:output",
                 },
                 outputs=["example_splits", "split_summary", "split_report"],
                 name="split_examples",

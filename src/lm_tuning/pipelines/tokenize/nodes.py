@@ -9,6 +9,7 @@ from typing import Any
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.model import ModelParameters
+from lm_tuning.parameters.results import EvaluateParameters
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.pipelines.split.nodes import split_settings
 from lm_tuning.storage.digests import digest_values
@@ -19,16 +20,25 @@ logger = logging.getLogger(__name__)
 DIGEST_CACHE = Path("data/.cache/digests.json")
 
 
-def prepare_base_model(model: ModelParameters) -> dict[str, Any]:
+def prepare_base_model(model: ModelParameters, evaluate: EvaluateParameters, task: str) -> dict[str, Any]:
     """Pin the base model down, converting the default one first when it is asked for and not there yet.
+
+    What its config says against the run is found here, before rows are split and tokenized.
 
     Args:
         model: the ``model`` parameters.
+        evaluate: the ``evaluate`` parameters, whose answers must fit into the model.
+        task: the ``task`` parameter.
 
     Returns:
         ``name_or_path``, ``revision``, ``digest``, ``tokenizer_digest``, ``trust_remote_code`` and ``is_embedded``.
+
+    Raises:
+        UserError: the model is not there or not whole, is none for the task, or answers do not fit into it.
     """
     from lm_tuning.models.base_model import describe_base_model
+    from lm_tuning.models.loading import check_model
+    from lm_tuning.models.positions import check_answer_room
     from lm_tuning.progress import show_progress
 
     with show_progress() as on_progress:
@@ -39,6 +49,10 @@ def prepare_base_model(model: ModelParameters) -> dict[str, Any]:
             digest_cache=DIGEST_CACHE,
             on_progress=on_progress,
         )
+    where = {name: base_model[name] for name in ("name_or_path", "revision", "trust_remote_code")}
+    config = check_model(**where, task=task)
+    if evaluate.num_generate_rows and task != "sequence_classification":
+        check_answer_room(config, max_new_tokens=evaluate.max_new_tokens)
     logger.info("Base model: %s (digest %s)", base_model["name_or_path"], base_model["digest"])
     return base_model
 
@@ -92,8 +106,8 @@ def tokenize_examples(
                 "is trained on them:",
                 *(f"  - {difference}" for difference in stale),
                 "Set these back, or make the splits again with kedro run --pipelines=split (the same --env and "
-                "--params). A training goes on from its checkpoint (train.resume=true) with its own rows only: for that, set them "
-                "back.",
+                "--params). A training goes on from its checkpoint (train.resume=true) with its own rows only: for "
+                "that, set them back.",
             ]
         )
     sources = {
@@ -109,6 +123,7 @@ def tokenize_examples(
     if found:
         summary = read_token_summary(found)
         logger.info("Tokens reused: %s, in %s", describe_tokens(summary), found)
+        _warn_of_long_rows(found, base_model, task=task)
         return found, summary, read_lengths(found), read_token_report(found)
     tokenizer = load_tokenizer(
         base_model["name_or_path"],
@@ -122,4 +137,24 @@ def tokenize_examples(
         write_lengths(staged.path, task=task, **limits)
         staged.facts = {"sources": sources, "base_model": base_model}
     logger.info("Tokens made: %s, in %s", describe_tokens(summary), token_cache.root / key)
+    _warn_of_long_rows(staged.path, base_model, task=task)
     return staged, summary, read_lengths(staged.path), read_token_report(staged.path)
+
+
+def _warn_of_long_rows(folder: Path, base_model: dict[str, Any], *, task: str) -> None:
+    """Say at once which rows are longer than the positions in the model's config; training refuses or reports them."""
+    from lm_tuning.models.loading import read_config
+    from lm_tuning.models.positions import position_limit
+    from lm_tuning.training.row_lengths import find_long_rows
+
+    where = {name: base_model[name] for name in ("name_or_path", "revision", "trust_remote_code")}
+    limit = position_limit(read_config(**where))
+    for rows in find_long_rows(folder, limit, task=task) if limit else ():
+        logger.warning(
+            "Longer than the %d positions in the config of %s: %s. A model that learned a weight for each position "
+            "cannot be trained on them, others are bad at positions that they never saw: lower %s.",
+            limit,
+            base_model["name_or_path"],
+            rows.describe(),
+            rows.key,
+        )

@@ -13,7 +13,7 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 func=prepare_base_model,
-                inputs={"model": "params:model"},
+                inputs={"model": "params:model", "evaluate": "params:evaluate", "task": "params:task"},
                 outputs="base_model",
                 name="prepare_base_model",
                 tags=["torch"],

@@ -37,13 +37,16 @@ def gather_settings(
         run_id: tracking run to write into checkpoints; ``None`` without.
 
     Raises:
-        UserError: the tokens were made for another task, or the formats do not go with the device.
+        UserError: the tokens were made for another task, rows are longer than the model can take, or the formats do
+            not go with the device.
     """
     from lm_tuning.runtime.device import describe_device
     from lm_tuning.runtime.optimizer import describe_optimizer_limit
     from lm_tuning.runtime.precision import choose_precision
     from lm_tuning.storage.folders import read_manifest
+    from lm_tuning.text.token_table import open_split
     from lm_tuning.text.tokenization import read_token_summary
+    from lm_tuning.training.row_lengths import refuse_long_rows
     from lm_tuning.training.settings import TrainingSettings
 
     device = describe_device()
@@ -54,9 +57,17 @@ def gather_settings(
             f"The stored tokens in {tokenized_examples} were made for task = {tokens['task']}, and task = {task}: make "
             "them again with kedro run --pipelines=train (the same --env and --params)."
         )
+    manifest = read_manifest(tokenized_examples)
+    refuse_long_rows(
+        tokenized_examples,
+        base_model,
+        task=task,
+        label_map=tokens["label_map"],
+        limits=manifest["facts"].get("sources", {}).get("tokenize", {}),
+    )
     settings = TrainingSettings(
         base=base_model,
-        tokens_key=read_manifest(tokenized_examples)["key"],
+        tokens_key=manifest["key"],
         sources=tokens["sources"],
         task=task,  # type: ignore[arg-type]
         label_map=tokens["label_map"],
@@ -98,6 +109,12 @@ def gather_settings(
         trainer=dict(train.trainer),
         run_id=run_id,
     )
+    if train.eval_every_steps is not None and not len(open_split(tokenized_examples, "validation")):
+        logger.warning(
+            "train.eval_every_steps = %d measures nothing, since the validation split has no rows: set "
+            "split.validation or data.validation_path, or train.eval_every_steps = null.",
+            train.eval_every_steps,
+        )
     logger.info("Precision: %s", precision.reason)
     if precision.warning:
         logger.warning("%s", precision.warning)
