@@ -49,6 +49,7 @@ WORKS = {
     "1.7b-full": {"shape": "1.7b", "method": "full", "budget": 16384, "batch": 64},
     "0.6b-full": {"shape": "0.6b", "method": "full", "budget": 16384, "batch": 64},
     "tiny-lora": {"shape": "tiny", "method": "lora", "budget": 1024, "batch": 4},
+    "tiny-qlora": {"shape": "tiny", "method": "qlora", "budget": 1024, "batch": 4},
     "tiny-full": {"shape": "tiny", "method": "full", "budget": 1024, "batch": 4},
 }
 FRAMEWORKS = ("ours", "trainer", "trl", "unsloth", "slow")
