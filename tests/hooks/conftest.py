@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.tiny_project import forget_project, write_project
+from tests.support.tiny_project import PACKAGE, forget_project, write_project
 from tests.support.tracking_store import new_store
 
 
@@ -21,6 +21,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     uri, folder = mlflow.get_tracking_uri(), Path.cwd()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", new_store(tmp_path / "store"))
     monkeypatch.delenv("TINY_NODE", raising=False)
+    # Kedro sets logging up for each package once, which takes the handler of caplog away: not in the middle of a test.
+    kedro_project.LOGGING.set_project_logging(PACKAGE)
     before = {name: getattr(kedro_project, name) for name in ("PACKAGE_NAME", "settings", "pipelines")}
     yield write_project(tmp_path / "project")
     while mlflow.active_run():

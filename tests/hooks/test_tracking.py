@@ -242,6 +242,28 @@ def test_resumed_training_goes_on_in_its_run_and_tells_what_changed(
     assert not any("Resumed with other settings" in message for message in caplog.messages)
 
 
+def test_a_refused_resume_leaves_its_run_as_it_was_but_for_the_reason(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TINY_NODE", "raise")
+    with pytest.raises(RuntimeError):
+        run_session(project)
+    (before,) = all_runs()
+    monkeypatch.setenv("TINY_NODE", "refuse")
+    for _ in range(2):
+        with pytest.raises(UserError):
+            run_session(project, pipelines=["train"], params=resume_params(learning_rate=5e-5))
+    (run,) = all_runs()
+    assert run.info.status == before.info.status == "FAILED"
+    assert run.data.params == before.data.params
+    added = {"refused": "UserError: train.resume: not this one", "resume.count": "0"}
+    assert run.data.tags == before.data.tags | added
+    monkeypatch.delenv("TINY_NODE")
+    run_session(project, pipelines=["train"], params=resume_params())
+    (run,) = all_runs()
+    assert (run.info.status, run.data.tags["resume.count"]) == ("FINISHED", "1")
+
+
 def test_only_training_reopens_a_run(project: Path) -> None:
     run_session(project)
     run_session(project, pipelines=["evaluate"], params=resume_params())

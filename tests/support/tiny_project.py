@@ -39,6 +39,8 @@ from pathlib import Path
 
 from kedro.pipeline import Pipeline, node
 
+from lm_tuning.errors import UserError
+
 
 def make_rows(data):
     described = {"train": [{"path": data["path"], "digest": "d1"}], "test": [{"digest": "d2"}], "is_example": True}
@@ -55,6 +57,8 @@ def split_rows(raw_examples, split_cache):
 
 
 def train_model(example_splits, checkpoints, metric_stream, train):
+    if os.environ.get("TINY_NODE") == "refuse":
+        raise UserError("train.resume: not this one")
     metric_stream.log(1, {"loss": 3.0})
     run = checkpoints / "run-1" / "checkpoint-1"
     run.mkdir(parents=True, exist_ok=True)

@@ -68,7 +68,7 @@ class MlflowRun:
                     ", ".join(f"{name} ({stored.get(name, NOT_SET)} -> {value})" for name, value in changes.items()),
                     self.num_resumes,
                 )
-            settings = {name: value for name, value in settings.items() if name not in stored}
+            settings = {name: value for name, value in settings.items() if name not in stored and name not in changes}
         entries = [Param(name, value) for name, value in settings.items()]
         for start in range(0, len(entries), BATCH_SIZE):
             self._client.log_batch(self.run_id, params=entries[start : start + BATCH_SIZE])
@@ -85,6 +85,19 @@ class MlflowRun:
                 if stored.get(name) != value
             }
         self._set_tags(tags)
+
+    def take_resume_back(self, reason: str) -> None:
+        """Leave a resumed run as it was before, but for the reason why this resume was refused.
+
+        Args:
+            reason: kept as the tag ``refused`` until the next refusal.
+        """
+        prefix = f"resume.{self.num_resumes}."
+        for name in self._client.get_run(self.run_id).data.tags:
+            if name.startswith(prefix):
+                self._client.delete_tag(self.run_id, name)
+        self.num_resumes -= 1
+        self._set_tags({"refused": reason, RESUME_COUNT_TAG: str(self.num_resumes)})
 
     def log_figures(self, figures: Mapping[str, float]) -> None:
         """Log numbers that belong to the run as a whole, at step 0."""

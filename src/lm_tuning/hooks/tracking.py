@@ -159,14 +159,15 @@ class TrackingHook:
     def on_pipeline_error(self, error: Exception) -> None:
         """Close the run as failed or killed, and leave the error to Kedro."""
         status = "KILLED" if was_interrupted(error) else "FAILED"
+        is_refusal = self._held is not None and _is_refusal(error)
         if self._run is not None:
             run, text = self._run, f"{type(error).__name__}: {error}"
-            if self._held is not None and _is_refusal(error):
+            if is_refusal:
                 self._held, status = None, self._earlier_status
-                self._try("the refusal", lambda: run.log_tags({"refused": text}))
+                self._try("the refusal", lambda: run.take_resume_back(text))
             else:
                 self._try("the error", lambda: run.log_tags({"error": text}))
-        self._finish(status)
+        self._finish(status, with_facts=not is_refusal)
 
     def _is_enabled(self, run_params: Mapping[str, Any]) -> bool:
         """Respect ``tracking.disable_tracking.pipelines`` of ``mlflow.yml``."""
@@ -234,17 +235,21 @@ class TrackingHook:
         if path.is_file() or choice == "always" or (choice == "adapter" and read_tuning(path)["method"] == "lora"):
             run.log_artifact(path, folder)
 
-    def _finish(self, status: str) -> None:
+    def _finish(self, status: str, *, with_facts: bool = True) -> None:
         """Close the run with this status, hand the signals back, and write the rest of the metrics.
 
         The status comes first: should a second Ctrl-C cut the rest short, the run is closed already.
+
+        Args:
+            status: ``FINISHED``, ``FAILED`` or ``KILLED``.
+            with_facts: note what is known of device and torch by now.
         """
         self._release()
         if self._run is not None and self._is_ours:
             run = self._run
             self._try("its end", lambda: run.close(status))
-            # torch's switches are known only now, since torch is loaded late.
-            self._try("facts", lambda: run.log_tags({**environment_facts(), **_describe_device(self._root)}))
+            if with_facts:  # torch's switches are known only now, since torch is loaded late
+                self._try("facts", lambda: run.log_tags({**environment_facts(), **_describe_device(self._root)}))
         self._run = None
         atexit.unregister(self._finish)
         self._signals.restore()
