@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,18 +15,16 @@ import numpy as np
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.collection import restore_collection
 from lm_tuning.runtime.peak import find_ceiling
-from lm_tuning.text.token_table import TokenTable, open_split
 from lm_tuning.training import checkpoints
 from lm_tuning.training.adapters import count_parameters
-from lm_tuning.training.batch_choice import choose_batches
 from lm_tuning.training.batches import StepDataset
-from lm_tuning.training.continuation import check_schedule, find_checkpoint, identify_run
 from lm_tuning.training.fast_path import FastPath, prepare_fast_path
 from lm_tuning.training.first_look import look_before_training
 from lm_tuning.training.flops import count_flops, flops_per_token
 from lm_tuning.training.health import HealthReport
 from lm_tuning.training.interruption import stop_on_signal
-from lm_tuning.training.model_setup import choose_loss_shape, scale_head, set_up_model
+from lm_tuning.training.job import Job, settle
+from lm_tuning.training.model_setup import scale_head, set_up_model
 from lm_tuning.training.nonfinite import save_reproduction
 from lm_tuning.training.out_of_memory import MemoryUse, explain_out_of_memory
 from lm_tuning.training.phases import PhaseClock
@@ -36,15 +34,14 @@ from lm_tuning.training.result import TrainingResult, save_tuned_model, summariz
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 from lm_tuning.training.source_facts import describe_sources, say_sources
 from lm_tuning.training.step_log import OnMetrics, StepLog, ignore_metrics
-from lm_tuning.training.step_plan import StepPlan, step_plan_of
 from lm_tuning.training.watch import TrainingWatch
 
 if TYPE_CHECKING:
-    from lm_tuning.training.batch_plan import BatchPlan
+    from lm_tuning.text.token_table import TokenTable
     from lm_tuning.training.first_loss import FirstLossDue
     from lm_tuning.training.interruption import StopRequest
-    from lm_tuning.training.losses import LossShape
     from lm_tuning.training.model_setup import ReadyModel
+    from lm_tuning.training.step_plan import StepPlan
     from lm_tuning.training.trainer import StepPlanTrainer
 
 __all__ = ["TrainingPaths", "TrainingSettings", "run_training"]
@@ -78,7 +75,7 @@ def run_training(
         Interrupted: a signal asked to stop; a checkpoint was written before.
     """
     began = time.perf_counter()
-    job = _settle(paths, settings, on_progress)
+    job = settle(paths, settings, on_progress)
     settings, checkpoint = job.settings, job.checkpoint
     memory = job.describe_memory()
     with explain_out_of_memory(memory):
@@ -176,71 +173,7 @@ def run_training(
     )
 
 
-@dataclass(frozen=True)
-class _Job:
-    """What is settled before a model is loaded.
-
-    Attributes:
-        paths: as given.
-        settings: as given, with micro-batches and checkpointing settled.
-        may_recut: whether the micro-batches were ours to choose.
-        train_rows: rows to learn from.
-        validation_rows: rows to measure on while training; may be none.
-        plan: which rows form which step.
-        identity: what a resume compares.
-        checkpoint: to go on from; ``None`` begins anew.
-        shape: label smoothing and class weights.
-        batch_plan: how steps are cut, and why.
-    """
-
-    paths: TrainingPaths
-    settings: TrainingSettings
-    may_recut: bool
-    train_rows: TokenTable
-    validation_rows: TokenTable
-    plan: StepPlan
-    identity: checkpoints.RunIdentity
-    checkpoint: checkpoints.Checkpoint | None
-    shape: LossShape
-    batch_plan: BatchPlan
-
-    def describe_memory(self) -> MemoryUse:
-        """Return what the training asks of the memory, kept up to date by the loop."""
-        return MemoryUse(
-            device=self.settings.device,
-            method=self.settings.method,
-            precision=f"{self.settings.weights_dtype} weights, {self.settings.compute_dtype} arithmetic",
-            gradient_checkpointing=self.batch_plan.activation_checkpointing,
-            micro_batch_tokens=self.batch_plan.micro_batch_tokens,
-            longest_row_tokens=int(self.train_rows.lengths.max(initial=0)),
-        )
-
-
-def _settle(paths: TrainingPaths, settings: TrainingSettings, on_progress: OnProgress) -> _Job:
-    """Read the tokens, plan the steps and check all that can be checked without a model."""
-    train_rows = open_split(paths.tokens, "train")
-    validation_rows = open_split(paths.tokens, "validation")
-    plan = step_plan_of(settings, train_rows)
-    check_schedule(settings, plan, validation_rows)
-    identity = identify_run(settings, plan)
-    checkpoint = find_checkpoint(paths, settings, identity, plan)
-    shape = choose_loss_shape(settings, train_rows)
-    chosen, batch_plan = choose_batches(paths, settings, on_progress=on_progress)
-    return _Job(
-        paths=paths,
-        settings=chosen,
-        may_recut=settings.micro_batch_tokens is None,
-        train_rows=train_rows,
-        validation_rows=validation_rows,
-        plan=plan,
-        identity=identity,
-        checkpoint=checkpoint,
-        shape=shape,
-        batch_plan=batch_plan,
-    )
-
-
-def _say_what_is_trained(job: _Job, ready: ReadyModel, steps: StepDataset) -> None:
+def _say_what_is_trained(job: Job, ready: ReadyModel, steps: StepDataset) -> None:
     trainable, parameters = count_parameters(ready.model)
     logger.info(
         "%s of %s: %d rows, %d steps (%d an epoch) of %s, %s micro-batches of at most %d tokens; "
@@ -261,7 +194,7 @@ def _say_what_is_trained(job: _Job, ready: ReadyModel, steps: StepDataset) -> No
     )
 
 
-def _look(job: _Job, ready: ReadyModel, steps: StepDataset, health: HealthReport) -> FirstLossDue | None:
+def _look(job: Job, ready: ReadyModel, steps: StepDataset, health: HealthReport) -> FirstLossDue | None:
     """Scale a fresh head, and look at the first rows before step 1; return what that step must log."""
     settings = job.settings
     if ready.has_fresh_head:
@@ -283,7 +216,7 @@ def _look(job: _Job, ready: ReadyModel, steps: StepDataset, health: HealthReport
     )
 
 
-def _set_up_watch(job: _Job, health: HealthReport, steps: StepDataset, run_folder: Path) -> TrainingWatch:
+def _set_up_watch(job: Job, health: HealthReport, steps: StepDataset, run_folder: Path) -> TrainingWatch:
     seed = job.settings.seed
     return TrainingWatch(
         health,
@@ -297,7 +230,7 @@ def _set_up_watch(job: _Job, health: HealthReport, steps: StepDataset, run_folde
 
 
 def _set_up_trainer(
-    job: _Job,
+    job: Job,
     ready: ReadyModel,
     fast: FastPath,
     steps: StepDataset,

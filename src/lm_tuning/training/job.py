@@ -1,0 +1,90 @@
+"""What a training is, settled before a model is loaded: its rows, its steps, and where it goes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lm_tuning.progress import OnProgress
+from lm_tuning.text.token_table import TokenTable, open_split
+from lm_tuning.training import checkpoints
+from lm_tuning.training.batch_choice import choose_batches
+from lm_tuning.training.batch_plan import BatchPlan
+from lm_tuning.training.continuation import check_schedule, find_checkpoint, identify_run
+from lm_tuning.training.losses import LossShape
+from lm_tuning.training.model_setup import choose_loss_shape
+from lm_tuning.training.out_of_memory import MemoryUse
+from lm_tuning.training.settings import TrainingPaths, TrainingSettings
+from lm_tuning.training.step_plan import StepPlan, step_plan_of
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is settled before a model is loaded.
+
+    Attributes:
+        paths: as given.
+        settings: as given, with micro-batches and checkpointing settled.
+        may_recut: whether the micro-batches were ours to choose.
+        train_rows: rows to learn from.
+        validation_rows: rows to measure on while training; may be none.
+        plan: which rows form which step.
+        identity: what a resume compares.
+        checkpoint: to go on from; ``None`` begins anew.
+        shape: label smoothing and class weights.
+        batch_plan: how steps are cut, and why.
+    """
+
+    paths: TrainingPaths
+    settings: TrainingSettings
+    may_recut: bool
+    train_rows: TokenTable
+    validation_rows: TokenTable
+    plan: StepPlan
+    identity: checkpoints.RunIdentity
+    checkpoint: checkpoints.Checkpoint | None
+    shape: LossShape
+    batch_plan: BatchPlan
+
+    def describe_memory(self) -> MemoryUse:
+        """Return what the training asks of the memory, kept up to date by the loop."""
+        return MemoryUse(
+            device=self.settings.device,
+            method=self.settings.method,
+            precision=f"{self.settings.weights_dtype} weights, {self.settings.compute_dtype} arithmetic",
+            gradient_checkpointing=self.batch_plan.activation_checkpointing,
+            micro_batch_tokens=self.batch_plan.micro_batch_tokens,
+            longest_row_tokens=int(self.train_rows.lengths.max(initial=0)),
+        )
+
+
+def settle(paths: TrainingPaths, settings: TrainingSettings, on_progress: OnProgress) -> Job:
+    """Read the tokens, plan the steps and check all that can be checked without a model.
+
+    Args:
+        paths: where the tokens lie, and checkpoints and plans.
+        settings: of the training.
+        on_progress: receives the sizes that the batch planner tries.
+
+    Raises:
+        UserError: settings, tokens or checkpoint do not fit together.
+    """
+    train_rows = open_split(paths.tokens, "train")
+    validation_rows = open_split(paths.tokens, "validation")
+    plan = step_plan_of(settings, train_rows)
+    check_schedule(settings, plan, validation_rows)
+    identity = identify_run(settings, plan)
+    checkpoint = find_checkpoint(paths, settings, identity, plan)
+    shape = choose_loss_shape(settings, train_rows)
+    chosen, batch_plan = choose_batches(paths, settings, on_progress=on_progress)
+    return Job(
+        paths=paths,
+        settings=chosen,
+        may_recut=settings.micro_batch_tokens is None,
+        train_rows=train_rows,
+        validation_rows=validation_rows,
+        plan=plan,
+        identity=identity,
+        checkpoint=checkpoint,
+        shape=shape,
+        batch_plan=batch_plan,
+    )
