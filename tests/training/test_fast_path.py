@@ -57,7 +57,7 @@ def packed_sum(ready: ReadyModel, table: Any, batching: Any) -> float:
 def test_packed_rows_have_the_loss_of_each_row_alone(paths: TrainingPaths, settings: TrainingSettings) -> None:
     table = open_split(paths.tokens, "train")
     ready = ready_of(make_model().eval())
-    rows = [ready.task.row_logits(ready.model, table[row], device="cpu") for row in range(len(table))]
+    rows = [ready.task.logits_of_alike(ready.model, [table[row]], device="cpu") for row in range(len(table))]
     alone = sum(float(PLAIN.sum_nats(logits, targets)) for logits, targets in rows)
     fast = prepare_fast_path(ready, settings, table)
     assert fast.batching == "packed"

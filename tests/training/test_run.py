@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.runtime.peak import Ceiling
 from lm_tuning.text.token_table import open_split
 from lm_tuning.training import checkpoints
 from lm_tuning.training.best_checkpoint import BestCheckpoint
@@ -347,12 +348,15 @@ def test_progress_counts_from_where_the_run_goes_on(paths: TrainingPaths, settin
     assert steps(replace(settings, resume=True, max_steps=4)) == [(2, 4), (3, 4), (4, 4)]
 
 
-def test_every_step_says_where_its_time_went(paths, settings):
+def test_every_step_says_where_its_time_went(paths, settings, monkeypatch):
+    ceiling = Ceiling("CPU", "float32", None, 1e15)
+    monkeypatch.setattr("lm_tuning.training.run.find_ceiling", lambda *_: ceiling)
     result = run_training(paths, settings)
     for row in result.efficiency:
         parts = [row[f"{phase}_seconds"] for phase in ("forward", "backward", "optimizer")]
         assert min(parts) > 0
         assert sum(parts) + row["loader_wait_seconds"] <= row["seconds"] + 1e-3
     assert 6 * 18_432 < result.summary["model_flops_per_token"] < 12 * 18_432
-    share = result.summary["mfu_of_measured"]
-    assert result.summary["mfu"] is None and (share is None or 0 < share <= 1)
+    attained = result.summary["tokens_per_second"] * result.summary["model_flops_per_token"]
+    assert result.summary["mfu"] is None
+    assert 0 < result.summary["mfu_of_measured"] == pytest.approx(attained / 1e15)

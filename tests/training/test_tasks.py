@@ -74,7 +74,7 @@ def test_class_logits_are_those_of_each_row_alone_even_when_a_text_ends_in_the_p
     task = task_of(classifier, "sequence_classification", pad_id=PAD)
     with torch.no_grad():
         together = task.logits(classifier, task.lay_out(labelled, [0, 1], batching=batching))
-        alone = [task.row_logits(classifier, labelled[index], device="cpu")[0] for index in (0, 1)]
+        alone = [task.logits_of_alike(classifier, [labelled[index]], device="cpu")[0] for index in (0, 1)]
         whole = classifier.model(input_ids=torch.tensor([[1, 8, 9, PAD]])).last_hidden_state[0, -1]
         by_class = classifier(input_ids=torch.tensor([[1, 8, 9, PAD]])).logits
     torch.testing.assert_close(together, torch.cat(alone), atol=1e-5, rtol=1e-5)
@@ -101,7 +101,7 @@ def test_seq2seq_logits_are_those_of_each_row_alone(tmp_path: Path, pairs: Token
     with torch.no_grad():
         logits = task.logits(model, batch)
         for index in (0, 1):
-            alone, targets = task.row_logits(model, pairs[index], device="cpu")
+            alone, targets = task.logits_of_alike(model, [pairs[index]], device="cpu")
             assert batch.targets[index, : len(targets)].tolist() == targets.tolist()
             torch.testing.assert_close(logits[index, : len(targets)], alone, atol=1e-5, rtol=1e-5)
 
@@ -113,7 +113,7 @@ def test_a_row_alone_has_the_loss_of_its_supervised_tokens(tmp_path: Path) -> No
     task = task_of(model, "causal_lm", pad_id=PAD)
     row = TokenTable(tmp_path / "train.arrow")[0]
     with torch.no_grad():
-        logits, targets = task.row_logits(model, row, device="cpu")
+        logits, targets = task.logits_of_alike(model, [row], device="cpu")
         own = task.model_loss(model, row, device="cpu")
     assert targets.tolist() == [9, PAD]
     assert own == pytest.approx(float(torch.nn.functional.cross_entropy(logits, targets)), rel=1e-5)

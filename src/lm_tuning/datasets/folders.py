@@ -10,6 +10,7 @@ from kedro.io import AbstractDataset, DatasetError
 from kedro_datasets._typing import TablePreview
 
 from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.datasets.finished import FinishedDataset
 from lm_tuning.errors import UserError
 from lm_tuning.storage.atomic import replace_folder, restore_folder
 from lm_tuning.storage.folders import FolderStore, StagedFolder
@@ -120,7 +121,7 @@ class StoredFolderDataset(CatalogEntry, AbstractDataset[StagedFolder | Path, Pat
         return {"filepath": self._filepath, "keep": self._keep}
 
 
-class ModelFolderDataset(CatalogEntry, AbstractDataset[Path, Path]):
+class ModelFolderDataset(FinishedDataset):
     """Keep one finished folder, such as a tuned model with its tokenizer, and replace it in one rename.
 
     Example:
@@ -131,26 +132,6 @@ class ModelFolderDataset(CatalogEntry, AbstractDataset[Path, Path]):
               filepath: data/06_models/default/tuned_model
     """
 
-    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
-        """Point at the folder.
-
-        Args:
-            filepath: where the finished folder lies.
-            metadata: for plugins and our tracking hook.
-        """
-        self._filepath = Path(filepath)
-        self.metadata = metadata
-
-    def load(self) -> Path:
-        """Return the folder.
-
-        Raises:
-            UserError: if it is missing, naming entry, path and the pipeline that makes it (as the cause of Kedro's
-                ``DatasetError``).
-        """
-        self.require(self._filepath, self._exists())
-        return self._filepath
-
     def save(self, data: Path) -> None:
         """Move a finished folder here; the one that was here stays whole until the new one has taken its place."""
         replace_folder(data, self._filepath)
@@ -158,9 +139,6 @@ class ModelFolderDataset(CatalogEntry, AbstractDataset[Path, Path]):
     def _exists(self) -> bool:
         restore_folder(self._filepath)
         return self._filepath.is_dir() and any(self._filepath.iterdir())
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": self._filepath}
 
 
 class FolderDataset(CatalogEntry, AbstractDataset[NoReturn, Path]):

@@ -34,6 +34,7 @@ class TrainingStartHook:
         """
         from lm_tuning.parameters.model import ModelParameters
         from lm_tuning.parameters.train import TrainParameters
+        from lm_tuning.training.checkpoints import require_latest
 
         nodes = {node.func.__name__ for node in pipeline.nodes} & TRAINING_NODES
         if not nodes or not {"params:train", "params:model"} <= pipeline.inputs():
@@ -44,7 +45,11 @@ class TrainingStartHook:
         model = ModelParameters.model_validate(entries["params:model"].load())
         problems = find_device_problems(probe_device(), train, model)
         if train.resume and "train_model" in nodes and (folder := getattr(entries["checkpoints"], "_filepath", None)):
-            problems += find_resume_problems(Path(folder))
+            # Whether the checkpoint fits is only known with the tokens.
+            try:
+                require_latest(Path(folder))
+            except UserError as error:
+                problems += error.problems
         if problems:
             raise UserError(problems)
 
@@ -71,19 +76,3 @@ def find_device_problems(device: Device, train: TrainParameters, model: ModelPar
             "train.qlora.bits = 4, or train.lora.use_dora = false."
         )
     return problems
-
-
-def find_resume_problems(checkpoints: Path) -> list[str]:
-    """Say that there is no checkpoint to go on from; whether one fits is only known with the tokens.
-
-    Args:
-        checkpoints: folder of all runs of this output.
-    """
-    from lm_tuning.training.checkpoints import find_latest
-
-    if find_latest(checkpoints) is not None:
-        return []
-    return [
-        f"train.resume is true, but {checkpoints} holds no complete checkpoint. Start with train.resume=false and set "
-        "train.save_every_steps."
-    ]

@@ -90,6 +90,21 @@ def find_latest(checkpoints: Path) -> Checkpoint | None:
     return None
 
 
+def require_latest(checkpoints: Path) -> Checkpoint:
+    """Return the last complete checkpoint of the newest run that has one.
+
+    Raises:
+        UserError: there is none.
+    """
+    checkpoint = find_latest(checkpoints)
+    if checkpoint is None:
+        raise UserError(
+            f"train.resume is true, but {checkpoints} holds no complete checkpoint. "
+            "Start with train.resume=false and set train.save_every_steps."
+        )
+    return checkpoint
+
+
 def list_complete(run_folder: Path) -> list[Checkpoint]:
     """Return the complete checkpoints of a run, by step. A folder without its marker is half written."""
     found = []

@@ -46,12 +46,7 @@ def find_checkpoint(
     """
     if not settings.resume:
         return None
-    checkpoint = checkpoints.find_latest(paths.checkpoints)
-    if checkpoint is None:
-        raise UserError(
-            f"train.resume is true, but {paths.checkpoints} holds no complete checkpoint. "
-            "Start with train.resume=false and set train.save_every_steps."
-        )
+    checkpoint = checkpoints.require_latest(paths.checkpoints)
     checkpoints.check_resumable(checkpoint, identity)
     if checkpoint.step > plan.total_steps:
         raise UserError(

@@ -132,10 +132,6 @@ class TrainingTask(ABC):
             Logits ``(targets, classes)`` and the targets, ``(targets,)``, of all rows one after another.
         """
 
-    def row_logits(self, model: Any, row: TokenRow, *, device: torch.device | str) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the model on one row alone, see :meth:`logits_of_alike`."""
-        return self.logits_of_alike(model, [row], device=device)
-
     def sum_nats(self, model: Any, batch: MicroBatch, shape: LossShape) -> torch.Tensor:
         """Run the model on a micro-batch and sum the loss of what is supervised in it.
 
