@@ -47,6 +47,7 @@ WORKS = {
     "4b-lora": {"shape": "4b", "method": "lora", "budget": 12288, "batch": 32},
     "4b-qlora": {"shape": "4b", "method": "qlora", "budget": 12288, "batch": 32},
     "1.7b-full": {"shape": "1.7b", "method": "full", "budget": 16384, "batch": 64},
+    "0.6b-lora": {"shape": "0.6b", "method": "lora", "budget": 16384, "batch": 64},
     "0.6b-full": {"shape": "0.6b", "method": "full", "budget": 16384, "batch": 64},
     "tiny-lora": {"shape": "tiny", "method": "lora", "budget": 1024, "batch": 4},
     "tiny-qlora": {"shape": "tiny", "method": "qlora", "budget": 1024, "batch": 4},
@@ -164,14 +165,18 @@ def run_ours(work: dict[str, Any], options: argparse.Namespace) -> dict[str, Any
             effective_batch_rows=rows_a_step,
             max_steps=options.steps,
             micro_batch_tokens=None if options.plan else budget,
+            activation_checkpointing=None if options.plan else False,
+            batching=options.batching,
             compile={"auto": None, "yes": True, "no": False}[options.compile],
             trainer={"lr_scheduler_type": "constant"},
         )
         if device() == "cuda":
             torch.cuda.reset_peak_memory_stats()
         began = time.time()
-        result = run_training(TrainingPaths(folder / "tokens", folder / "runs"), settings)
+        result = run_training(TrainingPaths(folder / "tokens", folder / "runs", options.plans), settings)
         seconds = time.time() - began
+        if options.profile:
+            profile_ours(TrainingPaths(folder / "tokens", folder / "runs", options.plans), settings, options)
     rows = result.efficiency[options.skip :]
     used = sum(row["seconds"] for row in rows)
     facts = result.health["facts"]
@@ -189,9 +194,25 @@ def run_ours(work: dict[str, Any], options: argparse.Namespace) -> dict[str, Any
         "health_seconds": result.summary["health_seconds"],
         "whole_run_seconds": seconds,
         "start_seconds": seconds - sum(row["seconds"] for row in result.efficiency),
-        "plan": {"reason": result.batch_plan.reason, "seconds": result.batch_plan.seconds},
+        "plan": {
+            "reason": result.batch_plan.reason,
+            "seconds": result.batch_plan.seconds,
+            "cached": result.batch_plan.cached,
+            "checkpointing": result.batch_plan.activation_checkpointing,
+            "curve": result.batch_plan.curve,
+        },
+        "first_step_ends_seconds": seconds - sum(row["seconds"] for row in result.efficiency[1:]),
         "findings": [finding["code"] for finding in result.health["findings"]],
     }
+
+
+def profile_ours(paths: Any, settings: Any, options: argparse.Namespace) -> None:
+    """Profile a few steps and write the table and the trace."""
+    from lm_tuning.training.profile_report import write_profile
+    from lm_tuning.training.profiling import profile_training
+
+    profile = profile_training(paths, settings, folder=options.profile, num_steps=2)
+    (options.profile / "profile.md").write_text(write_profile(profile, {"work": options.works[0]}))
 
 
 # -------------------------------------------------------------------------------------------------------------- others
@@ -360,7 +381,10 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--skip", type=int, default=6, help="first steps that are not counted")
     parser.add_argument("--micro-batches", type=int, default=2, help="micro-batches of a step of ours")
     parser.add_argument("--budget", type=int, help="tokens of a micro-batch of ours")
+    parser.add_argument("--batching", choices=("auto", "packed", "padded"), default="auto", help="of ours")
     parser.add_argument("--plan", action="store_true", help="let the planner choose the tokens of a micro-batch")
+    parser.add_argument("--profile", type=Path, help="folder for a profile of some steps of ours after the run")
+    parser.add_argument("--plans", type=Path, help="folder where plans are kept for the next call")
     parser.add_argument("--batch", type=int, help="rows of a batch of the others")
     parser.add_argument("--compile", choices=("auto", "yes", "no"), default="yes")
     parser.add_argument("--timeout", type=int, default=240, help="seconds after which a run is given up")
@@ -385,7 +409,7 @@ def main() -> None:
         tiny = [sys.executable, __file__, "--child", "--works", "tiny-lora", "--frameworks", "ours", "--steps", "3"]
         subprocess.run([*tiny, "--skip", "1"], capture_output=True, timeout=options.timeout, check=False)
         say(f"warmed up in {time.time() - began:.0f} s\n")
-    names = ("lengths", "steps", "skip", "micro_batches", "budget", "batch", "compile")
+    names = ("lengths", "steps", "skip", "micro_batches", "budget", "batching", "plans", "profile", "batch", "compile")
     given = {name.replace("_", "-"): getattr(options, name) for name in names}
     passed = [f"--{name}={value}" for name, value in given.items() if value is not None]
     passed += ["--plan"] if options.plan else []
@@ -457,15 +481,18 @@ def draw_chart(found: list[dict[str, Any]], path: Path) -> None:
 def print_table(found: list[dict[str, Any]]) -> None:
     """Print every run beside ours."""
     ours = {entry["work"]: entry["tokens_per_second"] for entry in found if entry["framework"] == "ours"}
-    heads = ("work", "framework", "tokens/s", "ours is", "padding", "memory GB", "TFLOP/s", "MFU", "losses")
+    heads = (
+        "work", "framework", "a micro-batch", "tokens/s", "ours is", "padding", "memory GB", "TFLOP/s", "MFU", "losses",
+    )  # fmt: skip
     say(f"| {' | '.join(heads)} |\n" + "|---" * len(heads) + "|\n")
     for entry in found:
         ratio = ours.get(entry["work"], float("nan")) / entry["tokens_per_second"]
         memory = "" if entry["memory_gb"] is None else f"{entry['memory_gb']:.1f}"
         mfu = "" if entry["mfu"] is None else f"{entry['mfu']:.1%}"
+        size = f"{entry['budget']:,} tokens" if "budget" in entry else f"{entry['batch']} rows"
         losses = f"{entry['losses'][0]:.4f} -> {entry['losses'][-1]:.4f}"
         say(
-            f"| {entry['work']} | {entry['framework']} | {entry['tokens_per_second']:,.0f} | {ratio:.2f} x | "
+            f"| {entry['work']} | {entry['framework']} | {size} | {entry['tokens_per_second']:,.0f} | {ratio:.2f} x | "
             f"{entry['padding']:.1%} | {memory} | {entry['tflops']:,.1f} | {mfu} | {losses} |\n"
         )
 
