@@ -99,3 +99,20 @@ def test_any_head_can_be_run_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     for one, other in zip(torch.autograd.grad(ours, [hidden, *head.parameters()]), expected, strict=True):
         torch.testing.assert_close(one, other)
     assert weight.grad is None
+
+
+def test_the_compiled_kernel_is_compiled_once_for_all_numbers_of_positions() -> None:
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    kernel = linear_loss.compiled_kernel("eager")
+    for positions in (300, 57, 128, 299, 2):
+        hidden, weight, _, targets = make_parts(bias=False, positions=positions)
+        plain = linear_sum_nats(hidden, weight, None, targets)
+        expected = torch.autograd.grad(plain, [hidden, weight])
+        ours = linear_sum_nats(hidden, weight, None, targets, kernel=kernel)
+        torch.testing.assert_close(ours, plain)
+        for one, other in zip(torch.autograd.grad(ours, [hidden, weight]), expected, strict=True):
+            torch.testing.assert_close(one, other)
+    assert counters["stats"]["unique_graphs"] == 1

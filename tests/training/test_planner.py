@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from lm_tuning.text.token_table import TokenTableWriter, open_split
-from lm_tuning.training import planner
+from lm_tuning.training import plan_store, planner
 from lm_tuning.training.batch_plan import BatchPlan, choose_point, explain_choice, list_budgets
 from lm_tuning.training.plan_report import NOT_COMPILED, draw_plan, tabulate_plan
 from lm_tuning.training.planner import plan_batches
@@ -198,7 +198,7 @@ def test_a_process_that_cannot_start_leaves_an_estimate(
 
 def test_a_plan_that_cannot_be_kept_serves_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("no folder")
-    planner._keep_plan(tmp_path / "file" / "plan.json", BatchPlan(64, False, [], "", 1.0, False))
+    plan_store.keep_plan(tmp_path / "file" / "plan.json", BatchPlan(64, False, [], "", 1.0, False))
     assert "could not be kept" in caplog.text
 
 
@@ -245,14 +245,14 @@ def test_a_plan_that_cannot_be_used_any_more_is_not_there(tmp_path: Path) -> Non
     reading = planner.read_memory("cpu")
     plan = BatchPlan(64, False, [], "", 1.0, False, facts={"other_programs_bytes": 2**30})
     file = tmp_path / "plan.json"
-    assert planner._read_plan(file, reading) is None
+    assert plan_store.read_plan(file, reading) is None
     file.write_text(json.dumps(plan.to_json()))
-    assert planner._read_plan(file, reading) == plan
+    assert plan_store.read_plan(file, reading) == plan
     crowded = replace(reading, total=2**36, others=2**30 + 2**34)
-    assert planner._read_plan(file, crowded) is None, "another program has come onto the device"
+    assert plan_store.read_plan(file, crowded) is None, "another program has come onto the device"
     for content in ("{", '{"micro_batch_tokens": 3}', "[]", '{"unknown": 1}'):
         file.write_text(content)
-        assert planner._read_plan(file, reading) is None, content
+        assert plan_store.read_plan(file, reading) is None, content
 
 
 def point(tokens: int, speed: float | None, share: float, **changes: Any) -> ProbePoint:
@@ -347,12 +347,19 @@ def test_the_curve_is_drawn_and_tabulated(tmp_path: Path) -> None:
     assert list(speed.lines[0].get_ydata()) == [20_000, 24_000, 23_000]
     assert [text.get_text() for text in memory.get_xticklabels()] == ["4,096", "8,192", "12,288", "16,384"]
     table = tabulate_plan(plan)
-    assert "| 8,192 | no | 24,000 | 0.00 | 0.00 | 61% | chosen |" in table
-    assert "| 12,288 | no | 23,000 | 0.00 | 0.00 | 90% | over the share |" in table
-    assert "| 16,384 | no | - | - | 0.00 | 99% | predicted |" in table
-    assert "| 4,096 | yes | - | - | - | - | out of memory |" in table
+    assert "| 8,192 | no | no | 24,000 | 0.00 | 0.00 | 61% | chosen |" in table
+    assert "| 12,288 | no | no | 23,000 | 0.00 | 0.00 | 90% | over the share |" in table
+    assert "| 16,384 | no | no | - | - | 0.00 | 99% | predicted |" in table
+    assert "| 4,096 | yes | no | - | - | - | - | out of memory |" in table
     assert NOT_COMPILED in table
     assert "24,576" in table
+    compiled = [replace(point(size, 30_000.0, 0.5), compiled=True) for size in (8192, 12288)]
+    looked_again = replace(plan, micro_batch_tokens=12288, curve=[*plan.curve, *map(asdict, compiled)])
+    table = tabulate_plan(looked_again)
+    assert "| 12,288 | no | yes | 30,000 | 0.00 | 0.00 | 50% | chosen |" in table
+    assert table.count("chosen") == 1, "not the point of the same size whose layers were not compiled"
+    labels = [text.get_text() for text in draw_plan(looked_again).axes[0].get_legend().get_texts()]
+    assert labels == ["no checkpointing", "activation checkpointing", "compiled", "chosen"]
     empty = replace(plan, curve=[], warning="It could not be measured.")
     draw_plan(empty).savefig(tmp_path / "empty.png")
     assert "It could not be measured." in tabulate_plan(empty)

@@ -19,7 +19,8 @@ START_TOKENS = {"cpu": 128, "cuda": 2048}
 
 _FEWEST_TOKENS = 64
 _MOST_DOUBLINGS = 5
-_SAME_SPEED = 0.98
+SAME_SPEED = 0.98
+"""Sizes that reach this share of the fastest one count as equally fast."""
 _LOOKED_AT_STEPS = 64
 
 
@@ -38,6 +39,7 @@ class BatchPlan:
             optimizer state, ``other_programs_bytes``.
         not_tried: budgets that there was no time for.
         warning: why nothing could be measured; ``None`` when it was.
+        file: where it is kept for the next training; ``None`` for one that was not measured.
     """
 
     micro_batch_tokens: int
@@ -49,6 +51,7 @@ class BatchPlan:
     facts: dict[str, Any] = field(default_factory=dict)
     not_tried: list[int] = field(default_factory=list)
     warning: str | None = None
+    file: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values."""
@@ -107,7 +110,7 @@ def choose_point(points: list[ProbePoint]) -> ProbePoint | None:
     if not fitting:
         return min(measured, key=lambda point: point.predicted_total_bytes or 0, default=None)
     fastest = max(point.tokens_per_second or 0.0 for point in fitting)
-    equal = [point for point in fitting if (point.tokens_per_second or 0.0) >= _SAME_SPEED * fastest]
+    equal = [point for point in fitting if (point.tokens_per_second or 0.0) >= SAME_SPEED * fastest]
     return min(equal, key=lambda point: (point.activation_checkpointing, point.predicted_total_bytes or 0))
 
 
@@ -170,5 +173,5 @@ def _compare(point: ProbePoint, choice: ProbePoint, size: str, total: int) -> st
     speed = f"{point.tokens_per_second or 0:,.0f} tokens/s"
     if not point.fits:
         return f"{size} takes {_share(point.predicted_total_bytes, total)} ({speed})"
-    near = (point.tokens_per_second or 0.0) >= _SAME_SPEED * (choice.tokens_per_second or 0.0)
+    near = (point.tokens_per_second or 0.0) >= SAME_SPEED * (choice.tokens_per_second or 0.0)
     return f"{size} was {'no faster' if near else 'slower'} ({speed})"

@@ -84,11 +84,13 @@ class StepBatch:
         step: 0-based optimizer step.
         row_ids: the input rows of the step, as the data reports number them.
         micro_batches: the step's rows, each in exactly one micro-batch.
+        micro_batch_tokens: most slots of a micro-batch that it was cut for; ``None`` for one from elsewhere.
     """
 
     step: int
     row_ids: list[int]
     micro_batches: list[MicroBatch]
+    micro_batch_tokens: int | None = None
 
     @property
     def num_supervised(self) -> int:
@@ -107,7 +109,7 @@ class StepBatch:
 
     def pin_memory(self) -> StepBatch:
         """Move every micro-batch to page-locked memory; the DataLoader calls this."""
-        return StepBatch(self.step, self.row_ids, [batch.pin_memory() for batch in self.micro_batches])
+        return replace(self, micro_batches=[batch.pin_memory() for batch in self.micro_batches])
 
 
 class StepDataset(torch.utils.data.Dataset[StepBatch]):
@@ -128,8 +130,19 @@ class StepDataset(torch.utils.data.Dataset[StepBatch]):
         self.table = table
         self.plan = plan
         self.task = task
-        self.micro_batch_tokens = micro_batch_tokens
         self.batching: Batching = batching
+        # Where worker processes see it change.
+        self._micro_batch_tokens = torch.tensor(micro_batch_tokens, dtype=torch.int64)
+        self._micro_batch_tokens.share_memory_()  # type: ignore[no-untyped-call]
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """Most slots of a micro-batch; steps that a loader prepared before a change keep the old number."""
+        return int(self._micro_batch_tokens)
+
+    @micro_batch_tokens.setter
+    def micro_batch_tokens(self, tokens: int) -> None:
+        self._micro_batch_tokens.fill_(tokens)
 
     def __len__(self) -> int:
         """Return the optimizer steps of the whole run."""
@@ -137,10 +150,11 @@ class StepDataset(torch.utils.data.Dataset[StepBatch]):
 
     def __getitem__(self, step: int) -> StepBatch:
         """Build the micro-batches of a 0-based optimizer step."""
-        rows = self.plan.rows_of_step(step)
-        groups = self.task.cut(self.table, rows, budget_tokens=self.micro_batch_tokens, batching=self.batching)
+        rows, budget = self.plan.rows_of_step(step), self.micro_batch_tokens
+        groups = self.task.cut(self.table, rows, budget_tokens=budget, batching=self.batching)
         return StepBatch(
             step=step,
             row_ids=[int(row_id) for row_id in self.table.row_ids[rows]],
             micro_batches=[self.task.lay_out(self.table, group, batching=self.batching) for group in groups],
+            micro_batch_tokens=budget,
         )

@@ -19,10 +19,10 @@ import torch
 logger = logging.getLogger(__name__)
 
 COMPILE_SECONDS = 60.0
-"""What compiling a layer's forward and backward pass takes, roughly, on a present-day machine."""
+"""What compiling a layer's forward and backward pass takes at most: 4 to 11 s (full) and 28 to 62 s (LoRA) on H100s."""
 
-SAVED_FRACTION = 0.2
-"""Share of the time that compiled layers save, roughly."""
+SAVED_FRACTION = 0.35
+"""Share of the time that compiled layers save: 0.39 and 0.40 were seen on an H100, LoRA on 4B and all of 1.7B."""
 
 
 def find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
@@ -68,6 +68,9 @@ class CompiledLayers:
 
     def switch_on(self) -> None:
         """Let the layers run compiled; the first pass compiles."""
+        # Otherwise every scaling and epsilon is an argument of the graph, read anew at each call of each layer, and
+        # what they are is found out by compiling a part of it twice.
+        torch._dynamo.config.specialize_float = True
         for layer in self.layers:
             layer.compile(dynamic=self.dynamic, backend=self.backend)
 

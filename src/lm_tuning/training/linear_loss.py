@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy, linear, pad
+from torch.nn.functional import cross_entropy, linear
 
 from lm_tuning.text.token_table import IGNORE_INDEX
 
@@ -141,10 +141,23 @@ def _pointwise_kernel(
 
 
 @functools.cache
-def compiled_kernel() -> Kernel:
-    """Return the kernel compiled for one shape, for a GPU."""
-    compiled: Kernel = torch.compile(_pointwise_kernel, dynamic=False)
-    return compiled
+def compiled_kernel(backend: str = "inductor") -> Kernel:
+    """Return the kernel compiled, for a GPU: once for all numbers of positions.
+
+    Args:
+        backend: of ``torch.compile``.
+    """
+    compiled: Kernel = torch.compile(_pointwise_kernel, backend=backend)
+
+    def kernel(
+        logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        # A micro-batch has as many positions as its rows teach: hardly ever the same number twice.
+        torch._dynamo.maybe_mark_dynamic(logits, 0)
+        torch._dynamo.maybe_mark_dynamic(targets, 0)
+        return compiled(logits, targets, label_smoothing)
+
+    return kernel
 
 
 Kernel = Callable[[torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
@@ -180,12 +193,7 @@ class _LinearSumNats(torch.autograd.Function):
                 logits = rows @ matrix.t()
                 if bias is not None:
                     logits += bias.to(dtype)
-                if len(rows) < size and hidden.is_cuda:
-                    # One shape, so that a compiled kernel is compiled once.
-                    short = size - len(rows)
-                    logits, wanted = pad(logits, (0, 0, 0, short)), pad(wanted, (0, short), value=IGNORE_INDEX)
                 piece_nats, gradient = kernel(logits, wanted, label_smoothing)
-                gradient = gradient[: len(rows)]
                 nats += piece_nats
                 if of_hidden is not None:
                     of_hidden[start : start + size] = gradient @ matrix

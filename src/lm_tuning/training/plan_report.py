@@ -11,11 +11,17 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NOT_COMPILED = (
-    "Speeds are of the model without compiled layers and without the optimizer's step; a training with compiled layers "
-    "has others."
+    "Speeds are without the optimizer's step. Those without compiled layers were measured before the training; a "
+    "training that compiles its layers goes on from the size that was planned so."
 )
 _GIB = 2**30
-_MODES = {False: ("C0", "no checkpointing"), True: ("C1", "activation checkpointing")}
+_MODES = {
+    (False, False): ("C0", "no checkpointing"),
+    (True, False): ("C1", "activation checkpointing"),
+    (False, True): ("C2", "compiled"),
+    (True, True): ("C4", "compiled, activation checkpointing"),
+}
+"""Colour and name by whether activations are checkpointed, and whether layers are compiled."""
 
 
 def draw_plan(plan: BatchPlan) -> Figure:
@@ -33,7 +39,7 @@ def draw_plan(plan: BatchPlan) -> Figure:
     total = plan.facts.get("total_bytes")
     for mode in _MODES:
         points = sorted(
-            (point for point in plan.curve if point["activation_checkpointing"] == mode),
+            (point for point in plan.curve if _mode(point) == mode),
             key=lambda point: int(point["micro_batch_tokens"]),
         )
         if points:
@@ -56,7 +62,7 @@ def draw_plan(plan: BatchPlan) -> Figure:
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize="small")
-    speed.set_title("Not measured" if not plan.curve else f"{plan.facts.get('device', '')}, layers not compiled")
+    speed.set_title("Not measured" if not plan.curve else plan.facts.get("device", ""))
     return figure
 
 
@@ -70,8 +76,8 @@ def tabulate_plan(plan: BatchPlan) -> str:
     lines = [f"{plan.reason[:1].upper()}{plan.reason[1:]}.", ""]
     if plan.curve:
         lines += [
-            "| token slots | checkpointing | tokens/s | peak, GiB | with optimizer, GiB | of the memory | |",
-            "|---:|---|---:|---:|---:|---:|---|",
+            "| token slots | checkpointing | compiled | tokens/s | peak, GiB | with optimizer, GiB | of the memory | |",
+            "|---:|---|---|---:|---:|---:|---:|---|",
         ]
         lines += [_row(point, plan, total) for point in plan.curve]
         lines += ["", NOT_COMPILED]
@@ -83,7 +89,7 @@ def tabulate_plan(plan: BatchPlan) -> str:
 
 
 def _draw_mode(speed: Axes, memory: Axes, points: list[dict[str, Any]], *, total: int | None) -> None:
-    color, label = _MODES[points[0]["activation_checkpointing"]]
+    color, label = _MODES[_mode(points[0])]
     measured = [point for point in points if point["tokens_per_second"] is not None]
     sizes = [point["micro_batch_tokens"] for point in measured]
     speed.plot(sizes, [point["tokens_per_second"] for point in measured], marker="o", color=color, label=label)
@@ -108,9 +114,12 @@ def _draw_mode(speed: Axes, memory: Axes, points: list[dict[str, Any]], *, total
 
 
 def _row(point: dict[str, Any], plan: BatchPlan, total: int | None) -> str:
-    is_choice = (point["micro_batch_tokens"], point["activation_checkpointing"]) == (
+    # Once compiled layers were measured, the choice is among those.
+    compiled = any(_mode(each)[1] for each in plan.curve)
+    is_choice = (point["micro_batch_tokens"], *_mode(point)) == (
         plan.micro_batch_tokens,
         plan.activation_checkpointing,
+        compiled,
     )
     note = "chosen" if is_choice else {"measured": ""}.get(point["outcome"], point["outcome"])
     if point["outcome"] == "measured" and not point["fits"]:
@@ -118,7 +127,7 @@ def _row(point: dict[str, Any], plan: BatchPlan, total: int | None) -> str:
     speed, taken = point["tokens_per_second"], point["predicted_total_bytes"]
     cells = [
         f"{point['micro_batch_tokens']:,}",
-        "yes" if point["activation_checkpointing"] else "no",
+        *("yes" if is_on else "no" for is_on in _mode(point)),
         "-" if speed is None else f"{speed:,.0f}",
         _gib(point["peak_memory_bytes"]),
         _gib(taken),
@@ -126,6 +135,10 @@ def _row(point: dict[str, Any], plan: BatchPlan, total: int | None) -> str:
         note,
     ]
     return f"| {' | '.join(cells)} |"
+
+
+def _mode(point: dict[str, Any]) -> tuple[bool, bool]:
+    return point["activation_checkpointing"], point["compiled"]
 
 
 def _gib(size: int | None) -> str:

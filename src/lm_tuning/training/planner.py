@@ -25,13 +25,13 @@ import torch
 import lm_tuning
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
-from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.text.token_table import TokenTable, open_split
 from lm_tuning.training.batch_plan import MEMORY_FRACTION, BatchPlan, choose_point, explain_choice, list_budgets
 from lm_tuning.training.cutting import choose_micro_batch_tokens
 from lm_tuning.training.memory_arithmetic import estimate_training
 from lm_tuning.training.out_of_memory import MemoryReading, read_memory
+from lm_tuning.training.plan_store import keep_plan, read_plan
 from lm_tuning.training.probe_exchange import ProbeAnswer, ProbeRequest
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 from lm_tuning.training.step_plan import step_plan_of
@@ -40,7 +40,7 @@ __all__ = ["BatchPlan", "plan_batches"]
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """Counts up when plans of before should not be used any more."""
 
 SECONDS = 59.0
@@ -48,7 +48,6 @@ SECONDS = 59.0
 
 _LAST_SECONDS = 4.0
 _POLL_SECONDS = 0.1
-_CHANGED_MEMORY_FRACTION = 0.02
 _STDERR_LINES = 3
 _WHAT = "Planning micro-batches"
 
@@ -110,9 +109,9 @@ def plan_batches(
     modes = _modes(settings.activation_checkpointing)
     question = _Question(settings, table, budgets, start, modes, read_memory(settings.device), memory_fraction)
     file = cache_folder / f"{_key(question)}.json"
-    known = _read_plan(file, question.reading)
+    known = read_plan(file, question.reading)
     if known is not None:
-        plan = replace(known, cached=True, seconds=time.time() - began)
+        plan = replace(known, cached=True, seconds=time.time() - began, file=str(file))
         logger.info("Micro-batches as planned before (%s): %s.", file, plan.reason)
         return plan
     request = ProbeRequest(
@@ -147,7 +146,8 @@ def plan_batches(
         logger.warning("%s", plan.warning)
     plan = replace(plan, seconds=time.time() - began)
     if answer.error is None and measured is not None:
-        _keep_plan(file, plan)
+        plan = replace(plan, file=str(file))
+        keep_plan(file, plan)
     logger.info("Micro-batches: %s (planned in %.0f s).", plan.reason, plan.seconds)
     return plan
 
@@ -291,27 +291,6 @@ def _key(question: _Question) -> str:
             "memory_fraction": float(question.memory_fraction),
         }
     )
-
-
-def _keep_plan(file: Path, plan: BatchPlan) -> None:
-    """Write a plan for the next training; without it that one plans again."""
-    try:
-        write_json_atomic(file, plan.to_json())
-    except (OSError, UserError) as error:
-        logger.warning("The plan of micro-batches could not be kept in %s: %s", file, error)
-
-
-def _read_plan(file: Path, reading: MemoryReading) -> BatchPlan | None:
-    """Return a plan of before, unless other programs hold much more of the device than then."""
-    try:
-        plan = BatchPlan.from_json(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-    more = reading.others - int(plan.facts.get("other_programs_bytes", 0))
-    if more > _CHANGED_MEMORY_FRACTION * reading.total:
-        logger.info("Other programs hold %.1f GiB more of the device than when %s was made.", more / 2**30, file)
-        return None
-    return plan
 
 
 def _read_switches() -> dict[str, Any]:

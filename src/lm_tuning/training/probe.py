@@ -5,6 +5,7 @@ backward passes over real rows and writes down what they took. There is no optim
 the answer is written. The answer is renewed after every measurement, so that a process that dies leaves what it knew.
 
 Layers are not compiled here, which would take longer than everything else: speeds are those of the uncompiled model.
+A training that compiles its layers measures once more from there, see :mod:`lm_tuning.training.second_look`.
 """
 
 from __future__ import annotations
@@ -151,7 +152,13 @@ def probe_budgets(request: ProbeRequest, probe: BudgetProbe, answer: ProbeAnswer
                 answer.not_tried += upwards[place:]
                 break
             share = (request.ends_at - began) / (len(upwards) - place + 1)
-            point = _try_budget(request, probe, answer, budget, checkpointing, seconds=share / 2)
+            point = try_budget(
+                probe,
+                answer,
+                ProbePoint(budget, checkpointing, "predicted"),
+                memory_fraction=request.memory_fraction,
+                seconds=share / 2,
+            )
             on_point()
             if place + 1 < len(upwards):
                 expected = _GROWTH_RESERVE * (time.time() - began) * upwards[place + 1] / budget
@@ -163,7 +170,13 @@ def probe_budgets(request: ProbeRequest, probe: BudgetProbe, answer: ProbeAnswer
         for budget in reversed(request.budgets[: request.start]):
             if time.time() > request.ends_at:
                 break
-            point = _try_budget(request, probe, answer, budget, checkpointing, seconds=_SPEED_SECONDS[0])
+            point = try_budget(
+                probe,
+                answer,
+                ProbePoint(budget, checkpointing, "predicted"),
+                memory_fraction=request.memory_fraction,
+                seconds=_SPEED_SECONDS[0],
+            )
             on_point()
             if point.fits:
                 break
@@ -197,7 +210,6 @@ def run_probe(request: ProbeRequest, *, on_answer: Callable[[ProbeAnswer], None]
         "choices": choices,
         "longest_row_tokens": int(table.lengths.max(initial=0)),
         "load_seconds": round(time.time() - began, 2),
-        "compiled": False,
         **{f"{name}_bytes": size for name, size in asdict(probe.held).items()},
     }
     on_answer(answer)
@@ -219,19 +231,31 @@ def _set_up(settings: TrainingSettings, table: TokenTable) -> tuple[ReadyModel, 
     return ready, fast.batching, fast.facts
 
 
-def _try_budget(
-    request: ProbeRequest, probe: BudgetProbe, answer: ProbeAnswer, budget: int, checkpointing: bool, *, seconds: float
+def try_budget(
+    probe: BudgetProbe, answer: ProbeAnswer, point: ProbePoint, *, memory_fraction: float, seconds: float
 ) -> ProbePoint:
-    """Measure a budget, or leave it out when the smaller ones let expect that it does not fit."""
-    device = probe.settings.device
+    """Measure a budget, or leave it out when the smaller ones let expect that it does not fit.
+
+    Args:
+        probe: of the model, as the point says it runs.
+        answer: of the points before; the point is added to it.
+        point: says what is to be measured; the rest is filled in.
+        memory_fraction: share of the memory that a training may take.
+        seconds: for the speed, within bounds.
+
+    Returns:
+        The point.
+    """
+    device, budget = probe.settings.device, point.micro_batch_tokens
     reading = read_memory(device)
-    limit = request.memory_fraction * reading.total
-    point = ProbePoint(budget, checkpointing, "predicted")
+    limit = memory_fraction * reading.total
     answer.points.append(point)
     known = [
         (each.micro_batch_tokens, each.predicted_total_bytes)
         for each in answer.points
-        if each.outcome == "measured" and each.activation_checkpointing == checkpointing and each.predicted_total_bytes
+        if each.outcome == "measured"
+        and each.activation_checkpointing == point.activation_checkpointing
+        and each.predicted_total_bytes
     ]
     smaller = [entry for entry in known if entry[0] < budget]
     if smaller:

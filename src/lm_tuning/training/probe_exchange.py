@@ -44,6 +44,7 @@ class ProbePoint:
         peak_memory_bytes: the most held by tensors (by the process on a CPU) in the heaviest micro-batches.
         predicted_total_bytes: what a training would take of the device, optimizer and other programs included.
         fits: whether that is within the share.
+        compiled: whether decoder layers ran compiled.
     """
 
     micro_batch_tokens: int
@@ -53,6 +54,7 @@ class ProbePoint:
     peak_memory_bytes: int | None = None
     predicted_total_bytes: int | None = None
     fits: bool = False
+    compiled: bool = False
 
 
 @dataclass

@@ -39,7 +39,6 @@ class Replanner:
     memory: MemoryUse
     health: HealthReport
     may_lower: bool
-    _lowered: bool = False
 
     def lower(self, error: BaseException) -> bool:
         """Lower the budget after an error, if it was for want of memory and a smaller budget is left.
@@ -62,7 +61,6 @@ class Replanner:
         where, micro_batch = self.memory.doing, self.memory.micro_batch
         traceback.clear_frames(error.__traceback__)
         self.steps.micro_batch_tokens = self.memory.micro_batch_tokens = new
-        self._lowered = True
         slots = f" with {micro_batch.num_slots:,} token slots in the model" if micro_batch is not None else ""
         self.health.add(
             Finding(
@@ -77,11 +75,8 @@ class Replanner:
         return True
 
     def recut(self, batch: StepBatch) -> StepBatch:
-        """Cut a step again that was prepared before the budget was lowered."""
-        budget = self.steps.micro_batch_tokens
-        if not self._lowered or all(micro.num_slots <= budget for micro in batch.micro_batches):
-            return batch
-        return self.steps[batch.step]
+        """Cut a step again that was prepared before the budget changed."""
+        return batch if batch.micro_batch_tokens == self.steps.micro_batch_tokens else self.steps[batch.step]
 
 
 def release(model: torch.nn.Module) -> None:

@@ -31,6 +31,7 @@ from lm_tuning.training.phases import PhaseClock
 from lm_tuning.training.precision_context import autocast
 from lm_tuning.training.replanning import Replanner
 from lm_tuning.training.result import TrainingResult, save_tuned_model, summarize
+from lm_tuning.training.second_look import SecondLook
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 from lm_tuning.training.source_facts import describe_sources, say_sources
 from lm_tuning.training.step_log import OnMetrics, StepLog, ignore_metrics
@@ -105,6 +106,7 @@ def run_training(
             phases=PhaseClock(settings.device),
         )
         with stop_on_signal() as stop:
+            second_look = _plan_second_look(job, ready, fast, steps, memory=memory, health=health)
             trainer = _set_up_trainer(
                 job,
                 ready,
@@ -115,6 +117,7 @@ def run_training(
                 log=log,
                 stop=stop,
                 first_loss=first_loss,
+                second_look=second_look,
                 on_progress=on_progress,
                 on_checkpoint=on_checkpoint,
             )
@@ -169,7 +172,7 @@ def run_training(
         efficiency=log.efficiency,
         health=health.to_json(),
         summary=summary,
-        batch_plan=job.batch_plan,
+        batch_plan=second_look.plan if second_look is not None else job.batch_plan,
     )
 
 
@@ -216,6 +219,15 @@ def _look(job: Job, ready: ReadyModel, steps: StepDataset, health: HealthReport)
     )
 
 
+def _plan_second_look(
+    job: Job, ready: ReadyModel, fast: FastPath, steps: StepDataset, *, memory: MemoryUse, health: HealthReport
+) -> SecondLook | None:
+    """Look for larger micro-batches once layers are compiled, where their size is ours to choose and was measured."""
+    if fast.layers is None or not job.may_recut or job.settings.device != "cuda":
+        return None
+    return SecondLook(ready, job.settings, steps, memory, health, job.batch_plan)
+
+
 def _set_up_watch(job: Job, health: HealthReport, steps: StepDataset, run_folder: Path) -> TrainingWatch:
     seed = job.settings.seed
     return TrainingWatch(
@@ -240,6 +252,7 @@ def _set_up_trainer(
     log: StepLog,
     stop: StopRequest,
     first_loss: FirstLossDue | None,
+    second_look: SecondLook | None,
     on_progress: OnProgress,
     on_checkpoint: Callable[[], object],
 ) -> StepPlanTrainer:
@@ -262,6 +275,7 @@ def _set_up_trainer(
             eval_every_steps=settings.eval_every_steps,
             evaluate=_evaluation(ready.model, job.validation_rows, steps, settings, fast),
             layers=fast.layers,
+            second_look=second_look,
             replanner=Replanner(steps, memory, health, may_lower=job.may_recut),
             best_metric=f"nats_per_{unit}" if settings.best_metric == "loss" else settings.best_metric,
             protect_best=settings.load_best,

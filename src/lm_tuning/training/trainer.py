@@ -37,6 +37,7 @@ from lm_tuning.training.nonfinite import GuardsUpdates
 from lm_tuning.training.out_of_memory import MemoryUse
 from lm_tuning.training.precision_context import autocast
 from lm_tuning.training.replanning import Replanner, release
+from lm_tuning.training.second_look import SecondLook
 from lm_tuning.training.step_loader import StepLoader
 from lm_tuning.training.step_log import StepLog
 
@@ -63,6 +64,7 @@ class LoopSettings:
         early_stopping_evals: evaluations without a better one after which training ends; ``None`` for never.
         replanner: cuts the steps smaller when memory runs out.
         layers: decoder layers to compile at the first step; ``None`` for none.
+        second_look: tries larger micro-batches once they are compiled; ``None`` keeps their size.
         first_loss: what step 1 must log; ``None`` skips the check.
         memory: kept up to date, so that running out of memory can be explained.
         on_checkpoint: called when a checkpoint is complete, so that what was logged so far can be made safe too.
@@ -83,6 +85,7 @@ class LoopSettings:
     memory: MemoryUse
     replanner: Replanner
     layers: CompiledLayers | None = None
+    second_look: SecondLook | None = None
     on_checkpoint: Callable[[], object] = lambda: None
 
 
@@ -254,6 +257,8 @@ class StepPlanTrainer(GuardsUpdates, Trainer):
         began = time.perf_counter()
         self.loop.layers.compile_with(run, self.health.facts)
         model.zero_grad(set_to_none=True)
+        if self.loop.second_look is not None and "compile_failure" not in self.health.facts:
+            self.loop.second_look.take(optimizer_is_made=bool(self.optimizer.state))
         self.step_log.paused(time.perf_counter() - began)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
