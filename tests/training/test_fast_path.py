@@ -313,7 +313,8 @@ class TestCompiledLayers:
         ready = set_up_model(replace(settings, method=method, lora=LORA, qlora=quantized))
         table = open_split(paths.tokens, "train")
         prepare_fast_path(ready, replace(settings, method=method), table)
-        layers = CompiledLayers(find_layers(ready.model), backend="eager")
+        inner = ready.model.get_base_model()
+        layers = CompiledLayers(find_layers(inner), embeddings=inner.get_input_embeddings(), backend="eager")
         torch._dynamo.reset()
         counters.clear()
         with monkeypatch.context() as patched:
@@ -326,11 +327,37 @@ class TestCompiledLayers:
         packed_attention.register()
         assert len(layers.layers) > 1
         assert not counters["graph_break"]
-        # The first layer's input wants no gradient, since embeddings are frozen: it has a graph of its own.
-        assert counters["stats"]["unique_graphs"] == 2
+        assert counters["stats"]["unique_graphs"] == 1, (
+            "the first layer's too, whose input comes from frozen embeddings"
+        )
+
+    def test_frozen_embeddings_give_gradients_only_while_compiled_layers_learn(
+        self, settings: TrainingSettings
+    ) -> None:
+        ready = set_up_model(replace(settings, method="lora", lora=LORA))
+        inner = ready.model.get_base_model()
+        embeddings = inner.get_input_embeddings()
+        layers = CompiledLayers(find_layers(inner), embeddings=embeddings, backend="eager")
+        ids = torch.tensor([[5, 6, 7]])
+        layers.switch_on()
+        layers.switch_on()
+        assert embeddings(ids).requires_grad
+        with torch.no_grad(), layers.paused():
+            assert not embeddings(ids).requires_grad
+        layers.switch_off()
+        assert not embeddings(ids).requires_grad
+        for parameter in layers.layers[0].parameters():
+            parameter.requires_grad_(False)
+        layers.switch_on()
+        assert not embeddings(ids).requires_grad, "nothing before the second layer learns"
+        layers.switch_off()
 
     @pytest.mark.slow
-    def test_a_compiled_run_has_the_same_losses(self, paths: TrainingPaths, settings: TrainingSettings) -> None:
+    @pytest.mark.parametrize("method", ["full", "lora"])
+    def test_a_compiled_run_has_the_same_losses(
+        self, paths: TrainingPaths, settings: TrainingSettings, method: str
+    ) -> None:
+        settings = replace(settings, method=method, lora=LORA if method == "lora" else {})
         plain = run_training(paths, replace(settings, attention="sdpa", batching="padded"))
         compiled = run_training(paths, replace(settings, attention="sdpa", batching="padded", compile=True))
         facts = compiled.health["facts"]

@@ -135,11 +135,13 @@ def _choose_batching(ready: ReadyModel, settings: TrainingSettings, longest: int
 def _choose_compiling(
     ready: ReadyModel, settings: TrainingSettings, train_rows: TokenTable, plan: StepPlan
 ) -> tuple[CompiledLayers | None, str]:
-    layers = find_layers(_inner(ready.model))
+    inner = _inner(ready.model)
+    layers = find_layers(inner)
+    compiled = CompiledLayers(layers, embeddings=inner.get_input_embeddings())
     if settings.compile is False:
         return None, "no, as train.compile says"
     if not layers:
-        return None, f"no, since {type(_inner(ready.model)).__name__} has no list of like layers"
+        return None, f"no, since {type(inner).__name__} has no list of like layers"
     if settings.compile is None:
         if settings.device != "cuda":
             return None, "no, since training runs on the CPU"
@@ -150,8 +152,8 @@ def _choose_compiling(
         worth, estimate = pays(num_tokens=num_tokens, parameters=parameters, flops=flops)
         if not worth:
             return None, f"no, since {estimate}"
-        return CompiledLayers(layers), f"{len(layers)} layers, since {estimate}"
-    return CompiledLayers(layers), f"{len(layers)} layers, as train.compile says"
+        return compiled, f"{len(layers)} layers, since {estimate}"
+    return compiled, f"{len(layers)} layers, as train.compile says"
 
 
 def _short_row(table: TokenTable) -> Any:

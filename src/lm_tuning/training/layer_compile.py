@@ -58,13 +58,18 @@ class CompiledLayers:
 
     Attributes:
         layers: the decoder layers.
+        embeddings: of the input ids. Frozen under adapters, they make an input of the first layer that wants no
+            gradient, for which that layer would need a graph of its own; while layers are compiled it is asked to want
+            one, at the price of a few products of one layer.
         dynamic: one graph for every number of tokens; otherwise one a number.
         backend: of ``torch.compile``.
     """
 
     layers: list[torch.nn.Module]
+    embeddings: torch.nn.Module | None = None
     dynamic: bool = True
     backend: str = "inductor"
+    _hook: Any = None
 
     def switch_on(self) -> None:
         """Let the layers run compiled; the first pass compiles."""
@@ -73,11 +78,17 @@ class CompiledLayers:
         torch._dynamo.config.specialize_float = True
         for layer in self.layers:
             layer.compile(dynamic=self.dynamic, backend=self.backend)
+        first_learns = any(parameter.requires_grad for parameter in self.layers[0].parameters())
+        if self.embeddings is not None and first_learns and self._hook is None:
+            self._hook = self.embeddings.register_forward_hook(_ask_for_gradient)
 
     def switch_off(self) -> None:
         """Let the layers run as they are."""
         for layer in self.layers:
             layer._compiled_call_impl = None
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
 
     def compile_with(self, run: Callable[[], object], facts: dict[str, Any]) -> None:
         """Compile by running a micro-batch forward and backward; go back to plain layers if that fails.
@@ -114,9 +125,15 @@ class CompiledLayers:
     def paused(self) -> Iterator[None]:
         """Run the block without compiled layers: evaluations have shapes of their own."""
         kept = [layer._compiled_call_impl for layer in self.layers]
-        self.switch_off()
+        for layer in self.layers:
+            layer._compiled_call_impl = None
         try:
             yield
         finally:
             for layer, call in zip(self.layers, kept, strict=True):
                 layer._compiled_call_impl = call
+
+
+def _ask_for_gradient(module: torch.nn.Module, given: Any, output: torch.Tensor) -> None:
+    if torch.is_grad_enabled() and output.is_floating_point() and not output.requires_grad:
+        output.requires_grad_()
