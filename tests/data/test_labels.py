@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from lm_tuning.data import labels
-from lm_tuning.data.labels import build_label_map, count_classes, find_class_problem
+from lm_tuning.data.labels import build_label_map, count_classes, find_class_problem, refuse_unknown_weights
+from lm_tuning.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -59,3 +60,25 @@ def test_free_text_is_not_taken_for_classes(monkeypatch):
     assert "holds 3 different labels, more than the 2 that are taken for classes" in (
         problem_of(["a", "b", "c"], [0, 1, 2]) or ""
     )
+
+
+def test_a_weight_of_no_class_is_refused_with_the_nearest_name_and_all_names():
+    classes = {"card": 0, "cash": 1, "loan": 2}
+    with pytest.raises(UserError) as caught:
+        refuse_unknown_weights({"card": 2.0, "laon": 2.5, "CASH": 1.0, "01": 3.0}, classes)
+    assert caught.value.problems == [
+        "train.class_weights.laon = 2.5: no training row has the class 'laon'. Did you mean 'loan'?",
+        "train.class_weights.CASH = 1: no training row has the class 'CASH'. Did you mean 'cash'?",
+        "train.class_weights.01 = 3: no training row has the class '01'.",
+        "The classes are card, cash, loan; those without a weight count as 1.",
+    ]
+    with pytest.raises(UserError, match=r"class0, .*, class19 and 30 more; "):
+        refuse_unknown_weights({"none": 1.0}, {f"class{place}": place for place in range(50)})
+
+
+@pytest.mark.parametrize(
+    ("weights", "label_map"),
+    [(None, {"a": 0}), ("balanced", {"a": 0}), ({"a": 2.0}, {"a": 0, "b": 1}), ({"a": 2.0}, None)],
+)
+def test_weights_of_classes_that_are_there_pass(weights, label_map):
+    refuse_unknown_weights(weights, label_map)

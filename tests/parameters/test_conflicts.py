@@ -113,6 +113,14 @@ def test_class_weights_and_label_smoothing_go_together(valid: dict[str, Any]) ->
     assert problems(raw, train={"class_weights": {"a": 2}, "label_smoothing": 0.1}) == []
 
 
+def test_noise_that_would_not_arrive_is_refused(valid: dict[str, Any]) -> None:
+    raw = merged_task(valid, "seq2seq_lm")
+    (problem,) = problems(raw, train={"neftune_noise_alpha": 5.0, "effective_batch_tokens": 1024})
+    assert "train.neftune_noise_alpha = 5.0" in problem and "task = seq2seq_lm" in problem
+    assert problems(raw, train={"neftune_noise_alpha": None, "effective_batch_tokens": 1024}) == []
+    assert problems(valid, train={"neftune_noise_alpha": 5.0}) == []
+
+
 def test_packed_rows_are_refused_for_an_encoder(valid: dict[str, Any]) -> None:
     raw = merged_task(valid, "seq2seq_lm")
     (problem,) = problems(raw, train={"batching": "packed", "effective_batch_tokens": 1024})

@@ -33,13 +33,14 @@ def run(**train: Any) -> tuple[dict[str, Any], str, str]:
     model = ModelParameters(name_or_path="model")
     caches = [FolderStore(Path(name)) for name in ("rows", "splits", "tokens")]
     checked, data_report = check_examples(prepare_raw_examples(data), check_cache=caches[0], **settings)
+    training = TrainParameters(**{"effective_batch_rows": 4, "num_epochs": 3} | train)
     made, split_summary, split_report = split_examples(
-        caches[0].publish(checked), split_cache=caches[1], seed=1, output="mine", **settings
+        caches[0].publish(checked), split_cache=caches[1], train=training, seed=1, output="mine", **settings
     )
     splits = caches[1].publish(made)
     base_model = prepare_base_model(model, EvaluateParameters(), "causal_lm")
     tokens, token_summary, _, token_report = tokenize_examples(
-        splits, base_model, token_cache=caches[2], tokenize=tokenize, seed=1, **settings
+        splits, base_model, token_cache=caches[2], tokenize=tokenize, train=training, seed=1, **settings
     )
     return inspect_examples(
         caches[2].publish(tokens),
@@ -52,7 +53,7 @@ def run(**train: Any) -> tuple[dict[str, Any], str, str]:
         token_report=token_report,
         model=model,
         tokenize=tokenize,
-        train=TrainParameters(**{"effective_batch_rows": 4, "num_epochs": 3} | train),
+        train=training,
         preflight=PreflightParameters(num_examples=2),
         seed=1,
     )

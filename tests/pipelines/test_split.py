@@ -13,6 +13,7 @@ from lm_tuning.data import example
 from lm_tuning.data.rows import open_examples
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
+from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.pipelines.example_data.nodes import prepare_raw_examples
 from lm_tuning.pipelines.split.nodes import check_examples, split_examples, split_settings
 from lm_tuning.storage.folders import FolderStore, read_manifest
@@ -36,6 +37,7 @@ class Run:
         seed: int = 1,
         data: dict[str, Any] | None = None,
         split: dict[str, Any] | None = None,
+        train: dict[str, Any] | None = None,
         task: str = "causal_lm",
     ) -> None:
         parameters = DataParameters(**{"path": "rows.jsonl", **(data or {})})
@@ -55,6 +57,7 @@ class Run:
             split_cache=split_cache,
             data=parameters,
             split=dividing,
+            train=TrainParameters(**(train or {})),
             seed=seed,
             task=task,
             output="mine",
@@ -187,6 +190,7 @@ def test_rows_that_were_checked_with_other_parameters_are_refused(project):
             split_cache=FolderStore(Path("splits")),
             data=DataParameters(path="rows.jsonl", normalize="none"),
             split=SplitParameters(key="topic"),
+            train=TrainParameters(),
             seed=1,
             task="causal_lm",
             output="mine",
@@ -242,6 +246,7 @@ def test_both_pipelines_run_through_the_catalog(project):
             "split_summary": JSONDataset(filepath="out/split_summary.json"),
             "params:data": MemoryDataset(DataParameters(path="rows.jsonl")),
             "params:split": MemoryDataset(SplitParameters()),
+            "params:train": MemoryDataset(TrainParameters()),
             "params:seed": MemoryDataset(3),
             "params:task": MemoryDataset("causal_lm"),
             "params:output": MemoryDataset("out"),
@@ -266,3 +271,18 @@ def test_what_a_user_is_warned_of_is_said_again_when_the_splits_are_reused(proje
         assert [one for one in warned if one.startswith("Held-out rows of classes that no training row has: 10")]
     assert made.splits_section["metrics"]["data_untrained_classes"] == 10
     assert made.splits_section["facts"]["untrained_classes"] == made.summary["untrained_classes"]
+
+
+def test_a_class_weight_of_no_class_is_refused_before_rows_are_divided_and_with_stored_splits(project):
+    rows = [{"text": f"t{number}", "label": ("card", "cash")[number % 2]} for number in range(40)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wrong = {"class_weights": {"crad": 2.0}}
+    refusal = r"train.class_weights.crad = 2: .* 'crad'. Did you mean 'card'\?\nThe classes are card, cash;"
+    with pytest.raises(UserError, match=refusal):
+        Run(task="sequence_classification", train=wrong)
+    assert FolderStore(Path("rows")).current().is_dir()  # checked, and not checked again once the name is mended
+    assert not Path("splits/current.json").exists()
+    made = Run(task="sequence_classification", train={"class_weights": {"card": 2.0}})
+    assert made.rows_reused
+    with pytest.raises(UserError, match=refusal):
+        Run(task="sequence_classification", train=wrong)

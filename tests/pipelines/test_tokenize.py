@@ -14,6 +14,7 @@ from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.model import ModelParameters
 from lm_tuning.parameters.results import EvaluateParameters
 from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.pipelines.split.nodes import split_settings
 from lm_tuning.pipelines.tokenize.nodes import prepare_base_model, tokenize_examples
 from lm_tuning.storage.folders import FolderStore, read_manifest
@@ -35,10 +36,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def publish_splits(key: str, rows: list[tuple[str, str, None]], *, task: str = "causal_lm") -> None:
+def publish_splits(key: str, rows: list[Any], *, task: str = "causal_lm", **stored: Any) -> None:
     store = FolderStore(Path("splits"))
     staged = store.stage(key)
-    store_examples(staged.path, "prompt_response", rows)
+    format = "text_label" if task == "sequence_classification" else "prompt_response"
+    store_examples(staged.path, format, rows, **stored)
     Path("rows.jsonl").write_text("rows\n")
     staged.facts = {
         "settings": split_settings(DATA, SPLIT, seed=1, task=task),
@@ -48,7 +50,7 @@ def publish_splits(key: str, rows: list[tuple[str, str, None]], *, task: str = "
 
 
 def run_whole(
-    seed: int = 1, task: str = "causal_lm", **tokenize: Any
+    seed: int = 1, task: str = "causal_lm", class_weights: dict[str, float] | None = None, **tokenize: Any
 ) -> tuple[Path, dict[str, Any], Any, dict[str, Any], bool]:
     """Run both nodes and publish; give all outputs, and whether the stored folder was reused."""
     base_model = prepare_base_model(ModelParameters(name_or_path="./model"), EvaluateParameters(), task=task)
@@ -60,6 +62,7 @@ def run_whole(
         tokenize=TokenizeParameters(**{"max_length_tokens": 64, **tokenize}),
         data=DATA,
         split=SPLIT,
+        train=TrainParameters(class_weights=class_weights),
         seed=seed,
         task=task,
     )
@@ -161,6 +164,18 @@ def test_a_failure_leaves_nothing_behind(project):
     assert sorted(path.name for path in Path("tokens").iterdir()) == sorted([folder.name, "current.json"])
 
 
+def test_a_class_weight_of_no_class_stops_before_tokenizing_and_with_stored_tokens(project):
+    rows = [("a good card", "card"), ("much cash", "cash")]
+    publish_splits("s1", rows, task="sequence_classification", label_map={"card": 0, "cash": 1})
+    refusal = r"train.class_weights.crad = 2: .* 'crad'. Did you mean 'card'\?\nThe classes are card, cash;"
+    with pytest.raises(UserError, match=refusal):
+        run_whole(task="sequence_classification", class_weights={"crad": 2.0})
+    assert not Path("tokens/current.json").exists()
+    run_whole(task="sequence_classification", class_weights={"card": 2.0})
+    with pytest.raises(UserError, match=refusal):
+        run_whole(task="sequence_classification", class_weights={"crad": 2.0})
+
+
 def test_a_missing_model_stops_before_tokenizing(project):
     with pytest.raises(UserError, match=r"model folder \./nowhere does not exist"):
         prepare_base_model(ModelParameters(name_or_path="./nowhere"), EvaluateParameters(), task="causal_lm")
@@ -171,7 +186,8 @@ def test_the_graph_is_a_table():
 
     pipeline = create_pipeline()
     assert [node.short_name for node in pipeline.nodes] == ["prepare_base_model", "tokenize_examples"]
-    settings = {f"params:{name}" for name in ("model", "evaluate", "tokenize", "data", "split", "seed", "task")}
+    names = ("model", "evaluate", "tokenize", "data", "split", "train", "seed", "task")
+    settings = {f"params:{name}" for name in names}
     assert pipeline.inputs() == {*settings, "example_splits", "token_cache"}
     assert pipeline.all_outputs() == {
         "base_model",

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -90,11 +92,23 @@ def test_the_ceiling_of_a_cpu_is_measured_once_and_not_known():
     assert find_ceiling("cpu", "float32") == first
 
 
+def allocated_bytes() -> int:
+    """Count what tensors hold on the GPU, with the workspace that cuBLAS keeps after its first product."""
+    small = torch.ones(16, 16, device="cuda", dtype=torch.bfloat16)
+    torch.mm(small, small)
+    del small
+    torch.cuda.synchronize()
+    gc.collect()
+    return torch.cuda.memory_allocated()
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_attains_a_good_part_of_its_peak_and_no_more():
+    peak._measure_once.cache_clear()  # another test may have measured, and what is known is not measured again
+    before = allocated_bytes()
     ceiling = find_ceiling("cuda", "bfloat16")
     assert ceiling.measured_flops > 1e12
     if ceiling.known_flops is not None:
         assert 0.4 < ceiling.measured_flops / ceiling.known_flops < 1.02
-    assert torch.cuda.memory_allocated() == 0
+    assert allocated_bytes() == before  # the matrices are gone

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lm_tuning.text.token_table import TokenTableWriter
-from tests.support.tiny import BOS, END, EOS, VOCABULARY, bart_config, ids, make_tokenizer
+from tests.support.tiny import BOS, END, EOS, PAD, VOCABULARY, bart_config, ids, make_tokenizer
 from tests.training.conftest import WORDS, write_rows
 
 LABELS = ("cat", "dog", "bird")
@@ -64,6 +64,39 @@ def save_tiny_bart(folder: Path) -> Path:
     state = torch.random.get_rng_state()
     torch.manual_seed(0)
     BartForConditionalGeneration(config).save_pretrained(folder)
+    torch.random.set_rng_state(state)
+    make_tokenizer(chat_template=None, eos_token="<eos>").save_pretrained(folder)
+    return folder
+
+
+def save_tiny_t5(folder: Path, *, is_first_version: bool = True) -> Path:
+    """Write a random T5 and the character tokenizer.
+
+    The first version scales what goes into its head, which is the embedding; 1.1, of which Flan-T5 and mT5 are, does
+    not, and has a head of its own and gated layers.
+    """
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    config = T5Config(
+        vocab_size=len(VOCABULARY),
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=1,
+        num_heads=4,
+        dropout_rate=0.0,
+        feed_forward_proj="relu" if is_first_version else "gated-gelu",
+        tie_word_embeddings=is_first_version,
+        pad_token_id=PAD,
+        eos_token_id=EOS,
+        decoder_start_token_id=PAD,
+    )
+    state = torch.random.get_rng_state()
+    torch.manual_seed(0)
+    model = T5ForConditionalGeneration(config)
+    if not is_first_version:
+        model.lm_head.weight = torch.nn.Parameter(0.2 * torch.randn_like(model.lm_head.weight))
+    model.save_pretrained(folder)
     torch.random.set_rng_state(state)
     make_tokenizer(chat_template=None, eos_token="<eos>").save_pretrained(folder)
     return folder

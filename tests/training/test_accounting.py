@@ -179,7 +179,7 @@ def test_balanced_weights_leave_the_loss_of_an_uninformed_model_where_it_is() ->
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        ({"wolf": 2.0}, r"train.class_weights names 'wolf', which no training row has.*cat, dog, bird"),
+        ({"wolf": 2.0}, r"train.class_weights.wolf = 2: no training row has the class 'wolf'(.*\n)*.*cat, dog, bird"),
         ({"cat": 0.0, "dog": 0.0, "bird": 0.0}, "weight of 0"),
     ],
 )

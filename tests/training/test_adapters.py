@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -154,6 +155,38 @@ def test_a_stored_adapter_gives_the_logits_of_the_training(folders, tmp_path, in
     assert config["init_lora_weights"] is True
     assert config["r"] == (8 if init.startswith(("pissa", "olora")) else 4)
     assert config["inference_mode"] is True
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"init": "pissa"}, {"use_dora": True}, {"target_modules": ["c_attn"]}],
+    ids=["lora", "pissa", "dora", "one target"],
+)
+def test_weights_with_inputs_first_are_adapted_without_a_warning(tmp_path, options):
+    """GPT-2 has such layers."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    config = GPT2Config(vocab_size=120, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0)
+
+    def base() -> Any:
+        torch.manual_seed(1)
+        return GPT2LMHeadModel(config).eval()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = add_lora(base(), **{**SMALL, **options})
+    assert model.peft_config["default"].fan_in_fan_out is True
+    train(model)
+    with torch.no_grad():
+        trained = logits(model)
+        assert (trained - logits(base())).abs().max() > 1e-2
+    save_adapter(model, tmp_path / "adapter")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again = attach_adapter(base(), tmp_path / "adapter")
+    with torch.no_grad():
+        torch.testing.assert_close(logits(again), trained, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(logits(again.merge_and_unload()), trained, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("init", [init for init in INITS if init not in ("default", "gaussian")])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,11 +31,11 @@ def held_by(optimizer: torch.optim.Optimizer) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors if tensor.dim())
 
 
-def make_optimizer(name: str, optimizer_args: str, model: torch.nn.Module) -> Any:
-    """Let the Trainer make it, as training does."""
+def make_optimizer(name: str, optimizer_args: str, model: torch.nn.Module, folder: Path) -> Any:
+    """Let the Trainer make it, as training does; a Trainer makes its output folder as well."""
     from transformers import Trainer, TrainingArguments
 
-    args = TrainingArguments(output_dir="unused", optim=name, optim_args=optimizer_args or None, report_to="none")
+    args = TrainingArguments(output_dir=str(folder), optim=name, optim_args=optimizer_args or None, report_to="none")
     return Trainer(model=model, args=args).create_optimizer()
 
 
@@ -50,9 +52,13 @@ def make_optimizer(name: str, optimizer_args: str, model: torch.nn.Module) -> An
         ("rmsprop", "momentum=0.5, centered=true"),
     ],
 )
-def test_the_state_is_what_the_trainers_optimizer_holds(name: str, optimizer_args: str) -> None:
+def test_the_state_is_what_the_trainers_optimizer_holds(
+    name: str, optimizer_args: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     model = make_model()
-    optimizer = make_optimizer(name, optimizer_args, model)
+    optimizer = make_optimizer(name, optimizer_args, model, tmp_path / "trainer")
+    assert os.listdir() == ["trainer"]  # nothing is left where the tests are started
     ids = torch.arange(20)[None]
     model(input_ids=ids, labels=ids).loss.backward()
     optimizer.step()

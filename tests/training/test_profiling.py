@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -68,6 +69,25 @@ def test_an_error_of_the_training_comes_through_and_nothing_stays(paths, setting
     assert list((tmp_path / "profile").iterdir()) == []
     profile = profile_training(paths, settings, folder=tmp_path / "profile", num_steps=1, num_warm_up_steps=2)
     assert profile.table.num_steps == 1
+
+
+def test_of_the_profiler_s_warnings_only_the_usual_one_is_hidden(paths, settings, tmp_path, monkeypatch):
+    from torch.profiler import profile
+
+    sound = profile.start
+
+    def start(self: profile) -> None:
+        sound(self)
+        warnings.warn("Warning: Profiler clears events at the end of each cycle.Only events from", stacklevel=1)
+        warnings.warn("CUDA is not available, disabling CUDA profiling", stacklevel=1)
+
+    monkeypatch.setattr(profile, "start", start)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        profile_training(paths, settings, folder=tmp_path / "profile", num_steps=1, num_warm_up_steps=2)
+    said = [str(one.message) for one in caught]
+    assert "CUDA is not available, disabling CUDA profiling" in said
+    assert not [one for one in said if "clears events" in one]
 
 
 class TestReport:

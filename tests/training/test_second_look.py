@@ -199,3 +199,28 @@ def test_a_run_goes_on_with_the_size_that_was_found(
     assert [row["loss_nats_per_token"] for row in result.steps] == pytest.approx(
         [row["loss_nats_per_token"] for row in plain.steps], rel=1e-4
     )
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_a_compiled_training_looks_again(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    settings = replace(
+        settings,
+        device="cuda",
+        compute_dtype="bfloat16",
+        effective_batch_rows=20,
+        max_steps=6,
+        num_epochs=None,
+        micro_batch_tokens=None,
+        compile=True,
+    )
+    for is_kept in (False, True):
+        result = run_training(paths, settings)
+        facts, plan = result.health["facts"], result.batch_plan
+        assert "compile_failure" not in facts
+        assert plan.warning is None
+        assert any(point["compiled"] and point["outcome"] == "measured" for point in plan.curve)
+        assert plan.cached == is_kept
+        for row in result.efficiency:
+            assert row["num_tokens"] <= row["num_micro_batches"] * plan.micro_batch_tokens
+        assert result.efficiency[0]["num_micro_batches"] == facts["first_step_micro_batches"]

@@ -5,17 +5,20 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.problems import shorten
+from lm_tuning.errors import UserError
 
 MAX_CLASSES = 50_000
 """More different labels than this are taken for free text in the wrong column."""
 
 _MAX_LISTED = 1000
+_MAX_NAMED = 20
 # Longer ones are names made of digits; Python refuses to read very long numbers at all.
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,300}")
 
@@ -138,3 +141,36 @@ def find_class_problem(classes: Mapping[str, Any]) -> str | None:
             "'prompt_response'."
         )
     return None
+
+
+def refuse_unknown_weights(
+    class_weights: str | Mapping[str, float] | None, label_map: Mapping[str, int] | None
+) -> None:
+    """Refuse weights of classes that no training row has: a mistyped name would weigh nothing.
+
+    Args:
+        class_weights: ``train.class_weights``: a weight by class name, a word for all classes, or ``None``.
+        label_map: id by name of the training rows' classes; ``None`` where rows have none, which is refused elsewhere.
+
+    Raises:
+        UserError: a line for each unknown name with the nearest one there is, then the classes (up to 20).
+    """
+    if label_map is None or class_weights is None or isinstance(class_weights, str):
+        return
+    problems = [
+        f"train.class_weights.{name} = {weight:g}: no training row has the class {name!r}.{_suggest(name, label_map)}"
+        for name, weight in class_weights.items()
+        if name not in label_map
+    ]
+    if problems:
+        listed = ", ".join(shorten(name, 100) for name in list(label_map)[:_MAX_NAMED])
+        num_more = len(label_map) - _MAX_NAMED
+        more = f" and {num_more:,} more" if num_more > 0 else ""
+        raise UserError([*problems, f"The classes are {listed}{more}; those without a weight count as 1."])
+
+
+def _suggest(name: str, label_map: Mapping[str, int]) -> str:
+    """Name the class that was most likely meant; a slip in upper and lower case comes nearest."""
+    near = [known for known in label_map if known.casefold() == name.casefold()]
+    near = near or get_close_matches(name, label_map, n=1)
+    return f" Did you mean {near[0]!r}?" if near else ""

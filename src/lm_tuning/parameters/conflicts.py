@@ -115,6 +115,12 @@ def _check_task(parameters: Parameters) -> Iterator[Conflict]:
             f"data.format = {parameters.data.format} has nothing for task = {task}, which learns from rows of "
             f"{wanted}: set data.format = auto or {wanted}, or another task.",
         )
+    if task == "seq2seq_lm" and train.neftune_noise_alpha is not None:
+        yield Conflict(
+            ("train.neftune_noise_alpha", "task"),
+            f"train.neftune_noise_alpha = {train.neftune_noise_alpha} adds noise to the embeddings of one stack of "
+            "layers, and task = seq2seq_lm has two, which look them up past it: set train.neftune_noise_alpha = null.",
+        )
     if task == "seq2seq_lm" and train.batching == "packed":
         yield Conflict(
             ("train.batching", "task"),

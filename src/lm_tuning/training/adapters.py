@@ -107,6 +107,7 @@ def add_lora(
         "OLoRA", 2024; Dettmers et al., "QLoRA", 2023.
     """
     from peft import LoraConfig, TaskType, get_peft_model
+    from transformers.pytorch_utils import Conv1D
 
     check_targets(model, target_modules)
     if use_dora and model.device.type == "cpu" and quantized_bits(model) == 8:
@@ -118,6 +119,7 @@ def add_lora(
     if init.startswith(DECOMPOSING):
         _check_rank(model, target_modules, r, init)
     start: Any = True if init == "default" else init
+    targeted = _targeted_layers(model, target_modules)
     config = LoraConfig(
         r=r,
         lora_alpha=alpha,
@@ -126,6 +128,8 @@ def add_lora(
         use_dora=use_dora,
         use_rslora=use_rslora,
         init_lora_weights=start,
+        # GPT-2 keeps its weights the other way round, inputs first; peft would find out by itself, with a warning.
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in targeted.values()),
         task_type=TaskType[TASK_TYPES[task]],
     )
     with without_peft_warning():
@@ -201,11 +205,18 @@ def _is_head(model: Any, module: Any) -> bool:
     return module is output or module is getattr(model, HEAD, None)
 
 
+def _targeted_layers(model: Any, targets: str | list[str]) -> dict[str, Any]:
+    """Return the layers that get an adapter, by name."""
+    return {
+        name: module
+        for name, module in _linear_layers(model).items()
+        if not _is_head(model, module) and (targets == "all-linear" or any(_is_named(name, each) for each in targets))
+    }
+
+
 def _check_rank(model: Any, targets: str | list[str], r: int, init: str) -> None:
     """Refuse a rank that is larger than a target's smaller side: a weight has no more singular values."""
-    for name, module in _linear_layers(model).items():
-        if _is_head(model, module) or not (targets == "all-linear" or any(_is_named(name, each) for each in targets)):
-            continue
+    for name, module in _targeted_layers(model, targets).items():
         smaller = min(module.weight.shape)
         if r > smaller:
             raise UserError(

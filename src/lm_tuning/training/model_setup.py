@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lm_tuning.data.labels import refuse_unknown_weights
 from lm_tuning.errors import UserError
 from lm_tuning.training.adapters import add_lora, check_targets
 from lm_tuning.training.first_loss import scale_fresh_head
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from lm_tuning.training.health import HealthReport
 
 logger = logging.getLogger(__name__)
-
-_NUM_NAMED = 20
 
 
 @dataclass
@@ -100,12 +99,7 @@ def choose_loss_shape(settings: TrainingSettings, train_rows: TokenTable) -> Los
         weights = balance_classes(counts)
         if settings.class_weights != "balanced":
             given = settings.class_weights
-            unknown = [name for name in given if name not in label_map]
-            if unknown:
-                raise UserError(
-                    f"train.class_weights names {', '.join(map(repr, unknown))}, which no training row has. "
-                    f"The classes are {', '.join(list(label_map)[:_NUM_NAMED])}."
-                )
+            refuse_unknown_weights(given, label_map)
             raw = [given.get(name, 1.0) for name in label_map]
             mean = sum(weight * count for weight, count in zip(raw, counts, strict=True)) / max(sum(counts), 1)
             if not mean:

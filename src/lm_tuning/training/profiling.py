@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import statistics
 import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -81,7 +84,8 @@ class _StepRecorder:
         """Switch the profiler off when the training has ended on its own, as by an error."""
         if self._profiler is not None:
             self._end_step()
-            self._profiler.stop()
+            with _without_profiler_warning():
+                self._profiler.stop()
             self._profiler = None
 
     def _start(self) -> None:
@@ -92,13 +96,15 @@ class _StepRecorder:
             activities.append(ProfilerActivity.CUDA)
         self._wait_for_device()
         self._profiler = profile(activities=activities)
-        self._profiler.start()
+        with _without_profiler_warning():
+            self._profiler.start()
         self._begin_step()
 
     def _finish(self) -> None:
         self._wait_for_device()
         profiler, self._profiler = self._profiler, None
-        profiler.stop()
+        with _without_profiler_warning():
+            profiler.stop()
         profiler.export_chrome_trace(str(self.trace))
 
     def _begin_step(self) -> None:
@@ -118,6 +124,14 @@ class _StepRecorder:
             import torch
 
             torch.cuda.synchronize()
+
+
+@contextmanager
+def _without_profiler_warning() -> Iterator[None]:
+    """Hide what torch 2.11 warns of at every use: that earlier cycles are forgotten. Here there is one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning: Profiler clears events at the end of each cycle")
+        yield
 
 
 def profile_training(

@@ -8,6 +8,7 @@ from typing import Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
+from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import SCHEMA_VERSION, FolderStore, StagedFolder, read_manifest
 
@@ -75,6 +76,7 @@ def split_examples(
     split_cache: FolderStore,
     data: DataParameters,
     split: SplitParameters,
+    train: TrainParameters,
     seed: int,
     task: str,
     output: str,
@@ -86,6 +88,7 @@ def split_examples(
         split_cache: the store of splits.
         data: the ``data`` parameters, which the rows must have been checked with.
         split: the ``split`` parameters.
+        train: the ``train`` parameters, whose class weights must name classes that there are.
         seed: fixes the division.
         task: the ``task`` parameter.
         output: the ``output`` parameter: where the data report lies, for messages.
@@ -94,9 +97,11 @@ def split_examples(
         The folder of splits to publish, its summary, and the section ``splits`` of the data report.
 
     Raises:
-        UserError: the rows cannot be gone on with, see ``find_refusals``; or they were checked with other parameters.
+        UserError: the rows cannot be gone on with, see ``find_refusals``; they were checked with other parameters; or a
+            class weight is that of no class.
     """
     from lm_tuning.data.checked_rows import read_checked_summary
+    from lm_tuning.data.labels import refuse_unknown_weights
     from lm_tuning.data.split_folder import describe_splits, read_copies, read_summary, write_splits
     from lm_tuning.data.splits_report import build_splits_section
     from lm_tuning.progress import show_progress
@@ -107,6 +112,7 @@ def split_examples(
     if checked["refused"]:
         hint = [_REPORT_HINT.format(output=output)] if checked["findings"] else []
         raise UserError([*checked["refused"], *hint])
+    refuse_unknown_weights(train.class_weights, checked.get("label_map"))
     settings = _division_settings(split, group=manifest["facts"]["settings"]["group"], seed=seed)
     key = digest_values({"schema_version": SCHEMA_VERSION, "rows": manifest["key"], "settings": settings})
     found = split_cache.find(key)

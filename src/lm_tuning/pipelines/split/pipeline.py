@@ -30,6 +30,7 @@ def create_pipeline() -> Pipeline:
                     "split_cache": "split_cache",
                     "data": "params:data",
                     "split": "params:split",
+                    "train": "params:train",
                     "seed": "params:seed",
                     "task": "params:task",
                     "output": "params:output",

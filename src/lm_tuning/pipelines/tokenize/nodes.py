@@ -11,6 +11,7 @@ from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.model import ModelParameters
 from lm_tuning.parameters.results import EvaluateParameters
 from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.pipelines.split.nodes import split_settings
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import SCHEMA_VERSION, FolderStore, StagedFolder, read_manifest
@@ -65,6 +66,7 @@ def tokenize_examples(
     tokenize: TokenizeParameters,
     data: DataParameters,
     split: SplitParameters,
+    train: TrainParameters,
     seed: int,
     task: str,
 ) -> tuple[StagedFolder | Path, dict[str, Any], bytes, dict[str, Any]]:
@@ -77,16 +79,18 @@ def tokenize_examples(
         tokenize: the ``tokenize`` parameters.
         data: the ``data`` parameters, which the splits must have been made with.
         split: the ``split`` parameters, likewise.
-        seed: likewise.
+        train: the ``train`` parameters, whose class weights must name classes that there are.
+        seed: of the splits, likewise.
         task: the ``task`` parameter.
 
     Returns:
         The folder of tokens to publish, its summary, a picture of the lengths, and a section of the data report.
 
     Raises:
-        UserError: the stored splits belong to other rows or parameters.
+        UserError: the stored splits belong to other rows or parameters, or a class weight is that of no class.
     """
-    from lm_tuning.data.split_folder import find_staleness
+    from lm_tuning.data.labels import refuse_unknown_weights
+    from lm_tuning.data.split_folder import find_staleness, read_summary
     from lm_tuning.models.loading import load_tokenizer
     from lm_tuning.progress import show_progress
     from lm_tuning.text.summary import describe_tokens, read_lengths, write_lengths
@@ -110,6 +114,7 @@ def tokenize_examples(
                 "that, set them back.",
             ]
         )
+    refuse_unknown_weights(train.class_weights, read_summary(example_splits).get("label_map"))
     sources = {
         "schema_version": SCHEMA_VERSION,
         "tokens_version": TOKENS_VERSION,

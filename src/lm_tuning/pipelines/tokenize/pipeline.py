@@ -27,6 +27,7 @@ def create_pipeline() -> Pipeline:
                     "tokenize": "params:tokenize",
                     "data": "params:data",
                     "split": "params:split",
+                    "train": "params:train",
                     "seed": "params:seed",
                     "task": "params:task",
                 },
