@@ -24,6 +24,7 @@ from lm_tuning.training.flops import count_flops, flops_per_token
 from lm_tuning.training.health import HealthReport
 from lm_tuning.training.interruption import stop_on_signal
 from lm_tuning.training.job import Job, settle
+from lm_tuning.training.loop_settings import LoopSettings
 from lm_tuning.training.model_setup import scale_head, set_up_model
 from lm_tuning.training.nonfinite import save_reproduction
 from lm_tuning.training.out_of_memory import MemoryUse, explain_out_of_memory
@@ -257,7 +258,7 @@ def _set_up_trainer(
     on_checkpoint: Callable[[], object],
 ) -> StepPlanTrainer:
     # Importing it takes seconds, which a run that was refused before should not wait for.
-    from lm_tuning.training.trainer import LoopSettings, StepPlanTrainer
+    from lm_tuning.training.trainer import StepPlanTrainer
 
     assert memory.run_folder is not None
     settings, unit = job.settings, ready.task.unit

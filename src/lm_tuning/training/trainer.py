@@ -7,13 +7,10 @@ ours. What stays the Trainer's: optimizer, scheduler, precision, clipping, devic
 
 from __future__ import annotations
 
-import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,23 +18,20 @@ from transformers import Trainer
 from transformers.trainer_callback import PrinterCallback
 
 from lm_tuning.errors import Interrupted
-from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.training import checkpoints
 from lm_tuning.training.batch_checks import check_gradients
 from lm_tuning.training.batches import StepBatch, StepDataset
 from lm_tuning.training.best_checkpoint import BestCheckpoint
-from lm_tuning.training.first_loss import FirstLossDue
-from lm_tuning.training.health import Finding, HealthReport, stop_if_needed
+from lm_tuning.training.checkpointing import KeepsCheckpoints
+from lm_tuning.training.health import HealthReport, stop_if_needed
 from lm_tuning.training.interruption import StopRequest
-from lm_tuning.training.layer_compile import CompiledLayers
 from lm_tuning.training.learning_rates import check_planned_rates
-from lm_tuning.training.losses import LossShape, sum_nats
+from lm_tuning.training.loop_settings import LoopSettings
+from lm_tuning.training.losses import sum_nats
 from lm_tuning.training.nonfinite import GuardsUpdates
-from lm_tuning.training.out_of_memory import MemoryUse
 from lm_tuning.training.precision_context import autocast
-from lm_tuning.training.replanning import Replanner, release
-from lm_tuning.training.second_look import SecondLook
+from lm_tuning.training.replanning import release
 from lm_tuning.training.step_loader import StepLoader
 from lm_tuning.training.step_log import StepLog
 
@@ -46,50 +40,7 @@ logger = logging.getLogger(__name__)
 _LOG_LINES = 10
 
 
-@dataclass
-class LoopSettings:
-    """What the loop around the optimizer steps does.
-
-    Attributes:
-        run_folder: where this run's checkpoints go.
-        identity: what a resume compares.
-        run_id: tracking run written into checkpoints; ``None`` without tracking.
-        shape: label smoothing and class weights.
-        save_every_steps: optimizer steps between checkpoints; ``None`` writes one only when interrupted.
-        keep_checkpoints: how many of this run's checkpoints stay.
-        eval_every_steps: optimizer steps between evaluations; ``None`` for none.
-        evaluate: measures figures on held-out rows, by name; ``None`` without such rows.
-        best_metric: name of the figure that the best checkpoint has the best of.
-        protect_best: keep the best checkpoint.
-        early_stopping_evals: evaluations without a better one after which training ends; ``None`` for never.
-        replanner: cuts the steps smaller when memory runs out.
-        layers: decoder layers to compile at the first step; ``None`` for none.
-        second_look: tries larger micro-batches once they are compiled; ``None`` keeps their size.
-        first_loss: what step 1 must log; ``None`` skips the check.
-        memory: kept up to date, so that running out of memory can be explained.
-        on_checkpoint: called when a checkpoint is complete, so that what was logged so far can be made safe too.
-    """
-
-    run_folder: Path
-    identity: checkpoints.RunIdentity
-    run_id: str | None
-    shape: LossShape
-    save_every_steps: int | None
-    keep_checkpoints: int
-    eval_every_steps: int | None
-    evaluate: Callable[[], dict[str, float]] | None
-    best_metric: str
-    protect_best: bool
-    early_stopping_evals: int | None
-    first_loss: FirstLossDue | None
-    memory: MemoryUse
-    replanner: Replanner
-    layers: CompiledLayers | None = None
-    second_look: SecondLook | None = None
-    on_checkpoint: Callable[[], object] = lambda: None
-
-
-class StepPlanTrainer(GuardsUpdates, Trainer):
+class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
     """Train by the step plan."""
 
     def __init__(
@@ -133,41 +84,6 @@ class StepPlanTrainer(GuardsUpdates, Trainer):
         self._batch: StepBatch | None = None
         self._step_loss: torch.Tensor | None = None
         self._recorded_step = 0
-
-    def continue_from(self, checkpoint: checkpoints.Checkpoint) -> None:
-        """Take over the log and the best figure of a checkpoint; ``train`` then starts at its step."""
-        self.start_step = self._recorded_step = checkpoint.step
-        health = checkpoint.facts.get("health", {"facts": {}, "findings": []})
-        self.health.facts = {**health["facts"], "resumed_from_step": checkpoint.step}
-        self.health.findings = [Finding(**finding) for finding in health["findings"]]
-        before = checkpoint.facts.get("total_steps")
-        if before != len(self.steps):
-            logger.warning(
-                "The run was laid out for %s steps and now has %d: the learning rate follows the schedule of %d steps "
-                "from here on.",
-                before,
-                len(self.steps),
-                len(self.steps),
-            )
-        log_file = checkpoint.path / checkpoints.STEP_LOG
-        self.step_log.restore(json.loads(log_file.read_text()), num_steps=checkpoint.step)
-        best = checkpoint.facts.get("best")
-        if best is not None and best["metric"] == self.best.metric:
-            self.best = BestCheckpoint(**best)
-        else:
-            self.best = self._find_best()
-
-    def _find_best(self) -> BestCheckpoint:
-        """Look for the best figure among the evaluations before a resume, for a run that was led by another one."""
-        best = BestCheckpoint(self.best.metric)
-        kept = {each.step for each in checkpoints.list_complete(self.loop.run_folder)}
-        for row in self.step_log.evaluations:
-            value, step = row.get(f"validation_{best.metric}"), row["step"]
-            if value is None or (self.loop.protect_best and step not in kept):
-                continue  # not measured then, or its weights are gone
-            if best.is_beaten_by(value):
-                best = BestCheckpoint(best.metric, value, step)
-        return best
 
     def get_train_dataloader(self) -> Any:
         """Return the loader of steps, beginning where the run begins."""
@@ -337,10 +253,6 @@ class StepPlanTrainer(GuardsUpdates, Trainer):
             self.write_checkpoint()
             self.step_log.paused(time.perf_counter() - began)
 
-    def _saves_at(self, step: int, *, last: bool) -> bool:
-        every = self.loop.save_every_steps
-        return every is not None and step > 0 and (last or step % every == 0)
-
     def is_stopped_early(self) -> bool:
         """Say whether the held-out figure has been without a better one for too long, and log it when it has."""
         patience = self.loop.early_stopping_evals
@@ -375,32 +287,6 @@ class StepPlanTrainer(GuardsUpdates, Trainer):
             self.best = BestCheckpoint(self.best.metric, figures[self.best.metric], step)
         return figures
 
-    def write_checkpoint(self) -> checkpoints.Checkpoint:
-        """Write everything a resume needs, aside, and rename it when it is whole."""
-        step = self.state.global_step
-        staging = checkpoints.staging_folder(self.loop.run_folder, step)
-        with transformers_bars_off():
-            self.save_model(str(staging), _internal_call=True)
-        self._save_optimizer_and_scheduler(str(staging))
-        self._save_scaler(str(staging))
-        self._save_rng_state(str(staging))
-        self.state.save_to_json(str(staging / "trainer_state.json"))
-        (staging / checkpoints.STEP_LOG).write_text(json.dumps(self.step_log.to_json()))
-        best = None if self.best.value is None else asdict(self.best)
-        written = checkpoints.publish_checkpoint(
-            staging,
-            self.loop.run_folder,
-            step=step,
-            identity=self.loop.identity,
-            run_id=self.loop.run_id,
-            facts={"total_steps": len(self.steps), "best": best, "health": self.health.to_json()},
-        )
-        protected = self.loop.run_folder / f"checkpoint-{self.best.step}" if self.loop.protect_best else None
-        checkpoints.prune(self.loop.run_folder, keep=self.loop.keep_checkpoints, protect=protected)
-        self.loop.on_checkpoint()
-        logger.info("Checkpoint of step %d written to %s", step, written.path)
-        return written
-
     def _stop(self, step: int) -> None:
         newest = checkpoints.list_complete(self.loop.run_folder)
         written = newest[-1] if newest and newest[-1].step == step else self.write_checkpoint()
@@ -410,21 +296,3 @@ class StepPlanTrainer(GuardsUpdates, Trainer):
             f"Step {step} of {len(self.steps)} was finished and kept in {written.path}; "
             "go on with the same command and train.resume=true among its --params.",
         )
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Restore both, then let the present learning rate and number of steps hold.
-
-        The stored scheduler would bring back the old peak rate, and the rate of a finished schedule is 0.
-        """
-        super()._load_optimizer_and_scheduler(checkpoint)
-        scheduler = self.lr_scheduler
-        if checkpoint is None or not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
-            return
-        scheduler.base_lrs = [self.args.learning_rate for _ in scheduler.base_lrs]
-        rates = [
-            base * factor(scheduler.last_epoch)
-            for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-        ]
-        for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
-            group["lr"], group["initial_lr"] = rate, self.args.learning_rate
-        scheduler._last_lr = rates
