@@ -1,9 +1,9 @@
 """Try larger micro-batches once layers are compiled: they hold less, so that more fits than the planner could see.
 
 The planner measures the model as it is, since compiling takes longer than all its measurements. Compiled layers take a
-quarter less memory or more, and other sizes are fastest for them. So a training that has compiled its layers, and has
-not made its first step, goes on from the planned size upwards: the same measurements, of the model that it will run.
-What they choose is kept beside the plan.
+fifth to a quarter less memory, and other sizes are fastest for them. So a training that has compiled its layers, and
+has not made its first step, goes on from the planned size upwards: the same measurements, of the model that it will
+run. What they choose is kept beside the plan.
 """
 
 from __future__ import annotations
