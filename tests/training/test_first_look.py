@@ -15,11 +15,12 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from lm_tuning.errors import UserError
-from lm_tuning.text.token_table import TokenRow
+from lm_tuning.text.token_table import TokenRow, TokenTableWriter, open_split
 from lm_tuning.training.first_look import check_fresh_head
-from lm_tuning.training.first_loss import PlainLoss
+from lm_tuning.training.first_loss import PlainLoss, _group_alike
 from lm_tuning.training.health import HealthReport
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+from lm_tuning.training.tasks import get_task
 from lm_tuning.training.watch import FAILURES_IN_A_ROW, TrainingWatch
 
 
@@ -118,3 +119,15 @@ def test_updates_that_keep_failing_end_the_run(has_scaler: bool) -> None:
     assert "updates-keep-failing" not in codes(report)
     with pytest.raises(UserError, match="updates-keep-failing"):
         fail(allowed)
+
+
+def test_rows_of_one_length_go_side_by_side_more_of_them_on_a_gpu(tmp_path: Path) -> None:
+    with TokenTableWriter(tmp_path / "train.arrow") as writer:
+        for row, length in enumerate([200] * 25 + [30]):
+            writer.append(row, [9] * length, [(1, length)])
+    table = open_split(tmp_path, "train")
+    rows = [table[place] for place in range(len(table))]
+    task = get_task("causal_lm", pad_id=0)
+    sizes = {device: [len(alike) for alike in _group_alike(task, rows, device)] for device in ("cpu", "cuda", "mps")}
+    assert sizes["cuda"] == [10, 10, 5, 1]
+    assert sizes["cpu"] == sizes["mps"] == [2] * 12 + [1, 1]

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-ALIKE_TOKENS = 512
-"""Tokens of rows of one length that go through the model side by side."""
+ALIKE_TOKENS = {"cpu": 512, "cuda": 2048}
+"""Tokens of rows of one length that go through the model side by side: a GPU is hardly busy with one row."""
 
 FRESH_HEAD_SPREAD = 0.1
 """Largest standard deviation of a fresh head's logits: above it the first loss lies visibly over log(classes)."""
@@ -174,7 +174,7 @@ def measure_plain_loss(
     statistics, weights, class_logits, labels = [], [], [], []
     shortest, shortest_nats = rows[0], math.nan
     with torch.no_grad():
-        for alike in _group_alike(task, rows):
+        for alike in _group_alike(task, rows, torch.device(device).type):
             logits, targets = task.logits_of_alike(model, alike, device=device)
             nats += float(shape.sum_nats(logits, targets))
             count += len(targets)
@@ -204,13 +204,14 @@ def measure_plain_loss(
     return replace(plain, class_logits=torch.cat(class_logits), labels=torch.cat(labels))
 
 
-def _group_alike(task: TrainingTask, rows: Sequence[TokenRow]) -> Iterator[list[TokenRow]]:
+def _group_alike(task: TrainingTask, rows: Sequence[TokenRow], device: str) -> Iterator[list[TokenRow]]:
     """Put rows of the same shape together, as many as a long row alone would take."""
+    most = ALIKE_TOKENS.get(device, ALIKE_TOKENS["cpu"])
     by_shape: dict[tuple[int, ...], list[TokenRow]] = {}
     for row in rows:
         by_shape.setdefault(task.shape_of(row), []).append(row)
     for alike in by_shape.values():
-        num_rows = max(ALIKE_TOKENS // max(len(alike[0].input_ids), 1), 1)
+        num_rows = max(most // max(len(alike[0].input_ids), 1), 1)
         for start in range(0, len(alike), num_rows):
             yield alike[start : start + num_rows]
 
