@@ -137,6 +137,10 @@ def test_time_left_follows_the_last_minute_not_the_slow_start(clock: Clock, capl
     clock.advance(45.0)
     display.tick()
     assert caplog.messages == ["Training: 101/200 steps (50%), 1 steps/s, 54 s left, no change for 45 s"]
+    caplog.clear()
+    clock.advance(60.0)
+    display.tick()
+    assert caplog.messages[0].startswith("Training: 101/200 steps (50%), 1 steps/s, no change for "), "no 0 s left"
 
 
 def test_the_end_is_one_line_with_the_rate_of_what_was_done_here(

@@ -84,11 +84,12 @@ class _Bar:
         return (last_done - first_done) / seconds if seconds > 0 and last_done > first_done else None
 
     def seconds_left(self, now: float) -> float | None:
-        """Return the expected time to the end, None when it cannot be known."""
+        """Return the expected time to the end, None when it cannot be known or what was expected has passed."""
         rate = self.units_per_second()
         if rate is None or self.total is None:
             return None
-        return max(0.0, (self.total - self.done) / rate - (now - self.changed_at))
+        left = (self.total - self.done) / rate - (now - self.changed_at)
+        return left if left > 0 else None
 
     def count(self) -> str:
         total = "" if self.total is None else f"/{self.total:,}"

@@ -43,6 +43,13 @@ def test_speed_and_quantiles_leave_the_first_steps_out():
     assert [figures[name] for name in names] == pytest.approx([0.2, 0.6, 1.0, 1.09])
 
 
+def test_padding_is_that_of_all_positions_not_the_mean_of_steps():
+    log = make_log([1.0] * 3)
+    log.efficiency[0] |= {"num_tokens": 100, "padding_fraction": 0.9}  # 1000 positions; the others 1020.4
+    slots = 1000 + 2 * 1000 / 0.98
+    assert summarize_efficiency(log)["padding_fraction"] == pytest.approx(1 - 2100 / slots)
+
+
 def test_the_time_of_a_step_is_split():
     figures = summarize_efficiency(make_log([1.0, 2.0, 4.0]))
     names = [f"{name}_fraction" for name in ("loader_wait", "forward", "backward", "optimizer")]

@@ -361,5 +361,8 @@ def test_the_curve_is_drawn_and_tabulated(tmp_path: Path) -> None:
     labels = [text.get_text() for text in draw_plan(looked_again).axes[0].get_legend().get_texts()]
     assert labels == ["no checkpointing", "activation checkpointing", "compiled", "chosen"]
     empty = replace(plan, curve=[], warning="It could not be measured.")
-    draw_plan(empty).savefig(tmp_path / "empty.png")
+    said = draw_plan(empty)
+    said.savefig(tmp_path / "empty.png")
+    assert not said.axes, "no empty diagram"
+    assert [text.get_text() for text in said.texts] == ["Not measured: 8,192 tokens: it is the fastest."]
     assert "It could not be measured." in tabulate_plan(empty)

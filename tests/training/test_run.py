@@ -151,6 +151,39 @@ def test_a_signal_finishes_the_step_and_keeps_it(
     assert_equal_weights(resumed.model_folder, unbroken.model_folder)
 
 
+def test_a_signal_in_the_middle_of_a_step_is_acknowledged_once(
+    paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from lm_tuning.training.trainer import StepPlanTrainer
+
+    plain, calls = StepPlanTrainer.micro_batch_loss, []
+
+    def signalled(self: StepPlanTrainer, model: Any, micro_batch: Any, total: int) -> torch.Tensor:
+        calls.append(len(caplog.messages))
+        if len(calls) == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(self, model, micro_batch, total)
+
+    monkeypatch.setattr(StepPlanTrainer, "micro_batch_loss", signalled)
+    caplog.set_level("WARNING", logger="lm_tuning")
+    with pytest.raises(Interrupted, match="Step 1 of 6"):
+        run_training(paths, replace(settings, micro_batch_tokens=40))
+    assert len(calls) > 2, "the step has several micro-batches, and all of them are done"
+    said = [place for place, message in enumerate(caplog.messages) if message.startswith("SIGTERM: the step in hand")]
+    assert len(said) == 1
+    assert said[0] < calls[-1], "before the step's last micro-batch"
+
+
+def test_a_resume_keeps_the_times_of_before(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    first = run_training(paths, replace(settings, save_every_steps=3)).summary
+    again = run_training(paths, replace(settings, save_every_steps=3, resume=True)).summary
+    assert 0.5 * first["training_seconds"] < again["training_seconds"] <= first["training_seconds"]
+    assert again["health_seconds"] > 0.5 * first["health_seconds"] > 0
+    assert again["logging_fraction"] >= 0.5 * first["logging_fraction"] > 0
+    longer = run_training(paths, replace(settings, save_every_steps=3, resume=True, max_steps=8)).summary
+    assert longer["training_seconds"] > again["training_seconds"]
+
+
 def test_a_half_written_checkpoint_is_never_used(paths: TrainingPaths, settings: TrainingSettings) -> None:
     run_training(paths, replace(settings, save_every_steps=2, keep_checkpoints=5))
     latest = checkpoints.find_latest(paths.checkpoints)

@@ -70,7 +70,7 @@ def _check_batch(parameters: Parameters) -> Iterator[Conflict]:
     if parameters.task == "seq2seq_lm":
         longest += tokenize.max_target_tokens
         length_keys.append("tokenize.max_target_tokens")
-        lengths += f" with tokenize.max_target_tokens = {tokenize.max_target_tokens}"
+        lengths += f" with tokenize.max_target_tokens = {tokenize.max_target_tokens}, {longest} together"
     both = ("train.effective_batch_rows", "train.effective_batch_tokens")
     if train.effective_batch_rows is None and train.effective_batch_tokens is None:
         yield Conflict(both, f"{both[0]} and {both[1]} are both null: set exactly one of them.")
@@ -118,8 +118,9 @@ def _check_task(parameters: Parameters) -> Iterator[Conflict]:
     if task == "seq2seq_lm" and train.neftune_noise_alpha is not None:
         yield Conflict(
             ("train.neftune_noise_alpha", "task"),
-            f"train.neftune_noise_alpha = {train.neftune_noise_alpha} adds noise to the embeddings of one stack of "
-            "layers, and task = seq2seq_lm has two, which look them up past it: set train.neftune_noise_alpha = null.",
+            f"train.neftune_noise_alpha = {train.neftune_noise_alpha} would have no effect with task = seq2seq_lm: its "
+            "encoder and decoder do not take their embeddings from where the noise is added. Set "
+            "train.neftune_noise_alpha = null.",
         )
     if task == "seq2seq_lm" and train.batching == "packed":
         yield Conflict(

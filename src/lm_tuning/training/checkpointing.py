@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,8 @@ class KeepsCheckpoints:
         health: findings so far, likewise.
         best: the best evaluation so far.
         start_step: optimizer steps done before this process.
+        seconds_before: that training took before this process, until the checkpoint.
+        began: when this process began to train, by ``time.perf_counter``.
     """
 
     steps: StepDataset
@@ -40,6 +43,8 @@ class KeepsCheckpoints:
     health: HealthReport
     best: BestCheckpoint
     start_step: int
+    seconds_before: float = 0.0
+    began: float = 0.0
     args: Any
     state: Any
     lr_scheduler: Any
@@ -55,6 +60,8 @@ class KeepsCheckpoints:
         health = checkpoint.facts.get("health", {"facts": {}, "findings": []})
         self.health.facts = {**health["facts"], "resumed_from_step": checkpoint.step}
         self.health.findings = [Finding(**finding) for finding in health["findings"]]
+        self.health.seconds += checkpoint.facts.get("health_seconds", 0.0)
+        self.seconds_before = checkpoint.facts.get("training_seconds", 0.0)
         before = checkpoint.facts.get("total_steps")
         if before != len(self.steps):
             logger.warning(
@@ -106,7 +113,13 @@ class KeepsCheckpoints:
             step=step,
             identity=self.loop.identity,
             run_id=self.loop.run_id,
-            facts={"total_steps": len(self.steps), "best": best, "health": self.health.to_json()},
+            facts={
+                "total_steps": len(self.steps),
+                "best": best,
+                "health": self.health.to_json(),
+                "training_seconds": self.seconds_before + time.perf_counter() - self.began,
+                "health_seconds": self.health.seconds,
+            },
         )
         protected = self.loop.run_folder / f"checkpoint-{self.best.step}" if self.loop.protect_best else None
         checkpoints.prune(self.loop.run_folder, keep=self.loop.keep_checkpoints, protect=protected)

@@ -153,7 +153,8 @@ def _choose_compiling(
         if not worth:
             return None, f"no, since {estimate}"
         return compiled, f"{len(layers)} layers, since {estimate}"
-    return compiled, f"{len(layers)} layers, as train.compile says"
+    slow = "" if settings.device == "cuda" else "; on a CPU that seldom pays, and rows are still attended to one by one"
+    return compiled, f"{len(layers)} layers, as train.compile says{slow}"
 
 
 def _short_row(table: TokenTable) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 from lm_tuning.errors import Interrupted
+
+logger = logging.getLogger(__name__)
 
 
 class StopRequest:
@@ -21,6 +24,7 @@ class StopRequest:
     def __init__(self) -> None:
         """Start without a request."""
         self.signal_name: str | None = None
+        self._is_acknowledged = False
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Note the first signal; raise at once on the second.
@@ -32,6 +36,15 @@ class StopRequest:
         if self.signal_name is not None:
             raise Interrupted(name, "Stopped at once, on the second signal; earlier checkpoints are kept.")
         self.signal_name = name
+
+    def acknowledge(self) -> None:
+        """Say once that the request has arrived; a signal handler itself must not write to a log."""
+        if self.signal_name is not None and not self._is_acknowledged:
+            self._is_acknowledged = True
+            logger.warning(
+                "%s: the step in hand is finished and a checkpoint written; a second signal stops at once.",
+                self.signal_name,
+            )
 
 
 @contextmanager

@@ -99,6 +99,7 @@ class CompiledLayers:
             run: makes the forward and backward pass; the caller throws its gradients away.
             facts: receives ``compile_seconds``, and ``compile_failure`` in words.
         """
+        logger.info("Compiling %d decoder layers, which takes up to a minute or two ...", len(self.layers))
         began = time.perf_counter()
         on_gpu = [torch.cuda.current_device()] if next(self.layers[0].parameters()).is_cuda else []
         self.switch_on()

@@ -130,9 +130,9 @@ def summarize(
         plan: which rows form them.
         finished_step: the last step; before the plan's last one if the training stopped early.
         settings_method: ``full``, ``lora`` or ``qlora``.
-        training_seconds: of this run's loop.
-        total_seconds: of this run's whole training, loading and checks included.
-        health_seconds: of the health check.
+        training_seconds: of this run's loop, with those before a resume.
+        total_seconds: of this process's whole training, loading and checks included.
+        health_seconds: of the health check, with those before a resume.
         trainable_parameters: how many numbers were trained.
         best_step: step of the best held-out figure; ``None`` without one.
         sources: what :meth:`SourceMix.describe` says.
@@ -192,9 +192,7 @@ def summarize_efficiency(
         "step_seconds_median": statistics.median(durations) if rows else None,
         "step_seconds_p90": _quantile(durations, 0.90),
         "step_seconds_p99": _quantile(durations, 0.99),
-        "padding_fraction": (
-            statistics.fmean(row["padding_fraction"] for row in log.efficiency) if log.efficiency else None
-        ),
+        "padding_fraction": _padding_fraction(log.efficiency),
         "loader_wait_fraction": sum(row["loader_wait_seconds"] for row in rows) / seconds if seconds else None,
         **{f"{phase}_fraction": _phase_fraction(rows, phase) for phase in PHASES},
         "logging_fraction": own_seconds / all_seconds if all_seconds else None,
@@ -222,6 +220,12 @@ def efficiency_figures(summary: dict[str, Any]) -> dict[str, Any]:
 def _quantile(values: list[float], fraction: float) -> float | None:
     """Return the value that this share of the values is at or below, between neighbours by a straight line."""
     return float(np.quantile(values, fraction)) if values else None
+
+
+def _padding_fraction(rows: list[dict[str, Any]]) -> float | None:
+    """Return the share of all computed positions that held no token."""
+    slots = sum(row["num_tokens"] / (1 - row["padding_fraction"]) for row in rows)
+    return 1 - sum(row["num_tokens"] for row in rows) / slots if slots else None
 
 
 def _phase_fraction(rows: list[dict[str, Any]], phase: str) -> float | None:

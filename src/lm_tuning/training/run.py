@@ -138,7 +138,7 @@ def run_training(
         plan=job.plan,
         finished_step=finished_step,
         settings_method=settings.method,
-        training_seconds=seconds,
+        training_seconds=trainer.seconds_before + seconds,
         total_seconds=time.perf_counter() - began,
         health_seconds=health.seconds,
         trainable_parameters=count_parameters(ready.model)[0],
@@ -196,6 +196,8 @@ def _say_what_is_trained(job: Job, ready: ReadyModel, steps: StepDataset) -> Non
         job.settings.compute_dtype,
         job.settings.device,
     )
+    if job.settings.activation_checkpointing:
+        logger.info("Activations are computed again in the backward pass, which takes less memory and more time.")
 
 
 def _look(job: Job, ready: ReadyModel, steps: StepDataset, health: HealthReport) -> FirstLossDue | None:
@@ -306,7 +308,7 @@ def _train(trainer: StepPlanTrainer, checkpoint: checkpoints.Checkpoint | None) 
     if checkpoint is not None:
         logger.info("Going on from %s, step %d of %d.", checkpoint.path, checkpoint.step, len(trainer.steps))
     trainer.step_log.start()
-    began = time.perf_counter()
+    trainer.began = time.perf_counter()
     if checkpoint is not None and (checkpoint.step >= len(trainer.steps) or trainer.is_stopped_early()):
         logger.info("All %d steps were done before; the model is taken from the checkpoint.", checkpoint.step)
         trainer._load_from_checkpoint(str(checkpoint.path))
@@ -315,10 +317,10 @@ def _train(trainer: StepPlanTrainer, checkpoint: checkpoints.Checkpoint | None) 
     if checkpoint is None and trainer.loop.evaluate is not None and trainer.loop.eval_every_steps is not None:
         trainer.run_evaluation(0)
         trainer.step_log.start()
-        began = time.perf_counter()
+        trainer.began = time.perf_counter()
     trainer.on_progress("Training", trainer.start_step, len(trainer.steps), "steps")
     trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
-    return time.perf_counter() - began
+    return time.perf_counter() - trainer.began
 
 
 def _choose_workers(settings: TrainingSettings) -> int:

@@ -156,12 +156,18 @@ class StepLog:
     def to_json(self) -> dict[str, Any]:
         """Return everything noted so far, for a checkpoint."""
         self.flush()
-        return {"steps": self.steps, "efficiency": self.efficiency, "evaluations": self.evaluations}
+        return {
+            "steps": self.steps,
+            "efficiency": self.efficiency,
+            "evaluations": self.evaluations,
+            "own_seconds": self.own_seconds + self.phases.own_seconds,
+        }
 
     def restore(self, content: dict[str, Any], *, num_steps: int) -> None:
         """Take over the steps noted before a resume, up to the checkpoint's step."""
         for name in ("steps", "efficiency", "evaluations"):
             getattr(self, name)[:] = [row for row in content[name] if row["step"] <= num_steps]
+        self.own_seconds += content.get("own_seconds", 0.0)
 
     def training_rows(self) -> list[dict[str, Any]]:
         """Return one row a step, with the held-out figures where they were measured."""

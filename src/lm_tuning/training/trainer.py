@@ -149,6 +149,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         self.loop.memory.begin_step(inputs.step + 1)
         phases = self.step_log.phases
         for index, micro_batch in enumerate(inputs.micro_batches):
+            self.stop.acknowledge()
             phases.enter("forward")
             self.loop.memory.begin_micro_batch(micro_batch)
             micro_batch = micro_batch.to(self.args.device)  # noqa: PLW2901 - the host copy is not needed any more
