@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from lm_tuning.text.token_table import IGNORE_INDEX, TokenTable, TokenTableWriter
 from lm_tuning.training.batches import StepDataset
 from lm_tuning.training.cutting import cut_pairs, cut_rows
+from lm_tuning.training.step_loader import StepLoader
 from lm_tuning.training.step_plan import StepPlan
 from lm_tuning.training.tasks import get_task
 
@@ -87,3 +88,15 @@ def test_a_step_holds_the_rows_of_the_plan_and_counts_them_once(table: TokenTabl
     assert (len(whole.micro_batches), len(cut.micro_batches)) == (1, 2)
     assert whole.num_supervised == cut.num_supervised == 5
     assert whole.num_tokens == cut.num_tokens == int(np.sum(table.lengths))
+
+
+def test_worker_processes_see_that_the_budget_changed(table: TokenTable) -> None:
+    plan = StepPlan(table.lengths, seed=0, effective_batch_rows=2, max_steps=12)
+    steps = StepDataset(table, plan, TASK, micro_batch_tokens=5, batching="packed")
+    batches = iter(StepLoader(steps, start_step=0, num_workers=1, pin_memory=False, prefetch_factor=1))
+    first = next(batches)
+    steps.micro_batch_tokens = 100
+    *_, last = batches
+    assert (first.micro_batch_tokens, len(first.micro_batches)) == (5, 2)
+    assert (last.micro_batch_tokens, len(last.micro_batches)) == (100, 1)
+    assert last.num_supervised == first.num_supervised == 5

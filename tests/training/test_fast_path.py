@@ -269,6 +269,15 @@ class TestCompiledLayers:
         assert (short, long) == (False, True)
         assert "to save" in said
 
+    def test_a_failure_of_before_a_resume_is_forgotten(self) -> None:
+        model = make_model()
+        facts: dict[str, Any] = {"compile_failure": "of another process"}
+        CompiledLayers(find_layers(model), backend="eager").compile_with(
+            lambda: model(torch.tensor([[5, 6, 7]])), facts
+        )
+        assert "compile_failure" not in facts
+        assert facts["compile_seconds"] > 0
+
     def test_a_compiler_that_fails_leaves_plain_layers(self, caplog: pytest.LogCaptureFixture) -> None:
         model = make_model()
         layers = CompiledLayers(find_layers(model))

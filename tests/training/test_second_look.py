@@ -153,6 +153,16 @@ def test_an_optimizer_that_is_there_is_not_added_again(
     assert totals[0] - totals[1] == 2 * trained, "the two moments of AdamW"
 
 
+def test_after_a_resume_the_fact_of_the_first_step_stays(
+    paths: TrainingPaths, settings: TrainingSettings, tmp_path: Path, measured: list[int]
+) -> None:
+    look = make_look(paths, settings, planned(tmp_path))
+    look.health.facts = {"first_step_micro_batches": 17, "resumed_from_step": 3}
+    look.take(optimizer_is_made=True)
+    assert look.steps.micro_batch_tokens == 192
+    assert look.health.facts["first_step_micro_batches"] == 17
+
+
 def test_a_plan_that_was_not_measured_stays(
     paths: TrainingPaths, settings: TrainingSettings, tmp_path: Path, measured: list[int]
 ) -> None:

@@ -100,6 +100,7 @@ class CompiledLayers:
             facts: receives ``compile_seconds``, and ``compile_failure`` in words.
         """
         logger.info("Compiling %d decoder layers, which takes up to a minute or two ...", len(self.layers))
+        facts.pop("compile_failure", None)  # of the process before a resume
         began = time.perf_counter()
         on_gpu = [torch.cuda.current_device()] if next(self.layers[0].parameters()).is_cuda else []
         self.switch_on()

@@ -181,7 +181,6 @@ class _LinearSumNats(torch.autograd.Function):
         with torch.autocast(hidden.device.type, enabled=False):
             matrix = weight.to(dtype)
             size = piece_positions(weight.shape[0], device=hidden.device.type, bytes_per_logit=dtype.itemsize)
-            size = min(size, max(len(hidden), 1))
             nats = torch.zeros((), dtype=torch.float32, device=hidden.device)
             of_hidden = torch.empty_like(hidden) if needs_hidden else None
             # Pieces are added up in float32: thousands of small numbers would be lost in 16 bits.

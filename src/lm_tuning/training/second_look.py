@@ -118,7 +118,8 @@ class SecondLook:
         self.plan = plan
         if tokens != before:
             self.steps.micro_batch_tokens = self.memory.micro_batch_tokens = tokens
-            if "first_step_micro_batches" in self.health.facts:
+            # After a resume, step 1 was cut by another process.
+            if "first_step_micro_batches" in self.health.facts and "resumed_from_step" not in self.health.facts:
                 self.health.facts["first_step_micro_batches"] = len(self.steps[0].micro_batches)
         logger.info(
             "Micro-batches: %s%s.",
