@@ -286,6 +286,7 @@ def test_the_fastest_is_taken_and_not_the_largest() -> None:
 def test_of_equally_fast_ones_the_one_that_takes_least_is_chosen() -> None:
     points = [point(4096, 20_000, 0.4), point(8192, 20_100, 0.61), point(16384, 20_200, 0.8)]
     assert choose_point(points) is points[0]
+    assert explain_choice(points[0], answer_of(*points)).endswith("16,384 was hardly faster (20,200 tokens/s)")
     same = [point(4096, 20_000, 0.4), point(4096, 20_000, 0.2, activation_checkpointing=True)]
     assert choose_point(same) is same[0], "checkpointing only where it is needed"
 

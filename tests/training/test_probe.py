@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from lm_tuning.text.token_table import TokenTableWriter, open_split
+from lm_tuning.training.batches import MicroBatch
 from lm_tuning.training.memory_arithmetic import measure_model
 from lm_tuning.training.model_setup import set_up_model
 from lm_tuning.training.out_of_memory import read_memory
@@ -116,6 +117,23 @@ def test_a_share_that_is_too_small_ends_the_search(paths: TrainingPaths, setting
     answer = run(request_for(paths, settings, memory_fraction=1e-9, budgets=[64, 128, 192], start=1))
     assert [point.micro_batch_tokens for point in answer.points] == [128, 64], "downwards, and nothing larger"
     assert not any(point.fits for point in answer.points)
+
+
+class HinderedProbe(BudgetProbe):
+    """Something else takes the machine's time during the first micro-batch of every measurement."""
+
+    def _time(self, batches: Sequence[MicroBatch]) -> list[float]:
+        self.timed = batches
+        assert len(super()._time(batches)) == len(batches)
+        return [9.0, *(1.0 for _ in batches[1:])]
+
+
+def test_what_passes_does_not_speak_against_a_size(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    probe = HinderedProbe(set_up_model(settings), settings, open_split(paths.tokens, "train"), "packed")
+    speed, _, _ = probe.measure(128, seconds=0.1)
+    batches = probe.timed[: len(probe.timed) // 2]
+    assert probe.timed == [*batches, *batches], "each twice"
+    assert speed == pytest.approx(sum(batch.num_tokens for batch in batches) / len(batches))
 
 
 class GreedyProbe(BudgetProbe):

@@ -19,7 +19,7 @@ START_TOKENS = {"cpu": 128, "cuda": 2048}
 
 _FEWEST_TOKENS = 64
 _MOST_DOUBLINGS = 5
-SAME_SPEED = 0.98
+SAME_SPEED = 0.99
 """Sizes that reach this share of the fastest one count as equally fast."""
 _LOOKED_AT_STEPS = 64
 
@@ -173,5 +173,6 @@ def _compare(point: ProbePoint, choice: ProbePoint, size: str, total: int) -> st
     speed = f"{point.tokens_per_second or 0:,.0f} tokens/s"
     if not point.fits:
         return f"{size} takes {_share(point.predicted_total_bytes, total)} ({speed})"
-    near = (point.tokens_per_second or 0.0) >= SAME_SPEED * (choice.tokens_per_second or 0.0)
-    return f"{size} was {'no faster' if near else 'slower'} ({speed})"
+    ratio = (point.tokens_per_second or 0.0) / (choice.tokens_per_second or 1.0)
+    said = "hardly faster" if ratio > 1 else "no faster" if ratio >= SAME_SPEED else "slower"
+    return f"{size} was {said} ({speed})"

@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,8 +52,9 @@ if TYPE_CHECKING:
 _MOST_POOLED = 256
 _SPEED_SECONDS = (0.3, 1.0)
 """Least and most time for the speed of one budget."""
-_FEWEST_TIMED = 4
-_MOST_ROUNDS = 20
+_FEWEST_TIMED = 3
+_ROUNDS = (2, 20)
+"""Least and most times that each of the timed micro-batches is run."""
 _GROWTH_RESERVE = 1.3
 
 
@@ -83,6 +85,9 @@ class BudgetProbe:
     def measure(self, budget: int, *, seconds: float) -> tuple[float, int, int]:
         """Measure one budget: first the heaviest micro-batches, then the speed of ordinary ones.
 
+        Each of those is run several times, and its fastest time counts: what a host or an allocator is doing by the way
+        would otherwise speak against a size.
+
         Args:
             budget: most token slots of a micro-batch.
             seconds: for the speed.
@@ -98,13 +103,16 @@ class BudgetProbe:
         for group in heavy:
             self._run(self._lay_out(group))
         # Now gradients are there, kernels are chosen, and the time of one micro-batch says how many can be timed.
-        took = self._time([self._lay_out(heavy[0])])
+        [took] = self._time([self._lay_out(heavy[0])])
         peaks = read_peaks(self.settings.device)
-        chosen = evenly_by_size(pool, self.table.lengths, most=max(int(seconds / max(took, 1e-6)), _FEWEST_TIMED))
+        fewest, most = _ROUNDS
+        fitting = int(seconds / max(took, 1e-6) / fewest)
+        chosen = evenly_by_size(pool, self.table.lengths, most=max(fitting, _FEWEST_TIMED))
         batches = [self._lay_out(group) for group in chosen]
-        rounds = min(max(int(seconds / max(took * len(batches), 1e-6)), 1), _MOST_ROUNDS)
-        elapsed = self._time(batches * rounds)
-        return rounds * sum(batch.num_tokens for batch in batches) / elapsed, *peaks
+        rounds = min(max(int(seconds / max(took * len(batches), 1e-6)), fewest), most)
+        times = self._time(batches * rounds)
+        fastest = [min(times[place :: len(batches)]) for place in range(len(batches))]
+        return sum(batch.num_tokens for batch in batches) / max(sum(fastest), 1e-9), *peaks
 
     def _cut(self, rows: IntArray, budget: int) -> list[list[int]]:
         return self.task.cut(self.table, rows, budget_tokens=budget, batching=self.batching)
@@ -112,13 +120,22 @@ class BudgetProbe:
     def _lay_out(self, group: list[int]) -> MicroBatch:
         return self.task.lay_out(self.table, group, batching=self.batching)
 
-    def _time(self, batches: Sequence[MicroBatch]) -> float:
-        _synchronize(self.settings.device)
-        began = time.perf_counter()
-        for batch in batches:
+    def _time(self, batches: Sequence[MicroBatch]) -> list[float]:
+        """Return the seconds of each; on a GPU its own, so that the host may run ahead as in training."""
+        if self.settings.device != "cuda":
+            ends = [time.perf_counter()]
+            for batch in batches:
+                self._run(batch)
+                ends.append(time.perf_counter())
+            return [end - begin for begin, end in pairwise(ends)]
+        marks: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(len(batches) + 1)]  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        marks[0].record()
+        for batch, mark in zip(batches, marks[1:], strict=True):
             self._run(batch)
-        _synchronize(self.settings.device)
-        return time.perf_counter() - began
+            mark.record()
+        torch.cuda.synchronize()
+        return [begin.elapsed_time(end) / 1000 for begin, end in pairwise(marks)]
 
     def _run(self, batch: MicroBatch) -> None:
         """Run forward and backward as training does; gradients stay, as between the micro-batches of a step."""
@@ -332,11 +349,6 @@ def read_peaks(device: str) -> tuple[int, int]:
     except (OSError, ValueError):
         peak = read_memory(device).peak
     return peak, peak
-
-
-def _synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def main(arguments: Sequence[str]) -> int:
