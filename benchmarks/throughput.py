@@ -8,8 +8,8 @@ padding share, peak memory, share of the card's peak, first and last loss. At th
 * ``ours`` goes through ``run_training``, the code that ``kedro run --pipelines=train`` runs: packing, attention, loss,
   compiling and all checks as they are by default.
 * ``trainer`` is the plain Hugging Face Trainer: bfloat16, SDPA, padded to the longest row of a batch.
-* ``trl`` is TRL's SFTTrainer with Liger kernels; ``unsloth`` is Unsloth's loop. They are left out, with a word, where
-  they are not installed.
+* ``trl`` is TRL's SFTTrainer with Liger kernels; ``unsloth`` is the same trainer with Unsloth's model and kernels, as
+  Unsloth sets them up. They are left out, with a word, where they are not installed.
 * ``slow`` is the setting of a report that this project grew out of: float32 without TF32, eager attention, padded to
   320 tokens, no loader workers, activation checkpointing, 16 rows a step.
 
@@ -229,6 +229,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.ends: list[float] = []
+        self.batches: list[int] = []
         self.tokens: list[int] = []
         self.slots: list[int] = []
 
@@ -251,8 +252,13 @@ class Clock:
                 if torch.cuda.is_available():
                     torch.cuda.synchronize()
                 clock.ends.append(time.perf_counter())
+                clock.batches.append(len(clock.tokens))
 
         return Ends()
+
+    def tokens_per_second(self, skip: int) -> float:
+        """Return real tokens a second of the steps after the first ``skip``, however many batches a step has."""
+        return sum(self.tokens[self.batches[skip - 1] : self.batches[-1]]) / (self.ends[-1] - self.ends[skip - 1])
 
 
 def add_lora(model: Any) -> Any:
@@ -264,10 +270,44 @@ def add_lora(model: Any) -> Any:
     )
 
 
+def load_for_other(framework: str, shape: str, method: str) -> Any:
+    """Return the model that a framework trains, with its adapter."""
+    if framework == "unsloth":
+        return load_with_unsloth(shape, method)
+    slow = framework == "slow"
+    dtype = "float32" if slow or method == "full" or device() == "cpu" else "bfloat16"
+    model = make_model(shape, dtype, "eager" if slow else "sdpa")
+    model = model if method == "full" else add_lora(model)
+    if slow:
+        model.enable_input_require_grads()
+    return model
+
+
+def load_with_unsloth(shape: str, method: str) -> Any:
+    """Let Unsloth load the same random model from a folder and put its adapter on, as its guide says."""
+    import torch
+    from unsloth import FastLanguageModel
+
+    from tests.support.tiny import make_tokenizer
+
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(shape, "bfloat16", "sdpa").save_pretrained(folder)
+        make_tokenizer().save_pretrained(folder)
+        torch.cuda.empty_cache()
+        model, _ = FastLanguageModel.from_pretrained(
+            folder, max_seq_length=2048, dtype=torch.bfloat16, load_in_4bit=False, full_finetuning=method == "full",
+            local_files_only=True,
+        )  # fmt: skip
+    if method == "full":
+        return model
+    return FastLanguageModel.get_peft_model(
+        model, r=16, lora_alpha=32, lora_dropout=0.0, bias="none", use_gradient_checkpointing=False,
+        target_modules=["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    )  # fmt: skip
+
+
 def run_other(framework: str, work: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:
     """Train with a Trainer that is not ours."""
-    if framework == "unsloth":
-        import unsloth  # noqa: F401 - it must come first
     import torch
     from transformers import Trainer, TrainingArguments
 
@@ -277,15 +317,11 @@ def run_other(framework: str, work: dict[str, Any], options: argparse.Namespace)
     steps = min(options.skip + 3, options.steps) if slow else options.steps
     rows = draw_rows(options.lengths, batch * (steps + 2), SHAPES[shape][-1])
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = not slow
-    dtype = "float32" if slow or method == "full" or not cuda else "bfloat16"
-    model = make_model(shape, dtype, "eager" if slow else "sdpa")
-    if method != "full":
-        model = add_lora(model)
-    if slow:
-        model.enable_input_require_grads()
+    model = load_for_other(framework, shape, method)
     workers = 0 if slow else 4
     settings: dict[str, Any] = {
         "output_dir": tempfile.mkdtemp(), "per_device_train_batch_size": batch, "max_steps": steps, "logging_steps": 1,
+        "gradient_accumulation_steps": 1,
         "save_strategy": "no", "report_to": "none", "learning_rate": 1e-4, "lr_scheduler_type": "constant",
         "optim": "adamw_torch_fused", "dataloader_num_workers": workers, "dataloader_pin_memory": cuda and not slow,
         "bf16": cuda and not slow, "gradient_checkpointing": slow, "disable_tqdm": True, "use_cpu": not cuda,
@@ -339,11 +375,9 @@ def run_other(framework: str, work: dict[str, Any], options: argparse.Namespace)
     began = time.time()
     trainer.train()
     seconds = time.time() - began
-    skip = options.skip
-    used = clock.ends[-1] - clock.ends[skip - 1]
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return {
-        "tokens_per_second": sum(clock.tokens[skip : len(clock.ends)]) / used,
+        "tokens_per_second": clock.tokens_per_second(options.skip),
         "padding": 1 - sum(clock.tokens) / sum(clock.slots),
         "memory_gb": torch.cuda.max_memory_allocated() / 2**30 if cuda else None,
         "losses": [round(loss, 4) for loss in losses],
@@ -354,6 +388,8 @@ def run_other(framework: str, work: dict[str, Any], options: argparse.Namespace)
 
 def run_child(options: argparse.Namespace) -> None:
     """Run one framework on one work and print its figures."""
+    if options.frameworks == ["unsloth"]:
+        import unsloth  # noqa: F401 - it changes other packages, and must come before them
     import torch
     import transformers
 
@@ -430,7 +466,7 @@ def main() -> None:
                 say(f"{work} {framework}: left out, the deadline has passed\n")
                 continue
             command = [sys.executable, __file__, "--child", "--works", work, "--frameworks", framework, *passed]
-            quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+            quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "UNSLOTH_DISABLE_STATISTICS": "1"}
             try:
                 done = subprocess.run(
                     command,

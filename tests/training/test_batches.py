@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import signal
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +91,25 @@ def test_a_step_holds_the_rows_of_the_plan_and_counts_them_once(table: TokenTabl
     assert (len(whole.micro_batches), len(cut.micro_batches)) == (1, 2)
     assert whole.num_supervised == cut.num_supervised == 5
     assert whole.num_tokens == cut.num_tokens == int(np.sum(table.lengths))
+
+
+def test_a_worker_outlives_one_signal_and_not_two(table: TokenTable) -> None:
+    plan = StepPlan(table.lengths, seed=0, effective_batch_rows=2, max_steps=12)
+    steps = StepDataset(table, plan, TASK, micro_batch_tokens=5, batching="packed")
+    batches = iter(StepLoader(steps, start_step=0, num_workers=1, pin_memory=False, prefetch_factor=1))
+    next(batches)
+    [worker] = multiprocessing.active_children()
+
+    def send(number: signal.Signals) -> None:  # the kill of another process: PyTorch takes one of the parent as the end
+        subprocess.run(["kill", f"-{number.value}", str(worker.pid)], check=True)
+
+    send(signal.SIGINT)
+    send(signal.SIGTERM)
+    assert len(list(batches)) == 11, "all that are left"
+    assert worker.is_alive()
+    send(signal.SIGTERM)
+    worker.join(timeout=30)
+    assert worker.exitcode == 0, "which PyTorch does not take for a crash"
 
 
 def test_worker_processes_see_that_the_budget_changed(table: TokenTable) -> None:

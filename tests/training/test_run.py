@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 import shutil
 import signal
+import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -149,6 +152,31 @@ def test_a_signal_finishes_the_step_and_keeps_it(
     resumed = run_training(stopped, replace(settings, resume=True))
     assert losses(resumed) == losses(unbroken)
     assert_equal_weights(resumed.model_folder, unbroken.model_folder)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_processes_leaves_the_loader_at_work(
+    paths: TrainingPaths, settings: TrainingSettings, number: signal.Signals
+) -> None:
+    """Batch schedulers and Ctrl-C signal every process of a job, the loader's workers too."""
+    settings = replace(settings, num_loader_workers=2, max_steps=30, num_epochs=None)
+    asked = []
+
+    def interrupt(what: str, done: int, total: int | None, unit: str) -> None:
+        if what == "Training" and done == 3:
+            workers = [process.pid for process in multiprocessing.active_children()]
+            asked.extend(workers)
+            # From a process that is not their parent: of their parent they take it as the end of their work.
+            subprocess.run(["kill", f"-{number.value}", *map(str, [*workers, os.getpid()])], check=True)
+            time.sleep(1)
+
+    with pytest.raises(Interrupted, match="Step 3 of 30"):
+        run_training(paths, settings, on_progress=interrupt)
+    assert len(asked) == 2
+    assert not multiprocessing.active_children(), "they end with the training"
+    latest = checkpoints.find_latest(paths.checkpoints)
+    assert latest is not None
+    assert latest.step == 3
 
 
 def test_a_signal_in_the_middle_of_a_step_is_acknowledged_once(

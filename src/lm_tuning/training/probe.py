@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _MOST_POOLED = 256
 _SPEED_SECONDS = (0.3, 1.0)
 """Least and most time for the speed of one budget."""
-_FEWEST_TIMED = 3
+_FEWEST_TIMED = 2
 _ROUNDS = (2, 20)
 """Least and most times that each of the timed micro-batches is run."""
 _GROWTH_RESERVE = 1.3

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import FrameType
 
 import torch
 from torch.utils.data import DataLoader
 
 from lm_tuning.training.batches import StepBatch, StepDataset
+
+_SECONDS_AFTER_SIGTERM = 300
 
 
 @dataclass
@@ -33,6 +38,7 @@ class StepLoader:
             pin_memory=self.pin_memory,
             persistent_workers=several,
             prefetch_factor=self.prefetch_factor if several else None,
+            worker_init_fn=_outlive_signals if several and hasattr(signal, "SIGALRM") else None,
             # Its own generator: drawing the workers' seed must not move the run's random state.
             generator=torch.Generator().manual_seed(0),
         )
@@ -44,3 +50,26 @@ class StepLoader:
     def __iter__(self) -> Iterator[StepBatch]:
         """Go through the steps that are left."""
         return iter(self._loader)
+
+
+def _outlive_signals(worker: int) -> None:
+    """Let a worker go on when every process of a job is asked to stop: the training does so after the step in hand.
+
+    PyTorch's own worker dies of a SIGTERM, which its training then takes for a crash, without a checkpoint. This one
+    ends with the training; a second SIGTERM, and a training that does not end, end it too.
+
+    Args:
+        worker: its number.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, _end)
+    signal.signal(signal.SIGTERM, _end_later)
+
+
+def _end_later(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, _end)
+    signal.alarm(_SECONDS_AFTER_SIGTERM)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    os._exit(0)
