@@ -80,18 +80,12 @@ def _check_batch(parameters: Parameters) -> Iterator[Conflict]:
             f"{both[0]} = {train.effective_batch_rows} and {both[1]} = {train.effective_batch_tokens} are both set: "
             "set exactly one of them and write null for the other.",
         )
-    budgets = {
-        "train.effective_batch_tokens": train.effective_batch_tokens,
-        "train.micro_batch_tokens": train.micro_batch_tokens,
-        "evaluate.micro_batch_tokens": parameters.evaluate.micro_batch_tokens,
-    }
-    for key, budget in budgets.items():
-        if isinstance(budget, int) and budget < longest:
-            yield Conflict(
-                (key, *length_keys),
-                f"{key} = {budget} is less than {lengths}, so a row of full length would not fit: raise {key}, or "
-                f"lower {' or '.join(length_keys)}.",
-            )
+    if train.effective_batch_tokens is not None and train.effective_batch_tokens < longest:
+        yield Conflict(
+            ("train.effective_batch_tokens", *length_keys),
+            f"train.effective_batch_tokens = {train.effective_batch_tokens} is less than {lengths}, so a row of full "
+            f"length would not fit: raise train.effective_batch_tokens, or lower {' or '.join(length_keys)}.",
+        )
 
 
 def _check_task(parameters: Parameters) -> Iterator[Conflict]:

@@ -234,8 +234,7 @@ def describe(use: MemoryUse, reading: MemoryReading, *, asked_bytes: int | None)
         guess = "" if use.largest_done_slots else " Nothing went through before, so it may have to be lowered again."
         lines.append(
             f"What would fit: train.micro_batch_tokens={fitting}. This is an estimate that takes memory to grow with "
-            f"the slots of a micro-batch.{guess} It changes memory and speed, not what is learned, and may not be "
-            "below tokenize.max_length_tokens."
+            f"the slots of a micro-batch.{guess} It changes memory and speed, not what is learned."
         )
     elif use.micro_batch is not None:
         fitting = None
