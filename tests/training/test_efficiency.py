@@ -89,6 +89,13 @@ def test_what_is_not_known_is_left_open(flops, ceiling, known, measured):
     assert [figures["mfu"], figures["mfu_of_measured"]] == expected
 
 
+def test_a_measurement_that_cannot_be_right_is_left_out_with_a_word(caplog):
+    caplog.set_level("INFO", logger="lm_tuning")
+    disturbed = Ceiling("CPU", "float32", None, 1e12)
+    summarize_efficiency(make_log([0.05] * 3), model_flops_per_token=16e9, ceiling=disturbed)
+    assert "did 3.2e+14 operations a second, the matrix product measured before it only 1e+12" in caplog.text
+
+
 def test_a_run_without_steps_has_no_figures():
     figures = summarize_efficiency(StepLog(), model_flops_per_token=1.0, ceiling=H100)
     assert figures["tokens_per_second"] is figures["step_seconds_p90"] is figures["mfu"] is None

@@ -159,8 +159,8 @@ class TrainParameters(ParameterGroup):
     """Tokens of one step over all devices, at most; exactly one of this and effective_batch_rows is set."""
 
     micro_batch_tokens: AutoOrCount = "auto"
-    """Tokens that pass through the model at once, padding included; it decides memory and speed, never the result. A row
-    that is longer passes alone. auto measures what is fastest on a GPU, and takes 512 on a CPU."""
+    """Tokens that pass through the model at once, padding included; it decides memory and speed, never the result. A
+    longer row passes alone. auto measures what is fastest on a GPU, and takes 512 on a CPU."""
 
     batching: Literal["auto", "packed", "padded"] = "auto"
     """How rows share a micro-batch: packed puts them end to end without padding, padded sorts them by length."""

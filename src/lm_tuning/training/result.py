@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import statistics
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from lm_tuning.training.batch_plan import BatchPlan
     from lm_tuning.training.step_log import StepLog
     from lm_tuning.training.step_plan import StepPlan
+
+logger = logging.getLogger(__name__)
 
 _WARM_STEPS = 2
 _WINDOWS = 10
@@ -183,7 +186,13 @@ def summarize_efficiency(
     measured = None if ceiling is None else ceiling.measured_flops
     attained = None if speed is None or model_flops_per_token is None else speed * model_flops_per_token
     if measured is not None and attained is not None and attained > measured:
-        measured = None  # Something else held the device while it was measured.
+        logger.info(
+            "The training did %.3g operations a second, the matrix product measured before it only %.3g: something "
+            "else held the device then, so no share of that product is given.",
+            attained,
+            measured,
+        )
+        measured = None
     all_seconds = sum(row["seconds"] for row in log.efficiency)
     own_seconds = log.own_seconds + log.phases.own_seconds
     return {
