@@ -166,7 +166,7 @@ class TrainParameters(ParameterGroup):
     """How rows share a micro-batch: packed puts them end to end without padding, padded sorts them by length."""
 
     compile: Literal["auto"] | bool = "auto"
-    """Compile the decoder layers, which makes a GPU faster and takes about a minute; auto does where a run is long
+    """Compile the decoder layers, which makes a GPU faster and takes up to a minute; auto does where a run is long
     enough to pay for it."""
 
     num_epochs: Count | None = None
