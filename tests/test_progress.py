@@ -17,7 +17,9 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from lm_tuning import progress
+from lm_tuning.errors import Interrupted
 from lm_tuning.progress import ProgressDisplay, ignore_progress, show_progress
+from lm_tuning.runtime.stopping import forget_request, note_request
 
 
 class Terminal(io.StringIO):
@@ -98,6 +100,18 @@ def quiet_display(clock: Clock) -> ProgressDisplay:
     assert not display.is_live
     display.start(tick_in_background=False)
     return display
+
+
+def test_a_request_to_stop_is_heard_at_the_next_sign_of_progress(clock: Clock) -> None:
+    display = quiet_display(clock)
+    display.on_progress("Training", 0, 40, "steps")
+    note_request("SIGTERM")
+    try:
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            display.on_progress("Training", 1, 40, "steps")
+    finally:
+        forget_request()
+    display.on_progress("Training", 1, 40, "steps")
 
 
 def test_log_gets_a_line_per_open_bar_every_thirty_seconds(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:

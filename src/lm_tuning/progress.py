@@ -24,6 +24,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lm_tuning.runtime.stopping import stop_if_requested
+
 logger = logging.getLogger(__name__)
 
 OnProgress = Callable[[str, int, int | None, str], None]
@@ -171,7 +173,12 @@ class ProgressDisplay:
         return self._live is not None
 
     def on_progress(self, what: str, done: int, total: int | None, unit: str) -> None:
-        """Write down how far ``what`` has come; see `OnProgress`."""
+        """Write down how far ``what`` has come; see `OnProgress`.
+
+        Raises:
+            Interrupted: a signal had asked to stop, and a library took that for an error of its own.
+        """
+        stop_if_requested()
         if self._stopped.is_set():
             return
         now = self._clock()

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from kedro.runner import ThreadRunner
 
-from lm_tuning.errors import UserError
+from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.hooks import tracking
 from lm_tuning.hooks.tracking import complete_mlflow_config
 from lm_tuning.parameters import Parameters
@@ -203,6 +203,22 @@ def test_interrupted_process_leaves_a_killed_run(project: Path, behaviour: str, 
     (run,) = all_runs()
     assert run.info.status == "KILLED", output
     assert losses(run) == [(1, 3.0)]
+
+
+def test_a_request_to_stop_that_a_library_swallowed_stops_before_the_next_node(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An import that is tried takes the error of a signal for a missing package."""
+    monkeypatch.setenv("TINY_NODE", "swallow")
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        run_session(project)
+    (run,) = all_runs()
+    assert run.info.status == "KILLED"
+    assert losses(run) == [(1, 3.0), (2, 2.0)], "the node that swallowed it went on"
+    assert "tuned.nats_per_token" not in run.data.metrics
+    monkeypatch.delenv("TINY_NODE")
+    run_session(project)  # the request is forgotten with its run
+    assert all_runs()[-1].info.status == "FINISHED"
 
 
 def resume_params(**train: Any) -> dict[str, Any]:

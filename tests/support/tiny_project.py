@@ -1,7 +1,8 @@
 """A Kedro project of four short nodes under this project's hooks, so that a test can run real sessions in seconds.
 
 Its nodes do as the environment variable ``TINY_NODE`` says: ``finish``, ``raise``, ``interrupt`` (raises
-``KeyboardInterrupt``) or ``wait`` (says so on stdout, then sleeps until a signal comes).
+``KeyboardInterrupt``), ``wait`` (says so on stdout, then sleeps until a signal comes) or ``swallow`` (takes a signal
+for an error of its own and goes on).
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ CONFIG_LOADER_ARGS = {
 """
 
 REGISTRY = """
+import contextlib
 import json
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -69,6 +72,10 @@ def train_model(example_splits, checkpoints, metric_stream, train):
         raise RuntimeError("step 2 failed")
     if behaviour == "interrupt":
         raise KeyboardInterrupt
+    if behaviour == "swallow":
+        with contextlib.suppress(Exception):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
     if behaviour == "wait":
         print("waiting", flush=True)
         time.sleep(120)

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.runtime.peak import Ceiling
+from lm_tuning.runtime.stopping import forget_request, note_request
 from lm_tuning.text.token_table import open_split
 from lm_tuning.training import checkpoints
 from lm_tuning.training.best_checkpoint import BestCheckpoint
@@ -177,6 +178,18 @@ def test_a_signal_to_all_processes_leaves_the_loader_at_work(
     latest = checkpoints.find_latest(paths.checkpoints)
     assert latest is not None
     assert latest.step == 3
+
+
+def test_a_request_of_before_the_first_step_stops_there(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    note_request("SIGTERM")
+    try:
+        with pytest.raises(Interrupted, match="SIGTERM"):
+            run_training(paths, settings)
+    finally:
+        forget_request()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert checkpoints.find_latest(paths.checkpoints) is None
 
 
 def test_a_signal_in_the_middle_of_a_step_is_acknowledged_once(

@@ -8,6 +8,7 @@ from types import FrameType
 from typing import Any
 
 from lm_tuning.errors import Interrupted
+from lm_tuning.runtime.stopping import forget_request, note_request, stop_if_requested
 
 
 class StopSignals:
@@ -24,6 +25,7 @@ class StopSignals:
     def install(self) -> None:
         """Take over both signals; outside the main thread, where that is impossible, do nothing."""
         if threading.current_thread() is threading.main_thread() and not self._previous:
+            forget_request()
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, _raise_interrupted)
 
@@ -33,6 +35,7 @@ class StopSignals:
             while self._previous:
                 number, handler = self._previous.popitem()
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            forget_request()
 
 
 def was_interrupted(error: BaseException | None) -> bool:
@@ -45,5 +48,6 @@ def was_interrupted(error: BaseException | None) -> bool:
 
 
 def _raise_interrupted(number: int, frame: FrameType | None) -> None:
-    """Stop the run where it stands."""
-    raise Interrupted(signal.Signals(number).name, "What earlier nodes stored is kept.")
+    """Stop the run where it stands, or at the next node or sign of progress where that is swallowed."""
+    note_request(signal.Signals(number).name)
+    stop_if_requested()

@@ -20,6 +20,7 @@ from lm_tuning.hooks.stopping import StopSignals, was_interrupted
 from lm_tuning.models.tuned import read_tuning
 from lm_tuning.parameters.loading import load_parameters
 from lm_tuning.runtime.facts import environment_facts, run_facts
+from lm_tuning.runtime.stopping import stop_if_requested
 from lm_tuning.storage.locks import one_at_a_time
 from lm_tuning.training.checkpoints import find_latest
 
@@ -114,6 +115,15 @@ class TrackingHook:
         except BaseException as error:
             self._finish("KILLED" if was_interrupted(error) else "FAILED")
             raise
+
+    @hook_impl
+    def before_node_run(self) -> None:
+        """Begin no node after a request to stop that something took for an error of its own.
+
+        Raises:
+            Interrupted: a signal had asked to stop.
+        """
+        stop_if_requested()
 
     @hook_impl
     def before_dataset_loaded(self, dataset_name: str) -> None:

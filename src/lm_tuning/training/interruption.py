@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from lm_tuning.errors import Interrupted
+from lm_tuning.runtime.stopping import stop_if_requested
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,9 @@ def stop_on_signal() -> Iterator[StopRequest]:
     """Collect SIGINT and SIGTERM while training; put the handlers back afterwards.
 
     Signals reach only the main thread; elsewhere the request simply never comes.
+
+    Raises:
+        Interrupted: a signal had asked to stop before.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -59,6 +63,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
         return
     previous = {number: signal.signal(number, request.handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
+        stop_if_requested()
         yield request
     finally:
         for number, handler in previous.items():
