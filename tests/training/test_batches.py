@@ -112,6 +112,18 @@ def test_a_worker_outlives_one_signal_and_not_two(table: TokenTable) -> None:
     assert worker.exitcode == 0, "which PyTorch does not take for a crash"
 
 
+def test_a_worker_ends_when_its_training_ends_it(table: TokenTable) -> None:
+    """So does Python with the workers of a program that ends."""
+    plan = StepPlan(table.lengths, seed=0, effective_batch_rows=2, max_steps=12)
+    steps = StepDataset(table, plan, TASK, micro_batch_tokens=5, batching="packed")
+    batches = iter(StepLoader(steps, start_step=0, num_workers=1, pin_memory=False, prefetch_factor=1))
+    next(batches)
+    [worker] = multiprocessing.active_children()
+    worker.terminate()
+    worker.join(timeout=30)
+    assert worker.exitcode == 0
+
+
 def test_worker_processes_see_that_the_budget_changed(table: TokenTable) -> None:
     plan = StepPlan(table.lengths, seed=0, effective_batch_rows=2, max_steps=12)
     steps = StepDataset(table, plan, TASK, micro_batch_tokens=5, batching="packed")

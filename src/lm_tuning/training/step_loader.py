@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import FrameType
 
 import torch
 from torch.utils.data import DataLoader
 
 from lm_tuning.training.batches import StepBatch, StepDataset
-
-_SECONDS_AFTER_SIGTERM = 300
 
 
 @dataclass
@@ -38,7 +36,7 @@ class StepLoader:
             pin_memory=self.pin_memory,
             persistent_workers=several,
             prefetch_factor=self.prefetch_factor if several else None,
-            worker_init_fn=_outlive_signals if several and hasattr(signal, "SIGALRM") else None,
+            worker_init_fn=_outlive_signals if several and hasattr(signal, "sigwaitinfo") else None,
             # Its own generator: drawing the workers' seed must not move the run's random state.
             generator=torch.Generator().manual_seed(0),
         )
@@ -56,20 +54,19 @@ def _outlive_signals(worker: int) -> None:
     """Let a worker go on when every process of a job is asked to stop: the training does so after the step in hand.
 
     PyTorch's own worker dies of a SIGTERM, which its training then takes for a crash, without a checkpoint. This one
-    ends with the training; a second SIGTERM, and a training that does not end, end it too.
+    ends by its parent's SIGTERM, as PyTorch's does, and by the second one of anybody else.
 
     Args:
         worker: its number.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGALRM, _end)
-    signal.signal(signal.SIGTERM, _end_later)
+    # A handler would not learn who sends a signal. Blocked here and in all threads to come, it waits for the thread.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    threading.Thread(target=_end_when_told, args=(os.getppid(),), name="lm-tuning-signals", daemon=True).start()
 
 
-def _end_later(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, _end)
-    signal.alarm(_SECONDS_AFTER_SIGTERM)
-
-
-def _end(number: int, frame: FrameType | None) -> None:
+def _end_when_told(parent: int) -> None:
+    """Wait for signals, and end the process by the right one."""
+    if signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        signal.sigwaitinfo({signal.SIGTERM})
     os._exit(0)
