@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,29 @@ def test_the_second_run_reuses_the_base_and_agrees(project: Path, caplog: pytest
     assert "Evaluation of the base model: reused" in caplog.text
     assert "Held-out loss of the base model" not in caplog.text
     assert "Held-out loss of the tuned model" in caplog.text
+
+
+@pytest.mark.parametrize(("trained", "chosen"), [("float32", "float32"), ("bfloat16", "bfloat16"), (None, "bfloat16")])
+def test_what_was_trained_in_float32_is_measured_in_float32(
+    project: Path, monkeypatch: pytest.MonkeyPatch, trained: str | None, chosen: str
+) -> None:
+    from lm_tuning.evaluation import comparison
+    from lm_tuning.runtime import device
+
+    fast = replace(device.describe_device(), supports_bf16=True)
+    monkeypatch.setattr(device, "describe_device", lambda: fast)
+    facts = json.loads((project / "tuned_model" / "tuning.json").read_text())
+    (project / "tuned_model" / "tuning.json").write_text(json.dumps({**facts, "compute_dtype": trained}))
+    seen: list[str] = []
+    evaluate = comparison.evaluate_models
+
+    def note(*given: Any, compute_dtype: str, **more: Any) -> Any:
+        seen.append(compute_dtype)
+        return evaluate(*given, compute_dtype=compute_dtype, **more)
+
+    monkeypatch.setattr(comparison, "evaluate_models", note)
+    run(make_catalog(project))
+    assert seen == [chosen]
 
 
 def test_without_held_out_rows_every_output_is_stored(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

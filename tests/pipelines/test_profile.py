@@ -9,6 +9,8 @@ import pytest
 
 from lm_tuning.parameters import ModelParameters, TrainParameters
 from lm_tuning.pipelines.profile.nodes import profile_steps
+from lm_tuning.runtime.device import describe_device
+from lm_tuning.runtime.precision import choose_precision
 from lm_tuning.storage.folders import FolderStore
 from tests.support.tiny import save_tiny_model
 from tests.training.conftest import write_rows
@@ -49,7 +51,8 @@ def test_a_profile_comes_as_figures_markdown_and_trace_and_on_the_terminal(store
     figures, markdown, trace = run(stored, save_every_steps=1, eval_every_steps=1)
     assert figures["metrics"]["profile"]["num_steps"] == 3
     assert 0 < figures["metrics"]["profile"]["matrix_products_fraction"] < 1
-    assert "- model: model" in markdown and "lora, float32 weights" in markdown
+    weights = choose_precision(describe_device()).weights
+    assert "- model: model" in markdown and f"lora, {weights} weights" in markdown
     assert trace.is_file() and list(stored["work"].iterdir()) == [trace]
     assert "matrix products" in capsys.readouterr().out
     assert "data/08_reporting/mine/profile/profile.md" in caplog.text

@@ -87,6 +87,7 @@ def test_a_tuned_folder_says_what_it_is(paths: TrainingPaths, settings: Training
     )
     facts = json.loads((result.model_folder / "tuning.json").read_text())
     assert (facts["method"], facts["tokens_key"], facts["finished_step"]) == ("lora", "tokens-1", 6)
+    assert facts["compute_dtype"] == settings.compute_dtype
     assert (result.model_folder / "adapter_model.safetensors").is_file()
     assert (result.model_folder / "tokenizer.json").is_file()
     assert not (result.model_folder / "model.safetensors").exists()
@@ -213,6 +214,21 @@ def test_a_signal_in_the_middle_of_a_step_is_acknowledged_once(
     said = [place for place, message in enumerate(caplog.messages) if message.startswith("SIGTERM: the step in hand")]
     assert len(said) == 1
     assert said[0] < calls[-1], "before the step's last micro-batch"
+
+
+def test_every_step_of_a_short_run_has_its_line_before_the_end(
+    paths: TrainingPaths, settings: TrainingSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    def stop_after_second(what: str, done: int, total: int | None, unit: str) -> None:
+        if what == "Training" and done == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    caplog.set_level("INFO", logger="lm_tuning")
+    with pytest.raises(Interrupted, match="Step 2 of 6"):
+        run_training(paths, settings, on_progress=stop_after_second)
+    run_training(paths, replace(settings, resume=True))
+    said = [message.split()[1] for message in caplog.messages if message.startswith("step ")]
+    assert said == [f"{step}/6" for step in range(1, 7)]
 
 
 def test_a_resume_keeps_the_times_of_before(paths: TrainingPaths, settings: TrainingSettings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -14,6 +15,8 @@ from lm_tuning.datasets.finished import FinishedDataset
 from lm_tuning.errors import UserError
 from lm_tuning.storage.atomic import replace_folder, restore_folder
 from lm_tuning.storage.folders import FolderStore, StagedFolder
+
+logger = logging.getLogger(__name__)
 
 PREVIEW_NAME = "preview.json"
 
@@ -135,6 +138,7 @@ class ModelFolderDataset(FinishedDataset):
     def save(self, data: Path) -> None:
         """Move a finished folder here; the one that was here stays whole until the new one has taken its place."""
         replace_folder(data, self._filepath)
+        logger.info("The model lies in %s.", self._filepath)
 
     def _exists(self) -> bool:
         restore_folder(self._filepath)

@@ -242,7 +242,7 @@ def _say(health: HealthReport, task: TrainingTask) -> None:
     )
     logger.info(
         "Before step 1: measured loss %.4f nats/%s (an untrained head would have %.2f); %d rows, %d tokens, "
-        "%s, padding %.1f %%, %d micro-batches; PAD %r (%s EOS %r); attention: %s",
+        "%s, padding %.1f %%, %d micro-batch%s; PAD %r (%s EOS %r); attention: %s",
         facts[f"first_step_measured_nats_per_{task.unit}"],
         task.unit,
         facts[f"untrained_head_nats_per_{task.unit}"],
@@ -251,6 +251,7 @@ def _say(health: HealthReport, task: TrainingTask) -> None:
         supervised,
         100 * facts["first_step_padding_fraction"],
         facts["first_step_micro_batches"],
+        "" if facts["first_step_micro_batches"] == 1 else "es",
         facts["pad_token"],
         "equals" if facts["pad_is_eos"] else "differs from",
         facts["eos_token"],

@@ -35,7 +35,11 @@ class StopRequest:
         """
         name = signal.Signals(number).name
         if self.signal_name is not None:
-            raise Interrupted(name, "Stopped at once, on the second signal; earlier checkpoints are kept.")
+            raise Interrupted(
+                name,
+                "Stopped at once, on the second signal; earlier checkpoints are kept, and "
+                "train.resume=true goes on from the newest, if there is one.",
+            )
         self.signal_name = name
 
     def acknowledge(self) -> None:

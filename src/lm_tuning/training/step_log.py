@@ -137,6 +137,19 @@ class StepLog:
             self._hand_out(self._pending)
             self._pending = None
 
+    def describe_last(self, total: int) -> str:
+        """Write the last step that was handed out as a line.
+
+        Args:
+            total: steps of the run.
+        """
+        row, speed = self.steps[-1], self.efficiency[-1]
+        return (
+            f"step {row['step']}/{total}  loss {row[self.loss_name]:.4f} nats/{self.unit}  gradient norm "
+            f"{row['gradient_norm']:.2f}  learning rate {row['learning_rate']:.2e}  "
+            f"{speed['tokens_per_second']:,.0f} tokens/s"
+        )
+
     @property
     def loss_name(self) -> str:
         """Name the column of the training loss."""

@@ -227,20 +227,18 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
             self._stop(step)
 
     def _report_progress(self, step: int) -> None:
+        """Write the line of the step before, whose figures have arrived; at the end that of this one too."""
         total = len(self.steps)
+        if step % max(total // _LOG_LINES, 1) == 0:
+            self._say_last_step(total)
+        if step == total:
+            self.step_log.flush()
+            self._say_last_step(total)
         self.on_progress("Training", step, total, "steps")
-        if self.step_log.steps and (step % max(total // _LOG_LINES, 1) == 0):
-            row, speed = self.step_log.steps[-1], self.step_log.efficiency[-1]
-            logger.info(
-                "step %d/%d  loss %.4f nats/%s  gradient norm %.2f  learning rate %.2e  %s tokens/s",
-                row["step"],
-                total,
-                row[self.step_log.loss_name],
-                self.step_log.unit,
-                row["gradient_norm"],
-                row["learning_rate"],
-                f"{speed['tokens_per_second']:,.0f}",
-            )
+
+    def _say_last_step(self, total: int) -> None:
+        if self.step_log.steps and self.step_log.steps[-1]["step"] > self.start_step:  # none of before a resume
+            logger.info("%s", self.step_log.describe_last(total))
 
     def _evaluate_and_save(self, step: int) -> None:
         last = step == len(self.steps)
@@ -289,6 +287,8 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         return figures
 
     def _stop(self, step: int) -> None:
+        self.step_log.flush()
+        self._say_last_step(len(self.steps))
         newest = checkpoints.list_complete(self.loop.run_folder)
         written = newest[-1] if newest and newest[-1].step == step else self.write_checkpoint()
         assert self.stop.signal_name is not None

@@ -34,10 +34,12 @@ def evaluate_models(
 
     tuning = read_tuning(tuned_model)
     device = describe_device()
+    # Who trained in float32 is measured in float32; other formats are this device's choice, which may lack that one.
+    exact = tuning.get("compute_dtype") == "float32" and model.dtype in ("auto", "float32")
     # Without gradients nobody needs float32 master weights, so full weights are loaded as LoRA's base is.
     precision = choose_precision(
         device,
-        requested=tuning.get("precision", "auto"),
+        requested="float32" if exact else "auto",
         method="qlora" if tuning["method"] == "qlora" else "lora",
         weights_dtype=model.dtype,
     )
