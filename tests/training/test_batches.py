@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lm_tuning.text.token_table import IGNORE_INDEX, TokenTable, TokenTableWriter
-from lm_tuning.training.batches import StepDataset
+from lm_tuning.training.batches import StepBatch, StepDataset
 from lm_tuning.training.cutting import cut_pairs, cut_rows
 from lm_tuning.training.step_loader import StepLoader
 from lm_tuning.training.step_plan import StepPlan
@@ -93,12 +95,18 @@ def test_a_step_holds_the_rows_of_the_plan_and_counts_them_once(table: TokenTabl
     assert whole.num_tokens == cut.num_tokens == int(np.sum(table.lengths))
 
 
-def test_a_worker_outlives_one_signal_and_not_two(table: TokenTable) -> None:
+def start_worker(table: TokenTable) -> tuple[Iterator[StepBatch], Any]:
+    """Begin a run of twelve steps and take the first; return the others and the process that builds them."""
     plan = StepPlan(table.lengths, seed=0, effective_batch_rows=2, max_steps=12)
     steps = StepDataset(table, plan, TASK, micro_batch_tokens=5, batching="packed")
     batches = iter(StepLoader(steps, start_step=0, num_workers=1, pin_memory=False, prefetch_factor=1))
     next(batches)
     [worker] = multiprocessing.active_children()
+    return batches, worker
+
+
+def test_a_worker_outlives_one_signal_and_not_two(table: TokenTable) -> None:
+    batches, worker = start_worker(table)
 
     def send(number: signal.Signals) -> None:  # the kill of another process: PyTorch takes one of the parent as the end
         subprocess.run(["kill", f"-{number.value}", str(worker.pid)], check=True)
@@ -114,11 +122,7 @@ def test_a_worker_outlives_one_signal_and_not_two(table: TokenTable) -> None:
 
 def test_a_worker_ends_when_its_training_ends_it(table: TokenTable) -> None:
     """So does Python with the workers of a program that ends."""
-    plan = StepPlan(table.lengths, seed=0, effective_batch_rows=2, max_steps=12)
-    steps = StepDataset(table, plan, TASK, micro_batch_tokens=5, batching="packed")
-    batches = iter(StepLoader(steps, start_step=0, num_workers=1, pin_memory=False, prefetch_factor=1))
-    next(batches)
-    [worker] = multiprocessing.active_children()
+    _batches, worker = start_worker(table)
     worker.terminate()
     worker.join(timeout=30)
     assert worker.exitcode == 0
