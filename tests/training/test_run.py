@@ -309,7 +309,10 @@ def test_the_best_checkpoint_can_be_taken(paths: TrainingPaths, settings: Traini
         assert_equal_weights(result.model_folder, next(paths.checkpoints.glob(f"run-*/checkpoint-{best}")))
 
 
-def test_training_ends_early_when_nothing_gets_better(paths: TrainingPaths, settings: TrainingSettings) -> None:
+def test_training_ends_early_when_nothing_gets_better(
+    paths: TrainingPaths, settings: TrainingSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="lm_tuning")
     hopeless = replace(
         settings,
         learning_rate=1e-12,
@@ -320,6 +323,8 @@ def test_training_ends_early_when_nothing_gets_better(paths: TrainingPaths, sett
         trainer={"lr_scheduler_type": "constant"},
     )
     result = run_training(paths, hopeless)
+    said = [message.split()[1] for message in caplog.messages if message.startswith("step ") and "/12" in message]
+    assert said == [f"{step}/12" for step in range(1, result.summary["total_steps"] + 1)], "the last one too"
     values = [row["validation_nats_per_token"] for row in result.evaluations]
     best = min(range(len(values)), key=values.__getitem__)
     assert [row["step"] for row in result.evaluations] == list(range(0, 2 * (best + 3) + 1, 2))
