@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 
-def decode(tokenizer: Any, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+def decode(tokenizer: Any, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
     """Return the text of tokens, with every space that they hold.
 
     Some tokenizers tidy what they decode: ``p != q , r ?`` becomes ``p!= q, r?``. That is another text than the row
