@@ -78,7 +78,7 @@ def learned_ends(table: TokenTable, tokenizer: Any) -> AnswerEnds:
         tokenizer: the tokenizer that made them.
     """
     special = special_ids(tokenizer)
-    chosen = np.linspace(0, len(table) - 1, min(len(table), MAX_ROWS)).astype(int) if len(table) else []
+    chosen = np.linspace(0, max(len(table) - 1, 0), min(len(table), MAX_ROWS)).astype(int)
     rows = (table[index] for index in chosen)
     answers = [row.input_ids[start:end].tolist() for row in rows for start, end in row.spans]
     counts = Counter(end for answer in answers if (end := end_of_answer(answer, special)) is not None)
