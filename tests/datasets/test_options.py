@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import yaml
 
 from lm_tuning import datasets
+from lm_tuning.datasets.finished_file import FinishedFileDataset
 from lm_tuning.datasets.options import OPTIONS
 from lm_tuning.errors import UserError
 from tests.support.tiny_project import run_session, write_project
@@ -18,19 +18,19 @@ from tests.support.tiny_project import run_session, write_project
 
 def test_options_are_those_of_the_classes() -> None:
     refused = {"version", "credentials", "fs_args", "metadata"}
-    for name, options in OPTIONS.items():
-        taken = set(inspect.signature(getattr(datasets, name)).parameters)
-        assert options == taken - refused, name
-    assert set(OPTIONS) == set(datasets.__all__)
+    classes = {name: getattr(datasets, name) for name in datasets.__all__} | {
+        "FinishedFileDataset": FinishedFileDataset
+    }
+    assert set(OPTIONS) == set(classes)
+    for name, kind in classes.items():
+        assert OPTIONS[name] == set(inspect.signature(kind).parameters) - refused, name
 
 
 def problems_with(root: Path, entry: str, **changes: Any) -> list[str]:
     write_project(root)
-    path = root / "conf" / "base" / "catalog.yml"
-    catalog = yaml.safe_load(path.read_text())
-    overlay = {
-        entry: {**catalog.get(entry, {"type": "lm_tuning.datasets.JSONDataset", "filepath": "x.json"}), **changes}
-    }
+    catalog = yaml.safe_load((root / "conf" / "base" / "catalog.yml").read_text())
+    known = catalog.get(entry, {"type": "lm_tuning.datasets.JSONDataset"})
+    overlay = {entry: {**known, "filepath": f"data/{entry}", **changes}}
     (root / "conf" / "local" / "catalog.yml").write_text(yaml.safe_dump(overlay))
     with pytest.raises(UserError) as caught:
         run_session(root)
@@ -58,7 +58,8 @@ def test_unknown_options_and_marks_are_named(tmp_path: Path) -> None:
         tmp_path, "evaluation", credentials="cloud", metadata={"lm_tuning": {"mlflow_artefact": "reports"}}
     )
     assert found == [
-        "Catalog entry 'evaluation': JSONDataset has no option credentials. Options: filepath, metadata, save_args, type.",
+        "Catalog entry 'evaluation': JSONDataset has no option credentials. "
+        "Options: filepath, metadata, save_args, type.",
         "Catalog entry 'evaluation': metadata.lm_tuning has no key mlflow_artefact. Did you mean mlflow_artifact?",
     ]
 
@@ -70,8 +71,9 @@ def test_an_entry_that_no_pipeline_uses_is_named_with_the_nearest(tmp_path: Path
 
 def test_a_mistyped_class_is_named_with_the_nearest(tmp_path: Path) -> None:
     (problem,) = problems_with(tmp_path, "evaluation", type="lm_tuning.datasets.JsonDataset")
-    assert re.fullmatch(
-        r"Catalog entry 'evaluation': there is no dataset class .*JsonDataset. Did you mean .*JSONDataset\?", problem
+    assert problem == (
+        "Catalog entry 'evaluation': there is no dataset class lm_tuning.datasets.JsonDataset. "
+        "Did you mean lm_tuning.datasets.JSONDataset?"
     )
 
 

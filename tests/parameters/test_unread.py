@@ -23,7 +23,6 @@ class TestFiles:
             ("global.yml", "globals.yml"),
             ("globals.yaml", "globals.yml"),
             ("sub/globals.yml", "globals.yml"),
-            ("catalogue.yml", "catalog.yml"),
             ("mlfow.yml", "mlflow.yml"),
             ("parameters.txt", "parameters.yml"),
             ("parameters", "parameters.yml"),

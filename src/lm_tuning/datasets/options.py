@@ -52,11 +52,18 @@ def check_entries(config_loader: AbstractConfigLoader) -> None:
         UserError: with every problem, each naming the entry, the key and what is allowed.
     """
     from kedro.config import MissingConfigException
+    from omegaconf.errors import OmegaConfBaseException
 
     try:
         catalog = dict(config_loader["catalog"])
     except MissingConfigException:
         return  # Kedro goes on with an empty catalog
+    except OmegaConfBaseException as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"The catalog cannot be put together: {reason}. An entry of an overlay is read without the file that it "
+            "replaces: keys that start with _ have to be written there too."
+        ) from error
     problems = [problem for name, entry in catalog.items() for problem in _problems_of(str(name), entry)]
     problems += _unused(catalog)
     if problems:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 
@@ -14,13 +15,14 @@ def use_logging_file(root: Path) -> None:
     """
     names = (root / "conf" / "logging.yml", root / "conf" / "logging.yaml")
     file = next((name for name in names if name.is_file()), None)
-    if file is None or os.environ.get("KEDRO_LOGGING_CONFIG") or Path.cwd() == root:
+    # Kedro configures logging as soon as this module of it is imported; without it, it is not Kedro that runs.
+    project = sys.modules.get("kedro.framework.project")
+    if file is None or project is None or os.environ.get("KEDRO_LOGGING_CONFIG") or Path.cwd() == root:
         return
     import yaml
-    from kedro.framework.project import LOGGING
 
     config = yaml.safe_load(file.read_text(encoding="utf-8"))
     for handler in (config.get("handlers") or {}).values():
         if "filename" in handler:
             handler["filename"] = str(root / handler["filename"])
-    LOGGING.configure(config)
+    project.LOGGING.configure(config)

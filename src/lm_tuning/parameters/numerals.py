@@ -14,12 +14,16 @@ _OTHER_BASES = re.compile(r"[-+]?0(?:[0-7_]+|b[01_]+|x[0-9a-fA-F_]+)|[-+]?\d[\d_
 
 
 def is_other_base(text: str) -> bool:
-    """Say whether YAML takes a text for a number with another base than ten.
+    """Say whether YAML takes a text for a number with another base than ten, and so for another number.
 
     Args:
         text: a value as it was typed, without quotes.
     """
-    return _OTHER_BASES.fullmatch(text.strip()) is not None
+    plain = text.strip()
+    if _OTHER_BASES.fullmatch(plain) is None:
+        return False
+    digits = plain.replace("_", "")
+    return not digits.lstrip("+-").isdigit() or int(digits) != yaml.safe_load(plain)
 
 
 def describe_numeral(text: str) -> str:
@@ -63,7 +67,9 @@ def _wants_number(path: tuple[str | int, ...], text: str) -> bool:
     return not entry or not accepts(entry, text)
 
 
-def _scalars(node: yaml.Node | None, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], yaml.Node]]:
+def _scalars(
+    node: yaml.Node | None, path: tuple[str | int, ...]
+) -> Iterator[tuple[tuple[str | int, ...], yaml.ScalarNode]]:
     if isinstance(node, yaml.ScalarNode):
         yield path, node
     elif isinstance(node, yaml.SequenceNode):

@@ -56,7 +56,7 @@ def find_unread_files(
                 problems.append(
                     f"{told} Kedro reads {_show(conf, root)}/logging.yml, or what KEDRO_LOGGING_CONFIG names."
                 )
-            elif nearest and nearest != file.name:
+            elif nearest and (nearest != file.name or "/" in name):
                 problems.append(f"{told} Did you mean {nearest}?")
             elif file.suffix in {".yml", ".yaml"}:
                 warnings.append(f"{told} Files that are read: {', '.join(_KNOWN_FILES)}.")
