@@ -52,6 +52,9 @@ hypothesis_settings.load_profile("tests")
 def pytest_configure() -> None:
     """Make the shared folder, and watch what this process and its children write; workers inherit the variables."""
     if not IS_WORKER:
+        # A store, a server or an environment that the user's shell names is the user's.
+        for name in [name for name in os.environ if name.startswith(("MLFLOW_", "KEDRO_"))]:
+            del os.environ[name]
         os.environ[SHARED_FOLDER] = tempfile.mkdtemp(prefix="lm-tuning-tests-")
         # Read before anything else by every Python that a test starts.
         children = str(Path(guard.__file__).parent / "child")

@@ -62,11 +62,6 @@ def start_instead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[
     return start
 
 
-def list_budgets_of(paths: TrainingPaths, settings: TrainingSettings) -> list[int]:
-    table = open_split(paths.tokens, "train")
-    return list_budgets(settings, table, step_plan_of(settings, table))[0]
-
-
 def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -242,7 +237,6 @@ def test_a_process_that_dies_in_the_middle_leaves_what_it_measured(
             processes[0].kill()
 
     plan = plan_batches(paths, settings, cache_folder=cache_folder, on_progress=kill_after_one)
-    assert len(list_budgets_of(paths, settings)) > 1
     assert [point["micro_batch_tokens"] for point in plan.curve] == [plan.micro_batch_tokens], plan.reason
     assert "ended early" in (plan.warning or "")
     assert not list(cache_folder.glob("*")), "half a curve is not kept"

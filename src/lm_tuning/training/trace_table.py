@@ -204,14 +204,14 @@ def _own_times(host: list[dict[str, Any]], contexts: dict[int, str]) -> list[tup
             while open_events and open_events[-1][0] <= event["ts"]:
                 open_events.pop()
             arguments = event.get("args") or {}
-            number = arguments.get("Sequence number")
+            number = arguments.get("Sequence number", -1)
             context = next((group for group, pattern in _CONTEXTS if pattern.search(event["name"])), None)
             if _is_backward(event):
                 context = context or forward.get(number)
             if open_events:
                 open_events[-1][2][0] += event["dur"]
                 context = open_events[-1][1] or context
-            if number is not None and makes_steps and not _is_backward(event):
+            if number >= 0 and makes_steps and not _is_backward(event):
                 # Several share a number; the last one is what the backward pass belongs to.
                 forward[number] = context
             taken = [0.0]
