@@ -56,13 +56,16 @@ def pytest_configure() -> None:
         for name in [name for name in os.environ if name.startswith(("MLFLOW_", "KEDRO_"))]:
             del os.environ[name]
         os.environ[SHARED_FOLDER] = tempfile.mkdtemp(prefix="lm-tuning-tests-")
+        # Its list of fonts takes seconds to make and is kept; its settings are the user's.
+        os.environ["MPLCONFIGDIR"] = str(Path.home() / ".cache" / "matplotlib")
         # Read before anything else by every Python that a test starts.
         children = str(Path(guard.__file__).parent / "child")
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [children, os.environ.get("PYTHONPATH")]))
     worker = os.environ.get("PYTEST_XDIST_WORKER", "alone")
     os.environ[guard.NOTES] = str(Path(os.environ[SHARED_FOLDER]) / f"forbidden-{worker}.txt")
-    guard.watch_writes()
-    machine.pretend()
+    if not IS_WORKER:  # which are children, and have both
+        guard.watch_writes()
+        machine.pretend()
 
 
 def pytest_unconfigure() -> None:

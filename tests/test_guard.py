@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import guard
-from tests.support.guard import REPOSITORY, ForbiddenWrite, find_owner, take_notes
+from tests.support.guard import REPOSITORY, find_owner, take_notes
 from tests.support.machine import BFLOAT16, CORES
 
 NAME = "written-by-a-test"
@@ -48,7 +48,9 @@ def left() -> Iterator[None]:
 )
 @pytest.mark.parametrize("path", [IN_CHECKOUT, IN_HOME], ids=["checkout", "home"])
 def test_a_write_into_the_users_folders_is_stopped_and_noted(write: Callable[[Path], object], path: Path) -> None:
-    with pytest.raises(ForbiddenWrite):
+    if find_owner(path) is None:
+        pytest.skip("the home folder is a temporary one")
+    with pytest.raises(PermissionError, match="Tests do not write"):
         write(path)
     (note,) = take_notes()
     assert str(path.parent) in note
@@ -82,7 +84,8 @@ def test_what_belongs_to_the_tools_may_be_written(tmp_path: Path) -> None:
         assert find_owner(allowed) is None, allowed
     for forbidden in (REPOSITORY / "mlflow.db", REPOSITORY / "src" / "x.py", REPOSITORY / ".env"):
         assert find_owner(forbidden) == "the checkout"
-    assert find_owner(Path.home() / ".ipython") == "the home folder"
+    if find_owner(IN_HOME) is not None:
+        assert find_owner(Path.home() / ".ipython") == "the home folder"
     assert find_owner(REPOSITORY.with_name(REPOSITORY.name + "-other")) != "the checkout"
 
 

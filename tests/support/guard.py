@@ -21,7 +21,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 # What the tools that run the tests keep in the checkout: pytest, coverage, hypothesis, and the virtual environment.
 _OF_TOOLS = (".pytest_cache", ".hypothesis", ".coverage", "htmlcov", ".venv")
-_CACHES_OF_HOME = (".cache", "Library/Caches")
+_CACHES_OF_HOME = (".cache", "Library/Caches", ".triton", ".nv")
+_TEMPORARY = os.path.abspath(tempfile.gettempdir())  # now, since the first call writes a file to try it
 _EVENTS = frozenset(
     "open os.mkdir os.remove os.rmdir os.rename os.link os.symlink os.truncate shutil.rmtree sqlite3.connect".split()
 )
@@ -39,14 +40,18 @@ def find_owner(path: str | bytes | os.PathLike[str]) -> str | None:
         path: relative ones are taken from the working directory.
     """
     full = os.path.abspath(os.fsdecode(path))
-    if "__pycache__" in full.split(os.sep) or _is_below(full, tempfile.gettempdir()):
+    is_temporary = _is_below(full, _TEMPORARY)
+    if "__pycache__" in full.split(os.sep):
         return None
     checkout = str(REPOSITORY)
     if _is_below(full, checkout):
         top = os.path.relpath(full, checkout).split(os.sep)[0]
-        return None if top.startswith(_OF_TOOLS) else "the checkout"
+        # The checkout may lie in the temporary folder, or that folder in the checkout.
+        return (
+            None if top.startswith(_OF_TOOLS) or (is_temporary and _is_below(_TEMPORARY, checkout)) else "the checkout"
+        )
     home = os.path.expanduser("~")
-    if home != os.sep and _is_below(full, home):
+    if home != os.sep and _is_below(full, home) and not is_temporary:
         is_cache = any(_is_below(full, os.path.join(home, cache)) for cache in _CACHES_OF_HOME)
         return None if is_cache else "the home folder"
     return None
@@ -54,28 +59,22 @@ def find_owner(path: str | bytes | os.PathLike[str]) -> str | None:
 
 def watch_writes() -> None:
     """Stop and note forbidden writes of this process while a test runs; such a hook cannot be taken away again."""
-    busy = False
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
-        nonlocal busy
-        if event not in _EVENTS or busy or not _is_testing():
+        if event not in _EVENTS or not _is_testing():
             return
-        busy = True  # what follows opens files of its own
-        try:
-            for path in _written(event, arguments):
-                owner = find_owner(path)
-                if owner is not None:
-                    what = f"{event} {os.path.abspath(os.fsdecode(path))}"
-                    _note(what)
-                    raise ForbiddenWrite(f"Tests do not write into {owner} of the user: {what}")
-        finally:
-            busy = False
+        for path in _written(event, arguments):
+            owner = find_owner(path)
+            if owner is not None:
+                what = f"{event} {os.path.abspath(os.fsdecode(path))}"
+                _note(what)  # which opens a file itself, one that may be written
+                raise ForbiddenWrite(f"Tests do not write into {owner} of the user: {what}")
 
     sys.addaudithook(hook)
 
 
 def take_notes() -> list[str]:
-    """Return what was noted since the last call: event, path and command of each forbidden write."""
+    """Return what was noted since the last call: event, path, process and test of each forbidden write."""
     path = Path(os.environ[NOTES])
     if not path.exists():
         return []

@@ -152,7 +152,8 @@ class TrainingTask(ABC):
 
     def head_of(self, model: Any) -> Any:
         """Return the layer that makes the logits of hidden states; ``None`` where the model names none."""
-        return _inner(model).get_output_embeddings()
+        find = getattr(_inner(model), "get_output_embeddings", None)
+        return None if find is None else find()
 
     def shape_of(self, row: TokenRow) -> tuple[int, ...]:
         """Say what rows must share to go through the model side by side without padding."""
