@@ -19,7 +19,7 @@ NOTES = "LM_TUNING_TEST_NOTES"
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
-# What the tools that run the tests keep in the checkout: pytest, coverage, hypothesis, and the virtual environment.
+# What the tools that run the tests keep in the checkout; the interpreter says where its virtual environment is.
 _OF_TOOLS = (".pytest_cache", ".hypothesis", ".coverage", "htmlcov", ".venv")
 _CACHES_OF_HOME = (".cache", "Library/Caches", ".triton", ".nv")
 _TEMPORARY = os.path.abspath(tempfile.gettempdir())  # now, since the first call writes a file to try it
@@ -40,17 +40,15 @@ def find_owner(path: str | bytes | os.PathLike[str]) -> str | None:
         path: relative ones are taken from the working directory.
     """
     full = os.path.abspath(os.fsdecode(path))
+    checkout, home = str(REPOSITORY), os.path.expanduser("~")
     is_temporary = _is_below(full, _TEMPORARY)
-    if "__pycache__" in full.split(os.sep):
+    if "__pycache__" in full.split(os.sep) or _is_below(full, sys.prefix):
         return None
-    checkout = str(REPOSITORY)
     if _is_below(full, checkout):
-        top = os.path.relpath(full, checkout).split(os.sep)[0]
         # The checkout may lie in the temporary folder, or that folder in the checkout.
-        return (
-            None if top.startswith(_OF_TOOLS) or (is_temporary and _is_below(_TEMPORARY, checkout)) else "the checkout"
-        )
-    home = os.path.expanduser("~")
+        is_temporary = is_temporary and _is_below(_TEMPORARY, checkout)
+        is_of_tools = os.path.relpath(full, checkout).startswith(_OF_TOOLS)
+        return None if is_temporary or is_of_tools else "the checkout"
     if home != os.sep and _is_below(full, home) and not is_temporary:
         is_cache = any(_is_below(full, os.path.join(home, cache)) for cache in _CACHES_OF_HOME)
         return None if is_cache else "the home folder"
