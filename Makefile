@@ -39,7 +39,7 @@ setup-dev: $(DEV_READY) ## setup, and what tests and checks need
 test: $(DEV_READY) ## set up, then run the fast tests (ARGS="tests/text -x" for some of them, without the coverage floor)
 	@$(PY) -m pytest -m "not slow and not gpu" $(or $(ARGS),$(PARALLEL) --cov --cov-report=term:skip-covered)
 
-test-slow: $(DEV_READY) ## set up, then run the tests that train the real model
+test-slow: $(DEV_READY) ## set up, then run all slow tests, such as those that train the real model
 	@$(PY) -m pytest -m "slow and not gpu" $(ARGS)
 
 lint: $(DEV_READY) ## style, types and import rules

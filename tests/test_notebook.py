@@ -11,6 +11,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny import ASSISTANT, END, USER, ids, save_tiny_model
 from tests.support.tracking_store import new_run, new_store
 
@@ -95,8 +96,16 @@ def train_and_evaluate(project: Path, uri: str, run_id: str) -> tuple[Any, dict[
 def execute(project: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run the notebook inside a project and return the text that each code cell puts out."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    # Its kernel keeps a history and settings, else in the user's home folder.
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(project / name.lower()))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(project)}}).execute()
+    NotebookClient(
+        notebook,
+        timeout=PATIENCE_SECONDS,
+        startup_timeout=PATIENCE_SECONDS,
+        resources={"metadata": {"path": str(project)}},
+    ).execute()
     return [
         "\n".join(describe(output) for output in cell.outputs) for cell in notebook.cells if cell.cell_type == "code"
     ]

@@ -20,6 +20,8 @@ from lm_tuning import progress
 from lm_tuning.errors import Interrupted
 from lm_tuning.progress import ProgressDisplay, ignore_progress, show_progress
 from lm_tuning.runtime.stopping import forget_request, note_request
+from tests.support.cost import count_calls
+from tests.support.patience import PATIENCE_SECONDS
 
 
 class Terminal(io.StringIO):
@@ -325,7 +327,7 @@ def test_nested_use_shares_one_display_and_the_outermost_ends_it(
             assert inner == outer
             inner("Evaluating", 1, 2, "rows")
         assert progress._shared.display is not None
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while "1/2 rows" not in stream.getvalue() and time.monotonic() < deadline:
             time.sleep(0.05)
         assert "1/2 rows" in stream.getvalue(), "the background thread draws bars of both"
@@ -359,7 +361,7 @@ def test_a_forked_worker_neither_hangs_nor_draws(terminal: tuple[Terminal, RichH
         reader, writer = os.pipe()
         child = os.fork()
         if child == 0:
-            signal.alarm(20)
+            signal.alarm(PATIENCE_SECONDS)
             stream.seek(0)
             stream.truncate()
             logging.getLogger("lm_tuning.worker").info("hello from a worker")
@@ -381,21 +383,17 @@ def test_a_forked_worker_neither_hangs_nor_draws(terminal: tuple[Terminal, RichH
 
 
 @pytest.mark.parametrize("what", ["live", "log"])
-def test_a_call_costs_under_twenty_microseconds(what: str, terminal: tuple[Terminal, RichHandler]) -> None:
+def test_a_call_only_notes_a_number(what: str, terminal: tuple[Terminal, RichHandler]) -> None:
+    """Work calls it between two steps or rows; drawing and logging is left to another thread."""
     handler = terminal[1]
     console = handler.console if what == "live" else Console(file=io.StringIO())
     display = ProgressDisplay(handler if what == "live" else None, console)
     assert display.is_live == (what == "live")
     display.start()
-    num_calls = 20_000
-    best = float("inf")
-    for attempt in range(5):
-        started = time.perf_counter()
-        for done in range(num_calls):
-            display.on_progress(f"Tokenizing {attempt}", done, num_calls, "rows")
-        best = min(best, (time.perf_counter() - started) / num_calls)
+    display.on_progress("Tokenizing", 0, 1000, "rows")
+    calls = [count_calls(lambda: display.on_progress("Tokenizing", done, 1000, "rows")) for done in range(1, 1000)]  # noqa: B023
     display.stop()
-    assert best < 20e-6
+    assert max(calls) <= 12
 
 
 def test_ignoring_progress_is_a_callback_of_the_same_shape() -> None:

@@ -41,7 +41,7 @@ def test_layers_follow_the_graph_without_a_circle(entries: dict[str, dict[str, A
     """Kedro viz draws no layers at all when two depend on each other, also across a box."""
     layers = {name: entry["metadata"]["kedro-viz"]["layer"] for name, entry in entries.items()}
     before: dict[str, set[str]] = {layer: set() for layer in LAYERS}
-    graph = register_pipelines()["__default__"]
+    graph = sum(register_pipelines().values(), Pipeline([]))
     boxes = [graph.filter(node_namespaces=[str(node.namespace)]) for node in graph.nodes]
     for part in [*boxes, *(Pipeline([node]) for node in graph.nodes)]:
         for output in part.all_outputs():

@@ -19,6 +19,7 @@ from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.hooks import tracking
 from lm_tuning.hooks.tracking import complete_mlflow_config
 from lm_tuning.parameters import Parameters
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny_project import PARAMETERS, run_session, write_project
 from tests.support.tracking_store import history
 
@@ -197,7 +198,7 @@ def test_interrupted_process_leaves_a_killed_run(project: Path, behaviour: str, 
                 if "waiting" in line:
                     process.send_signal(number)
                     break
-        output += process.communicate(timeout=120)[0]
+        output += process.communicate(timeout=PATIENCE_SECONDS)[0]
     assert process.returncode == 1, output
     assert "Interrupted" in output or "Aborted" in output, output
     (run,) = all_runs()
@@ -343,7 +344,9 @@ def test_a_run_that_the_user_has_opened_is_used_and_left_open(project: Path) -> 
     import mlflow
 
     mlflow.set_tracking_uri(os.environ["MLFLOW_TRACKING_URI"])
-    mlflow.set_experiment("mine")
+    mlflow.set_experiment(
+        experiment_id=mlflow.create_experiment("mine", artifact_location=(project / "mlruns").as_uri())
+    )
     with mlflow.start_run() as mine:
         run_session(project)
         assert mlflow.active_run().info.run_id == mine.info.run_id

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.shell import Shell
 from tests.support.tiny import save_tiny_model
 
@@ -99,7 +100,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     folder = tmp_path_factory.mktemp("whole")
     project = Project(folder / "project")
     process = project.start()
-    project.first, _ = process.communicate(timeout=300)
+    project.first, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, project.first[-6000:]
     with Shell(folder, project.environment) as project.shell:
         yield project
@@ -189,7 +190,7 @@ def test_a_terminated_training_is_killed_and_goes_on_in_its_run(project: Project
             break
     time.sleep(1)
     process.send_signal(signal.SIGTERM)
-    printed, _ = process.communicate(timeout=120)
+    printed, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 143, printed
     assert "train.resume=true" in printed
     killed = project.mlflow_runs()[0]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lm_tuning.datasets.csv_file import CSVDataset
     from lm_tuning.datasets.files import FigureDataset, JSONDataset, TextDataset
+    from lm_tuning.datasets.finished_file import FinishedFileDataset
     from lm_tuning.datasets.folders import (
         FolderDataset,
         FolderStoreDataset,
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CSVDataset",
     "FigureDataset",
+    "FinishedFileDataset",
     "FolderDataset",
     "FolderStoreDataset",
     "JSONDataset",
@@ -38,6 +40,7 @@ _MODULES = {
     "FigureDataset": "files",
     "JSONDataset": "files",
     "TextDataset": "files",
+    "FinishedFileDataset": "finished_file",
     "FolderDataset": "folders",
     "FolderStoreDataset": "folders",
     "ModelFolderDataset": "folders",

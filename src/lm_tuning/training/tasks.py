@@ -19,7 +19,9 @@ import torch
 from lm_tuning.text.token_table import IGNORE_INDEX, labels_of
 from lm_tuning.training.batches import MicroBatch
 from lm_tuning.training.cutting import Batching, cut_rows
+from lm_tuning.training.ranges import module_range, work_range
 from lm_tuning.training.settings import TaskName
+from lm_tuning.training.trace_table import LOSS
 
 if TYPE_CHECKING:
     from lm_tuning.text.token_table import TokenRow, TokenTable
@@ -143,7 +145,15 @@ class TrainingTask(ABC):
         Returns:
             A scalar in nats, float32.
         """
-        return shape.sum_nats(self.logits(model, batch), batch.targets)
+        with module_range(self.head_of(model), LOSS):
+            logits = self.logits(model, batch)
+        with work_range(LOSS):
+            return shape.sum_nats(logits, batch.targets)
+
+    def head_of(self, model: Any) -> Any:
+        """Return the layer that makes the logits of hidden states; ``None`` where the model names none."""
+        find = getattr(_inner(model), "get_output_embeddings", None)
+        return None if find is None else find()
 
     def shape_of(self, row: TokenRow) -> tuple[int, ...]:
         """Say what rows must share to go through the model side by side without padding."""
@@ -200,7 +210,8 @@ class CausalLanguageModeling(TrainingTask):
         if self.head_loss is None or shape.class_weights is not None:
             return super().sum_nats(model, batch, shape)
         hidden = backbone_of(model)(**_model_inputs(batch)).last_hidden_state[:, batch.kept_positions]
-        return self.head_loss(hidden.flatten(0, 1), batch.targets.flatten(), label_smoothing=shape.label_smoothing)
+        with work_range(LOSS):
+            return self.head_loss(hidden.flatten(0, 1), batch.targets.flatten(), label_smoothing=shape.label_smoothing)
 
     def logits_of_alike(
         self, model: Any, rows: Sequence[TokenRow], *, device: torch.device | str
@@ -247,6 +258,10 @@ class SequenceClassification(TrainingTask):
         backbone, head = _parts(model)
         hidden = backbone(**_model_inputs(batch)).last_hidden_state.flatten(0, 1)[batch.kept_positions]
         return _apply_head(head, hidden)
+
+    def head_of(self, model: Any) -> Any:
+        """Return the layer that makes a class's logits."""
+        return classification_head(model)
 
     def logits_of_alike(
         self, model: Any, rows: Sequence[TokenRow], *, device: torch.device | str
