@@ -24,6 +24,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lm_tuning.runtime.log_records import protect
 from lm_tuning.runtime.stopping import stop_if_requested
 
 logger = logging.getLogger(__name__)
@@ -284,7 +285,7 @@ class ProgressDisplay:
         for bar in bars:
             rate, left = bar.units_per_second(), bar.seconds_left(now)
             table.add_row(
-                Text(bar.what, style="bold"),
+                Text(protect(bar.what), style="bold"),
                 ProgressBar(total=bar.total, completed=bar.done, width=30, pulse=bar.total is None),
                 Text(bar.count(), style="progress.download"),
                 Text("" if rate is None else _rate(rate, bar.unit), style="progress.data.speed"),
@@ -295,7 +296,7 @@ class ProgressDisplay:
 
 
 def _log(line: str) -> None:
-    logger.info(line, extra={"markup": False})  # a name with brackets is no markup of Rich
+    logger.info("%s", line)
 
 
 def _can_redraw(console: Console) -> bool:

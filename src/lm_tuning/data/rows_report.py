@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from lm_tuning.data.problems import shorten
 from lm_tuning.data.refusals import ALWAYS_SKIPPED
+from lm_tuning.wording import count_of, escape_markdown, fence
 
 _MAX_SHOWN_ROWS = 20
 _MAX_SHOWN_CLASSES = 30
 _MAX_SHOWN_FILES = 50
 _MAX_SHOWN_CHARACTERS = 300
-_SPECIAL = re.compile(r"([\\`*_<>|\[\]#~&])")
 _FATES = {"skipped": "left out", "refused": "refused: nothing is trained on before they are mended", "kept": "kept"}
 
 
@@ -63,20 +62,11 @@ _COPIED = (
 )
 
 
-def escape_markdown(text: str) -> str:
-    """Write text so that Markdown shows it as it is, on one line.
-
-    Args:
-        text: anything, such as what stands in a row.
-    """
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
-
-
 def _markdown(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> Iterator[str]:
     counts = summary["num_rows"]
     yield "## Rows"
     yield (
-        f"Rows read from {_count(len(summary['files']), 'file')}: **{counts['read']:,}**. Good ones: "
+        f"Rows read from {count_of(len(summary['files']), 'file')}: **{counts['read']:,}**. Good ones: "
         f"**{counts['kept']:,}**. {_told_bad(counts, summary)}"
     )
     if summary["refused"]:
@@ -86,8 +76,7 @@ def _markdown(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> Iterat
         yield "\n".join([*listed, *([f"- and {more:,} more"] if more > 0 else [])])
     yield f"Read as `{summary['format']}`: {escape_markdown(summary['reading'])}."
     if summary["template"]:
-        fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", summary["template"])), default=0))
-        yield f"The template:\n\n{fence}text\n{summary['template']}\n{fence}"
+        yield f"The template:\n\n{fence(summary['template'])}"
     if summary["not_used"]:
         yield f"Columns that nothing reads: {escape_markdown(', '.join(map(repr, summary['not_used'])))}."
     yield "### Files"
@@ -118,7 +107,7 @@ def _markdown(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> Iterat
         [(f"`{kind}`", one["num_rows"], one["fate"], one["meaning"]) for kind, one in findings.items()],
     )
     for kind, one in findings.items():
-        yield f"#### `{kind}`: {_count(one['num_rows'], 'row')} {_FATES[one['fate']]}"
+        yield f"#### `{kind}`: {count_of(one['num_rows'], 'row')} {_FATES[one['fate']]}"
         yield "\n".join(_row_lines(one))
 
 
@@ -177,7 +166,7 @@ def _class_parts(classes: Mapping[str, Any], label_map: Mapping[str, int]) -> It
 
 
 def _mixed_labels(classes: Mapping[str, Any]) -> str:
-    counts = ", ".join(f"{kind}: {_count(number, 'row')}" for kind, number in classes["types"].items())
+    counts = ", ".join(f"{kind}: {count_of(number, 'row')}" for kind, number in classes["types"].items())
     text = (
         f"Note: labels in column {escape_markdown(repr(classes['column']))} are of different types ({counts}). All are "
         'taken as text, so a number `1` and a text `"1"` are one class, as are `true` and `"true"`.'
@@ -209,10 +198,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         cells = [f"{value:,}" if isinstance(value, int) else str(value) for value in row]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _shown_path(path: str) -> str:

@@ -12,6 +12,7 @@ from lm_tuning.data.findings import RowPlaces
 from lm_tuning.data.mixing import rows_per_epoch
 from lm_tuning.data.problems import shorten
 from lm_tuning.data.rows import SPLITS
+from lm_tuning.wording import escape_markdown
 
 _MAX_CLASSES = 30
 _MAX_ROWS = 20
@@ -77,7 +78,7 @@ def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
 
 def _splits_table(summary: Mapping[str, Any]) -> str:
     rows, total = summary["rows"], sum(summary["rows"].values())
-    way = f"by the key {summary['key']!r} and seed" if summary["key"] else "by seed"
+    way = f"by the key {_text(repr(summary['key']))} and seed" if summary["key"] else "by seed"
     lines = ([name, f"{rows[name]:,}", _share(rows[name], total)] for name in SPLITS)
     return f"Divided {way} {summary['seed']}.\n\n{_table(['split', 'rows', 'share'], lines)}"
 
@@ -231,10 +232,7 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def _text(value: str, max_characters: int = 80) -> str:
     """Keep what a row says from being read as Markdown."""
-    plain = " ".join(shorten(value, max_characters).split())
-    for mark in "\\`*_|<>[]":
-        plain = plain.replace(mark, f"\\{mark}")
-    return plain
+    return escape_markdown(shorten(value, max_characters))
 
 
 def _share(part: int, total: int) -> str:

@@ -10,12 +10,10 @@ from lm_tuning.evaluation.report_text import (
     Block,
     Line,
     compare,
-    fence,
-    in_cell,
     number,
-    on_one_line,
     shorten,
 )
+from lm_tuning.wording import escape_markdown, fence, on_one_line
 
 HEADINGS = ("Majority class", "Tuned")
 NAME_CHARACTERS = 60
@@ -88,7 +86,7 @@ def write_samples(result: dict[str, Any]) -> Iterator[str]:
     for sample in result["samples"]:
         text = shorten(sample["text"], PROMPT_CHARACTERS)
         yield from (
-            f"### Row {sample['row_id']}: {in_cell(_verdict(sample))}",
+            f"### Row {sample['row_id']}: {escape_markdown(_verdict(sample))}",
             "",
             fence(text) if text else "*(empty)*",
             "",

@@ -11,11 +11,10 @@ from lm_tuning.evaluation.report_text import (
     Block,
     Line,
     compare,
-    fence,
-    on_one_line,
     shorten,
     split_shared,
 )
+from lm_tuning.wording import fence, on_one_line
 
 HEADINGS = ("Base", "Tuned")
 

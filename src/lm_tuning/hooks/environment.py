@@ -119,8 +119,7 @@ class EnvironmentHook:
 
 
 def _log(title: str, lines: list[str]) -> None:
-    # Values are the user's own text: what looks like Rich's markup in them is none.
-    logger.info("\n  ".join([title, *lines]), extra={"markup": False})
+    logger.info("%s", "\n".join([title, *lines]))
 
 
 def _read_settings(catalog: CatalogProtocol) -> EnvironmentParameters:

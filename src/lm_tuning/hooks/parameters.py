@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from kedro.framework.hooks import hook_impl
 
 from lm_tuning.parameters.loading import load_parameters
+from lm_tuning.secrets import remember_settings
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
@@ -27,4 +28,5 @@ class ParametersHook:
             UserError: with every problem at once.
         """
         os.chdir(context.project_path)
-        load_parameters(context.config_loader, context.project_path)
+        parameters = load_parameters(context.config_loader, context.project_path)
+        remember_settings(parameters.model_dump())

@@ -9,6 +9,7 @@ from typing import Any
 from lm_tuning.data.findings import RowPlaces
 from lm_tuning.data.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.text.counts import CHANGED, DROPPED, NUM_DETAILS, SplitCounts
+from lm_tuning.wording import code_span, escape_markdown
 
 REPORT_NAME = "report.json"
 
@@ -78,7 +79,7 @@ def _fates(counts: Mapping[str, SplitCounts], reasons: Mapping[str, str], places
 def _write_markdown(summary: Mapping[str, Any], dropped: list[dict[str, Any]], changed: list[dict[str, Any]]) -> str:
     tokenizer = summary["tokenizer"]
     special = {name: tokenizer[f"{name.lower()}_token"] for name in ("BOS", "EOS", "PAD")}
-    tokens = ", ".join(f"{name} `{token}`" if token else f"no {name}" for name, token in special.items())
+    tokens = ", ".join(f"{name} {code_span(token)}" if token else f"no {name}" for name, token in special.items())
     lines = [
         "## Tokens",
         "",
@@ -162,7 +163,7 @@ def _describe_fates(fates: list[dict[str, Any]]) -> list[str]:
         lines.append(f"- {fate['num_rows']:,} in {fate['split']}: {fate['meaning']}.")
         for row in fate["rows"][:_NUM_ROWS_SHOWN]:
             lines.append(
-                f"  - {row['file']}, row {row['row']}"
+                f"  - {escape_markdown(row['file'])}, row {row['row']}"
                 + (f": {_cell(row['reason'])}" if row["reason"] != fate["meaning"] else "")
             )
         if fate["num_rows"] > _NUM_ROWS_SHOWN:
@@ -171,6 +172,5 @@ def _describe_fates(fates: list[dict[str, Any]]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Keep a text on one line of a table."""
-    line = " ".join(text.split()).replace("|", "\\|")
-    return line if len(line) <= _MAX_DETAIL_CHARACTERS else line[:_MAX_DETAIL_CHARACTERS] + "..."
+    """Write a text for a line of a list or table, shortened."""
+    return escape_markdown(text if len(text) <= _MAX_DETAIL_CHARACTERS else f"{text[:_MAX_DETAIL_CHARACTERS]}…")
