@@ -10,6 +10,7 @@ from lm_tuning.secrets import (
     conceal_address,
     is_secret_name,
     mask,
+    mask_error,
     mask_values,
     mask_variable,
     remember,
@@ -120,3 +121,15 @@ def test_no_message_to_a_user_has_a_secret() -> None:
     error = UserError(["data.path names 'http://bob:PW@host/x'", "fine"])
     assert error.problems == ["data.path names 'http://***@host/x'", "fine"]
     assert "PW" not in str(error)
+
+
+def test_an_error_and_its_causes_are_masked_in_place() -> None:
+    try:
+        try:
+            raise OSError(2, "no http://bob:PW@host", "http://bob:PW@host/x")
+        except OSError as cause:
+            raise RuntimeError("http://bob:PW@host", 3) from cause
+    except RuntimeError as error:
+        mask_error(error)
+        assert error.args == ("http://***@host", 3)
+        assert str(error.__cause__) == "[Errno 2] no http://***@host: 'http://***@host/x'"

@@ -141,6 +141,27 @@ def mask_address(text: str) -> str:
     )
 
 
+def mask_error(error: BaseException | None) -> None:
+    """Take the secrets out of the messages of an error and of all that led to it.
+
+    Args:
+        error: changed in place, so that whoever prints or stores it later has no secret to show.
+    """
+    seen: set[int] = set()
+    waiting = [error]
+    while waiting:
+        one = waiting.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen.add(id(one))
+        one.args = tuple(mask(value) if isinstance(value, str) else value for value in one.args)
+        if isinstance(one, OSError):  # writes its message from these
+            for name in ("strerror", "filename", "filename2"):
+                if isinstance(value := getattr(one, name), str):
+                    setattr(one, name, mask(value))
+        waiting += [one.__cause__, one.__context__]
+
+
 def conceal_address(address: str) -> str:
     """Return an address as it may be stored, and remember the real one for `reveal_address`.
 

@@ -15,6 +15,7 @@ from kedro.utils import find_kedro_project
 from lm_tuning.hooks.environment import EnvironmentHook
 from lm_tuning.hooks.locking import OutputLockHook
 from lm_tuning.hooks.parameters import ParametersHook
+from lm_tuning.hooks.secrets import SecretsHook
 from lm_tuning.hooks.stored_inputs import StoredInputsHook
 from lm_tuning.hooks.tracking import TrackingHook
 from lm_tuning.hooks.training_start import TrainingStartHook
@@ -68,6 +69,7 @@ HOOKS = (
     TrainingStartHook(),
     StoredInputsHook(),
     EnvironmentHook(),
+    SecretsHook(),
     ParametersHook(),
 )
 

@@ -136,31 +136,20 @@ def test_classes_reach_terminal_log_and_reports_as_they_are(project: HostileProj
 def test_a_path_that_looks_like_markup_is_named_as_it_is(project: HostileProject, name: str) -> None:
     (project.folder / name).parent.mkdir(exist_ok=True)
     (project.folder / name).write_text('{"question": "a"}\n')
-    assert name in project.run("--pipelines=split", exit_code=2, data__path=name)
+    assert name in project.run("--pipelines=split", exit_code=2, data__path=f"'{name}'")
     project.write_rows(80)
     (project.folder / name).write_text((project.folder / "rows.jsonl").read_text())
-    assert f"Rows of train: {name}" in project.run("--pipelines=split", data__path=name)
+    assert f"Rows of train: {name}" in project.run("--pipelines=split", data__path=f"'{name}'")
     assert name in shown_markdown(project.report("data_report.md"))
 
 
 def test_codes_of_findings_are_printed(project: HostileProject) -> None:
-    template = "{% for m in messages %}{{ m['role'] + ': ' + m['content'] + '\\n' }}{% endfor %}"
-    config = project.folder / "models/tiny/tokenizer_config.json"
-    jinja = project.folder / "models/tiny/chat_template.jinja"
-    kept = config.read_text(), jinja.read_text() if jinja.exists() else None
-    project.write_rows(80)
-    try:
-        if jinja.exists():
-            jinja.write_text(template)
-        else:
-            config.write_text(json.dumps({**json.loads(kept[0]), "chat_template": template}))
-        printed = project.run(exit_code=0)
-    finally:
-        config.write_text(kept[0])
-        if kept[1] is not None:
-            jinja.write_text(kept[1])
-    assert "[end-not-taught]" in printed, printed[-3000:]
-    assert "[end-not-taught]" in project.logged()
+    # Longer than rows may be, so that every answer loses its end.
+    rows = [{"question": f"{number}?", "answer": f"{number} {'long ' * 60}"} for number in range(80)]
+    (project.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    printed = project.run(evaluate__num_generate_rows=0)
+    assert "Health [end-not-taught] none of" in printed
+    assert "Health [end-not-taught] none of" in project.logged()
 
 
 def test_from_another_logging_configuration(project: HostileProject, tmp_path: Path) -> None:
@@ -176,6 +165,6 @@ def test_from_another_logging_configuration(project: HostileProject, tmp_path: P
     (project.folder / "[").mkdir(exist_ok=True)
     (project.folder / "[/b] rows.jsonl").write_text((project.folder / "rows.jsonl").read_text())
     with Shell(tmp_path, environment) as project.shell:
-        printed = project.run("--pipelines=split", data__path="[/b] rows.jsonl")
+        printed = project.run("--pipelines=split", data__path="'[/b] rows.jsonl'")
     project.shell = kept
     assert "Rows of train: [/b] rows.jsonl" in printed

@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlparse
 
 from lm_tuning.data.suffixes import KNOWN_SUFFIXES, suffix_format
 from lm_tuning.errors import UserError
+from lm_tuning.wording import count_of
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 # Names that end like this mean a file, so that a missing one is not looked for on the hub.
@@ -149,7 +150,7 @@ def _files_of_rows(candidates: Iterable[Path], problem: str) -> LocalFiles:
             empty.append(path)
     if not paths:
         there = (
-            f"{num_others + len(empty):,} files are there, none with rows"
+            f"there: {count_of(num_others + len(empty), 'file')}, none with rows"
             if num_others or empty
             else "no file is there"
         )

@@ -16,6 +16,7 @@ from lm_tuning.data.suffixes import KNOWN_SUFFIXES, TEXT_FORMATS, suffix_format
 from lm_tuning.errors import UserError
 from lm_tuning.secrets import conceal_address
 from lm_tuning.storage.digests import digest_file, digest_files
+from lm_tuning.wording import count_of
 
 __all__ = ["describe_file", "describe_files", "find_changed_sources", "resolve_path"]
 
@@ -223,15 +224,18 @@ def _files_at(address: str, key: str) -> list[dict[str, Any]]:
         raise UserError(
             f"{key} names '{address}', where no file of rows is. Files that are read end in {KNOWN_SUFFIXES}."
         )
-    logger.info("%s: %s stands for %d files, %d others are left out", key, address, len(known), len(files) - len(known))
+    num_others = len(files) - len(known)
+    logger.info(
+        "%s: %s stands for %s; left out: %s", key, address, count_of(len(known), "file"), count_of(num_others, "other")
+    )
     return known
 
 
 def _log_choice(found: LocalFiles, text: str, *, key: str, split: str) -> None:
     others = f", {found.num_others} of other formats left out" if found.num_others else ""
-    logger.info("%s: %s stands for %d files%s", key, text, len(found.paths), others)
+    logger.info("%s: %s stands for %s%s", key, text, count_of(len(found.paths), "file"), others)
     if found.empty:
-        logger.warning("%s: %d empty files are left out: %s", key, len(found.empty), _some(found.empty))
+        logger.warning("%s: left out %s: %s", key, count_of(len(found.empty), "empty file"), _some(found.empty))
     held_out = [path for path in found.paths if not _HELD_OUT_WORDS.isdisjoint(re.split(r"[\W_]+", path.stem.lower()))]
     if split == "train" and held_out and len(held_out) < len(found.paths):
         logger.warning(

@@ -8,6 +8,7 @@ from typing import Any
 
 from lm_tuning.data.collecting import CollectedRows
 from lm_tuning.data.labels import find_class_problem
+from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ def _excess(name: str, num_read: int, kinds: Mapping[str, int], max_bad_fraction
     if num_bad <= max_bad_fraction * num_read or (num_bad <= ALWAYS_SKIPPED and max_bad_fraction > 0):
         return None
     return (
-        f"{name}: {num_bad:,} of {num_read:,} rows ({num_bad / num_read:.1%}) cannot be used, and "
+        f"{name}: {num_bad:,} of {count_of(num_read, 'row')} ({num_bad / num_read:.1%}) cannot be used, and "
         f"data.max_bad_fraction lets {max_bad_fraction:.1%} pass. Most of them: {_kinds(kinds)}."
     )
 

@@ -137,14 +137,15 @@ def _files_table(files: Sequence[Mapping[str, Any]]) -> str:
     ]
     table = _table(("File", "Split", "Rows read", "Good", "Bad", "First row id"), rows)
     more = len(files) - _MAX_SHOWN_FILES
-    return f"{table}\n\nand {more:,} more files." if more > 0 else table
+    return f"{table}\n\nand {count_of(more, 'more file')}." if more > 0 else table
 
 
 def _class_parts(classes: Mapping[str, Any], label_map: Mapping[str, int]) -> Iterator[str]:
     num_rows = sum(classes["num_rows"].values())
     listed = list(classes["num_rows"].items())[:_MAX_SHOWN_CLASSES]
     yield (
-        f"{classes['num_classes']:,} classes in column {escape_markdown(repr(classes['column']))}; always guessing the "
+        f"{count_of(classes['num_classes'], 'class')} in column {escape_markdown(repr(classes['column']))}; always "
+        f"guessing the "
         f"largest would be right for {listed[0][1] / num_rows:.1%} of the training rows."
         if listed and num_rows
         else f"No class in column {escape_markdown(repr(classes['column']))}."
@@ -162,7 +163,7 @@ def _class_parts(classes: Mapping[str, Any], label_map: Mapping[str, int]) -> It
     yield _table(("Class", "Id", "Rows", "Share"), rows)
     if classes["num_classes"] > len(listed):
         smallest = escape_markdown(shorten(classes["smallest"], 60))
-        yield f"and {classes['num_classes'] - len(listed):,} smaller ones; the smallest is {smallest}."
+        yield f"and {count_of(classes['num_classes'] - len(listed), 'smaller one')}; the smallest is {smallest}."
 
 
 def _mixed_labels(classes: Mapping[str, Any]) -> str:

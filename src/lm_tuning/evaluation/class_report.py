@@ -13,7 +13,7 @@ from lm_tuning.evaluation.report_text import (
     number,
     shorten,
 )
-from lm_tuning.wording import escape_markdown, fence, on_one_line
+from lm_tuning.wording import count_of, escape_markdown, fence, on_one_line
 
 HEADINGS = ("Majority class", "Tuned")
 NAME_CHARACTERS = 60
@@ -35,9 +35,14 @@ def list_figures(result: dict[str, Any]) -> list[Line]:
 def describe_rows(result: dict[str, Any]) -> str:
     """Say in a sentence or two what was measured on what."""
     num_rows, num_split_rows = result["num_rows"], result["num_split_rows"]
-    rows = f"{num_rows:,} rows" if num_rows == num_split_rows else f"{num_rows:,} of {num_split_rows:,} rows"
+    rows = (
+        count_of(num_rows, "row")
+        if num_rows == num_split_rows
+        else f"{num_rows:,} of {count_of(num_split_rows, 'row')}"
+    )
     return (
-        f"{result['split'].capitalize()} split: {rows}, {len(result['per_class']):,} classes in them or predicted. The "
+        f"{result['split'].capitalize()} split: {rows}, {count_of(len(result['per_class']), 'class')} in them or "
+        f"predicted. The "
         f"majority class of the training rows is {_name(result['base']['class'])}."
     )
 

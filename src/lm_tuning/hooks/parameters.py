@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from kedro.framework.hooks import hook_impl
 
 from lm_tuning.parameters.loading import load_parameters
-from lm_tuning.secrets import remember_settings
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
@@ -28,5 +27,4 @@ class ParametersHook:
             UserError: with every problem at once.
         """
         os.chdir(context.project_path)
-        parameters = load_parameters(context.config_loader, context.project_path)
-        remember_settings(parameters.model_dump())
+        load_parameters(context.config_loader, context.project_path)

@@ -9,7 +9,7 @@ from typing import Any
 from lm_tuning.data.findings import RowPlaces
 from lm_tuning.data.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.text.counts import CHANGED, DROPPED, NUM_DETAILS, SplitCounts
-from lm_tuning.wording import code_span, escape_markdown
+from lm_tuning.wording import code_span, count_of, escape_markdown
 
 REPORT_NAME = "report.json"
 
@@ -102,9 +102,9 @@ def _write_markdown(summary: Mapping[str, Any], dropped: list[dict[str, Any]], c
 
 def _describe_limits(summary: Mapping[str, Any]) -> str:
     """Say how long rows may be and what is learned of them."""
-    limit, truncation = f"at most {summary['max_length_tokens']:,} tokens", f"(`{summary['truncation']}`)"
+    limit, truncation = f"at most {count_of(summary['max_length_tokens'], 'token')}", f"(`{summary['truncation']}`)"
     if summary["task"] == SEQUENCE_CLASSIFICATION:
-        return f"{limit} a row {truncation}, each with one of {len(summary['label_map']):,} classes to learn"
+        return f"{limit} a row {truncation}, each with one of {count_of(len(summary['label_map']), 'class')} to learn"
     if summary["task"] == SEQ2SEQ_LM:
         return f"{limit} a source and {summary['max_target_tokens']:,} a target {truncation}, loss on the target"
     return f"{limit} a row {truncation}, loss on `{summary['loss_on']}`"
@@ -145,8 +145,9 @@ def _class_table(summary: Mapping[str, Any]) -> list[str]:
     for name in names[:_MAX_CLASSES]:
         counts = " | ".join(f"{of_split[name]:,}" for of_split in rows.values())
         lines.append(f"| {_cell(name)} | {summary['label_map'][name]} | {counts} |")
-    if len(names) > _MAX_CLASSES:
-        lines += ["", f"{len(names) - _MAX_CLASSES:,} smaller classes are in the JSON report."]
+    num_more = len(names) - _MAX_CLASSES
+    if num_more > 0:
+        lines += ["", f"{count_of(num_more, 'smaller class')} {'is' if num_more == 1 else 'are'} in the JSON report."]
     return lines
 
 

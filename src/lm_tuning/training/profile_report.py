@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from lm_tuning.evaluation.report_text import number, shorten
 from lm_tuning.training.profiling import TrainingProfile
 from lm_tuning.training.trace_table import TraceTable
-from lm_tuning.wording import escape_markdown
+from lm_tuning.wording import count_of, escape_markdown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -104,7 +104,8 @@ def write_profile(profile: TrainingProfile, facts: dict[str, str]) -> str:
         "# Profile of a training",
         "",
         *(f"- {escape_markdown(name)}: {escape_markdown(value)}" for name, value in facts.items()),
-        f"- profiled: {table.num_steps} steps of {1000 * table.seconds / steps:,.1f} ms, profiler included; the steps "
+        f"- profiled: {count_of(table.num_steps, 'step')} of {1000 * table.seconds / steps:,.1f} ms, profiler "
+        f"included; the steps "
         f"before ran at {number(profile.tokens_per_second, 0)} real tokens a second",
         "",
         "## Where the time went",

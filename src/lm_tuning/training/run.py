@@ -37,6 +37,7 @@ from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 from lm_tuning.training.source_facts import describe_sources, say_sources
 from lm_tuning.training.step_log import OnMetrics, StepLog, ignore_metrics
 from lm_tuning.training.watch import TrainingWatch
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from lm_tuning.text.token_table import TokenTable
@@ -181,16 +182,16 @@ def run_training(
 def _say_what_is_trained(job: Job, ready: ReadyModel, steps: StepDataset) -> None:
     trainable, parameters = count_parameters(ready.model)
     logger.info(
-        "%s of %s: %d rows, %d steps (%d an epoch) of %s, %s micro-batches of at most %d tokens; "
+        "%s of %s: %s, %s (%d an epoch) of %s, %s micro-batches of at most %s; "
         "%s of %s parameters trained; %s weights, %s compute on %s",
         {"lora": "LoRA", "qlora": "QLoRA", "full": "Full fine-tuning"}[job.settings.method],
         job.settings.base["name_or_path"],
-        job.plan.num_rows,
-        job.plan.total_steps,
+        count_of(job.plan.num_rows, "row"),
+        count_of(job.plan.total_steps, "step"),
         job.plan.steps_per_epoch,
         job.identity.effective_batch,
         steps.batching,
-        steps.micro_batch_tokens,
+        count_of(steps.micro_batch_tokens, "token"),
         f"{trainable:,}",
         f"{parameters:,}",
         job.settings.weights_dtype,
@@ -311,7 +312,9 @@ def _train(trainer: StepPlanTrainer, checkpoint: checkpoints.Checkpoint | None) 
     trainer.step_log.start()
     trainer.began = time.perf_counter()
     if checkpoint is not None and (checkpoint.step >= len(trainer.steps) or trainer.is_stopped_early()):
-        logger.info("All %d steps were done before; the model is taken from the checkpoint.", checkpoint.step)
+        logger.info(
+            "Done before: all of %s; the model is taken from the checkpoint.", count_of(checkpoint.step, "step")
+        )
         trainer._load_from_checkpoint(str(checkpoint.path))
         trainer.state.global_step = checkpoint.step
         return 0.0
