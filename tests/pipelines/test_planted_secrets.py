@@ -123,9 +123,8 @@ def test_a_whole_run_reads_its_rows_and_leaks_nothing(project: SecretProject, ho
 
 
 def test_stored_descriptions_are_read_with_the_password_of_the_parameters(project: SecretProject, host: str) -> None:
-    code, printed = project.kedro(
-        *project.arguments_for(host, "--pipelines=split", "--from-nodes=split.check_examples")
-    )
+    only_split = ("--pipelines=split", "--from-nodes=split.check_examples")
+    code, printed = project.kedro(*project.arguments_for(host, *only_split))
     assert code == 0, printed
     assert "Rows reused" in printed, printed  # the same key, whatever the password
     for rows in (project.folder / "data/02_intermediate/smoke/rows").iterdir():

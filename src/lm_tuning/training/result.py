@@ -134,7 +134,7 @@ def summarize(
         finished_step: the last step; before the plan's last one if the training stopped early.
         settings_method: ``full``, ``lora`` or ``qlora``.
         training_seconds: of this run's loop, with those before a resume.
-        total_seconds: of this process's whole training, loading and checks included.
+        total_seconds: of the whole training, loading and checks included, with those before a resume.
         health_seconds: of the health check, with those before a resume.
         trainable_parameters: how many numbers were trained.
         best_step: step of the best held-out figure; ``None`` without one.

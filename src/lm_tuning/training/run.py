@@ -124,6 +124,7 @@ def run_training(
                 on_checkpoint=on_checkpoint,
             )
             restore_collection()
+            trainer.run_began = began
             if checkpoint is not None:
                 trainer.continue_from(checkpoint)
                 watch.replay(log.steps)
@@ -140,7 +141,7 @@ def run_training(
         finished_step=finished_step,
         settings_method=settings.method,
         training_seconds=trainer.seconds_before + seconds,
-        total_seconds=time.perf_counter() - began,
+        total_seconds=trainer.total_seconds_before + time.perf_counter() - began,
         health_seconds=health.seconds,
         trainable_parameters=count_parameters(ready.model)[0],
         best_step=trainer.best.step or None,
