@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.pipelines.test_whole_run import Project
+from tests.support.tracking_store import new_store
 
 USER, PASSWORD, TOKEN = "bob", "Pw-planted-1", "tok-planted-2"
 IN_PARAMETERS, IN_SHELL, OF_SERVER = "hf-planted-3", "hf-planted-4", "Srv-planted-5"
@@ -197,3 +205,45 @@ def test_the_password_of_a_tracking_server_is_not_shown(project: SecretProject, 
     code, printed = project.kedro(*project.arguments_for(host, "--pipelines=split"), **variables)
     assert_nothing_leaked(project, printed)
     assert code in (0, 1, 2)
+
+
+@pytest.fixture
+def tracking_server(tmp_path: Path) -> Iterator[str]:
+    """A real MLflow server, which takes no notice of a password."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    store = new_store(tmp_path / "server")
+    command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
+    command += ["--backend-store-uri", store, "--artifacts-destination", str(tmp_path / "artifacts")]
+    with (tmp_path / "server.log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        try:
+            for _ in range(600):
+                with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
+                    break
+                assert process.poll() is None, (tmp_path / "server.log").read_text()
+                time.sleep(0.5)
+            yield f"127.0.0.1:{port}"
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            process.wait()
+
+
+@pytest.mark.slow
+def test_a_tracking_server_gets_no_secret_and_its_password_is_not_shown(
+    project: SecretProject, host: str, tracking_server: str, tmp_path: Path
+) -> None:
+    uri = f"http://{USER}:{OF_SERVER}@{tracking_server}"
+    code, printed = project.kedro(*project.arguments_for(host), MLFLOW_TRACKING_URI=uri)
+    assert code == 0, printed[-6000:]
+    assert_nothing_leaked(project, printed)
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"http://{tracking_server}")
+    [run] = client.search_runs([one.experiment_id for one in client.search_experiments()])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["data.path"] == f"http://***@{host}/rows.jsonl?token=***"
+    kept = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert b"evaluation" in kept
+    assert [secret for secret in PLANTED if secret.encode() in kept] == []

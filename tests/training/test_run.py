@@ -243,7 +243,7 @@ def test_a_resume_keeps_the_times_of_before(paths: TrainingPaths, settings: Trai
         assert summary["total_seconds"] >= summary["training_seconds"]
 
 
-@pytest.mark.parametrize("stored", [{"training_seconds": 1000.0}, {"training_seconds": 1000.0, "total_seconds": 1100.0}])
+@pytest.mark.parametrize("stored", [{"training_seconds": 1e3}, {"training_seconds": 1e3, "total_seconds": 1.1e3}])
 def test_the_whole_time_has_that_of_before_a_resume(
     paths: TrainingPaths, settings: TrainingSettings, stored: dict[str, float]
 ) -> None:
