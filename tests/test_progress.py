@@ -177,7 +177,7 @@ def test_the_end_is_one_line_with_the_rate_of_what_was_done_here(
         "Training: 20 steps in 10 s, 2 steps/s; 40 with those before",
         "Nothing: 0 rows in 0.0 s",
         "Training: 40 steps in 1:01:40 h, 0.0108 steps/s",
-        "Training: all 41 steps were done before",
+        "Training: 41 steps, all done before",
     ]
 
 

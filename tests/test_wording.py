@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from markdown_it import MarkdownIt
 
-from lm_tuning.wording import code_span, count_of, escape_markdown, fence, noun_for, on_one_line, visible
+from lm_tuning.wording import code_span, count_of, escape_markdown, fence, noun_for, on_one_line, unit_for, visible
 from tests.support.hostile import HOSTILE
 
 
@@ -26,6 +26,11 @@ from tests.support.hostile import HOSTILE
 )  # fmt: skip
 def test_a_count_goes_with_its_noun(number: int, noun: str, written: str) -> None:
     assert count_of(number, noun) == written
+
+
+@pytest.mark.parametrize("noun", ["row", "batch", "class", "size", "copy", "key", "kB"])
+def test_the_singular_comes_back(noun: str) -> None:
+    assert unit_for(1, noun if noun == "kB" else noun_for(2, noun)) == noun
 
 
 def test_a_plural_can_be_given() -> None:

@@ -52,6 +52,22 @@ def noun_for(number: int, noun: str, plural: str | None = None) -> str:
     return f"{noun}s"
 
 
+def unit_for(number: int, plural: str) -> str:
+    """Return the form of a unit that goes with a number: ``row`` or ``rows``; ``kB`` has one form.
+
+    Args:
+        number: how many.
+        plural: a noun that follows the rules of `noun_for`.
+    """
+    if number != 1:
+        return plural
+    if plural.endswith("ies"):
+        return f"{plural[:-3]}y"
+    if plural.endswith(("sses", "xes", "ches", "shes")):  # not "sizes" or "phases"
+        return plural[:-2]
+    return plural.removesuffix("s")
+
+
 def visible(text: str) -> str:
     r"""Write control characters as escapes such as ``\u001b``; everything else stays, line breaks and tabs too.
 

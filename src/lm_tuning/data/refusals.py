@@ -58,7 +58,7 @@ def log_skipped(rows: CollectedRows) -> None:
     for file, lines in zip(rows.files, rows.bad_lines, strict=True):
         if lines:
             num_bad = sum(file["rows_skipped"].values())
-            rest = [f"{num_bad - len(lines):,} more bad rows."] if num_bad > len(lines) else []
+            rest = [f"{count_of(num_bad - len(lines), 'more bad row')}."] if num_bad > len(lines) else []
             listed = "\n".join([*lines, *rest])
             logger.warning("%s: %d skipped (%s).\n%s", file["path"], num_bad, _kinds(file["rows_skipped"]), listed)
 
@@ -71,10 +71,10 @@ def _bad_lines(rows: CollectedRows) -> list[str]:
         rest = sum(file["rows_skipped"].values()) - len(shown)
         lines += shown
         if rest and len(lines) < MAX_LINES:
-            lines.append(f"{file['path']}: {rest:,} more bad rows.")
+            lines.append(f"{file['path']}: {count_of(rest, 'more bad row')}.")
     total = sum(sum(file["rows_skipped"].values()) for file in rows.files)
     if len(lines) >= MAX_LINES:
-        lines.append(f"{total:,} bad rows in all files.")
+        lines.append(f"{count_of(total, 'bad row')} in all files.")
     return lines
 
 

@@ -128,7 +128,8 @@ def _leakage(summary: Mapping[str, Any], places: RowPlaces) -> Iterator[str]:
     yield "### Leakage"
     total = sum(summary["rows"][name] for name in _HELD_OUT)
     yield (
-        f"{leakage['num_rows']:,} of {total:,} held-out rows ({leakage['fraction']:.2%}) stand in train too, "
+        f"{leakage['num_rows']:,} of {count_of(total, 'held-out row')} ({leakage['fraction']:.2%}) "
+        f"{'stands' if leakage['num_rows'] == 1 else 'stand'} in train too, "
         f"as copies{' or near duplicates' if near else ''}."
     )
     items = [

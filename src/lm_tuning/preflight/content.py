@@ -144,7 +144,7 @@ def _rows(figures: Mapping[str, Any]) -> Iterator[Block]:
         is_brief=False,
     )
     if len(files) > _MAX_FILES:
-        yield Paragraph(f"and {len(files) - _MAX_FILES:,} more files.")
+        yield Paragraph(f"and {count_of(len(files) - _MAX_FILES, 'more file')}.")
 
 
 def _splits(figures: Mapping[str, Any]) -> Iterator[Block]:

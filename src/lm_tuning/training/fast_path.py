@@ -82,7 +82,9 @@ def prepare_fast_path(
     fast = _choose_batching(ready, settings, longest)
     if settings.method != "full":
         lean = lora_forward.install(model)
-        fast.facts["adapters"] = f"lean forward pass in {lean} layers" if lean else "the library's forward pass"
+        fast.facts["adapters"] = (
+            f"lean forward pass in {count_of(lean, 'layer')}" if lean else "the library's forward pass"
+        )
     if task.name == "causal_lm":
         with autocast(settings.device, settings.compute_dtype):
             task.head_loss, reason = choose_head_loss(

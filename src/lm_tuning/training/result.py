@@ -16,6 +16,7 @@ from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.storage.atomic import sync_folder
 from lm_tuning.training.adapters import save_adapter
 from lm_tuning.training.phases import PHASES
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -261,7 +262,7 @@ def draw_loss_curve(steps: list[dict[str, Any]], evaluations: list[dict[str, Any
     window = max(len(losses) // _WINDOWS, 1)
     axes.plot(numbers, losses, label="training, each step", color="C0", alpha=0.35, linewidth=1)
     means = [statistics.fmean(losses[max(end - window, 0) : end]) for end in range(1, len(losses) + 1)]
-    axes.plot(numbers, means, label=f"training, mean of {window} steps", color="C0", linewidth=1.5)
+    axes.plot(numbers, means, label=f"training, mean of {count_of(window, 'step')}", color="C0", linewidth=1.5)
     if evaluations:
         points = [(row["step"], row[f"validation_nats_per_{unit}"]) for row in evaluations]
         axes.plot(*zip(*points, strict=True), marker="o", color="C1", label="held out")
