@@ -376,7 +376,7 @@ def test_a_forked_worker_neither_hangs_nor_draws(terminal: tuple[Terminal, RichH
         _, status = os.waitpid(child, 0)
     assert status == 0, "the worker hung or failed"
     assert "hello from a worker" in text
-    assert "Own: 1 rows" in text
+    assert "Own: 1 row in" in text
     assert "Training" not in text, "the worker drew the bars of its parent"
 
 
