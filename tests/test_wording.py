@@ -47,6 +47,7 @@ def test_control_characters_become_escapes_and_nothing_else_changes() -> None:
 
 def test_a_line_break_can_be_seen_on_one_line() -> None:
     assert on_one_line(" a \n\n b\u2028c  d ") == "a ↵ b ↵ c d"
+    assert on_one_line(" " * 10**6) == ""
 
 
 def rendered(markdown: str) -> str:

@@ -23,15 +23,15 @@ _SECRET_PARTS = frozenset(
     "apikey auth authorization cookie cookies credential credentials key keys passcode passphrase passwd password "
     "passwords pat pw pwd sas secret secrets sig signature token".split()
 )
-# Names with such a part whose values are no secrets.
-_HARMLESS = re.compile(r"(?i)(?:^|_)(?:public_key|key_file|keyboard|token_type|keys_only)|_(?:file|path|dir|url)$")
+# Names with such a part whose values are no secrets; PWD is a shell's working folder.
+_HARMLESS = re.compile(r"(?i)(?:^|_)(?:public_key|key_file|token_type)|_(?:file|path|dir|url|sock)$|^PWD$")
 # Names of settings, such as split.key, are words in small letters; variables are written like this.
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 _NAME_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 # user:password@ before a host. The second form is for passwords with signs that should have been percent-encoded.
 _USER_INFO = re.compile(
-    r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)"
+    r"(?P<scheme>(?<![A-Za-z0-9+.-])[A-Za-z0-9+.-]+://)"
     r"(?:[^\s/?#'\"<>]+@|[^\s/?#'\"<>:@]+:(?!\d+(?:[/?#'\"\s]|$))(?:(?!://)[^\s'\"<>@])*@)"
 )
 _QUERY_VALUE = re.compile(r"(?P<start>[?&;](?P<name>[A-Za-z0-9_.\-]+)=)(?P<value>[^&;#\s'\"<>]+)")
@@ -39,7 +39,7 @@ _QUERY_VALUE = re.compile(r"(?P<start>[?&;](?P<name>[A-Za-z0-9_.\-]+)=)(?P<value
 _VALUE = r"(?P<value>\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|(?:[^\s,'\":]|:(?=[^\s,'\"]))+)"
 # NAME=value anywhere; NAME: value where YAML or a printed mapping has it, not in the middle of a sentence.
 _ASSIGNMENT = re.compile(
-    r"(?m)(?P<start>(?<![A-Za-z0-9_])(?P<name>[A-Z][A-Z0-9_]*)=|^\s*(?P<line>[A-Z][A-Z0-9_]*):[ ]"
+    r"(?m)(?P<start>(?<![A-Za-z0-9_])(?P<name>[A-Z][A-Z0-9_]*)=|^[ \t]*(?P<line>[A-Z][A-Z0-9_]*):[ ]"
     r"|(?P<mark>['\"])(?P<quoted>[A-Z][A-Z0-9_]*)(?P=mark):[ ]?)" + _VALUE
 )
 _SETTING = re.compile(
@@ -197,13 +197,12 @@ def remember(values: Iterable[str]) -> None:
 
     Args:
         values: secrets. Very short ones and single plain words are left out, since they stand in other texts by chance;
-            they are masked where an address or a variable holds them.
+            they are masked where an address or a variable holds them. So are paths of files, which hold the secret.
     """
     global _known_pattern  # noqa: PLW0603 - one for the process, as the values are
     with _lock:
-        _known.update(value for value in values if len(value) >= _MIN_KNOWN_CHARACTERS and not _WORD.fullmatch(value))
-        longest_first = sorted(_known, key=len, reverse=True)
-        joined = "|".join(map(re.escape, longest_first))
+        _known.update(filter(_can_be_told_apart, values))
+        joined = "|".join(map(re.escape, sorted(_known, key=len, reverse=True)))
         _known_pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{joined})(?![A-Za-z0-9])") if joined else None
 
 
@@ -242,6 +241,12 @@ def _holds_secret(group: object, name: object, value: object) -> bool:
     if not isinstance(name, str) or not isinstance(value, str) or not value:
         return False
     return (group == "variables" or _VARIABLE.fullmatch(name) is not None) and is_secret_name(name)
+
+
+def _can_be_told_apart(value: str) -> bool:
+    """Say whether a secret is unlikely to stand in a text for another reason."""
+    is_plain = len(value) < _MIN_KNOWN_CHARACTERS or _WORD.fullmatch(value) is not None
+    return not is_plain and not (os.path.isabs(value) and os.path.exists(value))
 
 
 def _mask_assignment(found: re.Match[str]) -> str:

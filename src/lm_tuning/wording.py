@@ -11,7 +11,6 @@ import re
 # Characters that move a cursor, switch colours, ring a bell, end a line unseen, or turn the direction of what follows;
 # lone surrogates cannot be encoded at all. Line breaks and tabs are ordinary text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-_LINE_BREAK = re.compile(r"\s*(?:\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029])\s*")
 
 _MARKDOWN = re.compile(r"([\\`*<>|\[\]#~&$])")
 _OUTER_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
@@ -83,7 +82,7 @@ def on_one_line(text: str) -> str:
     Args:
         text: foreign text.
     """
-    return " ".join(_LINE_BREAK.sub(" ↵ ", text.strip()).split())
+    return " ↵ ".join(" ".join(line.split()) for line in text.splitlines() if not line.isspace() and line)
 
 
 def escape_markdown(text: str) -> str:

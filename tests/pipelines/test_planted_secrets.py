@@ -75,7 +75,7 @@ class SecretProject(Project):
         done = subprocess.run(
             [sys.executable, "-m", "kedro", *arguments],
             cwd=self.folder,
-            env={**self.environment, "HF_TOKEN": IN_SHELL, "COLUMNS": "150", **variables},
+            env={**self.environment, "HF_TOKEN": IN_SHELL, "PWD": str(self.folder), "COLUMNS": "150", **variables},
             capture_output=True,
             text=True,
             timeout=300,
@@ -121,6 +121,7 @@ def test_a_whole_run_reads_its_rows_and_leaks_nothing(project: SecretProject, ho
     assert_nothing_leaked(project, printed)
     assert f"http://***@{host}/rows.jsonl?token=***" in "".join(printed.split())
     assert "MY_API_KEY=***" in printed
+    assert f"{project.folder}/data/06_models/smoke/tuned_model" in "".join(printed.split())
     run = project.mlflow_runs()[0]
     assert run.data.params["data.path"] == f"http://***@{host}/rows.jsonl?token=***"
     assert run.data.params["environment.variables.MY_API_KEY"] == "***"
