@@ -145,8 +145,7 @@ def _class_parts(classes: Mapping[str, Any], label_map: Mapping[str, int]) -> It
     listed = list(classes["num_rows"].items())[:_MAX_SHOWN_CLASSES]
     yield (
         f"{count_of(classes['num_classes'], 'class')} in column {escape_markdown(repr(classes['column']))}; always "
-        f"guessing the "
-        f"largest would be right for {listed[0][1] / num_rows:.1%} of the training rows."
+        f"guessing the largest would be right for {listed[0][1] / num_rows:.1%} of the training rows."
         if listed and num_rows
         else f"No class in column {escape_markdown(repr(classes['column']))}."
     )

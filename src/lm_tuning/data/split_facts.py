@@ -313,7 +313,7 @@ def _near_warnings(facts: Mapping[str, Any]) -> Iterator[str]:
         return
     if near["num_cut_links"]:
         yield (
-            f"Links between near duplicates that were not followed, since they join rows that are not alike to a long "
+            "Links between near duplicates that were not followed, since they join rows that are not alike to a long "
             f"chain: {near['num_cut_links']:,}. A higher split.near_duplicate_similarity finds fewer."
         )
     for name in SPLITS[1:]:

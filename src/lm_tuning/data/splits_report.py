@@ -157,8 +157,7 @@ def _groups(summary: Mapping[str, Any]) -> Iterator[str]:
         yield f"### Groups: {_text(groups['column'])}"
         yield (
             f"{count_of(groups['num_groups'], 'group')}, each kept whole ({counts}); the largest, "
-            f"{_text(largest['value'])}, has "
-            f"{count_of(largest['num_rows'], 'row')}."
+            f"{_text(largest['value'])}, has {count_of(largest['num_rows'], 'row')}."
         )
 
 
@@ -175,7 +174,7 @@ def _classes(summary: Mapping[str, Any]) -> Iterator[str]:
     yield _table(["class", *SPLITS], lines)
     if classes["num_classes"] > len(lines):
         yield (
-            f"Smaller classes that are in the JSON report (up to 1,000 in all): "
+            "Smaller classes that are in the JSON report (up to 1,000 in all): "
             f"{classes['num_classes'] - len(lines):,}."
         )
 
@@ -186,7 +185,7 @@ def _untrained(summary: Mapping[str, Any], places: RowPlaces) -> Iterator[str]:
         return
     yield f"### Classes without a training row: {_text(untrained['column'])}"
     yield (
-        f"The division held out all rows of "
+        "The division held out all rows of "
         f"{count_of(untrained['num_classes'], 'class')} ({_listed(untrained, places)}). They are never learned."
     )
     lines = [[_text(name), f"{count:,}"] for name, count in list(untrained["num_rows_by_class"].items())[:_MAX_CLASSES]]

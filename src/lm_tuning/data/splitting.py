@@ -76,8 +76,7 @@ def split_sizes(num_rows: int, *, validation: float | int, test: float | int) ->
     if num_rows < num_needed:
         raise UserError(
             f"{count_of(num_rows, 'row')} cannot be divided as asked ({settings}): at least {num_needed:,} rows are "
-            f"needed, one of them for "
-            "training."
+            "needed, one of them for training."
         )
     # As written, so that 0.29 of 100 rows is 29 and not 28.999….
     held_out = [Fraction(size) if isinstance(size, int) else Fraction(repr(size)) * num_rows for size in asked]

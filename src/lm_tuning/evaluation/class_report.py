@@ -42,8 +42,7 @@ def describe_rows(result: dict[str, Any]) -> str:
     )
     return (
         f"{result['split'].capitalize()} split: {rows}, {count_of(len(result['per_class']), 'class')} in them or "
-        f"predicted. The "
-        f"majority class of the training rows is {_name(result['base']['class'])}."
+        f"predicted. The majority class of the training rows is {_name(result['base']['class'])}."
     )
 
 

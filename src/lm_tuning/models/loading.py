@@ -303,8 +303,7 @@ def _check_complete(name_or_path: str, info: dict[str, Any], *, may_lack_head: b
         names = ", ".join([*missing, *mismatched][:NUM_SHOWN])
         raise UserError(
             f"The weights of {name_or_path} do not fit its config: {count_of(len(missing), 'tensor')} missing, "
-            f"{len(mismatched)} "
-            f"of another shape (first: {names}). They would be random, so the model is not used."
+            f"{len(mismatched)} of another shape (first: {names}). They would be random, so the model is not used."
         )
 
 

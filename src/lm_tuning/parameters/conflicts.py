@@ -229,7 +229,7 @@ def _check_warmup(parameters: Parameters) -> Iterator[Conflict]:
         yield Conflict(
             ("train.trainer.warmup_steps", "train.max_steps"),
             f"train.trainer.warmup_steps = {warmup} is a warm-up of {count_of(num_steps, 'step')}, and "
-            f"train.max_steps = "
+            "train.max_steps = "
             f"{train.max_steps}: the learning rate would never reach its peak. Shorten the warm-up or train longer.",
         )
 

@@ -86,7 +86,7 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
             "warning",
             "schedule",
             f"A step takes {count_of(rows, 'row')}, but an epoch has {facts['rows_per_epoch']:,}: each epoch is a "
-            f"single step.",
+            "single step.",
             "Lower train.effective_batch_rows to at most a tenth of the rows.",
         )
     elif per_epoch > 1 and steps >= per_epoch and facts["last_step_rows"] * 2 < rows_per_step:
@@ -102,7 +102,7 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
             "warning",
             "schedule",
             f"A step takes at most {count_of(tokens, 'token')}, but rows have up to {longest:,}: such a row is a "
-            f"step by itself.",
+            "step by itself.",
             "Raise train.effective_batch_tokens to several times the longest row.",
         )
     if steps < _FEW_STEPS:

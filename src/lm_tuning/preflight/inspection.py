@@ -188,7 +188,7 @@ def describe_preflight(figures: Mapping[str, Any]) -> list[str]:
         labels = figures["labels"]
         learned = (
             f"{count_of(labels['num_classes'], 'class')}, the largest with {labels['majority_fraction']:.1%} "
-            f"of the rows"
+            "of the rows"
         )
     else:
         learned = f"{lengths['supervised_fraction']:.1%} of the tokens learned"
@@ -196,8 +196,7 @@ def describe_preflight(figures: Mapping[str, Any]) -> list[str]:
     lines = [
         f"Preflight: {count_of(figures['rows']['num_rows_read'], 'row')} read, {lengths['num_rows']:,} trained on; "
         f"{count_of(schedule['steps_per_epoch'], 'step')} and {count_of(schedule['tokens_per_epoch'], 'token')} an "
-        f"epoch, "
-        f"{count_of(schedule['total_steps'], 'step')} in all; {learned}; "
+        f"epoch, {count_of(schedule['total_steps'], 'step')} in all; {learned}; "
         f"padding {choice['padding_fraction']:.1%} ({padding['batching']})."
     ]
     counts = Counter(concern["level"] for concern in figures["concerns"])

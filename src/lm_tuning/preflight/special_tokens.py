@@ -236,8 +236,7 @@ def _judge_begin(bos: dict[str, Any], num_rows: int, *, noun: str = "row") -> di
     if doubled:
         answer = (
             f"{doubled:,} of {count_of(num_rows, noun)} {'begins' if doubled == 1 else 'begin'} with "
-            f"{bos['token']} twice "
-            f"({added}). One of the two is too many: the model was made with one."
+            f"{bos['token']} twice ({added}). One of the two is too many: the model was made with one."
         )
         return _verdict(question, answer, "bad")
     answer = f"{bos['num_rows_beginning_with']:,} of {num_rows:,} {noun}s begin with {bos['token']} ({added})."

@@ -222,8 +222,7 @@ def describe(use: MemoryUse, reading: MemoryReading, *, asked_bytes: int | None)
         batch = use.micro_batch
         what += (
             f", with a micro-batch of {count_of(batch.num_rows, 'row')} in {batch.num_slots:,} token slots, the "
-            f"longest "
-            f"row of {count_of(_longest_row(batch), 'token')} "
+            f"longest row of {count_of(_longest_row(batch), 'token')} "
             f"(train.micro_batch_tokens = {use.micro_batch_tokens:,})"
         )
     checkpointing = "with" if use.gradient_checkpointing else "without"

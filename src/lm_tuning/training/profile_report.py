@@ -105,8 +105,7 @@ def write_profile(profile: TrainingProfile, facts: dict[str, str]) -> str:
         "",
         *(f"- {escape_markdown(name)}: {escape_markdown(value)}" for name, value in facts.items()),
         f"- profiled: {count_of(table.num_steps, 'step')} of {1000 * table.seconds / steps:,.1f} ms, profiler "
-        f"included; the steps "
-        f"before ran at {number(profile.tokens_per_second, 0)} real tokens a second",
+        f"included; the steps before ran at {number(profile.tokens_per_second, 0)} real tokens a second",
         "",
         "## Where the time went",
         "",

@@ -99,7 +99,7 @@ class NotFinite(WatchedThing):
                 Finding(
                     code="fp16-overflows",
                     measured=f"{self.num_overflows} of {count_of(self.num_steps, 'update')} were skipped for "
-                    f"overflows in float16",
+                    "overflows in float16",
                     expected=f"at most {self.allowed_overflows:.0f}, while the loss scale is searched for",
                     cause="The model's activations or gradients do not fit into float16.",
                     change="Set train.precision=bfloat16 or float32.",
