@@ -208,7 +208,7 @@ def _say_what_is_trained(job: Job, ready: ReadyModel, steps: StepDataset) -> Non
         count_of(job.plan.num_rows, "row"),
         count_of(job.plan.total_steps, "step"),
         job.plan.steps_per_epoch,
-        job.identity.effective_batch,
+        job.identity.describe_batch(),
         steps.batching,
         count_of(steps.micro_batch_tokens, "token"),
         f"{trainable:,}",
@@ -331,9 +331,7 @@ def _train(trainer: StepPlanTrainer, checkpoint: checkpoints.Checkpoint | None) 
     trainer.step_log.start()
     trainer.began = time.perf_counter()
     if checkpoint is not None and (checkpoint.step >= len(trainer.steps) or trainer.is_stopped_early()):
-        logger.info(
-            "Done before: all of %s; the model is taken from the checkpoint.", count_of(checkpoint.step, "step")
-        )
+        logger.info("%s, all done before: the checkpoint has the model.", count_of(checkpoint.step, "step"))
         trainer._load_from_checkpoint(str(checkpoint.path))
         trainer.state.global_step = checkpoint.step
         return 0.0
