@@ -149,10 +149,8 @@ def _files_of_rows(candidates: Iterable[Path], problem: str) -> LocalFiles:
         else:
             empty.append(path)
     if not paths:
-        there = (
-            f"there: {count_of(num_others + len(empty), 'file')}, none with rows"
-            if num_others or empty
-            else "no file is there"
-        )
+        num_there = num_others + len(empty)
+        verb = "is" if num_there == 1 else "are"
+        there = f"{count_of(num_there, 'file')} {verb} there, none with rows" if num_there else "no file is there"
         raise UserError(f"{problem}: {there}. Files that are read end in {KNOWN_SUFFIXES}.")
     return LocalFiles(paths, num_others=num_others, empty=empty)

@@ -240,7 +240,9 @@ def _judge_begin(bos: dict[str, Any], num_rows: int, *, noun: str = "row") -> di
             f"{bos['token']} twice ({added}). One of the two is too many: the model was made with one."
         )
         return _verdict(question, answer, "bad")
-    answer = f"{bos['num_rows_beginning_with']:,} of {num_rows:,} {noun}s begin with {bos['token']} ({added})."
+    single = bos["num_rows_beginning_with"]
+    verb = "begins" if single == 1 else "begin"
+    answer = f"{single:,} of {count_of(num_rows, noun)} {verb} with {bos['token']} ({added})."
     if 0 < bos["num_rows_beginning_with"] < num_rows:
         return _verdict(question, f"{answer} {noun.capitalize()}s that begin differently are worth a look.", "note")
     if bos["num_rows_with_one_later"] and bos["num_rows_beginning_with"]:

@@ -98,7 +98,7 @@ def describe_tokens(summary: Mapping[str, Any]) -> str:
     rows = ", ".join(f"{facts['num_rows']:,} {name}" for name, facts in splits.items())
     train = splits["train"]
     lengths = train["length_tokens"]
-    noun = noun_for(splits["test"]["num_rows"] if "test" in splits else 0, "row")
+    noun = noun_for(list(splits.values())[-1]["num_rows"], "row")
     line = f"{rows} {noun}; train {count_of(train['num_tokens'], 'token')}"
     a_row = f"{lengths['p50']} a row at the median, {lengths['max']} at most"
     if summary["task"] == SEQUENCE_CLASSIFICATION:

@@ -122,8 +122,8 @@ def check_table(table: TokenTable, model: Any, tokenizer: Any, *, task: str) -> 
         found.append(
             Finding(
                 code="bos-doubled",
-                measured=f"{seen.num_doubled_bos} of {count_of(seen.num_rows, 'row')} begin with two "
-                f"{tokenizer.bos_token!r}",
+                measured=f"{seen.num_doubled_bos} of {count_of(seen.num_rows, 'row')} "
+                f"{'begins' if seen.num_doubled_bos == 1 else 'begin'} with two {tokenizer.bos_token!r}",
                 expected="one at most",
                 cause="The chat template or the data writes it, and the tokenizer adds another.",
                 change="Take it out of the data or the template.",
@@ -180,8 +180,8 @@ def _check_supervision(table: TokenTable) -> list[Finding]:
         Finding(
             code="rows-teach-nothing",
             severity="note" if share < FEW_ROWS else None,
-            measured=f"{len(empty)} of {count_of(len(table), 'row')} ({share:.1%}) have nothing that is learned, "
-            f"such as row {first}",
+            measured=f"{len(empty)} of {count_of(len(table), 'row')} ({share:.1%}) "
+            f"{'has' if len(empty) == 1 else 'have'} nothing that is learned, such as row {first}",
             expected="something to learn in each",
             cause="All their labels are masked, as when an answer is cut off or a class is missing.",
             change="Look at tokenize.max_length_tokens, tokenize.truncation and tokenize.loss_on.",
