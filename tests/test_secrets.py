@@ -41,6 +41,7 @@ def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
         ("{'HF_TOKEN': 'it''s', 'a': 1}", "{'HF_TOKEN': '***''s', 'a': 1}"),
         ('{"AWS_SECRET_ACCESS_KEY": "a \\" b"}', '{"AWS_SECRET_ACCESS_KEY": "***"}'),
         ("  HF_TOKEN: y\n", "  HF_TOKEN: ***\n"),
+        ("--params db_password=abc,hub_token='x y'", "--params db_password=***,hub_token='***'"),
         ("Authorization: Bearer abc.def", "Authorization: Bearer ***"),
         ("{'authorization': 'Basic Ym9i'}", "{'authorization': 'Basic ***'}"),
         ("a token hf_abcdefghijklmnop.", "a token ***."),
@@ -64,6 +65,7 @@ def test_secrets_are_masked(text: str, shown: str) -> None:
         "https://host/search?q=token&page=2",
         "a bearer of news, basic authentication",
         "hf_hub hf_internal_testing hf_transfer",
+        "pad_token='<pad>', tokens=5, split.key=id, a secret is no password",
     ],
 )
 def test_everything_else_stays(text: str) -> None:

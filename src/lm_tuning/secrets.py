@@ -45,6 +45,11 @@ _ASSIGNMENT = re.compile(
 _SETTING = re.compile(
     r"(?P<start>(?<![A-Za-z0-9_])environment\.variables\.(?P<name>[A-Za-z0-9_]+)(?: ?= ?|: ?))" + _VALUE
 )
+# A name in small letters that can mean nothing else, as in a mistyped parameter.
+_PLAIN_NAME = re.compile(
+    r"(?P<start>(?<![A-Za-z0-9_])[a-z0-9_]*"
+    r"(?:password|passwd|passphrase|secret|api_?key|(?:access|auth|bearer|hub|refresh|session)_?token)=)" + _VALUE
+)
 _HEADER = re.compile(
     r"(?i)(?P<start>\b(?:proxy-)?authorization['\"]?\s*[:=]\s*['\"]?)(?P<kind>(?:bearer|basic|token|digest)\s+)?[^\s'\",}]+"
 )
@@ -93,6 +98,7 @@ def mask(text: str) -> str:
     masked = _BEARER.sub(lambda found: f"{found['kind']} {MASK}", masked)
     masked = _SETTING.sub(_mask_setting, masked)
     masked = _ASSIGNMENT.sub(_mask_assignment, masked)
+    masked = _PLAIN_NAME.sub(lambda found: found["start"] + _mask_quoted(found["value"]), masked)
     masked = _TOKEN.sub(MASK, masked)
     pattern = _known_pattern
     return masked if pattern is None else pattern.sub(MASK, masked)
