@@ -95,6 +95,6 @@ def test_a_source_that_begins_twice_or_does_not_end_is_told(tmp_path):
     assert judged["Does each source begin once?"]["verdict"] == "bad"
     assert "1 of 2 sources begins with <bos> twice" in judged["Does each source begin once?"]["answer"]
     assert judged["Does each source end?"] == {
-        "question": "Does each source end?", "answer": "1 of 2 sources end in <eos>.", "verdict": "bad"
+        "question": "Does each source end?", "answer": "1 of 2 sources ends in <eos>.", "verdict": "bad"
     }  # fmt: skip
     assert judged["Does each target begin once?"]["verdict"] == "good"

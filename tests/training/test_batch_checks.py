@@ -108,7 +108,7 @@ def test_rows_that_teach_nothing_by_their_number(tmp_path: Path) -> None:
     silent = ([USER, *ids("hi"), END], [])
     finding = only(check(tmp_path, [*SOUND, silent])[1])
     assert (finding.code, finding.severity) == ("rows-teach-nothing", "warn")
-    assert finding.measured == "1 of 4 rows (25.0%) have nothing that is learned, such as row 103"
+    assert finding.measured == "1 of 4 rows (25.0%) has nothing that is learned, such as row 103"
     finding = only(check(tmp_path, [*SOUND * 50, silent])[1])
     assert finding.severity == "note"
 
