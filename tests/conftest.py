@@ -26,6 +26,8 @@ MOST_WORKERS = 8
 """Each holds torch and MLflow, about a gigabyte."""
 
 LONG_FILES = (
+    "test_planted_secrets.py",
+    "test_foreign_text.py",
     "test_whole_run.py",
     "test_accounting.py",
     "test_recipes.py",

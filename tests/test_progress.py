@@ -179,7 +179,7 @@ def test_the_end_is_one_line_with_the_rate_of_what_was_done_here(
         "Training: 20 steps in 10 s, 2 steps/s; 40 with those before",
         "Nothing: 0 rows in 0.0 s",
         "Training: 40 steps in 1:01:40 h, 0.0108 steps/s",
-        "Training: all 41 steps were done before",
+        "Training: 41 steps, all done before",
     ]
 
 
@@ -378,7 +378,7 @@ def test_a_forked_worker_neither_hangs_nor_draws(terminal: tuple[Terminal, RichH
         _, status = os.waitpid(child, 0)
     assert status == 0, "the worker hung or failed"
     assert "hello from a worker" in text
-    assert "Own: 1 rows" in text
+    assert "Own: 1 row in" in text
     assert "Training" not in text, "the worker drew the bars of its parent"
 
 

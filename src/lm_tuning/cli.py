@@ -6,6 +6,7 @@ import copy
 import functools
 import logging
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from kedro.framework.cli.utils import env_option
 from kedro.utils import find_kedro_project
 
 from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.runtime.log_records import protect, protect_tracebacks
+from lm_tuning.secrets import mask_values
 
 if TYPE_CHECKING:
     from kedro.framework.startup import ProjectMetadata
@@ -89,13 +92,14 @@ def explain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             interruption = find_interruption(error)
             if interruption is not None:
-                click.secho(str(interruption), fg="yellow", err=True)
+                click.secho(protect(str(interruption)), fg="yellow", err=True)
                 sys.exit(EXIT_CODE_OF_SIGNAL.get(interruption.signal_name, EXIT_CODE_OF_SIGNAL["SIGINT"]))
             user_error = find_user_error(error)
             if user_error is None:
+                protect_tracebacks()
                 raise
             for problem in user_error.problems:
-                click.secho(problem, fg="red", err=True)
+                click.secho(protect(problem), fg="red", err=True)
             click.secho(f"(traceback: {_keep_traceback(error)})", dim=True, err=True)
             sys.exit(USER_ERROR_EXIT_CODE)
 
@@ -108,8 +112,9 @@ def _keep_traceback(error: BaseException) -> str:
     try:
         path.parent.mkdir(exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} kedro {' '.join(sys.argv[1:])}\n")
-            file.write("".join(traceback.format_exception(error)) + "\n")
+            command = protect(shlex.join(["kedro", *sys.argv[1:]])).replace("\n", "\\n")
+            file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {command}\n")
+            file.write(protect("".join(traceback.format_exception(error))) + "\n")
     except OSError as reason:
         return f"not kept, {reason}"
     return os.path.relpath(path)
@@ -136,7 +141,7 @@ def _read_params(context: click.Context, option: click.Parameter, value: Any) ->
     try:
         return parse_parameters(value or "")
     except ValueError as error:
-        raise click.BadParameter(str(error), ctx=context, param=option) from error
+        raise click.BadParameter(protect(str(error)), ctx=context, param=option) from error
 
 
 def _typed_params(option: click.Parameter) -> click.Parameter:
@@ -188,7 +193,7 @@ cli.add_command(run)
 @click.pass_obj
 @explain_errors
 def parameters(metadata: ProjectMetadata, env: str | None, params: dict[str, Any]) -> None:
-    """Check all parameters of an environment and print them as a run would get them."""
+    """Check all parameters of an environment and print them as a run would get them, secrets masked."""
     import yaml
     from kedro.framework.project import settings
 
@@ -201,7 +206,7 @@ def parameters(metadata: ProjectMetadata, env: str | None, params: dict[str, Any
         runtime_params=params,
         **settings.CONFIG_LOADER_ARGS,
     )
-    resolved = load_parameters(loader, root).model_dump()
+    resolved = mask_values(load_parameters(loader, root).model_dump())
     click.echo(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), nl=False)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from lm_tuning.secrets import mask
+
 
 class UserError(ValueError):
     """Report what a user can mend: bad parameters, bad rows, a missing file.
@@ -15,12 +17,12 @@ class UserError(ValueError):
     """
 
     def __init__(self, problems: str | Iterable[str]) -> None:
-        """Keep the problems in order.
+        """Keep the problems in order, with secrets masked: messages go to terminals, log files and tracking.
 
         Args:
             problems: one sentence, or several that are reported together.
         """
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        self.problems = [mask(problem) for problem in ([problems] if isinstance(problems, str) else problems)]
         super().__init__("\n".join(self.problems))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[list[str]]]:

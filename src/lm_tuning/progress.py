@@ -24,7 +24,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lm_tuning.runtime.log_records import protect
 from lm_tuning.runtime.stopping import stop_if_requested
+from lm_tuning.wording import unit_for
 
 logger = logging.getLogger(__name__)
 
@@ -95,7 +97,7 @@ class _Bar:
 
     def count(self) -> str:
         total = "" if self.total is None else f"/{self.total:,}"
-        return f"{self.done:,}{total} {self.unit}"
+        return f"{self.done:,}{total} {unit_for(self.done if self.total is None else self.total, self.unit)}"
 
     def running_line(self, now: float) -> str:
         parts = [f"{self.what}: {self.count()}"]
@@ -116,8 +118,8 @@ class _Bar:
             return f"{self.what}: stopped at {self.count()} after {_seconds(seconds)}"
         since = self.done - self.first_done
         if self.first_done and not since:
-            return f"{self.what}: all {self.done:,} {self.unit} were done before"
-        line = f"{self.what}: {since:,} {self.unit} in {_seconds(seconds)}"
+            return f"{self.what}: {self.done:,} {unit_for(self.done, self.unit)}, all done before"
+        line = f"{self.what}: {since:,} {unit_for(since, self.unit)} in {_seconds(seconds)}"
         if since > 0 and seconds > 0:
             line += f", {_rate(since / seconds, self.unit)}"
         return f"{line}; {self.done:,} with those before" if self.first_done else line
@@ -198,7 +200,7 @@ class ProgressDisplay:
                 return
             del self._open[what]
             self._ended[what] = (done, total)
-        _log(bar.last_line(now))
+        logger.info("%s", bar.last_line(now))
 
     def start(self, *, tick_in_background: bool = True) -> None:
         """Begin to show bars.
@@ -228,7 +230,7 @@ class ProgressDisplay:
                     bar.next_line_at = now + LINE_EVERY_SECONDS
                     lines.append(bar.running_line(now))
         for line in lines:
-            _log(line)
+            logger.info("%s", line)
 
     def stop(self) -> None:
         """Take the bars away; bars that are still open log where they stopped."""
@@ -243,7 +245,7 @@ class ProgressDisplay:
             _redirect_raw_handlers(into_display=False)
         now = self._clock()
         for bar in unfinished:
-            _log(bar.last_line(now))
+            logger.info("%s", bar.last_line(now))
 
     def before_fork(self) -> None:
         """Wait until nothing is half drawn: a child must not inherit Rich's locks in the locked state."""
@@ -284,7 +286,7 @@ class ProgressDisplay:
         for bar in bars:
             rate, left = bar.units_per_second(), bar.seconds_left(now)
             table.add_row(
-                Text(bar.what, style="bold"),
+                Text(protect(bar.what), style="bold"),
                 ProgressBar(total=bar.total, completed=bar.done, width=30, pulse=bar.total is None),
                 Text(bar.count(), style="progress.download"),
                 Text("" if rate is None else _rate(rate, bar.unit), style="progress.data.speed"),
@@ -292,10 +294,6 @@ class ProgressDisplay:
                 Text("" if left is None else f"{_seconds(left)} left", style="progress.remaining"),
             )
         return table
-
-
-def _log(line: str) -> None:
-    logger.info(line, extra={"markup": False})  # a name with brackets is no markup of Rich
 
 
 def _can_redraw(console: Console) -> bool:

@@ -16,13 +16,18 @@ from lm_tuning.hooks.environment import EnvironmentHook
 from lm_tuning.hooks.locking import OutputLockHook
 from lm_tuning.hooks.logging_file import use_logging_file
 from lm_tuning.hooks.parameters import ParametersHook
+from lm_tuning.hooks.secrets import SecretsHook
 from lm_tuning.hooks.stored_inputs import StoredInputsHook
 from lm_tuning.hooks.tracking import TrackingHook
 from lm_tuning.hooks.training_start import TrainingStartHook
 from lm_tuning.runtime.collection import collect_rarely
+from lm_tuning.runtime.log_records import install_log_records
 
 # Before the heavy imports that follow, which it speeds up.
 collect_rarely()
+
+# Whichever logging file is in use, no text of a row is taken for console markup and no password is printed.
+install_log_records()
 
 _ROOT = Path(find_kedro_project(Path.cwd()) or Path(__file__).resolve().parents[2])
 
@@ -67,6 +72,7 @@ HOOKS = (
     TrainingStartHook(),
     StoredInputsHook(),
     EnvironmentHook(),
+    SecretsHook(),
     ParametersHook(),
 )
 

@@ -153,7 +153,7 @@ def test_long_csv_fields_are_read(tmp_path):
 def test_csv_rows_of_another_width_are_reported(tmp_path):
     rows = dict(rows_of(file_of(tmp_path, "a.csv", "a,b\n1,2\n1,2,3\n1\n")))
     assert rows[2] == "wrong_field_count: has 3 fields, where the header names 2; it begins '1'."
-    assert rows[3].startswith("wrong_field_count: has 1 fields")
+    assert rows[3].startswith("wrong_field_count: has 1 field,")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from lm_tuning.data.checked_rows import read_findings, write_checked_rows
-from lm_tuning.data.rows_report import build_rows_section, escape_markdown
+from lm_tuning.data.rows_report import build_rows_section
+from lm_tuning.wording import escape_markdown
 from tests.support.raw_rows import describe_raw
 
 
@@ -107,7 +108,7 @@ def test_what_stands_in_rows_cannot_break_the_page(tmp_path, write_rows, section
     assert "<script>" not in markdown.replace("\\<script\\>", "")
     assert "a\\|b.jsonl" in markdown
     assert "\n# head" not in markdown
-    assert "| \\<script\\>\\|\\`\\*\\_\\[x\\](y) \\# head | 0 | 1 | 50.00% |" in markdown
+    assert "| \\<script\\>\\|\\`\\*\\_\\[x\\](y) ↵ \\# head | 0 | 1 | 50.00% |" in markdown
 
 
 def test_sources_and_classes_out_of_balance_are_told(write_rows, section):

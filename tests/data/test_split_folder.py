@@ -146,7 +146,7 @@ def test_a_class_of_one_stays_in_train_and_is_named(write_rows, split, caplog):
         assert 10 in result.ids("train")
         assert result.summary["rows"] == {"train": 8, "validation": 0, "test": 2}
         assert result.summary["classes"]["only_in_train"] == {"B": 1}
-    assert "only in train: 'B' (1 rows)" in caplog.text
+    assert "only in train: 'B' (1 row)" in caplog.text
 
 
 def test_group_and_strata_columns_are_checked_together(write_rows, split):

@@ -41,7 +41,7 @@ def test_numbers_and_words_of_a_division(write_rows, split):
     assert "| train | 16 | 69.57% |" in text
     assert "another one, after trimming and NFC: 3; they are kept on one side, left out: 0.\n" in text
     assert (
-        "another text before them (similarity 0.8 or more): 1 of 20 different texts, in 1 units; they are reported only"
+        "another text before them (similarity 0.8 or more): 1 of 20 different texts, in 1 unit; they are reported only"
         in text
     )
     assert "2 of 7 held-out rows (28.57%) stand in train too, as copies or near duplicates." in text
@@ -80,8 +80,11 @@ def test_groups_keys_folds_and_many_classes(write_rows, split):
     text = build_splits_section(result.summary, read_copies(result.folder))["markdown"]
     counts = ", ".join(map(str, result.summary["folds"]["num_rows_by_fold"]))
     assert "Divided by the key 'id' and seed 42." in text
-    assert f"Validation is fold 2 of 3 (counted from 0; rows by fold: {counts}); 0 rows are in no fold" in text
+    assert (
+        f"Validation is fold 2 of 3 (counted from 0; rows by fold: {counts}); in no fold and always in train: 0 rows"
+        in text
+    )
     assert "### Groups: book" in text
     assert "175 groups, each kept whole" in text
     assert text.count("| k") == 30
-    assert "5 smaller classes are in the JSON report" in text
+    assert "in the JSON report (up to 1,000 in all): 5." in text

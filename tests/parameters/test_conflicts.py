@@ -7,6 +7,7 @@ import pytest
 
 from lm_tuning.errors import UserError
 from lm_tuning.parameters import conflicts, validate_parameters
+from lm_tuning.wording import count_of
 
 
 def problems(valid: dict[str, Any], **groups: dict[str, Any]) -> list[str]:
@@ -265,7 +266,7 @@ def test_products_are_no_finer_than_the_weights(valid: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("warmup", "steps", "num_steps"), [(10, 3, 10), (0.1, 1, 1), (3, 3, 3)])
 def test_warmup_ends_before_training_does(valid: dict[str, Any], warmup: float, steps: int, num_steps: int) -> None:
     (problem,) = problems(valid, train={"max_steps": steps, "trainer": {"warmup_steps": warmup}})
-    assert f"train.trainer.warmup_steps = {warmup} is a warm-up of {num_steps} steps" in problem
+    assert f"train.trainer.warmup_steps = {warmup} is a warm-up of {count_of(num_steps, 'step')}" in problem
     assert f"train.max_steps = {steps}" in problem
 
 

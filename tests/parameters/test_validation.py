@@ -210,6 +210,9 @@ def test_other_numbers_in_quotes_are_refused_with_the_way_out(valid: dict[str, A
     assert "Leave the quotes out." in one_problem(merged(valid, train={"learning_rate": "0.1"}))
     assert "Leave the quotes out." in one_problem(merged(valid, train={"max_steps": "3"}))
     assert "Leave the quotes out." not in one_problem(merged(valid, train={"max_steps": "three"}))
+    # YAML takes none of these for a number, so nobody had to quote them.
+    for written in ("nan", "inf", "-Infinity", "\u0663"):
+        assert "quotes" not in one_problem(merged(valid, train={"learning_rate": written}))
 
 
 @pytest.mark.parametrize(

@@ -60,7 +60,7 @@ def test_the_table_says_what_was_made(tmp_path):
 
 def test_what_was_said_of_a_row_stands_beside_it(tmp_path):
     section = report(tmp_path, [SHORT, ("say <|end|>\n|", "b", None)], control_tokens="drop")
-    assert "  - rows.jsonl, row 2: holds '<\\|end\\|>'\n" in section["markdown"]
+    assert "  - rows.jsonl, row 2: holds '\\<\\|end\\|\\>'\n" in section["markdown"]
 
 
 def test_every_changed_row_is_named_and_counted_once(tmp_path):

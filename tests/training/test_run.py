@@ -244,6 +244,24 @@ def test_a_resume_keeps_the_times_of_before(paths: TrainingPaths, settings: Trai
     assert again["logging_fraction"] >= logging_fraction > 0
     longer = run_training(paths, replace(settings, save_every_steps=3, resume=True, max_steps=8)).summary
     assert longer["training_seconds"] > again["training_seconds"]
+    for summary in (first, again, longer):
+        assert summary["total_seconds"] >= summary["training_seconds"]
+
+
+@pytest.mark.parametrize("stored", [{"training_seconds": 1e3}, {"training_seconds": 1e3, "total_seconds": 1.1e3}])
+def test_the_whole_time_has_that_of_before_a_resume(
+    paths: TrainingPaths, settings: TrainingSettings, stored: dict[str, float]
+) -> None:
+    run_training(paths, replace(settings, save_every_steps=3))
+    latest = checkpoints.find_latest(paths.checkpoints)
+    assert latest is not None
+    marker = latest.path / checkpoints.MARKER
+    facts = json.loads(marker.read_text())
+    assert 0 < facts["training_seconds"] <= facts.pop("total_seconds")  # which earlier versions did not write
+    marker.write_text(json.dumps(facts | stored))
+    summary = run_training(paths, replace(settings, resume=True)).summary
+    assert 1000 <= summary["training_seconds"] <= summary["total_seconds"]
+    assert summary["total_seconds"] >= max(stored.values())
 
 
 def test_a_half_written_checkpoint_is_never_used(paths: TrainingPaths, settings: TrainingSettings) -> None:

@@ -237,7 +237,7 @@ def test_float16_may_overflow_while_it_looks_for_its_scale() -> None:
 @pytest.mark.parametrize(
     ("rates", "code", "words"),
     [
-        ([0.0], "no-update-made", "none of 1 steps changed the weights"),
+        ([0.0], "no-update-made", "none of 1 step changed the weights"),
         (linear(100_000, 100_000)[:3], "learning-rate-tiny", "0.00002 of the peak"),
         (linear(100, 10)[:3], "warm-up-not-finished", "0.2 of the peak of 0.001"),
         ([PEAK / 2] * 30, "peak-rate-not-reached", "0.0005, 0.5 of the peak of 0.001"),

@@ -22,6 +22,7 @@ from lm_tuning.data.rows import SPLITS, ExampleTable, preview_rows
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.atomic import write_json_atomic
+from lm_tuning.wording import count_of
 
 ROWS_VERSION = 3
 """Raise it when the same files and settings give other checked rows: stored ones are then made anew."""
@@ -263,9 +264,9 @@ def describe_checked(summary: Mapping[str, Any]) -> str:
     counts = summary["num_rows"]
     parts = [f"{counts['read']:,} read, {counts['kept']:,} kept, {counts['skipped']:,} skipped", summary["format"]]
     if len(summary["files"]) > 1:
-        parts.append(f"{len(summary['files']):,} files")
+        parts.append(count_of(len(summary["files"]), "file"))
     if summary["label_map"]:
-        parts.append(f"{len(summary['label_map']):,} classes")
+        parts.append(count_of(len(summary["label_map"]), "class"))
     return "; ".join(parts)
 
 

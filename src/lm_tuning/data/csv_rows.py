@@ -10,6 +10,7 @@ from lm_tuning.data.problems import RowProblem, shorten
 from lm_tuning.data.raw_opening import RawFile
 from lm_tuning.data.reading import Row, RowSource, beyond_row, check_columns, locate_undecodable
 from lm_tuning.errors import UserError
+from lm_tuning.wording import count_of
 
 # The module's own limit of 131,072 characters refuses long documents; it holds for the process.
 _MAX_FIELD_CHARACTERS = 2**31 - 1
@@ -62,7 +63,8 @@ class CsvRows(RowSource):
                     number,
                     RowProblem(
                         "wrong_field_count",
-                        f"has {len(cells)} fields, where the header names {width}; it begins {shorten(cells[0])!r}.",
+                        f"has {count_of(len(cells), 'field')}, where the header names {width}; it begins "
+                        f"{shorten(cells[0])!r}.",
                     ),
                 )
 

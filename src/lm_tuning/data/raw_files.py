@@ -14,7 +14,9 @@ from lm_tuning.data.raw_opening import MAGIC_BYTES, RawFile, detect_compression
 from lm_tuning.data.remote_files import is_address, list_remote
 from lm_tuning.data.suffixes import KNOWN_SUFFIXES, TEXT_FORMATS, suffix_format
 from lm_tuning.errors import UserError
+from lm_tuning.secrets import conceal_address
 from lm_tuning.storage.digests import digest_file, digest_files
+from lm_tuning.wording import count_of
 
 __all__ = ["describe_file", "describe_files", "find_changed_sources", "resolve_path"]
 
@@ -56,7 +58,7 @@ def describe_files(
         By split a list of files, None where none was named: ``path``, ``format``, ``compression``, ``num_bytes``,
         ``digest`` and ``source``, for hub data sets ``config``, ``split`` and ``revision`` as well. ``sources``: the
         training sources in order, with ``path`` as typed, ``weight`` and ``num_files``; ``source`` counts them.
-        ``named``: by split what was typed, for ``find_changed_sources``.
+        ``named``: by split what was typed, for ``find_changed_sources``. Addresses are without secrets everywhere.
 
     Raises:
         UserError: all that is missing, empty, unreadable, of unknown format, or named twice.
@@ -79,6 +81,7 @@ def describe_files(
                 problems += error.problems
                 continue
             source["num_files"] = len(part)
+            source["path"] = _storable(source["path"])
             files += [{**file, "source": place if split == "train" else HELD_OUT} for file in part]
         if not sources:
             problems.append(f"{SPLIT_KEYS[split]} is an empty list; name at least one source of rows.")
@@ -174,6 +177,11 @@ def _source(value: str | Mapping[str, Any]) -> dict[str, Any]:
     return source | {name: given.get(name) for name in _HUB_SETTINGS}
 
 
+def _storable(path: str) -> str:
+    """Return a path as descriptions of files keep it: an address without its secrets."""
+    return conceal_address(path) if is_address(path) else path
+
+
 def _check_weight(source: Mapping[str, Any], key: str, split: str) -> None:
     if split != "train" and source["weight"] != 1.0:
         raise UserError(
@@ -216,15 +224,18 @@ def _files_at(address: str, key: str) -> list[dict[str, Any]]:
         raise UserError(
             f"{key} names '{address}', where no file of rows is. Files that are read end in {KNOWN_SUFFIXES}."
         )
-    logger.info("%s: %s stands for %d files, %d others are left out", key, address, len(known), len(files) - len(known))
+    num_others = len(files) - len(known)
+    logger.info(
+        "%s: %s stands for %s; left out: %s", key, address, count_of(len(known), "file"), count_of(num_others, "other")
+    )
     return known
 
 
 def _log_choice(found: LocalFiles, text: str, *, key: str, split: str) -> None:
     others = f", {found.num_others} of other formats left out" if found.num_others else ""
-    logger.info("%s: %s stands for %d files%s", key, text, len(found.paths), others)
+    logger.info("%s: %s stands for %s%s", key, text, count_of(len(found.paths), "file"), others)
     if found.empty:
-        logger.warning("%s: %d empty files are left out: %s", key, len(found.empty), _some(found.empty))
+        logger.warning("%s: left out %s: %s", key, count_of(len(found.empty), "empty file"), _some(found.empty))
     held_out = [path for path in found.paths if not _HELD_OUT_WORDS.isdisjoint(re.split(r"[\W_]+", path.stem.lower()))]
     if split == "train" and held_out and len(held_out) < len(found.paths):
         logger.warning(
@@ -323,7 +334,7 @@ def _comparable(sources: Sequence[Mapping[str, Any]] | None) -> list[list[Any]] 
         return None
     return [
         [
-            source["path"] if is_address(source["path"]) else resolve_path(source["path"]).as_posix(),
+            _storable(source["path"]) if is_address(source["path"]) else resolve_path(source["path"]).as_posix(),
             source["weight"],
             *(source[name] for name in _HUB_SETTINGS),
         ]
@@ -336,7 +347,7 @@ def _written(sources: Sequence[Mapping[str, Any]] | None) -> str:
         return "None"
     texts = []
     for source in sources:
-        text = source["path"] if is_address(source["path"]) else str(resolve_path(source["path"]))
+        text = _storable(source["path"]) if is_address(source["path"]) else str(resolve_path(source["path"]))
         given = {name: source[name] for name in _HUB_SETTINGS if source[name] is not None}
         if source["weight"] != 1.0:
             given["weight"] = source["weight"]

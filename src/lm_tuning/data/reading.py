@@ -10,6 +10,7 @@ from typing import IO, Any
 from lm_tuning.data.problems import RowProblem, describe_value, list_columns
 from lm_tuning.data.raw_opening import RawFile
 from lm_tuning.errors import UserError
+from lm_tuning.wording import count_of
 
 Row = dict[str, Any]
 
@@ -168,7 +169,7 @@ def peek_columns(source: RowSource) -> list[str]:
         raise UserError(f"{source.path} has no rows.")
     if num_bad == num_rows:
         rest = num_bad - len(problems)
-        raise UserError([*problems, f"{source.path}: {rest:,} more bad rows."] if rest else problems)
+        raise UserError([*problems, f"{source.path}: {count_of(rest, 'more bad row')}."] if rest else problems)
     return list(columns)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from lm_tuning.data.collecting import CollectedRows
 from lm_tuning.data.labels import find_class_problem
+from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +58,7 @@ def log_skipped(rows: CollectedRows) -> None:
     for file, lines in zip(rows.files, rows.bad_lines, strict=True):
         if lines:
             num_bad = sum(file["rows_skipped"].values())
-            rest = [f"{num_bad - len(lines):,} more bad rows."] if num_bad > len(lines) else []
+            rest = [f"{count_of(num_bad - len(lines), 'more bad row')}."] if num_bad > len(lines) else []
             listed = "\n".join([*lines, *rest])
             logger.warning("%s: %d skipped (%s).\n%s", file["path"], num_bad, _kinds(file["rows_skipped"]), listed)
 
@@ -70,10 +71,10 @@ def _bad_lines(rows: CollectedRows) -> list[str]:
         rest = sum(file["rows_skipped"].values()) - len(shown)
         lines += shown
         if rest and len(lines) < MAX_LINES:
-            lines.append(f"{file['path']}: {rest:,} more bad rows.")
+            lines.append(f"{file['path']}: {count_of(rest, 'more bad row')}.")
     total = sum(sum(file["rows_skipped"].values()) for file in rows.files)
     if len(lines) >= MAX_LINES:
-        lines.append(f"{total:,} bad rows in all files.")
+        lines.append(f"{count_of(total, 'bad row')} in all files.")
     return lines
 
 
@@ -99,7 +100,7 @@ def _excess(name: str, num_read: int, kinds: Mapping[str, int], max_bad_fraction
     if num_bad <= max_bad_fraction * num_read or (num_bad <= ALWAYS_SKIPPED and max_bad_fraction > 0):
         return None
     return (
-        f"{name}: {num_bad:,} of {num_read:,} rows ({num_bad / num_read:.1%}) cannot be used, and "
+        f"{name}: {num_bad:,} of {count_of(num_read, 'row')} ({num_bad / num_read:.1%}) cannot be used, and "
         f"data.max_bad_fraction lets {max_bad_fraction:.1%} pass. Most of them: {_kinds(kinds)}."
     )
 

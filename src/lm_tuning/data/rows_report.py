@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 from lm_tuning.data.problems import shorten
 from lm_tuning.data.refusals import ALWAYS_SKIPPED
+from lm_tuning.wording import count_of, escape_markdown, fence
 
 _MAX_SHOWN_ROWS = 20
 _MAX_SHOWN_CLASSES = 30
 _MAX_SHOWN_FILES = 50
 _MAX_SHOWN_CHARACTERS = 300
-_SPECIAL = re.compile(r"([\\`*_<>|\[\]#~&])")
 _FATES = {"skipped": "left out", "refused": "refused: nothing is trained on before they are mended", "kept": "kept"}
 
 
@@ -63,20 +62,11 @@ _COPIED = (
 )
 
 
-def escape_markdown(text: str) -> str:
-    """Write text so that Markdown shows it as it is, on one line.
-
-    Args:
-        text: anything, such as what stands in a row.
-    """
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
-
-
 def _markdown(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> Iterator[str]:
     counts = summary["num_rows"]
     yield "## Rows"
     yield (
-        f"Rows read from {_count(len(summary['files']), 'file')}: **{counts['read']:,}**. Good ones: "
+        f"Rows read from {count_of(len(summary['files']), 'file')}: **{counts['read']:,}**. Good ones: "
         f"**{counts['kept']:,}**. {_told_bad(counts, summary)}"
     )
     if summary["refused"]:
@@ -86,8 +76,7 @@ def _markdown(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> Iterat
         yield "\n".join([*listed, *([f"- and {more:,} more"] if more > 0 else [])])
     yield f"Read as `{summary['format']}`: {escape_markdown(summary['reading'])}."
     if summary["template"]:
-        fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", summary["template"])), default=0))
-        yield f"The template:\n\n{fence}text\n{summary['template']}\n{fence}"
+        yield f"The template:\n\n{fence(summary['template'])}"
     if summary["not_used"]:
         yield f"Columns that nothing reads: {escape_markdown(', '.join(map(repr, summary['not_used'])))}."
     yield "### Files"
@@ -118,7 +107,7 @@ def _markdown(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> Iterat
         [(f"`{kind}`", one["num_rows"], one["fate"], one["meaning"]) for kind, one in findings.items()],
     )
     for kind, one in findings.items():
-        yield f"#### `{kind}`: {_count(one['num_rows'], 'row')} {_FATES[one['fate']]}"
+        yield f"#### `{kind}`: {count_of(one['num_rows'], 'row')} {_FATES[one['fate']]}"
         yield "\n".join(_row_lines(one))
 
 
@@ -148,15 +137,15 @@ def _files_table(files: Sequence[Mapping[str, Any]]) -> str:
     ]
     table = _table(("File", "Split", "Rows read", "Good", "Bad", "First row id"), rows)
     more = len(files) - _MAX_SHOWN_FILES
-    return f"{table}\n\nand {more:,} more files." if more > 0 else table
+    return f"{table}\n\nand {count_of(more, 'more file')}." if more > 0 else table
 
 
 def _class_parts(classes: Mapping[str, Any], label_map: Mapping[str, int]) -> Iterator[str]:
     num_rows = sum(classes["num_rows"].values())
     listed = list(classes["num_rows"].items())[:_MAX_SHOWN_CLASSES]
     yield (
-        f"{classes['num_classes']:,} classes in column {escape_markdown(repr(classes['column']))}; always guessing the "
-        f"largest would be right for {listed[0][1] / num_rows:.1%} of the training rows."
+        f"{count_of(classes['num_classes'], 'class')} in column {escape_markdown(repr(classes['column']))}; always "
+        f"guessing the largest would be right for {listed[0][1] / num_rows:.1%} of the training rows."
         if listed and num_rows
         else f"No class in column {escape_markdown(repr(classes['column']))}."
     )
@@ -173,11 +162,11 @@ def _class_parts(classes: Mapping[str, Any], label_map: Mapping[str, int]) -> It
     yield _table(("Class", "Id", "Rows", "Share"), rows)
     if classes["num_classes"] > len(listed):
         smallest = escape_markdown(shorten(classes["smallest"], 60))
-        yield f"and {classes['num_classes'] - len(listed):,} smaller ones; the smallest is {smallest}."
+        yield f"and {count_of(classes['num_classes'] - len(listed), 'smaller one')}; the smallest is {smallest}."
 
 
 def _mixed_labels(classes: Mapping[str, Any]) -> str:
-    counts = ", ".join(f"{kind}: {_count(number, 'row')}" for kind, number in classes["types"].items())
+    counts = ", ".join(f"{kind}: {count_of(number, 'row')}" for kind, number in classes["types"].items())
     text = (
         f"Note: labels in column {escape_markdown(repr(classes['column']))} are of different types ({counts}). All are "
         'taken as text, so a number `1` and a text `"1"` are one class, as are `true` and `"true"`.'
@@ -209,10 +198,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         cells = [f"{value:,}" if isinstance(value, int) else str(value) for value in row]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _shown_path(path: str) -> str:

@@ -14,6 +14,7 @@ from lm_tuning.data.near_duplicates import NearDuplicates
 from lm_tuning.data.problems import shorten
 from lm_tuning.data.rows import SPLITS
 from lm_tuning.data.splitting import TRAIN
+from lm_tuning.wording import count_of
 
 _MAX_LISTED_CLASSES = 1000
 _MAX_LISTED_ROWS = 20
@@ -254,11 +255,13 @@ def describe_warnings(facts: Mapping[str, Any], splits: Splits) -> list[str]:
 def _size_warnings(facts: Mapping[str, Any], splits: Splits) -> Iterator[str]:
     got = {name: int((splits == place).sum()) for place, name in enumerate(SPLITS)}
     if got != facts["wanted_rows"]:
-        short = ", ".join(f"{name} {got[name]:,} rows instead of {facts['wanted_rows'][name]:,}" for name in SPLITS)
+        short = ", ".join(
+            f"{name} {count_of(got[name], 'row')} instead of {facts['wanted_rows'][name]:,}" for name in SPLITS
+        )
         yield f"What stays together could not be divided closer than this: {short}."
     if facts["classes"] and facts["classes"]["only_in_train"]:
         num_rare, rare = facts["classes"]["num_only_in_train"], facts["classes"]["only_in_train"]
-        listed = ", ".join(f"{shorten(name)!r} ({count} rows)" for name, count in list(rare.items())[:20])
+        listed = ", ".join(f"{shorten(name)!r} ({count_of(count, 'row')})" for name, count in list(rare.items())[:20])
         more = f" and {num_rare - 20:,} more" if num_rare > 20 else ""
         parts = "fold" if facts["folds"] else "split"
         yield f"Too few rows to be in every {parts}, so only in train: {listed}{more}."
@@ -280,8 +283,8 @@ def _untrained_warnings(facts: Mapping[str, Any]) -> Iterator[str]:
             else f"{remedy}, {len(SPLITS)} or more, and {stratify}"
         )
     yield (
-        f"Held-out rows of classes that no training row has: {num_rows:,}, of {num_classes:,} "
-        f"class{'es' * (num_classes != 1)} in column {column!r} ({listed}{more}). These classes are never learned, so "
+        f"Held-out rows of classes that no training row has: {num_rows:,}, of "
+        f"{count_of(num_classes, 'class')} in column {column!r} ({listed}{more}). These classes are never learned, so "
         f"no answer to these rows can be right. Remedy: {remedy}."
     )
 
@@ -310,7 +313,7 @@ def _near_warnings(facts: Mapping[str, Any]) -> Iterator[str]:
         return
     if near["num_cut_links"]:
         yield (
-            f"Links between near duplicates that were not followed, since they join rows that are not alike to a long "
+            "Links between near duplicates that were not followed, since they join rows that are not alike to a long "
             f"chain: {near['num_cut_links']:,}. A higher split.near_duplicate_similarity finds fewer."
         )
     for name in SPLITS[1:]:
@@ -331,7 +334,7 @@ def _group_warnings(groups: Mapping[str, Any] | None) -> Iterator[str]:
     for pair, count in groups["overlap"].items():
         if count:
             first, second = pair.split("_")
-            yield f"{first} and {second} share {count:,} groups of {groups['column']!r}."
+            yield f"{first} and {second} share {count_of(count, 'group')} of {groups['column']!r}."
 
 
 def _pairs() -> Iterator[tuple[str, int, int]]:

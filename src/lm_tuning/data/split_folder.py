@@ -16,6 +16,7 @@ from lm_tuning.data.splitting import TRAIN
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.atomic import write_json_atomic
+from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -174,19 +175,22 @@ def describe_splits(summary: Mapping[str, Any]) -> str:
     counts = ", ".join(f"{count:,} {split}" for split, count in summary["rows"].items())
     copies = summary["duplicates"]["num_copies"]
     handled = handling[summary["duplicates"]["handling"]]
-    parts = [counts, f"{copies:,} duplicate{'s' * (copies > 1)} {handled}" if copies else "no duplicates"]
+    parts = [counts, f"{count_of(copies, 'duplicate')} {handled}" if copies else "no duplicates"]
     near = summary["near_duplicates"]
     if near:
         copies, handled = near["num_near_copies"], handling[near["handling"]]
-        found = f"{copies:,} near duplicate{'s' * (copies > 1)} {handled}" if copies else "no near duplicates"
+        found = f"{count_of(copies, 'near duplicate')} {handled}" if copies else "no near duplicates"
         parts.append(f"{found} (at {near['rows_per_second'] or 0:,} rows/s)")
     if summary["leakage"]["num_rows"]:
-        parts.append(f"{summary['leakage']['num_rows']:,} held-out rows stand in train too")
+        num_leaked = summary["leakage"]["num_rows"]
+        parts.append(f"{count_of(num_leaked, 'held-out row')} {'stands' if num_leaked == 1 else 'stand'} in train too")
     skipped = sum(sum(file["rows_skipped"].values()) for file in summary["files"])
     if skipped:
-        parts.append(f"{skipped:,} bad rows skipped")
+        parts.append(f"{count_of(skipped, 'bad row')} skipped")
     if summary["groups"]:
-        parts.append(f"{summary['groups']['num_groups']:,} groups of {summary['groups']['column']!r} kept whole")
+        parts.append(
+            f"{count_of(summary['groups']['num_groups'], 'group')} of {summary['groups']['column']!r} kept whole"
+        )
     if summary["folds"]:
         parts.append(f"validation is fold {summary['folds']['fold']} of 0 to {summary['folds']['num_folds'] - 1}")
     return "; ".join(parts)

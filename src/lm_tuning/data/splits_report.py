@@ -12,6 +12,7 @@ from lm_tuning.data.findings import RowPlaces
 from lm_tuning.data.mixing import rows_per_epoch
 from lm_tuning.data.problems import shorten
 from lm_tuning.data.rows import SPLITS
+from lm_tuning.wording import count_of, escape_markdown
 
 _MAX_CLASSES = 30
 _MAX_ROWS = 20
@@ -77,7 +78,7 @@ def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
 
 def _splits_table(summary: Mapping[str, Any]) -> str:
     rows, total = summary["rows"], sum(summary["rows"].values())
-    way = f"by the key {summary['key']!r} and seed" if summary["key"] else "by seed"
+    way = f"by the key {_text(repr(summary['key']))} and seed" if summary["key"] else "by seed"
     lines = ([name, f"{rows[name]:,}", _share(rows[name], total)] for name in SPLITS)
     return f"Divided {way} {summary['seed']}.\n\n{_table(['split', 'rows', 'share'], lines)}"
 
@@ -88,7 +89,7 @@ def _folds(summary: Mapping[str, Any]) -> Iterator[str]:
         counts = ", ".join(f"{count:,}" for count in folds["num_rows_by_fold"])
         yield (
             f"Validation is fold {folds['fold']} of {folds['num_folds']} (counted from 0; rows by fold: {counts}); "
-            f"{folds['num_rows_always_in_train']:,} rows are in no fold and always in train."
+            f"in no fold and always in train: {count_of(folds['num_rows_always_in_train'], 'row')}."
         )
 
 
@@ -112,13 +113,14 @@ def _duplicates(
         return
     yield (
         f"Near duplicates of another text before them (similarity {near['similarity']} or more): "
-        f"{near['num_near_copies']:,} of {near['num_compared']:,} different texts, in {near['num_units']:,} units; "
-        f"they are {_HANDLING[near['handling']]}, left out: {near['num_dropped']:,} rows. "
+        f"{near['num_near_copies']:,} of {count_of(near['num_compared'], 'different text')}, in "
+        f"{count_of(near['num_units'], 'unit')}; "
+        f"they are {_HANDLING[near['handling']]}, left out: {count_of(near['num_dropped'], 'row')}. "
         f"Rate: {near['rows_per_second'] or 0:,} rows per second."
     )
     if near["largest"]:
         largest = near["largest"]
-        yield f"The largest unit has {largest['num_rows']:,} rows: {_listed(largest, places)}."
+        yield f"The largest unit has {count_of(largest['num_rows'], 'row')}: {_listed(largest, places)}."
 
 
 def _leakage(summary: Mapping[str, Any], places: RowPlaces) -> Iterator[str]:
@@ -126,7 +128,8 @@ def _leakage(summary: Mapping[str, Any], places: RowPlaces) -> Iterator[str]:
     yield "### Leakage"
     total = sum(summary["rows"][name] for name in _HELD_OUT)
     yield (
-        f"{leakage['num_rows']:,} of {total:,} held-out rows ({leakage['fraction']:.2%}) stand in train too, "
+        f"{leakage['num_rows']:,} of {count_of(total, 'held-out row')} ({leakage['fraction']:.2%}) "
+        f"{'stands' if leakage['num_rows'] == 1 else 'stand'} in train too, "
         f"as copies{' or near duplicates' if near else ''}."
     )
     items = [
@@ -153,8 +156,8 @@ def _groups(summary: Mapping[str, Any]) -> Iterator[str]:
         largest = groups["largest"]
         yield f"### Groups: {_text(groups['column'])}"
         yield (
-            f"{groups['num_groups']:,} groups, each kept whole ({counts}); the largest, {_text(largest['value'])}, has "
-            f"{largest['num_rows']:,} rows."
+            f"{count_of(groups['num_groups'], 'group')}, each kept whole ({counts}); the largest, "
+            f"{_text(largest['value'])}, has {count_of(largest['num_rows'], 'row')}."
         )
 
 
@@ -170,7 +173,10 @@ def _classes(summary: Mapping[str, Any]) -> Iterator[str]:
     ]
     yield _table(["class", *SPLITS], lines)
     if classes["num_classes"] > len(lines):
-        yield f"{classes['num_classes'] - len(lines):,} smaller classes are in the JSON report (up to 1,000 in all)."
+        yield (
+            "Smaller classes that are in the JSON report (up to 1,000 in all): "
+            f"{classes['num_classes'] - len(lines):,}."
+        )
 
 
 def _untrained(summary: Mapping[str, Any], places: RowPlaces) -> Iterator[str]:
@@ -179,8 +185,8 @@ def _untrained(summary: Mapping[str, Any], places: RowPlaces) -> Iterator[str]:
         return
     yield f"### Classes without a training row: {_text(untrained['column'])}"
     yield (
-        f"The division held out all rows of {untrained['num_classes']:,} "
-        f"class{'es' * (untrained['num_classes'] != 1)} ({_listed(untrained, places)}). They are never learned."
+        "The division held out all rows of "
+        f"{count_of(untrained['num_classes'], 'class')} ({_listed(untrained, places)}). They are never learned."
     )
     lines = [[_text(name), f"{count:,}"] for name, count in list(untrained["num_rows_by_class"].items())[:_MAX_CLASSES]]
     yield _table(["class", "held-out rows"], lines)
@@ -231,10 +237,7 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def _text(value: str, max_characters: int = 80) -> str:
     """Keep what a row says from being read as Markdown."""
-    plain = " ".join(shorten(value, max_characters).split())
-    for mark in "\\`*_|<>[]":
-        plain = plain.replace(mark, f"\\{mark}")
-    return plain
+    return escape_markdown(shorten(value, max_characters))
 
 
 def _share(part: int, total: int) -> str:

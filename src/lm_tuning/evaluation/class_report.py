@@ -10,12 +10,10 @@ from lm_tuning.evaluation.report_text import (
     Block,
     Line,
     compare,
-    fence,
-    in_cell,
     number,
-    on_one_line,
     shorten,
 )
+from lm_tuning.wording import count_of, escape_markdown, fence, on_one_line
 
 HEADINGS = ("Majority class", "Tuned")
 NAME_CHARACTERS = 60
@@ -37,10 +35,14 @@ def list_figures(result: dict[str, Any]) -> list[Line]:
 def describe_rows(result: dict[str, Any]) -> str:
     """Say in a sentence or two what was measured on what."""
     num_rows, num_split_rows = result["num_rows"], result["num_split_rows"]
-    rows = f"{num_rows:,} rows" if num_rows == num_split_rows else f"{num_rows:,} of {num_split_rows:,} rows"
+    rows = (
+        count_of(num_rows, "row")
+        if num_rows == num_split_rows
+        else f"{num_rows:,} of {count_of(num_split_rows, 'row')}"
+    )
     return (
-        f"{result['split'].capitalize()} split: {rows}, {len(result['per_class']):,} classes in them or predicted. The "
-        f"majority class of the training rows is {_name(result['base']['class'])}."
+        f"{result['split'].capitalize()} split: {rows}, {count_of(len(result['per_class']), 'class')} in them or "
+        f"predicted. The majority class of the training rows is {_name(result['base']['class'])}."
     )
 
 
@@ -88,7 +90,7 @@ def write_samples(result: dict[str, Any]) -> Iterator[str]:
     for sample in result["samples"]:
         text = shorten(sample["text"], PROMPT_CHARACTERS)
         yield from (
-            f"### Row {sample['row_id']}: {in_cell(_verdict(sample))}",
+            f"### Row {sample['row_id']}: {escape_markdown(_verdict(sample))}",
             "",
             fence(text) if text else "*(empty)*",
             "",

@@ -15,6 +15,7 @@ from lm_tuning.models.positions import check_answer_room, position_limit
 from lm_tuning.models.stored_generation import stop_ids_of
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.answer_ends import common_first_id, end_of_answer, special_ids
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from lm_tuning.text.token_table import TokenTable
@@ -154,7 +155,9 @@ def generate_answers(
     kept = [list(prompt) if room is None else list(prompt[-room:]) for prompt in prompts]
     num_cut = sum(len(short) < len(prompt) for short, prompt in zip(kept, prompts, strict=True))
     if num_cut:
-        logger.warning("%d prompts were too long to answer and lost their start: the context is %s.", num_cut, context)
+        logger.warning(
+            "Too long to answer without losing the start: %s; the context is %s.", count_of(num_cut, "prompt"), context
+        )
 
     answers: list[list[int]] = [[] for _ in prompts]
     # Longest first: neighbours need little padding, and what does not fit into memory fails at once.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_tuning.hooks.run_description import NOT_SET, PARAMETERS_ARTIFACT, clean_name, find_changes, flatten_settings
+from lm_tuning.secrets import mask, mask_values
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,7 @@ class MlflowRun:
         import yaml
         from mlflow.entities import Param
 
+        parameters = mask_values(parameters)
         settings = flatten_settings(parameters)
         folder = ""
         if self.num_resumes:
@@ -126,6 +128,6 @@ class MlflowRun:
     def _set_tags(self, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
 
-        entries = [RunTag(clean_name(name), str(value)[:MAX_TAG_CHARACTERS]) for name, value in tags.items()]
+        entries = [RunTag(clean_name(name), mask(str(value))[:MAX_TAG_CHARACTERS]) for name, value in tags.items()]
         for start in range(0, len(entries), BATCH_SIZE):
             self._client.log_batch(self.run_id, tags=entries[start : start + BATCH_SIZE])

@@ -21,6 +21,7 @@ from lm_tuning.models.tuned import read_tuning
 from lm_tuning.parameters.loading import load_parameters
 from lm_tuning.runtime.facts import environment_facts, run_facts
 from lm_tuning.runtime.stopping import stop_if_requested
+from lm_tuning.secrets import mask_address, remember_settings
 from lm_tuning.storage.locks import one_at_a_time
 from lm_tuning.training.checkpoints import find_latest
 
@@ -74,9 +75,9 @@ class TrackingHook:
         self._finish("KILLED")  # a run that Ctrl-C in a notebook has left open: Kedro calls no hook then
         self._root = Path(context.project_path)
         self._parameters = load_parameters(context.config_loader, context.project_path)
-        context.config_loader["mlflow"] = complete_mlflow_config(
-            _read_mlflow_config(context), self._parameters.tracking.experiment, self._root
-        )
+        config = complete_mlflow_config(_read_mlflow_config(context), self._parameters.tracking.experiment, self._root)
+        _hide_password(config["server"]["mlflow_tracking_uri"])
+        context.config_loader["mlflow"] = config
         self._plugin = MlflowHook()
         # Two processes that make the tables of a new database at the same time break each other's.
         with one_at_a_time(self._root / "data" / ".locks" / "mlflow.lock"):
@@ -325,6 +326,14 @@ def _read_mlflow_config(context: KedroContext) -> dict[str, Any]:
         return dict(context.config_loader["mlflow"])
     except MissingConfigException:
         return {}
+
+
+def _hide_password(uri: str) -> None:
+    """Keep the password of a tracking server to ourselves."""
+    if mask_address(uri) != uri:
+        remember_settings(uri)
+        # At the end of a run MLflow prints its address, password included.
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
 
 def complete_mlflow_config(config: Mapping[str, Any], experiment: str, root: Path) -> dict[str, Any]:

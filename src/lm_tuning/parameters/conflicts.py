@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lm_tuning.parameters.data import SourceParameters
 from lm_tuning.parameters.trainer import BITSANDBYTES_OPTIMIZERS
 from lm_tuning.parameters.trainer_arguments import DEFAULT_SCHEDULE, find_optimizer_problems, find_schedule_problems
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from lm_tuning.parameters.root import Parameters
@@ -227,7 +228,8 @@ def _check_warmup(parameters: Parameters) -> Iterator[Conflict]:
     if num_steps >= train.max_steps:
         yield Conflict(
             ("train.trainer.warmup_steps", "train.max_steps"),
-            f"train.trainer.warmup_steps = {warmup} is a warm-up of {num_steps} steps, and train.max_steps = "
+            f"train.trainer.warmup_steps = {warmup} is a warm-up of {count_of(num_steps, 'step')}, and "
+            "train.max_steps = "
             f"{train.max_steps}: the learning rate would never reach its peak. Shorten the warm-up or train longer.",
         )
 

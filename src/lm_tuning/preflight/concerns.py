@@ -7,6 +7,7 @@ from typing import Any
 
 from lm_tuning.data.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.text.counts import CHANGED, DROPPED
+from lm_tuning.wording import count_of
 
 LEVELS = ("stop", "warning", "note")
 """``stop``: training refuses, or is in vain. ``warning``: results will be worse than they need be, or look better than
@@ -45,7 +46,7 @@ def _concern(level: str, section: str, text: str, advice: str) -> dict[str, str]
 
 
 def _rows(number: int, noun: str = "row") -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    return count_of(number, noun)
 
 
 def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longest: int) -> Iterator[dict[str, str]]:
@@ -56,14 +57,14 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
         yield _concern(
             "stop",
             "schedule",
-            f"The warm-up takes {warmup:,} steps, but the run has {steps:,}: training refuses to start.",
+            f"The warm-up takes {count_of(warmup, 'step')}, but the run has {steps:,}: training refuses to start.",
             "Lower train.trainer.warmup_steps (below 1 it is a fraction of all steps), or train for longer.",
         )
     elif warmup > steps // 2:
         yield _concern(
             "warning",
             "schedule",
-            f"The warm-up takes {warmup:,} of {steps:,} steps.",
+            f"The warm-up takes {warmup:,} of {count_of(steps, 'step')}.",
             "Lower train.trainer.warmup_steps; 0.03 to 0.1 of the steps is usual.",
         )
     if facts["load_best"] and not num_rows["validation"]:
@@ -84,7 +85,8 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
         yield _concern(
             "warning",
             "schedule",
-            f"A step takes {rows:,} rows, but an epoch has {facts['rows_per_epoch']:,}: each epoch is a single step.",
+            f"A step takes {count_of(rows, 'row')}, but an epoch has {facts['rows_per_epoch']:,}: each epoch is a "
+            "single step.",
             "Lower train.effective_batch_rows to at most a tenth of the rows.",
         )
     elif per_epoch > 1 and steps >= per_epoch and facts["last_step_rows"] * 2 < rows_per_step:
@@ -99,14 +101,15 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
         yield _concern(
             "warning",
             "schedule",
-            f"A step takes at most {tokens:,} tokens, but rows have up to {longest:,}: such a row is a step by itself.",
+            f"A step takes at most {count_of(tokens, 'token')}, but rows have up to {longest:,}: such a row is a "
+            "step by itself.",
             "Raise train.effective_batch_tokens to several times the longest row.",
         )
     if steps < _FEW_STEPS:
         yield _concern(
             "note",
             "schedule",
-            f"The whole run has {steps:,} step{'s' * (steps != 1)}, which is few for a schedule to mean anything.",
+            f"The whole run has {count_of(steps, 'step')}, which is few for a schedule to mean anything.",
             "Lower the effective batch, or train for more epochs.",
         )
     for name, what in (("eval_every_steps", "validation loss is measured"), ("save_every_steps", "checkpoint is made")):
@@ -114,7 +117,7 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
             yield _concern(
                 "note",
                 "schedule",
-                f"train.{name} is {facts[name]:,}, but the run has {steps:,} steps: no {what} on the way.",
+                f"train.{name} is {facts[name]:,}, but the run has {count_of(steps, 'step')}: no {what} on the way.",
                 f"Lower train.{name}.",
             )
 
@@ -207,7 +210,8 @@ def _about_context(facts: Mapping[str, Any], context_tokens: int | None) -> Iter
             yield _concern(
                 "warning",
                 "lengths",
-                f"{part.capitalize()}s have up to {longest:,} tokens, but the model is made for {context_tokens:,}.",
+                f"{part.capitalize()}s have up to {count_of(longest, 'token')}, but the model is made for "
+                f"{context_tokens:,}.",
                 f"Set tokenize.{name} to {context_tokens} at most.",
             )
 
@@ -305,7 +309,7 @@ def _about_labels(
             "note",
             "labels",
             f"Without a held-out row, so never measured: {labels['num_held_out_missing']:,} of "
-            f"{labels['num_classes']:,} classes.",
+            f"{count_of(labels['num_classes'], 'class')}.",
             "Divide with split.stratify, or hold out more rows.",
         )
     if labels["majority_fraction"] > 0.8 and labels["num_classes"] > 1:

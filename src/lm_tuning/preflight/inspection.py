@@ -21,6 +21,7 @@ from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.folders import read_manifest
 from lm_tuning.text.token_table import SPLITS, open_split
 from lm_tuning.training.cutting import choose_batching, choose_micro_batch_tokens
+from lm_tuning.wording import count_of
 
 # What transformers gives where a tokenizer's files name no longest text is about 1e30.
 _NO_LIMIT = 10**12
@@ -185,26 +186,25 @@ def describe_preflight(figures: Mapping[str, Any]) -> list[str]:
     schedule, lengths, padding = figures["schedule"], figures["lengths"], figures["padding"]
     if figures["task"] == SEQUENCE_CLASSIFICATION:
         labels = figures["labels"]
-        learned = f"{labels['num_classes']:,} classes, the largest with {labels['majority_fraction']:.1%} of the rows"
+        learned = (
+            f"{count_of(labels['num_classes'], 'class')}, the largest with {labels['majority_fraction']:.1%} "
+            "of the rows"
+        )
     else:
         learned = f"{lengths['supervised_fraction']:.1%} of the tokens learned"
     choice = next(one for one in padding["choices"] if one["name"] == padding["batching"])
     lines = [
-        f"Preflight: {figures['rows']['num_rows_read']:,} rows read, {lengths['num_rows']:,} trained on; "
-        f"{schedule['steps_per_epoch']:,} steps and {schedule['tokens_per_epoch']:,} tokens an epoch, "
-        f"{schedule['total_steps']:,} steps in all; {learned}; "
+        f"Preflight: {count_of(figures['rows']['num_rows_read'], 'row')} read, {lengths['num_rows']:,} trained on; "
+        f"{count_of(schedule['steps_per_epoch'], 'step')} and {count_of(schedule['tokens_per_epoch'], 'token')} an "
+        f"epoch, {count_of(schedule['total_steps'], 'step')} in all; {learned}; "
         f"padding {choice['padding_fraction']:.1%} ({padding['batching']})."
     ]
     counts = Counter(concern["level"] for concern in figures["concerns"])
     if counts["stop"]:
         lines.append("Training would refuse to start, or be in vain; see what to mind.")
     if counts:
-        lines.append(f"What to mind: {', '.join(_count(counts[level], level) for level in LEVELS if counts[level])}.")
+        lines.append(f"What to mind: {', '.join(count_of(counts[level], level) for level in LEVELS if counts[level])}.")
     return [*lines, "All of it, with every example: preflight.html and preflight.md, beside the data report."]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _metrics(figures: Mapping[str, Any], concerns: list[dict[str, str]]) -> dict[str, float]:

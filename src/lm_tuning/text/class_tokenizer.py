@@ -21,6 +21,7 @@ from lm_tuning.text.task_tokenizer import NO_TEXT_LEFT, NOT_ROUND_TRIP, TaskToke
 from lm_tuning.text.token_columns import begins_with, cut_ends, flatten_ids, hold_token, put_around, take_rows
 from lm_tuning.text.token_table import TokenColumns
 from lm_tuning.text.truncation import END_CUT, TOO_LONG
+from lm_tuning.wording import count_of
 
 _NUM_CLASSES_NAMED = 20
 
@@ -131,12 +132,10 @@ def refuse_unknown_classes(
     problems = [_describe_unknown(label, unknown[label], places) for label in order[:_NUM_CLASSES_NAMED]]
     rest = [sizes[label] for label in order[_NUM_CLASSES_NAMED:]]
     if rest:
-        problems.append(
-            f"{_count(len(rest), 'more such class', 'more such classes')} with {_count(sum(rest), 'row', 'rows')}."
-        )
+        problems.append(f"{count_of(len(rest), 'more such class')} with {count_of(sum(rest), 'row')}.")
     if max_rows is not None:
         problems.append(
-            f"data.max_rows: {max_rows} took only the first {_count(max_rows, 'row', 'rows')} of each file, and files "
+            f"data.max_rows: {max_rows} took only the first {count_of(max_rows, 'row')} of each file, and files "
             "that are sorted by class lose classes that way: leave it out, or shuffle the files. For a quick look "
             "train.max_steps alone is enough."
         )
@@ -169,10 +168,6 @@ def _find_unknown_classes(tables: Mapping[str, ExampleTable], names: pa.Array) -
 
 def _describe_unknown(label: str, found: _UnknownClass, places: RowPlaces) -> str:
     file, row = places.find(found.first_row_id)
-    counts = " and ".join(f"{_count(count, 'row', 'rows')} of {split}" for split, count in found.num_rows.items())
+    counts = " and ".join(f"{count_of(count, 'row')} of {split}" for split, count in found.num_rows.items())
     where = "at" if sum(found.num_rows.values()) == 1 else "the first at"
     return f"No training row has the class {shorten(label, 100)!r} of {counts}, {where} {file}, row {row}."
-
-
-def _count(number: int, singular: str, plural: str) -> str:
-    return f"{number:,} {singular if number == 1 else plural}"

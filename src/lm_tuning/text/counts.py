@@ -11,6 +11,7 @@ from typing import Any
 from lm_tuning.data.findings import RowPlaces
 from lm_tuning.text.token_columns import BoolArray
 from lm_tuning.text.token_table import Int64Array
+from lm_tuning.wording import noun_for
 
 logger = logging.getLogger(__name__)
 
@@ -205,5 +206,5 @@ def name_rows(row_ids: array[int], places: RowPlaces, *, num_named: int) -> str:
     """
     named = []
     for path, numbers in places.by_file(row_ids[:num_named]):
-        named.append(f"{path}, {'row' if len(numbers) == 1 else 'rows'} {', '.join(map(str, numbers))}")
+        named.append(f"{path}, {noun_for(len(numbers), 'row')} {', '.join(map(str, numbers))}")
     return "; ".join(named) + (", ..." if len(row_ids) > num_named else "")

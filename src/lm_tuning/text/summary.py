@@ -12,6 +12,7 @@ from lm_tuning.data.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFI
 from lm_tuning.text.counts import CHANGED, DROPPED, SplitCounts
 from lm_tuning.text.decoding import decode
 from lm_tuning.text.token_table import SPLITS, Int32Array, Span, TokenRow, TokenTable, open_split
+from lm_tuning.wording import count_of, noun_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,11 +98,12 @@ def describe_tokens(summary: Mapping[str, Any]) -> str:
     rows = ", ".join(f"{facts['num_rows']:,} {name}" for name, facts in splits.items())
     train = splits["train"]
     lengths = train["length_tokens"]
-    line = f"{rows} rows; train {train['num_tokens']:,} tokens"
+    noun = noun_for(list(splits.values())[-1]["num_rows"], "row")
+    line = f"{rows} {noun}; train {count_of(train['num_tokens'], 'token')}"
     a_row = f"{lengths['p50']} a row at the median, {lengths['max']} at most"
     if summary["task"] == SEQUENCE_CLASSIFICATION:
         largest = f"the largest has {train['majority_fraction']:.1%} of the training rows"
-        line += f", {a_row}; {train['num_classes']:,} classes, {largest}"
+        line += f", {a_row}; {count_of(train['num_classes'], 'class')}, {largest}"
     elif summary["task"] == SEQ2SEQ_LM:
         line += "; " + "; ".join(
             f"{part}s of {train[f'{part}_tokens']['p50']} at the median, {train[f'{part}_tokens']['max']} at most"
@@ -110,7 +112,7 @@ def describe_tokens(summary: Mapping[str, Any]) -> str:
     else:
         line += f", {train['supervised_fraction']:.0%} of them learned, {a_row}"
     dropped = sum(sum(facts["dropped"].values()) for facts in splits.values())
-    return f"{line}; {dropped:,} rows dropped" if dropped else line
+    return f"{line}; {count_of(dropped, 'row')} dropped" if dropped else line
 
 
 def mark_learned(tokenizer: Any, row: TokenRow) -> str:

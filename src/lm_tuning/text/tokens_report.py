@@ -9,6 +9,7 @@ from typing import Any
 from lm_tuning.data.findings import RowPlaces
 from lm_tuning.data.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.text.counts import CHANGED, DROPPED, NUM_DETAILS, SplitCounts
+from lm_tuning.wording import code_span, count_of, escape_markdown
 
 REPORT_NAME = "report.json"
 
@@ -78,7 +79,7 @@ def _fates(counts: Mapping[str, SplitCounts], reasons: Mapping[str, str], places
 def _write_markdown(summary: Mapping[str, Any], dropped: list[dict[str, Any]], changed: list[dict[str, Any]]) -> str:
     tokenizer = summary["tokenizer"]
     special = {name: tokenizer[f"{name.lower()}_token"] for name in ("BOS", "EOS", "PAD")}
-    tokens = ", ".join(f"{name} `{token}`" if token else f"no {name}" for name, token in special.items())
+    tokens = ", ".join(f"{name} {code_span(token)}" if token else f"no {name}" for name, token in special.items())
     lines = [
         "## Tokens",
         "",
@@ -101,9 +102,9 @@ def _write_markdown(summary: Mapping[str, Any], dropped: list[dict[str, Any]], c
 
 def _describe_limits(summary: Mapping[str, Any]) -> str:
     """Say how long rows may be and what is learned of them."""
-    limit, truncation = f"at most {summary['max_length_tokens']:,} tokens", f"(`{summary['truncation']}`)"
+    limit, truncation = f"at most {count_of(summary['max_length_tokens'], 'token')}", f"(`{summary['truncation']}`)"
     if summary["task"] == SEQUENCE_CLASSIFICATION:
-        return f"{limit} a row {truncation}, each with one of {len(summary['label_map']):,} classes to learn"
+        return f"{limit} a row {truncation}, each with one of {count_of(len(summary['label_map']), 'class')} to learn"
     if summary["task"] == SEQ2SEQ_LM:
         return f"{limit} a source and {summary['max_target_tokens']:,} a target {truncation}, loss on the target"
     return f"{limit} a row {truncation}, loss on `{summary['loss_on']}`"
@@ -144,8 +145,9 @@ def _class_table(summary: Mapping[str, Any]) -> list[str]:
     for name in names[:_MAX_CLASSES]:
         counts = " | ".join(f"{of_split[name]:,}" for of_split in rows.values())
         lines.append(f"| {_cell(name)} | {summary['label_map'][name]} | {counts} |")
-    if len(names) > _MAX_CLASSES:
-        lines += ["", f"{len(names) - _MAX_CLASSES:,} smaller classes are in the JSON report."]
+    num_more = len(names) - _MAX_CLASSES
+    if num_more > 0:
+        lines += ["", f"{count_of(num_more, 'smaller class')} {'is' if num_more == 1 else 'are'} in the JSON report."]
     return lines
 
 
@@ -162,7 +164,7 @@ def _describe_fates(fates: list[dict[str, Any]]) -> list[str]:
         lines.append(f"- {fate['num_rows']:,} in {fate['split']}: {fate['meaning']}.")
         for row in fate["rows"][:_NUM_ROWS_SHOWN]:
             lines.append(
-                f"  - {row['file']}, row {row['row']}"
+                f"  - {escape_markdown(row['file'])}, row {row['row']}"
                 + (f": {_cell(row['reason'])}" if row["reason"] != fate["meaning"] else "")
             )
         if fate["num_rows"] > _NUM_ROWS_SHOWN:
@@ -171,6 +173,5 @@ def _describe_fates(fates: list[dict[str, Any]]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Keep a text on one line of a table."""
-    line = " ".join(text.split()).replace("|", "\\|")
-    return line if len(line) <= _MAX_DETAIL_CHARACTERS else line[:_MAX_DETAIL_CHARACTERS] + "..."
+    """Write a text for a line of a list or table, shortened."""
+    return escape_markdown(text if len(text) <= _MAX_DETAIL_CHARACTERS else f"{text[:_MAX_DETAIL_CHARACTERS]}…")

@@ -11,6 +11,7 @@ import numpy as np
 from lm_tuning.text.token_table import IGNORE_INDEX
 from lm_tuning.training.health import Finding, HealthReport
 from lm_tuning.training.table_checks import check_table, check_tokenizer
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     import torch
@@ -119,7 +120,7 @@ def _find_mask_fault(batch: MicroBatch, pad_id: int) -> str | None:
     if (mask != (np.arange(mask.shape[1])[None] < counts[:, None])).any():
         return "the mask has holes, or hides the beginning of rows"
     if counts.sum() != num_read:
-        return f"the mask shows {int(counts.sum())} positions of {num_read} real tokens"
+        return f"the mask shows {count_of(int(counts.sum()), 'position')} of {count_of(num_read, 'real token')}"
     if (ids[~mask] != pad_id).any():
         return "the mask hides something that is not padding"
     return None

@@ -34,6 +34,8 @@ class KeepsCheckpoints:
         best: the best evaluation so far.
         start_step: optimizer steps done before this process.
         seconds_before: that training took before this process, until the checkpoint.
+        total_seconds_before: the same with loading and checks.
+        run_began: when the training of this process began, loading and checks included; by ``time.perf_counter``.
         began: when this process began to train, by ``time.perf_counter``.
     """
 
@@ -44,6 +46,8 @@ class KeepsCheckpoints:
     best: BestCheckpoint
     start_step: int
     seconds_before: float = 0.0
+    total_seconds_before: float = 0.0
+    run_began: float = 0.0
     began: float = 0.0
     args: Any
     state: Any
@@ -62,6 +66,8 @@ class KeepsCheckpoints:
         self.health.findings = [Finding(**finding) for finding in health["findings"]]
         self.health.seconds += checkpoint.facts.get("health_seconds", 0.0)
         self.seconds_before = checkpoint.facts.get("training_seconds", 0.0)
+        # Checkpoints of earlier versions do not have the whole time.
+        self.total_seconds_before = checkpoint.facts.get("total_seconds", self.seconds_before)
         before = checkpoint.facts.get("total_steps")
         if before != len(self.steps):
             logger.warning(
@@ -118,6 +124,7 @@ class KeepsCheckpoints:
                 "best": best,
                 "health": self.health.to_json(),
                 "training_seconds": self.seconds_before + time.perf_counter() - self.began,
+                "total_seconds": self.total_seconds_before + time.perf_counter() - self.run_began,
                 "health_seconds": self.health.seconds,
             },
         )

@@ -49,6 +49,10 @@ class RunIdentity:
         "plan_digest": "another order of rows (seed or data)",
     }
 
+    def describe_batch(self) -> str:
+        """Return the size of a step for a sentence; what is stored keeps its spelling, so that old checkpoints fit."""
+        return "1 row" if self.effective_batch == "1 rows" else self.effective_batch
+
     def differences(self, stored: dict[str, Any]) -> list[str]:
         """Name every part in which a stored identity differs, with both values."""
         found: list[str] = []

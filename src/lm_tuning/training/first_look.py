@@ -27,6 +27,7 @@ from lm_tuning.training.health import (
 from lm_tuning.training.losses import PLAIN, LossShape
 from lm_tuning.training.precision_context import autocast
 from lm_tuning.training.tasks import TrainingTask
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from lm_tuning.text.token_table import TokenRow
@@ -242,17 +243,16 @@ def _say(health: HealthReport, task: TrainingTask) -> None:
         else "one class each"
     )
     logger.info(
-        "Before step 1: measured loss %.4f nats/%s (an untrained head would have %.2f); %d rows, %d tokens, "
-        "%s, padding %.1f %%, %d micro-batch%s; PAD %r (%s EOS %r); attention: %s",
+        "Before step 1: measured loss %.4f nats/%s (an untrained head would have %.2f); %s, %s, "
+        "%s, padding %.1f %%, %s; PAD %r (%s EOS %r); attention: %s",
         facts[f"first_step_measured_nats_per_{task.unit}"],
         task.unit,
         facts[f"untrained_head_nats_per_{task.unit}"],
-        facts["first_step_rows"],
-        facts["first_step_tokens"],
+        count_of(facts["first_step_rows"], "row"),
+        count_of(facts["first_step_tokens"], "token"),
         supervised,
         100 * facts["first_step_padding_fraction"],
-        facts["first_step_micro_batches"],
-        "" if facts["first_step_micro_batches"] == 1 else "es",
+        count_of(facts["first_step_micro_batches"], "micro-batch"),
         facts["pad_token"],
         "equals" if facts["pad_is_eos"] else "differs from",
         facts["eos_token"],

@@ -6,6 +6,7 @@ from typing import Any
 
 from lm_tuning.training.health import Finding, HealthReport, stop_if_needed
 from lm_tuning.training.watched import StepNumbers, WatchedThing
+from lm_tuning.wording import count_of
 
 TINY_FRACTION = 0.01
 """Share of the peak under which next to nothing is learned."""
@@ -46,14 +47,14 @@ class LearningRates(WatchedThing):
         rate = f"{self.highest:.3g}, {self.highest / self.peak:.3g} of the peak of {self.peak:.3g}"
         shorter = (
             "Shorten train.trainer.warmup_steps or raise train.num_epochs or train.max_steps, which are "
-            f"{self.num_steps} steps here."
+            f"{count_of(self.num_steps, 'step')} here."
         )
         if not self.num_updates:
             is_zero = self.highest == 0
             return [
                 Finding(
                     code="no-update-made",
-                    measured=f"none of {self.num_steps} steps changed the weights",
+                    measured=f"none of {count_of(self.num_steps, 'step')} changed the weights",
                     expected="an update a step",
                     cause="The learning rate is 0 at every step: the warm-up starts from 0 and the run ends with it."
                     if is_zero
@@ -65,7 +66,7 @@ class LearningRates(WatchedThing):
             return [
                 Finding(
                     code="learning-rate-tiny",
-                    measured=f"the highest learning rate of {self.num_steps} steps is {rate}",
+                    measured=f"the highest learning rate of {count_of(self.num_steps, 'step')} is {rate}",
                     expected="the peak itself",
                     cause="The run is far shorter than its schedule, so that hardly anything is learned.",
                     change=shorter,
@@ -75,8 +76,8 @@ class LearningRates(WatchedThing):
             return [
                 Finding(
                     code="warm-up-not-finished",
-                    measured=f"the run ends in its warm-up: the highest learning rate of {self.num_steps} steps is "
-                    f"{rate}",
+                    measured="the run ends in its warm-up: the highest learning rate of "
+                    f"{count_of(self.num_steps, 'step')} is {rate}",
                     expected="a warm-up that ends well before the run",
                     cause="The warm-up has more steps than the run.",
                     change=shorter,
@@ -86,7 +87,7 @@ class LearningRates(WatchedThing):
             return [
                 Finding(
                     code="peak-rate-not-reached",
-                    measured=f"the highest learning rate of {self.num_steps} steps is {rate}",
+                    measured=f"the highest learning rate of {count_of(self.num_steps, 'step')} is {rate}",
                     expected="the peak itself at one step at least",
                     cause="The schedule does not start from, or rise to, the rate that was asked for.",
                     change="Look at train.trainer.lr_scheduler_type and its keyword arguments, or set "

@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from lm_tuning.training.ranges import work_range
 from lm_tuning.training.trace_table import ATTENTION
+from lm_tuning.wording import count_of
 
 NAME = "lm_tuning_packed"
 """How transformers' models ask for it."""
@@ -59,7 +60,7 @@ def why_not(model: Any, *, device: str, longest_row_tokens: int) -> str | None:
     window = getattr(config, "sliding_window", None)
     slides = "sliding_attention" in layers or (not layers and getattr(config, "use_sliding_window", True))
     if window is not None and slides and longest_row_tokens > window:
-        return f"{kind} looks back {window} tokens at most and the longest row has {longest_row_tokens}"
+        return f"{kind} looks back {count_of(window, 'token')} at most and the longest row has {longest_row_tokens}"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return f"{kind} bounds its attention scores, which the kernel for packed rows does not"
     dropped = max(getattr(config, name, None) or 0.0 for name in _DROPOUTS)

@@ -36,7 +36,7 @@ def draw_plan(plan: BatchPlan) -> Figure:
 
     if not plan.curve:
         figure = Figure(figsize=(8, 1.5))
-        figure.text(0.5, 0.5, f"Not measured: {plan.reason}.", ha="center", va="center", wrap=True)
+        figure.text(0.5, 0.5, f"Not measured: {plan.reason}.", ha="center", va="center", wrap=True, parse_math=False)
         return figure
     figure = Figure(figsize=(8, 6), layout="constrained")
     speed, memory = figure.subplots(2, 1, sharex=True)
@@ -66,7 +66,7 @@ def draw_plan(plan: BatchPlan) -> Figure:
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize="small")
-    speed.set_title(plan.facts.get("device", ""))
+    speed.set_title(plan.facts.get("device", ""), parse_math=False)
     return figure
 
 

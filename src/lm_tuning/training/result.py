@@ -17,6 +17,7 @@ from lm_tuning.models.stored_generation import complete_adapter_config, write_ca
 from lm_tuning.storage.atomic import sync_folder
 from lm_tuning.training.adapters import save_adapter
 from lm_tuning.training.phases import PHASES
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -148,7 +149,7 @@ def summarize(
         finished_step: the last step; before the plan's last one if the training stopped early.
         settings_method: ``full``, ``lora`` or ``qlora``.
         training_seconds: of this run's loop, with those before a resume.
-        total_seconds: of this process's whole training, loading and checks included.
+        total_seconds: of the whole training, loading and checks included, with those before a resume.
         health_seconds: of the health check, with those before a resume.
         trainable_parameters: how many numbers were trained.
         best_step: step of the best held-out figure; ``None`` without one.
@@ -275,7 +276,7 @@ def draw_loss_curve(steps: list[dict[str, Any]], evaluations: list[dict[str, Any
     window = max(len(losses) // _WINDOWS, 1)
     axes.plot(numbers, losses, label="training, each step", color="C0", alpha=0.35, linewidth=1)
     means = [statistics.fmean(losses[max(end - window, 0) : end]) for end in range(1, len(losses) + 1)]
-    axes.plot(numbers, means, label=f"training, mean of {window} steps", color="C0", linewidth=1.5)
+    axes.plot(numbers, means, label=f"training, mean of {count_of(window, 'step')}", color="C0", linewidth=1.5)
     if evaluations:
         points = [(row["step"], row[f"validation_nats_per_{unit}"]) for row in evaluations]
         axes.plot(*zip(*points, strict=True), marker="o", color="C1", label="held out")

@@ -39,6 +39,7 @@ from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 from lm_tuning.training.source_facts import describe_sources, say_sources
 from lm_tuning.training.step_log import OnMetrics, StepLog, ignore_metrics
 from lm_tuning.training.watch import TrainingWatch
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from lm_tuning.text.token_table import TokenTable
@@ -125,6 +126,7 @@ def run_training(
                 on_checkpoint=on_checkpoint,
             )
             restore_collection()
+            trainer.run_began = began
             if checkpoint is not None:
                 trainer.continue_from(checkpoint)
                 watch.replay(log.steps)
@@ -141,7 +143,7 @@ def run_training(
         finished_step=finished_step,
         settings_method=settings.method,
         training_seconds=trainer.seconds_before + seconds,
-        total_seconds=time.perf_counter() - began,
+        total_seconds=trainer.total_seconds_before + time.perf_counter() - began,
         health_seconds=health.seconds,
         trainable_parameters=count_parameters(ready.model)[0],
         best_step=trainer.best.step or None,
@@ -199,16 +201,16 @@ def _settings_of_answers(job: Job, ready: ReadyModel) -> Any:
 def _say_what_is_trained(job: Job, ready: ReadyModel, steps: StepDataset) -> None:
     trainable, parameters = count_parameters(ready.model)
     logger.info(
-        "%s of %s: %d rows, %d steps (%d an epoch) of %s, %s micro-batches of at most %d tokens; "
+        "%s of %s: %s, %s (%d an epoch) of %s, %s micro-batches of at most %s; "
         "%s of %s parameters trained; %s weights, %s compute on %s",
         {"lora": "LoRA", "qlora": "QLoRA", "full": "Full fine-tuning"}[job.settings.method],
         job.settings.base["name_or_path"],
-        job.plan.num_rows,
-        job.plan.total_steps,
+        count_of(job.plan.num_rows, "row"),
+        count_of(job.plan.total_steps, "step"),
         job.plan.steps_per_epoch,
-        job.identity.effective_batch,
+        job.identity.describe_batch(),
         steps.batching,
-        steps.micro_batch_tokens,
+        count_of(steps.micro_batch_tokens, "token"),
         f"{trainable:,}",
         f"{parameters:,}",
         job.settings.weights_dtype,
@@ -329,7 +331,7 @@ def _train(trainer: StepPlanTrainer, checkpoint: checkpoints.Checkpoint | None) 
     trainer.step_log.start()
     trainer.began = time.perf_counter()
     if checkpoint is not None and (checkpoint.step >= len(trainer.steps) or trainer.is_stopped_early()):
-        logger.info("All %d steps were done before; the model is taken from the checkpoint.", checkpoint.step)
+        logger.info("%s, all done before: the checkpoint has the model.", count_of(checkpoint.step, "step"))
         trainer._load_from_checkpoint(str(checkpoint.path))
         trainer.state.global_step = checkpoint.step
         return 0.0

@@ -12,6 +12,7 @@ import numpy as np
 from lm_tuning.models.positions import Positions, find_positions
 from lm_tuning.text.token_table import TokenTable
 from lm_tuning.training.health import Finding
+from lm_tuning.wording import count_of
 
 TOKENS_LOOKED_AT = 20_000_000
 """Tokens whose values are read, evenly spread over a larger table; lengths and counts are read of all rows."""
@@ -111,7 +112,7 @@ def check_table(table: TokenTable, model: Any, tokenizer: Any, *, task: str) -> 
             found.append(
                 Finding(
                     code="end-not-taught",
-                    measured=f"none of {seen.num_rows} rows has an end token that is learned",
+                    measured=f"none of {count_of(seen.num_rows, 'row')} has an end token that is learned",
                     expected="every answer ends with one",
                     cause="The model will not learn to stop.",
                     change="Look at tokenize.truncation and at the chat template.",
@@ -121,7 +122,8 @@ def check_table(table: TokenTable, model: Any, tokenizer: Any, *, task: str) -> 
         found.append(
             Finding(
                 code="bos-doubled",
-                measured=f"{seen.num_doubled_bos} of {seen.num_rows} rows begin with two {tokenizer.bos_token!r}",
+                measured=f"{seen.num_doubled_bos} of {count_of(seen.num_rows, 'row')} "
+                f"{'begins' if seen.num_doubled_bos == 1 else 'begin'} with two {tokenizer.bos_token!r}",
                 expected="one at most",
                 cause="The chat template or the data writes it, and the tokenizer adds another.",
                 change="Take it out of the data or the template.",
@@ -178,8 +180,8 @@ def _check_supervision(table: TokenTable) -> list[Finding]:
         Finding(
             code="rows-teach-nothing",
             severity="note" if share < FEW_ROWS else None,
-            measured=f"{len(empty)} of {len(table)} rows ({share:.1%}) have nothing that is learned, such as row "
-            f"{first}",
+            measured=f"{len(empty)} of {count_of(len(table), 'row')} ({share:.1%}) "
+            f"{'has' if len(empty) == 1 else 'have'} nothing that is learned, such as row {first}",
             expected="something to learn in each",
             cause="All their labels are masked, as when an answer is cut off or a class is missing.",
             change="Look at tokenize.max_length_tokens, tokenize.truncation and tokenize.loss_on.",
@@ -200,8 +202,8 @@ def _check_lengths(table: TokenTable, positions: Positions | None, task: str) ->
         Finding(
             code="rows-longer-than-positions",
             severity="stop" if positions.are_learned else None,
-            measured=f"{num_long} of {len(table)} rows are longer than {positions.limit} tokens, the longest has "
-            f"{int(lengths.max())}",
+            measured=f"{num_long} of {count_of(len(table), 'row')} {'is' if num_long == 1 else 'are'} longer than "
+            f"{positions.limit} tokens, the longest has {int(lengths.max())}",
             expected=f"at most the {positions.limit} positions of the model",
             cause="The model has no weights for later positions."
             if positions.are_learned

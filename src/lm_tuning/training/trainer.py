@@ -34,6 +34,7 @@ from lm_tuning.training.precision_context import autocast
 from lm_tuning.training.replanning import release
 from lm_tuning.training.step_loader import StepLoader
 from lm_tuning.training.step_log import StepLog
+from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -266,10 +267,10 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         if sum(1 for step in steps if step > self.best.step) < patience:
             return False
         logger.info(
-            "Training ends at step %d of %d: %d evaluations in a row without a better %s than %.4f of step %d.",
+            "Training ends at step %d of %d: %s in a row without a better %s than %.4f of step %d.",
             steps[-1],
             len(self.steps),
-            patience,
+            count_of(patience, "evaluation"),
             self.best.metric,
             self.best.value,
             self.best.step,

@@ -15,6 +15,7 @@ from typing import Any
 from lm_tuning.training.health import Finding, HealthReport, stop_if_needed
 from lm_tuning.training.learning_rates import LearningRates
 from lm_tuning.training.watched import GradientSize, LoaderWait, Memory, StepNumbers, Throughput, WatchedThing
+from lm_tuning.wording import count_of
 
 FAILURES_IN_A_ROW = {False: 10, True: 25}
 """Skipped updates after which a run is not worth its time; float16 starts with some, searching for its loss scale."""
@@ -86,7 +87,8 @@ class NotFinite(WatchedThing):
             found.append(
                 Finding(
                     code=code,
-                    measured=first + (f" (and {further} further of {self.num_steps} steps)" if further else ""),
+                    measured=first
+                    + (f" (and {further} further of {count_of(self.num_steps, 'step')})" if further else ""),
                     expected="numbers",
                     cause=causes[code],
                     change="Look at its rows, lower train.learning_rate, or set train.precision=bfloat16 or float32.",
@@ -96,7 +98,8 @@ class NotFinite(WatchedThing):
             found.append(
                 Finding(
                     code="fp16-overflows",
-                    measured=f"{self.num_overflows} of {self.num_steps} updates were skipped for overflows in float16",
+                    measured=f"{self.num_overflows} of {count_of(self.num_steps, 'update')} were skipped for "
+                    "overflows in float16",
                     expected=f"at most {self.allowed_overflows:.0f}, while the loss scale is searched for",
                     cause="The model's activations or gradients do not fit into float16.",
                     change="Set train.precision=bfloat16 or float32.",

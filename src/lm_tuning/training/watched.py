@@ -17,6 +17,7 @@ from statistics import median
 from typing import Any
 
 from lm_tuning.training.health import Finding
+from lm_tuning.wording import count_of
 
 WINDOW_STEPS = 101
 """Steps over which the usual gradient norm is taken."""
@@ -357,7 +358,7 @@ class Throughput(WatchedThing):
 
 
 def _so_often(count: int) -> str:
-    return "" if count == 1 else f" (and at {count - 1} further {'step' if count == 2 else 'steps'})"
+    return "" if count == 1 else f" (and at {count_of(count - 1, 'further step')})"
 
 
 def _times(value: float, usual: float) -> str:

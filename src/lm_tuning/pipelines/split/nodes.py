@@ -9,6 +9,7 @@ from typing import Any
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.train import TrainParameters
+from lm_tuning.secrets import remember_settings
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import SCHEMA_VERSION, FolderStore, StagedFolder, read_manifest
 
@@ -49,6 +50,7 @@ def check_examples(
     from lm_tuning.data.rows_report import build_rows_section
     from lm_tuning.progress import show_progress
 
+    remember_settings(data.model_dump())  # stored addresses have no passwords; the parameters do
     settings = check_settings(data, split, task=task)
     key = digest_values(
         {

@@ -10,6 +10,7 @@ from lm_tuning.datasets.metric_stream import MetricStream
 from lm_tuning.parameters import EvaluateParameters, ModelParameters, TrainParameters
 from lm_tuning.pipelines.train.run_settings import gather_settings
 from lm_tuning.progress import show_progress
+from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ def describe_result(summary: dict[str, Any]) -> str:
     shares = [f"loader wait {summary['loader_wait_fraction']:.2%}"]
     shares += [f"{phase} {share:.0%}" for phase in phases if (share := summary[f"{phase}_fraction"]) is not None]
     return (
-        f"Trained {summary['total_steps']} steps ({summary['epochs']:.2f} epochs{early}): "
+        f"Trained {count_of(summary['total_steps'], 'step')} ({summary['epochs']:.2f} epochs{early}): "
         f"loss {first:.4f} -> {last:.4f} nats/{unit}; "
         f"{summary['tokens_per_second']:,.0f} tokens/s{_describe_mfu(summary)}, "
         f"median step {summary['step_seconds_median']:.2f} s "
