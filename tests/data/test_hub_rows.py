@@ -12,7 +12,7 @@ import pytest
 
 from lm_tuning.data import hub_rows
 from lm_tuning.data.raw_files import describe_files, find_changed_sources
-from lm_tuning.data.reading import open_rows
+from lm_tuning.data.reading import ReadSettings, open_rows
 from lm_tuning.errors import Interrupted, UserError
 
 COMMIT, OTHER = "1" * 40, "2" * 40
@@ -94,7 +94,7 @@ def test_columns_progress_and_the_first_rows(hub):
     source.select(["b"])
     assert list(source) == [(number + 1, {"b": str(number)}) for number in range(5)]
     assert source.progress() == (5, 5, "rows")
-    assert [number for number, _ in open_rows(file, max_rows=2)] == [1, 2]
+    assert [number for number, _ in open_rows(file, settings=ReadSettings(max_rows=2))] == [1, 2]
 
 
 def test_values_are_those_of_the_declared_features(hub):

@@ -54,8 +54,9 @@ def describe_files(
 
     Returns:
         By split a list of files, None where none was named: ``path``, ``format``, ``compression``, ``num_bytes``,
-        ``digest`` and ``source``, for hub data sets ``config``, ``split`` and ``revision`` as well. ``sources``: the
-        training sources in order, with ``path`` as typed, ``weight`` and ``num_files``; ``source`` counts them.
+        ``digest`` and ``source``, for hub data sets ``config``, ``split`` and ``revision`` as well, and ``field`` where
+        the source has one. ``sources``: the training sources in order, with ``path`` as typed, ``weight`` and
+        ``num_files``; ``source`` counts them.
         ``named``: by split what was typed, for ``find_changed_sources``.
 
     Raises:
@@ -74,6 +75,7 @@ def describe_files(
             try:
                 _check_weight(source, key, split)
                 part = _describe_source(source, key=key, split=split, digest_cache=digest_cache)
+                part = _with_field(part, source, key)
                 _refuse_repeated(part, files, key)
             except UserError as error:
                 problems += error.problems
@@ -171,7 +173,9 @@ def _sources(value: Named, key: str) -> list[tuple[str, dict[str, Any]]]:
 def _source(value: str | Mapping[str, Any]) -> dict[str, Any]:
     given = {"path": value} if isinstance(value, str) else dict(value)
     source: dict[str, Any] = {"path": given["path"], "weight": float(given.get("weight", 1.0))}
-    return source | {name: given.get(name) for name in _HUB_SETTINGS}
+    source |= {name: given.get(name) for name in _HUB_SETTINGS}
+    # Only where it is set: sources that were described before there was such a setting stay the same.
+    return source | ({"field": given["field"]} if given.get("field") else {})
 
 
 def _check_weight(source: Mapping[str, Any], key: str, split: str) -> None:
@@ -267,6 +271,20 @@ def _format_of(name: str, problem: str) -> str:
     return file_format
 
 
+def _with_field(files: list[dict[str, Any]], source: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """Note which list in the files holds the rows."""
+    field = source.get("field")
+    if field is None:
+        return files
+    other = next((file for file in files if file["format"] != "json"), None)
+    if other:
+        raise UserError(
+            f"{key}.field = {field!r}: {other['path']} is no .json file, and only these hold rows in an object. Leave "
+            "it out."
+        )
+    return [{**file, "field": field} for file in files]
+
+
 def _refuse_hub_settings(source: Mapping[str, Any], key: str, names: Sequence[str]) -> None:
     problems = [
         f"{key}.{name} = {source[name]!r}: '{source['path']}' is no data set on the hub, so this has no use. Leave it "
@@ -279,7 +297,7 @@ def _refuse_hub_settings(source: Mapping[str, Any], key: str, names: Sequence[st
 
 
 def _refuse_repeated(part: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]], key: str) -> None:
-    identity = ("path", *_HUB_SETTINGS[:2])
+    identity = ("path", "field", *_HUB_SETTINGS[:2])
     known = {tuple(file.get(name) for name in identity) for file in before}
     repeated = [file["path"] for file in part if tuple(file.get(name) for name in identity) in known]
     if repeated:
@@ -326,6 +344,7 @@ def _comparable(sources: Sequence[Mapping[str, Any]] | None) -> list[list[Any]] 
             source["path"] if is_address(source["path"]) else resolve_path(source["path"]).as_posix(),
             source["weight"],
             *(source[name] for name in _HUB_SETTINGS),
+            source.get("field"),
         ]
         for source in sources
     ]
@@ -337,7 +356,7 @@ def _written(sources: Sequence[Mapping[str, Any]] | None) -> str:
     texts = []
     for source in sources:
         text = source["path"] if is_address(source["path"]) else str(resolve_path(source["path"]))
-        given = {name: source[name] for name in _HUB_SETTINGS if source[name] is not None}
+        given = {name: source[name] for name in (*_HUB_SETTINGS, "field") if source.get(name) is not None}
         if source["weight"] != 1.0:
             given["weight"] = source["weight"]
         settings = ", ".join(f"{name} {value}" for name, value in given.items())
