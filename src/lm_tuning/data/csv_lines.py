@@ -19,6 +19,7 @@ class RecordLines:
 
     Attributes:
         num_lines: lines read so far, the declaration of the separator among them.
+        num_bytes: bytes of the record at hand so far.
         declared: the separator that a first line such as ``sep=;`` declares, which is no record; None without one.
     """
 
@@ -33,7 +34,7 @@ class RecordLines:
         self.declared: str | None = None
         self._file = file
         self._max_bytes = max_bytes
-        self._num_bytes = self._num_quotes = 0
+        self.num_bytes = self._num_quotes = 0
         self._ends_line = True
         self._pending = file.readline(max_bytes + 2)
         match = _DECLARATION.fullmatch(self._pending)
@@ -51,20 +52,20 @@ class RecordLines:
         Raises:
             RecordTooLong: with it, the record would be too long; ``skip_record`` goes on behind it.
         """
-        line = self._read(max(self._max_bytes + 2 - self._num_bytes, 1))
+        line = self._read(max(self._max_bytes + 2 - self.num_bytes, 1))
         if not line:
             raise StopIteration
         self.num_lines += 1
         self._count(line)
-        if self._num_bytes > self._max_bytes:
-            content = self._num_bytes - (len(line) - len(line.rstrip("\r\n")))
+        if self.num_bytes > self._max_bytes:
+            content = self.num_bytes - (len(line) - len(line.rstrip("\r\n")))
             if content > self._max_bytes or not self._ends_line:
                 raise RecordTooLong
         return line
 
     def end_record(self) -> None:
         """Say that the lines so far made a whole record."""
-        self._num_bytes = self._num_quotes = 0
+        self.num_bytes = self._num_quotes = 0
 
     def skip_record(self) -> int:
         """Read to the end of the record, which is the first line break outside quotes.
@@ -79,7 +80,7 @@ class RecordLines:
                 break
             self.num_lines += was_whole
             self._count(chunk)
-        num_bytes = self._num_bytes
+        num_bytes = self.num_bytes
         self.end_record()
         self._ends_line = True
         return num_bytes
@@ -91,6 +92,6 @@ class RecordLines:
         return line
 
     def _count(self, line: str) -> None:
-        self._num_bytes += len(line) if line.isascii() else len(line.encode())
+        self.num_bytes += len(line) if line.isascii() else len(line.encode())
         self._num_quotes += line.count('"')
         self._ends_line = line.endswith(("\n", "\r"))

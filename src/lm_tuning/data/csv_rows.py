@@ -53,7 +53,7 @@ class CsvRows(RowSource):
         self._separator = choose_delimiter(
             self._try, path=self.path, file_format=file_format, given=self._declared() or settings.delimiter
         )
-        records = self._records(self._separator)
+        records = self._records(self._separator, is_trial=True)
         _, header = next(records, (0, []))
         assert not isinstance(header, RowProblem), "a header that is too long raises"
         if not any(name.strip() for name in header):
@@ -110,8 +110,11 @@ class CsvRows(RowSource):
                     ),
                 )
 
-    def _records(self, separator: str) -> Iterator[tuple[int, list[str] | RowProblem]]:
-        """Yield the fields of each record that is not blank, the header as number 0, or the problem of one."""
+    def _records(self, separator: str, *, is_trial: bool = False) -> Iterator[tuple[int, list[str] | RowProblem]]:
+        """Yield the fields of each record that is not blank, the header as number 0, or the problem of one.
+
+        A trial ends with a record that is too long, whose end may be gigabytes away.
+        """
         limit = self.settings.max_row_bytes
         with self.raw.open() as raw, TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
             number = -1
@@ -129,10 +132,12 @@ class CsvRows(RowSource):
                         return
                     except RecordTooLong:
                         number += 1
-                        num_bytes = lines.skip_record()
+                        num_bytes = lines.num_bytes if is_trial and number else lines.skip_record()
                         if not number:
                             raise UserError(f"{self.path}, header: {too_long(num_bytes, limit).reason}") from None
                         yield number, too_long(num_bytes, limit)
+                        if is_trial:
+                            return
                         first_line = lines.num_lines + 1
             except csv.Error as error:
                 raise UserError(_explain(self.path, number + 1, first_line, lines.num_lines, error)) from error
@@ -146,7 +151,7 @@ class CsvRows(RowSource):
         header: list[str] = []
         num_records = num_other = 0
         try:
-            for number, cells in self._records(separator):
+            for number, cells in self._records(separator, is_trial=True):
                 if isinstance(cells, RowProblem):
                     continue
                 if not number:

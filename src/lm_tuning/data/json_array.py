@@ -8,7 +8,7 @@ from io import TextIOWrapper
 from typing import Any
 
 from lm_tuning.data.column_paths import Step, format_path, parse_path
-from lm_tuning.data.json_fields import FieldMissing, describe_lists, find_lists, open_field
+from lm_tuning.data.json_fields import FieldDamaged, FieldMissing, describe_lists, find_lists, open_field
 from lm_tuning.data.json_rows import JsonRows
 from lm_tuning.data.json_values import explain_error, parse_line
 from lm_tuning.data.json_window import JsonWindow, found
@@ -80,6 +80,8 @@ class JsonArrayRows(JsonRows):
             raise UserError(
                 f"data.field = {format_path(self._steps)!r}: in {self.raw.path}, {error}.{describe_lists(error.lists)}"
             ) from error
+        except FieldDamaged as error:
+            raise UserError(f"{self.path}: {error}.") from error
         if window.peek():
             where = "behind the array" if not self._steps else "behind the object"
             raise UserError(f"{self.path}: {found(window)} {where}, where the file should end.")

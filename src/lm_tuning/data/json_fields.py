@@ -8,8 +8,7 @@ from typing import Any
 
 from lm_tuning.data.column_paths import Step, format_path
 from lm_tuning.data.json_window import JsonWindow, found
-from lm_tuning.data.problems import RowProblem, list_columns
-from lm_tuning.errors import UserError
+from lm_tuning.data.problems import RowProblem, list_columns, shorten
 
 _MAX_LISTS = 10
 _MAX_DEPTH = 3
@@ -34,6 +33,10 @@ class FieldMissing(LookupError):
         super().__init__(reason)
 
 
+class FieldDamaged(ValueError):
+    """Say what is wrong with the object that encloses the list of ``data.field``."""
+
+
 def open_field(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, ...] = ()) -> Iterator[None]:
     """Move to the list at a path, yield once there, and read on to the end of what encloses it.
 
@@ -44,7 +47,7 @@ def open_field(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, 
 
     Raises:
         FieldMissing: no list is there.
-        UserError: the file is no JSON up to the end of the object, or an object on the way names the key twice.
+        FieldDamaged: the file is no JSON up to the end of the object, or an object on the way names the key twice.
     """
     mark = window.peek()
     if not steps:
@@ -71,7 +74,7 @@ def find_lists(window: JsonWindow) -> list[str]:
     """
     try:
         return [format_path(steps) for steps in _lists_here(window, 0)]
-    except UserError:  # a damaged file has no lists to suggest
+    except FieldDamaged:  # a damaged file has no lists to suggest
         return []
 
 
@@ -113,7 +116,7 @@ def _open_key(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, .
     for key in _keys(window):
         if key == str(steps[0]):
             if is_found:
-                raise UserError(f"data.field: {place} names {key!r} twice; only one value can count.")
+                raise FieldDamaged(f"{place} names {shorten(key)!r} twice in one object; only one value can count")
             is_found = True
             yield from open_field(window, steps[1:], (*behind, steps[0]))
             continue
@@ -170,11 +173,11 @@ def _keys(window: JsonWindow) -> Iterator[str]:
         try:
             key = window.decode()
         except ValueError as error:
-            raise UserError(f"data.field: a key of the file is not JSON: {_detail(error)}.") from error
+            raise FieldDamaged(f"a key is not JSON ({_detail(error)})") from error
         if isinstance(key, RowProblem):
-            raise UserError(f"data.field: a key of the file {key.reason}")
+            raise FieldDamaged(f"a key {key.reason.rstrip('.')}")
         if window.take() != ":":
-            raise UserError(f"data.field: no colon stands behind the key {key!r} of the file.")
+            raise FieldDamaged(f"no colon stands behind the key {shorten(key)!r}")
         yield key
         if window.peek() != ",":
             break
@@ -184,7 +187,7 @@ def _keys(window: JsonWindow) -> Iterator[str]:
 
 def _close(window: JsonWindow, mark: str) -> None:
     if window.peek() != mark:
-        raise UserError(f"data.field: {found(window)} where the file should have a comma or {mark!r}.")
+        raise FieldDamaged(f"{found(window)}, where a comma or {mark!r} is wanted")
     window.take()
 
 

@@ -246,8 +246,8 @@ def _open_source(file: Mapping[str, Any], settings: ReadSettings) -> RowSource:
     file_format, field = file["format"], file.get("field")
     if field is not None and file_format != "json":
         raise UserError(
-            f"data.field = {field!r}: {file['path']} is no .json file, and rows are taken out of an object only there. "
-            "Leave it out."
+            f"data.field = {field!r}: {file['path']} is no .json file, and only these hold rows in an object. Leave it "
+            "out, or name it with the files that need it: {path: …, field: …}."
         )
     if file_format == "hub":
         from lm_tuning.data.hub_rows import HubRows
