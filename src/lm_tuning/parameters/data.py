@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from lm_tuning.parameters.base import (
     Count,
@@ -82,8 +82,16 @@ Rows = Annotated[
 ]
 
 
-# No letter or digit separates fields; quotes and line breaks have another meaning.
-Delimiter = Annotated[str, Field(pattern=r"^(auto|tab|[^\w\s\"']|\t)$")]
+def _check_delimiter(value: str) -> str:
+    is_mark = len(value) == 1 and not value.isalnum() and not value.isspace() and value not in "\"'\\"
+    if value in ("auto", "tab", "\t") or is_mark:
+        return value
+    raise ValueError(
+        'it takes auto, tab, or one character such as ";" or "|", which is no letter, digit, space or quote'
+    )
+
+
+Delimiter = Annotated[str, AfterValidator(_check_delimiter)]
 
 
 class DataParameters(ParameterGroup):
