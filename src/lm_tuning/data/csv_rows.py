@@ -13,6 +13,7 @@ from lm_tuning.data.raw_bytes import locate_undecodable
 from lm_tuning.data.raw_opening import RawFile
 from lm_tuning.data.reading import (
     DEFAULT_SETTINGS,
+    MAX_COLUMNS,
     ReadSettings,
     Row,
     RowSource,
@@ -156,6 +157,8 @@ class CsvRows(RowSource):
                     continue
                 if not number:
                     header = cells
+                    if len(header) > MAX_COLUMNS:  # it is refused whatever follows
+                        break
                     continue
                 num_records += 1
                 num_other += len(cells) != len(header)

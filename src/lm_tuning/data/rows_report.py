@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from lm_tuning.data.examples import JSON_FIELDS
 from lm_tuning.data.problems import shorten
 from lm_tuning.data.refusals import ALWAYS_SKIPPED
 
@@ -143,7 +144,10 @@ def _length_parts(lengths: Mapping[str, Mapping[str, int | float]] | None) -> It
         figures = ("num_rows", "mean", "p50", "p90", "p99", "longest")
         yield _table(
             ("Field", "Rows", "Mean", "Median", "90 % up to", "99 % up to", "Longest"),
-            [(f"`{name}`", *(one[figure] for figure in figures)) for name, one in lengths.items()],
+            [
+                (f"`{name}`{' (as JSON)' * (name in JSON_FIELDS)}", *(one[figure] for figure in figures))
+                for name, one in lengths.items()
+            ],
         )
 
 
