@@ -139,16 +139,15 @@ def _told_counts(counts: Mapping[str, int], summary: Mapping[str, Any]) -> str:
 
 
 def _length_parts(lengths: Mapping[str, Mapping[str, int | float]] | None) -> Iterator[str]:
-    if lengths:
-        yield "### Lengths of texts, in characters"
-        figures = ("num_rows", "mean", "p50", "p90", "p99", "longest")
-        yield _table(
-            ("Field", "Rows", "Mean", "Median", "90 % up to", "99 % up to", "Longest"),
-            [
-                (f"`{name}`{' (as JSON)' * (name in JSON_FIELDS)}", *(one[figure] for figure in figures))
-                for name, one in lengths.items()
-            ],
-        )
+    if not lengths:
+        return
+    figures = ("num_rows", "mean", "p50", "p90", "p99", "longest")
+    rows = [
+        (f"`{name}`{' (as JSON)' * (name in JSON_FIELDS)}", *(one[figure] for figure in figures))
+        for name, one in lengths.items()
+    ]
+    yield "### Lengths of texts, in characters"
+    yield _table(("Field", "Rows", "Mean", "Median", "90 % up to", "99 % up to", "Longest"), rows)
 
 
 def _told_bad(counts: Mapping[str, int], summary: Mapping[str, Any]) -> str:
