@@ -36,6 +36,7 @@ class RecordLines:
         self._max_bytes = max_bytes
         self.num_bytes = self._num_quotes = 0
         self._ends_line = True
+        self._num_break = 0
         self._pending = file.readline(max_bytes + 2)
         match = _DECLARATION.fullmatch(self._pending)
         if match:
@@ -58,8 +59,7 @@ class RecordLines:
         self.num_lines += 1
         self._count(line)
         if self.num_bytes > self._max_bytes:
-            content = self.num_bytes - (len(line) - len(line.rstrip("\r\n")))
-            if content > self._max_bytes or not self._ends_line:
+            if self.num_bytes - self._num_break > self._max_bytes or not self._ends_line:
                 raise RecordTooLong
         return line
 
@@ -71,7 +71,7 @@ class RecordLines:
         """Read to the end of the record, which is the first line break outside quotes.
 
         Returns:
-            The bytes of the whole record.
+            The bytes of the whole record, without the line break behind it.
         """
         while not (self._ends_line and self._num_quotes % 2 == 0):
             was_whole = self._ends_line
@@ -80,7 +80,7 @@ class RecordLines:
                 break
             self.num_lines += was_whole
             self._count(chunk)
-        num_bytes = self.num_bytes
+        num_bytes = self.num_bytes - self._num_break
         self.end_record()
         self._ends_line = True
         return num_bytes
@@ -94,4 +94,5 @@ class RecordLines:
     def _count(self, line: str) -> None:
         self.num_bytes += len(line) if line.isascii() else len(line.encode())
         self._num_quotes += line.count('"')
-        self._ends_line = line.endswith(("\n", "\r"))
+        self._num_break = len(line) - len(line.rstrip("\r\n"))
+        self._ends_line = self._num_break > 0

@@ -61,6 +61,8 @@ def open_field(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, 
         yield from _open_key(window, steps, behind, place)
     elif mark == "[" and str(steps[0]).isdecimal():
         yield from _open_element(window, steps, behind, place)
+    elif mark == "[" and isinstance(steps[0], int):
+        raise FieldMissing(f"{place} is read from its beginning, so index {steps[0]} cannot count from its end")
     else:
         wanted = "a list" if isinstance(steps[0], int) else "an object"
         raise FieldMissing(f"{place} holds {_kind(mark)}, where {wanted} is wanted")

@@ -60,6 +60,7 @@ class JsonLinesRows(JsonRows):
                         while line[-1:] != b"\n" and (line := file.readline(_CHUNK_BYTES)):
                             num_bytes += len(line)
                             offset += len(line)
+                        num_bytes -= len(line) - len(line.rstrip(b"\r\n"))
                         yield number, too_long(num_bytes, limit)
                         continue
                     try:
