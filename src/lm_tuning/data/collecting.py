@@ -244,7 +244,7 @@ class _Collector:
                     found = [reader(row) if reader else None for reader in readers]
                     key = digest_parts(read_key(row)) if read_key else _NO_KEY
                 except RowProblem as problem:
-                    in_file = source.where(number) if source.exploding else None
+                    in_file = source.exploding.where if source.exploding else None
                     self._note_bad(first_id + number, number, problem, in_file=in_file)
                     continue
                 if not row.keys() <= known and len(late) < _MAX_LATE_ROWS:

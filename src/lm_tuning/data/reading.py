@@ -186,14 +186,6 @@ class RowSource(ABC):
         names = nested_names(next(self._peeked(), {}))
         return f" Values inside columns are named by path, such as {list_columns(names[:3])}." if names else ""
 
-    def where(self, number: int) -> str:
-        """Say where the row that was yielded last stands in the file.
-
-        Args:
-            number: its number.
-        """
-        return self.exploding.where if self.exploding else f"row {number}"
-
     def _peeked(self) -> Iterator[Row]:
         """Yield the good ones of the first 1,000 rows."""
         for place, (_, row) in enumerate(self):
@@ -204,8 +196,8 @@ class RowSource(ABC):
 
     @property
     def selected(self) -> list[str]:
-        """Columns to read: those that were selected, else all."""
-        return self.columns if self._selected is None else self._selected
+        """Columns of the file to read: those that were selected, else all."""
+        return self.roots_of(self.columns) if self._selected is None else self._selected
 
     def progress(self) -> tuple[int, int, str]:
         """Return how much has been read, how much there is, and the unit of both: kB as they lie there, or rows.
