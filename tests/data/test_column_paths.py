@@ -294,7 +294,7 @@ def test_rows_that_are_lists_must_all_be_lists(check):
     made = check("p.jsonl", [["a", "b"], {"0": "c"}, ["d"], ["e", "f"]], columns={"text": "0", "label": "1"})
     assert [line.partition("p.jsonl, ")[2] for line in made.summary["refused"][:-1]] == [
         "row 2: holds an object, where a list, as in the first row, is wanted.",
-        "row 3: has no column '1'.",
+        "row 3: unlabelled: has no column '1'.",
     ]
     message = problem_of(check, "p.jsonl", [["a", "b"]])
     assert 'their columns are positions in quotes, such as data.columns.text: "0"' in message
