@@ -122,6 +122,19 @@ def test_a_file_that_breaks_off_is_reported_up_to_there(project):
     assert "could not be read to the end" in text
 
 
+def test_a_run_that_ends_before_it_reads_leaves_no_report_that_looks_like_its_own(project):
+    path = project.write("here.jsonl", GOOD)
+    assert project.split("ended", path=path).code == 0
+    first = project.report("ended")[0]
+    for _ in range(2):
+        assert "does not exist" in problems_of(project.split("ended", path="gone.jsonl"))[0]
+        marked = project.report("ended")[0]
+        assert marked.startswith("> **This is the report of an earlier run.**")
+        assert marked.endswith(first)
+    assert project.split("ended", path=path).code == 0
+    assert project.report("ended")[0] == first
+
+
 def test_columns_that_are_not_there_leave_a_report_too(project):
     path = project.write("good.jsonl", GOOD)
     problems = problems_of(project.split("columns", path=path, columns={"text": "txet"}))

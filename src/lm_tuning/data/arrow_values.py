@@ -83,18 +83,18 @@ def batch_rows(
         if sizes is None:
             yield from _plain_rows(part, readers)
             continue
-        for place, size in enumerate(sizes):
+        for index, size in enumerate(sizes):
             if size > max_row_bytes:
                 yield too_long(size, max_row_bytes)
             else:
-                yield from _plain_rows(part.slice(place, 1), readers)
+                yield from _plain_rows(part.slice(index, 1), readers)
 
 
 def _sizes_of_rows(columns: Sequence[pa.Array], max_row_bytes: int) -> list[int] | None:
     """Return the bytes of each row; None where all of them together are no more than one row may have."""
     if sum(column.nbytes for column in columns) <= max_row_bytes:
         return None
-    return [sum(_size_of_cell(column.slice(place, 1)) for column in columns) for place in range(len(columns[0]))]
+    return [sum(_size_of_cell(column.slice(index, 1)) for column in columns) for index in range(len(columns[0]))]
 
 
 def _size_of_cell(cell: pa.Array) -> int:

@@ -67,7 +67,7 @@ class Exploding:
     def explode(
         self, rows: Iterable[tuple[int, dict[str, Any] | RowProblem]]
     ) -> Iterator[tuple[int, dict[str, Any] | RowProblem]]:
-        """Yield the exploded rows, numbered anew from 1; a row whose list is none is yielded as its problem.
+        """Yield the exploded rows, numbered again from 1; a row whose list is none is yielded as its problem.
 
         Args:
             rows: rows with their numbers, as a file has them.
@@ -126,8 +126,8 @@ class Exploding:
             return
         if not values:
             yield elements, None
-        for place, value in enumerate(values, 1):
-            yield from self._elements_of(_replaced(row, steps, value), depth + 1, (*elements, place))
+        for position, value in enumerate(values, 1):
+            yield from self._elements_of(_replaced(row, steps, value), depth + 1, (*elements, position))
 
 
 def _replaced(row: Any, steps: Sequence[Step], value: Any) -> Any:

@@ -56,16 +56,16 @@ def open_field(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, 
             raise FieldMissing(f"{format_path(behind)!r} holds {_kind(mark)}, where a list of rows is wanted", lists)
         yield
         return
-    place = repr(format_path(behind)) if behind else "the file"
+    where = repr(format_path(behind)) if behind else "the file"
     if mark == "{":
-        yield from _open_key(window, steps, behind, place)
+        yield from _open_key(window, steps, behind, where)
     elif mark == "[" and str(steps[0]).isdecimal():
-        yield from _open_element(window, steps, behind, place)
+        yield from _open_element(window, steps, behind, where)
     elif mark == "[" and isinstance(steps[0], int):
-        raise FieldMissing(f"{place} is read from its beginning, so index {steps[0]} cannot count from its end")
+        raise FieldMissing(f"{where} is read from its beginning, so index {steps[0]} cannot count from its end")
     else:
         wanted = "a list" if isinstance(steps[0], int) else "an object"
-        raise FieldMissing(f"{place} holds {_kind(mark)}, where {wanted} is wanted")
+        raise FieldMissing(f"{where} holds {_kind(mark)}, where {wanted} is wanted")
 
 
 def find_lists(window: JsonWindow) -> list[str]:
@@ -111,14 +111,14 @@ def describe_lists(names: Sequence[str]) -> str:
     return f" {are} {list_columns(list(names))}: name the one that holds the rows, such as data.field: {names[0]}."
 
 
-def _open_key(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, ...], place: str) -> Iterator[None]:
+def _open_key(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, ...], where: str) -> Iterator[None]:
     names: list[str] = []
     lists: list[str] = []
     is_found = False
     for key in _keys(window):
         if key == str(steps[0]):
             if is_found:
-                raise FieldDamaged(f"{place} names {shorten(key)!r} twice in one object; only one value can count")
+                raise FieldDamaged(f"{where} names {shorten(key)!r} twice in one object; only one value can count")
             is_found = True
             yield from open_field(window, steps[1:], (*behind, steps[0]))
             continue
@@ -128,10 +128,10 @@ def _open_key(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, .
         window.skip()
     if not is_found:
         keys = f"its keys: {list_columns(names)}" if names else "it is empty"
-        raise FieldMissing(f"{place} has no key {str(steps[0])!r} ({keys})", lists)
+        raise FieldMissing(f"{where} has no key {str(steps[0])!r} ({keys})", lists)
 
 
-def _open_element(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, ...], place: str) -> Iterator[None]:
+def _open_element(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, ...], where: str) -> Iterator[None]:
     wanted = int(steps[0])
     window.take()
     number = 0
@@ -147,7 +147,7 @@ def _open_element(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Ste
             break
     _close(window, "]")
     if number <= wanted:
-        raise FieldMissing(f"{place} has {number:,} element{'s' * (number != 1)} and none at index {wanted}")
+        raise FieldMissing(f"{where} has {number:,} element{'s' * (number != 1)} and none at index {wanted}")
 
 
 def _lists_here(window: JsonWindow, depth: int) -> Iterator[tuple[Step, ...]]:

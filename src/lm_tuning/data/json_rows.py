@@ -27,7 +27,7 @@ class JsonRows(RowSource):
             if self._by_position is None:
                 self._by_position = True
             if self._by_position:
-                return {str(place): item for place, item in enumerate(value)}
+                return {str(position): item for position, item in enumerate(value)}
         elif isinstance(value, RowProblem):
             return value
         wanted = "a list, as in the first row," if self._by_position else "an object with columns"

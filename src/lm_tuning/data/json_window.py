@@ -18,10 +18,10 @@ _SCALAR_END = re.compile(r"[,\]}\s]")
 
 
 class JsonWindow:
-    """A piece of a text file that moves forward."""
+    """A part of a text file that moves forward."""
 
     def __init__(self, file: TextIOWrapper, max_value_bytes: int) -> None:
-        """Begin at the place where the file stands.
+        """Begin where the file stands.
 
         Args:
             file: the text.
@@ -136,7 +136,7 @@ class JsonWindow:
 
 
 def found(window: JsonWindow) -> str:
-    """Say what stands at the next place of a window, for a message."""
+    """Say what stands next in a window, for a message."""
     return f"{window.peek()!r} stands" if window.peek() else "the file ends"
 
 
@@ -170,11 +170,11 @@ def _end_of_scalar(text: str, at: int) -> tuple[int, bool]:
 
 
 def _end_of_text(text: str, at: int) -> tuple[int, bool]:
-    """Look for the closing quote of a JSON text from a place inside it.
+    """Look for the closing quote of a JSON text from a position inside it.
 
     Returns:
-        The place behind the quote and False; or the place to go on at, one behind the end where the last character
-        escapes the next one, and True.
+        The position behind the quote and False; or the position to go on at and True, one behind the end where the last
+        character escapes the next one.
     """
     quote = -1
     while True:

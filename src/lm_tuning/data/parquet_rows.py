@@ -80,7 +80,7 @@ class ParquetRows(RowSource):
 def _size_of_group(group: Any, names: list[str]) -> tuple[int, int]:
     """Return the rows of a row group, and the bytes that the columns which are read take unpacked and encoded."""
     roots = set(names)
-    columns = (group.column(place) for place in range(group.num_columns))
+    columns = (group.column(index) for index in range(group.num_columns))
     num_bytes = sum(
         column.total_uncompressed_size
         for column in columns

@@ -188,10 +188,10 @@ class RowSource(ABC):
 
     def _peeked(self) -> Iterator[Row]:
         """Yield the good ones of the first 1,000 rows."""
-        for place, (_, row) in enumerate(self):
+        for index, (_, row) in enumerate(self):
             if isinstance(row, dict):
                 yield row
-            if place + 1 == _PEEKED_ROWS:
+            if index + 1 == _PEEKED_ROWS:
                 return
 
     @property

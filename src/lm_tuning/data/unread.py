@@ -74,7 +74,7 @@ def write_unread(
         for file in raw_examples.get(split) or ()
     ]
     not_begun: dict[str, Any] = {"first_row_id": None, "rows_read": None, "rows_kept": None, "rows_skipped": {}}
-    files = [begun[place] if place < len(begun) else file | not_begun for place, file in enumerate(files)]
+    files = [begun[position] if position < len(begun) else file | not_begun for position, file in enumerate(files)]
     num_read, num_kept = (sum(file[name] for file in begun) for name in ("rows_read", "rows_kept"))
     summary = {
         "is_unread": True,
