@@ -87,14 +87,14 @@ def choose_delimiter(try_out: Callable[[str], Trial], *, path: str, file_format:
             )
         raise UserError(f"{path} leaves open what separates its fields: {found}. Say which is meant: {keys}.")
     if first.error:
-        mark = next((mark for mark in _KNOWN if mark != usual and _looks_cut(try_out(mark))), None)
-        if mark is None:
+        likely = next((mark for mark in _KNOWN if mark != usual and _looks_cut(try_out(mark))), None)
+        if likely is None:
             return usual  # reading it says what is wrong
         raise UserError(
             [
                 *first.error.problems,
-                f"{path}: the fields look separated by {describe_delimiter(mark)}, not by {describe_delimiter(usual)}. "
-                f"If they are, set data.delimiter: {_written(mark)}.",
+                f"{path}: the fields look separated by {describe_delimiter(likely)}, not by "
+                f"{describe_delimiter(usual)}. If they are, set data.delimiter: {_written(likely)}.",
             ]
         )
     return usual

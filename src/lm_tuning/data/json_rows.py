@@ -22,7 +22,7 @@ class JsonRows(RowSource):
             if self._by_position is None:
                 self._by_position = False
             if not self._by_position:
-                return value  # type: ignore[no-any-return]
+                return value
         elif value.__class__ is list and value and not any(item.__class__ is dict for item in value):
             if self._by_position is None:
                 self._by_position = True
