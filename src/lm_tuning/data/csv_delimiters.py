@@ -79,6 +79,8 @@ def choose_delimiter(try_out: Callable[[str], Trial], *, path: str, file_format:
         if is_one_field:
             num_records = next(iter(others.values())).num_records
             found = f"its header and first {count_noun(num_records, 'row')} can be cut at {named}"
+        elif first.error:
+            found = f"with {describe_delimiter(usual)} it cannot be read ({first.error}), and with {named} it can"
         else:
             have = "has" if first.num_other == 1 else "have"
             found = (

@@ -20,6 +20,7 @@ class RecordLines:
     Attributes:
         num_lines: lines read so far, the declaration of the separator among them.
         num_bytes: bytes of the record at hand so far.
+        is_unclosed: the file ended inside quotes while a record was skipped.
         declared: the separator that a first line such as ``sep=;`` declares, which is no record; None without one.
     """
 
@@ -31,6 +32,7 @@ class RecordLines:
             max_bytes: of a record, its line break not counted.
         """
         self.num_lines = 0
+        self.is_unclosed = False
         self.declared: str | None = None
         self._file = file
         self._max_bytes = max_bytes
@@ -77,6 +79,7 @@ class RecordLines:
             was_whole = self._ends_line
             chunk = self._read(_CHUNK_CHARACTERS)
             if not chunk:
+                self.is_unclosed = self._num_quotes % 2 == 1
                 break
             self.num_lines += was_whole
             self._count(chunk)

@@ -134,6 +134,8 @@ class CsvRows(RowSource):
                     except RecordTooLong:
                         number += 1
                         num_bytes = lines.num_bytes if is_trial and number else lines.skip_record()
+                        if lines.is_unclosed:  # all rows from here to the end would pass for one
+                            raise UserError(_explain_unclosed(self.path, number, first_line)) from None
                         if not number:
                             raise UserError(f"{self.path}, header: {too_long(num_bytes, limit).reason}") from None
                         yield number, too_long(num_bytes, limit)
@@ -174,7 +176,16 @@ def _with_plain_breaks(cells: list[str]) -> list[str]:
 
 
 def _explain(path: str, number: int, first_line: int, line: int, error: csv.Error) -> str:
-    place = f"{path}, row {number} (line {first_line})" if number else f"{path}, header"
     if "unexpected end of data" in str(error):
-        return f"{place}: a quoted field begins here and never ends."
-    return f"{place}: {error} in line {line}. Write a quote inside a quoted field twice."
+        return _explain_unclosed(path, number, first_line)
+    return (
+        f"{_name_record(path, number, first_line)}: {error} in line {line}. Write a quote inside a quoted field twice."
+    )
+
+
+def _explain_unclosed(path: str, number: int, first_line: int) -> str:
+    return f"{_name_record(path, number, first_line)}: a quoted field begins here and never ends."
+
+
+def _name_record(path: str, number: int, first_line: int) -> str:
+    return f"{path}, row {number} (line {first_line})" if number else f"{path}, header"
