@@ -16,6 +16,7 @@ from lm_tuning.data.collecting import OpenedFile, collect_rows
 from lm_tuning.data.columns import ColumnMapping, check_mapping, choose_mapping, describe_mapping, missing_column
 from lm_tuning.data.labels import MAX_CLASSES, build_label_map, count_classes, trained_names
 from lm_tuning.data.mixing import describe_mixing
+from lm_tuning.data.problems import count_noun
 from lm_tuning.data.reading import MAX_ROW_BYTES, ReadSettings, RowSource, open_rows
 from lm_tuning.data.refusals import find_refusals, log_skipped
 from lm_tuning.data.rows import SPLITS, ExampleTable, preview_rows
@@ -286,7 +287,7 @@ def describe_checked(summary: Mapping[str, Any]) -> str:
     if len(summary["files"]) > 1:
         parts.append(f"{len(summary['files']):,} files")
     if summary["label_map"]:
-        parts.append(f"{len(summary['label_map']):,} classes")
+        parts.append(count_noun(len(summary["label_map"]), "class"))
     return "; ".join(parts)
 
 

@@ -70,9 +70,10 @@ def count_noun(number: int, noun: str) -> str:
 
     Args:
         number: how many.
-        noun: in the singular; its plural ends in s.
+        noun: in the singular; its plural ends in s, or in es behind an s.
     """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+    plural = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
 def too_long(num_bytes: int, max_row_bytes: int) -> RowProblem:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_tuning.data.local_files import LocalFiles, find_local, resolve_path
+from lm_tuning.data.problems import count_noun
 from lm_tuning.data.raw_opening import MAGIC_BYTES, RawFile, detect_compression
 from lm_tuning.data.remote_files import is_address, list_remote
 from lm_tuning.data.suffixes import KNOWN_SUFFIXES, TEXT_FORMATS, suffix_format
@@ -220,22 +221,25 @@ def _files_at(address: str, key: str) -> list[dict[str, Any]]:
         raise UserError(
             f"{key} names '{address}', where no file of rows is. Files that are read end in {KNOWN_SUFFIXES}."
         )
-    logger.info("%s: %s stands for %d files, %d others are left out", key, address, len(known), len(files) - len(known))
+    left_out = f", {len(files) - len(known):,} of other formats left out" if len(files) > len(known) else ""
+    logger.info("%s: %s stands for %s%s", key, address, count_noun(len(known), "file"), left_out)
     return known
 
 
 def _log_choice(found: LocalFiles, text: str, *, key: str, split: str) -> None:
     others = f", {found.num_others} of other formats left out" if found.num_others else ""
-    logger.info("%s: %s stands for %d files%s", key, text, len(found.paths), others)
+    logger.info("%s: %s stands for %s%s", key, text, count_noun(len(found.paths), "file"), others)
     if found.empty:
-        logger.warning("%s: %d empty files are left out: %s", key, len(found.empty), _some(found.empty))
+        what = "1 empty file is" if len(found.empty) == 1 else f"{len(found.empty):,} empty files are"
+        logger.warning("%s: %s left out: %s", key, what, _some(found.empty))
     held_out = [path for path in found.paths if not _HELD_OUT_WORDS.isdisjoint(re.split(r"[\W_]+", path.stem.lower()))]
     if split == "train" and held_out and len(held_out) < len(found.paths):
         logger.warning(
-            "%s: %d of the files are named like held-out rows and will be trained on: %s. If they are, name the "
+            "%s: files named like held-out rows will be trained on (%d of %d): %s. If they are held-out rows, name the "
             "training files by a pattern, and these by data.validation_path and data.test_path.",
             key,
             len(held_out),
+            len(found.paths),
             _some(held_out),
         )
 

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from lm_tuning.data.examples import JSON_FIELDS
-from lm_tuning.data.problems import shorten
+from lm_tuning.data.problems import count_noun, shorten
 from lm_tuning.data.refusals import ALWAYS_SKIPPED
 
 _MAX_SHOWN_ROWS = 20
@@ -122,7 +122,7 @@ def _markdown(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> Iterat
         [(f"`{kind}`", one["num_rows"], one["fate"], one["meaning"]) for kind, one in findings.items()],
     )
     for kind, one in findings.items():
-        yield f"#### `{kind}`: {_count(one['num_rows'], 'row')} {_FATES[one['fate']]}"
+        yield f"#### `{kind}`: {count_noun(one['num_rows'], 'row')} {_FATES[one['fate']]}"
         yield "\n".join(_row_lines(one))
 
 
@@ -133,7 +133,7 @@ def _told_counts(counts: Mapping[str, int], summary: Mapping[str, Any]) -> str:
             f"trained on. Rows read before: **{counts['read']:,}**; bad ones among them: **{counts['skipped']:,}**."
         )
     return (
-        f"Rows read from {_count(len(summary['files']), 'file')}: **{counts['read']:,}**. Good ones: "
+        f"Rows read from {count_noun(len(summary['files']), 'file')}: **{counts['read']:,}**. Good ones: "
         f"**{counts['kept']:,}**. {_told_bad(counts, summary)}"
     )
 
@@ -173,7 +173,7 @@ def _files_table(files: Sequence[Mapping[str, Any]]) -> str:
     ]
     table = _table(("File", "Split", "Rows read", "Good", "Bad", "First row id"), rows)
     more = len(files) - _MAX_SHOWN_FILES
-    return f"{table}\n\nand {more:,} more files." if more > 0 else table
+    return f"{table}\n\nand {count_noun(more, 'more file')}." if more > 0 else table
 
 
 def _counts_of_file(file: Mapping[str, Any]) -> tuple[int | str, ...]:
@@ -188,15 +188,16 @@ def _exploded_lines(files: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for file in [file for file in files if file.get("exploded")][:_MAX_SHOWN_FILES]:
         told = file["exploded"]
         lists = ", ".join(f"`{escape_markdown(name)}`" for name in told["lists"])
+        before, after = count_noun(told["rows_in_file"], "row"), count_noun(file["rows_read"], "row")
         text = (
-            f"{escape_markdown(_shown_path(file['path']))}: {_count(told['rows_in_file'], 'row')} of the file became "
-            f"{_count(file['rows_read'], 'row')} by `data.explode` ({lists}). Row numbers here count the rows after it."
+            f"{escape_markdown(_shown_path(file['path']))}: {before} of the file became {after} by `data.explode` "
+            f"({lists}). Row numbers here count the rows after it."
         )
         if told["rows_with_empty_lists"]:
             named = ", ".join(f"{number:,}" for number in told["first_rows_with_empty_lists"])
             more = told["rows_with_empty_lists"] - len(told["first_rows_with_empty_lists"])
             text += (
-                f" An empty list, which gives no row, is in {_count(told['rows_with_empty_lists'], 'row')} of the "
+                f" An empty list, which gives no row, is in {count_noun(told['rows_with_empty_lists'], 'row')} of the "
                 f"file: {named}{f' and {more:,} more' if more else ''}."
             )
         yield text
@@ -206,8 +207,8 @@ def _class_parts(classes: Mapping[str, Any], label_map: Mapping[str, int]) -> It
     num_rows = sum(classes["num_rows"].values())
     listed = list(classes["num_rows"].items())[:_MAX_SHOWN_CLASSES]
     yield (
-        f"{classes['num_classes']:,} classes in column {escape_markdown(repr(classes['column']))}; always guessing the "
-        f"largest would be right for {listed[0][1] / num_rows:.1%} of the training rows."
+        f"{count_noun(classes['num_classes'], 'class')} in column {escape_markdown(repr(classes['column']))}; always "
+        f"guessing the largest would be right for {listed[0][1] / num_rows:.1%} of the training rows."
         if listed and num_rows
         else f"No class in column {escape_markdown(repr(classes['column']))}."
     )
@@ -224,11 +225,12 @@ def _class_parts(classes: Mapping[str, Any], label_map: Mapping[str, int]) -> It
     yield _table(("Class", "Id", "Rows", "Share"), rows)
     if classes["num_classes"] > len(listed):
         smallest = escape_markdown(shorten(classes["smallest"], 60))
-        yield f"and {classes['num_classes'] - len(listed):,} smaller ones; the smallest is {smallest}."
+        smaller = count_noun(classes["num_classes"] - len(listed), "smaller one")
+        yield f"and {smaller}; the smallest is {smallest}."
 
 
 def _mixed_labels(classes: Mapping[str, Any]) -> str:
-    counts = ", ".join(f"{kind}: {_count(number, 'row')}" for kind, number in classes["types"].items())
+    counts = ", ".join(f"{kind}: {count_noun(number, 'row')}" for kind, number in classes["types"].items())
     text = (
         f"Note: labels in column {escape_markdown(repr(classes['column']))} are of different types ({counts}). All are "
         'taken as text, so a number `1` and a text `"1"` are one class, as are `true` and `"true"`.'
@@ -260,10 +262,6 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         cells = [f"{value:,}" if isinstance(value, int | float) else str(value) for value in row]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _shown_path(path: str) -> str:
