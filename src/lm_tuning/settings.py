@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kedro.utils import find_kedro_project
 
+from lm_tuning.hooks.earlier_reports import EarlierReportsHook
 from lm_tuning.hooks.environment import EnvironmentHook
 from lm_tuning.hooks.locking import OutputLockHook
 from lm_tuning.hooks.logging_file import use_logging_file
@@ -67,6 +68,7 @@ CONFIG_LOADER_ARGS = {
 
 # Of hooks that ask to be first, the last one registered comes first: parameters are checked before anything uses them.
 HOOKS = (
+    EarlierReportsHook(),
     TrackingHook(),
     OutputLockHook(),
     TrainingStartHook(),

@@ -78,7 +78,7 @@ def test_values_of_other_types_can_be_skipped_and_are_counted(write_rows, check,
     path = write_rows(MIXED)
     result = check(path, on_bad_row="skip")
     assert result.rows == [{"row_id": 1, "text": "hello", "source": 0}]
-    assert "3 skipped (3 wrong_type)" in caplog.text
+    assert "3 rows skipped (3 wrong_type)" in caplog.text
     assert "row 4: column 'text' holds a list" in caplog.text
     assert result.summary["refused"] == []
     assert result.summary["files"] == [

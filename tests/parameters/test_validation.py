@@ -363,7 +363,7 @@ def test_rows_are_a_path_a_source_or_a_list_of_both(valid: dict[str, Any]) -> No
     parameters = validate_parameters(merged(valid, data={"path": ["a.jsonl", source]}))
     assert parameters.data.model_dump()["path"] == [
         "a.jsonl",
-        {"path": "data/b.jsonl", "weight": 0.2, "config": None, "split": None, "revision": None},
+        {"path": "data/b.jsonl", "weight": 0.2, "config": None, "split": None, "revision": None, "field": None},
     ]
     assert isinstance(validate_parameters(merged(valid, data={"path": source})).data.path, SourceParameters)
 

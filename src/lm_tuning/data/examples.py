@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from lm_tuning.data.column_paths import explain_missing
 from lm_tuning.data.columns import ColumnMapping
 from lm_tuning.data.conventions import MESSAGES, PROMPT_RESPONSE, TEXT, TEXT_LABEL
 from lm_tuning.data.messages import (
@@ -264,5 +265,6 @@ def _rendered_reader(template: str, *, normalize: bool) -> ReadField:
 
 def _wrong_value(row: Row, column: str, wanted: str) -> RowProblem:
     if column not in row:
-        return RowProblem("missing_column", f"has no column {column!r}.")
+        reason = explain_missing(row, column)
+        return RowProblem("missing_column", f"has no column {column!r}{f': {reason}' if reason else ''}.")
     return RowProblem("wrong_type", f"column {column!r} holds {describe_value(row[column])}, where {wanted} is wanted.")

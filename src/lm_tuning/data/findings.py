@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ MEANINGS: Mapping[str, str] = {
     "not_an_object": "a JSON value without columns",
     "not_utf8": "bytes that are not UTF-8",
     "wrong_field_count": "more or fewer fields than the header names",
+    "too_long": "more bytes than data.max_row_bytes",
     "two_systems": "a system column and another system turn in the same row",
     "control_character": "control characters that no text needs, such as NUL",
     "replacement_character": "U+FFFD, which stands where text was decoded wrongly",
@@ -110,10 +112,17 @@ class RowPlaces:
         self._first_ids = np.array([source["first_row_id"] for source in sources], dtype=np.int64)
         paths = [str(source["path"]) for source in sources]
         # One file may be read twice, as training rows and as held-out ones.
-        self._names = [
-            f"{path} ({source['split']})" if paths.count(path) > 1 else path
+        times = Counter(paths)
+        names = [
+            f"{path} ({source['split']})" if times[path] > 1 else path
             for path, source in zip(paths, sources, strict=True)
         ]
+        # Two configurations of a hub data set, for example, bear one name; each keeps rows of its own.
+        seen: Counter[str] = Counter()
+        self._names = []
+        for name in names:
+            seen[name] += 1
+            self._names.append(f"{name} #{seen[name]}" if seen[name] > 1 else name)
 
     def find(self, row_id: int) -> tuple[str, int]:
         """Return the file and the 1-based row number in it.

@@ -150,7 +150,7 @@ def _files_of_rows(candidates: Iterable[Path], problem: str) -> LocalFiles:
             empty.append(path)
     if not paths:
         num_there = num_others + len(empty)
-        verb = "is" if num_there == 1 else "are"
-        there = f"{count_of(num_there, 'file')} {verb} there, none with rows" if num_there else "no file is there"
+        are = "is" if num_there == 1 else "are"
+        there = f"{count_of(num_there, 'file')} {are} there, none with rows" if num_there else "no file is there"
         raise UserError(f"{problem}: {there}. Files that are read end in {KNOWN_SUFFIXES}.")
     return LocalFiles(paths, num_others=num_others, empty=empty)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from lm_tuning.data.collecting import CollectedRows
+from lm_tuning.data.collecting import CollectedRows, spell_out
 from lm_tuning.data.labels import find_class_problem
 from lm_tuning.wording import count_of
 
@@ -57,24 +57,21 @@ def log_skipped(rows: CollectedRows) -> None:
     """
     for file, lines in zip(rows.files, rows.bad_lines, strict=True):
         if lines:
-            num_bad = sum(file["rows_skipped"].values())
-            rest = [f"{count_of(num_bad - len(lines), 'more bad row')}."] if num_bad > len(lines) else []
-            listed = "\n".join([*lines, *rest])
-            logger.warning("%s: %d skipped (%s).\n%s", file["path"], num_bad, _kinds(file["rows_skipped"]), listed)
+            skipped = count_of(sum(file["rows_skipped"].values()), "row")
+            listed = "\n".join(spell_out(file, lines))
+            logger.warning("%s: %s skipped (%s).\n%s", file["path"], skipped, _kinds(file["rows_skipped"]), listed)
 
 
 def _bad_lines(rows: CollectedRows) -> list[str]:
     """Spell out the first bad rows of each file and count the others."""
     lines: list[str] = []
     for file, first in zip(rows.files, rows.bad_lines, strict=True):
-        shown = first[: max(MAX_LINES - len(lines), 0)]
-        rest = sum(file["rows_skipped"].values()) - len(shown)
-        lines += shown
-        if rest and len(lines) < MAX_LINES:
-            lines.append(f"{file['path']}: {count_of(rest, 'more bad row')}.")
-    total = sum(sum(file["rows_skipped"].values()) for file in rows.files)
-    if len(lines) >= MAX_LINES:
-        lines.append(f"{count_of(total, 'bad row')} in all files.")
+        spelled = spell_out(file, first)
+        if len(lines) + len(spelled) > MAX_LINES:
+            lines += spelled[: MAX_LINES - len(lines)]
+            total = sum(sum(file["rows_skipped"].values()) for file in rows.files)
+            return [*lines, f"{count_of(total, 'bad row')} in all files."]
+        lines += spelled
     return lines
 
 

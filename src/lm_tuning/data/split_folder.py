@@ -133,6 +133,7 @@ def write_splits(
         "seed": seed,
         "key": key,
         "max_rows": checked_summary["max_rows"],
+        "text_lengths": checked_summary.get("text_lengths"),
         "files": checked_summary["files"],
         "sources": sources,
         "label_map": checked_summary.get("label_map"),

@@ -28,7 +28,8 @@ def check_examples(
 ) -> tuple[StagedFolder | Path, dict[str, Any]]:
     """Read all files and check every row, or find that the same was done before.
 
-    Bad rows are no error here, so that the report on them is stored before ``split_examples`` refuses them.
+    Bad rows and files that cannot be read are no error here, so that the report on them is stored before
+    ``split_examples`` refuses them.
 
     Args:
         raw_examples: the files, see ``prepare_raw_examples``.
@@ -65,9 +66,12 @@ def check_examples(
         summary = read_checked_summary(found)
         logger.info("Rows reused: %s, in %s", describe_checked(summary), found)
         return found, build_rows_section(summary, read_findings(found))
-    with check_cache.stage(key) as staged, show_progress() as on_progress:
-        summary = write_checked_rows(staged.path, raw_examples, **settings, on_progress=on_progress)
-        staged.facts = {"settings": settings, "files": raw_examples}
+    try:
+        with check_cache.stage(key) as staged, show_progress() as on_progress:
+            summary = write_checked_rows(staged.path, raw_examples, **settings, on_progress=on_progress)
+            staged.facts = {"settings": settings, "files": raw_examples}
+    except UserError as error:
+        return _account_for_unread(error, raw_examples, settings, check_cache=check_cache, key=key)
     logger.info("Rows checked: %s, in %s", describe_checked(summary), check_cache.root / key)
     return staged, build_rows_section(summary, read_findings(staged.path))
 
@@ -134,6 +138,22 @@ def split_examples(
     return staged, summary, build_splits_section(summary, read_copies(staged.path))
 
 
+def _account_for_unread(
+    error: UserError, raw_examples: dict[str, Any], settings: dict[str, Any], *, check_cache: FolderStore, key: str
+) -> tuple[StagedFolder, dict[str, Any]]:
+    """Stage what is known of files that could not be read, under a key of its own: the next run reads them again."""
+    from lm_tuning.data.checked_rows import read_findings
+    from lm_tuning.data.rows_report import build_rows_section
+    from lm_tuning.data.unread import write_unread
+
+    names = ("on_bad_row", "max_bad_fraction", "max_rows")
+    with check_cache.stage(f"{key}.unread") as staged:
+        summary = write_unread(staged.path, raw_examples, error, **{name: settings[name] for name in names})
+        staged.facts = {"settings": settings, "files": raw_examples}
+    logger.error("The rows could not be read. What is known of them is in the data report.")
+    return staged, build_rows_section(summary, read_findings(staged.path))
+
+
 def check_settings(data: DataParameters, split: SplitParameters, *, task: str) -> dict[str, Any]:
     """Unpack the parameters into the keywords of ``write_checked_rows``."""
     from lm_tuning.data.example import example_settings, is_example
@@ -141,6 +161,12 @@ def check_settings(data: DataParameters, split: SplitParameters, *, task: str) -
     columns, template, group = data.columns.model_dump(), data.template, split.group
     if is_example(data.model_dump()["path"]):
         columns, template, group = example_settings(columns, template, group)
+    # Settings that came later count only where they are set, so that rows which were read before them are found again.
+    shape = {
+        name: value
+        for name in ("field", "explode", "delimiter", "max_row_bytes")
+        if (value := getattr(data, name)) != DataParameters.model_fields[name].default
+    }
     return {
         "format": data.format,
         "columns": columns,
@@ -153,6 +179,7 @@ def check_settings(data: DataParameters, split: SplitParameters, *, task: str) -
         "stratify": split.stratify,
         "key": split.key,
         "task": task,
+        **shape,
     }
 
 
@@ -182,9 +209,9 @@ def _division_settings(split: SplitParameters, *, group: str | None, seed: int) 
 def _refuse_other_settings(folder: Path, stored: dict[str, Any], present: dict[str, Any]) -> None:
     """Refuse rows that an earlier run checked with other parameters, when only the later node is run."""
     changed = [
-        f"  - {name}: the stored rows were checked with {stored.get(name)!r}, the parameters say {value!r}"
-        for name, value in present.items()
-        if stored.get(name) != value
+        f"  - {name}: the stored rows were checked with {stored.get(name)!r}, the parameters say {present.get(name)!r}"
+        for name in dict.fromkeys([*stored, *present])
+        if stored.get(name) != present.get(name)
     ]
     if changed:
         raise UserError(
