@@ -63,3 +63,14 @@ def list_columns(columns: list[str]) -> str:
     """Write column names for a message: at most 30 of them, each shortened."""
     shown = ", ".join(repr(shorten(column)) for column in columns[:30])
     return f"{shown} and {len(columns) - 30} more" if len(columns) > 30 else shown
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Write a count with its noun, such as ``1 row`` and ``1,200 rows``.
+
+    Args:
+        number: how many.
+        noun: in the singular.
+        plural: where it is not the singular with an s.
+    """
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
