@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lm_tuning.data.class_shares import describe_moved
+from lm_tuning.data.problems import counted
 from lm_tuning.data.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.text.counts import CHANGED, DROPPED
 
@@ -34,7 +36,12 @@ def find_concerns(figures: Mapping[str, Any]) -> list[dict[str, str]]:
         *_about_context(figures["lengths"], figures["context_tokens"]),
         *_about_rows(figures),
         *_about_splits(figures["splits"], figures["num_rows"]),
-        *_about_labels(figures["labels"], figures["task"], untrained=figures["splits"]["untrained_classes"]),
+        *_about_labels(
+            figures["labels"],
+            figures["task"],
+            untrained=figures["splits"]["untrained_classes"],
+            shares=figures["splits"]["class_shares"],
+        ),
         *_about_padding(figures["padding"]),
     ]
     return sorted(found, key=lambda concern: LEVELS.index(concern["level"]))
@@ -274,18 +281,26 @@ def _about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Ite
             "Raise split.validation and split.test.",
         )
     copies = splits["duplicates"]
-    total = sum(num_rows.values())
-    if copies["num_copies"] - copies["num_dropped"] > 0.1 * total:
+    total = sum(splits["rows"].values())
+    if copies["num_kept"] > 0.1 * total:
+        # Rows of one text under several labels stay unless the text alone makes a copy.
+        keys = ["split.duplicates=drop"] if copies["handling"] != "drop" else []
+        keys += ["split.duplicates_by=text"] if copies["num_label_conflicts"] > 0.1 * total or not keys else []
+        left_out = f"{copies['num_dropped']:,}" if copies["num_dropped"] else "none"
         yield _concern(
             "note",
             "splits",
-            f"Copies of other rows: {copies['num_copies']:,}, and none is left out.",
-            "split.duplicates=drop keeps one of each.",
+            f"Rows of the splits that repeat another one: {copies['num_kept']:,} of {total:,}; left out: {left_out}.",
+            f"{' with '.join(keys)} keeps one of each text.",
         )
 
 
 def _about_labels(
-    labels: Mapping[str, Any] | None, task: str, *, untrained: Mapping[str, Any] | None
+    labels: Mapping[str, Any] | None,
+    task: str,
+    *,
+    untrained: Mapping[str, Any] | None,
+    shares: Mapping[str, Any] | None,
 ) -> Iterator[dict[str, str]]:
     if labels is None:
         return
@@ -305,14 +320,25 @@ def _about_labels(
             "note",
             "labels",
             f"Without a held-out row, so never measured: {labels['num_held_out_missing']:,} of "
-            f"{labels['num_classes']:,} classes.",
+            f"{counted(labels['num_classes'], 'class', 'classes')}.",
             "Divide with split.stratify, or hold out more rows.",
         )
+    told = shares["column"] == labels["column"] if shares else False
+    for split, moved in labels["moved"].items():
+        if moved and not told:
+            yield _concern(
+                "warning",
+                "labels",
+                f"Classes whose share differs a lot between train and {split}, by more than chance: "
+                f"{describe_moved(moved, split=split)}.",
+                "Divide with split.stratify, or make the shares of files of your own alike.",
+            )
     if labels["majority_fraction"] > 0.8 and labels["num_classes"] > 1:
         yield _concern(
             "warning",
             "labels",
-            f"Always answering {labels['largest']!r} would be right for {labels['majority_fraction']:.1%} of the rows.",
+            f"Always answering {labels['largest']!r} would be right for {labels['majority_fraction']:.1%} of the "
+            "training rows.",
             "Compare results with this share, not with zero; measure each class by itself."
             + (" train.class_weights=balanced weighs rare classes more." if task == SEQUENCE_CLASSIFICATION else ""),
         )

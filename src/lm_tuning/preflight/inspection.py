@@ -26,7 +26,7 @@ from lm_tuning.training.cutting import choose_batching, choose_micro_batch_token
 _NO_LIMIT = 10**12
 _COPIED = (
     *("rows", "duplicates", "near_duplicates", "leakage", "overlap", "groups", "folds", "untrained_classes"),
-    "warnings",
+    *("class_shares", "warnings"),
 )
 
 
