@@ -16,6 +16,8 @@ they are. ``note``: nothing wrong, but good to know."""
 
 # Where the lengths' figures say what other limits would cut.
 _LIMITS = {"max_length_tokens": "limits", "max_target_tokens": "target_limits"}
+# Whether the model's longest row is unknown.
+_IF_IT_FITS = {True: "model and memory allow", False: "memory allows"}
 _FEW_STEPS = 20
 _FEW_ROWS_CUT = 0.01
 
@@ -32,7 +34,7 @@ def find_concerns(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     found = [
         *_about_schedule(figures["schedule"], figures["num_rows"], figures["lengths"]["quantiles"]["row"]["max"]),
         *_about_tokens(figures),
-        *_about_lengths(figures["lengths"], figures["task"]),
+        *_about_lengths(figures["lengths"], figures["task"], context_tokens=figures["context_tokens"]),
         *_about_context(figures["lengths"], figures["context_tokens"]),
         *_about_rows(figures),
         *_about_splits(figures["splits"], figures["num_rows"]),
@@ -129,7 +131,7 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
 def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     advice = {
         "Does the model learn to stop?": "Use a chat template that ends each answer with the model's end token; where "
-        "ends were cut, raise tokenize.max_length_tokens.",
+        "ends were cut, raise tokenize.max_length_tokens as far as the model goes, or shorten the rows.",
         **{
             f"Does each {noun} begin once?": "Take the token out of the data or the chat template, so that one of them "
             "writes it."
@@ -159,11 +161,11 @@ def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
         )
 
 
-def _about_lengths(facts: Mapping[str, Any], task: str) -> Iterator[dict[str, str]]:
+def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int | None) -> Iterator[dict[str, str]]:
     cut, num_rows = facts["num_rows_cut"], facts["num_rows"]
     limits = {name: f"tokenize.{name}={facts[name]}" for name in _LIMITS if name in facts}
     by_length, by_target = limits["max_length_tokens"], limits.get("max_target_tokens", "")
-    advice = _advise_limit(facts)
+    advice = _advise_limit(facts, context_tokens=context_tokens)
     if task == SEQUENCE_CLASSIFICATION:
         yield from _about_cut("end of the text", cut["end_cut"], num_rows, f"{by_length}.", advice)
     elif task == SEQ2SEQ_LM:
@@ -173,7 +175,7 @@ def _about_lengths(facts: Mapping[str, Any], task: str) -> Iterator[dict[str, st
             cut["target_cut"],
             num_rows,
             f"{by_target}: the model learns to stop in the middle.",
-            _advise_limit(facts, "max_target_tokens"),
+            _advise_limit(facts, "max_target_tokens", context_tokens=context_tokens),
             tolerated=0.0,
         )
     else:
@@ -219,13 +221,21 @@ def _about_context(facts: Mapping[str, Any], context_tokens: int | None) -> Iter
             )
 
 
-def _advise_limit(facts: Mapping[str, Any], name: str = "max_length_tokens") -> str:
-    """Name the lowest limit that cuts next to nothing."""
-    for choice in facts[_LIMITS[name]]:
-        if choice["limit"] > facts[name] and choice["rows_fraction"] <= _FEW_ROWS_CUT:
+def _advise_limit(facts: Mapping[str, Any], name: str = "max_length_tokens", *, context_tokens: int | None) -> str:
+    """Name the lowest limit that cuts next to nothing, or the highest that the model takes."""
+    choices = [choice for choice in facts[_LIMITS[name]] if choice["limit"] > facts[name]]
+    within = [choice for choice in choices if context_tokens is None or choice["limit"] <= context_tokens]
+    for choice in within:
+        if choice["rows_fraction"] <= _FEW_ROWS_CUT:
             what = f"cut {_rows(choice['rows_over'])}" if choice["rows_over"] else "hold every row"
-            return f"tokenize.{name}={choice['limit']} would {what}, if model and memory allow."
-    return f"Raise tokenize.{name}."
+            return f"tokenize.{name}={choice['limit']} would {what}, if {_IF_IT_FITS[context_tokens is None]}."
+    if len(within) == len(choices) or context_tokens is None:
+        return f"Raise tokenize.{name}."
+    apart = "shorten or split the longer rows, or take a model for longer ones"
+    if facts[name] >= context_tokens:
+        return f"The model takes {context_tokens:,} tokens at most, so {apart}."
+    left = f", which would cut {_rows(within[-1]['rows_over'])} or fewer" if within else ""
+    return f"The model takes {context_tokens:,} tokens at most: tokenize.{name}={context_tokens}{left}; else {apart}."
 
 
 def _about_rows(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
@@ -245,7 +255,8 @@ def _about_rows(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
             share = fate["num_rows"] / max(num_read, 1)
             reasons = {DROPPED["too_long"]: "max_length_tokens", DROPPED["target_too_long"]: "max_target_tokens"}
             limit = reasons.get(fate["reason"])
-            advice = f"{_advise_limit(figures['lengths'], limit)} " if limit else ""
+            context_tokens = figures["context_tokens"]
+            advice = f"{_advise_limit(figures['lengths'], limit, context_tokens=context_tokens)} " if limit else ""
             yield _concern(
                 "warning" if share > 0.01 else "note",
                 "rows",
