@@ -18,6 +18,7 @@ MAX_LARGEST = 10
 _MANY_POINTS = 0.1
 _FEW_POINTS = 0.02
 _MANY_TIMES = 3.0
+_ROUNDING = 1e-9
 # Of a thousand pairs of sets whose rows were drawn alike at most one is reported, whatever the number of classes.
 _MAX_CHANCE = 1e-3
 _MAX_NAMED = 5
@@ -44,7 +45,9 @@ def find_moved_classes(reference: Counts, others: Counts) -> list[int]:
     shares = reference / totals[0], others / totals[1]
     difference = np.abs(shares[1] - shares[0])
     low, high = np.minimum(*shares), np.maximum(*shares)
-    is_large = (difference >= _MANY_POINTS) | ((difference >= _FEW_POINTS) & (high >= _MANY_TIMES * low))
+    is_large = (difference >= _MANY_POINTS - _ROUNDING) | (
+        (difference >= _FEW_POINTS - _ROUNDING) & (high >= _MANY_TIMES * low - _ROUNDING)
+    )
     candidates = np.flatnonzero(is_large)
     allowed = math.log(_MAX_CHANCE / (2 * int(((reference + others) > 0).sum())))
     found = []

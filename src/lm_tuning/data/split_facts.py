@@ -164,20 +164,22 @@ def _near_warnings(facts: Mapping[str, Any]) -> Iterator[str]:
     for name in SPLITS[1:]:
         leak = facts["leakage"][name]["near"]["num_rows"]
         if leak:
+            copies = facts["duplicates"]
+            by_label = copies["conflicts"] is not None and copies["by"] == "row"
             yield (
                 f"Rows of {name} with a near duplicate in train: {leak:,}, so what is measured on {name} looks too "
-                f"good. {_fix_near(near, has_labels=facts['duplicates']['conflicts'] is not None)}"
+                f"good. {_fix_near(near, by_label=by_label)}"
             )
 
 
-def _fix_near(near: Mapping[str, Any], *, has_labels: bool) -> str:
-    """Say what takes near duplicates of held-out rows out of train."""
+def _fix_near(near: Mapping[str, Any], *, by_label: bool) -> str:
+    """Say what takes near duplicates of held-out rows out of train; ``by_label``: only those of the same label go."""
     if near["handling"] == "drop":
         # What is left has another label, or hangs on a link that was not followed.
-        by_text = "set split.duplicates_by: text, which leaves them out whatever their label, or " if has_labels else ""
+        by_text = "set split.duplicates_by: text, which leaves them out whatever their label, or " if by_label else ""
         return f"Fix: {by_text}raise split.near_duplicate_similarity."
     together = ", or keep_together, which puts those of one file on one side" if near["handling"] == "report" else ""
-    by_text = " (with split.duplicates_by: text whatever the label)" if has_labels else ""
+    by_text = " (with split.duplicates_by: text whatever the label)" if by_label else ""
     return f"Fix: set split.near_duplicates: drop, which leaves what is like them out of train{by_text}{together}."
 
 

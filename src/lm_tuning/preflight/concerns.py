@@ -16,8 +16,6 @@ they are. ``note``: nothing wrong, but good to know."""
 
 # Where the lengths' figures say what other limits would cut.
 _LIMITS = {"max_length_tokens": "limits", "max_target_tokens": "target_limits"}
-# Whether the model's longest row is unknown.
-_IF_IT_FITS = {True: "model and memory allow", False: "memory allows"}
 _FEW_STEPS = 20
 _FEW_ROWS_CUT = 0.01
 
@@ -228,7 +226,7 @@ def _advise_limit(facts: Mapping[str, Any], name: str = "max_length_tokens", *, 
     for choice in within:
         if choice["rows_fraction"] <= _FEW_ROWS_CUT:
             what = f"cut {_rows(choice['rows_over'])}" if choice["rows_over"] else "hold every row"
-            return f"tokenize.{name}={choice['limit']} would {what}, if {_IF_IT_FITS[context_tokens is None]}."
+            return f"tokenize.{name}={choice['limit']} would {what}, if model and memory allow."
     if len(within) == len(choices) or context_tokens is None:
         return f"Raise tokenize.{name}."
     apart = "shorten or split the longer rows, or take a model for longer ones"
@@ -334,9 +332,10 @@ def _about_labels(
             f"{counted(labels['num_classes'], 'class', 'classes')}.",
             "Divide with split.stratify, or hold out more rows.",
         )
-    told = shares["column"] == labels["column"] if shares else False
+    # What the splits showed is among their warnings; tokenizing may have moved more.
+    told = shares["moved"] if shares and shares["column"] == labels["column"] else {}
     for split, moved in labels["moved"].items():
-        if moved and not told:
+        if moved and not told.get(split):
             yield _concern(
                 "warning",
                 "labels",
