@@ -100,10 +100,9 @@ def test_old_splits_get_the_new_facts_under_their_key(project: Project) -> None:
             {"split__validation": 2, "split__group": "g"},
             [
                 "Only one class is left in train: 'ok' (4 rows)",
-                "The 2 rows of the other 1 class in column 'label' ('no') went elsewhere: validation 2.",
-                "set split.group: null",
-                "set split.stratify: label",
-                "now split.validation: 2",
+                "The 2 rows of the other class in column 'label' ('no') went elsewhere: validation 2.",
+                "set split.group: null and split.stratify: label (now g: rows of a group stay together)",
+                "hold out less (now split.validation: 2)",
             ],
         ),
         (
@@ -136,13 +135,29 @@ def test_one_class_to_train_on_ends_the_run(
 
 def test_one_class_in_train_is_cured_as_the_message_says(project: Project) -> None:
     rows = [*labelled(*((f"ok {n}", "ok") for n in range(4)), g=1), *labelled(("no 1", "no"), ("no 2", "no"), g=2)]
-    path = write(project, "rows.jsonl", rows)
-    rows += [*labelled(("ok 9", "ok"), g=3), *labelled(("ok 10", "ok"), g=4), *labelled(("ok 11", "ok"), g=5)]
-    more = write(project, "more.jsonl", rows)
-    classify(project, "--pipelines=split", data__path=path, split__validation=0, split__group="g")
-    options = {"split__validation": 2, "split__group": "g", "split__stratify": "label"}
-    classify(project, "--pipelines=split", data__path=more, **options)
-    assert project.read("08_reporting", "split_summary.json")["class_shares"]["splits"]["train"]["num_classes"] == 2
+    params = {"data__path": write(project, "rows.jsonl", rows), "split__group": "g", "split__validation": 2}
+
+    def left(**changes: Any) -> int:
+        classify(project, "--pipelines=split", **{**params, **changes})
+        num: int = project.read("08_reporting", "split_summary.json")["class_shares"]["splits"]["train"]["num_classes"]
+        return num
+
+    assert left(split__group="null", split__stratify="label") == 2
+    assert left(split__validation=0) == 2
+    # With more groups of the larger class strata are enough, and are named then.
+    rows += [*labelled(("ok 9", "ok"), g=3), *labelled(("ok 10", "ok"), g=4)]
+    seeds = range(10)
+    params["data__path"] = write(project, "more.jsonl", rows)
+    for seed in seeds:
+        done = project.shell.kedro(  # type: ignore[union-attr]
+            project.folder,
+            *project.arguments("--pipelines=split", task="sequence_classification", seed=seed, split__test=0, **params),
+        )
+        if done.code:
+            assert "set split.stratify: label, which keeps rows of each class in train" in done.stdout + done.stderr
+            assert left(split__stratify="label", seed=seed) == 2
+            return
+    raise AssertionError(f"no seed of {seeds} holds the rarer class out")
 
 
 def test_a_class_of_a_held_out_file_alone_is_told_by_split(project: Project) -> None:

@@ -265,16 +265,7 @@ def _describe_single(rows: CheckedRows, splits: Splits, label: str, *, place: in
     more = f" and {len(others) - _MAX_WARNED_CLASSES:,} more" if len(others) > _MAX_WARNED_CLASSES else ""
     ways = []
     if int(is_other.sum()) > dropped:
-        if settings["group"]:
-            ways.append(
-                f"set split.group: null (now {settings['group']}: rows of a group stay together), give the other "
-                "classes more groups, or set another seed"
-            )
-        if settings["stratify"] != label:
-            ways.append(f"set split.stratify: {label}, which keeps rows of each class in train")
-        held_out = [f"split.{name}: {settings[name]}" for name in SPLITS[1:] if settings[name] and name not in has_file]
-        held_out = [f"split.num_folds: {settings['num_folds']}"] if settings["num_folds"] else held_out
-        ways.append(f"hold out less (now {', '.join(held_out)})")
+        ways += _ways_to_divide(rows, label, from_train & (splits >= 0), has_file, settings)
     if dropped:
         keys = [f"split.{key}: drop" for key in ("duplicates", "near_duplicates") if settings[key] == "drop"]
         by = ", or split.duplicates_by: row, which keeps copies under another label" * (
@@ -285,9 +276,36 @@ def _describe_single(rows: CheckedRows, splits: Splits, label: str, *, place: in
     return (
         f"Only one class is left in train: {shorten(names[place], 100)!r} ({counted(num_left, 'row')}), and at least 2 "
         f"are needed to tell them apart. The {counted(int(is_other.sum()), 'row')} of the other "
-        f"{counted(len(others), 'class', 'classes')} in column {label!r} ({listed}{more}) went elsewhere: "
-        f"{', '.join(fates)}. Fix: {'; or '.join(ways)}."
+        f"{'class' if len(others) == 1 else f'{len(others):,} classes'} in column {label!r} ({listed}{more}) went "
+        f"elsewhere: {', '.join(fates)}. Fix: {'; or '.join(ways)}."
     )
+
+
+def _ways_to_divide(
+    rows: CheckedRows,
+    label: str,
+    in_pool: npt.NDArray[np.bool_],
+    has_file: set[str],
+    settings: Mapping[str, Any],
+) -> list[str]:
+    """Say how the rows can be divided so that train keeps several classes; no way that the rows do not allow."""
+    held_out = [f"split.{name}: {settings[name]}" for name in SPLITS[1:] if settings[name] and name not in has_file]
+    num_parts = 1 + len(held_out)
+    if settings["num_folds"]:
+        held_out = [f"split.num_folds: {settings['num_folds']}"]
+        num_parts = settings["num_folds"] + bool(settings["test"] and "test" not in has_file)
+    group, ids = settings["group"], rows.values[label]
+    units = rows.values[group] if group else np.arange(len(ids))
+    classes = np.unique(np.stack([units[in_pool], ids[in_pool]]), axis=1)[1]
+    ways = []
+    # A class of fewer units than there are parts stays in train; with such classes alone nothing could be held out.
+    if settings["stratify"] != label and np.bincount(classes).max() >= num_parts:
+        ways.append(f"set split.stratify: {label}, which keeps rows of each class in train")
+    if group:
+        strata = f" and split.stratify: {label}" if settings["stratify"] != label else ""
+        ways.append(f"set split.group: null{strata} (now {group}: rows of a group stay together)")
+        ways.append("give the other classes more groups")
+    return [*ways, f"hold out less (now {', '.join(held_out)})"]
 
 
 def _by_split(rows: npt.NDArray[np.bool_], splits: Splits) -> list[int]:
