@@ -165,6 +165,12 @@ def test_every_figure_is_that_of_a_count_by_hand(write_rows, split, drawn):
         keys = [text if options["duplicates_by"] == "text" else (text, label) for text, label in all_kept]
         assert len(set(keys)) == len(keys)
         assert copies["num_kept"] == copies["num_copies"] - copies["num_dropped"]
+    for name, of_split in kept.items():
+        labels = Counter(label for _, label in of_split)
+        facts = made.summary["class_shares"]["splits"][name]
+        assert (facts["num_rows"], facts["num_classes"]) == (len(of_split), len(labels))
+        assert {one["class"]: one["num_rows"] for one in facts["largest"]} == labels
+        assert facts["num_largest"] == list(labels.values()).count(max(labels.values(), default=0))
     stored = read_copies(made.folder)
     ids = {name: made.ids(name) for name in SPLITS}
     listed = sorted((row_id, text) for name in SPLITS for row_id, (text, _) in zip(ids[name], kept[name], strict=True))
