@@ -18,7 +18,8 @@ MAX_LARGEST = 10
 _MANY_POINTS = 0.1
 _FEW_POINTS = 0.02
 _MANY_TIMES = 3.0
-_ROUNDING = 1e-9
+# Far below what a row makes, so that 0.9 to 1.0 are ten points.
+_DIGITS = 12
 # Of a thousand pairs of sets whose rows were drawn alike at most one is reported, whatever the number of classes.
 _MAX_CHANCE = 1e-3
 _MAX_NAMED = 5
@@ -43,10 +44,10 @@ def find_moved_classes(reference: Counts, others: Counts) -> list[int]:
     if not all(totals):
         return []
     shares = reference / totals[0], others / totals[1]
-    difference = np.abs(shares[1] - shares[0])
+    difference = np.abs(shares[1] - shares[0]).round(_DIGITS)
     low, high = np.minimum(*shares), np.maximum(*shares)
-    is_large = (difference >= _MANY_POINTS - _ROUNDING) | (
-        (difference >= _FEW_POINTS - _ROUNDING) & (high >= _MANY_TIMES * low - _ROUNDING)
+    is_large = (difference >= _MANY_POINTS) | (
+        (difference >= _FEW_POINTS) & (high.round(_DIGITS) >= (_MANY_TIMES * low).round(_DIGITS))
     )
     candidates = np.flatnonzero(is_large)
     allowed = math.log(_MAX_CHANCE / (2 * int(((reference + others) > 0).sum())))

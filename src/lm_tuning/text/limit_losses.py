@@ -181,7 +181,7 @@ def find_lost_classes(
     Returns:
         Problems, where no two classes are left, and warnings, where some are.
     """
-    if task != SEQUENCE_CLASSIFICATION or not label_map or not len(written):
+    if task != SEQUENCE_CLASSIFICATION or not label_map or not len(written) or limits["truncation"] == "error":
         return [], []
     before = np.zeros(len(label_map), dtype=np.int64)
     for batch in examples.batches():
