@@ -152,8 +152,8 @@ def test_composed_and_decomposed_names_are_one_class(write_rows, check):
     assert result.facts.names == {"label": [COMPOSED]}
     assert result.facts.values["label"].tolist() == [0, 0, 0, 0]
     assert result.summary["refused"] == [
-        f"data.columns.label: column 'label' holds one class only, '{COMPOSED}'; classification needs at least 2 "
-        "classes."
+        f"data.columns.label: column 'label' holds one class only in the training rows, '{COMPOSED}' (4 rows); "
+        "classification needs at least 2 classes."
     ]
     assert result.column("text") == [f"{COMPOSED} {n}" for n in (0, 0, 1, 1)]
     untouched = check(path, format="text_label", normalize="none")

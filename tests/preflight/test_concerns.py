@@ -76,7 +76,7 @@ def test_what_checking_and_splitting_found_is_repeated(look: Look):
     assert any(text.startswith("1 row (0.96%) left out: a value of another type") for text in texts), texts
     rows = [*questions(4), *questions(4)]
     found = concerns(look, rows, splitting={"duplicates": "ignore", "validation": 0, "test": 0})
-    assert ("note", "Copies of other rows: 4, and none is left out.") in found
+    assert ("note", "Rows of the splits that repeat another one: 4 of 8; left out: none.") in found
 
 
 def test_one_class_far_larger_than_the_others_is_named(look: Look):

@@ -68,10 +68,11 @@ def test_a_long_text_loses_its_end(tokenize, truncation):
 
 
 def test_long_texts_can_be_dropped_and_the_others_keep_their_class(tokenize):
-    summary, rows = tokenize(make_tokenizer(), "text_label", ROWS, **CLASSIFY, max_length_tokens=3, truncation="drop")
-    assert [(row.row_id, row.label) for row in rows] == [(2, 0)]
+    given = [*ROWS, ("ok", "pos")]
+    summary, rows = tokenize(make_tokenizer(), "text_label", given, **CLASSIFY, max_length_tokens=3, truncation="drop")
+    assert [(row.row_id, row.label) for row in rows] == [(2, 0), (4, 1)]
     assert summary["splits"]["train"]["dropped"] == {"too_long": 2}
-    assert summary["splits"]["train"]["rows_by_class"] == {"neg": 1, "pos": 0}
+    assert summary["splits"]["train"]["rows_by_class"] == {"neg": 1, "pos": 1}
 
 
 def test_long_texts_can_be_an_error(tokenize):

@@ -239,7 +239,9 @@ def write_checked_rows(
         classes |= rows.label_types.describe()
         trained = trained_names(rows.values[label], labels, is_train=is_train)
         label_map = build_label_map(trained) if len(trained) <= MAX_CLASSES else None
-    refused = find_refusals(rows, on_bad_row=on_bad_row, max_bad_fraction=max_bad_fraction, classes=classes)
+    refused = find_refusals(
+        rows, on_bad_row=on_bad_row, max_bad_fraction=max_bad_fraction, classes=classes, max_rows=max_rows
+    )
     num_read, num_kept = (sum(file[name] for file in rows.files) for name in ("rows_read", "rows_kept"))
     summary = {
         "format": mapping.format,

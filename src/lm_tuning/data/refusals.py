@@ -22,7 +22,12 @@ _MEND = "Mend these rows, or leave them out and have them counted with data.on_b
 
 
 def find_refusals(
-    rows: CollectedRows, *, on_bad_row: str, max_bad_fraction: float, classes: Mapping[str, Any] | None
+    rows: CollectedRows,
+    *,
+    on_bad_row: str,
+    max_bad_fraction: float,
+    classes: Mapping[str, Any] | None,
+    max_rows: int | None = None,
 ) -> list[str]:
     """Say why the rows cannot be gone on with.
 
@@ -32,6 +37,7 @@ def find_refusals(
         max_bad_fraction: that share, of any file and of all files together. Up to 3 bad rows always pass, unless it is
             0.
         classes: see ``count_classes``; None where there are none.
+        max_rows: ``data.max_rows``: rows that were read of each file; None for all.
 
     Returns:
         One sentence a problem; none when all is well.
@@ -45,7 +51,8 @@ def find_refusals(
     for file in rows.files:
         if not file["rows_kept"] and (on_bad_row == "skip" or not file["rows_skipped"]):
             problems.append(f"{file['path']} has no rows that can be used.")
-    class_problem = find_class_problem(classes) if classes else None
+    num_skipped = sum(sum(file["rows_skipped"].values()) for file in rows.files if file["split"] == "train")
+    class_problem = find_class_problem(classes, num_skipped=num_skipped, max_rows=max_rows) if classes else None
     return [*problems, class_problem] if class_problem else problems
 
 

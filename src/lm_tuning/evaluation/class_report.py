@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from lm_tuning.data.class_shares import name_tied
 from lm_tuning.evaluation.report_text import (
     PROMPT_CHARACTERS,
     Block,
@@ -35,20 +36,33 @@ def list_figures(result: dict[str, Any]) -> list[Line]:
 def describe_rows(result: dict[str, Any]) -> str:
     """Say in a sentence or two what was measured on what."""
     num_rows, num_split_rows = result["num_rows"], result["num_split_rows"]
-    rows = (
-        count_of(num_rows, "row")
-        if num_rows == num_split_rows
-        else f"{num_rows:,} of {count_of(num_split_rows, 'row')}"
-    )
-    return (
-        f"{result['split'].capitalize()} split: {rows}, {count_of(len(result['per_class']), 'class')} in them or "
-        f"predicted. The majority class of the training rows is {_name(result['base']['class'])}."
-    )
+    rows = count_of(num_split_rows, "row") if num_rows == num_split_rows else f"{num_rows:,} of {num_split_rows:,} rows"
+    classes = count_of(len(result["per_class"]), "class", "classes")
+    base, best = result["base"], result["best_constant"]
+    said = f"The majority class of the training rows is {_name_tied(base)}"
+    if best["accuracy"] > base["accuracy"]:
+        said += (
+            f"; always answering it is right for {base['accuracy']:.2%}. The best constant answer on this split is "
+            f"{_name_tied(best)}, right for {best['accuracy']:.2%}"
+        )
+    else:
+        said += f"; always answering it is right for {base['accuracy']:.2%}, and no other constant answer for more"
+    return f"{result['split'].capitalize()} split: {rows}, {classes} in them or predicted. {said}."
 
 
 def list_blocks(result: dict[str, Any]) -> list[Block]:
-    """Return the tables below the figures: every class, the worst first, and what is taken for what."""
+    """Return the tables below the figures: constant answers, every class, confusions, and the largest classes."""
+    base, best = result["base"], result["best_constant"]
     blocks = [
+        Block(
+            "Always answering one class",
+            ("Most frequent among", "Class", "Accuracy", "Macro-F1"),
+            [
+                (rows, _name_tied(constant), number(constant["accuracy"], 4), number(constant["macro_f1"], 4))
+                for rows, constant in (("training rows", base), (f"these {result['split']} rows", best))
+            ],
+            num_text_columns=2,
+        ),
         Block(
             "Classes, the lowest F1 first",
             ("Class", "Rows", "Predicted", "Precision", "Recall", "F1"),
@@ -63,7 +77,7 @@ def list_blocks(result: dict[str, Any]) -> list[Block]:
                 )
                 for line in result["per_class"]
             ],
-        )
+        ),
     ]
     if result["confusions"]:
         blocks.append(
@@ -82,6 +96,23 @@ def list_blocks(result: dict[str, Any]) -> list[Block]:
                 num_text_columns=2,
             )
         )
+    num_train_rows = result["num_train_rows"]
+    blocks.append(
+        Block(
+            f"Largest classes in train and {result['split']}",
+            ("Class", "Training rows", "Share", "Rows", "Share"),
+            [
+                (
+                    _name(line["class"]),
+                    f"{line['num_train_rows']:,}",
+                    f"{line['num_train_rows'] / num_train_rows:.2%}",
+                    f"{line['num_rows']:,}",
+                    f"{line['num_rows'] / result['num_rows']:.2%}",
+                )
+                for line in result["class_shares"]
+            ],
+        )
+    )
     return blocks
 
 
@@ -108,6 +139,10 @@ def _verdict(sample: dict[str, Any]) -> str:
     if reference == tuned:
         return f"{reference}, rightly (probability {probability:.2f})"
     return f"{reference}, taken for {tuned} (probability {probability:.2f})"
+
+
+def _name_tied(constant: dict[str, Any]) -> str:
+    return name_tied(_name(constant["class"]), constant["num_tied_classes"])
 
 
 def _name(text: str) -> str:

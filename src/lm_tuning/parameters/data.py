@@ -171,6 +171,10 @@ class SplitParameters(ParameterGroup):
     duplicates: Literal["keep_together", "drop", "ignore"] = "keep_together"
     """Rows with the same text: keep_together puts all copies in one split, drop keeps the first, ignore looks away."""
 
+    duplicates_by: Literal["row", "text"] = "row"
+    """What makes a row a copy that drop leaves out, where rows have a label: row wants text and label to be the same,
+    text the text alone, so that no text stays under two labels."""
+
     near_duplicates: Literal["keep_together", "drop", "report", "ignore"] = "ignore"
     """Rows that are almost the same: as for duplicates; report counts those that two splits share and moves none."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from lm_tuning.parameters.base import Count, ParameterGroup
+from lm_tuning.parameters.base import Count, FractionOrAll, ParameterGroup
 
 
 class TokenizeParameters(ParameterGroup):
@@ -20,6 +20,10 @@ class TokenizeParameters(ParameterGroup):
     truncation: Literal["truncate_prompt", "truncate_end", "drop", "error"] = "truncate_prompt"
     """What a longer row does: lose the start of its prompt, lose its end, be dropped, or stop the run. Texts with a
     class, sources and targets have no prompt to give way, so both ways to truncate cut their end."""
+
+    max_lost_fraction: FractionOrAll = 0.5
+    """Largest share of the training rows' tokens, from 0 to 1, that the limits may cut or drop; more stops the run. 1
+    lets everything pass."""
 
     loss_on: Literal["assistant", "completion", "all"] = "assistant"
     """Tokens that are learned by causal_lm: every assistant turn, only the last one, or everything."""

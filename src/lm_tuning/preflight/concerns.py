@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from lm_tuning.data.class_shares import describe_moved
 from lm_tuning.data.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.text.counts import CHANGED, DROPPED
 from lm_tuning.wording import count_of
@@ -31,11 +32,16 @@ def find_concerns(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     found = [
         *_about_schedule(figures["schedule"], figures["num_rows"], figures["lengths"]["quantiles"]["row"]["max"]),
         *_about_tokens(figures),
-        *_about_lengths(figures["lengths"], figures["task"]),
+        *_about_lengths(figures["lengths"], figures["task"], context_tokens=figures["context_tokens"]),
         *_about_context(figures["lengths"], figures["context_tokens"]),
         *_about_rows(figures),
         *_about_splits(figures["splits"], figures["num_rows"]),
-        *_about_labels(figures["labels"], figures["task"], untrained=figures["splits"]["untrained_classes"]),
+        *_about_labels(
+            figures["labels"],
+            figures["task"],
+            untrained=figures["splits"]["untrained_classes"],
+            shares=figures["splits"]["class_shares"],
+        ),
         *_about_padding(figures["padding"]),
     ]
     return sorted(found, key=lambda concern: LEVELS.index(concern["level"]))
@@ -125,7 +131,7 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
 def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     advice = {
         "Does the model learn to stop?": "Use a chat template that ends each answer with the model's end token; where "
-        "ends were cut, raise tokenize.max_length_tokens.",
+        "ends were cut, raise tokenize.max_length_tokens as far as the model goes, or shorten the rows.",
         **{
             f"Does each {noun} begin once?": "Take the token out of the data or the chat template, so that one of them "
             "writes it."
@@ -155,11 +161,11 @@ def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
         )
 
 
-def _about_lengths(facts: Mapping[str, Any], task: str) -> Iterator[dict[str, str]]:
+def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int | None) -> Iterator[dict[str, str]]:
     cut, num_rows = facts["num_rows_cut"], facts["num_rows"]
     limits = {name: f"tokenize.{name}={facts[name]}" for name in _LIMITS if name in facts}
     by_length, by_target = limits["max_length_tokens"], limits.get("max_target_tokens", "")
-    advice = _advise_limit(facts)
+    advice = _advise_limit(facts, context_tokens=context_tokens)
     if task == SEQUENCE_CLASSIFICATION:
         yield from _about_cut("end of the text", cut["end_cut"], num_rows, f"{by_length}.", advice)
     elif task == SEQ2SEQ_LM:
@@ -169,7 +175,7 @@ def _about_lengths(facts: Mapping[str, Any], task: str) -> Iterator[dict[str, st
             cut["target_cut"],
             num_rows,
             f"{by_target}: the model learns to stop in the middle.",
-            _advise_limit(facts, "max_target_tokens"),
+            _advise_limit(facts, "max_target_tokens", context_tokens=context_tokens),
             tolerated=0.0,
         )
     else:
@@ -216,13 +222,21 @@ def _about_context(facts: Mapping[str, Any], context_tokens: int | None) -> Iter
             )
 
 
-def _advise_limit(facts: Mapping[str, Any], name: str = "max_length_tokens") -> str:
-    """Name the lowest limit that cuts next to nothing."""
-    for choice in facts[_LIMITS[name]]:
-        if choice["limit"] > facts[name] and choice["rows_fraction"] <= _FEW_ROWS_CUT:
+def _advise_limit(facts: Mapping[str, Any], name: str = "max_length_tokens", *, context_tokens: int | None) -> str:
+    """Name the lowest limit that cuts next to nothing, or the highest that the model takes."""
+    choices = [choice for choice in facts[_LIMITS[name]] if choice["limit"] > facts[name]]
+    within = [choice for choice in choices if context_tokens is None or choice["limit"] <= context_tokens]
+    for choice in within:
+        if choice["rows_fraction"] <= _FEW_ROWS_CUT:
             what = f"cut {_rows(choice['rows_over'])}" if choice["rows_over"] else "hold every row"
             return f"tokenize.{name}={choice['limit']} would {what}, if model and memory allow."
-    return f"Raise tokenize.{name}."
+    if len(within) == len(choices) or context_tokens is None:
+        return f"Raise tokenize.{name}."
+    apart = "shorten or split the longer rows, or take a model for longer ones"
+    if facts[name] >= context_tokens:
+        return f"The model takes {context_tokens:,} tokens at most, so {apart}."
+    left = f", which would cut {_rows(within[-1]['rows_over'])} or fewer" if within else ""
+    return f"The model takes {context_tokens:,} tokens at most: tokenize.{name}={context_tokens}{left}; else {apart}."
 
 
 def _about_rows(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
@@ -242,7 +256,8 @@ def _about_rows(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
             share = fate["num_rows"] / max(num_read, 1)
             reasons = {DROPPED["too_long"]: "max_length_tokens", DROPPED["target_too_long"]: "max_target_tokens"}
             limit = reasons.get(fate["reason"])
-            advice = f"{_advise_limit(figures['lengths'], limit)} " if limit else ""
+            context_tokens = figures["context_tokens"]
+            advice = f"{_advise_limit(figures['lengths'], limit, context_tokens=context_tokens)} " if limit else ""
             yield _concern(
                 "warning" if share > 0.01 else "note",
                 "rows",
@@ -278,18 +293,26 @@ def _about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Ite
             "Raise split.validation and split.test.",
         )
     copies = splits["duplicates"]
-    total = sum(num_rows.values())
-    if copies["num_copies"] - copies["num_dropped"] > 0.1 * total:
+    total = sum(splits["rows"].values())
+    if copies["num_kept"] > 0.1 * total:
+        # Rows of one text under several labels stay unless the text alone makes a copy.
+        keys = ["split.duplicates=drop"] if copies["handling"] != "drop" else []
+        keys += ["split.duplicates_by=text"] if copies["num_label_conflicts"] > 0.1 * total or not keys else []
+        left_out = f"{copies['num_dropped']:,}" if copies["num_dropped"] else "none"
         yield _concern(
             "note",
             "splits",
-            f"Copies of other rows: {copies['num_copies']:,}, and none is left out.",
-            "split.duplicates=drop keeps one of each.",
+            f"Rows of the splits that repeat another one: {copies['num_kept']:,} of {total:,}; left out: {left_out}.",
+            f"{' with '.join(keys)} keeps one of each text.",
         )
 
 
 def _about_labels(
-    labels: Mapping[str, Any] | None, task: str, *, untrained: Mapping[str, Any] | None
+    labels: Mapping[str, Any] | None,
+    task: str,
+    *,
+    untrained: Mapping[str, Any] | None,
+    shares: Mapping[str, Any] | None,
 ) -> Iterator[dict[str, str]]:
     if labels is None:
         return
@@ -309,14 +332,26 @@ def _about_labels(
             "note",
             "labels",
             f"Without a held-out row, so never measured: {labels['num_held_out_missing']:,} of "
-            f"{count_of(labels['num_classes'], 'class')}.",
+            f"{count_of(labels['num_classes'], 'class', 'classes')}.",
             "Divide with split.stratify, or hold out more rows.",
         )
+    # What the splits showed is among their warnings; tokenizing may have moved more.
+    told = shares["moved"] if shares and shares["column"] == labels["column"] else {}
+    for split, moved in labels["moved"].items():
+        if moved and not told.get(split):
+            yield _concern(
+                "warning",
+                "labels",
+                f"Classes whose share differs a lot between train and {split}, by more than chance: "
+                f"{describe_moved(moved, split=split)}.",
+                "Divide with split.stratify, or make the shares of files of your own alike.",
+            )
     if labels["majority_fraction"] > 0.8 and labels["num_classes"] > 1:
         yield _concern(
             "warning",
             "labels",
-            f"Always answering {labels['largest']!r} would be right for {labels['majority_fraction']:.1%} of the rows.",
+            f"Always answering {labels['largest']!r} would be right for {labels['majority_fraction']:.1%} of the "
+            "training rows.",
             "Compare results with this share, not with zero; measure each class by itself."
             + (" train.class_weights=balanced weighs rare classes more." if task == SEQUENCE_CLASSIFICATION else ""),
         )

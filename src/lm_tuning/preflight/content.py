@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lm_tuning.data.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
-from lm_tuning.preflight.document import Bars, Block, Concerns, Example, Histogram, Paragraph, Report, Section, Table
+from lm_tuning.preflight.document import Block, Concerns, Example, Histogram, Paragraph, Report, Section, Table
+from lm_tuning.preflight.labels import lay_out_labels
 from lm_tuning.preflight.wording import shorten_path, write_count, write_large, write_percent
 from lm_tuning.wording import count_of
 
-MAX_CLASSES = 30
 _MAX_FILES = 20
 
 _RENDERINGS = {"chat template": "written by the chat template", "plain text": "as plain text"}
@@ -63,7 +62,7 @@ def compose_report(figures: Mapping[str, Any]) -> Report:
     ]
     labels = figures["labels"]
     if labels:
-        sections.insert(4, Section("labels", "Classes", list(_labels(labels, are_learned=has_classes))))
+        sections.insert(4, Section("labels", "Classes", list(lay_out_labels(labels, are_learned=has_classes))))
     return Report(
         title="Preflight",
         subtitle=f"{figures['format']} rows, {_RENDERINGS[figures['rendering']]}, for {figures['model']}",
@@ -166,9 +165,13 @@ def _splits(figures: Mapping[str, Any]) -> Iterator[Block]:
     )
     copies, near, leakage = splits["duplicates"], splits["near_duplicates"], splits["leakage"]
     rows = [
-        ["rows that repeat another", write_count(copies["num_copies"]), f"split.duplicates: {copies['handling']}"],
-        ["the same text under another label", write_count(copies["num_label_conflicts"]), ""],
+        ["rows read that repeat another", write_count(copies["num_copies"]), f"split.duplicates: {copies['handling']}"],
+        ["left out for it", write_count(copies["num_dropped"]), ""],
     ]
+    conflicts = copies["conflicts"]
+    if conflicts:
+        texts = count_of(conflicts["num_texts"], "text")
+        rows.append(["rows of a text with more than one label", write_count(conflicts["num_rows"]), texts])
     if near:
         rows.append(
             [
@@ -328,38 +331,6 @@ def _times(source: Mapping[str, Any]) -> str:
         return always or "never"
     draw = f"{write_percent(drawn / source['num_rows'])} drawn anew each epoch"
     return f"{always}, and {draw} once more" if always else draw
-
-
-def _labels(facts: Mapping[str, Any], *, are_learned: bool) -> Iterator[Block]:
-    column = facts["column"]
-    if are_learned:
-        num_classes = facts["num_classes"]
-        yield Paragraph(
-            f"Learned is one of {count_of(num_classes, 'class')} for each row. A model that knows nothing starts at "
-            f"a loss of about log({num_classes}) = {math.log(num_classes):.2f} nats a row."
-        )
-    yield Paragraph(
-        f"{count_of(facts['num_classes'], 'class')} in column {column!r}. Always answering the most frequent one, "
-        f"{facts['largest']!r}, would be right for {write_percent(facts['majority_fraction'])} of the training rows; "
-        f"the rarest is {facts['smallest']!r}."
-    )
-    classes = facts["classes"]
-    shown = classes if len(classes) <= MAX_CLASSES else [*classes[: MAX_CLASSES // 2], *classes[-MAX_CLASSES // 2 :]]
-    title = "Training rows by class"
-    if len(shown) < facts["num_classes"]:
-        title += f" (the {MAX_CLASSES // 2} most frequent and the {MAX_CLASSES // 2} rarest)"
-    yield Bars(
-        title,
-        [one["name"] for one in shown],
-        [one["train"] for one in shown],
-        [f"{one['train']:,} ({write_percent(one['train'] / max(facts['num_rows'], 1))})" for one in shown],
-    )
-    yield Table(
-        "Rows by class and split",
-        ["class", "train", "validation", "test"],
-        [[one["name"], *(write_count(one[split]) for split in ("train", "validation", "test"))] for one in shown],
-        is_brief=False,
-    )
 
 
 def _special_tokens(facts: Mapping[str, Any]) -> Iterator[Block]:

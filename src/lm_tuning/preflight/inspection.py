@@ -27,7 +27,7 @@ from lm_tuning.wording import count_of
 _NO_LIMIT = 10**12
 _COPIED = (
     *("rows", "duplicates", "near_duplicates", "leakage", "overlap", "groups", "folds", "untrained_classes"),
-    "warnings",
+    *("class_shares", "warnings"),
 )
 
 
@@ -43,6 +43,7 @@ def inspect_tokens(
     device: str,
     attention: str,
     max_length_tokens: int,
+    max_positions: int | None = None,
     seed: int,
     effective_batch_rows: int | None,
     effective_batch_tokens: int | None,
@@ -70,6 +71,7 @@ def inspect_tokens(
         device: ``cpu``, ``cuda`` or ``mps``: where training would run.
         attention: see ``choose_batching``.
         max_length_tokens: the limit that the tokens were made with.
+        max_positions: positions in the model's config; ``None`` where it names none.
         seed: order of rows.
         effective_batch_rows: rows of a step; this or ``effective_batch_tokens``.
         effective_batch_tokens: most tokens of a step.
@@ -120,7 +122,10 @@ def inspect_tokens(
         "device": device,
         "format": split_summary["format"],
         "rendering": token_summary["rendering"],
-        "context_tokens": tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None,
+        "context_tokens": min(
+            (limit for limit in (tokenizer.model_max_length, max_positions) if limit and limit < _NO_LIMIT),
+            default=None,
+        ),
         "num_rows": {split: token_summary["splits"][split]["num_rows"] for split in SPLITS},
         "num_tokens": {split: token_summary["splits"][split]["num_tokens"] for split in SPLITS},
         "files": [{name: file[name] for name in ("path", "split", "rows_read")} for file in split_summary["files"]],

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lm_tuning.data.findings import RowPlaces
-from lm_tuning.data.problems import shorten
+from lm_tuning.data.labels import describe_unknown_classes
 from lm_tuning.data.rows import ExampleTable
 from lm_tuning.errors import UserError
 from lm_tuning.text.counts import SplitCounts
@@ -21,9 +21,6 @@ from lm_tuning.text.task_tokenizer import NO_TEXT_LEFT, NOT_ROUND_TRIP, TaskToke
 from lm_tuning.text.token_columns import begins_with, cut_ends, flatten_ids, hold_token, put_around, take_rows
 from lm_tuning.text.token_table import TokenColumns
 from lm_tuning.text.truncation import END_CUT, TOO_LONG
-from lm_tuning.wording import count_of
-
-_NUM_CLASSES_NAMED = 20
 
 
 class ClassTokenizer(TaskTokenizer):
@@ -125,25 +122,14 @@ def refuse_unknown_classes(
     if not label_map:
         raise UserError("task: sequence_classification needs classes, and the stored splits have none.")
     unknown = _find_unknown_classes(tables, pa.array(label_map, type=pa.string()))
-    if not unknown:
-        return
-    sizes = {label: sum(found.num_rows.values()) for label, found in unknown.items()}
-    order = sorted(sizes, key=lambda label: -sizes[label])
-    problems = [_describe_unknown(label, unknown[label], places) for label in order[:_NUM_CLASSES_NAMED]]
-    rest = [sizes[label] for label in order[_NUM_CLASSES_NAMED:]]
-    if rest:
-        problems.append(f"{count_of(len(rest), 'more such class')} with {count_of(sum(rest), 'row')}.")
-    if max_rows is not None:
-        problems.append(
-            f"data.max_rows: {max_rows} took only the first {count_of(max_rows, 'row')} of each file, and files "
-            "that are sorted by class lose classes that way: leave it out, or shuffle the files. For a quick look "
-            "train.max_steps alone is enough."
-        )
-    problems.append(
-        "A model knows the classes of its training rows only. Give these classes training rows, mend their names, or "
-        "leave these rows out."
+    problems = describe_unknown_classes(
+        {label: sum(found.num_rows.values()) for label, found in unknown.items()},
+        lambda label: (unknown[label].first_row_id, unknown[label].num_rows),
+        places,
+        max_rows=max_rows,
     )
-    raise UserError(problems)
+    if problems:
+        raise UserError(problems)
 
 
 @dataclass
@@ -164,10 +150,3 @@ def _find_unknown_classes(tables: Mapping[str, ExampleTable], names: pa.Array) -
                 one = found.setdefault(labels[place].as_py(), _UnknownClass(row_ids[place].as_py()))
                 one.num_rows[split] = one.num_rows.get(split, 0) + 1
     return found
-
-
-def _describe_unknown(label: str, found: _UnknownClass, places: RowPlaces) -> str:
-    file, row = places.find(found.first_row_id)
-    counts = " and ".join(f"{count_of(count, 'row')} of {split}" for split, count in found.num_rows.items())
-    where = "at" if sum(found.num_rows.values()) == 1 else "the first at"
-    return f"No training row has the class {shorten(label, 100)!r} of {counts}, {where} {file}, row {row}."

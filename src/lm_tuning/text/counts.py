@@ -51,12 +51,19 @@ _NUM_ROWS_NAMED = 5
 
 
 class LongRows:
-    """Remember how long rows were that are longer than a limit, before anything was cut."""
+    """Remember how long rows were that are longer than a limit, before anything was cut.
+
+    Attributes:
+        shortest: tokens of the shortest of them; 0 where there is none.
+        num_tokens: tokens of all of them.
+    """
 
     def __init__(self) -> None:
         """Start at nothing."""
         self._num_long = 0
         self._longest = 0
+        self.shortest = 0
+        self.num_tokens = 0
         self._tokens_over_limit = 0
         self._rows_over: Counter[int] = Counter()
         self._tokens_over: Counter[int] = Counter()
@@ -72,6 +79,8 @@ class LongRows:
             return
         self._num_long += len(lengths)
         self._longest = max(self._longest, int(lengths.max()))
+        self.shortest = min(self.shortest or int(lengths.min()), int(lengths.min()))
+        self.num_tokens += int(lengths.sum())
         self._tokens_over_limit += int((lengths - limit).sum())
         power = 1 << limit.bit_length()
         while power < self._longest:

@@ -11,6 +11,7 @@ import numpy as np
 from lm_tuning.data.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.text.counts import CHANGED, DROPPED, SplitCounts
 from lm_tuning.text.decoding import decode
+from lm_tuning.text.limit_losses import measure_losses
 from lm_tuning.text.token_table import SPLITS, Int32Array, Span, TokenRow, TokenTable, open_split
 from lm_tuning.wording import count_of, noun_for
 
@@ -36,10 +37,11 @@ def summarize_split(
         label_map: id by name of the classes, for ``sequence_classification``.
 
     Returns:
-        Row and token counts, quantiles of the length in tokens, rows changed and dropped by reason, and how many rows
-        were too long and by how much. For rows with classes the rows of each class (``rows_by_class``) and the share of
-        the largest (``majority_fraction``); for others the learned tokens and their share. For rows of source and
-        target the quantiles of both, and the same about targets that were too long.
+        Row and token counts, quantiles of the length in tokens, rows changed and dropped by reason, how many rows were
+        too long and by how much, and ``lost_to_limits``, see ``measure_losses``. For rows with classes the rows of each
+        class (``rows_by_class``) and the share of the largest (``majority_fraction``); for others the learned tokens
+        and their share. For rows of source and target the quantiles of both, and the same about targets that were too
+        long.
     """
     num_tokens = int(table.lengths.sum(dtype=np.int64))
     facts: dict[str, Any] = {"num_rows_read": counts.num_read, "num_rows": len(table), "num_tokens": num_tokens}
@@ -57,6 +59,7 @@ def summarize_split(
         "changed": {reason: counts.counts[reason] for reason in CHANGED if counts.counts[reason]},
         "dropped": {reason: counts.counts[reason] for reason in DROPPED if counts.counts[reason]},
         "too_long": counts.long_rows.describe(),
+        "lost_to_limits": measure_losses(table, counts, task=task),
     }
     if task == SEQ2SEQ_LM:
         facts["targets_too_long"] = counts.long_targets.describe()

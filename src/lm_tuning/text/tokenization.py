@@ -26,6 +26,7 @@ from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.text.class_tokenizer import ClassTokenizer, refuse_unknown_classes
 from lm_tuning.text.control_tokens import TYPED
 from lm_tuning.text.counts import DROPPED, SplitCounts
+from lm_tuning.text.limit_losses import find_lost_classes, find_lost_splits
 from lm_tuning.text.pair_tokenizer import TARGET_TOO_LONG, PairTokenizer
 from lm_tuning.text.rendering import NOT_VERBATIM, TOOLS_LEFT_OUT, RenderedRows
 from lm_tuning.text.row_tokenizer import RowTokenizer
@@ -50,6 +51,8 @@ _CHUNK_BYTES = 1 << 19
 # Chunks that are with the tokenizer while the main thread works on others.
 _NUM_AHEAD = 2
 _NUM_ROWS_NAMED = 20
+# What transformers gives where a tokenizer's files name no longest text is about 1e30.
+_NO_LIMIT = 10**12
 
 
 def write_tokens(
@@ -91,7 +94,8 @@ def write_tokens(
 
     Raises:
         UserError: the rows are of a format that the task cannot learn from, are too long, altered or hold control
-            tokens and that is to be an error, a class is in no training row, or no training row is left.
+            tokens and that is to be an error, a class is in no training row, or no row of a split, or of all classes
+            but one, is left.
     """
     tables = {split: open_examples(examples, split) for split in SPLITS}
     total = sum(len(table) for table in tables.values())
@@ -137,6 +141,13 @@ def write_tokens(
     for split in SPLITS:
         counts[split].warn(split, places)
     written = {split: open_split(folder, split) for split in SPLITS}
+    max_positions = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
+    lost = find_lost_splits(counts, written, places, max_positions=max_positions, **options)
+    lost_classes, warnings = find_lost_classes(tables["train"], written["train"], label_map, task=task, **options)
+    for warning in warnings:
+        logger.warning(warning)
+    if lost or lost_classes:
+        raise UserError([*lost, *lost_classes])
     _check(
         counts,
         {split: len(table) for split, table in written.items()},

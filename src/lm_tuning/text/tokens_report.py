@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
+from lm_tuning.data.class_shares import choose_shown
 from lm_tuning.data.findings import RowPlaces
 from lm_tuning.data.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.text.counts import CHANGED, DROPPED, NUM_DETAILS, SplitCounts
@@ -136,18 +139,19 @@ def _split_table(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _class_table(summary: Mapping[str, Any]) -> list[str]:
-    """Write how many rows of each class the splits hold, the largest in train first."""
+    """Write how many rows of each class the splits hold: the largest of each split, those of train first."""
     if summary["task"] != SEQUENCE_CLASSIFICATION:
         return []
     rows = {split: part["rows_by_class"] for split, part in summary["splits"].items()}
     names = sorted(summary["label_map"], key=lambda name: (-rows["train"][name], name))
+    counts = [np.array([of_split[name] for name in names], dtype=np.int64) for of_split in rows.values()]
+    shown = [names[place] for place in choose_shown(counts, most=_MAX_CLASSES)]
     lines = ["", f"| class | id | {' | '.join(rows)} |", f"|---|{'--:|' * (len(rows) + 1)}"]
-    for name in names[:_MAX_CLASSES]:
-        counts = " | ".join(f"{of_split[name]:,}" for of_split in rows.values())
-        lines.append(f"| {_cell(name)} | {summary['label_map'][name]} | {counts} |")
-    num_more = len(names) - _MAX_CLASSES
-    if num_more > 0:
-        lines += ["", f"{count_of(num_more, 'smaller class')} {'is' if num_more == 1 else 'are'} in the JSON report."]
+    for name in shown:
+        cells = " | ".join(f"{of_split[name]:,}" for of_split in rows.values())
+        lines.append(f"| {_cell(name)} | {summary['label_map'][name]} | {cells} |")
+    if len(names) > _MAX_CLASSES:
+        lines += ["", f"Classes that are not shown here, but in the JSON report: {len(names) - _MAX_CLASSES:,}."]
     return lines
 
 

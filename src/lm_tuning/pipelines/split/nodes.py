@@ -108,7 +108,7 @@ def split_examples(
     """
     from lm_tuning.data.checked_rows import read_checked_summary
     from lm_tuning.data.labels import refuse_unknown_weights
-    from lm_tuning.data.split_folder import describe_splits, read_copies, read_summary, write_splits
+    from lm_tuning.data.split_folder import FACTS_VERSION, describe_splits, read_copies, read_summary, write_splits
     from lm_tuning.data.splits_report import build_splits_section
     from lm_tuning.progress import show_progress
 
@@ -122,14 +122,14 @@ def split_examples(
     settings = _division_settings(split, group=manifest["facts"]["settings"]["group"], seed=seed)
     key = digest_values({"schema_version": SCHEMA_VERSION, "rows": manifest["key"], "settings": settings})
     found = split_cache.find(key)
-    if found:
-        summary = read_summary(found)
+    summary = read_summary(found) if found else {}
+    if found and summary.get("facts_version") == FACTS_VERSION:
         logger.info("Splits reused: %s, in %s", describe_splits(summary), found)
         for warning in summary["warnings"]:
             logger.warning(warning)
         return found, summary, build_splits_section(summary, read_copies(found))
     with split_cache.stage(key) as staged, show_progress() as on_progress:
-        summary = write_splits(staged.path, checked_examples, **settings, on_progress=on_progress)
+        summary = write_splits(staged.path, checked_examples, **settings, task=task, on_progress=on_progress)
         staged.facts = {
             "settings": split_settings(data, split, seed=seed, task=task),
             "files": manifest["facts"]["files"],
@@ -191,7 +191,10 @@ def split_settings(data: DataParameters, split: SplitParameters, *, seed: int, t
 
 def _division_settings(split: SplitParameters, *, group: str | None, seed: int) -> dict[str, Any]:
     """Unpack the parameters into the keywords of ``write_splits``."""
+    # Left out where it changes nothing: splits of earlier versions keep their key, and checkpoints their token set.
+    by = {} if split.duplicates_by == "row" else {"duplicates_by": split.duplicates_by}
     return {
+        **by,
         "validation": split.validation,
         "test": split.test,
         "group": group,
