@@ -157,7 +157,7 @@ def test_reasoning_is_learned_in_the_last_answer_and_not_where_the_template_leav
         "<|user|>\na<|end|>\n<|assistant|>\nb<|end|>\n<|user|>\nc<|end|>\n<|assistant|>\n<think>\nso\n</think>\n\nd<|end|>"
     )
     assert spoken(tokenizer, row) == ["<think>\nso\n</think>\n\nd<|end|>"]
-    assert dict(counts.counts) == {"answer_not_learned": 1, "content_not_verbatim": 1}
+    assert dict(counts.counts) == {"answer_not_learned": 1, "earlier_answer_shortened": 1}
 
 
 def test_an_empty_thought_of_the_template_is_scaffolding():

@@ -99,7 +99,11 @@ class Findings:
 
 
 class RowPlaces:
-    """Turn row ids into file and row number."""
+    """Turn row ids into file and row number.
+
+    Attributes:
+        names: how each file is called, in the order of reading.
+    """
 
     def __init__(self, sources: Sequence[Mapping[str, Any]]) -> None:
         """Look at where the ids of each file begin.
@@ -110,7 +114,7 @@ class RowPlaces:
         self._first_ids = np.array([source["first_row_id"] for source in sources], dtype=np.int64)
         paths = [str(source["path"]) for source in sources]
         # One file may be read twice, as training rows and as held-out ones.
-        self._names = [
+        self.names = [
             f"{path} ({source['split']})" if paths.count(path) > 1 else path
             for path, source in zip(paths, sources, strict=True)
         ]
@@ -122,7 +126,7 @@ class RowPlaces:
             row_id: id of a row.
         """
         place = int(np.searchsorted(self._first_ids, row_id, side="right")) - 1
-        return self._names[place], int(row_id - self._first_ids[place]) + 1
+        return self.names[place], int(row_id - self._first_ids[place]) + 1
 
     def by_file(self, row_ids: Iterable[int]) -> Iterator[tuple[str, list[int]]]:
         """Yield each file that has some of the rows, with their numbers in it, ascending.
@@ -132,7 +136,7 @@ class RowPlaces:
         """
         ids = np.sort(np.asarray(row_ids, dtype=np.int64))
         edges = [*np.searchsorted(ids, self._first_ids).tolist(), len(ids)]
-        for place, name in enumerate(self._names):
+        for place, name in enumerate(self.names):
             part = ids[edges[place] : edges[place + 1]]
             if len(part):
                 yield name, (part - self._first_ids[place] + 1).tolist()
