@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +13,7 @@ import torch
 from lm_tuning.evaluation.held_out_loss import evaluating
 from lm_tuning.models.positions import check_answer_room, position_limit
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.text.truncation import shorten_prompt
 
 if TYPE_CHECKING:
     from lm_tuning.text.token_table import TokenTable
@@ -77,7 +78,7 @@ def find_stop_ids(model: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> list
     configured = getattr(_unwrapped(model).generation_config, "eos_token_id", None)
     for ids in (tokenizer.eos_token_id, configured):
         stops.update([ids] if isinstance(ids, int) else ids or [])
-    special = _special_ids(tokenizer)
+    special = find_special_ids(tokenizer)
     for prompt in prompts:
         ends = [token for token in prompt.reference_ids[-TURN_END_TOKENS:] if token in special]
         stops.update(ends[-1:])
@@ -99,7 +100,7 @@ def find_first_id(tokenizer: Any, prompts: Sequence[Prompt], *, stop_ids: Iterab
         The token id; ``None`` when the answers begin with different tokens or with ordinary ones.
     """
     firsts = {prompt.reference_ids[0] for prompt in prompts} - set(stop_ids)
-    return firsts.pop() if len(firsts) == 1 and firsts <= _special_ids(tokenizer) else None
+    return firsts.pop() if len(firsts) == 1 and firsts <= find_special_ids(tokenizer) else None
 
 
 def generate_answers(
@@ -113,6 +114,7 @@ def generate_answers(
     device: torch.device | str,
     num_beams: int = 1,
     first_id: int | None = None,
+    special_ids: Collection[int] = (),
     on_progress: OnProgress = ignore_progress,
     label: str = "Generating",
 ) -> list[list[int]]:
@@ -120,7 +122,7 @@ def generate_answers(
 
     A causal model goes on after the prompt; an encoder-decoder reads it with its encoder. What the model's own
     generation settings say about sampling or penalties is set aside, so that two models are compared by the same
-    rule. A prompt that leaves no room for the answer in the model's context loses its start.
+    rule. A prompt that leaves no room for the answer in the model's context is cut, see ``shorten_prompt``.
 
     Args:
         model: a language model on ``device``; mode and generation settings are given back as they were.
@@ -133,6 +135,7 @@ def generate_answers(
         device: where the model lies.
         num_beams: beginnings of an answer that are pursued at once; 1 takes the likeliest token each time.
         first_id: token that every answer of an encoder-decoder is made to begin with; ``None`` for none.
+        special_ids: tokens that stay in a prompt which is cut.
         on_progress: told the tokens of the answers as they come; the total is the most that there can still be, and
             falls as answers end. Under beam search every answer counts until its batch is done.
         label: what the progress is called.
@@ -149,10 +152,14 @@ def generate_answers(
     context = position_limit(_unwrapped(model).config)
     check_answer_room(_unwrapped(model).config, max_new_tokens=max_new_tokens)
     room = context if context is None or reads_apart else context - max_new_tokens
-    kept = [list(prompt) if room is None else list(prompt[-room:]) for prompt in prompts]
+    kept = [
+        list(prompt) if room is None or len(prompt) <= room else shorten_prompt(prompt, room, special_ids)
+        for prompt in prompts
+    ]
     num_cut = sum(len(short) < len(prompt) for short, prompt in zip(kept, prompts, strict=True))
     if num_cut:
-        logger.warning("%d prompts were too long to answer and lost their start: the context is %s.", num_cut, context)
+        which = "1 prompt was" if num_cut == 1 else f"{num_cut:,} prompts were"
+        logger.warning("%s too long to answer and cut in the middle: the context is %s tokens.", which, context)
 
     answers: list[list[int]] = [[] for _ in prompts]
     # Longest first: neighbours need little padding, and what does not fit into memory fails at once.
@@ -287,7 +294,12 @@ def _is_encoder_decoder(model: Any) -> bool:
     return bool(getattr(_unwrapped(model).config, "is_encoder_decoder", False))
 
 
-def _special_ids(tokenizer: Any) -> set[int]:
+def find_special_ids(tokenizer: Any) -> set[int]:
+    """Return the ids of all tokens that are marked special.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+    """
     added = tokenizer.added_tokens_decoder.items()
     return {*tokenizer.all_special_ids, *(int(index) for index, token in added if token.special)}
 

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from lm_tuning.evaluation.generation import Prompt, find_first_id, find_stop_ids, generate_answers
+from lm_tuning.evaluation.generation import (
+    Prompt,
+    find_first_id,
+    find_special_ids,
+    find_stop_ids,
+    generate_answers,
+)
 from lm_tuning.evaluation.held_out_loss import (
     HeldOutLoss,
     Int64Array,
@@ -150,6 +156,7 @@ def measure_model(
                 device=device,
                 num_beams=num_beams,
                 first_id=find_first_id(tokenizer, rows.prompts, stop_ids=stop_ids),
+                special_ids=find_special_ids(tokenizer),
                 on_progress=on_progress,
                 label=f"Answers of the {name}",
             )

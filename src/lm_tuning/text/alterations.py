@@ -63,10 +63,10 @@ def mark_messages(messages: list[Message], marks: Marks) -> list[Message]:
         if isinstance(content, str) and content.strip():
             marks.of_content[turn] = marks.new()
             message["content"] = content + marks.of_content[turn]
-        thoughts = [key for key in REASONING_FIELDS if isinstance(message.get(key), str) and message[key].strip()]
+        thoughts = {key: message[key] for key in REASONING_FIELDS if _says_something(message.get(key))}
         if thoughts:
-            marks.of_reasoning[turn] = marks.new()
-            message |= {key: message[key] + marks.of_reasoning[turn] for key in thoughts}
+            mark = marks.of_reasoning[turn] = marks.new()
+            message |= {key: thought + mark if isinstance(thought, str) else mark for key, thought in thoughts.items()}
         if message.get("tool_calls"):
             message["tool_calls"] = [_mark_call(call, marks) for call in message["tool_calls"]]
         marked.append(message)
@@ -161,6 +161,10 @@ def functions_of(calls: Any) -> Iterator[dict[str, Any]]:
         if isinstance(call, dict):
             function = call.get("function")
             yield function if isinstance(function, dict) else call
+
+
+def _says_something(value: Any) -> bool:
+    return bool(value.strip() if isinstance(value, str) else value)
 
 
 def _render_or_nothing(call: TemplateCall, messages: list[Message], tools: Tools | None) -> str:

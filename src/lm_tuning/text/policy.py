@@ -72,8 +72,9 @@ def _describe_groups(split: str, counts: SplitCounts, places: RowPlaces) -> list
         for detail, rows in list(groups.items())[:_NUM_GROUPS]:
             where = name_rows(rows, places, num_named=_NUM_ROWS_NAMED)
             number = f"{len(rows):,} {split} {'row' if len(rows) == 1 else 'rows'}"
-            lines.append(f"{where}: {number} {DROPPED[reason]}{f': {detail}' if detail else ''}")
+            lines.append(f"{where}: {number} cannot be used ({DROPPED[reason]}){f': {detail}' if detail else '.'}")
         rest = sum(map(len, list(groups.values())[_NUM_GROUPS:]))
         if rest:
-            lines.append(f"{rest:,} more {split} {'row' if rest == 1 else 'rows'} {DROPPED[reason]}.")
+            number = f"{rest:,} more {split} {'row' if rest == 1 else 'rows'}"
+            lines.append(f"{number} cannot be used ({DROPPED[reason]}), each for another reason.")
     return lines

@@ -6,8 +6,8 @@ or the one prompt that there is, the longest first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import accumulate
+from collections.abc import Collection, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 from lm_tuning.text.masks import TokenizedRow, inner_span
@@ -111,6 +111,26 @@ def is_emptied(spans: Sequence[Span], cuts: Sequence[Span]) -> bool:
         cuts: what goes of each, see ``choose_cuts``.
     """
     return any(cut == span and span[0] < span[1] for span, cut in zip(spans, cuts, strict=True))
+
+
+def shorten_prompt(ids: Sequence[int], room: int, special_ids: Collection[int]) -> list[int]:
+    """Cut a prompt that leaves no room for an answer: its longest texts give way in the middle, as in ``shorten_row``.
+
+    What stands between two special tokens is a text; its first and last words say whose turn it is and what is wanted.
+
+    Args:
+        ids: token ids of the prompt.
+        room: tokens that may stay.
+        special_ids: tokens that stay. Where they alone are too many, the prompt loses its start.
+    """
+    edges = [-1, *(index for index, token in enumerate(ids) if token in special_ids), len(ids)]
+    spans = [(before + 1, after) for before, after in pairwise(edges) if after - before > 1]
+    num_cut = min(max(len(ids) - room, 0), sum(end - start for start, end in spans))
+    offsets = [(index, index + 1) for index in range(len(ids))]
+    kept = [*ids]
+    for start, end in reversed(choose_cuts(spans, offsets, num_cut=num_cut, cut_at="middle")):
+        del kept[start:end]
+    return kept[-room:]
 
 
 def place_columns(rendered: RenderedRow, prompt: str, columns: Sequence[CharRange]) -> list[CharRange]:
