@@ -176,6 +176,17 @@ def test_arguments_of_the_template_reach_it_and_make_other_tokens(project: Conve
     assert project.read("08_reporting", "token_summary.json")["template_arguments"] == {"mood": "good"}
 
 
+def test_a_tuned_model_is_evaluated_with_the_arguments_that_it_was_trained_with(project: Conversations) -> None:
+    rows = [turns(f"a{place}", f"b{place}") for place in range(40)]
+    params = {"model__name_or_path": "models/switched", "split__validation": 4, "split__test": 4}
+    (project.folder / "rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    project.run("--pipelines=split,train,evaluate", **params, **{"tokenize.template_arguments.mood": "good"})
+    rendering = project.read("06_models", "tuned_model/tuning.json")["rendering"]
+    assert rendering == {"template_arguments": {"mood": "good"}, "system_turn": "keep"}
+    evaluation = json.dumps(project.read("08_reporting", "evaluation.json"))
+    assert "Mood: good" in evaluation
+
+
 def test_arguments_that_the_template_does_not_read_are_refused_with_those_it_reads(project: Conversations) -> None:
     rows = [turns("a", "b"), turns("c", "d")]
     printed = project.tokenize("switched", rows, exit_code=2, **{"tokenize.template_arguments.moods": "good"})
