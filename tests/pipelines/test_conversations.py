@@ -1,5 +1,4 @@
-"""Conversations as they come today, through ``kedro run``: what a template refuses, hides or needs is said, and no word
-of a row is lost in silence."""
+"""Conversations through ``kedro run``: what a template refuses or hides is said, and no word is lost in silence."""
 
 from __future__ import annotations
 
@@ -62,7 +61,6 @@ class Conversations(Project):
         rows: list[Any],
         *,
         exit_code: int = 0,
-        split: dict[str, object] | None = None,
         **params: object,
     ) -> str:
         """Run split and tokenize on some rows; objects are rows as they are, lists are conversations."""
@@ -109,9 +107,8 @@ MOSTLY_SYSTEM = [turns(f"q{n}", f"a{n}", system="be brief" if n < 8 else None) f
 
 def test_rows_that_the_template_refuses_stop_the_run_with_a_way_that_works(project: Conversations) -> None:
     printed = project.tokenize("refusing", MOSTLY_SYSTEM, exit_code=2)
-    assert (
-        "rows.jsonl, rows 1, 2, 3, 4, 5, 6, 7, 8: 8 train rows cannot be used (refused by the chat template): no system role" in printed
-    )
+    named = "rows.jsonl, rows 1, 2, 3, 4, 5, 6, 7, 8: 8 train rows cannot be used (refused by the chat template): "
+    assert f"{named}no system role" in printed
     assert "data.on_bad_row: skip" in printed
     assert "tokenize.system_turn: merge_into_user" in printed
     assert "Traceback" not in printed

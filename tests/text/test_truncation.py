@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lm_tuning.text.chat import ChatRenderer
 from lm_tuning.text.masks import TokenizedRow, bare_backend, tokenize_row
 from lm_tuning.text.rendering import RenderedRow, RowRefused, as_messages, render_plain, render_text
-from lm_tuning.text.truncation import later_exchanges, place_columns, shorten_row
+from lm_tuning.text.truncation import choose_cuts, later_exchanges, place_columns, shorten_prompt, shorten_row
 from tests.support.tiny import ASSISTANT, END, SYSTEM, USER, ids, make_tokenizer
 
 
@@ -150,3 +153,27 @@ def test_a_tool_call_stays_with_the_question_that_led_to_it():
 def test_a_single_exchange_has_nothing_older():
     assert later_exchanges(conversation("s", "u1", "a1"), 0.5) is None
     assert later_exchanges(conversation("u1", "a1", "u2"), 0.5) is None, "what follows the last answer is no exchange"
+
+
+@given(
+    lengths=st.lists(st.integers(min_value=0, max_value=30), min_size=1, max_size=5),
+    share=st.floats(min_value=0, max_value=1),
+    cut_at=st.sampled_from(["middle", "end", "start"]),
+)
+def test_exactly_so_much_goes_and_nothing_short_before_something_long(lengths, share, cut_at):
+    edges = [0, *accumulate(lengths)]
+    spans = list(pairwise(edges))
+    num_cut = round(share * edges[-1])
+    offsets = [(place, place + 1) for place in range(edges[-1])]
+    cuts = choose_cuts(spans, offsets, num_cut=num_cut, cut_at=cut_at)
+    assert sum(end - start for start, end in cuts) == num_cut
+    kept = [length - (end - start) for length, (start, end) in zip(lengths, cuts, strict=True)]
+    longest = max(kept)
+    assert all(left == length or left >= longest - 1 for left, length in zip(kept, lengths, strict=True))
+
+
+def test_a_prompt_for_an_answer_keeps_its_special_tokens():
+    prompt = [USER, *ids("0123456789"), END, ASSISTANT]
+    assert shorten_prompt(prompt, 7, {USER, END, ASSISTANT}) == [USER, *ids("0189"), END, ASSISTANT]
+    assert shorten_prompt(prompt, 2, {USER, END, ASSISTANT}) == [END, ASSISTANT]
+    assert shorten_prompt(prompt, 99, {USER}) == prompt
