@@ -109,7 +109,7 @@ def test_rows_that_the_template_refuses_stop_the_run_with_a_way_that_works(proje
     printed = project.tokenize("refusing", MOSTLY_SYSTEM, exit_code=2)
     named = "rows.jsonl, rows 1, 2, 3, 4, 5, 6, 7, 8: 8 train rows cannot be used (refused by the chat template): "
     assert f"{named}no system role" in printed
-    assert "data.on_bad_row: skip" in printed
+    assert "data.on_bad_row: skip and a data.max_bad_fraction above their share" in printed
     assert "tokenize.system_turn: merge_into_user" in printed
     assert "Traceback" not in printed
     project.tokenize("refusing", MOSTLY_SYSTEM, tokenize__system_turn="merge_into_user")
@@ -125,6 +125,17 @@ def test_skipping_refused_rows_is_bounded_by_the_share_that_may_be_bad(project: 
     assert "8 train rows cannot be used (refused by the chat template): no system role" in printed
     project.tokenize("refusing", MOSTLY_SYSTEM, data__on_bad_row="skip", data__max_bad_fraction=0.9)
     assert len(project.tokens()) == 2
+
+
+def test_few_refused_rows_may_be_skipped_as_the_message_says(project: Conversations) -> None:
+    rows = [turns("q", "a", system="s"), *[turns(f"q{place}", "a") for place in range(3)]]
+    printed = project.tokenize("refusing", rows, exit_code=2)
+    assert "rows.jsonl, row 1: 1 train row cannot be used" in printed
+    assert "leave them out and have them counted with data.on_bad_row: skip." in printed
+    assert "cannot be used, and data.max_bad_fraction" not in printed
+    printed = project.tokenize("refusing", rows, data__on_bad_row="skip")
+    assert "train rows dropped: 1 (refused by the chat template; rows.jsonl, row 1)" in printed
+    assert len(project.tokens()) == 3
 
 
 def test_rows_skipped_in_reading_count_towards_that_share(project: Conversations) -> None:

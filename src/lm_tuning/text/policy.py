@@ -37,13 +37,15 @@ def find_unusable(
     if not any(of_split.counts[reason] for of_split in counts.values() for reason in UNUSABLE):
         return []
     places = RowPlaces(files)
-    excesses: list[str] = []
+    excesses = find_excesses(_all_skipped(counts, files, places), max_bad_fraction)
     how_to_fix = HOW_TO_FIX
-    if on_bad_row == "skip":
-        excesses = find_excesses(_all_skipped(counts, files, places), max_bad_fraction)
-        how_to_fix = "Mend these rows, or raise data.max_bad_fraction if so many may be left out."
-        if not excesses:
-            return []
+    if excesses:
+        how_to_fix = (
+            "Mend these rows, or leave so many out and have them counted with data.on_bad_row: skip and a "
+            "data.max_bad_fraction above their share."
+        )
+    elif on_bad_row == "skip":
+        return []
     groups = [line for split, of_split in counts.items() for line in _describe_groups(split, of_split, places)]
     return [*groups, *excesses, how_to_fix]
 
