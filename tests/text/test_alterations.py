@@ -48,7 +48,7 @@ def test_a_template_that_shows_everything_alters_nothing():
         ("m.content ~ m.reasoning_content ~ (m.tool_calls[0].function.name if m.tool_calls)", ["tools_left_out"]),
         ("m.content ~ m.reasoning_content ~ (m.tool_calls[0].function.arguments if m.tool_calls)", ["tools_left_out"]),
         ("m.content | trim ~ m.reasoning_content ~ m.tool_calls", []),
-        ("m.content | upper ~ m.reasoning_content ~ m.tool_calls", ["turn_left_out"]),
+        ("m.content | upper ~ m.reasoning_content ~ m.tool_calls", ["content_not_verbatim"]),
     ],
 )
 def test_each_part_is_missed_although_its_words_stand_elsewhere(shown, left_out):
