@@ -162,6 +162,8 @@ def test_reasoning_that_the_template_does_not_show_is_told(project: Conversation
     rows = [turns("why so", "b", **{key: "so"}), turns("c", "d"), turns("e", "f", **{key: "hm"})]
     project.tokenize(template, rows)
     assert project.changed() == {"reasoning_left_out": 2}
+    # An empty thought that the template puts there is no part of the answer.
+    assert [learned for _, learned in project.tokens()] == ["b<|end|>", "d<|end|>", "f<|end|>"]
     printed = project.tokenize(template, rows, exit_code=2, tokenize__on_altered_content="error")
     assert "rows.jsonl, rows 1, 3" in printed
     assert "tokenize.on_altered_content" in printed

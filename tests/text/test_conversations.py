@@ -169,6 +169,19 @@ def test_an_empty_thought_of_the_template_is_scaffolding():
     assert not counts.counts
 
 
+def test_an_empty_thought_of_the_template_is_not_learned_with_a_tool_call_either():
+    template = templates.QWEN3.replace("{{ '<|end|>\n' }}", "{{ message.tool_calls | string }}{{ '<|end|>\n' }}")
+    tokenizer = make_byte_tokenizer(chat_template=template.replace("message['content'] %}", "message.content or '' %}"))
+    call = {"role": "assistant", "content": "b", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    brought = {"role": "assistant", "content": "<think>\n\n</think>\n\nb", "thinking": "so"}
+    question = {"role": "user", "content": "a"}
+    rows, _ = tokenize_rows(
+        tokenizer, "messages", [(json.dumps([question, answer]), None) for answer in (call, brought)]
+    )
+    assert spoken(tokenizer, rows[0])[0].startswith("b[{")
+    assert spoken(tokenizer, rows[1])[0].startswith("<think>\n\n</think>\n\nb")
+
+
 def test_tools_stand_in_the_prompt_and_rows_with_others_are_told_apart():
     tokenizer = make_byte_tokenizer(chat_template=templates.QWEN3)
     turns = json.dumps([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}])

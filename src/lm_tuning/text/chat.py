@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -99,6 +100,31 @@ class Skeleton:
         return places, verbatim
 
 
+@dataclass(frozen=True)
+class OrdinaryAnswer:
+    """What a template writes around an answer of plain text.
+
+    Attributes:
+        lead: what it puts before the content that no generation prompt writes, such as an empty thought. An answer that
+            has no thought is not to be learned with it.
+        closing: what ends the answer, without white space; empty where nothing does.
+    """
+
+    lead: str
+    closing: str
+
+    def is_led(self, message: Message, text: str) -> bool:
+        """Say whether the template has put its lead before an answer that did not bring it along.
+
+        Args:
+            message: the answer's turn.
+            text: what the template writes of it behind its generation prompt.
+        """
+        content = message.get("content")
+        brings_it = isinstance(content, str) and content.lstrip().startswith(self.lead.strip())
+        return bool(self.lead) and text.startswith(self.lead) and not brings_it
+
+
 class ChatRenderer:
     """Render conversations with a tokenizer's chat template and trace the answers."""
 
@@ -123,8 +149,7 @@ class ChatRenderer:
         self._tool_arguments = ToolArguments(self._call)
         self._control = control
         self._skeletons: dict[tuple[tuple[str, ...], str], Skeleton | None] = {}
-        # What ends an answer, without white space: learned when first needed, empty where nothing does.
-        self._closing: str | None = None
+        self._arguments = dict(template_arguments or {})
         self._has_markers = _GENERATION_PATTERN.search(self._call.source) is not None
         # A beginning-of-text token after an answer belongs to the next turn. SmolLM2 and others use one token for both.
         bos = tokenizer.bos_token if tokenizer.bos_token != tokenizer.eos_token else None
@@ -316,26 +341,38 @@ class ChatRenderer:
         upto = self._call(messages[: turn + 1], tools)
         start = len(before)
         if not text.startswith(before) or not upto.startswith(before):
-            raise RowRefused(UNTRACEABLE, f"turn {turn + 1} does not begin as its generation prompt ends")
+            given = f" (with tokenize.template_arguments = {self._arguments})" if self._arguments else ""
+            raise RowRefused(UNTRACEABLE, f"turn {turn + 1} does not begin as its generation prompt ends{given}")
         if not turn or before == self._call(messages[:turn], tools):
             # No header invites the answer, so what was added may begin with one; only the content is sure.
             content = str(messages[turn].get("content") or "").strip()
             start = text.find(content, start)
             if not content or start < 0:
                 raise RowRefused(UNTRACEABLE, f"the content of turn {turn + 1} is not in the rendered text")
+        elif self._ordinary.is_led(messages[turn], upto[start:]):
+            start += len(self._ordinary.lead)
         end, is_closed = self._end_of_answer(upto[start:])
         if not text.startswith(upto[: start + end] if is_closed else upto):
             raise RowRefused(UNTRACEABLE, f"the template writes turn {turn + 1} otherwise when more turns follow")
         return len(before), (start, start + end), is_closed
 
+    @cached_property
+    def _ordinary(self) -> OrdinaryAnswer:
+        """What the template writes around the answer to a single question."""
+        skeleton = self._learn(("user", "assistant"))
+        if skeleton is None:
+            return OrdinaryAnswer("", "")
+        closing = self._end_of_turn.match(skeleton.literals[-1])
+        extra = skeleton.extras[-1] or 0
+        before = skeleton.literals[-2]
+        lead = before[len(before) - extra :] if extra > 0 and not skeleton.leads[-1] else ""
+        return OrdinaryAnswer(lead if lead.strip() else "", closing[0].strip() if closing else "")
+
     def _end_of_answer(self, text: str) -> tuple[int, bool]:
         """Return where an answer ends in all that follows its prompt, and whether an end-of-turn token closes it."""
-        if self._closing is None:
-            skeleton = self._learn(("user", "assistant"))
-            closing = self._end_of_turn.match(skeleton.literals[-1]) if skeleton else None
-            self._closing = closing[0].strip() if closing else ""
-        end = text.rfind(self._closing) + len(self._closing) if self._closing in text else 0
-        if self._closing and end and not self._end_of_turn.sub("", text[end:]).strip():
+        closing = self._ordinary.closing
+        end = text.rfind(closing) + len(closing) if closing in text else 0
+        if closing and end and not self._end_of_turn.sub("", text[end:]).strip():
             return end, True
         return len(text.rstrip()), False
 
