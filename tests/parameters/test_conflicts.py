@@ -120,6 +120,15 @@ def test_noise_that_would_not_arrive_is_refused(valid: dict[str, Any]) -> None:
     assert problems(valid, train={"neftune_noise_alpha": 5.0}) == []
 
 
+@pytest.mark.parametrize("task", ["seq2seq_lm", "sequence_classification"])
+def test_settings_of_chat_templates_are_refused_where_none_is_used(valid: dict[str, Any], task: str) -> None:
+    raw = merged_task(valid, task)
+    for name, value in (("template_arguments", {"enable_thinking": False}), ("system_turn", "merge_into_user")):
+        (problem,) = problems(raw, tokenize={name: value}, train={"effective_batch_tokens": 1024})
+        assert f"tokenize.{name} = {value}" in problem and f"task = {task}" in problem
+        assert problems(valid, tokenize={name: value}) == []
+
+
 def test_packed_rows_are_refused_for_an_encoder(valid: dict[str, Any]) -> None:
     raw = merged_task(valid, "seq2seq_lm")
     (problem,) = problems(raw, train={"batching": "packed", "effective_batch_tokens": 1024})

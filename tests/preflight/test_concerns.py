@@ -57,7 +57,7 @@ def test_rows_that_are_cut_are_named_with_a_limit_that_holds_them(look: Look):
     assert cut == {
         "level": "warning",
         "section": "lengths",
-        "text": "The start of the prompt is cut in 4 training rows (4.00%) by tokenize.max_length_tokens=20.",
+        "text": "The prompt is cut in 4 training rows (4.00%) by tokenize.max_length_tokens=20.",
         "advice": "tokenize.max_length_tokens=46 would hold every row, if model and memory allow.",
     }
 

@@ -55,14 +55,22 @@ def test_tokens_of_byte_level_tokenizers_are_their_own(tokenize, make):
         assert row.input_ids.tolist() == (wanted[:-1] if wanted[-1] == tokenizer.eos_token_id else wanted)
 
 
-@pytest.mark.parametrize("truncation", ["truncate_prompt", "truncate_end"])
-def test_a_long_text_loses_its_end(tokenize, truncation):
-    options = {**CLASSIFY, "max_length_tokens": 4, "truncation": truncation}
+@pytest.mark.parametrize(
+    ("options", "kept", "reason"),
+    [
+        ({"truncation": "truncate_end"}, ["goo", "bad", "fin"], "end_cut"),
+        ({"truncation": "truncate_prompt"}, ["god", "bad", "fie"], "text_shortened"),
+        ({"cut_prompt_at": "end"}, ["goo", "bad", "fin"], "text_shortened"),
+        ({"cut_prompt_at": "start"}, ["ood", "bad", "ine"], "text_shortened"),
+    ],
+)
+def test_a_long_text_loses_what_the_parameters_say(tokenize, options, kept, reason):
+    options = {**CLASSIFY, "max_length_tokens": 4, **options}
     summary, rows = tokenize(make_tokenizer(adds_bos=True), "text_label", ROWS, **options)
-    assert [row.input_ids.tolist() for row in rows] == [[BOS, *ids("goo")], [BOS, *ids("bad")], [BOS, *ids("fin")]]
+    assert [row.input_ids.tolist() for row in rows] == [[BOS, *ids(text)] for text in kept]
     assert [row.label for row in rows] == [1, 0, 1]
     train = summary["splits"]["train"]
-    assert train["changed"] == {"end_cut": 2}
+    assert train["changed"] == {reason: 2}
     assert (train["too_long"]["num_rows"], train["too_long"]["max_length_tokens"]) == (2, 5)
     assert train["too_long"]["tokens_over_limit"] == 2
 

@@ -52,7 +52,7 @@ def test_the_table_says_what_was_made(tmp_path):
     assert "| test | 0 | 0 | 0 |  | 0 | 0 | 0 | 0 |" in text
     assert "| rows.jsonl | 1 | 2 |" in text
     assert "### Rows left out\n\nNone." in text
-    assert "- 1 in train: start of the prompt cut to fit.\n  - rows.jsonl, row 2" in text
+    assert "- 1 in train: part of the prompt cut to fit.\n  - rows.jsonl, row 2" in text
     [changed] = section["facts"]["changed"]
     assert changed["row_numbers"] == {"rows.jsonl": [2]}
     assert json.loads(json.dumps(section)) == section

@@ -25,7 +25,7 @@ from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.wording import count_of
 
-ROWS_VERSION = 3
+ROWS_VERSION = 4
 """Raise it when the same files and settings give other checked rows: stored ones are then made anew."""
 
 ROWS_NAME = "rows.arrow"

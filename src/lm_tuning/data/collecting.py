@@ -113,7 +113,7 @@ def collect_rows(
     problems: list[str] = []
     with (
         _ValueWriter(scratch, numbered) as values,
-        ExampleWriter(path, mapping.format, inspect=collector.inspect) as writer,
+        ExampleWriter(path, mapping.format, is_composed=mapping.is_composed, inspect=collector.inspect) as writer,
     ):
         for place, file in enumerate(files):
             file.rows.select(
@@ -251,7 +251,7 @@ class _Collector:
                 if not row.keys() <= known and len(late) < _MAX_LATE_ROWS:
                     late.setdefault(number, row.keys() - known)
                     known = known | row.keys()
-                append(first_id + number, example.values, place)
+                append(first_id + number, example.values, place, example.column_ranges)
                 contents += example.content_digest
                 wholes += example.whole_digest
                 if label:
@@ -301,7 +301,7 @@ class _Collector:
         keep[repeats] = False
         kept_path = path.with_suffix(".kept")
         start = 0
-        with ExampleWriter(kept_path, table.format) as writer:
+        with ExampleWriter(kept_path, table.format, is_composed=table.is_composed) as writer:
             for batch in table.batches():
                 writer.append_batch(batch.filter(pa.array(keep[start : start + batch.num_rows])))
                 start += batch.num_rows

@@ -63,6 +63,11 @@ class ColumnMapping:
     read_off: str | None = None
 
     @property
+    def is_composed(self) -> bool:
+        """Say whether the prompt, or the text, is made of columns and of fixed text between them."""
+        return self.template is not None or self.appended is not None
+
+    @property
     def used_columns(self) -> list[str]:
         """Name every column that is read, each once."""
         rendered = template_columns(self.template) if self.template else []

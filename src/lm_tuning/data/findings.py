@@ -101,7 +101,11 @@ class Findings:
 
 
 class RowPlaces:
-    """Turn row ids into file and row number."""
+    """Turn row ids into file and row number.
+
+    Attributes:
+        names: how each file is called, in the order of reading.
+    """
 
     def __init__(self, sources: Sequence[Mapping[str, Any]]) -> None:
         """Look at where the ids of each file begin.
@@ -119,10 +123,10 @@ class RowPlaces:
         ]
         # Two configurations of a hub data set, for example, bear one name; each keeps rows of its own.
         seen: Counter[str] = Counter()
-        self._names = []
+        self.names = []
         for name in names:
             seen[name] += 1
-            self._names.append(f"{name} #{seen[name]}" if seen[name] > 1 else name)
+            self.names.append(f"{name} #{seen[name]}" if seen[name] > 1 else name)
 
     def find(self, row_id: int) -> tuple[str, int]:
         """Return the file and the 1-based row number in it.
@@ -131,7 +135,7 @@ class RowPlaces:
             row_id: id of a row.
         """
         place = int(np.searchsorted(self._first_ids, row_id, side="right")) - 1
-        return self._names[place], int(row_id - self._first_ids[place]) + 1
+        return self.names[place], int(row_id - self._first_ids[place]) + 1
 
     def by_file(self, row_ids: Iterable[int]) -> Iterator[tuple[str, list[int]]]:
         """Yield each file that has some of the rows, with their numbers in it, ascending.
@@ -141,7 +145,7 @@ class RowPlaces:
         """
         ids = np.sort(np.asarray(row_ids, dtype=np.int64))
         edges = [*np.searchsorted(ids, self._first_ids).tolist(), len(ids)]
-        for place, name in enumerate(self._names):
+        for place, name in enumerate(self.names):
             part = ids[edges[place] : edges[place + 1]]
             if len(part):
                 yield name, (part - self._first_ids[place] + 1).tolist()

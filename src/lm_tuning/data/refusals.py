@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lm_tuning.data.collecting import CollectedRows, spell_out
@@ -18,7 +18,7 @@ MAX_LINES = 100
 ALWAYS_SKIPPED = 3
 """Bad rows that on_bad_row: skip lets pass whatever their share: of four rows, one is a quarter."""
 
-_MEND = "Mend these rows, or leave them out and have them counted with data.on_bad_row: skip."
+HOW_TO_FIX = "Mend these rows, or leave them out and have them counted with data.on_bad_row: skip."
 
 
 def find_refusals(
@@ -45,9 +45,9 @@ def find_refusals(
     problems: list[str] = []
     has_bad_rows = any(file["rows_skipped"] for file in rows.files)
     if on_bad_row == "error" and has_bad_rows:
-        problems += [*_bad_lines(rows), _MEND]
+        problems += [*_bad_lines(rows), HOW_TO_FIX]
     if on_bad_row == "skip":
-        problems += _excesses(rows.files, max_bad_fraction)
+        problems += find_excesses(rows.files, max_bad_fraction)
     for file in rows.files:
         if not file["rows_kept"] and (on_bad_row == "skip" or not file["rows_skipped"]):
             problems.append(f"{file['path']} has no rows that can be used.")
@@ -82,8 +82,13 @@ def _bad_lines(rows: CollectedRows) -> list[str]:
     return lines
 
 
-def _excesses(files: list[dict[str, Any]], max_bad_fraction: float) -> list[str]:
-    """Name the files that hold too many bad rows, and all of them together where no single one does."""
+def find_excesses(files: Sequence[Mapping[str, Any]], max_bad_fraction: float) -> list[str]:
+    """Name the files that hold too many bad rows, and all of them together where no single one does.
+
+    Args:
+        files: ``path``, ``rows_read`` and ``rows_skipped`` by kind of each.
+        max_bad_fraction: share of the rows of a file, and of all files, that may be bad; see ``ALWAYS_SKIPPED``.
+    """
     problems = [
         problem
         for file in files

@@ -110,6 +110,18 @@ def _check_task(parameters: Parameters) -> Iterator[Conflict]:
             f"data.format = {parameters.data.format} has nothing for task = {task}, which learns from rows of "
             f"{wanted}: set data.format = auto or {wanted}, or another task.",
         )
+    if task != "causal_lm":
+        tokenize = parameters.tokenize
+        for key, given, way in (
+            ("tokenize.template_arguments", tokenize.template_arguments, "{}"),
+            ("tokenize.system_turn", "" if tokenize.system_turn == "keep" else tokenize.system_turn, "keep"),
+        ):
+            if given:
+                yield Conflict(
+                    (key, "task"),
+                    f"{key} = {given} is for chat templates, but task = {task} tokenizes texts without one: set "
+                    f"{key} = {way}, or task = causal_lm.",
+                )
     if task == "seq2seq_lm" and train.neftune_noise_alpha is not None:
         yield Conflict(
             ("train.neftune_noise_alpha", "task"),

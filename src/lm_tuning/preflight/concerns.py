@@ -15,6 +15,16 @@ LEVELS = ("stop", "warning", "note")
 they are. ``note``: nothing wrong, but good to know."""
 
 # Where the lengths' figures say what other limits would cut.
+# What tokenizing changes that is worth a word, and what of it loses something that a row says.
+_LOST = {"turn_left_out", "reasoning_left_out", "tools_left_out"}
+_TOLD = {
+    "content_not_verbatim",
+    "not_round_trip",
+    "control_token_kept",
+    "answer_not_learned",
+    "earlier_answer_shortened",
+    *_LOST,
+}
 _LIMITS = {"max_length_tokens": "limits", "max_target_tokens": "target_limits"}
 _FEW_STEPS = 20
 _FEW_ROWS_CUT = 0.01
@@ -167,9 +177,10 @@ def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int |
     by_length, by_target = limits["max_length_tokens"], limits.get("max_target_tokens", "")
     advice = _advise_limit(facts, context_tokens=context_tokens)
     if task == SEQUENCE_CLASSIFICATION:
-        yield from _about_cut("end of the text", cut["end_cut"], num_rows, f"{by_length}.", advice)
+        shortened = cut["end_cut"] + cut["text_shortened"]
+        yield from _about_cut("text", shortened, num_rows, f"{by_length}.", advice)
     elif task == SEQ2SEQ_LM:
-        yield from _about_cut("end of the source", cut["source_cut"], num_rows, f"{by_length}.", advice)
+        yield from _about_cut("source", cut["source_cut"], num_rows, f"{by_length}.", advice)
         yield from _about_cut(
             "end of the target",
             cut["target_cut"],
@@ -188,7 +199,16 @@ def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int |
             tolerated=0.0,
         )
         shortened = max(cut["prompt_shortened"], cut["old_turns_dropped"])
-        yield from _about_cut("start of the prompt", shortened, num_rows, f"{by_length}.", advice)
+        yield from _about_cut("prompt", shortened, num_rows, f"{by_length}.", advice)
+    emptied = cut["prompt_emptied"]
+    if emptied:
+        yield _concern(
+            "warning",
+            "lengths",
+            f"Nothing is left of a prompt, or of one of its columns or turns, in {_rows(emptied, 'training row')} "
+            f"({emptied / num_rows:.2%}) by {by_length}.",
+            advice,
+        )
 
 
 def _about_cut(
@@ -265,9 +285,9 @@ def _about_rows(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
                 f"{advice}The data report names them.",
             )
     for reason, num_rows in figures["changed"].items():
-        if reason in {"content_not_verbatim", "not_round_trip", "control_token_kept", "answer_not_learned"}:
+        if reason in _TOLD:
             yield _concern(
-                "note",
+                "warning" if reason in _LOST else "note",
                 "rows",
                 f"{_rows(num_rows, 'training row')}: {CHANGED[reason]}.",
                 "The data report names the first.",

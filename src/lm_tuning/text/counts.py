@@ -26,18 +26,36 @@ DROPPED = {
     "no_target_left": "no token of the target within tokenize.max_target_tokens",
     "control_token": "a control token is typed in it, see tokenize.control_tokens",
     "control_token_unspellable": "a control token is typed in it that the tokenizer cannot write as letters",
+    "tool_arguments_not_json": "a tool call has arguments that are no JSON object, which the chat template needs",
 }
+"""Why rows are left out, by reason."""
+
+UNUSABLE = (
+    "no_assistant_turn",
+    "refused_by_template",
+    "untraceable",
+    "control_token_unspellable",
+    "tool_arguments_not_json",
+)
+"""Reasons that make a row a bad one, for which ``data.on_bad_row`` is there; others follow from a limit or a choice."""
+
 CHANGED = {
     "trailing_turns_cut": "turns after the last learned answer cut",
     "answer_of_weight_0": "an answer of weight 0 is not learned",
     "answer_not_learned": "an earlier answer is not learned, since the chat template rewrites it",
     "old_turns_dropped": "oldest exchanges left out to fit",
-    "prompt_shortened": "start of the prompt cut to fit",
+    "prompt_shortened": "part of the prompt cut to fit",
+    "prompt_emptied": "nothing left of a prompt, or of one of its columns or turns, to fit",
     "answer_shortened": "end of the answer cut, since it does not fit even alone",
     "end_cut": "end cut to fit",
-    "source_cut": "end of the source cut to fit tokenize.max_length_tokens",
+    "text_shortened": "part of the text cut to fit",
+    "source_cut": "part of the source cut to fit tokenize.max_length_tokens",
     "target_cut": "end of the target cut to fit tokenize.max_target_tokens",
-    "tools_left_out": "the chat template does not show the tools that the row offers or calls",
+    "tools_left_out": "the chat template does not show the tools that the row offers or calls, or not whole",
+    "turn_left_out": "the chat template leaves a turn out, such as the system turn",
+    "reasoning_left_out": "the chat template does not show the reasoning of an answer",
+    "earlier_answer_shortened": "the chat template leaves a part of an earlier answer out, such as its reasoning, but "
+    "shows it in the last one",
     "content_not_verbatim": "the chat template changes the content (for example trims it)",
     "not_round_trip": "the tokenizer cannot give the text back exactly",
     "control_token_as_text": "a control token is typed in it and learned as letters",
@@ -177,6 +195,18 @@ class SplitCounts:
             row_id: the row.
         """
         return self._details.get(reason, {}).get(row_id, "")
+
+    def by_detail(self, reason: str) -> dict[str, array[int]]:
+        """Return the rows of a reason by what was said of them, in order; rows beyond ``NUM_DETAILS`` have no detail.
+
+        Args:
+            reason: key of ``DROPPED`` or ``CHANGED``.
+        """
+        details = self._details.get(reason, {})
+        found: dict[str, array[int]] = {}
+        for row_id in self.rows(reason):
+            found.setdefault(details.get(row_id, ""), array("q")).append(row_id)
+        return found
 
     def describe(self, reason: str, places: RowPlaces, *, num_named: int = _NUM_ROWS_NAMED) -> str:
         """Say one count in words, with the first rows.

@@ -165,6 +165,7 @@ def run_training(
                 "quantization": settings.qlora or None if settings.method == "qlora" else None,
                 "base": settings.base,
                 "tokens_key": settings.tokens_key,
+                "rendering": settings.rendering,
                 "compute_dtype": settings.compute_dtype,
                 "finished_step": finished_step,
                 "tokens_per_second": summary["tokens_per_second"],

@@ -138,14 +138,25 @@ def tokenize_examples(
         logger.info("Tokens reused: %s, in %s", describe_tokens(summary), found)
         _warn_of_long_rows(found, base_model, task=task)
         return found, summary, read_lengths(found), read_token_report(found)
+    _warn_of_older_tokens(token_cache)
     tokenizer = load_tokenizer(
         base_model["name_or_path"],
         revision=base_model["revision"],
         trust_remote_code=base_model["trust_remote_code"],
     )
     with token_cache.stage(key) as staged, show_progress() as on_progress:
-        settings = _deciding(tokenize)
-        summary = write_tokens(staged.path, example_splits, tokenizer, task=task, **settings, on_progress=on_progress)
+        settings = tokenize.model_dump()
+        del settings["max_lost_fraction"]
+        summary = write_tokens(
+            staged.path,
+            example_splits,
+            tokenizer,
+            task=task,
+            **settings,
+            on_bad_row=data.on_bad_row,
+            max_bad_fraction=data.max_bad_fraction,
+            on_progress=on_progress,
+        )
         refuse_losses(summary, **losses)
         limits = {name: settings[name] for name in ("max_length_tokens", "max_target_tokens")}
         write_lengths(staged.path, task=task, **limits)
@@ -156,10 +167,32 @@ def tokenize_examples(
 
 
 def _deciding(tokenize: TokenizeParameters) -> dict[str, Any]:
-    """Return the parameters that decide what tokens come out; what only decides whether they are taken is none."""
+    """Return the parameters that decide what tokens come out; arguments of the template only where there are any.
+
+    What only decides whether tokens are taken is none.
+    """
     settings = tokenize.model_dump()
     del settings["max_lost_fraction"]
+    if not settings["template_arguments"]:
+        del settings["template_arguments"]
     return settings
+
+
+def _warn_of_older_tokens(token_cache: FolderStore) -> None:
+    """Say why tokens are made again where another version has stored others of the same rows."""
+    from lm_tuning.text.tokenization import TOKENS_VERSION
+
+    try:
+        current = token_cache.current()
+    except UserError:  # none, or a damaged one: there is nothing to compare with
+        return
+    version = read_manifest(current)["facts"].get("sources", {}).get("tokens_version")
+    if version is not None and version != TOKENS_VERSION:
+        logger.warning(
+            "The stored tokens in %s were made by another version, which cuts long prompts in another way, so tokens "
+            "are made again.",
+            current,
+        )
 
 
 def _find_positions(base_model: dict[str, Any]) -> int | None:
