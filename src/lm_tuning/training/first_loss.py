@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lm_tuning.training.batches import StepBatch
+from lm_tuning.training.first_gradient import GradientDue, check_first_gradient
 from lm_tuning.training.health import HealthReport, Severity, check_first_step, check_layout, stop_if_needed
 from lm_tuning.training.losses import PLAIN, LossShape, sum_nats
+from lm_tuning.training.movement import Movement
 from lm_tuning.training.precision_context import autocast
 from lm_tuning.training.tasks import TrainingTask, classification_head
 
@@ -43,6 +45,8 @@ class FirstLossDue:
         fresh_head_classes: classes of a new classification head; ``None`` for other models.
         device: ``cpu`` or ``cuda``.
         compute_dtype: type of the forward pass.
+        gradient: the gradient norm that is due; ``None`` where it was not measured.
+        movement: rows whose loss is measured again later; ``None`` for none.
     """
 
     task: TrainingTask
@@ -54,6 +58,27 @@ class FirstLossDue:
     fresh_head_classes: int | None
     device: str
     compute_dtype: str
+    gradient: GradientDue | None = None
+    movement: Movement | None = None
+
+    def check_gradient(self, health: HealthReport, batch: StepBatch, logged: float) -> None:
+        """Compare the gradient norm of step 1 with what is due, before the weights change.
+
+        Args:
+            health: receives the finding.
+            batch: the first step.
+            logged: its norm, before clipping.
+
+        Raises:
+            UserError: they differ, and the finding says stop.
+        """
+        if self.gradient is None or health.has("first-loss-off"):
+            return  # what scales a loss scales its gradient too
+        health.facts["first_step_gradient_norm"] = logged
+        finding = check_first_gradient(self.gradient, logged, num_micro_batches=len(batch.micro_batches))
+        if finding is not None:
+            health.add(finding)
+            stop_if_needed(health)
 
     def measure_layout(self, health: HealthReport, model: Any, batch: StepBatch) -> bool:
         """Measure the step again, through its micro-batches but without dropout; add a finding if they change it.
@@ -65,6 +90,8 @@ class FirstLossDue:
         with torch.random.fork_rng(devices=on_gpu), autocast(self.device, self.compute_dtype):
             path = measure_training_path(self.task, model, batch, shape=self.shape, device=self.device)
         health.facts[f"first_step_through_micro_batches_nats_per_{self.task.unit}"] = path
+        if not math.isfinite(path):
+            return True  # that is no matter of how rows lie beside each other
         finding = check_layout(self.nats, path, tolerance=max(self.tolerance, 0.02), batching=self.batching)
         if finding is not None:
             health.add(finding)
@@ -84,6 +111,8 @@ class FirstLossDue:
         """
         began = time.perf_counter()
         health.facts[f"first_step_logged_nats_per_{self.task.unit}"] = logged
+        if not math.isfinite(self.nats):
+            return  # said before the step
         finding = check_first_step(
             self.nats,
             logged,
@@ -176,6 +205,8 @@ def measure_plain_loss(
     with torch.no_grad():
         for alike in _group_alike(task, rows, torch.device(device).type):
             logits, targets = task.logits_of_alike(model, alike, device=device)
+            if not len(targets):
+                continue  # rows without anything supervised
             nats += float(shape.sum_nats(logits, targets))
             count += len(targets)
             values = logits.float()
