@@ -76,7 +76,7 @@ _ALL = [
     HealthCode(
         "learning-rate-tiny",
         "warn",
-        "the learning rate is far too low to learn, or stays under a hundredth of its peak",
+        "the learning rate is far too low, or stays under a hundredth of its peak",
     ),
     HealthCode("loss-does-not-move", "warn", "rows that were trained on have the loss that they had before"),
     HealthCode("warm-up-not-finished", "warn", "the run ends while the learning rate still rises"),

@@ -45,8 +45,8 @@ def check_trained_parts(model: Any, settings: TrainingSettings) -> list[Finding]
         return [
             Finding(
                 code="layers-frozen",
-                measured=f"{len(frozen)} of {trained + len(frozen)} parameters that should be trained are frozen{where}: "
-                f"{_name(names)}",
+                measured=f"{len(frozen)} of {trained + len(frozen)} parameters that should be trained are "
+                f"frozen{where}: {_name(names)}",
                 expected="all of them trained: train.freeze does not name them"
                 if settings.method == "full"
                 else "every adapter trained",

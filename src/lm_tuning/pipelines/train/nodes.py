@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from lm_tuning.datasets.live_report import LiveReport
 from lm_tuning.datasets.metric_stream import MetricStream
 from lm_tuning.parameters import ModelParameters, TrainParameters
 from lm_tuning.pipelines.train.run_settings import gather_settings
@@ -21,6 +22,7 @@ def train_model(
     checkpoints: Path,
     batch_plans: Path,
     metric_stream: MetricStream,
+    live_health: LiveReport,
     train: TrainParameters,
     model: ModelParameters,
     seed: int,
@@ -48,6 +50,7 @@ def train_model(
                 on_progress=on_progress,
                 on_metrics=metric_stream.log,
                 on_checkpoint=metric_stream.flush,
+                on_health=live_health.write,
             )
     finally:
         metric_stream.close()
