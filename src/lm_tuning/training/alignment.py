@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,9 +20,6 @@ SHIFTS = {0: "its own token", 1: "the token after it", 2: "the token after the n
 
 LOSS_TOLERANCE = 0.02
 """Relative difference up to which two losses of the same rows count as the same."""
-
-MOST_ROWS = 4
-"""Rows whose loss is measured at each alignment: the shortest of the first step."""
 
 
 def check_targets(batch: StepBatch, *, decoder_start_id: int | None = None) -> Finding | None:
@@ -81,44 +77,36 @@ def _count_shifts(batch: MicroBatch, decoder_start_id: int | None) -> tuple[int,
 
 
 def check_alignment(
-    task: TrainingTask, model: Any, rows: Sequence[TokenRow], *, device: torch.device | str
+    task: TrainingTask, model: Any, row: TokenRow, measured: float, *, device: torch.device | str
 ) -> tuple[dict[str, float], Finding | None]:
-    """Measure a few rows at each alignment, from their ids and spans alone, and compare with what is trained on.
+    """Measure a row at each alignment, from its ids and spans alone, and compare with what is trained on.
 
     Args:
         task: a causal language model's; what others learn has no neighbours.
         model: of the task; it is left in its mode.
-        rows: of the first step.
+        row: of the first step.
+        measured: its loss as it is trained on, in nats per supervised token.
         device: where the model is.
 
     Returns:
         Nats per token by alignment (none for other tasks), and a finding if what is trained on is another than the
         token after each position.
     """
-    chosen = sorted((row for row in rows if row.spans), key=lambda row: len(row.input_ids))[:MOST_ROWS]
-    if task.name != "causal_lm" or not chosen:
+    if task.name != "causal_lm" or not row.spans:
         return {}, None
     was_training = model.training
     model.eval()
-    ours = count = 0.0
-    sums: dict[int, float] = dict.fromkeys(SHIFTS, 0.0)
-    sizes: dict[int, int] = dict.fromkeys(SHIFTS, 0)
+    losses: dict[int, float] = {}
     with torch.no_grad():
-        for row in chosen:
-            logits, targets = task.logits_of_alike(model, [row], device=device)
-            ours += float(_nats(logits, targets))
-            count += len(targets)
-            ids = torch.as_tensor(row.input_ids.astype("int64"), device=device)
-            all_logits = model(input_ids=ids[None], use_cache=False).logits[0]
-            learned = torch.cat([torch.arange(start, end, device=device) for start, end in row.spans])
-            for shift in SHIFTS:
-                # The prediction of the token at place t, made ``shift`` places before it.
-                places = learned[(learned - shift >= 0) & (learned - shift < len(ids))]
-                sums[shift] += float(_nats(all_logits[places - shift], ids[places]))
-                sizes[shift] += len(places)
+        ids = torch.as_tensor(row.input_ids.astype("int64"), device=device)
+        logits = model(input_ids=ids[None], use_cache=False).logits[0]  # (tokens, vocabulary)
+        learned = torch.cat([torch.arange(start, end, device=device) for start, end in row.spans])
+        for shift in SHIFTS:
+            # The prediction of the token at t, made ``shift`` positions before it.
+            at = learned[(learned - shift >= 0) & (learned - shift < len(ids))]
+            if len(at):
+                losses[shift] = float(torch.nn.functional.cross_entropy(logits[at - shift].float(), ids[at]))
     model.train(was_training)
-    measured = ours / max(count, 1)
-    losses = {shift: sums[shift] / sizes[shift] for shift in SHIFTS if sizes[shift]}
     facts = {f"distance {shift}": loss for shift, loss in losses.items()}
     if 1 not in losses or not math.isfinite(measured) or _is_close(measured, losses[1]):
         return facts, None
@@ -127,8 +115,8 @@ def check_alignment(
         return facts, None  # another difference, which other checks name
     return facts, Finding(
         code="labels-shifted",
-        measured=f"the loss that is trained on is {measured:.4f} nats per token on {len(chosen)} rows, that of "
-        f"predicting {SHIFTS[nearest]} ({losses[nearest]:.4f})",
+        measured=f"row {row.row_id} has {measured:.4f} nats per token as it is trained on, the loss of predicting "
+        f"{SHIFTS[nearest]} ({losses[nearest]:.4f})",
         expected=f"{losses[1]:.4f}, that of predicting {SHIFTS[1]}",
         cause=f"Labels and positions are off by {abs(nearest - 1)}.",
         change="Look at what makes the targets: labels are shifted once, where micro-batches are laid out.",
@@ -137,9 +125,3 @@ def check_alignment(
 
 def _is_close(first: float, second: float) -> bool:
     return math.isclose(first, second, rel_tol=LOSS_TOLERANCE, abs_tol=ROUNDING_NATS)
-
-
-def _nats(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.cross_entropy(
-        logits.flatten(0, -2).float(), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
-    )

@@ -1,38 +1,34 @@
-"""The gradient that the first step must have: its norm by an ordinary backward pass, compared with what step 1 logs.
+"""The gradient that the first step must have: measured by an ordinary backward pass, compared before any update.
 
 A loss that is right may still be sent backward scaled: by what wraps the backward pass, adds gradients up or averages
-them over ranks. The norm that is clipped and logged then is off by a factor that the loss does not show.
+them over ranks. The norm that is clipped and logged then is off by a factor that the loss does not show. It is enough
+to look at the last layer for that, whose gradient costs little beside the forward pass that is made anyway.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from lm_tuning.training import lora_forward
 from lm_tuning.training.health import Finding
-from lm_tuning.training.losses import LossShape
-from lm_tuning.training.out_of_memory import is_out_of_memory
-from lm_tuning.training.tasks import TrainingTask
-
-if TYPE_CHECKING:
-    from lm_tuning.text.token_table import TokenRow
-
-logger = logging.getLogger(__name__)
-
-MOST_TOKENS = {"cpu": 2048, "cuda": 8192}
-"""Tokens of rows that are measured; of a larger step a part is, with wider bounds."""
-
-MOST_TOKENS_OF_ROW = {"cpu": 2048, "cuda": 4096}
-"""A longer row would need all of its logits at once, which the training itself never makes."""
 
 FACTOR = 4.0
-"""A norm this many times the measured one, or a part of it as small, is no rounding and no dropout."""
+"""A norm this many times the measured one, or this part of it, is no rounding."""
+
+RANDOM_FACTOR = 8.0
+"""Likewise where dropout or noise makes the gradient of the step another one."""
+
+SAME_NORM = 0.05
+"""Relative difference of the logged norm from that of the gradients themselves: it is the same number."""
+
+MOST_LOGITS = {"cpu": 2**28, "cuda": 2**30}
+"""Logits of rows that go backward together; a longer row would need several gigabytes for them, which the training
+itself never makes."""
 
 FP16_SCALE = 1024.0
 """Small gradients vanish in float16 unless the loss is scaled up."""
@@ -40,119 +36,152 @@ FP16_SCALE = 1024.0
 
 @dataclass(frozen=True)
 class GradientDue:
-    """The gradient norm of the first step's rows.
+    """What the gradient of the first step must be.
 
     Attributes:
-        norm: of the mean loss over the measured rows.
-        num_rows: rows that were measured.
-        num_rows_of_step: rows of the step.
+        norm: of the gradients of ``parameters``, of the mean loss over the step.
+        parameters: those of the last layer that are trained.
         is_random: whether training draws random zeros or noise, so that its gradient is another one.
     """
 
     norm: float
-    num_rows: int
-    num_rows_of_step: int
+    parameters: list[torch.nn.Parameter]
     is_random: bool
 
-    def bounds(self) -> tuple[float, float]:
-        """Return the smallest and the largest norm of the whole step that are no finding.
 
-        Rows whose gradients have nothing in common add up like noise, so the norm of the whole step may be smaller
-        than that of a part of it, by the root of how much larger it is; it is hardly larger.
-        """
-        factor = FACTOR * (2 if self.is_random or self.num_rows < self.num_rows_of_step else 1)
-        noise = math.sqrt(self.num_rows / self.num_rows_of_step)
-        return self.norm * noise / factor, self.norm * factor
+class GradientMeasure:
+    """Collect the gradient of the last layer over rows of a plain forward pass.
 
-
-def measure_gradient(
-    task: TrainingTask,
-    model: Any,
-    rows: Sequence[TokenRow],
-    *,
-    shape: LossShape,
-    device: str,
-    compute_dtype: str,
-    is_random: bool,
-) -> GradientDue | None:
-    """Measure the gradient norm of rows, with nothing of the training path; the gradients are thrown away.
-
-    Args:
-        task: which logits carry loss.
-        model: as it will be trained; its adapters take the library's forward pass meanwhile.
-        rows: of the first step.
-        shape: label smoothing and class weights.
-        device: ``cpu`` or ``cuda``.
-        compute_dtype: type of the forward pass.
-        is_random: whether training draws random zeros or noise.
-
-    Returns:
-        ``None`` where it cannot be told: no row is short enough, the memory does not suffice, or it is not a number.
+    Attributes:
+        is_complete: whether every row went backward.
     """
-    chosen = _choose(rows, device)
-    if not chosen:
-        return None
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    was_training = model.training
-    model.eval()
-    lean = lora_forward.remove(model)
-    scale = FP16_SCALE if compute_dtype == "float16" else 1.0
-    count = 0
-    try:
-        for row in chosen:
-            logits, targets = task.logits_of_alike(model, [row], device=device)
-            (scale * shape.sum_nats(logits, targets)).backward()
-            count += len(targets)
-        norms = [torch.linalg.vector_norm(each.grad.float()) for each in trained if each.grad is not None]
-        norm = float(torch.linalg.vector_norm(torch.stack(norms))) / (scale * max(count, 1)) if norms else math.nan
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        logger.info("The gradient before step 1 is not measured: it does not fit into the memory beside the model.")
-        norm = math.nan
-    finally:
-        for parameter in trained:
-            parameter.grad = None
-        model.train(was_training)
-        if lean:
-            lora_forward.install(model)
-    if device == "cuda":
-        torch.cuda.empty_cache()
-    if not math.isfinite(norm):
-        return None
-    return GradientDue(norm, len(chosen), len(rows), is_random)
+
+    def __init__(self, model: Any, *, device: str, compute_dtype: str, vocabulary: int) -> None:
+        """Find the parameters; nothing runs.
+
+        Args:
+            model: as it will be trained.
+            device: ``cpu`` or ``cuda``.
+            compute_dtype: type of the forward pass.
+            vocabulary: logits of a position; 0 where they are few.
+        """
+        self.parameters = last_trained_parameters(model)
+        self.is_complete = bool(self.parameters)
+        self._model = model
+        self._most_tokens = MOST_LOGITS.get(device, MOST_LOGITS["cpu"]) // max(vocabulary, 1)
+        self._scale = FP16_SCALE if compute_dtype == "float16" else 1.0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Let nothing but the last layer ask for gradients, and throw these away afterwards."""
+        wanted = {id(parameter) for parameter in self.parameters}
+        others = [
+            parameter
+            for parameter in self._model.parameters()
+            if parameter.requires_grad and id(parameter) not in wanted
+        ]
+        for parameter in others:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in others:
+                parameter.requires_grad_(True)
+            for parameter in self.parameters:
+                parameter.grad = None
+
+    def takes(self, num_tokens: int) -> bool:
+        """Say whether rows with so many tokens are to go backward; one that is too long ends the measure."""
+        self.is_complete = self.is_complete and num_tokens <= self._most_tokens
+        return self.is_complete
+
+    def add(self, nats: torch.Tensor) -> None:
+        """Send the summed loss of rows backward."""
+        (self._scale * nats).backward()  # type: ignore[no-untyped-call]
+
+    def finish(self, count: int, *, is_random: bool) -> GradientDue | None:
+        """Return what was measured; ``None`` where it cannot be told. Call it while still watching.
+
+        Args:
+            count: supervised tokens, or rows of a classifier.
+            is_random: whether training draws random zeros or noise.
+        """
+        if not self.is_complete or not count:
+            return None
+        norm = norm_of(self.parameters) / (self._scale * count)
+        return GradientDue(norm, self.parameters, is_random) if math.isfinite(norm) and norm > 0 else None
 
 
-def _choose(rows: Sequence[TokenRow], device: str) -> list[TokenRow]:
-    """Return all rows of a small step, or evenly spread ones of a large one, without the longest."""
-    most, most_of_row = (table.get(device, table["cpu"]) for table in (MOST_TOKENS, MOST_TOKENS_OF_ROW))
-    usable = [row for row in rows if row.num_supervised and len(row.input_ids) <= most_of_row]
-    total = sum(len(row.input_ids) for row in usable)
-    return usable[:: max(-(-total // most), 1)]
+def last_trained_parameters(model: Any) -> list[torch.nn.Parameter]:
+    """Return the trained parameters of the last layer that has any; the classification head's where no layer has."""
+    layers = [list(module) for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module) > 0]
+    # The outermost list comes before those within its layers; a decoder's comes after its encoder's.
+    outermost: list[list[torch.nn.Module]] = []
+    inside: set[int] = set()
+    for entries in layers:
+        if id(entries[0]) not in inside:
+            outermost.append(entries)
+        for entry in entries:
+            inside.update(id(part) for part in entry.modules())
+    for entries in reversed(outermost):
+        for layer in reversed(entries):
+            trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+            if trained:
+                return trained
+    return []
 
 
-def check_first_gradient(due: GradientDue, logged: float, *, num_micro_batches: int) -> Finding | None:
-    """Compare the gradient norm of step 1 with the measured one.
+def norm_of(parameters: Sequence[torch.nn.Parameter]) -> float:
+    """Return the norm of the gradients of parameters together; 0 where none has one."""
+    norms = [torch.linalg.vector_norm(each.grad.detach().float()) for each in parameters if each.grad is not None]
+    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+
+
+def check_first_gradient(due: GradientDue, *, scale: float, num_micro_batches: int) -> Finding | None:
+    """Compare the gradients of step 1, before clipping, with what is due.
 
     Args:
         due: what was measured before the step.
-        logged: the step's norm, before clipping.
+        scale: by which float16's scaler has multiplied them.
         num_micro_batches: micro-batches of the step.
     """
-    low, high = due.bounds()
-    if not math.isfinite(logged) or due.norm <= 0 or low <= logged <= high:
+    norm = norm_of(due.parameters) / scale
+    factor = RANDOM_FACTOR if due.is_random else FACTOR
+    ratio = norm / due.norm
+    if not math.isfinite(norm) or 1 / factor <= ratio <= factor:
         return None  # NaN and infinity are another check's
-    ratio = logged / due.norm
-    rows = f"{due.num_rows} of its {due.num_rows_of_step} rows" if due.num_rows < due.num_rows_of_step else "its rows"
-    cause = "The gradient is scaled on its way back, although the loss is right: by what wraps the backward pass, adds"
-    cause += " gradients up or averages them."
-    if num_micro_batches > 1 and math.isclose(ratio, num_micro_batches, rel_tol=0.05):
+    cause = (
+        "The gradient is scaled on its way back, although the loss is right: by what wraps the backward pass, adds "
+        "gradients up or averages them."
+    )
+    if num_micro_batches > 1 and math.isclose(ratio, num_micro_batches, rel_tol=SAME_NORM):
         cause += f" The factor equals the {num_micro_batches} micro-batches of the step."
     return Finding(
         code="first-gradient-off",
-        measured=f"step 1 has a gradient norm of {logged:.4g}, {ratio:.3g} times that of {rows}",
-        expected=f"about {due.norm:.4g} (between {low:.3g} and {high:.3g}), by a backward pass over {rows} before it",
+        measured=f"the gradient of step 1 has a norm of {norm:.4g} in the last layer, {ratio:.3g} times what its rows "
+        "have",
+        expected=f"about {due.norm:.4g} (a factor of {factor:g} either way), by a backward pass over the same rows "
+        "before it",
         cause=cause,
         change="Look at what changes the backward pass; the learning rate and train.trainer.max_grad_norm would only "
         "hide it.",
+    )
+
+
+def check_logged_norm(actual: float, logged: float) -> Finding | None:
+    """Compare the norm that step 1 logs and is clipped by with that of the gradients themselves.
+
+    Args:
+        actual: of all gradients, after the backward pass.
+        logged: by the Trainer.
+    """
+    if not (math.isfinite(actual) and math.isfinite(logged)) or math.isclose(actual, logged, rel_tol=SAME_NORM):
+        return None
+    ratio = logged / actual if actual else math.inf
+    return Finding(
+        code="first-gradient-off",
+        measured=f"step 1 logs a gradient norm of {logged:.4g}, {ratio:.3g} times that of its gradients",
+        expected=f"{actual:.4g}, as they are after the backward pass",
+        cause="Something between the backward pass and clipping scales them, or the norm alone.",
+        change="Look at what changes clipping or the optimizer's step.",
     )

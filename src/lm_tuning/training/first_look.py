@@ -15,7 +15,7 @@ from lm_tuning.training import packed_attention
 from lm_tuning.training.alignment import check_alignment
 from lm_tuning.training.batch_checks import SHOWN_NAMES, check_logits, expected_fresh_head_loss
 from lm_tuning.training.batches import StepBatch, StepDataset
-from lm_tuning.training.first_gradient import measure_gradient
+from lm_tuning.training.first_gradient import GradientDue, GradientMeasure
 from lm_tuning.training.first_loss import FirstLossDue, PlainLoss, measure_plain_loss
 from lm_tuning.training.health import (
     DROPOUT_TOLERANCE,
@@ -28,6 +28,7 @@ from lm_tuning.training.health import (
 )
 from lm_tuning.training.losses import PLAIN, LossShape
 from lm_tuning.training.movement import begin_movement
+from lm_tuning.training.out_of_memory import is_out_of_memory
 from lm_tuning.training.precision_context import autocast
 from lm_tuning.training.tasks import TrainingTask
 
@@ -87,12 +88,14 @@ def look_before_training(
     rows = [steps.table[int(row)] for row in steps.plan.rows_of_step(0)]
     if not batch.num_supervised:
         return None  # there is no loss to measure, which the health report says
+    is_random = has_noise or has_dropout(model)
     on_gpu = [torch.cuda.current_device()] if device == "cuda" else []
     with torch.random.fork_rng(devices=on_gpu), autocast(device, compute_dtype):
-        plain = measure_plain_loss(task, model, rows, shape=shape, device=device)
+        plain, gradient = _measure(
+            task, model, rows, shape=shape, device=device, compute_dtype=compute_dtype, is_random=is_random
+        )
         own = _ask_model_class(task, model, plain.shortest_row, device=device)
-        alignments, shifted = check_alignment(task, model, rows, device=device)
-    is_random = has_noise or has_dropout(model)
+        alignments, shifted = check_alignment(task, model, plain.shortest_row, plain.shortest_nats, device=device)
     due = FirstLossDue(
         task=task,
         shape=shape,
@@ -160,16 +163,45 @@ def look_before_training(
     stop_if_needed(health)
     if not is_sound:
         return due
-    began = time.perf_counter()
-    with torch.random.fork_rng(devices=on_gpu), autocast(device, compute_dtype):
-        gradient = measure_gradient(
-            task, model, rows, shape=shape, device=device, compute_dtype=compute_dtype, is_random=is_random
-        )
     if gradient is not None:
-        health.facts["first_step_measured_gradient_norm"] = gradient.norm
-    movement = begin_movement(task, model, rows, peak=learning_rate, device=device, compute_dtype=compute_dtype)
-    health.seconds += time.perf_counter() - began
+        health.facts["last_layer_measured_gradient_norm"] = gradient.norm
+    movement = begin_movement(
+        task,
+        model,
+        plain.shortest_row,
+        plain.shortest_nats,
+        peak=learning_rate,
+        device=device,
+        compute_dtype=compute_dtype,
+    )
     return replace(due, gradient=gradient, movement=movement)
+
+
+def _measure(
+    task: TrainingTask,
+    model: Any,
+    rows: list[TokenRow],
+    *,
+    shape: LossShape,
+    device: str,
+    compute_dtype: str,
+    is_random: bool,
+) -> tuple[PlainLoss, GradientDue | None]:
+    """Measure loss and gradient of the first step's rows; the loss alone where memory does not suffice for both."""
+    # Only language models have a logit for every token of a vocabulary at every position.
+    vocabulary = 0 if task.unit == "row" else _num_classes(model, task)
+    measure = GradientMeasure(model, device=device, compute_dtype=compute_dtype, vocabulary=vocabulary)
+    try:
+        with measure.watching():
+            plain = measure_plain_loss(task, model, rows, shape=shape, device=device, gradient=measure)
+            return plain, measure.finish(plain.count, is_random=is_random)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    logger.info("The gradient before step 1 is not measured: it does not fit into the memory beside the model.")
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    return measure_plain_loss(task, model, rows, shape=shape, device=device), None
 
 
 def _name_broken_weights(finding: Finding, model: torch.nn.Module) -> Finding:

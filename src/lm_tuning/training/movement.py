@@ -1,10 +1,9 @@
-"""Whether training changes anything: the loss of a few rows before the first step and after some."""
+"""Whether training changes anything: the loss of a row before the first step and after some."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +28,6 @@ UNMOVED = 1e-5
 NOTHING_LEFT_NATS = 1e-3
 """Below this loss there is nothing left to learn, and it need not move."""
 
-MOST_TOKENS = {"cpu": 256, "cuda": 2048}
-"""Tokens of the rows that are measured twice."""
-
 
 _EXPLAINED_BY = ("learning-rate-tiny", "loss-not-finite", "gradient-not-finite", "fp16-overflows", "gradient-zero")
 """Findings that say already why nothing moves."""
@@ -39,12 +35,12 @@ _EXPLAINED_BY = ("learning-rate-tiny", "loss-not-finite", "gradient-not-finite",
 
 @dataclass
 class Movement:
-    """The loss of some rows of the first step, to be measured again.
+    """The loss of a row of the first step, to be measured again.
 
     Attributes:
         task: which logits carry loss.
-        rows: of the first step, the shortest ones.
-        nats: their loss before step 1, per supervised token, or per row.
+        row: of the first step, the shortest.
+        nats: its loss before step 1, per supervised token, or of the row.
         peak: learning rate at its peak.
         device: ``cpu`` or ``cuda``.
         compute_dtype: type of the forward pass.
@@ -54,7 +50,7 @@ class Movement:
     """
 
     task: TrainingTask
-    rows: list[TokenRow]
+    row: TokenRow
     nats: float
     peak: float
     device: str
@@ -83,14 +79,14 @@ class Movement:
             model: as trained by now.
         """
         self.is_done = True
-        after = measure_nats(self.task, model, self.rows, device=self.device, compute_dtype=self.compute_dtype)
+        after = measure_nats(self.task, model, self.row, device=self.device, compute_dtype=self.compute_dtype)
         unit = self.task.unit
-        health.facts["first_rows_before_and_after"] = {
+        health.facts["shortest_row_before_and_after"] = {
             "step": self.num_steps,
             f"before_nats_per_{unit}": self.nats,
             f"after_nats_per_{unit}": after,
         }
-        finding = check_movement(self.nats, after, num_steps=self.num_steps, num_rows=len(self.rows), unit=unit)
+        finding = check_movement(self.nats, after, num_steps=self.num_steps, row_id=self.row.row_id, unit=unit)
         if finding is not None and not any(map(health.has, _EXPLAINED_BY)):
             health.add(finding)
 
@@ -98,73 +94,65 @@ class Movement:
 def begin_movement(
     task: TrainingTask,
     model: Any,
-    rows: Sequence[TokenRow],
+    row: TokenRow,
+    nats: float,
     *,
     peak: float,
     device: str,
     compute_dtype: str,
 ) -> Movement | None:
-    """Measure the shortest rows of the first step; ``None`` where their loss says nothing.
+    """Keep a row and its loss; ``None`` where its loss says nothing.
 
     Args:
         task: which logits carry loss.
         model: before step 1.
-        rows: of the first step.
+        row: of the first step.
+        nats: its loss, measured perhaps beside others of its length.
         peak: learning rate at its peak.
         device: ``cpu`` or ``cuda``.
         compute_dtype: type of the forward pass.
     """
-    most = MOST_TOKENS.get(device, MOST_TOKENS["cpu"])
-    chosen: list[TokenRow] = []
-    for row in sorted((row for row in rows if row.num_supervised), key=lambda row: len(row.input_ids)):
-        most -= len(row.input_ids)
-        if chosen and most < 0:
-            break
-        chosen.append(row)
-    if not chosen:
-        return None
-    nats = measure_nats(task, model, chosen, device=device, compute_dtype=compute_dtype)
+    if device != "cpu" and math.isfinite(nats):
+        # Kernels round otherwise for one row than for several, and it is alone when it is measured again.
+        nats = measure_nats(task, model, row, device=device, compute_dtype=compute_dtype)
     if not math.isfinite(nats) or nats < NOTHING_LEFT_NATS:
         return None
-    return Movement(task, chosen, nats, peak, device, compute_dtype)
+    return Movement(task, row, nats, peak, device, compute_dtype)
 
 
-def measure_nats(task: TrainingTask, model: Any, rows: Sequence[TokenRow], *, device: str, compute_dtype: str) -> float:
-    """Measure the plain loss of rows one by one, without the run's random numbers.
+def measure_nats(task: TrainingTask, model: Any, row: TokenRow, *, device: str, compute_dtype: str) -> float:
+    """Measure the plain loss of a row, without the run's random numbers.
 
     Returns:
-        Nats per supervised token, or per row.
+        Nats per supervised token, or of the row.
     """
     was_training = model.training
     model.eval()
-    nats, count = 0.0, 0
     on_gpu = [torch.cuda.current_device()] if device == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices=on_gpu), autocast(device, compute_dtype):
-        for row in rows:
-            logits, targets = task.logits_of_alike(model, [row], device=device)
-            nats += float(PLAIN.sum_nats(logits, targets))
-            count += len(targets)
+        logits, targets = task.logits_of_alike(model, [row], device=device)
+        nats = float(PLAIN.sum_nats(logits, targets)) / max(len(targets), 1)
     model.train(was_training)
-    return nats / max(count, 1)
+    return nats
 
 
-def check_movement(before: float, after: float, *, num_steps: int, num_rows: int, unit: str) -> Finding | None:
-    """Compare the loss of the same rows before and after some steps.
+def check_movement(before: float, after: float, *, num_steps: int, row_id: int, unit: str) -> Finding | None:
+    """Compare the loss of a row before and after some steps.
 
     Args:
         before: nats before step 1.
         after: nats after ``num_steps`` steps.
         num_steps: steps in between.
-        num_rows: rows that were measured.
+        row_id: of the row.
         unit: ``token`` or ``row``.
     """
     if not math.isfinite(after) or abs(after - before) > UNMOVED * before:
         return None
     return Finding(
         code="loss-does-not-move",
-        measured=f"after {num_steps} steps {num_rows} row{'' if num_rows == 1 else 's'} of the first step "
-        f"{'has' if num_rows == 1 else 'have'} {after:.6f} nats per {unit}, and had {before:.6f} before",
-        expected="another loss: these rows were trained on",
+        measured=f"after {num_steps} steps row {row_id} of the first step has {after:.6f} nats per {unit}, and had "
+        f"{before:.6f} before",
+        expected="another loss: the row was trained on",
         cause="The updates do not reach the weights that are used, or are too small for their dtype.",
         change="Raise train.learning_rate; with 16-bit weights set model.dtype=float32 or train.method=lora; look at "
         "what the optimizer was given.",

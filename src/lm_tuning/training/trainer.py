@@ -24,6 +24,7 @@ from lm_tuning.training.batch_checks import check_gradients
 from lm_tuning.training.batches import StepBatch, StepDataset
 from lm_tuning.training.best_checkpoint import BestCheckpoint
 from lm_tuning.training.checkpointing import KeepsCheckpoints
+from lm_tuning.training.first_gradient import check_logged_norm, norm_of
 from lm_tuning.training.health import Finding, HealthReport, stop_if_needed
 from lm_tuning.training.interruption import StopRequest
 from lm_tuning.training.learning_rates import check_planned_rates
@@ -83,6 +84,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         self.start_step = 0
         self._batch: StepBatch | None = None
         self._step_loss: torch.Tensor | None = None
+        self._first_norm: float | None = None
         self._recorded_step = 0
 
     def get_train_dataloader(self) -> Any:
@@ -130,6 +132,9 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
             self._add_or_stop(check_gradients(self.accelerator.unwrap_model(model)))
             if self.loop.first_loss is not None:
                 self.loop.first_loss.check(self.health, model, inputs, float(self._step_loss))
+                self.loop.first_loss.check_gradient(self.health, inputs, scale=self._gradient_scale())
+                trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+                self._first_norm = norm_of(trained) / self._gradient_scale()
         return self._step_loss
 
     def _add_or_stop(self, findings: list[Finding]) -> None:
@@ -141,11 +146,18 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
             stop_if_needed(self.health)
 
     def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        """Return the gradient norm; that of the first step is compared with what is due, before the weights change."""
+        """Return the gradient norm; that of the first step is compared with its gradients, before any update."""
         norm = super()._get_grad_norm(model, grad_norm=grad_norm)
-        if self.state.global_step == 0 and self.loop.first_loss is not None and self._batch is not None:
-            self.loop.first_loss.check_gradient(self.health, self._batch, float(norm))
+        if self._first_norm is not None:
+            finding = check_logged_norm(self._first_norm, float(norm))
+            self._first_norm = None
+            self._add_or_stop([] if finding is None else [finding])
         return norm
+
+    def _gradient_scale(self) -> float:
+        """Return by what float16's scaler multiplies gradients until they are clipped."""
+        scaler = self.accelerator.scaler
+        return float(scaler.get_scale()) if scaler is not None else 1.0
 
     def _run_step(self, model: torch.nn.Module, inputs: StepBatch) -> bool:
         """Run forward and backward; return whether the step fitted into memory."""
