@@ -61,10 +61,10 @@ class Project:
         shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         (folder / "src/lm_tuning/planted.py").write_text(FAULTS)
         nodes = folder / "src/lm_tuning/pipelines/train/nodes.py"
-        called = "    from lm_tuning.planted import plant\n\n    plant()\n    settings = gather_settings(\n"
+        called = "    from lm_tuning.planted import plant\n\n    plant()\n    try:\n        with show_progress()"
         text = nodes.read_text()
-        assert text.count("    settings = gather_settings(\n") == 1
-        nodes.write_text(text.replace("    settings = gather_settings(\n", called))
+        assert text.count("    try:\n        with show_progress()") == 1
+        nodes.write_text(text.replace("    try:\n        with show_progress()", called))
         save_tiny_model(folder / "models/tiny")
         rows = [
             {"question": f"{ANIMALS[n % 8]} number {n}?", "answer": f"{n} {ANIMALS[n % 8][::-1]}"} for n in range(60)

@@ -175,6 +175,30 @@ def scale_gradients_down(world: World) -> None:
     scale_gradients(world, 1 / 12)
 
 
+@MODEL("first-gradient-off", "by what wraps the backward pass")
+def scale_in_the_wrapper(world: World) -> None:
+    from accelerate import Accelerator
+
+    sound = Accelerator.backward
+    world.patch.setattr(Accelerator, "backward", lambda self, loss, **options: sound(self, 12 * loss, **options))
+
+
+@MODEL("first-gradient-off", "when it is clipped")
+def scale_when_clipping(world: World) -> None:
+    from accelerate import Accelerator
+
+    sound = Accelerator.clip_grad_norm_
+
+    def clip(self: Any, parameters: Any, *arguments: Any, **options: Any) -> Any:
+        parameters = list(parameters)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(12)
+        return sound(self, parameters, *arguments, **options)
+
+    world.patch.setattr(Accelerator, "clip_grad_norm_", clip)
+
+
 @MODEL("layers-frozen", "a decoder layer", before_any_row=True)
 def freeze_a_layer(world: World) -> None:
     world.change_model(lambda model: freeze(model, "layers.0."))

@@ -32,6 +32,7 @@ __all__ = [
     "ignore_health",
     "mark_supervised",
     "stop_if_needed",
+    "telling_refusals",
 ]
 
 logger = logging.getLogger(__name__)
@@ -229,6 +230,27 @@ class HealthReport:
         if severity is None:
             return finding
         return None if severity == "off" else replace(finding, severity=cast("Severity", severity))
+
+
+@contextmanager
+def telling_refusals(on_health: OnHealth, *, run_id: str | None, is_resume: bool) -> Iterator[None]:
+    """Leave a report of a run that is refused before its training begins; a refused resume leaves the earlier one.
+
+    Args:
+        on_health: receives the report.
+        run_id: the tracking run.
+        is_resume: whether the run was to go on from a checkpoint.
+
+    Raises:
+        Exception: what the block raises.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_resume:
+            report = HealthReport(run=RunState(mlflow_run_id=run_id, started=_now()), on_change=on_health)
+            report._end(*report._explain_end(error))
+        raise
 
 
 def _now() -> str:

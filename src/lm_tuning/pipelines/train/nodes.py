@@ -29,19 +29,21 @@ def train_model(
     task: str,
 ) -> dict[str, Any]:
     """Train; return the tuned model's folder, the logs of steps, and what they and the planning come to, by name."""
+    from lm_tuning.training.health import telling_refusals
     from lm_tuning.training.plan_report import draw_plan
     from lm_tuning.training.result import draw_loss_curve, efficiency_figures
     from lm_tuning.training.run import TrainingPaths, run_training
 
-    settings = gather_settings(
-        tokenized_examples,
-        base_model,
-        train=train,
-        model=model,
-        seed=seed,
-        task=task,
-        run_id=metric_stream.run_id,
-    )
+    with telling_refusals(live_health.write, run_id=metric_stream.run_id, is_resume=train.resume):
+        settings = gather_settings(
+            tokenized_examples,
+            base_model,
+            train=train,
+            model=model,
+            seed=seed,
+            task=task,
+            run_id=metric_stream.run_id,
+        )
     try:
         with show_progress() as on_progress:
             result = run_training(
