@@ -133,7 +133,11 @@ def last_trained_parameters(model: Any) -> list[torch.nn.Parameter]:
 
 def norm_of(parameters: Sequence[torch.nn.Parameter]) -> float:
     """Return the norm of the gradients of parameters together; 0 where none has one."""
-    norms = [torch.linalg.vector_norm(each.grad.detach().float()) for each in parameters if each.grad is not None]
+    norms = [
+        torch.linalg.vector_norm(each.grad.detach(), dtype=torch.float32)
+        for each in parameters
+        if each.grad is not None
+    ]
     return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
 
