@@ -147,6 +147,7 @@ def _run(
             if checkpoint is not None:
                 trainer.continue_from(checkpoint)
                 watch.replay(log.steps)
+                health.tell()  # with the findings of before
             seconds = _train(trainer, checkpoint)
     log.flush()
     watch.finish()
