@@ -83,6 +83,12 @@ def use_an_added_token_in_a_held_out_row(world: World) -> None:
     world.write_rows([*chats(5), chat("hi", "yes", start=[BEYOND])], split="validation")
 
 
+@ROWS("id-beyond-vocabulary", "a row that is measured on after the training", before_any_row=True)
+def use_an_added_token_in_a_test_row(world: World) -> None:
+    add_tokens(world)
+    world.write_rows([*chats(5), chat("hi", "yes", start=[BEYOND])], split="test")
+
+
 @ROWS("id-beyond-vocabulary", "a target of an encoder-decoder", before_any_row=True)
 def use_a_foreign_id_in_a_target(world: World) -> None:
     translate(world)

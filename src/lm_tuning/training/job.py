@@ -82,7 +82,7 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
     checkpoint = find_checkpoint(paths, settings, identity, plan)
     health.begin()
     if plans_on_device(settings):
-        check_rows_before_planning(health, settings, train_rows, validation_rows)
+        check_rows_before_planning(health, settings, paths.tokens, train_rows)
     shape = choose_loss_shape(settings, train_rows)
     chosen, batch_plan = choose_batches(paths, settings, on_progress=on_progress)
     return Job(

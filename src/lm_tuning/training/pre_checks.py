@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_tuning.errors import UserError
+from lm_tuning.text.token_table import open_split, split_path
 from lm_tuning.training.health import Finding, HealthReport, stop_if_needed
 from lm_tuning.training.table_checks import (
     check_held_out_rows,
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def check_rows_before_planning(
-    health: HealthReport, settings: TrainingSettings, train_rows: TokenTable, validation_rows: TokenTable
+    health: HealthReport, settings: TrainingSettings, tokens: Path, train_rows: TokenTable
 ) -> None:
     """Check the rows against the model's shapes before the batch planner sends rows through it on a GPU.
 
@@ -33,8 +35,8 @@ def check_rows_before_planning(
     Args:
         health: receives the findings.
         settings: of the training.
-        train_rows: tokenized training rows.
-        validation_rows: likewise held out.
+        tokens: folder of the tokenized splits.
+        train_rows: its training rows.
 
     Raises:
         UserError: a finding says stop.
@@ -57,7 +59,7 @@ def check_rows_before_planning(
         model.config.num_labels = len(settings.label_map)
     tokenizer = load_tokenizer(base["name_or_path"], **where)
     _, found = check_table(train_rows, model, tokenizer, task=settings.task)
-    found += check_held_out_rows(validation_rows, model, tokenizer, task=settings.task)
+    found += _check_held_out(tokens, model, tokenizer, settings.task)
     # The others are said once the model is there.
     _add(health, (finding for finding in found if finding.severity == "stop"))
     health.seconds += time.perf_counter() - began
@@ -83,13 +85,22 @@ def check_before_any_row(health: HealthReport, ready: ReadyModel, job: Job) -> N
     health.facts.update(facts)
     if job.plan.total_steps:
         found += check_step_supervision(job.train_rows, job.plan.rows_of_step(0))
-    found += check_held_out_rows(job.validation_rows, model, tokenizer, task=task)
+    found += _check_held_out(job.paths.tokens, model, tokenizer, task)
     about_tokenizer = check_tokenizer(tokenizer, model)
     if any(finding.code == "id-beyond-vocabulary" for finding in found):
         about_tokenizer = [known for known in about_tokenizer if known.code != "more-tokens-than-embeddings"]
     _add(health, [*about_tokenizer, *found, *check_trained_parts(model, job.settings)])
     health.seconds += time.perf_counter() - began
     stop_if_needed(health)
+
+
+def _check_held_out(tokens: Path, model: Any, tokenizer: Any, task: str) -> list[Finding]:
+    """Check the rows that are measured on while training and after it, as far as there are any."""
+    found = []
+    for split in ("validation", "test"):
+        if split_path(tokens, split).exists():
+            found += check_held_out_rows(open_split(tokens, split), model, tokenizer, task=task, split=split)
+    return found
 
 
 def _add(health: HealthReport, findings: Iterable[Finding]) -> None:

@@ -145,21 +145,22 @@ def check_table(table: TokenTable, model: Any, tokenizer: Any, *, task: str) -> 
     return facts, found
 
 
-def check_held_out_rows(table: TokenTable, model: Any, tokenizer: Any, *, task: str) -> list[Finding]:
-    """Check that held-out rows can go through the model, which happens in the middle of a training.
+def check_held_out_rows(table: TokenTable, model: Any, tokenizer: Any, *, task: str, split: str) -> list[Finding]:
+    """Check that held-out rows can go through the model, which happens in the middle of a training, or after it.
 
     Args:
-        table: tokenized validation rows; may be none.
+        table: tokenized rows; may be none.
         model: as it will be trained, with or without weights.
         tokenizer: the model's.
         task: as for :func:`check_table`.
+        split: ``validation`` or ``test``.
     """
     if len(table) == 0:
         return []
     seen = _read(table, tokenizer, task)
     return _check_columns(table, seen) or [
-        *_check_ids(table, seen, count_embeddings(model), tokenizer, "validation rows"),
-        *_check_classes(table, model, task, "validation rows"),
+        *_check_ids(table, seen, count_embeddings(model), tokenizer, f"{split} rows"),
+        *_check_classes(table, model, task, f"{split} rows"),
     ]
 
 
