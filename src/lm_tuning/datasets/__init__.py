@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         ModelFolderDataset,
         StoredFolderDataset,
     )
+    from lm_tuning.datasets.live_report import LiveReportDataset
     from lm_tuning.datasets.metric_stream import MetricStreamDataset
     from lm_tuning.datasets.report_section import ReportSectionDataset
 
@@ -28,6 +29,7 @@ __all__ = [
     "FolderDataset",
     "FolderStoreDataset",
     "JSONDataset",
+    "LiveReportDataset",
     "MetricStreamDataset",
     "ModelFolderDataset",
     "ReportSectionDataset",
@@ -45,6 +47,7 @@ _MODULES = {
     "FolderStoreDataset": "folders",
     "ModelFolderDataset": "folders",
     "StoredFolderDataset": "folders",
+    "LiveReportDataset": "live_report",
     "MetricStreamDataset": "metric_stream",
     "ReportSectionDataset": "report_section",
 }

@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,6 +55,7 @@ class TrackingHook:
         self._catalog: CatalogProtocol | None = None
         self._run: MlflowRun | None = None
         self._is_ours = True
+        self._began = 0.0
         self._streams: list[MetricStream] = []
         self._digests: dict[str, str] = {}
         # A resume that is refused must leave the run that it would have continued as it was. So until the training
@@ -105,6 +107,7 @@ class TrackingHook:
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Open the run and log what is known before the first node."""
         self._catalog, self._streams, self._digests = catalog, [], {}
+        self._began = time.time()
         if not self._is_enabled(run_params):
             return
         self._signals.install()
@@ -178,6 +181,7 @@ class TrackingHook:
                 self._try("the refusal", lambda: run.take_resume_back(text))
             else:
                 self._try("the error", lambda: run.log_tags({"error": text}))
+                self._log_what_is_kept_on_failure(run)
         self._finish(status, with_facts=not is_refusal)
 
     def _is_enabled(self, run_params: Mapping[str, Any]) -> bool:
@@ -245,6 +249,18 @@ class TrackingHook:
         choice = self._parameters.tracking.log_model
         if path.is_file() or choice == "always" or (choice == "adapter" and read_tuning(path)["method"] == "lora"):
             run.log_artifact(path, folder)
+
+    def _log_what_is_kept_on_failure(self, run: MlflowRun) -> None:
+        """Copy the files that tell why a run failed, if this run has written them past the catalog."""
+        assert self._catalog is not None, "the run is open"
+        for name, dataset in self._catalog.items():
+            marks = (getattr(dataset, "metadata", None) or {}).get("lm_tuning", {})
+            path = Path(getattr(dataset, "_filepath", name))
+            if marks.get("also_on_failure") and path.is_file() and path.stat().st_mtime >= self._began:
+                self._try(
+                    f"a copy of '{name}'",
+                    lambda path=path, folder=marks["mlflow_artifact"]: run.log_artifact(path, folder),  # type: ignore[misc]
+                )
 
     def _finish(self, status: str, *, with_facts: bool = True) -> None:
         """Close the run with this status, hand the signals back, and write the rest of the metrics.

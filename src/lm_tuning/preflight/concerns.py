@@ -41,6 +41,7 @@ def find_concerns(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     """
     found = [
         *_about_schedule(figures["schedule"], figures["num_rows"], figures["lengths"]["quantiles"]["row"]["max"]),
+        *_about_vocabulary(figures.get("vocabulary")),
         *_about_tokens(figures),
         *_about_lengths(figures["lengths"], figures["task"], context_tokens=figures["context_tokens"]),
         *_about_context(figures["lengths"], figures["context_tokens"]),
@@ -136,6 +137,36 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
                 f"train.{name} is {facts[name]:,}, but the run has {count_of(steps, 'step')}: no {what} on the way.",
                 f"Lower train.{name}.",
             )
+
+
+def _about_vocabulary(facts: Mapping[str, Any] | None) -> Iterator[dict[str, str]]:
+    if facts is None or facts["num_embeddings"] is None:
+        return
+    num_tokens, num_embeddings = facts["num_tokens"], facts["num_embeddings"]
+    beyond = {split: number for split, number in facts["num_rows_beyond"].items() if number}
+    advice = (
+        "Take the tokenizer that belongs to the model, or enlarge the embedding once (resize_token_embeddings) and "
+        "save the model; then run the tokenize pipeline again."
+    )
+    if beyond:
+        rows = ", ".join(_rows(number, f"{split} row") for split, number in beyond.items())
+        ids = ", ".join(f"{token_id} ({token!r})" for token_id, token in facts["ids_beyond"].items())
+        first = next(str(facts["rows_beyond"][split][0]) for split in beyond)
+        yield _concern(
+            "stop",
+            "special_tokens",
+            f"The model embeds {num_embeddings:,} token ids and the tokenizer has {num_tokens:,}: {rows} hold ids that "
+            f"the model does not know, such as {ids} in row {first}. Training refuses to start.",
+            advice,
+        )
+    elif num_tokens > num_embeddings:
+        yield _concern(
+            "stop",
+            "special_tokens",
+            f"The tokenizer has {num_tokens:,} tokens and the model embeds {num_embeddings:,}. Training refuses to "
+            "start, although no row has such a token yet.",
+            advice,
+        )
 
 
 def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:

@@ -17,6 +17,7 @@ from lm_tuning.preflight.lengths import measure_lengths
 from lm_tuning.preflight.padding import choose_steps, measure_padding
 from lm_tuning.preflight.schedule import describe_schedule, plan_steps
 from lm_tuning.preflight.special_tokens import inspect_special_tokens, judge_special_tokens
+from lm_tuning.preflight.vocabulary import measure_vocabulary
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.folders import read_manifest
 from lm_tuning.text.token_table import SPLITS, open_split
@@ -56,6 +57,7 @@ def inspect_tokens(
     save_every_steps: int | None,
     load_best: bool,
     num_examples: int,
+    num_embeddings: int | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> dict[str, Any]:
     """Look at stored tokens as training will use them. Needs neither torch nor the model's weights.
@@ -84,6 +86,7 @@ def inspect_tokens(
         save_every_steps: steps between checkpoints; ``None`` for none.
         load_best: whether the weights with the lowest held-out loss are taken.
         num_examples: rows to decode.
+        num_embeddings: token ids that the model embeds, as its configuration says; ``None`` where it does not.
         on_progress: receives rows and steps looked at.
 
     Returns:
@@ -166,6 +169,7 @@ def inspect_tokens(
             load_best=load_best,
         ),
         "labels": count_labels(splits, split_summary, rows_by_class=_rows_by_class(token_summary)),
+        "vocabulary": measure_vocabulary(tokens, tokenizer, num_embeddings=num_embeddings),
         "special_tokens": {**special, "judgements": judge_special_tokens(special)},
         "examples": decode_examples(
             table, tokenizer, split_summary, num_examples=num_examples, label_map=token_summary["label_map"]

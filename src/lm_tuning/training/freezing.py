@@ -64,6 +64,16 @@ def freeze_modules(model: Any, patterns: Sequence[str]) -> list[str]:
     return frozen
 
 
+def find_frozen_parameters(model: Any, patterns: Sequence[str]) -> set[int]:
+    """Return the identities (``id``) of the parameters that patterns freeze, see :func:`freeze_modules`."""
+    return {
+        id(parameter)
+        for name, module in model.named_modules()
+        if name and any(_matches(name, pattern) for pattern in patterns)
+        for parameter in module.parameters()
+    }
+
+
 def _matches(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
 

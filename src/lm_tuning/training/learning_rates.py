@@ -11,6 +11,10 @@ from lm_tuning.wording import count_of
 TINY_FRACTION = 0.01
 """Share of the peak under which next to nothing is learned."""
 
+TINY_RATE = 1e-9
+"""No optimizer in use learns anything at such a rate: weights of 0.01 would move by a hundred-thousandth of a percent a
+step, which is less than their rounding."""
+
 PEAK_FRACTION = 0.99
 """Share of the peak that counts as reached."""
 
@@ -62,6 +66,8 @@ class LearningRates(WatchedThing):
                     change=shorter if is_zero else "Set train.precision=bfloat16 or float32.",
                 )
             ]
+        if self.peak < TINY_RATE:
+            return [describe_tiny_peak(self.peak)]
         if self.highest < TINY_FRACTION * self.peak:
             return [
                 Finding(
@@ -101,6 +107,21 @@ class LearningRates(WatchedThing):
         return {"learning_rate_max": self.highest, "num_updates": self.num_updates} if self.num_steps else {}
 
 
+def describe_tiny_peak(peak: float) -> Finding:
+    """Describe a learning rate with which nothing is learned.
+
+    Args:
+        peak: that the user asked for.
+    """
+    return Finding(
+        code="learning-rate-tiny",
+        measured=f"train.learning_rate = {peak:.3g}",
+        expected="about 1e-4 to 1e-3 for LoRA, 1e-5 to 5e-5 for all weights",
+        cause="The updates are smaller than the rounding of the weights, so that nothing is learned.",
+        change="Raise train.learning_rate.",
+    )
+
+
 def check_planned_rates(report: HealthReport, scheduler: Any, *, total_steps: int, peak: float) -> None:
     """Look at the learning rates of a run before its first step, where the schedule tells them in advance.
 
@@ -115,6 +136,9 @@ def check_planned_rates(report: HealthReport, scheduler: Any, *, total_steps: in
     """
     lambdas = getattr(scheduler, "lr_lambdas", None)
     if not lambdas:
+        if peak < TINY_RATE:
+            report.revise(describe_tiny_peak(peak))
+            stop_if_needed(report)
         return
     base = float(scheduler.base_lrs[0])
     rates = LearningRates(peak)

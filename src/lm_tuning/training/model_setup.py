@@ -95,7 +95,10 @@ def choose_loss_shape(settings: TrainingSettings, train_rows: TokenTable) -> Los
     weights = None
     if settings.class_weights is not None:
         label_map = settings.label_map or {}
-        counts = np.bincount(train_rows.labels, minlength=len(label_map)).tolist()
+        labels = train_rows.labels
+        # Classes that the head does not tell apart are named once the model is there.
+        known = labels[(labels >= 0) & (labels < len(label_map))]
+        counts = np.bincount(known, minlength=len(label_map)).tolist()
         weights = balance_classes(counts)
         if settings.class_weights != "balanced":
             given = settings.class_weights

@@ -40,8 +40,6 @@ WAIT_SECONDS = 5.0
 FIRST_STEPS = 5
 """Steps that wait for worker processes to start, and for kernels to be chosen."""
 
-MEMORY_FRACTION = 0.92
-
 SLOWER_FRACTION = 0.25
 THROUGHPUT_SECONDS = 60.0
 """Training time below which a change of speed is chance."""
@@ -257,49 +255,6 @@ class LoaderWait(WatchedThing):
     def facts(self) -> dict[str, Any]:
         """Return the share of the time that was waited."""
         return {"loader_wait_fraction": self.fraction} if self.num_counted else {}
-
-
-class Memory(WatchedThing):
-    """A GPU whose memory is nearly full."""
-
-    replays = False
-
-    def __init__(self, total_bytes: int | None) -> None:
-        """Take the GPU's memory; ``None`` without one."""
-        self.total_bytes = total_bytes
-        self.most_bytes = 0
-
-    @property
-    def fraction(self) -> float:
-        """Return the largest share of the memory that was held."""
-        return self.most_bytes / self.total_bytes if self.total_bytes else 0.0
-
-    def see(self, now: StepNumbers) -> bool:
-        """Keep the peak."""
-        was_near = self.fraction > MEMORY_FRACTION
-        self.most_bytes = max(self.most_bytes, now.memory_bytes)
-        return not was_near and self.fraction > MEMORY_FRACTION
-
-    def findings(self, *, is_end: bool) -> list[Finding]:
-        """Compare the peak with the memory that there is."""
-        if self.total_bytes is None or self.fraction <= MEMORY_FRACTION:
-            return []
-        return [
-            Finding(
-                code="memory-near-limit",
-                measured=f"{self.fraction:.1%} of the GPU's memory is used ({self.most_bytes / 2**30:.1f} of "
-                f"{self.total_bytes / 2**30:.1f} GiB)",
-                expected=f"at most {MEMORY_FRACTION:.0%}",
-                cause="Near the limit memory is freed and asked for again in every step: on a card at 95 % a step "
-                "took 2.4 times as long.",
-                change="Lower train.micro_batch_tokens or set train.gradient_checkpointing=true; the result stays "
-                "the same.",
-            )
-        ]
-
-    def facts(self) -> dict[str, Any]:
-        """Return the largest share of the memory that was held."""
-        return {"peak_memory_fraction": self.fraction} if self.total_bytes else {}
 
 
 class Throughput(WatchedThing):

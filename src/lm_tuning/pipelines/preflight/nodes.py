@@ -41,7 +41,7 @@ def inspect_examples(
     from lm_tuning.preflight.terminal import build_summary
 
     where = {name: base_model[name] for name in ("name_or_path", "revision", "trust_remote_code")}
-    tokenizer = load_tokenizer(where.pop("name_or_path"), **where)
+    tokenizer, config = load_tokenizer(**where), read_config(**where)
     with show_progress() as on_progress:
         figures = inspect_tokens(
             tokenized_examples,
@@ -54,7 +54,7 @@ def inspect_examples(
             device=current_device().kind,
             attention=model.attention,
             max_length_tokens=tokenize.max_length_tokens,
-            max_positions=position_limit(read_config(base_model["name_or_path"], **where)),
+            max_positions=position_limit(config),
             seed=seed,
             effective_batch_rows=train.effective_batch_rows,
             effective_batch_tokens=train.effective_batch_tokens,
@@ -67,6 +67,7 @@ def inspect_examples(
             save_every_steps=train.save_every_steps,
             load_best=train.load_best,
             num_examples=preflight.num_examples,
+            num_embeddings=getattr(config.get_text_config(), "vocab_size", None),
             on_progress=on_progress,
         )
     report = compose_report(figures)

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from lm_tuning.datasets.live_report import LiveReport
 from lm_tuning.datasets.metric_stream import MetricStream
 from lm_tuning.parameters import EvaluateParameters, ModelParameters, TrainParameters
 from lm_tuning.pipelines.train.run_settings import gather_settings
@@ -22,6 +23,7 @@ def train_model(
     checkpoints: Path,
     batch_plans: Path,
     metric_stream: MetricStream,
+    live_health: LiveReport,
     train: TrainParameters,
     model: ModelParameters,
     evaluate: EvaluateParameters,
@@ -29,20 +31,22 @@ def train_model(
     task: str,
 ) -> dict[str, Any]:
     """Train; return the tuned model's folder, the logs of steps, and what they and the planning come to, by name."""
+    from lm_tuning.training.health import telling_refusals
     from lm_tuning.training.plan_report import draw_plan
     from lm_tuning.training.result import draw_loss_curve, efficiency_figures
     from lm_tuning.training.run import TrainingPaths, run_training
 
-    settings = gather_settings(
-        tokenized_examples,
-        base_model,
-        train=train,
-        model=model,
-        seed=seed,
-        task=task,
-        num_beams=evaluate.num_beams,
-        run_id=metric_stream.run_id,
-    )
+    with telling_refusals(live_health.write, run_id=metric_stream.run_id, is_resume=train.resume):
+        settings = gather_settings(
+            tokenized_examples,
+            base_model,
+            train=train,
+            model=model,
+            seed=seed,
+            task=task,
+            num_beams=evaluate.num_beams,
+            run_id=metric_stream.run_id,
+        )
     try:
         with show_progress() as on_progress:
             result = run_training(
@@ -51,6 +55,7 @@ def train_model(
                 on_progress=on_progress,
                 on_metrics=metric_stream.log,
                 on_checkpoint=metric_stream.flush,
+                on_health=live_health.write,
             )
     finally:
         metric_stream.close()
