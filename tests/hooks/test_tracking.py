@@ -36,7 +36,7 @@ def all_runs() -> list[Any]:
 
 
 def losses(run: Any) -> list[tuple[int, float]]:
-    return history(os.environ["MLFLOW_TRACKING_URI"], run.info.run_id, "loss")
+    return history(os.environ["MLFLOW_TRACKING_URI"], run.info.run_id, "train/loss")
 
 
 def artifacts(run: Any, folder: str | None = None) -> set[str]:
@@ -81,9 +81,9 @@ def test_a_run_tells_settings_facts_data_results_and_figures(project: Path, tmp_
     assert "data.checkpoints" not in tags
 
     assert losses(run) == [(1, 3.0), (2, 2.0)]
-    figures = {name: value for name, value in run.data.metrics.items() if name != "loss"}
-    evaluated = {"base.nats_per_token": 3.5, "base.num_tokens": 10.0, "tuned.nats_per_token": 2.5}
-    assert figures == {**evaluated, "data_rows_read": 7.0}
+    figures = {name: value for name, value in run.data.metrics.items() if name != "train/loss"}
+    evaluated = {"base/nats_per_token": 3.5, "base/num_tokens": 10.0, "test/tuned_nats_per_token": 2.5}
+    assert figures == {**evaluated, "test/num_rows": 3.0, "data/rows_read": 7.0}
     assert artifacts(run) == {"model", "parameters.yml", "reports"}
     reports = {"data_report.json", "data_report.md", "evaluation.json", "training_summary.csv"}
     assert artifacts(run, "reports") == {f"reports/{name}" for name in reports}
@@ -97,8 +97,8 @@ def test_two_sessions_of_one_process_are_two_clean_runs(project: Path) -> None:
     assert [first.info.status, second.info.status] == ["FINISHED", "FINISHED"]
     assert second.info.run_name == "again"
     assert client().get_experiment(second.info.experiment_id).name == "other"
-    assert "loss" not in second.data.metrics
-    assert second.data.metrics["tuned.nats_per_token"] == 2.5
+    assert "train/loss" not in second.data.metrics
+    assert second.data.metrics["test/tuned_nats_per_token"] == 2.5
     assert artifacts(second) == {"parameters.yml", "reports"}
 
 
@@ -215,7 +215,7 @@ def test_a_request_to_stop_that_a_library_swallowed_stops_before_the_next_node(
     (run,) = all_runs()
     assert run.info.status == "KILLED"
     assert losses(run) == [(1, 3.0), (2, 2.0)], "the node that swallowed it went on"
-    assert "tuned.nats_per_token" not in run.data.metrics
+    assert "test/tuned_nats_per_token" not in run.data.metrics
     monkeypatch.delenv("TINY_NODE")
     run_session(project)  # the request is forgotten with its run
     assert all_runs()[-1].info.status == "FINISHED"
@@ -256,6 +256,35 @@ def test_resumed_training_goes_on_in_its_run_and_tells_what_changed(
     (run,) = all_runs()
     assert run.data.tags["resume.count"] == "2"
     assert not any("Resumed with other settings" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("split", ["validation", ""])
+def test_the_group_of_an_evaluation_is_the_split_that_it_was_made_on(
+    project: Path, monkeypatch: pytest.MonkeyPatch, split: str
+) -> None:
+    monkeypatch.setenv("TINY_SPLIT", split)
+    run_session(project)
+    (run,) = all_runs()
+    groups = {name.rpartition("/")[0] for name in run.data.metrics}
+    assert groups == {"train", "data", *(["validation", "base"] if split else [])}
+
+
+def test_a_resumed_run_of_an_earlier_version_keeps_its_names(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINY_NODE", "raise")
+    with pytest.raises(RuntimeError):
+        run_session(project)
+    monkeypatch.delenv("TINY_NODE")
+    (run,) = all_runs()
+    # What a version without groups has logged until then.
+    for name in ("loss", "gradient_norm"):
+        client().log_metric(run.info.run_id, name, 3.0, step=1)
+    run_session(project, params=resume_params())
+    (run,) = all_runs()
+    uri = os.environ["MLFLOW_TRACKING_URI"]
+    assert set(history(uri, run.info.run_id, "loss")) == {(1, 3.0), (2, 2.0)}
+    assert losses(run) == [(1, 3.0)]  # of the first session
+    assert run.data.metrics["tuned.nats_per_token"] == 2.5
+    assert run.data.metrics["data_rows_read"] == 7.0
 
 
 def test_a_refused_resume_leaves_its_run_as_it_was_but_for_the_reason(

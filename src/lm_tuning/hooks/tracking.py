@@ -149,7 +149,11 @@ class TrackingHook:
         marks = (getattr(dataset, "metadata", None) or {}).get("lm_tuning", {})
         if metrics := marks.get("mlflow_metrics"):
             figures = data if metrics is True else data[metrics]
-            self._soon(f"the figures of '{dataset_name}'", lambda: run.log_figures(numbers_of(figures)))
+            split = data.get("split")
+            self._soon(
+                f"the figures of '{dataset_name}'",
+                lambda: run.log_figures(dataset_name, numbers_of(figures), split=split),
+            )
         if folder := marks.get("mlflow_artifact"):
             paths = getattr(dataset, "artifact_paths", None) or [Path(getattr(dataset, "_filepath", dataset_name))]
             for path in paths:

@@ -46,7 +46,7 @@ def train_model(
                 TrainingPaths(tokens=tokenized_examples, checkpoints=checkpoints, plans=batch_plans),
                 settings,
                 on_progress=on_progress,
-                on_metrics=metric_stream.log,
+                on_metrics=metric_stream.log_step,
                 on_checkpoint=metric_stream.flush,
             )
     finally:
