@@ -17,6 +17,7 @@ from kedro.runner import ThreadRunner
 
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.hooks import tracking
+from lm_tuning.hooks.run_list import find_link
 from lm_tuning.hooks.tracking import complete_mlflow_config
 from lm_tuning.parameters import Parameters
 from tests.support.tiny_project import PARAMETERS, run_session, write_project
@@ -88,6 +89,27 @@ def test_a_run_tells_settings_facts_data_results_and_figures(project: Path, tmp_
     reports = {"data_report.json", "data_report.md", "evaluation.json", "training_summary.csv"}
     assert artifacts(run, "reports") == {f"reports/{name}" for name in reports}
     assert artifacts(run, "model") == {"model/adapter.bin", "model/tuning.json"}
+
+
+def test_the_list_of_runs_has_a_view_of_loss_score_and_speed_that_users_may_change(project: Path) -> None:
+    import mlflow
+
+    tag = "mlflow.sharedViewState.lm-tuning"
+    run_session(project)
+    (run,) = all_runs()
+    view = json.loads(client().get_experiment(run.info.experiment_id).tags[tag])
+    assert view["name"] == "Loss, score, speed"
+    columns = json.loads(view["state"])["selectedColumns"]
+    assert columns[0] == "metrics.`Loss/train_nats_per_token`"
+    assert "metrics.`test/tuned_nats_per_token`" in columns
+    mlflow.set_tracking_uri(os.environ["MLFLOW_TRACKING_URI"])
+    link = find_link("http://127.0.0.1:5000")
+    assert link is not None
+    assert link.startswith(f"http://127.0.0.1:5000/#/experiments/{run.info.experiment_id}/runs?viewStateShareKey=lm-")
+
+    client().set_experiment_tag(run.info.experiment_id, tag, "of a user")
+    run_session(project)
+    assert client().get_experiment(run.info.experiment_id).tags[tag] == "of a user"
 
 
 def test_two_sessions_of_one_process_are_two_clean_runs(project: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.collection import restore_collection
+from lm_tuning.runtime.nvml import CardSampler, find_card
 from lm_tuning.runtime.peak import find_ceiling
 from lm_tuning.training import checkpoints
 from lm_tuning.training.adapters import count_parameters
@@ -25,6 +26,7 @@ from lm_tuning.training.health import HealthReport
 from lm_tuning.training.interruption import stop_on_signal
 from lm_tuning.training.job import Job, settle
 from lm_tuning.training.loop_settings import LoopSettings
+from lm_tuning.training.memory_table import count_memory, say_memory
 from lm_tuning.training.model_setup import scale_head, set_up_model
 from lm_tuning.training.nonfinite import save_reproduction
 from lm_tuning.training.out_of_memory import MemoryUse, explain_out_of_memory
@@ -92,6 +94,8 @@ def run_training(
             batching=fast.batching,
         )
         _say_what_is_trained(job, ready, steps)
+        parts = count_memory(ready.model, settings)
+        say_memory(parts.table(job.batch_plan))
         health = HealthReport(severities=settings.severities)
         health.facts["fast_path"] = fast.facts
         say_sources(health, job.plan, settings)
@@ -105,6 +109,7 @@ def run_training(
             unit=ready.task.unit,
             on_step=lambda row: watch.step(**row),
             phases=PhaseClock(settings.device),
+            card=CardSampler(find_card(settings.device)),
         )
         with stop_on_signal() as stop:
             second_look = _plan_second_look(job, ready, fast, steps, memory=memory, health=health)
@@ -126,7 +131,8 @@ def run_training(
             if checkpoint is not None:
                 trainer.continue_from(checkpoint)
                 watch.replay(log.steps)
-            seconds = _train(trainer, checkpoint)
+            with log.card:
+                seconds = _train(trainer, checkpoint)
     log.flush()
     watch.finish()
     fast.undo(ready.model)
@@ -174,7 +180,7 @@ def run_training(
         efficiency=log.efficiency,
         health=health.to_json(),
         summary=summary,
-        batch_plan=second_look.plan if second_look is not None else job.batch_plan,
+        batch_plan=parts.complete(second_look.plan if second_look is not None else job.batch_plan),
     )
 
 
@@ -352,6 +358,7 @@ def _evaluation(
                 rows,
                 micro_batch_tokens=steps.micro_batch_tokens,
                 device=settings.device,
+                counts_hits=True,
             )
         return held_out.figures
 
