@@ -152,7 +152,7 @@ class TrackingHook:
         marks = (getattr(dataset, "metadata", None) or {}).get("lm_tuning", {})
         if metrics := marks.get("mlflow_metrics"):
             figures = data if metrics is True else data[metrics]
-            split = data.get("split")
+            split = data.get("split") if isinstance(data, Mapping) else None
             self._soon(
                 f"the figures of '{dataset_name}'",
                 lambda: run.log_figures(dataset_name, numbers_of(figures), split=split),

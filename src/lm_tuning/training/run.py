@@ -169,7 +169,7 @@ def run_training(
                 "tokens_key": settings.tokens_key,
                 "compute_dtype": settings.compute_dtype,
                 "finished_step": finished_step,
-                "tokens_per_second": summary["tokens_per_second"],
+                **{f"{what}_per_second": summary[f"{what}_per_second"] for what in ("tokens", "samples", "steps")},
                 "run_folder": str(memory.run_folder),
                 "mlflow_run_id": settings.run_id,
             },

@@ -151,7 +151,7 @@ class StepLog:
             f"step {row['step']}/{total}  loss {row[self.loss_name]:.4f} nats/{self.unit}  gradient norm "
             f"{row['gradient_norm']:.2f}  learning rate {row['learning_rate']:.2e}  "
             f"{speed['tokens_per_second']:,.0f} tokens/s, "
-            f"{write_speed(speed['samples_per_second'])} samples/s, {write_speed(1 / speed['seconds'])} steps/s"
+            f"{write_speed(speed['samples_per_second'])} samples/s, {write_speed(speed['steps_per_second'])} steps/s"
         )
 
     @property
@@ -223,6 +223,7 @@ class StepLog:
                 "seconds": round(seconds, 6),
                 "tokens_per_second": round(speed, 2),
                 "samples_per_second": round(row_speed, 4),
+                "steps_per_second": round(step_speed, 6),
                 "num_tokens": tokens,
                 "num_rows": len(facts["row_ids"]),
                 "num_micro_batches": facts["num_micro_batches"],
