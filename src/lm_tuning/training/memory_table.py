@@ -54,7 +54,9 @@ class MemoryParts:
             "gradients": held.gradients,
             "optimizer state": held.optimizer_state,
         }
-        rows = [{"part": part, "bytes": size, "source": "counted"} for part, size in counted.items()]
+        rows: list[dict[str, Any]] = [
+            {"part": part, "bytes": size, "source": "counted"} for part, size in counted.items()
+        ]
         if choice is None or choice["peak_memory_bytes"] is None:
             return [*rows, {"part": "activations", "bytes": self.activations, "source": "estimated"}]
         optimizer = held.optimizer_state if choice["compiled"] and plan.facts.get("peaks_hold_optimizer") else 0
