@@ -63,7 +63,7 @@ mlflow: $(RUN_READY) ## open the runs in the MLflow UI (HOST=127.0.0.1 PORT=5000
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false exec $(PY) -m mlflow ui --backend-store-uri "$$store" --host $(HOST) --port $(PORT) --workers 1
 
 viz: PORT := 4141
-viz: $(RUN_READY) ## open the graph in Kedro-Viz (HOST=127.0.0.1 PORT=4141)
+viz: $(RUN_READY) ## open the graph in Kedro-Viz (HOST=127.0.0.1 PORT=4141, ARGS="--env smoke" for a recipe)
 	@$(PY) -m kedro viz run --host $(HOST) --port $(PORT) $(ARGS)
 
 schema: $(RUN_READY) ## write the JSON schema and the reference page of the parameters again

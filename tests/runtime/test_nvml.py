@@ -71,7 +71,7 @@ def use(monkeypatch: pytest.MonkeyPatch, fake: FakeNvml) -> FakeNvml:
 
 def test_a_reading_has_bytes_a_fraction_and_watts(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = use(monkeypatch, FakeNvml([93], [310_500]))
-    assert read_card("22") == CardReading(10 * GIB, 80 * GIB, 0.93, 310.5)
+    assert read_card("GPU-22") == CardReading(10 * GIB, 80 * GIB, 0.93, 310.5)
     assert fake.num_open == 0, "the library is closed again"
 
 
@@ -96,7 +96,7 @@ def test_without_card_driver_or_package_there_is_no_reading(monkeypatch: pytest.
 
 def test_a_sampler_gives_means_and_the_most_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = use(monkeypatch, FakeNvml([90, 100, 80], [300_000, 400_000, 350_000]))
-    with CardSampler("22", seconds=0.001) as sampler:
+    with CardSampler("GPU-22", seconds=0.001) as sampler:
         assert sampler.latest is not None, "the first reading is there at once"
         assert fake.has_answered.wait(60)
     assert fake.num_open == 0
@@ -105,6 +105,16 @@ def test_a_sampler_gives_means_and_the_most_memory(monkeypatch: pytest.MonkeyPat
     assert summary["gpu_power_watts"] == pytest.approx(350)
     assert summary["gpu_memory_used_bytes"] >= 12 * GIB
     assert summary["gpu_memory_total_bytes"] == 80 * GIB
+
+
+def test_a_card_is_known_to_the_driver_by_its_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"{index}2"))
+    assert find_card("cuda") == "GPU-32"
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace())
+    assert find_card("cuda") is None
 
 
 def test_a_cpu_has_no_card() -> None:

@@ -16,6 +16,9 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+_MOST_WAITED_SECONDS = 5.0
+"""For a reading under way when a training ends; a driver that hangs must not hold the training up."""
+
 SAMPLE_SECONDS = 2.0
 """Time between two readings. The driver itself averages utilization over up to a second."""
 
@@ -51,7 +54,7 @@ def read_card(uuid: str | None = None) -> CardReading | None:
     """Ask the driver how a card is doing; it takes about a millisecond once the driver's library is loaded.
 
     Args:
-        uuid: of the card, as torch's ``get_device_properties`` gives it; ``None`` takes the driver's first card.
+        uuid: of the card, see :func:`find_card`; ``None`` takes the driver's first card.
 
     Returns:
         The reading; ``None`` without a card, a driver or NVIDIA's package.
@@ -60,7 +63,7 @@ def read_card(uuid: str | None = None) -> CardReading | None:
         if nvml is None:
             return None
         try:
-            card = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}") if uuid else nvml.nvmlDeviceGetHandleByIndex(0)
+            card = nvml.nvmlDeviceGetHandleByUUID(uuid) if uuid else nvml.nvmlDeviceGetHandleByIndex(0)
             memory = nvml.nvmlDeviceGetMemoryInfo(card)
         except nvml.NVMLError as error:
             logger.debug("The driver tells nothing of the card: %s", error)
@@ -71,7 +74,7 @@ def read_card(uuid: str | None = None) -> CardReading | None:
 
 
 def find_card(device: str) -> str | None:
-    """Return the UUID of the card that this process computes on; ``None`` for another device than ``cuda``.
+    """Return the driver's UUID of the card that this process computes on; ``None`` for another device than ``cuda``.
 
     Args:
         device: ``cpu``, ``cuda`` or ``mps``.
@@ -81,7 +84,8 @@ def find_card(device: str) -> str | None:
     import torch
 
     # CUDA counts the cards that CUDA_VISIBLE_DEVICES lets through, the driver counts all: only the UUID is the same.
-    return str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")) or None
+    uuid = str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
+    return f"GPU-{uuid.removeprefix('GPU-')}" if uuid else None
 
 
 @dataclass
@@ -114,7 +118,7 @@ class CardSampler:
         """End the thread."""
         self._ended.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_MOST_WAITED_SECONDS)
 
     def summary(self) -> dict[str, float]:
         """Return mean utilization and power and the most memory over all readings; nothing without a card.
