@@ -36,7 +36,8 @@ def draw_plan(plan: BatchPlan) -> Figure:
 
     if not plan.curve:
         figure = Figure(figsize=(8, 3 if plan.memory else 1.5))
-        figure.text(0.5, 0.85 if plan.memory else 0.5, f"Not measured: {plan.reason}.", ha="center", va="center")
+        height = 0.85 if plan.memory else 0.5
+        figure.text(0.5, height, f"Not measured: {plan.reason}.", ha="center", va="center", wrap=True)
         if plan.memory:
             _draw_parts(figure.add_axes((0.05, 0.2, 0.9, 0.2)), plan)
         return figure
