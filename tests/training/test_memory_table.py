@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,8 @@ def test_a_training_lists_its_parts_and_estimates_what_nobody_measured(
     paths: TrainingPaths, settings: TrainingSettings, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     caplog.set_level("INFO", logger="lm_tuning")
-    result = run_training(paths, settings)
+    lora = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}
+    result = run_training(paths, replace(settings, method="lora", lora=lora))
     table = {row["part"]: row for row in result.batch_plan.memory}
     assert list(table) == ["weights", "buffers", "gradients", "optimizer state", "activations"]
     [file] = result.model_folder.glob("adapter_model.safetensors")
