@@ -20,6 +20,8 @@ from lm_tuning.evaluation.held_out_loss import (
     measure_held_out,
 )
 from lm_tuning.text.token_table import TokenTable
+from lm_tuning.training import linear_loss
+from lm_tuning.training.head_loss import choose_head_loss
 from lm_tuning.training.tasks import task_of
 from tests.evaluation.tiny_tasks import make_classifier, make_seq2seq, write_labelled, write_pairs
 from tests.support.rounding import SAME_LOSS
@@ -283,3 +285,37 @@ def test_an_encoder_decoder_is_measured_as_by_hand_whatever_the_batch(tmp_path: 
     assert (held_out.loss.num_supervised, held_out.loss.num_rows) == (num_tokens, 4)
     assert held_out.loss.nats == pytest.approx(nats, rel=SAME_LOSS)
     assert held_out.figures == {"nats_per_token": held_out.loss.mean_nats}
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_hits_are_those_of_the_models_own_logits(write_table: WriteTable, chunked: bool, monkeypatch: Any) -> None:
+    model = make_model()
+    rows = []
+    for start in range(10, 30):
+        ids = [start, start + 1]
+        for rank in (0, 3, 20):  # the likeliest token, one of the five likeliest, and neither
+            with torch.no_grad():
+                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argsort(descending=True)[rank]))
+        rows.append((ids, [(0, 5)]))
+    table = write_table(rows)
+    likeliest = among_five = count = 0
+    for row in table:
+        with torch.no_grad():
+            logits = model(torch.tensor(row.input_ids.astype(np.int64))[None]).logits[0]
+        for start, end in row.spans:
+            for position in range(max(start, 1), end):
+                order = logits[position - 1].argsort(descending=True)[:5].tolist()
+                likeliest += order[0] == row.input_ids[position]
+                among_five += int(row.input_ids[position]) in order
+                count += 1
+    assert 0 < likeliest < among_five < count, "else the test shows nothing"
+
+    task = task_of(model, "causal_lm", pad_id=PAD)
+    if chunked:
+        monkeypatch.setattr(linear_loss, "piece_positions", lambda *_, **__: 3)
+        task.head_loss, _ = choose_head_loss(model, table[0].input_ids, device="cpu", compute_dtype="float32")
+        assert task.head_loss is not None
+    options: dict[str, Any] = {"micro_batch_tokens": 64, "device": "cpu", "counts_hits": True}
+    held_out = measure_held_out(task, model, table, range(len(table)), **options)
+    assert held_out.metrics == {"token_accuracy": likeliest / count, "top_5_accuracy": among_five / count}
+    assert list(held_out.figures) == ["nats_per_token", "token_accuracy", "top_5_accuracy"]

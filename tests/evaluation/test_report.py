@@ -12,6 +12,7 @@ from lm_tuning.evaluation.report import build_markdown, build_summary, describe_
 from lm_tuning.evaluation.report_text import shorten, split_shared
 
 FACTS: dict[str, Any] = {"tuned_folder": "data/06_models/default/tuned_model", "tokens_per_second": 1234.5}
+SPEEDS = {"samples_per_second": 17.5, "steps_per_second": 0.5}
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def row_of(text: str, start: str) -> str:
 
 
 def test_the_terminal_shows_figures_samples_and_the_next_steps(result: dict[str, Any]) -> None:
-    text = print_summary(result)
+    text = print_summary(result, **SPEEDS)
     assert row_of(text, "Held-out loss") == "| Held-out loss (nats per token) | 4.0000 | 3.0000 | -25.0% |"
     assert row_of(text, "Perplexity") == "| Perplexity | 54.60 | 20.09 | -63.2% |"
     assert row_of(text, "ROUGE-L") == "| ROUGE-L (0 to 1) | 0.1000 | 0.2500 | +0.1500 |"
@@ -61,7 +62,7 @@ def test_the_terminal_shows_figures_samples_and_the_next_steps(result: dict[str,
     assert "Function number 2" in text
     assert "Return the number 2." in text
     assert "[bold]no[/bold]" in text
-    assert "1,234 tokens per second" in text
+    assert "1,234 tokens per second, 17.5 samples per second, 0.5000 steps per second" in text
     assert "LoRA adapter: data/06_models/default/tuned_model" in text
     assert "make mlflow" in text
     assert "\x1b" not in text

@@ -17,6 +17,7 @@ from kedro.runner import ThreadRunner
 
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.hooks import tracking
+from lm_tuning.hooks.run_list import find_link
 from lm_tuning.hooks.tracking import complete_mlflow_config
 from lm_tuning.parameters import Parameters
 from tests.support.patience import PATIENCE_SECONDS
@@ -37,7 +38,7 @@ def all_runs() -> list[Any]:
 
 
 def losses(run: Any) -> list[tuple[int, float]]:
-    return history(os.environ["MLFLOW_TRACKING_URI"], run.info.run_id, "loss")
+    return history(os.environ["MLFLOW_TRACKING_URI"], run.info.run_id, "train/loss")
 
 
 def artifacts(run: Any, folder: str | None = None) -> set[str]:
@@ -82,13 +83,34 @@ def test_a_run_tells_settings_facts_data_results_and_figures(project: Path, tmp_
     assert "data.checkpoints" not in tags
 
     assert losses(run) == [(1, 3.0), (2, 2.0)]
-    figures = {name: value for name, value in run.data.metrics.items() if name != "loss"}
-    evaluated = {"base.nats_per_token": 3.5, "base.num_tokens": 10.0, "tuned.nats_per_token": 2.5}
-    assert figures == {**evaluated, "data_rows_read": 7.0}
+    figures = {name: value for name, value in run.data.metrics.items() if name != "train/loss"}
+    evaluated = {"base/nats_per_token": 3.5, "base/num_tokens": 10.0, "test/tuned_nats_per_token": 2.5}
+    assert figures == {**evaluated, "test/num_rows": 3.0, "data/rows_read": 7.0}
     assert artifacts(run) == {"model", "parameters.yml", "reports"}
     reports = {"data_report.json", "data_report.md", "evaluation.json", "training_summary.csv"}
     assert artifacts(run, "reports") == {f"reports/{name}" for name in reports}
     assert artifacts(run, "model") == {"model/adapter.bin", "model/tuning.json"}
+
+
+def test_the_list_of_runs_has_a_view_of_loss_score_and_speed_that_users_may_change(project: Path) -> None:
+    import mlflow
+
+    tag = "mlflow.sharedViewState.lm-tuning"
+    run_session(project)
+    (run,) = all_runs()
+    view = json.loads(client().get_experiment(run.info.experiment_id).tags[tag])
+    assert view["name"] == "Loss, score, speed"
+    columns = json.loads(view["state"])["selectedColumns"]
+    assert columns[0] == "metrics.`Loss/train_nats_per_token`"
+    assert "metrics.`test/tuned_nats_per_token`" in columns
+    mlflow.set_tracking_uri(os.environ["MLFLOW_TRACKING_URI"])
+    link = find_link("http://127.0.0.1:5000")
+    assert link is not None
+    assert link.startswith(f"http://127.0.0.1:5000/#/experiments/{run.info.experiment_id}/runs?viewStateShareKey=lm-")
+
+    client().set_experiment_tag(run.info.experiment_id, tag, "of a user")
+    run_session(project)
+    assert client().get_experiment(run.info.experiment_id).tags[tag] == "of a user"
 
 
 def test_two_sessions_of_one_process_are_two_clean_runs(project: Path) -> None:
@@ -98,8 +120,8 @@ def test_two_sessions_of_one_process_are_two_clean_runs(project: Path) -> None:
     assert [first.info.status, second.info.status] == ["FINISHED", "FINISHED"]
     assert second.info.run_name == "again"
     assert client().get_experiment(second.info.experiment_id).name == "other"
-    assert "loss" not in second.data.metrics
-    assert second.data.metrics["tuned.nats_per_token"] == 2.5
+    assert "train/loss" not in second.data.metrics
+    assert second.data.metrics["test/tuned_nats_per_token"] == 2.5
     assert artifacts(second) == {"parameters.yml", "reports"}
 
 
@@ -216,7 +238,7 @@ def test_a_request_to_stop_that_a_library_swallowed_stops_before_the_next_node(
     (run,) = all_runs()
     assert run.info.status == "KILLED"
     assert losses(run) == [(1, 3.0), (2, 2.0)], "the node that swallowed it went on"
-    assert "tuned.nats_per_token" not in run.data.metrics
+    assert "test/tuned_nats_per_token" not in run.data.metrics
     monkeypatch.delenv("TINY_NODE")
     run_session(project)  # the request is forgotten with its run
     assert all_runs()[-1].info.status == "FINISHED"
@@ -257,6 +279,35 @@ def test_resumed_training_goes_on_in_its_run_and_tells_what_changed(
     (run,) = all_runs()
     assert run.data.tags["resume.count"] == "2"
     assert not any("Resumed with other settings" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("split", ["validation", ""])
+def test_the_group_of_an_evaluation_is_the_split_that_it_was_made_on(
+    project: Path, monkeypatch: pytest.MonkeyPatch, split: str
+) -> None:
+    monkeypatch.setenv("TINY_SPLIT", split)
+    run_session(project)
+    (run,) = all_runs()
+    groups = {name.rpartition("/")[0] for name in run.data.metrics}
+    assert groups == {"train", "data", *(["validation", "base"] if split else [])}
+
+
+def test_a_resumed_run_of_an_earlier_version_keeps_its_names(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TINY_NODE", "raise")
+    with pytest.raises(RuntimeError):
+        run_session(project)
+    monkeypatch.delenv("TINY_NODE")
+    (run,) = all_runs()
+    # What a version without groups has logged until then.
+    for name in ("loss", "gradient_norm"):
+        client().log_metric(run.info.run_id, name, 3.0, step=1)
+    run_session(project, params=resume_params())
+    (run,) = all_runs()
+    uri = os.environ["MLFLOW_TRACKING_URI"]
+    assert set(history(uri, run.info.run_id, "loss")) == {(1, 3.0), (2, 2.0)}
+    assert losses(run) == [(1, 3.0)]  # of the first session
+    assert run.data.metrics["tuned.nats_per_token"] == 2.5
+    assert run.data.metrics["data_rows_read"] == 7.0
 
 
 def test_a_refused_resume_leaves_its_run_as_it_was_but_for_the_reason(

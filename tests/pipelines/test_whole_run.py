@@ -145,9 +145,9 @@ def test_one_mlflow_run_has_metrics_parameters_and_artifacts(project: Project) -
     first = runs[-1]
     assert first.info.status == "FINISHED"
     client = MlflowClient(f"sqlite:///{project.folder}/mlflow.db")
-    history = client.get_metric_history(first.info.run_id, "loss_nats_per_token")
+    history = client.get_metric_history(first.info.run_id, "train/loss_nats_per_token")
     assert [metric.step for metric in history] == [1, 2]
-    assert first.data.metrics["tuned.nats_per_token"] == pytest.approx(
+    assert first.data.metrics["test/tuned_nats_per_token"] == pytest.approx(
         project.read("08_reporting", "evaluation.json")["tuned"]["nats_per_token"]
     )
     assert first.data.params["train.lora.r"] == "4"

@@ -14,6 +14,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.models.loading import load_model
 from lm_tuning.text.token_table import IGNORE_INDEX, open_split
 from lm_tuning.training.losses import LossShape, balance_classes
+from lm_tuning.training.model_setup import set_up_model
 from lm_tuning.training.run import TrainingPaths, TrainingResult, TrainingSettings, run_training
 from lm_tuning.training.step_plan import StepPlan
 from lm_tuning.training.tasks import task_of
@@ -208,3 +209,24 @@ def test_rows_of_heavier_classes_have_a_larger_loss_due(folders: dict[str, Path]
     due = facts["untrained_head_nats_per_row"]
     assert due != pytest.approx(math.log(3), rel=0.01)
     assert facts["first_step_measured_nats_per_row"] == pytest.approx(due, rel=0.05)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e-4], ids=["scaled", "small enough"])
+def test_the_first_report_has_the_spread_of_a_new_heads_weights(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    """The report is made before the first step, so the stored head is taken from a run that learns nothing."""
+    ready: list[Any] = []
+
+    def draw(settings: TrainingSettings) -> Any:
+        made = set_up_model(settings)
+        made.model.score.weight.data.mul_(factor)
+        ready.append(float(made.model.score.weight.std()))
+        return made
+
+    monkeypatch.setattr("lm_tuning.training.run.set_up_model", draw)
+    result = train(folders, tmp_path, "sequence_classification", learning_rate=1e-30)
+    facts = result.health["facts"]
+    assert facts["fresh_head_drawn_weights_spread"] == pytest.approx(ready[0])
+    assert facts["fresh_head_weights_spread"] == pytest.approx(float(weights_of(result)["score.weight"].std()))
+    assert (facts["fresh_head_scaled_from_spread"] is None) == (factor < 1)

@@ -12,6 +12,7 @@ import subprocess
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,13 +20,17 @@ import torch
 from safetensors.torch import load_file
 
 from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.pipelines.train.nodes import describe_result
+from lm_tuning.runtime import nvml
+from lm_tuning.runtime.nvml import CardReading
 from lm_tuning.runtime.peak import Ceiling
 from lm_tuning.runtime.stopping import forget_request, note_request
 from lm_tuning.text.token_table import open_split
-from lm_tuning.training import checkpoints
+from lm_tuning.training import checkpoints, step_log
 from lm_tuning.training.best_checkpoint import BestCheckpoint
 from lm_tuning.training.first_loss import measure_plain_loss
 from lm_tuning.training.losses import PLAIN
+from lm_tuning.training.result import efficiency_figures
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.tasks import task_of
 from lm_tuning.training.trainer import StepPlanTrainer
@@ -328,6 +333,8 @@ def test_the_best_checkpoint_can_be_taken(paths: TrainingPaths, settings: Traini
     held_out = {step: value for step, value in measured.items() if value is not None}
     best = min(held_out, key=held_out.__getitem__)
     assert result.summary["best_step"] == best
+    for row in result.steps[1::2]:
+        assert 0 <= row["validation_token_accuracy"] <= row["validation_top_5_accuracy"] <= 1
     if best != 12:
         assert_equal_weights(result.model_folder, next(paths.checkpoints.glob(f"run-*/checkpoint-{best}")))
 
@@ -478,3 +485,67 @@ def test_every_step_says_where_its_time_went(paths, settings, monkeypatch):
     attained = result.summary["tokens_per_second"] * result.summary["model_flops_per_token"]
     assert result.summary["mfu"] is None
     assert 0 < result.summary["mfu_of_measured"] == pytest.approx(attained / 1e15)
+
+
+def test_a_run_reports_samples_and_steps_per_second_and_the_shares_of_checks_and_logging(
+    paths: TrainingPaths, settings: TrainingSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="lm_tuning")
+    streamed: list[tuple[int, dict[str, float]]] = []
+    result = run_training(paths, settings, on_metrics=lambda *step: streamed.append(step))
+    for row, (_, metrics) in zip(result.efficiency, streamed, strict=True):
+        assert metrics["samples_per_second"] == pytest.approx(row["num_rows"] / row["seconds"], rel=1e-2)
+        assert metrics["samples_per_second"] == pytest.approx(row["num_rows"] * metrics["steps_per_second"])
+        assert row["samples_per_second"] == pytest.approx(metrics["samples_per_second"], rel=1e-2)
+    summary = result.summary
+    timed = result.efficiency[2:]
+    seconds = sum(row["seconds"] for row in timed)
+    assert summary["samples_per_second"] == pytest.approx(sum(row["num_rows"] for row in timed) / seconds, rel=1e-3)
+    assert summary["steps_per_second"] == pytest.approx(len(timed) / seconds, rel=1e-3)
+    assert summary["health_fraction"] == pytest.approx(summary["health_seconds"] / summary["training_seconds"])
+    assert 0 < summary["logging_fraction"] < 1
+    assert any("samples/s" in message for message in caplog.messages if message.startswith("step "))
+
+
+def test_the_time_of_the_checks_that_watch_a_training_is_not_that_of_logging(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(step_log, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def check(row: dict[str, Any]) -> None:
+        now[0] += 100
+
+    def note(step: int, metrics: dict[str, float]) -> None:
+        now[0] += 1
+
+    log = step_log.StepLog(on_metrics=note, on_step=check)
+    batch: Any = SimpleNamespace(
+        step=0, num_tokens=8, num_supervised=4, num_slots=8, row_ids=[1, 2], micro_batches=[None]
+    )
+    log.start()
+    for _ in range(3):
+        log.record(batch, epoch=0.1, loss=torch.tensor(1.0), gradient_norm=1.0, learning_rate=0.1)
+    log.flush()
+    assert log.own_seconds == 3
+
+
+def test_a_run_on_a_card_reports_what_its_driver_tells(
+    paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = CardReading(60 * 2**30, 80 * 2**30, 0.9, 350.0)
+    monkeypatch.setattr(nvml, "read_card", lambda uuid: reading)
+    monkeypatch.setattr("lm_tuning.training.run.find_card", lambda device: "22")
+    streamed: list[dict[str, float]] = []
+    result = run_training(paths, settings, on_metrics=lambda step, metrics: streamed.append(metrics))
+    told = {"gpu_utilization_fraction": 0.9, "gpu_power_watts": 350.0, "gpu_memory_used_bytes": 60 * 2**30}
+    for metrics, row in zip(streamed, result.efficiency, strict=True):
+        assert told.items() <= metrics.items()
+        assert told.items() <= row.items()
+    figures = efficiency_figures(result.summary)["efficiency"]
+    assert (told | {"gpu_memory_total_bytes": 80 * 2**30}).items() <= figures.items()
+    said = describe_result(result.summary)
+    assert said.endswith("; the GPU by its driver: 90% busy, 350 W, at most 60.0 of 80.0 GiB in use.")
+
+
+def test_a_run_without_a_card_has_no_empty_figures_of_one(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    result = run_training(paths, settings)
+    assert not [name for row in [*result.efficiency, result.summary] for name in row if name.startswith("gpu")]

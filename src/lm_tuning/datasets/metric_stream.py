@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from kedro.io import AbstractDataset, DatasetError
 
 from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.datasets.metric_names import has_earlier_names, name_step_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -37,19 +38,24 @@ class MetricStream:
     Attributes:
         run_id: the MLflow run that receives the metrics; None logs nothing.
         tracking_uri: where that run is kept.
+        earlier_names: whether the run has metrics by the names of earlier versions, and so keeps them.
         num_lost: metric values and tags that the tracking store refused.
         busy_seconds: time that the writing thread spent on the processor.
     """
 
-    def __init__(self, run_id: str | None = None, tracking_uri: str | None = None) -> None:
+    def __init__(
+        self, run_id: str | None = None, tracking_uri: str | None = None, *, earlier_names: bool = False
+    ) -> None:
         """Choose the run; nothing starts before the first value.
 
         Args:
             run_id: the MLflow run, or None.
             tracking_uri: the tracking store; None takes MLflow's current one.
+            earlier_names: whether :meth:`log_step` leaves names as they are.
         """
         self.run_id = run_id
         self.tracking_uri = tracking_uri
+        self.earlier_names = earlier_names
         self.num_lost = 0
         self.busy_seconds = 0.0
         self._queue: deque[_Item] = deque()
@@ -71,6 +77,15 @@ class MetricStream:
             self._queue.append((step, time.time_ns() // 1_000_000, metrics))
             if self._thread is None:
                 self._start()
+
+    def log_step(self, step: int, metrics: dict[str, float]) -> None:
+        """Append what training reports of a step, by the names that MLflow groups.
+
+        Args:
+            step: optimizer step, from 1; 0 for an evaluation before the first one.
+            metrics: value by its name in the step log.
+        """
+        self.log(step, metrics if self.earlier_names else name_step_metrics(metrics))
 
     def set_tags(self, tags: dict[str, Any]) -> None:
         """Queue tags for the run.
@@ -199,7 +214,7 @@ class MetricStream:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the address of the run, without thread and queue."""
-        return {"run_id": self.run_id, "tracking_uri": self.tracking_uri}
+        return {"run_id": self.run_id, "tracking_uri": self.tracking_uri, "earlier_names": self.earlier_names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start afresh in another process."""
@@ -231,7 +246,11 @@ class MetricStreamDataset(CatalogEntry, AbstractDataset[NoReturn, MetricStream])
         import mlflow
 
         run = mlflow.active_run()
-        return MetricStream(run.info.run_id, mlflow.get_tracking_uri()) if run else MetricStream()
+        if run is None:
+            return MetricStream()
+        # The metrics of when the run was opened: none of a new one.
+        earlier_names = has_earlier_names(run.data.metrics)
+        return MetricStream(run.info.run_id, mlflow.get_tracking_uri(), earlier_names=earlier_names)
 
     def save(self, data: NoReturn) -> NoReturn:
         """Refuse: metrics go through the stream that ``load`` returns."""

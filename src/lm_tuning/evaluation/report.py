@@ -13,6 +13,7 @@ from lm_tuning.evaluation.report_text import (
     shorten,
 )
 from lm_tuning.runtime.log_records import protect
+from lm_tuning.training.step_log import write_speed
 from lm_tuning.wording import code_span, escape_markdown
 
 if TYPE_CHECKING:
@@ -24,16 +25,19 @@ TERMINAL_ROWS = 20
 """Rows of a table that the terminal shows; Markdown has all."""
 
 
-def build_markdown(result: dict[str, Any], *, tuned_folder: str, tokens_per_second: float | None) -> str:
+def build_markdown(
+    result: dict[str, Any], *, tuned_folder: str, tokens_per_second: float | None, **speeds: float | None
+) -> str:
     """Write the comparison as Markdown.
 
     Args:
         result: what ``evaluate_models`` gives as ``result``.
         tuned_folder: where the tuned model lies.
         tokens_per_second: training speed; ``None`` when unknown.
+        **speeds: ``samples_per_second`` and ``steps_per_second``, of the same time.
     """
     parts = ["# Evaluation", ""]
-    closing = _closing(result, tuned_folder, tokens_per_second)
+    closing = _closing(result, tuned_folder, tokens_per_second=tokens_per_second, **speeds)
     if result["skipped"]:
         return "\n".join([*parts, f"Skipped. {escape_markdown(result['skipped'])}", "", *closing])
     content = _content(result)
@@ -56,20 +60,24 @@ def build_markdown(result: dict[str, Any], *, tuned_folder: str, tokens_per_seco
     return "\n".join(parts)
 
 
-def build_summary(result: dict[str, Any], *, tuned_folder: str, tokens_per_second: float | None) -> RenderableType:
+def build_summary(
+    result: dict[str, Any], *, tuned_folder: str, tokens_per_second: float | None, **speeds: float | None
+) -> RenderableType:
     """Build what the terminal shows at the end of a run.
 
     Args:
         result: what ``evaluate_models`` gives as ``result``.
         tuned_folder: where the tuned model lies.
         tokens_per_second: training speed; ``None`` when unknown.
+        **speeds: ``samples_per_second`` and ``steps_per_second``, of the same time.
     """
     from rich.console import Group
     from rich.padding import Padding
     from rich.table import Table
 
     closing = [
-        _plain(line.replace("`", "").removeprefix("- ")) for line in _closing(result, tuned_folder, tokens_per_second)
+        _plain(line.replace("`", "").removeprefix("- "))
+        for line in _closing(result, tuned_folder, tokens_per_second=tokens_per_second, **speeds)
     ]
     if result["skipped"]:
         return Group(_plain(f"Evaluation skipped. {result['skipped']}"), *closing)
@@ -110,9 +118,11 @@ def _content(result: dict[str, Any]) -> ModuleType:
     return class_report if result["task"] == "sequence_classification" else language_report
 
 
-def _closing(result: dict[str, Any], tuned_folder: str, tokens_per_second: float | None) -> list[str]:
+def _closing(result: dict[str, Any], tuned_folder: str, **speeds: float | None) -> list[str]:
     what = {"lora": "LoRA adapter", "qlora": "QLoRA adapter"}.get(result["tuned_method"], "Tuned weights")
-    lines = [] if tokens_per_second is None else [f"- Training speed: {tokens_per_second:,.0f} tokens per second"]
+    known = {name.removesuffix("_per_second"): speed for name, speed in speeds.items() if speed is not None}
+    said = ", ".join(f"{write_speed(speed)} {unit} per second" for unit, speed in known.items())
+    lines = [f"- Training speed: {said}"] if said else []
     return [*lines, f"- {what}: {code_span(tuned_folder)}", f"- All runs in the MLflow UI: `{MLFLOW_COMMAND}`", ""]
 
 

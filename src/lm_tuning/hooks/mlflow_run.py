@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lm_tuning.datasets.metric_names import has_earlier_names, name_figures
 from lm_tuning.hooks.run_description import NOT_SET, PARAMETERS_ARTIFACT, clean_name, find_changes, flatten_settings
 from lm_tuning.secrets import mask, mask_values
 
@@ -28,6 +29,7 @@ class MlflowRun:
     Attributes:
         run_id: id of the run.
         num_resumes: how often the run was resumed, this time included; 0 in a new run.
+        earlier_names: whether its metrics have the names of earlier versions, and so keep them.
     """
 
     def __init__(self, run_id: str) -> None:
@@ -42,6 +44,7 @@ class MlflowRun:
         self._client = MlflowClient()
         self.num_resumes = 0
         stored = self._client.get_run(run_id).data
+        self.earlier_names = has_earlier_names(stored.metrics)
         if stored.params:
             self.num_resumes = int(stored.tags.get(RESUME_COUNT_TAG, 0)) + 1
             self._set_tags({RESUME_COUNT_TAG: str(self.num_resumes)})
@@ -101,10 +104,18 @@ class MlflowRun:
         self.num_resumes -= 1
         self._set_tags({"refused": reason, RESUME_COUNT_TAG: str(self.num_resumes)})
 
-    def log_figures(self, figures: Mapping[str, float]) -> None:
-        """Log numbers that belong to the run as a whole, at step 0."""
+    def log_figures(self, entry: str, figures: Mapping[str, float], *, split: str | None = None) -> None:
+        """Log numbers that belong to the run as a whole, at step 0.
+
+        Args:
+            entry: key in the catalog of the report that they are from.
+            figures: by their names in that report.
+            split: the split that they were measured on; ``None`` for none.
+        """
         from mlflow.entities import Metric
 
+        if not self.earlier_names:
+            figures = name_figures(entry, figures, split=split)
         now = time.time_ns() // 1_000_000
         self._client.log_batch(self.run_id, metrics=[Metric(name, value, now, 0) for name, value in figures.items()])
 

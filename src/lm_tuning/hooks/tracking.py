@@ -17,6 +17,7 @@ from lm_tuning.datasets.metric_stream import MetricStream
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.hooks.mlflow_run import MlflowRun
 from lm_tuning.hooks.run_description import data_digests, name_pipelines, numbers_of, rerun_command
+from lm_tuning.hooks.run_list import offer_view
 from lm_tuning.hooks.stopping import StopSignals, was_interrupted
 from lm_tuning.models.tuned import read_tuning
 from lm_tuning.parameters.loading import load_parameters
@@ -114,8 +115,10 @@ class TrackingHook:
         atexit.register(self._finish, "KILLED")  # Kedro calls no hook for what is not an Exception
         try:
             self._run = self._open_run(run_params, pipeline, catalog)
+            run_id = self._run.run_id
             self._try("settings", self._log_settings)
             self._try("facts", lambda: self._log_start(run_params))
+            self._try("the view of its list", lambda: offer_view(run_id))
         except BaseException as error:
             self._finish("KILLED" if was_interrupted(error) else "FAILED")
             raise
@@ -153,7 +156,11 @@ class TrackingHook:
         marks = (getattr(dataset, "metadata", None) or {}).get("lm_tuning", {})
         if metrics := marks.get("mlflow_metrics"):
             figures = data if metrics is True else data[metrics]
-            self._soon(f"the figures of '{dataset_name}'", lambda: run.log_figures(numbers_of(figures)))
+            split = data.get("split") if isinstance(data, Mapping) else None
+            self._soon(
+                f"the figures of '{dataset_name}'",
+                lambda: run.log_figures(dataset_name, numbers_of(figures), split=split),
+            )
         if folder := marks.get("mlflow_artifact"):
             paths = getattr(dataset, "artifact_paths", None) or [Path(getattr(dataset, "_filepath", dataset_name))]
             for path in paths:

@@ -155,12 +155,25 @@ def scale_fresh_head(task: TrainingTask, model: Any, batch: StepBatch, *, device
         logits = [task.logits(model, micro_batch.to(device)).float() for micro_batch in batch.micro_batches]
         spread = float(torch.cat(logits).std())
         if spread > FRESH_HEAD_SPREAD:
-            for name, parameter in classification_head(model).named_parameters():
-                # An adapter library keeps the original beside the copy that is trained.
-                if "original" not in name:
-                    parameter.mul_(FRESH_HEAD_SPREAD / spread)
+            for parameter in _head_parameters(model):
+                parameter.mul_(FRESH_HEAD_SPREAD / spread)
     model.train(was_training)
     return spread if spread > FRESH_HEAD_SPREAD else None
+
+
+def fresh_head_spread(model: Any) -> float:
+    """Return the standard deviation of a classification head's weights.
+
+    Args:
+        model: a classifier, with adapters or without.
+    """
+    return float(torch.cat([parameter.detach().float().flatten() for parameter in _head_parameters(model)]).std())
+
+
+def _head_parameters(model: Any) -> list[torch.nn.Parameter]:
+    """Return what is trained of a head: an adapter library keeps the original beside that copy."""
+    head = classification_head(model)
+    return [parameter for name, parameter in head.named_parameters() if "original" not in name]
 
 
 @dataclass(frozen=True)

@@ -51,6 +51,7 @@ def choose_evaluation(
                 rows,
                 micro_batch_tokens=steps.micro_batch_tokens,
                 device=settings.device,
+                counts_hits=True,
             )
         return held_out.figures
 

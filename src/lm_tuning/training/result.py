@@ -33,6 +33,8 @@ _WARM_STEPS = 2
 _WINDOWS = 10
 _EFFICIENCY = (
     "tokens_per_second",
+    "samples_per_second",
+    "steps_per_second",
     "step_seconds_p10",
     "step_seconds_median",
     "step_seconds_p90",
@@ -41,7 +43,12 @@ _EFFICIENCY = (
     "loader_wait_fraction",
     *(f"{phase}_fraction" for phase in PHASES),
     "logging_fraction",
+    "health_fraction",
     "peak_memory_bytes",
+    "gpu_utilization_fraction",
+    "gpu_power_watts",
+    "gpu_memory_used_bytes",
+    "gpu_memory_total_bytes",
     "model_flops_per_token",
     "model_flops_per_second",
     "device_name",
@@ -150,7 +157,8 @@ def summarize(
         settings_method: ``full``, ``lora`` or ``qlora``.
         training_seconds: of this run's loop, with those before a resume.
         total_seconds: of the whole training, loading and checks included, with those before a resume.
-        health_seconds: of the health check, with those before a resume.
+        health_seconds: of the health checks, with those before a resume; those before the first step are not part of
+            the training's seconds, and count in its share of them all the same.
         trainable_parameters: how many numbers were trained.
         best_step: step of the best held-out figure; ``None`` without one.
         sources: what :meth:`SourceMix.describe` says.
@@ -167,6 +175,8 @@ def summarize(
         f"first_{log.loss_name}": log.steps[0][log.loss_name] if log.steps else None,
         f"last_{log.loss_name}": log.steps[-1][log.loss_name] if log.steps else None,
         **summarize_efficiency(log, model_flops_per_token=model_flops_per_token, ceiling=ceiling),
+        "logging_fraction": _fraction(log.own_seconds + log.phases.own_seconds, training_seconds),
+        "health_fraction": _fraction(health_seconds, training_seconds),
         "training_seconds": training_seconds,
         "health_seconds": health_seconds,
         "total_seconds": total_seconds,
@@ -182,8 +192,8 @@ def summarize_efficiency(
     """Say how fast a training was, where its time went, and how near it came to what the device can do.
 
     All is taken over the steps' own time, evaluation and checkpoints left out, without the first steps when there are
-    enough (they carry one-time set-up). What remains of 1 when the four fractions are taken off is the host's work
-    between steps, and on a GPU the time in which it had nothing queued.
+    enough (they carry one-time set-up). A sample is a row. What remains of 1 when the four fractions are taken off is
+    the host's work between steps, and on a GPU the time in which it had nothing queued.
 
     Args:
         log: of all steps.
@@ -191,12 +201,13 @@ def summarize_efficiency(
         ceiling: how fast the device can be; ``None`` when not known.
 
     Returns:
-        Figures by name; ``None`` for each one that could not be had.
+        Figures by name; ``None`` for each one that could not be had. Those that a card's driver tells, whose names
+        begin with ``gpu``, are there only with one.
     """
     rows = log.efficiency[_WARM_STEPS:] if len(log.efficiency) > 2 * _WARM_STEPS else log.efficiency
     durations = [row["seconds"] for row in rows]
     seconds = sum(durations)
-    speed = sum(row["num_tokens"] for row in rows) / seconds if seconds else None
+    speed = _fraction(sum(row["num_tokens"] for row in rows), seconds)
     known = None if ceiling is None else ceiling.known_flops
     measured = None if ceiling is None else ceiling.measured_flops
     attained = None if speed is None or model_flops_per_token is None else speed * model_flops_per_token
@@ -208,19 +219,19 @@ def summarize_efficiency(
             measured,
         )
         measured = None
-    all_seconds = sum(row["seconds"] for row in log.efficiency)
-    own_seconds = log.own_seconds + log.phases.own_seconds
     return {
         "tokens_per_second": speed,
+        "samples_per_second": _fraction(sum(row["num_rows"] for row in rows), seconds),
+        "steps_per_second": _fraction(len(rows), seconds),
         "step_seconds_p10": _quantile(durations, 0.10),
         "step_seconds_median": statistics.median(durations) if rows else None,
         "step_seconds_p90": _quantile(durations, 0.90),
         "step_seconds_p99": _quantile(durations, 0.99),
         "padding_fraction": _padding_fraction(log.efficiency),
-        "loader_wait_fraction": sum(row["loader_wait_seconds"] for row in rows) / seconds if seconds else None,
+        "loader_wait_fraction": _fraction(sum(row["loader_wait_seconds"] for row in rows), seconds),
         **{f"{phase}_fraction": _phase_fraction(rows, phase) for phase in PHASES},
-        "logging_fraction": own_seconds / all_seconds if all_seconds else None,
         "peak_memory_bytes": max((row["peak_memory_bytes"] for row in log.efficiency), default=None),
+        **log.card.summary(),
         "model_flops_per_token": model_flops_per_token,
         "model_flops_per_second": attained,
         "device_name": None if ceiling is None else ceiling.device,
@@ -239,6 +250,11 @@ def efficiency_figures(summary: dict[str, Any]) -> dict[str, Any]:
         summary: see :func:`summarize`.
     """
     return {"efficiency": {name: summary[name] for name in _EFFICIENCY if name in summary}}
+
+
+def _fraction(part: float, whole: float) -> float | None:
+    """Divide; ``None`` by nothing."""
+    return part / whole if whole else None
 
 
 def _quantile(values: list[float], fraction: float) -> float | None:

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lm_tuning.models.stored_generation import settings_of_answers
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.collection import restore_collection
+from lm_tuning.runtime.nvml import CardSampler, find_card
 from lm_tuning.runtime.peak import find_ceiling
 from lm_tuning.text.answer_ends import learned_ends
 from lm_tuning.training import checkpoints
@@ -26,6 +27,7 @@ from lm_tuning.training.interruption import stop_on_signal
 from lm_tuning.training.job import Job, settle
 from lm_tuning.training.loop_parts import choose_evaluation, choose_workers, training_arguments
 from lm_tuning.training.loop_settings import LoopSettings
+from lm_tuning.training.memory_table import count_memory, say_memory
 from lm_tuning.training.model_setup import scale_head, set_up_model
 from lm_tuning.training.nonfinite import save_reproduction
 from lm_tuning.training.out_of_memory import MemoryUse, explain_out_of_memory
@@ -117,6 +119,8 @@ def _run(
             batching=fast.batching,
         )
         _say_what_is_trained(job, ready, steps)
+        parts = count_memory(ready.model, settings)
+        say_memory(parts.table(job.batch_plan))
         health.facts["fast_path"] = fast.facts
         say_sources(health, job.plan, settings)
         memory.doing = "before step 1"
@@ -129,6 +133,7 @@ def _run(
             unit=ready.task.unit,
             on_step=lambda row: watch.step(**row),
             phases=PhaseClock(settings.device),
+            card=CardSampler(find_card(settings.device)),
         )
         with stop_on_signal() as stop:
             second_look = _plan_second_look(job, ready, fast, steps, memory=memory, health=health)
@@ -152,7 +157,8 @@ def _run(
                 trainer.continue_from(checkpoint)
                 watch.replay(log.steps)
                 health.tell()  # with the findings of before
-            seconds = _train(trainer, checkpoint)
+            with log.card:
+                seconds = _train(trainer, checkpoint)
     log.flush()
     watch.finish()
     fast.undo(ready.model)
@@ -190,7 +196,7 @@ def _run(
                 "rendering": settings.rendering,
                 "compute_dtype": settings.compute_dtype,
                 "finished_step": finished_step,
-                "tokens_per_second": summary["tokens_per_second"],
+                **{f"{what}_per_second": summary[f"{what}_per_second"] for what in ("tokens", "samples", "steps")},
                 "run_folder": str(memory.run_folder),
                 "mlflow_run_id": settings.run_id,
             },
@@ -202,7 +208,7 @@ def _run(
         efficiency=log.efficiency,
         health=health.to_json(),
         summary=summary,
-        batch_plan=second_look.plan if second_look is not None else job.batch_plan,
+        batch_plan=parts.complete(second_look.plan if second_look is not None else job.batch_plan),
     )
 
 

@@ -19,6 +19,7 @@ import torch
 from lm_tuning.text.token_table import IGNORE_INDEX, labels_of
 from lm_tuning.training.batches import MicroBatch
 from lm_tuning.training.cutting import Batching, cut_rows
+from lm_tuning.training.linear_loss import count_hits
 from lm_tuning.training.ranges import module_range, work_range
 from lm_tuning.training.settings import TaskName
 from lm_tuning.training.trace_table import LOSS
@@ -134,13 +135,16 @@ class TrainingTask(ABC):
             Logits ``(targets, classes)`` and the targets, ``(targets,)``, of all rows one after another.
         """
 
-    def sum_nats(self, model: Any, batch: MicroBatch, shape: LossShape) -> torch.Tensor:
+    def sum_nats(
+        self, model: Any, batch: MicroBatch, shape: LossShape, *, hits: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Run the model on a micro-batch and sum the loss of what is supervised in it.
 
         Args:
             model: a model of this task, wrapped or not, on the micro-batch's device.
             batch: the rows.
             shape: label smoothing and class weights.
+            hits: receives what :func:`lm_tuning.training.linear_loss.count_hits` counts; only without gradient.
 
         Returns:
             A scalar in nats, float32.
@@ -148,6 +152,8 @@ class TrainingTask(ABC):
         with module_range(self.head_of(model), LOSS):
             logits = self.logits(model, batch)
         with work_range(LOSS):
+            if hits is not None:
+                hits += count_hits(logits.flatten(0, -2), batch.targets.flatten())
             return shape.sum_nats(logits, batch.targets)
 
     def head_of(self, model: Any) -> Any:
@@ -205,13 +211,17 @@ class CausalLanguageModeling(TrainingTask):
             return model(**inputs, logits_to_keep=batch.kept_positions).logits  # type: ignore[no-any-return]
         return model(**inputs).logits[:, batch.kept_positions]  # type: ignore[no-any-return]
 
-    def sum_nats(self, model: Any, batch: MicroBatch, shape: LossShape) -> torch.Tensor:
-        """Run the backbone, and the head piece by piece where that gives the same."""
+    def sum_nats(
+        self, model: Any, batch: MicroBatch, shape: LossShape, *, hits: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Run the backbone, and the head a chunk of positions at a time where that gives the same."""
         if self.head_loss is None or shape.class_weights is not None:
-            return super().sum_nats(model, batch, shape)
+            return super().sum_nats(model, batch, shape, hits=hits)
         hidden = backbone_of(model)(**_model_inputs(batch)).last_hidden_state[:, batch.kept_positions]
         with work_range(LOSS):
-            return self.head_loss(hidden.flatten(0, 1), batch.targets.flatten(), label_smoothing=shape.label_smoothing)
+            return self.head_loss(
+                hidden.flatten(0, 1), batch.targets.flatten(), label_smoothing=shape.label_smoothing, hits=hits
+            )
 
     def logits_of_alike(
         self, model: Any, rows: Sequence[TokenRow], *, device: torch.device | str
