@@ -35,6 +35,7 @@ class KeepsCheckpoints:
         start_step: optimizer steps done before this process.
         seconds_before: that training took before this process, until the checkpoint.
         began: when this process began to train, by ``time.perf_counter``.
+        owes_evaluation: a request to stop broke the evaluation of the present step off.
     """
 
     steps: StepDataset
@@ -45,6 +46,7 @@ class KeepsCheckpoints:
     start_step: int
     seconds_before: float = 0.0
     began: float = 0.0
+    owes_evaluation: bool = False
     args: Any
     state: Any
     lr_scheduler: Any
@@ -61,6 +63,7 @@ class KeepsCheckpoints:
         self.health.facts = {**health["facts"], "resumed_from_step": checkpoint.step}
         self.health.findings = [Finding(**finding) for finding in health["findings"]]
         self.health.seconds += checkpoint.facts.get("health_seconds", 0.0)
+        self.owes_evaluation = checkpoint.facts.get("owes_evaluation", False)
         self.seconds_before = checkpoint.facts.get("training_seconds", 0.0)
         before = checkpoint.facts.get("total_steps")
         if before != len(self.steps):
@@ -119,6 +122,7 @@ class KeepsCheckpoints:
                 "health": self.health.to_json(),
                 "training_seconds": self.seconds_before + time.perf_counter() - self.began,
                 "health_seconds": self.health.seconds,
+                **({"owes_evaluation": True} if self.owes_evaluation else {}),
             },
         )
         protected = self.loop.run_folder / f"checkpoint-{self.best.step}" if self.loop.protect_best else None

@@ -314,6 +314,7 @@ def _train(trainer: StepPlanTrainer, checkpoint: checkpoints.Checkpoint | None) 
         logger.info("All %d steps were done before; the model is taken from the checkpoint.", checkpoint.step)
         trainer._load_from_checkpoint(str(checkpoint.path))
         trainer.state.global_step = checkpoint.step
+        trainer.make_up_for_evaluation()
         return 0.0
     if checkpoint is None and trainer.loop.evaluate is not None and trainer.loop.eval_every_steps is not None:
         trainer.run_evaluation(0)
