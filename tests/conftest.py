@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,8 @@ LONG_FILES = (
     "test_recipes.py",
     "test_resume.py",
     "test_tracking.py",
+    "test_tracking_away.py",
+    "test_stopping.py",
     "test_run.py",
     "test_quantized.py",
     "test_soak.py",
@@ -37,6 +40,32 @@ LONG_FILES = (
     "test_profile.py",
 )
 """Files of half a minute and more. A worker takes whole files; the last one should not be long."""
+
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+PRIVATE = ("mlflow.db", "mlruns", "data", "logs")
+"""What belongs to the runs of whoever works in this repository."""
+
+
+def _look_at_private() -> dict[str, int]:
+    """Return when each of these, and what lies in them two levels deep, was last changed."""
+    found: dict[str, int] = {}
+    for name in PRIVATE:
+        path = REPOSITORY / name
+        for each in (path, *path.glob("*"), *path.glob("*/*")):
+            if each.exists():
+                found[str(each.relative_to(REPOSITORY))] = each.stat().st_mtime_ns
+    return found
+
+
+@pytest.fixture(autouse=True)
+def _repository_is_left_alone() -> Iterator[None]:
+    """Fail a test that writes to the runs, results or logs of this repository: they are the user's own."""
+    before = _look_at_private()
+    yield
+    after = _look_at_private()
+    touched = sorted(name for name in before | after if before.get(name) != after.get(name))
+    assert not touched, f"changed in {REPOSITORY} during this test: {touched}. Tests work in folders of their own."
 
 
 def pytest_configure() -> None:

@@ -19,6 +19,7 @@ from kedro.framework.cli.utils import env_option
 from kedro.utils import find_kedro_project
 
 from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.hooks.stopping import signals_of_a_command
 
 if TYPE_CHECKING:
     from kedro.framework.startup import ProjectMetadata
@@ -157,7 +158,8 @@ def _run(**options: Any) -> Any:
     for name in ("kedro.pipeline.node", "kedro.runner.sequential_runner", "kedro.runner.thread_runner"):
         logging.getLogger(name).addFilter(_HIDE_WHAT_IS_EXPLAINED)
     assert kedro_run.callback is not None
-    return kedro_run.callback(**options)
+    with signals_of_a_command():
+        return kedro_run.callback(**options)
 
 
 def _check_pipeline_names(names: list[str]) -> None:
@@ -229,3 +231,19 @@ def schema(metadata: ProjectMetadata, check: bool) -> None:
         click.echo(f"wrote {path}")
     if not stale:
         click.echo(f"{folder} is up to date")
+
+
+@cli.command()
+@env_option
+@click.pass_obj
+@explain_errors
+def send_tracking(metadata: ProjectMetadata, env: str | None) -> None:
+    """Send to MLflow what runs kept while it was away. What was sent before is not sent again.
+
+    Exit code 2 says that something is still kept, and why.
+    """
+    from lm_tuning.hooks.send_tracking import send_what_is_kept
+
+    problems = send_what_is_kept(metadata.project_path, env, say=click.echo)
+    if problems:
+        raise UserError(problems)
