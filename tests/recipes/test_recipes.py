@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gc
 import json
@@ -21,6 +22,7 @@ from lm_tuning.parameters import Parameters
 from lm_tuning.parameters.loading import load_parameters
 from lm_tuning.pipeline_registry import register_pipelines
 from tests.recipes.tiny_models import save_model
+from tests.support.plain_use import answer_plainly, read_samples
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 NO_RECIPES = {"base", "local", "smoke", "gsm8k"}
@@ -173,6 +175,7 @@ def with_small_sizes(name: str, model: Path, rows: Path) -> dict[str, Any]:
             "eval_every_steps": 2,
             "eval_max_rows": 4,
             "save_every_steps": 2,
+            "precision": "float32",  # whatever the processor is fast at, so that other programs give the same answers
         },
         "evaluate": {"max_new_tokens": 6, "max_loss_rows": 6},
     }
@@ -181,18 +184,48 @@ def with_small_sizes(name: str, model: Path, rows: Path) -> dict[str, Any]:
     return small
 
 
-def run(name: str, folder: Path) -> Parameters:
-    """Run all pipelines in the working folder, without the hooks around them."""
+@dataclass(frozen=True)
+class Trained:
+    """A recipe that was run.
+
+    Attributes:
+        folder: working folder of the run.
+        parameters: that it ran with.
+    """
+
+    folder: Path
+    parameters: Parameters
+
+    @property
+    def data(self) -> Path:
+        return self.folder / "data"
+
+    @property
+    def reports(self) -> Path:
+        return self.data / "08_reporting" / self.parameters.output
+
+    @property
+    def tuned_model(self) -> Path:
+        return self.data / "06_models" / self.parameters.output / "tuned_model"
+
+
+def run(name: str, folder: Path) -> Trained:
+    """Run a recipe in the working folder on a tiny model of its architecture."""
     recipe = RECIPES[name]
     model = save_model(folder / "model", recipe.architecture, has_template=recipe.has_template)
     recipe.write_rows(folder / "rows")
-    loader = make_loader(name, **with_small_sizes(name, model, folder / "rows"))
+    return run_with(name, folder, with_small_sizes(name, model, folder / "rows"))
+
+
+def run_with(name: str, folder: Path, given: dict[str, Any]) -> Trained:
+    """Run all pipelines of a recipe in the working folder, with these values on top and without the hooks around."""
+    loader = make_loader(name, **given)
     parameters = load_parameters(loader, REPOSITORY)
     catalog = DataCatalog.from_config(loader["catalog"])
     for key in type(parameters).model_fields:
         catalog[f"params:{key}"] = MemoryDataset(getattr(parameters, key), copy_mode="assign")
     SequentialRunner().run(register_pipelines()["__default__"], catalog)
-    return parameters
+    return Trained(folder, parameters)
 
 
 def test_every_overlay_is_tried_here() -> None:
@@ -213,20 +246,26 @@ def test_a_recipe_says_what_it_is_for(name: str) -> None:
     assert (parameters.model.name_or_path.count("/") == 1) == (name not in {"banking77", "smollm2_full"})
 
 
-@pytest.fixture
-def few_objects() -> Iterator[None]:
-    """Leave what is loaded already out of the searches for garbage, which take longer than a tiny model's steps."""
-    gc.freeze()
-    yield
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Trained]]:
+    """Run recipes, each once for all tests."""
+    gc.freeze()  # what is loaded already would be searched for garbage longer than a tiny model's steps take
+    known: dict[str, Trained] = {}
+
+    def run_once(name: str) -> Trained:
+        if name not in known:
+            folder = tmp_path_factory.mktemp(name)
+            with contextlib.chdir(folder):
+                known[name] = run(name, folder)
+        return known[name]
+
+    yield run_once
     gc.unfreeze()
 
 
-@pytest.mark.usefixtures("few_objects")
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_trains_and_evaluates(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    parameters = run(name, tmp_path)
-    reports = tmp_path / "data/08_reporting" / name
+def test_a_recipe_trains_and_evaluates(name: str, trained: Callable[[str], Trained]) -> None:
+    parameters, reports = trained(name).parameters, trained(name).reports
 
     health = json.loads((reports / "health.json").read_text())
     assert [finding for finding in health["findings"] if finding["severity"] != "note"] == []
@@ -244,7 +283,7 @@ def test_a_recipe_trains_and_evaluates(name: str, tmp_path: Path, monkeypatch: p
     assert all(math.isfinite(value) and value > 0 for value in [*losses, *norms])
     assert max(float(row["learning_rate"]) for row in steps) == pytest.approx(parameters.train.learning_rate)
 
-    tuned = tmp_path / "data/06_models" / name / "tuned_model"
+    tuned = trained(name).tuned_model
     assert json.loads((tuned / "tuning.json").read_text())["method"] == parameters.train.method
     if unit == "row":
         num_classes = len(json.loads((tuned / "label_map.json").read_text()))
@@ -263,3 +302,18 @@ def test_a_recipe_trains_and_evaluates(name: str, tmp_path: Path, monkeypatch: p
         assert ("accuracy" in evaluation[model]) == (unit == "row")
         if unit == "token" and parameters.evaluate.num_generate_rows:
             assert 0 <= evaluation[model]["rouge_l"] <= 1
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_plain_libraries_answer_as_was_evaluated(name: str, trained: Callable[[str], Trained], tmp_path: Path) -> None:
+    done = trained(name)
+    samples = read_samples(done.data, name)
+    has_classes = done.parameters.task == "sequence_classification"
+    assert samples or not (has_classes or done.parameters.evaluate.num_generate_rows)
+    if not samples:
+        return
+    limit = None if has_classes else done.parameters.evaluate.max_new_tokens
+    answers = answer_plainly(
+        done.tuned_model, [sample["input_ids"] for sample in samples], tmp_path, max_new_tokens=limit
+    )
+    assert answers == [sample["answer"] for sample in samples]

@@ -11,7 +11,7 @@ from typing import Any
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import FolderStore, StagedFolder
 
-BASE_EVALUATION_VERSION = 2
+BASE_EVALUATION_VERSION = 3
 """Raise it when a model is measured in another way, so that older base evaluations are not reused."""
 
 MEASUREMENT_NAME = "measurement.json"

@@ -12,15 +12,14 @@ import torch
 
 from lm_tuning.evaluation.held_out_loss import evaluating
 from lm_tuning.models.positions import check_answer_room, position_limit
+from lm_tuning.models.stored_generation import stop_ids_of
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.text.answer_ends import common_first_id, end_of_answer, special_ids
 
 if TYPE_CHECKING:
     from lm_tuning.text.token_table import TokenTable
 
 logger = logging.getLogger(__name__)
-
-TURN_END_TOKENS = 2
-"""How many tokens from an answer's end its end-of-turn token is looked for (a newline may follow it)."""
 
 
 @dataclass(frozen=True)
@@ -73,15 +72,9 @@ def find_stop_ids(model: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> list
     Returns:
         Token ids, ascending.
     """
-    stops: set[int] = set()
-    configured = getattr(_unwrapped(model).generation_config, "eos_token_id", None)
-    for ids in (tokenizer.eos_token_id, configured):
-        stops.update([ids] if isinstance(ids, int) else ids or [])
-    special = _special_ids(tokenizer)
-    for prompt in prompts:
-        ends = [token for token in prompt.reference_ids[-TURN_END_TOKENS:] if token in special]
-        stops.update(ends[-1:])
-    return sorted(stops)
+    special = special_ids(tokenizer)
+    ends = (end_of_answer(prompt.reference_ids, special) for prompt in prompts)
+    return sorted(stop_ids_of(_unwrapped(model), tokenizer) | {end for end in ends if end is not None})
 
 
 def find_first_id(tokenizer: Any, prompts: Sequence[Prompt], *, stop_ids: Iterable[int]) -> int | None:
@@ -98,8 +91,17 @@ def find_first_id(tokenizer: Any, prompts: Sequence[Prompt], *, stop_ids: Iterab
     Returns:
         The token id; ``None`` when the answers begin with different tokens or with ordinary ones.
     """
-    firsts = {prompt.reference_ids[0] for prompt in prompts} - set(stop_ids)
-    return firsts.pop() if len(firsts) == 1 and firsts <= _special_ids(tokenizer) else None
+    answers = (prompt.reference_ids for prompt in prompts)
+    return common_first_id(answers, special_ids(tokenizer), stop_ids=stop_ids)
+
+
+def own_first_id(model: Any) -> int | None:
+    """Return the token that a model's own settings make its answers begin with, ``None`` without one.
+
+    Args:
+        model: a language model.
+    """
+    return getattr(_unwrapped(model).generation_config, "forced_bos_token_id", None)
 
 
 def generate_answers(
@@ -285,11 +287,6 @@ def _unwrapped(model: Any) -> Any:
 
 def _is_encoder_decoder(model: Any) -> bool:
     return bool(getattr(_unwrapped(model).config, "is_encoder_decoder", False))
-
-
-def _special_ids(tokenizer: Any) -> set[int]:
-    added = tokenizer.added_tokens_decoder.items()
-    return {*tokenizer.all_special_ids, *(int(index) for index, token in added if token.special)}
 
 
 @contextmanager

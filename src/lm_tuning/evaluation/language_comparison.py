@@ -18,6 +18,7 @@ from lm_tuning.evaluation.held_out_loss import choose_rows
 from lm_tuning.evaluation.measurement import HeldOutRows, Measurement, decode_answers, measure_model
 from lm_tuning.models.positions import check_answer_room
 from lm_tuning.storage.folders import FolderStore, StagedFolder
+from lm_tuning.text.decoding import decode
 from lm_tuning.text.token_table import TokenTable
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,7 @@ def compare_language_models(
     answers = [
         {
             "row_id": prompt.row_id,
-            "prompt": str(tokenizer.decode(prompt.input_ids, skip_special_tokens=True)).strip(),
+            "prompt": decode(tokenizer, prompt.input_ids, skip_special_tokens=True),
             "reference": rows.references[index],
             "base": before.answers[index],
             "tuned": after.answers[index],
@@ -182,9 +183,9 @@ def _measure_both(
     from lm_tuning.models.tuned import attach_adapter, load_tuned
     from lm_tuning.training.tasks import task_of
 
-    def measure(model: Any, name: str) -> Measurement:
+    def measure(model: Any, name: str, *, has_own_ends: bool = False) -> Measurement:
         task = task_of(model, tuning["task"], pad_id=int(tokenizer.pad_token_id))
-        return measure_model(task, model, tokenizer, rows, name=name, **measuring)
+        return measure_model(task, model, tokenizer, rows, name=name, has_own_ends=has_own_ends, **measuring)
 
     base_model: Any = None
     stored: StagedFolder | Path | None = base_cache.find(key)
@@ -203,7 +204,8 @@ def _measure_both(
         if base_model is None:
             base_model = _load_base(tuning, tokenizer, loading, compute_dtype=measuring["compute_dtype"])
         tuned_model = attach_adapter(base_model, tuned_folder)
-    after = measure(tuned_model, "tuned model")
+    # Models that an earlier version has tuned were stored with the settings of their base.
+    after = measure(tuned_model, "tuned model", has_own_ends=tuning.get("stop_token_ids") is not None)
     del base_model, tuned_model
     _free_memory(loading["device"])
     return before, after, stored

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from lm_tuning.evaluation.generation import Prompt, find_first_id, find_stop_ids, generate_answers
+from lm_tuning.evaluation.generation import (
+    Prompt,
+    find_first_id,
+    find_stop_ids,
+    generate_answers,
+    own_first_id,
+)
 from lm_tuning.evaluation.held_out_loss import (
     HeldOutLoss,
     Int64Array,
@@ -16,6 +22,7 @@ from lm_tuning.evaluation.held_out_loss import (
 )
 from lm_tuning.evaluation.rouge import score_rouge
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.text.decoding import decode
 from lm_tuning.training.precision_context import autocast
 
 if TYPE_CHECKING:
@@ -99,6 +106,7 @@ def measure_model(
     weights_dtype: str,
     compute_dtype: str,
     name: str,
+    has_own_ends: bool = False,
     on_progress: OnProgress = ignore_progress,
 ) -> Measurement:
     """Measure held-out loss and answers of a model.
@@ -117,6 +125,8 @@ def measure_model(
         weights_dtype: type of the weights.
         compute_dtype: type of the matrix products.
         name: how progress calls the model, such as ``base model``.
+        has_own_ends: whether the model's own settings say where answers begin and end, as those of a tuned model do;
+            otherwise the answers in the rows show it.
         on_progress: told the rows done.
     """
     if micro_batch_tokens is None:
@@ -139,7 +149,10 @@ def measure_model(
         )
         answers: list[list[int]] = []
         if rows.prompts:
-            stop_ids = find_stop_ids(model, tokenizer, rows.prompts)
+            stop_ids = find_stop_ids(model, tokenizer, [] if has_own_ends else rows.prompts)
+            first_id = (
+                own_first_id(model) if has_own_ends else find_first_id(tokenizer, rows.prompts, stop_ids=stop_ids)
+            )
             answers = generate_answers(
                 model,
                 [prompt.input_ids for prompt in rows.prompts],
@@ -149,7 +162,7 @@ def measure_model(
                 pad_id=task.pad_id,
                 device=device,
                 num_beams=num_beams,
-                first_id=find_first_id(tokenizer, rows.prompts, stop_ids=stop_ids),
+                first_id=first_id,
                 on_progress=on_progress,
                 label=f"Answers of the {name}",
             )
@@ -157,8 +170,8 @@ def measure_model(
 
 
 def decode_answers(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:
-    """Turn token ids into texts without special tokens and without space around them."""
-    return [str(tokenizer.decode(list(ids), skip_special_tokens=True)).strip() for ids in answers]
+    """Turn token ids into texts without special tokens, character for character."""
+    return [decode(tokenizer, ids, skip_special_tokens=True) for ids in answers]
 
 
 def finite(value: float) -> float | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lm_tuning.errors import UserError
 from lm_tuning.models.loading import load_model, load_tokenizer
 from lm_tuning.models.quantization import Quantization
+from lm_tuning.models.stored_generation import take_stored_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -136,6 +137,7 @@ def attach_adapter(base: PreTrainedModel, folder: Path) -> Any:
         _match_vocabulary(base, folder)
         with without_peft_warning():
             model = PeftModel.from_pretrained(base, str(folder), is_trainable=False)
+        take_stored_settings(base, folder)
         return model.requires_grad_(False).eval()
     except SafetensorError as error:
         raise UserError(f"The adapter in {folder} is damaged ({error}). Train again or copy it again.") from error

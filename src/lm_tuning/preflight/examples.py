@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from lm_tuning.data.findings import RowPlaces
+from lm_tuning.text.decoding import decode
 from lm_tuning.text.token_table import NO_LABEL, TokenRow, TokenTable
 
 
@@ -73,8 +74,6 @@ def decode_parts(row: TokenRow, tokenizer: Any, special: set[int]) -> list[dict[
     for (place, flag), group in groupby(
         enumerate(tokens), key=lambda item: (item[0] if item[1][0] in special else -1, item[1][1])
     ):
-        text = tokenizer.decode(
-            [token for _, (token, _) in group], skip_special_tokens=False, clean_up_tokenization_spaces=False
-        )
+        text = decode(tokenizer, [token for _, (token, _) in group])
         parts.append({"text": text, "is_learned": flag, "is_control": place >= 0})
     return parts

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from lm_tuning.data.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.text.decoding import decode
 from lm_tuning.text.masks import added_around
 from lm_tuning.text.token_table import Int32Array, Int64Array, open_split
 
@@ -60,7 +61,7 @@ def inspect_special_tokens(
     found = [
         {
             "id": int(token),
-            "token": tokenizer.decode([int(token)], clean_up_tokenization_spaces=False),
+            "token": decode(tokenizer, [int(token)]),
             "num_rows": int(endings[token]),
             "is_control": int(token) in special,
         }

@@ -10,6 +10,7 @@ import numpy as np
 
 from lm_tuning.data.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.text.counts import CHANGED, DROPPED, SplitCounts
+from lm_tuning.text.decoding import decode
 from lm_tuning.text.token_table import SPLITS, Int32Array, Span, TokenRow, TokenTable, open_split
 
 if TYPE_CHECKING:
@@ -124,9 +125,9 @@ def mark_learned(tokenizer: Any, row: TokenRow) -> str:
     edges: list[Span] = [*row.spans, (len(row.input_ids), len(row.input_ids))]
     at = 0
     for start, end in edges:
-        parts.append(tokenizer.decode(row.input_ids[at:start]))
+        parts.append(decode(tokenizer, row.input_ids[at:start]))
         if end > start:
-            parts.append(f"{opening}{tokenizer.decode(row.input_ids[start:end])}{closing}")
+            parts.append(f"{opening}{decode(tokenizer, row.input_ids[start:end])}{closing}")
         at = end
     return "".join(parts)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lm_tuning.text.decoding import decode
 from lm_tuning.text.token_table import NO_LABEL
 from lm_tuning.training import packed_attention
 from lm_tuning.training.batch_checks import check_logits, expected_fresh_head_loss, look_at_rows
@@ -217,7 +218,7 @@ def _show_row(model: Any, tokenizer: Any, row: TokenRow) -> str:
     if row.label == NO_LABEL:
         return mark_supervised(tokenizer, row)
     name = (getattr(model.config, "id2label", None) or {}).get(row.label, row.label)
-    return f"{tokenizer.decode(row.input_ids.tolist())} ⟦{name}⟧"
+    return f"{decode(tokenizer, row.input_ids)} ⟦{name}⟧"
 
 
 def _attention_path(model: Any, steps: StepDataset) -> str:

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from lm_tuning.errors import UserError
+from lm_tuning.text.decoding import decode
 from lm_tuning.training.health_codes import CODES, Severity
 
 if TYPE_CHECKING:
@@ -242,10 +243,10 @@ def mark_supervised(tokenizer: Any, row: TokenRow, *, max_characters: int = 2000
     """Decode a row with the supervised parts between ⟦ and ⟧; a long prompt is shortened in the middle."""
     parts, position = [], 0
     for start, end in row.spans:
-        parts.append(tokenizer.decode(row.input_ids[position:start]))
-        parts.append("⟦" + tokenizer.decode(row.input_ids[start:end]) + "⟧")
+        parts.append(decode(tokenizer, row.input_ids[position:start]))
+        parts.append("⟦" + decode(tokenizer, row.input_ids[start:end]) + "⟧")
         position = end
-    parts.append(tokenizer.decode(row.input_ids[position:]))
+    parts.append(decode(tokenizer, row.input_ids[position:]))
     text = "".join(parts)
     if len(text) > max_characters:
         half = max_characters // 2

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lm_tuning.models.loading import transformers_bars_off
+from lm_tuning.models.stored_generation import complete_adapter_config, write_card
 from lm_tuning.storage.atomic import sync_folder
 from lm_tuning.training.adapters import save_adapter
 from lm_tuning.training.phases import PHASES
@@ -78,15 +79,22 @@ class TrainingResult:
 
 
 def save_tuned_model(
-    model: Any, tokenizer: Any, folder: Path, *, facts: dict[str, Any], label_map: dict[str, int] | None = None
+    model: Any,
+    tokenizer: Any,
+    folder: Path,
+    *,
+    facts: dict[str, Any],
+    generation: Any = None,
+    label_map: dict[str, int] | None = None,
 ) -> Path:
-    """Write adapter or full weights with their tokenizer; the folder appears whole.
+    """Write adapter or full weights with their tokenizer and how to use them; the folder appears whole.
 
     Args:
         model: a PEFT model, of which the adapter is written, or a full model.
         tokenizer: the model's.
         folder: where to; an older one is replaced.
         facts: written as ``tuning.json``.
+        generation: the ``GenerationConfig`` that the model is evaluated with; ``None`` for a model without answers.
         label_map: id of each class by its name, written as ``label_map.json`` and into the config of a full model.
     """
     staging = folder.with_name(f".{folder.name}-writing")
@@ -98,9 +106,15 @@ def save_tuned_model(
     with transformers_bars_off():
         if hasattr(model, "peft_config"):
             save_adapter(model, staging)
+            complete_adapter_config(staging, facts["base"])
         else:
             model.save_pretrained(staging)
+        if generation is not None:
+            generation.save_pretrained(staging)
     tokenizer.save_pretrained(staging)
+    write_card(staging, facts, label_map=label_map, pad_id=int(tokenizer.pad_token_id))
+    if generation is not None:
+        facts = {**facts, "stop_token_ids": generation.eos_token_id}
     (staging / "tuning.json").write_text(json.dumps(facts, indent=2))
     if label_map is not None:
         (staging / "label_map.json").write_text(json.dumps(label_map, indent=2, ensure_ascii=False), encoding="utf-8")

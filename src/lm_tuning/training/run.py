@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lm_tuning.models.stored_generation import settings_of_answers
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.collection import restore_collection
 from lm_tuning.runtime.peak import find_ceiling
+from lm_tuning.text.answer_ends import learned_ends
 from lm_tuning.training import checkpoints
 from lm_tuning.training.adapters import count_parameters
 from lm_tuning.training.batches import StepDataset
@@ -167,6 +169,7 @@ def run_training(
                 "run_folder": str(memory.run_folder),
                 "mlflow_run_id": settings.run_id,
             },
+            generation=_settings_of_answers(job, ready),
             label_map=settings.label_map,
         ),
         steps=log.training_rows(),
@@ -175,6 +178,21 @@ def run_training(
         health=health.to_json(),
         summary=summary,
         batch_plan=second_look.plan if second_look is not None else job.batch_plan,
+    )
+
+
+def _settings_of_answers(job: Job, ready: ReadyModel) -> Any:
+    """Return how the tuned model is to generate, as its rows end; ``None`` for a classifier."""
+    if job.settings.task == "sequence_classification":
+        return None
+    ends = learned_ends(job.train_rows, ready.tokenizer)
+    return settings_of_answers(
+        ready.model,
+        ready.tokenizer,
+        learned_stop_ids=ends.stop_ids,
+        first_id=ends.first_id,
+        pad_id=int(ready.tokenizer.pad_token_id),
+        num_beams=job.settings.num_beams,
     )
 
 

@@ -72,6 +72,7 @@ class TrainingSettings:
         first_loss_severity: ``warn`` or ``stop``.
         severities: severity of a health finding by its code, where it is not the usual one.
         trainer: further arguments of transformers' ``TrainingArguments``.
+        num_beams: number of beams that the tuned model is evaluated with; stored with it.
         run_id: tracking run to write into checkpoints; ``None`` without tracking.
     """
 
@@ -116,4 +117,5 @@ class TrainingSettings:
     first_loss_severity: Literal["warn", "stop"] = "stop"
     severities: dict[str, str] = field(default_factory=dict)
     trainer: dict[str, Any] = field(default_factory=dict)
+    num_beams: int = 1
     run_id: str | None = None

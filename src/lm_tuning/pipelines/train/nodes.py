@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_tuning.datasets.metric_stream import MetricStream
-from lm_tuning.parameters import ModelParameters, TrainParameters
+from lm_tuning.parameters import EvaluateParameters, ModelParameters, TrainParameters
 from lm_tuning.pipelines.train.run_settings import gather_settings
 from lm_tuning.progress import show_progress
 
@@ -23,6 +23,7 @@ def train_model(
     metric_stream: MetricStream,
     train: TrainParameters,
     model: ModelParameters,
+    evaluate: EvaluateParameters,
     seed: int,
     task: str,
 ) -> dict[str, Any]:
@@ -38,6 +39,7 @@ def train_model(
         model=model,
         seed=seed,
         task=task,
+        num_beams=evaluate.num_beams,
         run_id=metric_stream.run_id,
     )
     try:

@@ -21,6 +21,7 @@ def create_pipeline() -> Pipeline:
                     "metric_stream": "metric_stream",
                     "train": "params:train",
                     "model": "params:model",
+                    "evaluate": "params:evaluate",
                     "seed": "params:seed",
                     "task": "params:task",
                 },

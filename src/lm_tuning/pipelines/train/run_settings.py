@@ -23,6 +23,7 @@ def gather_settings(
     model: ModelParameters,
     seed: int,
     task: str,
+    num_beams: int = 1,
     run_id: str | None = None,
 ) -> TrainingSettings:
     """Put the settings of a training together, choosing device and number formats, and log what was chosen.
@@ -34,6 +35,7 @@ def gather_settings(
         model: group ``model``.
         seed: of the run.
         task: the ``task`` parameter.
+        num_beams: ``evaluate.num_beams``, stored with the tuned model.
         run_id: tracking run to write into checkpoints; ``None`` without.
 
     Raises:
@@ -107,6 +109,7 @@ def gather_settings(
         first_loss_tolerance=train.health.tolerance_fraction,
         first_loss_severity=train.health.on_mismatch,
         trainer=dict(train.trainer),
+        num_beams=num_beams,
         run_id=run_id,
     )
     if train.eval_every_steps is not None and not len(open_split(tokenized_examples, "validation")):
