@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from kedro.framework.cli.project import run as kedro_run
@@ -20,6 +20,7 @@ from kedro.utils import find_kedro_project
 
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.hooks.stopping import signals_of_a_command
+from lm_tuning.tracking.sender import holds_up_the_end
 
 if TYPE_CHECKING:
     from kedro.framework.startup import ProjectMetadata
@@ -83,24 +84,37 @@ def explain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def explained(*args: Any, **options: Any) -> Any:
         try:
-            return command(*args, **options)
+            answer = command(*args, **options)
         except KeyboardInterrupt:
             click.secho("Stopped by SIGINT.", fg="yellow", err=True)
-            sys.exit(EXIT_CODE_OF_SIGNAL["SIGINT"])
+            _exit(EXIT_CODE_OF_SIGNAL["SIGINT"])
         except Exception as error:
             interruption = find_interruption(error)
             if interruption is not None:
                 click.secho(str(interruption), fg="yellow", err=True)
-                sys.exit(EXIT_CODE_OF_SIGNAL.get(interruption.signal_name, EXIT_CODE_OF_SIGNAL["SIGINT"]))
+                _exit(EXIT_CODE_OF_SIGNAL.get(interruption.signal_name, EXIT_CODE_OF_SIGNAL["SIGINT"]))
             user_error = find_user_error(error)
             if user_error is None:
                 raise
             for problem in user_error.problems:
                 click.secho(problem, fg="red", err=True)
             click.secho(f"(traceback: {_keep_traceback(error)})", dim=True, err=True)
-            sys.exit(USER_ERROR_EXIT_CODE)
+            _exit(USER_ERROR_EXIT_CODE)
+        if holds_up_the_end():
+            _exit(0)
+        return answer
 
     return explained
+
+
+def _exit(code: int) -> NoReturn:
+    """End the command; at once where the interpreter would first wait for a tracking store that does not answer."""
+    if holds_up_the_end():
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _keep_traceback(error: BaseException) -> str:

@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import sqlite3
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -269,6 +271,16 @@ def test_the_commands_run_and_send_tracking_say_what_they_did(
         assert re.search(rf"Sent \d+ entries and 6 files of run 'all default' \({run.info.run_id}\)", done.stdout)
         assert "Nothing is kept" in shell.kedro(project, "send-tracking").stdout
     assert run.info.status == "FINISHED"
+
+
+def test_a_store_that_holds_threads_of_its_own_does_not_keep_the_process(project: Path) -> None:
+    """The interpreter waits for the workers of a pool when it ends; some artifact stores of MLflow have one."""
+    environment = {**os.environ, "TINY_POOL": "1", "COLUMNS": "400", "DO_NOT_TRACK": "1"}
+    command = [sys.executable, "-m", "kedro", "run"]
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "Send them later: kedro send-tracking" in done.stdout + done.stderr
+    assert len(kept(project)) == 1
 
 
 def test_a_database_that_another_process_holds_costs_seconds(

@@ -6,7 +6,7 @@ signal for an error of its own and goes on), ``stuck`` (never comes back from a 
 process whose id it prints) or ``stuck step`` (the same in a training step).
 
 ``TINY_SERVER``, as in ``train hang``, makes a test's tracking server, whose file ``TINY_SERVER_FILE`` names, behave so
-from the time of a node on.
+from the time of a node on. With ``TINY_POOL`` an artifact store never answers, and holds a thread pool.
 """
 
 from __future__ import annotations
@@ -50,6 +50,17 @@ from kedro.pipeline import Pipeline, node
 
 from lm_tuning.errors import UserError
 from lm_tuning.training.interruption import stop_on_signal
+
+
+if os.environ.get("TINY_POOL"):
+    from concurrent.futures import ThreadPoolExecutor
+
+    from mlflow import MlflowClient
+
+    def log_artifact(self, *_):
+        ThreadPoolExecutor().submit(time.sleep, 3600).result()
+
+    MlflowClient.log_artifact = log_artifact
 
 
 def turn_server(node):

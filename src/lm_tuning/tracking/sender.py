@@ -33,6 +33,19 @@ _LIFE_BYTES = 2**18
 _LOOK_SECONDS = 0.05
 
 
+_abandoned: list[threading.Thread] = []
+
+
+def holds_up_the_end() -> bool:
+    """Say whether a call that cannot be broken off keeps threads which the interpreter would wait for when it ends.
+
+    MLflow has pools of its own for some artifact stores; the sender itself is a daemon.
+    """
+    main = threading.main_thread()
+    others = (thread for thread in threading.enumerate() if thread is not main and not thread.daemon)
+    return any(thread.is_alive() for thread in _abandoned) and any(others)
+
+
 class Sender:
     """Send a journal from a daemon thread, which nobody waits for without a limit.
 
@@ -148,6 +161,7 @@ class Sender:
         """Send nothing more."""
         self._is_unwanted = self._ending = True
         self._wake.set()
+        _abandoned[:] = [thread for thread in [*_abandoned, self._thread] if thread.is_alive()]
 
     def _wait(self, condition: Callable[[], bool], patience: float, at_most: float | None = None) -> bool:
         """Wait for a condition while the sender shows signs of life; return whether it came true."""
