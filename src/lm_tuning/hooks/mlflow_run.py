@@ -108,6 +108,7 @@ class MlflowRun:
                     f"tracking.on_unreachable = stop: MLflow at {place} is away: {trouble.text}. Start it, set "
                     "MLFLOW_TRACKING_URI to another store, or set tracking.on_unreachable = continue."
                 )
+            self.journal.stand_in()
             logger.warning("%s", describe_trouble(place, trouble, self._shown_folder()))
         set_current(self.journal)
 

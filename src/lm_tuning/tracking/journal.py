@@ -195,7 +195,8 @@ class Journal:
 
     def save_state(self) -> None:
         """Keep ``state``."""
-        write_text_atomic(self.folder / _STATE, json.dumps(self.state, ensure_ascii=False) + "\n")
+        with self._lock:
+            write_text_atomic(self.folder / _STATE, json.dumps(self.state, ensure_ascii=False) + "\n")
 
     def drop_file(self, fact: Fact) -> None:
         """Remove the copy of a file that is sent."""
@@ -209,11 +210,18 @@ class Journal:
 
     def take_name(self, run_id: str) -> None:
         """Note which run the tracking store has made, for checkpoints that hold the stand-in as well."""
-        self.state["run_id"] = run_id
-        self.save_state()
-        if not self.header["run_id"]:
-            known = self.folder.parent / _RUN_IDS / self.header["stand_in"]
-            write_text_atomic(known, run_id + "\n")
+        with self._lock:
+            self.state["run_id"] = run_id
+            self.save_state()
+            if self.state.get("is_stood_in_for"):
+                known = self.folder.parent / _RUN_IDS / self.header["stand_in"]
+                write_text_atomic(known, run_id + "\n")
+
+    def stand_in(self) -> None:
+        """Note that ``run_id`` may be handed out before the tracking store has made the run."""
+        with self._lock:
+            self.state["is_stood_in_for"] = True
+            self.save_state()
 
     def hold(self) -> bool:
         """Take the journal for this process; return False if another one sends from it."""
