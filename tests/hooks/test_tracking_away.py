@@ -211,7 +211,9 @@ def test_a_resume_finds_its_run_whether_or_not_the_server_has_made_it(
         run_in(project, "resumed")
     with pytest.raises(RuntimeError):  # still away: it goes on in the same journal
         run_session(project, pipelines=["train"], params=resume)
-    assert len(kept(project)) == 1
+    with pytest.raises(UserError, match="on_unreachable"):
+        run_session(project, pipelines=["train"], params={**resume, "tracking": {"on_unreachable": "stop"}})
+    assert len(kept(project)) == 1, "a refused run costs nothing of the earlier ones"
     server.behave("ok")
     assert send(project)[1] == []
     (run,) = runs(server, "resumed")

@@ -65,6 +65,7 @@ class MlflowRun:
         self._root = root
         self._plan = plan
         self._resumed = plan.run_id
+        self._is_taken_up = False
         self._exit = ExitStack()
         self._exit.enter_context(bounded_requests())
         journal = self._take_up_journal()
@@ -219,11 +220,19 @@ class MlflowRun:
         except OSError as error:  # what is tracked never costs a result
             logger.warning("What the run has to tell MLflow cannot be kept in %s: %s", self._shown_folder(), error)
 
-    def discard(self) -> None:
-        """Forget a run that was refused before it began."""
+    def discard(self, reason: str) -> None:
+        """Forget a run that was refused before it began, but not what an earlier process has left to send.
+
+        Args:
+            reason: why it was refused.
+        """
         self._sender.abandon()
         self._exit.close()
-        self.journal.remove()
+        if self._is_taken_up:
+            self.take_resume_back(reason)
+            self._write_journal()
+        else:
+            self.journal.remove()
 
     def _take_up_journal(self) -> Journal:
         """Return a new journal, or that of the run to go on with where the store has not made it yet."""
@@ -234,6 +243,7 @@ class MlflowRun:
             if folder is not None:
                 journal = Journal(folder)
                 if journal.hold():
+                    self._is_taken_up = True
                     return journal
             run_id = read_run_id(journals, run_id)
             if run_id is None:

@@ -210,9 +210,9 @@ class TrackingHook:
         self._exit.enter_context(last_words(self._say_last_words))
         try:
             run.open(must_answer=tracking.on_unreachable == "stop")
-        except UserError:
+        except UserError as error:
             self._run = None
-            run.discard()
+            run.discard(str(error))
             raise
 
     def _log_settings(self) -> None:
