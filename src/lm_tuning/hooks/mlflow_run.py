@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long the tracking store may show no sign of life: before the first node, after the last one, and when a signal
-#: has asked to stop; seconds. Then there is a longest wait as well, since the whole run has to end soon.
+#: How long the tracking store may show no sign of life: before the first node, and after the last one where it is known
+#: to be away; after the last one; and when a signal has asked to stop, with a longest wait over all, since the whole run
+#: has to end soon; seconds.
 OPEN_PATIENCE_SECONDS = 5.0
 END_PATIENCE_SECONDS = 10.0
 STOP_PATIENCE_SECONDS = 1.5
@@ -194,7 +195,8 @@ class MlflowRun:
             if is_hurried:
                 all_sent = self._sender.finish(STOP_PATIENCE_SECONDS, MAX_STOP_SECONDS)
             else:
-                all_sent = self._sender.finish(END_PATIENCE_SECONDS)
+                is_away = self._sender.trouble is not None
+                all_sent = self._sender.finish(OPEN_PATIENCE_SECONDS if is_away else END_PATIENCE_SECONDS)
         finally:  # also where a signal has ended the wait
             self._write_journal()
             self._exit.close()
@@ -209,7 +211,7 @@ class MlflowRun:
             "(the run has waited %.0f s for MLflow).",
             self._sender.place,
             describe_count(*self.journal.count()),
-            trouble.text if trouble is not None else "it takes them too slowly",
+            trouble.text if trouble is not None else "it does not take them",
             self._shown_folder(),
             self._sender.waited_seconds,
         )

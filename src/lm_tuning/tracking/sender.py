@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -148,7 +149,10 @@ class Sender:
         self._ending = True
         self._num_failures = 0
         self._wake.set()
-        self._wait(self._done.is_set, patience_seconds, at_most_seconds)
+        if not self._wait(self._done.is_set, patience_seconds, at_most_seconds) and self.trouble is None:
+            is_cut_short = at_most_seconds is not None
+            text = "the run had to end" if is_cut_short else _describe_silence(self._delivery.uri, patience_seconds)
+            self.trouble = Trouble("away", text)
         if self._done.is_set() and self.journal.count() == (0, 0):
             self.journal.remove()
             return True
@@ -329,7 +333,8 @@ class Sender:
     def _note_trouble(self, trouble: Trouble) -> None:
         is_new, self.trouble = self.trouble is None, trouble
         if is_new and self._num_attempts:  # of the first attempt, whoever waits for it tells
-            logger.warning("%s", describe_trouble(self.place, trouble, self.journal.folder))
+            folder = Path(os.path.relpath(self.journal.folder))
+            logger.warning("%s", describe_trouble(self.place, trouble, folder))
         self._was_away = True
 
     def _note_success(self) -> None:
