@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: How long the tracking store may show no sign of life: before the first node, and after the last one where it is known
-#: to be away; after the last one; and when a signal has asked to stop, with a longest wait over all, since the whole run
-#: has to end soon; seconds.
+#: How long the tracking store may show no sign of life, in seconds: before the first node, and after the last one where
+#: it is known to be away; after the last one; and when a signal has asked to stop, with a longest wait over all, since
+#: the whole run has to end soon.
 OPEN_PATIENCE_SECONDS = 5.0
 END_PATIENCE_SECONDS = 10.0
 STOP_PATIENCE_SECONDS = 1.5
