@@ -57,7 +57,7 @@ mlflow: $(RUN_READY) ## open the runs in the MLflow UI (HOST=127.0.0.1 PORT=5000
 	@store="$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}"; \
 	case "$$store" in http*) echo "The runs are on a server; open $$store"; exit 0 ;; esac; \
 	echo "MLflow UI on http://$(HOST):$(PORT) (stop it with Ctrl-C)"; \
-	link=$$(MLFLOW_TRACKING_URI="$$store" $(PY) -c "from lm_tuning.hooks.run_list import find_link; \
+	link=$$(MLFLOW_TRACKING_URI="$$store" $(PY) -c "from lm_tuning.tracking.run_list import find_link; \
 	print(find_link('http://$(HOST):$(PORT)') or '')" 2>/dev/null); \
 	if [ -n "$$link" ]; then echo "Runs with loss, score and speed: $$link"; fi; \
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false exec $(PY) -m mlflow ui --backend-store-uri "$$store" --host $(HOST) --port $(PORT) --workers 1

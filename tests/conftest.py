@@ -33,6 +33,8 @@ LONG_FILES = (
     "test_recipes.py",
     "test_resume.py",
     "test_tracking.py",
+    "test_tracking_away.py",
+    "test_stopping.py",
     "test_run.py",
     "test_quantized.py",
     "test_soak.py",

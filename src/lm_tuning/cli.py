@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from kedro.framework.cli.project import run as kedro_run
@@ -20,8 +20,10 @@ from kedro.framework.cli.utils import env_option
 from kedro.utils import find_kedro_project
 
 from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.hooks.stopping import signals_of_a_command
 from lm_tuning.runtime.log_records import protect, protect_tracebacks
 from lm_tuning.secrets import mask_values
+from lm_tuning.tracking.sender import holds_up_the_end
 
 if TYPE_CHECKING:
     from kedro.framework.startup import ProjectMetadata
@@ -85,15 +87,15 @@ def explain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def explained(*args: Any, **options: Any) -> Any:
         try:
-            return command(*args, **options)
+            answer = command(*args, **options)
         except KeyboardInterrupt:
             click.secho("Stopped by SIGINT.", fg="yellow", err=True)
-            sys.exit(EXIT_CODE_OF_SIGNAL["SIGINT"])
+            _exit(EXIT_CODE_OF_SIGNAL["SIGINT"])
         except Exception as error:
             interruption = find_interruption(error)
             if interruption is not None:
                 click.secho(protect(str(interruption)), fg="yellow", err=True)
-                sys.exit(EXIT_CODE_OF_SIGNAL.get(interruption.signal_name, EXIT_CODE_OF_SIGNAL["SIGINT"]))
+                _exit(EXIT_CODE_OF_SIGNAL.get(interruption.signal_name, EXIT_CODE_OF_SIGNAL["SIGINT"]))
             user_error = find_user_error(error)
             if user_error is None:
                 protect_tracebacks()
@@ -101,9 +103,22 @@ def explain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
             for problem in user_error.problems:
                 click.secho(protect(problem), fg="red", err=True)
             click.secho(f"(traceback: {_keep_traceback(error)})", dim=True, err=True)
-            sys.exit(USER_ERROR_EXIT_CODE)
+            _exit(USER_ERROR_EXIT_CODE)
+        if holds_up_the_end():
+            _exit(0)
+        return answer
 
     return explained
+
+
+def _exit(code: int) -> NoReturn:
+    """End the command; at once where the interpreter would first wait for a tracking store that does not answer."""
+    if holds_up_the_end():
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _keep_traceback(error: BaseException) -> str:
@@ -162,7 +177,8 @@ def _run(**options: Any) -> Any:
     for name in ("kedro.pipeline.node", "kedro.runner.sequential_runner", "kedro.runner.thread_runner"):
         logging.getLogger(name).addFilter(_HIDE_WHAT_IS_EXPLAINED)
     assert kedro_run.callback is not None
-    return kedro_run.callback(**options)
+    with signals_of_a_command():
+        return kedro_run.callback(**options)
 
 
 def _check_pipeline_names(names: list[str]) -> None:
@@ -234,3 +250,19 @@ def schema(metadata: ProjectMetadata, check: bool) -> None:
         click.echo(f"wrote {path}")
     if not stale:
         click.echo(f"{folder} is up to date")
+
+
+@cli.command()
+@env_option
+@click.pass_obj
+@explain_errors
+def send_tracking(metadata: ProjectMetadata, env: str | None) -> None:
+    """Send to MLflow what runs kept while it was away. What was sent before is not sent again.
+
+    Exit code 2 says that something is still kept, and why.
+    """
+    from lm_tuning.hooks.send_tracking import send_what_is_kept
+
+    problems = send_what_is_kept(metadata.project_path, env, say=click.echo)
+    if problems:
+        raise UserError(problems)

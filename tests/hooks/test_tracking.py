@@ -16,12 +16,13 @@ import yaml
 from kedro.runner import ThreadRunner
 
 from lm_tuning.errors import Interrupted, UserError
-from lm_tuning.hooks import tracking
-from lm_tuning.hooks.run_list import find_link
-from lm_tuning.hooks.tracking import complete_mlflow_config
+from lm_tuning.hooks.mlflow_config import complete_mlflow_config
 from lm_tuning.parameters import Parameters
+from lm_tuning.tracking import sender
+from lm_tuning.tracking.journal import JOURNAL_FOLDER, list_journals
+from lm_tuning.tracking.run_list import find_link
 from tests.support.patience import PATIENCE_SECONDS
-from tests.support.tiny_project import PARAMETERS, run_session, write_project
+from tests.support.tiny_project import PARAMETERS, run_session, send_what_is_kept_by, write_project
 from tests.support.tracking_store import history
 
 
@@ -156,7 +157,8 @@ def test_broken_store_hides_neither_the_error_nor_the_results(project: Path, mon
     log_artifact = MlflowClient.log_artifact
     # The first session of a process sets logging up anew, which takes pytest's listeners away.
     warnings: list[str] = []
-    monkeypatch.setattr(tracking.logger, "warning", lambda text, *values: warnings.append(text % values))
+    monkeypatch.setattr(sender.logger, "warning", lambda text, *values: warnings.append(text % values))
+    monkeypatch.setattr(sender, "RETRY_SECONDS", 0.01)
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError("the store is gone")
@@ -172,9 +174,11 @@ def test_broken_store_hides_neither_the_error_nor_the_results(project: Path, mon
     (run,) = all_runs()
     assert run.info.status == "FINISHED"
     assert (project / "data/default/evaluation.json").is_file()
-    assert warnings == ["The MLflow run lacks a copy of 'evaluation': the store is gone"]
+    assert warnings == ["The MLflow run lacks a copy of 'evaluation' for now: the store is gone"]
     assert "reports/training_summary.csv" in artifacts(run, "reports")
     assert "reports/evaluation.json" not in artifacts(run, "reports")
+    (kept,) = list_journals(project / JOURNAL_FOLDER)
+    assert (kept / "files").is_dir()
 
     monkeypatch.setenv("TINY_NODE", "raise")
     with monkeypatch.context() as patch, pytest.raises(RuntimeError, match=r"^step 2 failed$"):
@@ -221,8 +225,9 @@ def test_interrupted_process_leaves_a_killed_run(project: Path, behaviour: str, 
                     process.send_signal(number)
                     break
         output += process.communicate(timeout=PATIENCE_SECONDS)[0]
-    assert process.returncode == 1, output
-    assert "Interrupted" in output or "Aborted" in output, output
+    assert process.returncode == 128 + (number or signal.SIGINT), output
+    assert "Stopped by" in output, output
+    send_what_is_kept_by(project)  # where a busy machine had no time for it in the end
     (run,) = all_runs()
     assert run.info.status == "KILLED", output
     assert losses(run) == [(1, 3.0)]
@@ -378,17 +383,6 @@ def test_a_value_too_long_for_a_parameter_is_kept_whole_as_a_file(project: Path,
     resolved = yaml.safe_load(read_artifact(run, "parameters.yml", tmp_path))
     assert resolved["environment"]["variables"] == labels
     assert resolved["data"]["template"] == "값{text}" * 2000
-
-
-@pytest.mark.parametrize(
-    ("choice", "method", "is_kept"),
-    [("adapter", "lora", True), ("adapter", "full", False), ("always", "full", True), ("never", "lora", False)],
-)
-def test_log_model_decides_whether_weights_are_copied(project: Path, choice: str, method: str, is_kept: bool) -> None:
-    run_session(project, params={"tracking": {"log_model": choice}, "train": {"method": method}})
-    (run,) = all_runs()
-    assert ("model" in artifacts(run)) == is_kept
-    assert "reports" in artifacts(run)
 
 
 def test_a_run_that_the_user_has_opened_is_used_and_left_open(project: Path) -> None:

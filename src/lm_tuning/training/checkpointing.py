@@ -37,6 +37,7 @@ class KeepsCheckpoints:
         total_seconds_before: the same with loading and checks.
         run_began: when the training of this process began, loading and checks included; by ``time.perf_counter``.
         began: when this process began to train, by ``time.perf_counter``.
+        owes_evaluation: a request to stop broke the evaluation of the present step off.
     """
 
     steps: StepDataset
@@ -49,6 +50,7 @@ class KeepsCheckpoints:
     total_seconds_before: float = 0.0
     run_began: float = 0.0
     began: float = 0.0
+    owes_evaluation: bool = False
     args: Any
     state: Any
     lr_scheduler: Any
@@ -65,6 +67,7 @@ class KeepsCheckpoints:
         self.health.facts = {**health["facts"], "resumed_from_step": checkpoint.step}
         self.health.findings = [Finding(**finding) for finding in health["findings"]]
         self.health.seconds += checkpoint.facts.get("health_seconds", 0.0)
+        self.owes_evaluation = checkpoint.facts.get("owes_evaluation", False)
         self.seconds_before = checkpoint.facts.get("training_seconds", 0.0)
         # Checkpoints of earlier versions do not have the whole time.
         self.total_seconds_before = checkpoint.facts.get("total_seconds", self.seconds_before)
@@ -126,6 +129,7 @@ class KeepsCheckpoints:
                 "training_seconds": self.seconds_before + time.perf_counter() - self.began,
                 "total_seconds": self.total_seconds_before + time.perf_counter() - self.run_began,
                 "health_seconds": self.health.seconds,
+                **({"owes_evaluation": True} if self.owes_evaluation else {}),
             },
         )
         protected = self.loop.run_folder / f"checkpoint-{self.best.step}" if self.loop.protect_best else None

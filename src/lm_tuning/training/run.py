@@ -367,6 +367,7 @@ def _train(trainer: StepPlanTrainer, checkpoint: checkpoints.Checkpoint | None) 
         logger.info("%s, all done before: the checkpoint has the model.", count_of(checkpoint.step, "step"))
         trainer._load_from_checkpoint(str(checkpoint.path))
         trainer.state.global_step = checkpoint.step
+        trainer.make_up_for_evaluation()
         return 0.0
     if checkpoint is None and trainer.loop.evaluate is not None and trainer.loop.eval_every_steps is not None:
         trainer.run_evaluation(0)

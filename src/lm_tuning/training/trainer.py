@@ -119,6 +119,8 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         Returns:
             Nats per supervised token of the step (per row for a classifier), a scalar on the device.
         """
+        self.stop.begin_steps()
+        self.make_up_for_evaluation()
         model.train()
         if self.state.global_step == 0:
             self._add_or_stop(self.loop.check_trained(self.accelerator.unwrap_model(model)))
@@ -291,14 +293,33 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         last = step == len(self.steps)
         evaluates = self.loop.evaluate is not None and self.loop.eval_every_steps is not None
         if evaluates and (last or step % self.loop.eval_every_steps == 0):  # type: ignore[operator]
-            self.run_evaluation(step)
-            if not last and self.is_stopped_early():
+            self._evaluate_unless_stopped(step)
+            if not last and not self.owes_evaluation and self.is_stopped_early():
                 last = self.control.should_training_stop = True
                 self._say_this_step()
         if self._saves_at(step, last=last):
             began = time.perf_counter()
             self.write_checkpoint()
             self.step_log.paused(time.perf_counter() - began)
+
+    def _evaluate_unless_stopped(self, step: int) -> None:
+        """Evaluate; a request to stop breaks that off, since a resume makes up for it."""
+        self.owes_evaluation = True
+        try:
+            with self.stop.breaking_off():
+                self.run_evaluation(step)
+        except Interrupted:
+            if self.stop.is_final:
+                raise
+            logger.info("The evaluation of step %d is left to a resume.", step)
+        else:
+            self.owes_evaluation = False
+
+    def make_up_for_evaluation(self) -> None:
+        """Evaluate the step of a checkpoint, which a request to stop has kept from it."""
+        if self.owes_evaluation and self.loop.evaluate is not None:
+            self.run_evaluation(self.start_step)
+        self.owes_evaluation = False
 
     def is_stopped_early(self) -> bool:
         """Say whether the held-out figure has been without a better one for too long, and log it when it has."""

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import json
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 VIEW = "lm-tuning"
 """Id of our view, as it stands in its link."""
@@ -30,16 +34,14 @@ _METRICS = (
 _PARAMETERS = ("model.name_or_path", "train.method", "train.learning_rate")
 
 
-def offer_view(run_id: str) -> None:
-    """Save the view in the experiment of a run, unless it is there: nobody's changes to it are undone.
+def offer_view(client: MlflowClient, experiment_id: str) -> None:
+    """Save the view in an experiment, unless it is there: nobody's changes to it are undone.
 
     Args:
-        run_id: id of a run in MLflow's current store.
+        client: of the store.
+        experiment_id: of the experiment.
     """
-    from mlflow import MlflowClient
-
-    client = MlflowClient()
-    experiment = client.get_experiment(client.get_run(run_id).info.experiment_id)
+    experiment = client.get_experiment(experiment_id)
     if _TAG not in experiment.tags:
         client.set_experiment_tag(experiment.experiment_id, _TAG, describe_view(time.time_ns() // 1_000_000))
 
