@@ -6,8 +6,8 @@ signal for an error of its own and goes on), ``stuck`` (never comes back from a 
 process whose id it prints) or ``stuck step`` (the same in a training step).
 
 ``TINY_SERVER``, as in ``train hang``, makes a test's tracking server, whose file ``TINY_SERVER_FILE`` names, behave so
-from the time of a node on. With ``TINY_POOL`` an artifact store never answers, and holds a thread pool. ``TINY_SPLIT`` names the split
-that is evaluated, ``test`` when it is not set.
+from the time of a node on. With ``TINY_POOL`` an artifact store never answers, and holds a thread pool. ``TINY_SPLIT``
+names the split that is evaluated, ``test`` when it is not set.
 """
 
 from __future__ import annotations
