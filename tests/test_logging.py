@@ -47,3 +47,22 @@ def test_a_long_line_is_whole_where_there_is_no_terminal(output: str) -> None:
 
 def test_progress_finds_the_console_that_kedro_logs_on(output: str) -> None:
     assert output.splitlines()[-1] == "kedro.logging True []"
+
+
+def test_the_project_s_file_is_used_from_a_subfolder_too(tmp_path: Path) -> None:
+    """Kedro looks for it from the working folder alone."""
+    repository = Path(__file__).resolve().parents[1]
+    for name in ("pyproject.toml", "conf", "src"):
+        (tmp_path / name).symlink_to(repository / name)
+    below = tmp_path / "notebooks"
+    below.mkdir()
+    program = (
+        "import logging, kedro.framework.project, lm_tuning.settings\n"
+        "for name in ('kedro.io.data_catalog', 'urllib3', 'lm_tuning'):\n"
+        "    print(logging.getLevelName(logging.getLogger(name).level))\n"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "KEDRO_LOGGING_CONFIG"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=below, env=environ, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split()[-3:] == ["WARNING", "WARNING", "INFO"]

@@ -14,6 +14,7 @@ from kedro.utils import find_kedro_project
 
 from lm_tuning.hooks.environment import EnvironmentHook
 from lm_tuning.hooks.locking import OutputLockHook
+from lm_tuning.hooks.logging_file import use_logging_file
 from lm_tuning.hooks.parameters import ParametersHook
 from lm_tuning.hooks.secrets import SecretsHook
 from lm_tuning.hooks.stored_inputs import StoredInputsHook
@@ -29,6 +30,8 @@ collect_rarely()
 install_log_records()
 
 _ROOT = Path(find_kedro_project(Path.cwd()) or Path(__file__).resolve().parents[2])
+
+use_logging_file(_ROOT)
 
 # What the user has set in the shell wins, always.
 for _name, _value in {

@@ -42,3 +42,18 @@ def test_it_comes_before_every_other_hook_of_the_project() -> None:
     _register_hooks_entry_points(manager, settings.DISABLE_HOOKS_FOR_PLUGINS)
     called_first = manager.hook.after_context_created.get_hookimpls()[-1]
     assert isinstance(called_first.plugin, ParametersHook)
+
+
+def test_what_a_nearer_setting_replaces_is_gone_for_the_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    project = Project(tmp_path / "project")
+    given = context(project, train={"effective_batch_rows": 8})
+    with caplog.at_level("INFO", logger="lm_tuning"):
+        ParametersHook().after_context_created(given)
+    train = given.config_loader["parameters"]["train"]
+    assert (train["effective_batch_rows"], train["effective_batch_tokens"]) == (8, None)
+    assert (
+        "train.effective_batch_rows = 8 (--params) takes the place of train.effective_batch_tokens = 512" in caplog.text
+    )

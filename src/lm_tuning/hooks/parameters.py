@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import TYPE_CHECKING
 
 from kedro.framework.hooks import hook_impl
 
-from lm_tuning.parameters.loading import load_parameters
+from lm_tuning.datasets.options import check_entries
+from lm_tuning.parameters.loading import read_settled
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
+
+logger = logging.getLogger(__name__)
 
 
 class ParametersHook:
@@ -27,4 +31,11 @@ class ParametersHook:
             UserError: with every problem at once.
         """
         os.chdir(context.project_path)
-        load_parameters(context.config_loader, context.project_path)
+        settled = read_settled(context.config_loader, context.project_path)
+        check_entries(context.config_loader)
+        # What a nearer setting replaced must be gone for the nodes too, which Kedro hands the loader's values.
+        context.config_loader["parameters"] = settled.raw
+        for line in settled.replaced:
+            logger.info("%s", line)
+        for line in settled.warnings:
+            logger.warning("%s", line)

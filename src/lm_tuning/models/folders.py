@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import math
 from pathlib import Path
 
 from lm_tuning.errors import UserError
+from lm_tuning.models.config_values import check_config_values, count_embedding, read_json_object
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 TOKENIZER_SIDE_FILES = (
@@ -17,6 +18,9 @@ TOKENIZER_SIDE_FILES = (
     "additional_chat_templates/*.jinja",
 )
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
+_MOST_EXCESS = 4
+"""An embedding that is so many times larger than all weights would be made up, and may not fit into memory."""
+
 UNSAFE_WEIGHT_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -42,7 +46,8 @@ def check_weight_files(folder: Path) -> list[Path]:
         The safetensors files, sorted by name.
 
     Raises:
-        UserError: there is no config or no safetensors, a shard is missing, or only pickled weights are there.
+        UserError: there is no config or no safetensors, the config makes no model, a shard is missing or damaged, the
+            index names something else than safetensors in the folder, or only pickled weights are there.
     """
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
@@ -50,15 +55,16 @@ def check_weight_files(folder: Path) -> list[Path]:
                 f"{folder} holds an adapter, not a model. Point model.name_or_path at the model that it was trained on."
             )
         raise UserError(f"{folder} has no config.json, so it is not a model folder.")
+    check_config_values(folder)
+    if (folder / "model.safetensors").is_file():  # transformers takes it even where there is an index
+        return _check_headers([folder / "model.safetensors"])
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        names = read_weight_index(index)
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise UserError(f"{folder} lacks {len(missing)} of {len(names)} weight files, first {missing[0]}.")
-        return [folder / name for name in names]
-    if (folder / "model.safetensors").is_file():
-        return [folder / "model.safetensors"]
+        return _check_headers([folder / name for name in names])
     unsafe = sorted(path.name for pattern in UNSAFE_WEIGHT_PATTERNS for path in folder.glob(pattern))
     if unsafe:
         raise UserError(
@@ -67,6 +73,58 @@ def check_weight_files(folder: Path) -> list[Path]:
             f"{WEIGHT_FILES[0]}."
         )
     raise UserError(f"{folder} has no weights: looked for {' and '.join(WEIGHT_FILES)}.")
+
+
+def read_weight_index(index: Path) -> list[str]:
+    """Name the files that an index of weights leads to.
+
+    transformers reads whatever file an index names, pickles and files elsewhere included, so that a name of a harmless
+    kind would lead to code being run.
+
+    Args:
+        index: ``model.safetensors.index.json``.
+
+    Returns:
+        Names of safetensors files beside the index, sorted.
+
+    Raises:
+        UserError: the index is damaged, or names anything else.
+    """
+    weight_map = read_json_object(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise UserError(f"{index} has no weight_map, which says in which file each weight lies. Copy it again.")
+    names = sorted({str(name) for name in weight_map.values()})
+    bad = [name for name in names if not name.endswith(".safetensors") or Path(name.replace("\\", "/")).name != name]
+    if bad:
+        raise UserError(
+            f"{index} names {bad[0]!r}{f' and {len(bad) - 1} more' if len(bad) > 1 else ''}: only safetensors files in "
+            "the same folder are read, since other files can run code. Save the model again with transformers' "
+            "save_pretrained."
+        )
+    return names
+
+
+def _check_headers(files: list[Path]) -> list[Path]:
+    """Read the header of each file, which says whether it is safetensors and whole, and no weight."""
+    from safetensors import SafetensorError, safe_open
+
+    problems = []
+    num_held = 0
+    for file in files:
+        try:
+            with safe_open(file, framework="np") as opened:
+                num_held += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())
+        except (SafetensorError, OSError) as error:
+            problems.append(f"{file} is damaged or no safetensors file ({error}). Copy or download it again.")
+    if problems:
+        raise UserError(problems)
+    wanted = count_embedding(files[0].parent)
+    if wanted is not None and wanted > _MOST_EXCESS * max(num_held, 1):
+        raise UserError(
+            f"{files[0].parent / 'config.json'} describes an embedding of {wanted:,} numbers, and the weight files "
+            f"hold {num_held:,} in all: vocab_size or the width is wrong, or the files are another model's."
+        )
+    return files
 
 
 def check_tokenizer_files(folder: Path) -> list[Path]:

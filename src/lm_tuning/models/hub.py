@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
-from lm_tuning.errors import UserError
-from lm_tuning.models.folders import is_local
+from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.models.folders import is_local, read_weight_index
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,36 @@ def user_errors(name_or_path: str, what: str) -> Iterator[None]:
         if is_local(name_or_path):
             raise UserError(f"The {what} in {name_or_path} cannot be read: {_first_line(error)}") from error
         raise UserError(_hub_problem(name_or_path, what, error)) from error
+    except Exception as error:
+        # A file of the folder made a library stumble. Lack of memory is told elsewhere, with the sizes.
+        if isinstance(error, UserError | Interrupted | MemoryError) or "OutOfMemory" in type(error).__name__:
+            raise
+        raise UserError(
+            f"The {what} {'in' if is_local(name_or_path) else 'of'} {name_or_path} cannot be used: "
+            f"{type(error).__name__}: {_first_line(error)}. Its files are damaged, or do not belong together."
+        ) from error
+
+
+def check_hub_weights(name: str, *, revision: str | None, options: dict[str, Any]) -> None:
+    """Look at the index of a hub model's weights before any is downloaded.
+
+    Args:
+        name: ``owner/name`` or ``name``.
+        revision: branch, tag or commit.
+        options: see :func:`hub_options`.
+
+    Raises:
+        UserError: the index is damaged, or names anything else than safetensors files.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    with user_errors(name, "model"):
+        try:
+            index = hf_hub_download(name, "model.safetensors.index.json", revision=revision, **options)
+        except EntryNotFoundError:
+            return  # one file, or none: transformers says which
+    read_weight_index(Path(index))
 
 
 def _hub_problem(name_or_path: str, what: str, error: Exception) -> str:

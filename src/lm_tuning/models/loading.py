@@ -11,7 +11,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.models.folders import check_tokenizer_files, check_weight_files, existing_folder, is_local
 from lm_tuning.models.generation_settings import clean_generation_settings
 from lm_tuning.models.heads import HEAD, check_head, settle_head, stored_labels, write_labels
-from lm_tuning.models.hub import hub_options, transformers_bars_off, user_errors
+from lm_tuning.models.hub import check_hub_weights, hub_options, transformers_bars_off, user_errors
 from lm_tuning.models.quantization import Quantization, check_quantization, prepare_quantized
 from lm_tuning.text.padding import choose_pad_token
 from lm_tuning.wording import count_of
@@ -115,6 +115,8 @@ def load_model(
 
     if is_local(name_or_path):
         check_weight_files(existing_folder(name_or_path))
+    else:
+        check_hub_weights(name_or_path, revision=revision, options=hub_options(name_or_path))
     if pad_token_id is None:
         tokenizer = load_tokenizer(name_or_path, revision=revision, trust_remote_code=trust_remote_code)
         pad_token_id = int(tokenizer.pad_token_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lm_tuning.parameters.numerals import describe_numeral, is_other_base
 from lm_tuning.parameters.schema import accepts, find_entry
 
 _CLOSING = {"[": "]", "{": "}"}
@@ -36,7 +37,10 @@ def parse_parameters(text: str) -> dict[str, Any]:
         except YAMLError as error:
             raise ValueError(f"{item!r} cannot be read as YAML; put the value in quotes") from error
         assert isinstance(read, dict)
-        OmegaConf.update(parsed, key, _keep_text(key, value.strip(), read["value"]), force_add=True)
+        kept = _keep_text(key, value.strip(), read["value"])
+        if not isinstance(kept, str) and is_other_base(value):
+            raise ValueError(f"{item}: {describe_numeral(value.strip())}")
+        OmegaConf.update(parsed, key, kept, force_add=True)
     return dict(OmegaConf.to_container(parsed))  # type: ignore[arg-type]
 
 

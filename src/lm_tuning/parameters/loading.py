@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.layers import settle_alternatives
+from lm_tuning.parameters.numerals import find_numerals
 from lm_tuning.parameters.root import Parameters
 from lm_tuning.parameters.sources import Sources
+from lm_tuning.parameters.unread import find_unread_files, find_unread_globals
 from lm_tuning.parameters.unreadable import describe_unreadable
 from lm_tuning.parameters.validation import validate_parameters
 
@@ -27,19 +30,65 @@ def load_parameters(config_loader: AbstractConfigLoader, root: Path) -> Paramete
     Raises:
         UserError: with all problems at once: a missing environment, an unreadable file, wrong parameters.
     """
+    return read_settled(config_loader, root).parameters
+
+
+class Settled(NamedTuple):
+    """Parameters as a run gets them.
+
+    Attributes:
+        parameters: checked.
+        raw: the same as plain values, by group and key, for Kedro.
+        replaced: a line for each setting that one in a nearer layer took the place of.
+        warnings: what is odd in the configuration folders and no mistake for sure.
+    """
+
+    parameters: Parameters
+    raw: dict[str, Any]
+    replaced: list[str]
+    warnings: list[str]
+
+
+def read_settled(config_loader: AbstractConfigLoader, root: Path) -> Settled:
+    """Read and check all parameters, and say what was replaced on the way.
+
+    Args:
+        config_loader: see :func:`load_parameters`.
+        root: project folder, which places in messages are told from.
+
+    Raises:
+        UserError: with all problems at once, see :func:`load_parameters`; also files and keys that nobody reads.
+    """
     loader = cast("OmegaConfigLoader", config_loader)
-    raw = _read(loader, "parameters", root)
+    merged = _read(loader, "parameters", root)
     names = dict.fromkeys([loader.env or loader.default_run_env, loader.base_env])
     folders = tuple(Path(loader.conf_source) / name for name in names)
     sources = Sources(runtime=loader.runtime_params or {}, folders=folders, root=root)
-    problems = _check_output(raw, loader, sources)
+    raw, replaced = settle_alternatives(merged, sources)
+    unread, warnings = find_unread_files(Path(loader.conf_source), folders, loader.config_patterns, root)
+    problems = [
+        *_check_output(raw, loader, sources),
+        *unread,
+        *find_unread_globals(folders, _globals(loader), root),
+        *find_numerals(sources),
+    ]
     try:
         parameters = validate_parameters(raw, sources)
     except UserError as error:
         raise UserError([*error.problems, *problems]) from error
     if problems:
         raise UserError(problems)
-    return parameters
+    return Settled(parameters, raw, replaced, warnings)
+
+
+def _globals(config_loader: OmegaConfigLoader) -> dict[str, Any]:
+    """Return what ``globals.yml`` sets, nothing where there is none."""
+    from kedro.config import MissingConfigException
+
+    try:
+        return dict(config_loader["globals"])
+    except MissingConfigException:
+        return {}
 
 
 def _read(config_loader: OmegaConfigLoader, key: str, root: Path) -> dict[str, Any]:
@@ -85,12 +134,7 @@ def _describe_missing(config_loader: OmegaConfigLoader, root: Path) -> str:
 
 def _check_output(raw: Mapping[str, Any], config_loader: OmegaConfigLoader, sources: Sources) -> list[str]:
     """Refuse an ``output`` that the catalog does not know of: results would go to another experiment's folder."""
-    from kedro.config import MissingConfigException
-
-    try:
-        shared = config_loader["globals"].get("output")
-    except MissingConfigException:
-        shared = None
+    shared = _globals(config_loader).get("output")
     folder = (config_loader.runtime_params or {}).get("output", shared)
     named = raw.get("output")
     if named == folder:

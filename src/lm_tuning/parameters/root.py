@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from lm_tuning.parameters.base import CountOrZero, ParameterGroup
@@ -14,6 +14,29 @@ from lm_tuning.parameters.model import EnvironmentParameters, ModelParameters
 from lm_tuning.parameters.results import EvaluateParameters, PreflightParameters, TrackingParameters
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.parameters.train import TrainParameters
+
+# Names that stand for something else where outputs lie: converted base models and batch plans in data/06_models, the
+# lock of the tracking store in data/.locks; and names that Windows keeps for devices.
+RESERVED_OUTPUTS = frozenset({"base", "batch_plans", "mlflow"})
+_DEVICES = frozenset(
+    {"con", "prn", "aux", "nul", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
+)
+
+
+def _refuse_reserved(name: str) -> str:
+    if name.lower() in RESERVED_OUTPUTS:
+        raise ValueError(
+            "the project keeps something of its own under that name (as it does under "
+            f"{', '.join(sorted(RESERVED_OUTPUTS))}): take another name"
+        )
+    if name.lower().partition(".")[0] in _DEVICES:
+        raise ValueError(
+            "Windows keeps that name for a device, so the folder could not be made there: take another name"
+        )
+    if name.endswith("."):
+        raise ValueError("it ends in a dot, which Windows drops from a folder's name: take another name")
+    return name
+
 
 # One path component: it names folders in data/, and nothing outside may be reached through it.
 OutputName = Annotated[
@@ -25,6 +48,7 @@ OutputName = Annotated[
             "x-words": "a folder name of letters, digits, '.', '_' and '-', the first a letter or digit"
         },
     ),
+    AfterValidator(_refuse_reserved),
 ]
 
 

@@ -38,12 +38,15 @@ def check_targets(model: Any, targets: str | list[str]) -> None:
     """Refuse adapter targets that match no linear layer, and the head of a classifier, which is trained in full.
 
     Raises:
-        UserError: naming each unmatched target, the nearest name and all names there are.
+        UserError: naming each unmatched target, the nearest name and all names there are; or a head that is tied to the
+            embedding.
     """
     if targets == "all-linear":
         return
     layers = _linear_layers(model)
     available = target_names(model)
+    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    is_tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
     problems = []
     for target in targets:
         matches = [module for name, module in layers.items() if _is_named(name, target)]
@@ -58,6 +61,12 @@ def check_targets(model: Any, targets: str | list[str]) -> None:
             problems.append(
                 f"train.lora.target_modules: {target!r} is the classification head, which is trained in full beside "
                 f"the adapter; leave it out. The other layers are {', '.join(available)}."
+            )
+        elif is_tied and any(module is head for module in matches):
+            problems.append(
+                f"train.lora.target_modules: {target!r} shares its weights with the embedding of this model "
+                "(tie_word_embeddings), so the adapter would train the head alone, and merging it would change the "
+                f"embedding too: leave it out, or set train.method = full. The other layers are {', '.join(available)}."
             )
     if problems:
         raise UserError(problems)

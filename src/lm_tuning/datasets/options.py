@@ -1,0 +1,121 @@
+"""Check catalog entries of our dataset classes before anything runs: what a class does not take, it refuses here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from lm_tuning.errors import UserError
+
+if TYPE_CHECKING:
+    from kedro.config import AbstractConfigLoader
+
+PREFIX = "lm_tuning.datasets."
+
+#: What an entry of each class may say beside ``type`` and ``metadata``. Importing the classes would cost pandas.
+OPTIONS: dict[str, frozenset[str]] = {
+    "CSVDataset": frozenset({"filepath", "load_args", "save_args"}),
+    "FigureDataset": frozenset({"filepath", "save_args"}),
+    "FinishedFileDataset": frozenset({"filepath"}),
+    "FolderDataset": frozenset({"filepath"}),
+    "FolderStoreDataset": frozenset({"filepath", "keep"}),
+    "JSONDataset": frozenset({"filepath", "save_args"}),
+    "MetricStreamDataset": frozenset(),
+    "ModelFolderDataset": frozenset({"filepath"}),
+    "ReportSectionDataset": frozenset({"filepath", "section", "sections", "title"}),
+    "StoredFolderDataset": frozenset({"filepath", "keep"}),
+    "TextDataset": frozenset({"filepath"}),
+}
+#: Keys of ``metadata.lm_tuning``, which the tracking hook reads.
+MARKS = frozenset({"mlflow_artifact", "mlflow_metrics", "also_on_failure"})
+
+_KEPT_BY_KEDRO = {"type", "metadata", "launch"}
+_CLOSE_ENOUGH = 0.75
+_VERSIONED = (
+    "versioned is not supported: a result is kept whole or not at all, and MLflow keeps that of every run. Take the "
+    "line away; for results side by side set another output"
+)
+_REMOTE = (
+    "results are written aside and renamed, which only a local disk can. Write a local path, and copy the result "
+    "afterwards"
+)
+
+
+def check_entries(config_loader: AbstractConfigLoader) -> None:
+    """Refuse entries that would fail, or go to another place than they say, after a training.
+
+    Args:
+        config_loader: the session's.
+
+    Raises:
+        UserError: with every problem, each naming the entry, the key and what is allowed.
+    """
+    from kedro.config import MissingConfigException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        catalog = dict(config_loader["catalog"])
+    except MissingConfigException:
+        return  # Kedro goes on with an empty catalog
+    except OmegaConfBaseException as error:
+        reason = " ".join(str(error).split())
+        raise UserError(
+            f"The catalog cannot be put together: {reason}. An entry of an overlay is read without the file that it "
+            "replaces: keys that start with _ have to be written there too."
+        ) from error
+    problems = [problem for name, entry in catalog.items() for problem in _problems_of(str(name), entry)]
+    problems += _unused(catalog)
+    if problems:
+        raise UserError(problems)
+
+
+def _problems_of(name: str, entry: Any) -> Iterator[str]:
+    kind = str(entry.get("type", "")) if isinstance(entry, Mapping) else ""
+    if name.startswith("_") or not kind.startswith(PREFIX):
+        return
+    where, known = f"Catalog entry '{name}'", OPTIONS.get(kind.rpartition(".")[2])
+    if known is None:
+        nearest = get_close_matches(kind.rpartition(".")[2], OPTIONS, n=1)
+        hint = f"Did you mean {PREFIX}{nearest[0]}?" if nearest else f"Classes: {', '.join(sorted(OPTIONS))}."
+        yield f"{where}: there is no dataset class {kind}. {hint}"
+        return
+    for key in entry:
+        if key == "versioned" and entry[key]:
+            yield f"{where}: versioned = {str(entry[key]).lower()}: {_VERSIONED}."
+        elif key not in known | _KEPT_BY_KEDRO | {"versioned"}:
+            allowed = ", ".join(sorted(known | {"type", "metadata"}))
+            yield f"{where}: {kind.rpartition('.')[2]} has no option {key}. Options: {allowed}."
+    path = str(entry.get("filepath", ""))
+    protocol = path.partition("://")[0] if "://" in path else ""
+    if protocol and protocol != "file":
+        yield f"{where}: filepath = {path}: {_REMOTE}."
+    marks = (entry.get("metadata") or {}).get("lm_tuning") if isinstance(entry.get("metadata"), Mapping) else None
+    for mark in marks or ():
+        if mark not in MARKS:
+            nearest = get_close_matches(str(mark), MARKS, n=1)
+            hint = f"Did you mean {nearest[0]}?" if nearest else f"Keys: {', '.join(sorted(MARKS))}."
+            yield f"{where}: metadata.lm_tuning has no key {mark}. {hint}"
+
+
+def _unused(catalog: Mapping[str, Any]) -> list[str]:
+    """List entries that no pipeline uses and whose name comes near one that does: the setting would be left out."""
+    used = _used_names()
+    problems = []
+    for name in map(str, catalog):
+        if name in used or name.startswith("_") or "{" in name:
+            continue
+        nearest = get_close_matches(name, used - set(catalog), n=1, cutoff=_CLOSE_ENOUGH) or get_close_matches(
+            name, used, n=1, cutoff=_CLOSE_ENOUGH
+        )
+        if nearest:
+            problems.append(f"Catalog entry '{name}' is used by no pipeline. Did you mean {nearest[0]}?")
+    return problems
+
+
+def _used_names() -> set[str]:
+    """Return the names of all datasets of all pipelines."""
+    from kedro.framework.project import pipelines
+
+    names = {name for pipeline in dict(pipelines).values() for name in pipeline.datasets()}
+    return {name for name in names if not name.startswith(("params:", "parameters"))}

@@ -1,0 +1,139 @@
+"""Look at the numbers in a model's ``config.json`` before anything is built from them.
+
+A config with no heads or a size in words ends in an error from deep inside a library, or in minutes of silence while
+a model of a million layers is built. Here each value is named with its key.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from lm_tuning.errors import UserError
+
+_MAX_LAYERS = 1_000
+_MAX_SIZE = 100_000_000
+# Names of the same quantity in the architectures of transformers.
+_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "decoder_layers")
+_HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads", "decoder_attention_heads")
+_WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "n_embed")
+_SIZES = (
+    *_WIDTHS,
+    "vocab_size",
+    "intermediate_size",
+    "ffn_dim",
+    "encoder_ffn_dim",
+    "decoder_ffn_dim",
+    "d_ff",
+    "head_dim",
+    "d_kv",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+)
+_NULL_MEANS_DEFAULT = {"head_dim", "num_key_value_heads", "n_inner"}
+_GROUPS = ("text_config", "encoder", "decoder")
+
+
+def check_config_values(folder: Path) -> None:
+    """Refuse a config whose sizes make no model.
+
+    Args:
+        folder: a local model folder.
+
+    Raises:
+        UserError: with every wrong value, each with file, key and what is allowed; or the file is no JSON object.
+    """
+    path = folder / "config.json"
+    config = read_json_object(path)
+    problems = list(_problems_of(config, ""))
+    if problems:
+        raise UserError([f"{path}: {problem}" for problem in problems])
+
+
+def count_embedding(folder: Path) -> int | None:
+    """Return how many numbers the embedding has that a config describes, ``None`` where it does not say.
+
+    Args:
+        folder: a local model folder whose config has passed :func:`check_config_values`.
+    """
+    config = read_json_object(folder / "config.json")
+    values = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
+    assert isinstance(values, dict), "one of two mappings"
+    width = next((values[key] for key in _WIDTHS if isinstance(values.get(key), int)), None)
+    rows = values.get("vocab_size")
+    return rows * width if isinstance(rows, int) and width is not None else None
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a file of a model folder that must be one JSON object.
+
+    Args:
+        path: the file.
+
+    Raises:
+        UserError: it is damaged, or something else than an object.
+    """
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except RecursionError as error:
+        raise UserError(f"{path} is nested too deeply to be read.") from error
+    except ValueError as error:
+        raise UserError(f"{path} is damaged: it is no JSON ({error}). Copy or download it again.") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds no JSON object but a {type(values).__name__}. Copy or download it again.")
+    return values
+
+
+def _problems_of(config: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    limits = [(key, _MAX_LAYERS) for key in _LAYERS] + [(key, _MAX_SIZE) for key in (*_HEADS, *_SIZES)]
+    wrong: set[str] = set()
+    for key, most in limits:
+        value = config.get(key)
+        if key not in config or (value is None and key in _NULL_MEANS_DEFAULT):
+            continue
+        if isinstance(value, list) and all(_is_count(item, most) for item in value):
+            continue  # some architectures have a size for each layer
+        if not _is_count(value, most):
+            wrong.add(key)
+            yield f"{prefix}{key} = {json.dumps(value)}, and it takes an integer from 1 to {most:,}."
+    for key, value in config.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            yield f"{prefix}{key} = {value}, which is no finite number."
+    if "architectures" in config and not _are_names(config["architectures"]):
+        yield f"{prefix}architectures = {json.dumps(config['architectures'])}, and it takes a list of class names."
+    yield from _shape_problems(config, prefix, wrong)
+    for group in _GROUPS:
+        if isinstance(config.get(group), Mapping):
+            yield from _problems_of(config[group], f"{prefix}{group}.")
+
+
+def _shape_problems(config: Mapping[str, Any], prefix: str, wrong: set[str]) -> Iterator[str]:
+    """Compare widths and heads, where each is a number for itself."""
+    width = next((key for key in _WIDTHS if isinstance(config.get(key), int) and key not in wrong), None)
+    heads = next((key for key in _HEADS if isinstance(config.get(key), int) and key not in wrong), None)
+    if heads is None:
+        return
+    has_own_width = config.get("head_dim") is not None or config.get("d_kv") is not None
+    if width is not None and not has_own_width and config[width] % config[heads]:
+        yield (
+            f"{prefix}{width} = {config[width]} cannot be divided evenly among {prefix}{heads} = {config[heads]} "
+            "heads, and there is no head_dim."
+        )
+    groups = config.get("num_key_value_heads")
+    if isinstance(groups, int) and "num_key_value_heads" not in wrong and config[heads] % groups:
+        yield f"{prefix}{heads} = {config[heads]} is no multiple of {prefix}num_key_value_heads = {groups}."
+
+
+def _is_count(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+
+
+def _are_names(value: object) -> bool:
+    return value is None or (isinstance(value, list) and all(isinstance(item, str) for item in value))

@@ -1,0 +1,122 @@
+"""Configuration that nobody reads: a mistyped file or key would otherwise be left out without a word.
+
+A mistyped ``output`` in an overlay's ``globals.yml`` is the worst of them: results go over another run's.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+_READ_SUFFIXES = {".yml", ".yaml", ".json"}
+# What Kedro looks for, beside the patterns that the project's settings add.
+_KNOWN_FILES = ("globals.yml", "parameters.yml", "catalog.yml", "mlflow.yml", "credentials.yml")
+_CLOSE_ENOUGH = 0.75
+_REFERENCE = re.compile(r"\$\{globals:\s*([A-Za-z_][\w.]*)")
+
+
+def find_unread_files(
+    conf: Path, folders: Iterable[Path], patterns: Mapping[str, Iterable[str]], root: Path
+) -> tuple[list[str], list[str]]:
+    """List files of the environments in use that no pattern of Kedro's loader matches.
+
+    Args:
+        conf: the configuration folder, which holds a folder for each environment.
+        folders: the environments' folders in use, the environment's before the base.
+        patterns: glob patterns by kind of configuration, relative to a folder.
+        root: folder that paths are told from.
+
+    Returns:
+        A problem for each file whose name comes near one that is read, and a warning for each other YAML file. Hidden
+        files, notes, keys in JSON and copies of an editor are let be.
+    """
+    every = [pattern for kind in patterns.values() for pattern in kind]
+    problems, warnings = [], []
+    for file in sorted(item for item in conf.glob("*") if item.suffix in _READ_SUFFIXES and item.is_file()):
+        if file.name != "logging.yml" and (nearest := _nearest_file(file.name)):
+            problems.append(
+                f"{_show(file, root)} is read by nothing: move it into the folder of an environment, such "
+                f"as {_show(conf, root)}/base/{nearest}."
+            )
+    for folder in dict.fromkeys(folders):
+        for file in sorted(item for item in folder.rglob("*") if item.is_file()):
+            name = file.relative_to(folder).as_posix()
+            is_yaml = file.suffix in _READ_SUFFIXES
+            if file.name.startswith(".") or file.name.endswith("~"):
+                continue
+            if is_yaml and any(_matches(name, pattern) for pattern in every):
+                continue
+            nearest = _nearest_file(file.name) if is_yaml or file.suffix in {"", ".txt"} else None
+            told = f"{_show(file, root)} is read by nothing, so what it sets is left out."
+            if nearest == "logging.yml":
+                problems.append(
+                    f"{told} Kedro reads {_show(conf, root)}/logging.yml, or what KEDRO_LOGGING_CONFIG names."
+                )
+            elif nearest and (nearest != file.name or "/" in name):
+                problems.append(f"{told} Did you mean {nearest}?")
+            elif file.suffix in {".yml", ".yaml"}:
+                warnings.append(f"{told} Files that are read: {', '.join(_KNOWN_FILES)}.")
+    return problems, warnings
+
+
+def find_unread_globals(folders: Iterable[Path], values: Mapping[str, Any], root: Path) -> list[str]:
+    """List keys of ``globals.yml`` that no configuration file in use refers to.
+
+    Args:
+        folders: configuration folders, the environment's before the base.
+        values: the merged globals.
+        root: folder that paths are told from.
+
+    Returns:
+        A sentence for each, with the nearest key that is referred to.
+    """
+    files = [file for folder in dict.fromkeys(folders) for file in _yaml_files(folder)]
+    used = {name.partition(".")[0] for file in files for name in _REFERENCE.findall(_text(file))}
+    problems = []
+    for key in values:
+        if key in used or str(key).startswith("_"):
+            continue
+        written = re.compile(rf"(?m)^{re.escape(str(key))}\s*:")
+        place = next((file for file in files if file.name == "globals.yml" and written.search(_text(file))), None)
+        where = f" [{_show(place, root)}]" if place else ""
+        nearest = get_close_matches(str(key), sorted(used), n=1, cutoff=_CLOSE_ENOUGH)
+        hint = f"Did you mean {nearest[0]}?" if nearest else f"Keys that are: {', '.join(sorted(used))}."
+        problems.append(
+            f"globals.yml sets {key}, which no configuration file refers to (as ${{globals:{key}}}), so it would be "
+            f"left out. {hint}{where}"
+        )
+    return problems
+
+
+def _nearest_file(name: str) -> str | None:
+    """Return the file that was meant by a name, ``None`` when none comes near."""
+    stem = name.partition(".")[0].lower()
+    head, joint, rest = stem.partition("_")
+    stems = {known.partition(".")[0]: known for known in (*_KNOWN_FILES, "logging.yml")}
+    for part, ending in ((stem, ""), (head, f"{joint}{rest}")):
+        near = get_close_matches(part, stems, n=1, cutoff=_CLOSE_ENOUGH)
+        if near:
+            meant = stems[near[0]]
+            return meant.replace(".yml", f"{ending}.yml") if ending and near[0] not in {"globals", "logging"} else meant
+    return None
+
+
+def _matches(name: str, pattern: str) -> bool:
+    """Match as the loader's recursive glob does: ``**/`` also stands for nothing."""
+    return fnmatch.fnmatch(name, pattern) or (pattern.startswith("**/") and fnmatch.fnmatch(name, pattern[3:]))
+
+
+def _yaml_files(folder: Path) -> Iterator[Path]:
+    yield from sorted(file for file in folder.rglob("*") if file.suffix in _READ_SUFFIXES and file.is_file())
+
+
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8", errors="replace")
+
+
+def _show(file: Path, root: Path) -> Path:
+    return file.relative_to(root) if file.is_relative_to(root) else file

@@ -1,0 +1,136 @@
+"""Model folders that hold nonsense or something unsafe are refused by name, before a weight is read."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lm_tuning.errors import UserError
+from lm_tuning.models.base_model import describe_base_model
+from lm_tuning.models.loading import load_model, load_tokenizer
+from lm_tuning.training.adapters import check_targets
+from tests.support.tiny import make_model, save_tiny_model
+
+INDEX = "model.safetensors.index.json"
+
+
+class Planted:
+    """A pickle that leaves a file when it is read."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.trace,))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_tiny_model(tmp_path / "model")
+
+
+def problems_of(folder: Path) -> list[str]:
+    with pytest.raises(UserError) as caught:
+        describe_base_model(str(folder))
+    with pytest.raises(UserError):
+        load_model(str(folder))
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "../weights.bin", "/weights.safetensors", "a/b.safetensors", "x.pt"]
+)
+def test_an_index_leads_to_safetensors_in_the_folder_only(folder: Path, tmp_path: Path, name: str) -> None:
+    (folder / "model.safetensors").unlink()
+    trace = tmp_path / "was_run"
+    for place in (folder / "pytorch_model.bin", tmp_path / "weights.bin", folder / "x.pt"):
+        place.write_bytes(pickle.dumps(Planted(trace)))
+    (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": name}}))
+    (problem,) = problems_of(folder)
+    assert f"{INDEX} names {name!r}" in problem
+    assert "only safetensors files in the same folder are read" in problem
+    assert not trace.exists()
+
+
+def test_a_pickle_under_the_name_of_safetensors_is_not_run(folder: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "was_run"
+    (folder / "model.safetensors").write_bytes(pickle.dumps(Planted(trace)))
+    (problem,) = problems_of(folder)
+    assert "model.safetensors is damaged or no safetensors file" in problem
+    assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", '{"weight_map": {}}', '{"weight_map": []}', "[]", "no json", '{"weight_map": 3}']
+)
+def test_an_index_without_a_map_is_named(folder: Path, content: str) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / INDEX).write_text(content)
+    (problem,) = problems_of(folder)
+    assert INDEX in problem
+
+
+@pytest.mark.parametrize(
+    ("values", "named"),
+    [
+        ({"num_attention_heads": 0}, ["num_attention_heads = 0"]),
+        ({"hidden_size": "big"}, ['hidden_size = "big"']),
+        ({"num_hidden_layers": -3}, ["num_hidden_layers = -3"]),
+        ({"num_hidden_layers": 10**7}, ["num_hidden_layers = 10000000"]),
+        ({"vocab_size": 0}, ["vocab_size = 0"]),
+        ({"vocab_size": 10**12}, ["vocab_size = 1000000000000"]),
+        ({"vocab_size": 10**8}, ["describes an embedding of 3,200,000,000 numbers"]),
+        ({"vocab_size": True}, ["vocab_size = true"]),
+        ({"num_key_value_heads": 3}, ["num_attention_heads = 4 is no multiple of num_key_value_heads = 3"]),
+        ({"hidden_size": 33, "head_dim": None}, ["hidden_size = 33 cannot be divided evenly"]),
+        ({"rms_norm_eps": float("nan")}, ["rms_norm_eps = nan"]),
+        ({"architectures": "Llama"}, ['architectures = "Llama"']),
+        ({"num_attention_heads": 0, "vocab_size": -1}, ["num_attention_heads = 0", "vocab_size = -1"]),
+    ],
+)
+def test_sizes_that_make_no_model_are_named_with_their_key(
+    folder: Path, values: dict[str, Any], named: list[str]
+) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    problems = problems_of(folder)
+    assert len(problems) == len(named)
+    for problem, words in zip(problems, named, strict=True):
+        assert words in problem
+        assert "config.json" in problem
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '"text"', "{", ""])
+def test_a_config_that_is_no_object_is_named(folder: Path, content: str) -> None:
+    (folder / "config.json").write_text(content)
+    (problem,) = problems_of(folder)
+    assert "config.json" in problem
+
+
+@pytest.mark.parametrize("content", ["{", "", "[]", '{"model": {}}'])
+def test_a_damaged_tokenizer_is_a_problem_of_the_folder(folder: Path, content: str) -> None:
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(UserError) as caught:
+        load_tokenizer(str(folder))
+    (problem,) = caught.value.problems
+    assert str(folder) in problem
+
+
+def test_a_header_that_tells_of_more_than_there_is_is_named(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-4])
+    (problem,) = problems_of(folder)
+    assert "model.safetensors is damaged" in problem
+
+
+def test_an_adapter_on_a_tied_head_is_refused_with_the_reason() -> None:
+    check_targets(make_model(tied=False), ["q_proj", "lm_head"])
+    with pytest.raises(UserError) as caught:
+        check_targets(make_model(tied=True), ["q_proj", "lm_head"])
+    (problem,) = caught.value.problems
+    assert "'lm_head' shares its weights with the embedding" in problem
+    assert "tie_word_embeddings" in problem
