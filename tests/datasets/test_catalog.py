@@ -76,7 +76,7 @@ def test_each_file_has_one_entry_that_writes_it(entries: dict[str, dict[str, Any
     paths = [
         (entry["filepath"], entry.get("section"))
         for entry in entries.values()
-        if "filepath" in entry and not entry["type"].endswith("FolderStoreDataset")
+        if "filepath" in entry and not entry["type"].endswith(("FolderStoreDataset", "LiveReportDataset"))
     ]
     assert len(paths) == len(set(paths))
 
@@ -98,7 +98,11 @@ def test_a_cache_and_what_is_published_are_one_store(
 
 
 def test_every_report_goes_to_mlflow(entries: dict[str, dict[str, Any]]) -> None:
-    reports = {name for name, entry in entries.items() if "/08_reporting/" in entry.get("filepath", "")}
+    reports = {
+        name
+        for name, entry in entries.items()
+        if "/08_reporting/" in entry.get("filepath", "") and not entry["type"].endswith("LiveReportDataset")
+    }
     kept = {name for name, entry in entries.items() if entry["metadata"].get("lm_tuning", {}).get("mlflow_artifact")}
     assert kept == reports | {"evaluation_samples", "tuned_model"}
     assert entries["evaluation"]["metadata"]["lm_tuning"]["mlflow_metrics"] is True

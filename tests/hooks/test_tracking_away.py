@@ -122,7 +122,7 @@ def test_a_healthy_server_shows_a_run_as_before(server: TrackingServer, project:
     assert run.info.status == "FINISHED"
     assert any(line == f"Started MLflow run 'all default' ({run.info.run_id})." for line in said)
     assert list((project / JOURNAL_FOLDER).iterdir()) == []
-    assert history(server.store, run.info.run_id, "loss") == [(1, 3.0), (2, 2.0)]
+    assert history(server.store, run.info.run_id, "train/loss") == [(1, 3.0), (2, 2.0)]
     assert "reports/evaluation.json" in everything(server, run)["files"]
 
 

@@ -262,7 +262,12 @@ def test_a_long_column_gives_way_and_the_instruction_stays(
     project: Conversations, template: str, start: str, end: str
 ) -> None:
     rows = [{"text": LONG, "question": "Who? Text: Question: ", "answer": f"a{place}"} for place in range(2)]
-    params = {"data__template": f'"{template}"', "data__columns__response": "answer", "tokenize__max_length_tokens": 80}
+    params = {
+        "data__template": f'"{template}"',
+        "data__columns__response": "answer",
+        "tokenize__max_length_tokens": 80,
+        "tokenize__max_lost_fraction": 1,
+    }
     project.tokenize("plain", rows, **params)
     text, learned = project.tokens()[0]
     assert text.startswith("<|user|>" + start)
@@ -273,7 +278,7 @@ def test_a_long_column_gives_way_and_the_instruction_stays(
 
 def test_a_conversation_keeps_its_system_turn_and_its_last_question(project: Conversations) -> None:
     messages = turns("old " + LONG, "a0", "Who is w3?", "a1", system="Be brief.")
-    project.tokenize("plain", [messages] * 2, tokenize__max_length_tokens=60)
+    project.tokenize("plain", [messages] * 2, tokenize__max_length_tokens=60, tokenize__max_lost_fraction=1)
     assert project.tokens()[0][0] == "<|system|>Be brief.<|end|><|user|>Who is w3?<|end|><|assistant|>a1<|end|>"
     assert project.changed() == {"old_turns_dropped": 2}
 
@@ -294,6 +299,7 @@ def test_the_text_of_a_class_keeps_the_fixed_text_of_its_template(project: Conve
         "data__template": '"Intent of: {text} (in bank)"',
         "split__duplicates": "ignore",
         "tokenize__max_length_tokens": 40,
+        "tokenize__max_lost_fraction": 1,
     }
     project.tokenize("plain", rows, **params)
     text, _ = project.tokens()[0]

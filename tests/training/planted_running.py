@@ -76,7 +76,9 @@ def overflow(world: World) -> None:
 
 @RUNNING("gradients-often-clipped")
 def clip_often(world: World) -> None:
-    world.set(max_steps=24, learning_rate=1e-5, trainer={"lr_scheduler_type": "constant", "max_grad_norm": 0.5})
+    """Two of three gradients far above the limit, the third below it."""
+    world.set(max_steps=24, learning_rate=1e-5, trainer={"lr_scheduler_type": "constant", "max_grad_norm": 0.05})
+    change_loss(world, lambda step, loss: loss if step % 3 else loss.detach() + 1e-3 * (loss - loss.detach()))
 
 
 @RUNNING("gradients-far-above-limit")

@@ -114,7 +114,8 @@ def summary(**options: Any) -> dict[str, Any]:
         "first_loss_nats_per_token": 4.0,
         "last_loss_nats_per_token": 2.0,
         "health_seconds": 1.0,
-        "health_fraction": 0.1,
+        "first_look_seconds": 0.9,
+        "health_fraction": 0.01,
         "logging_fraction": 0.002,
         "training_seconds": 10.0,
         "total_seconds": 12.0,
@@ -130,7 +131,7 @@ def test_the_terminal_says_speed_share_of_the_card_quantiles_split_and_memory():
         "median step 0.05 s (90 % within 0.05 s, 99 % within 0.05 s)",
         "80.0 samples/s, 20.0 steps/s, median step",
         "padding 2.0%; of the step time loader wait 5.00%, forward 30%, backward 50%, optimizer 10%; of the training "
-        "time health checks 10.00% (1.0 s), logging 0.200%; peak memory 3.0 GiB",
+        "time health checks 1.00%, logging 0.200%; checks up to step 1 0.9 s; peak memory 3.0 GiB",
     ):
         assert part in text
 
@@ -151,6 +152,7 @@ def test_the_figures_for_files_and_tracking_are_all_there_and_grouped():
     figures = efficiency_figures(given)["efficiency"]
     speed = summarize_efficiency(make_log([0.05] * 3), model_flops_per_token=16e9, ceiling=H100)
     shares = {"health_fraction", "logging_fraction"}
-    assert set(figures) == {*speed, *shares, "training_seconds", "health_seconds", "total_seconds"}
+    seconds = {"training_seconds", "health_seconds", "first_look_seconds", "total_seconds"}
+    assert set(figures) == {*speed, *shares, *seconds}
     assert figures["mfu"] == given["mfu"]
     json.dumps(figures)

@@ -137,12 +137,18 @@ def test_norms_far_above_the_limit_are_said_with_both() -> None:
 
 
 def test_updates_that_are_mostly_clipped_are_a_note() -> None:
-    rows = [step_row(step, gradient_norm=3.0 if step % 4 else 0.5) for step in range(1, 101)]
+    rows = [step_row(step, gradient_norm=30.0 if step % 4 else 0.5) for step in range(1, 101)]
     finding = only(watch_run(rows))
     assert (finding.code, finding.severity) == ("gradients-often-clipped", "note")
-    assert finding.measured == "75% of 100 updates were clipped at 1; the usual gradient norm is 3"
+    assert finding.measured == "75% of 100 updates were clipped at 1; the usual gradient norm is 30"
     assert watch_run(rows, max_grad_norm=0.0).findings == []
     assert watch_run(rows[:19]).findings == []
+
+
+def test_norms_a_few_times_the_limit_are_ordinary() -> None:
+    report = watch_run([step_row(step, gradient_norm=3.0) for step in range(1, 101)])
+    assert report.findings == []
+    assert report.facts["clipped_fraction"] == 1.0
 
 
 def test_an_explosion_is_measured_against_the_usual_norm() -> None:
@@ -377,7 +383,7 @@ def test_severities_of_the_user_hold() -> None:
 
 
 def test_a_resumed_run_counts_what_was_before_and_repeats_nothing() -> None:
-    rows = [step_row(step, gradient_norm=3.0, learning_rate=rate) for step, rate in enumerate(linear(60, 6), 1)]
+    rows = [step_row(step, gradient_norm=30.0, learning_rate=rate) for step, rate in enumerate(linear(60, 6), 1)]
     logged = [
         {
             "step": row["step"],
@@ -394,7 +400,9 @@ def test_a_resumed_run_counts_what_was_before_and_repeats_nothing() -> None:
     for row in rows[50:]:
         watch.step(**row)
     watch.finish()
-    assert only(report).measured == "100% of 60 updates were clipped at 1; the usual gradient norm is 3"
+    assert only(report).measured == (
+        "100% of 60 updates were clipped, and the usual gradient norm is 30, 30 times the limit of 1"
+    )
     assert report.facts["num_updates"] == 59
     assert report.facts["learning_rate_max"] == PEAK
 

@@ -59,6 +59,7 @@ _EFFICIENCY = (
     "mfu_of_measured",
     "training_seconds",
     "health_seconds",
+    "first_look_seconds",
     "total_seconds",
 )
 
@@ -142,6 +143,7 @@ def summarize(
     training_seconds: float,
     total_seconds: float,
     health_seconds: float,
+    first_look_seconds: float,
     trainable_parameters: int,
     best_step: int | None,
     sources: list[dict[str, Any]],
@@ -157,8 +159,9 @@ def summarize(
         settings_method: ``full``, ``lora`` or ``qlora``.
         training_seconds: of this run's loop, with those before a resume.
         total_seconds: of the whole training, loading and checks included, with those before a resume.
-        health_seconds: of the health checks, with those before a resume; those before the first step are not part of
-            the training's seconds, and count in its share of them all the same.
+        health_seconds: of all health checks, with those before a resume.
+        first_look_seconds: of them, those up to the end of step 1, which a longer run does not have more of. The share
+            of the checks in the training's time leaves them out.
         trainable_parameters: how many numbers were trained.
         best_step: step of the best held-out figure; ``None`` without one.
         sources: what :meth:`SourceMix.describe` says.
@@ -176,9 +179,10 @@ def summarize(
         f"last_{log.loss_name}": log.steps[-1][log.loss_name] if log.steps else None,
         **summarize_efficiency(log, model_flops_per_token=model_flops_per_token, ceiling=ceiling),
         "logging_fraction": _fraction(log.own_seconds + log.phases.own_seconds, training_seconds),
-        "health_fraction": _fraction(health_seconds, training_seconds),
+        "health_fraction": _fraction(health_seconds - first_look_seconds, training_seconds),
         "training_seconds": training_seconds,
         "health_seconds": health_seconds,
+        "first_look_seconds": first_look_seconds,
         "total_seconds": total_seconds,
         "trainable_parameters": trainable_parameters,
         "best_step": best_step,

@@ -138,6 +138,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
                 self.loop.first_loss.check_gradient(self.health, inputs, scale=self._gradient_scale())
                 trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
                 self._first_norm = norm_of(trained) / self._gradient_scale()
+            self.health.facts["first_look_seconds"] = self.health.seconds
         return self._step_loss
 
     def _add_or_stop(self, findings: list[Finding]) -> None:

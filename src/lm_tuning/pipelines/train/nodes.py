@@ -114,8 +114,8 @@ def _describe_own_share(summary: dict[str, Any]) -> str:
     if summary["health_fraction"] is None:
         return ""
     return (
-        f"; of the training time health checks {summary['health_fraction']:.2%} ({summary['health_seconds']:.1f} s), "
-        f"logging {summary['logging_fraction']:.3%}"
+        f"; of the training time health checks {summary['health_fraction']:.2%}, logging "
+        f"{summary['logging_fraction']:.3%}; checks up to step 1 {summary['first_look_seconds']:.1f} s"
     )
 
 

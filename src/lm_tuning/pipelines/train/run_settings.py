@@ -131,6 +131,6 @@ def gather_settings(
 
 def _rendering(tokens: Mapping[str, Any]) -> dict[str, Any]:
     """Return how the chat template was called for the rows; nothing where no template wrote them."""
-    if tokens["rendering"] != "chat template":
+    if tokens.get("rendering") != "chat template":
         return {}
     return {name: tokens[name] for name in ("template_arguments", "system_turn")}
