@@ -241,7 +241,7 @@ def test_constant_answers_and_the_largest_classes_are_shown(class_result: dict[s
     assert f"of the training rows is {tied}; always answering it is right for 5.00%." in text
     assert "The best constant answer on this split is class_9, right for 18.00%." in text
     assert f"| training rows | {tied} | 0.0500 | 0.0030 |\n| these test rows | class_9 | 0.1800 | 0.0100 |" in text
-    assert r"| class\_9 | 20 | 3.33% | 54 | 18.00% |" in text
+    assert "| class_9 | 20 | 3.33% | 54 | 18.00% |" in text
     assert "Largest classes in train and test" in print_summary(class_result)
 
 
