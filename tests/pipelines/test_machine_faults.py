@@ -12,7 +12,7 @@ from tests.support.small_disk import mounted
 def test_a_disk_that_is_full_at_the_second_checkpoint(tmp_path: Path) -> None:
     project = Project(tmp_path / "project")
     params = {"train__method": "full", "train__max_steps": 4, "train__save_every_steps": 2}
-    with mounted(project.folder / "data/06_models/smoke/checkpoints", "280k") as disk:
+    with mounted(project.folder / "data/06_models/smoke/checkpoints", "440k") as disk:
         printed = project.run(exit_code=2, **params)
         assert printed.count("the disk is full") == 1
         assert "Could not write the checkpoint of step 4 to " in printed

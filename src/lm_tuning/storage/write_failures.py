@@ -7,6 +7,7 @@ import os
 import re
 import resource
 import shutil
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -114,6 +115,18 @@ def find_write_failure(error: BaseException, target: Path, *, wanted_bytes: int 
 def folder_bytes(folder: Path) -> int:
     """Return the size of all files below a folder, in bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def close_files_of(error: BaseException) -> None:
+    """Let go of what the functions that failed still hold: an open file keeps its space when its folder is removed.
+
+    Args:
+        error: what they raised, in an ``except`` block outside of them.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        traceback.clear_frames(cause.__traceback__)
+        cause = cause.__context__
 
 
 def _lies_beside(filename: object, target: Path) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from lm_tuning.errors import UserError
 from lm_tuning.storage.atomic import sync_file, sync_folder
-from lm_tuning.storage.write_failures import explain_full_disk, folder_bytes
+from lm_tuning.storage.write_failures import close_files_of, explain_full_disk, folder_bytes
 
 MARKER = "lm_tuning_checkpoint.json"
 STEP_LOG = "step_log.json"
@@ -182,7 +182,8 @@ def writing_checkpoint(run_folder: Path, step: int, *, estimated_bytes: Callable
         folder.mkdir(parents=True)
         try:
             yield folder
-        except BaseException:
+        except BaseException as error:
+            close_files_of(error)
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
@@ -199,10 +200,7 @@ def describe_way_on(run_folder: Path) -> str:
             f"The checkpoint of step {complete[-1].step} is kept in {complete[-1].path}; go on with the same command "
             "and train.resume=true among its --params."
         )
-    return (
-        "This run has no complete checkpoint to go on from; start it again, and set train.save_every_steps for "
-        "checkpoints on the way."
-    )
+    return "This run has no complete checkpoint to go on from; start it again."
 
 
 def publish_checkpoint(

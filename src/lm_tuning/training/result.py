@@ -15,7 +15,7 @@ import numpy as np
 from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.models.stored_generation import complete_adapter_config, write_card
 from lm_tuning.storage.atomic import sync_folder
-from lm_tuning.storage.write_failures import explain_full_disk
+from lm_tuning.storage.write_failures import close_files_of, explain_full_disk
 from lm_tuning.training import checkpoints
 from lm_tuning.training.adapters import save_adapter
 from lm_tuning.training.phases import PHASES
@@ -130,7 +130,8 @@ def save_tuned_model(
         try:
             _write_model(model, tokenizer, staging, facts=facts, generation=generation, label_map=label_map)
             sync_folder(staging)
-        except BaseException:
+        except BaseException as error:
+            close_files_of(error)
             shutil.rmtree(staging, ignore_errors=True)
             raise
         if folder.exists():
