@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lm_tuning.errors import UserError
+from lm_tuning.errors import MachineFault, UserError
 
 # PyTorch's and safetensors' writers of zip files and streams keep the system's error number to themselves.
 _SAID_BY_WRITERS = re.compile(r"unexpected pos \d+ vs|PytorchStreamWriter failed|iostream (?:stream )?error")
@@ -70,7 +70,7 @@ def explain_full_disk(
             failure only. Without it the previous output is kept, and the run is to be repeated.
 
     Raises:
-        UserError: if the block fails to write for one of these reasons. Other errors pass through.
+        MachineFault: if the block fails to write for one of these reasons. Other errors pass through.
     """
     try:
         yield
@@ -85,8 +85,8 @@ def explain_full_disk(
         space = f" {_describe_space(target, wanted)}" if failure.is_about_space and wanted else ""
         problem = f"Could not write {subject}: {failure.reason}.{space}"
         if go_on is None:
-            raise UserError(f"{problem} The previous output is kept. {failure.fix} and run again.") from error
-        raise UserError(f"{problem} {failure.fix}. {go_on()}") from error
+            raise MachineFault(f"{problem} The previous output is kept. {failure.fix} and run again.") from error
+        raise MachineFault(f"{problem} {failure.fix}. {go_on()}") from error
 
 
 def find_write_failure(error: BaseException, target: Path, *, wanted_bytes: int = 0) -> WriteFailure | None:
