@@ -145,7 +145,11 @@ class ProgressDisplay:
             logger.info("%s", line)
 
     def _lines_due(self) -> list[str]:
-        """Return the line of each bar that is due; beside live bars only one that says why nothing changes, once."""
+        """Return the line of each bar that is due.
+
+        What keeps the processors busy is said once, and again where nothing changes. Beside live bars there are no
+        lines but the one that says it first.
+        """
         now = self._clock()
         with self._lock:
             due = [bar for bar in self._open.values() if now >= bar.next_line_at]
@@ -155,16 +159,18 @@ class ProgressDisplay:
                 bar.next_line_at = now + LINE_EVERY_SECONDS
         if not due:
             return []
-        # Files are read for it, so outside of the lock of the hot path.
-        load = self._load.describe() if any(bar.is_idle(now) for bar in due) else None
+        load = self._load.describe()  # reads files, so outside of the lock of the hot path
         self._load.restart()
+        lines = []
         with self._lock:
-            if self._live is None:
-                return [bar.running_line(now, load) for bar in due]
-            slow = [bar for bar in due if load is not None and bar.is_idle(now) and not bar.is_load_told]
-            for bar in slow:
-                bar.is_load_told = True
-            return [bar.running_line(now, load) for bar in slow]
+            for bar in due:
+                if self._open.get(bar.what) is not bar:
+                    continue  # it has ended meanwhile
+                is_news = load is not None and not bar.is_load_told
+                if self._live is None or is_news:
+                    lines.append(bar.running_line(now, load if is_news or bar.is_idle(now) else None))
+                bar.is_load_told = bar.is_load_told or is_news
+        return lines
 
     def stop(self) -> None:
         """Take the bars away; bars that are still open log where they stopped."""

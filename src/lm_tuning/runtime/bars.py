@@ -68,7 +68,7 @@ class Bar:
 
         Args:
             now: by the display's clock.
-            load: what keeps the processors from it, said where nothing has changed for a while.
+            load: what keeps the processors from it, if that is to be said.
         """
         parts = [f"{self.what}: {self.count()}"]
         if self.total:
@@ -79,8 +79,9 @@ class Bar:
         if left is not None:
             parts.append(f"{write_seconds(left)} left")
         if self.is_idle(now):
-            parts.append(f"no change for {write_seconds(idle)}{f': {load}' if load else ''}")
-        return ", ".join(parts)
+            parts.append(f"no change for {write_seconds(idle)}")
+        line = ", ".join(parts)
+        return f"{line}: {load}" if load else line
 
     def last_line(self, now: float) -> str:
         """Write the line of work that has ended or was stopped."""

@@ -136,7 +136,7 @@ def describe_load(
     quota = cpu_quota(root)
     if throttled >= THROTTLED_FRACTION and quota is not None:
         share = f"{min(throttled, 1.0):.0%}"
-        seen.append(f"the container's quota of {quota:g} processors was used up for {share} of the time")
+        seen.append(f"the container's quota of {_processors(quota)} was used up for {share} of the time")
         fixes.append("raise the quota")
         left = min(left, quota)
     if not seen:
@@ -167,8 +167,8 @@ def _fewer_threads(left: float, environ: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _processors(count: int) -> str:
-    return f"{count} processors" if count != 1 else "1 processor"
+def _processors(count: float) -> str:
+    return f"{count:g} {'processor' if count == 1 else 'processors'}"
 
 
 def _load_average(root: Path) -> str:

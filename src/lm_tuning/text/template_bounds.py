@@ -28,7 +28,7 @@ _CALL: dict[str, Any] = {
     "id": "c0",
     "function": {"name": "add", "arguments": {"a": 1, "b": 2}},
 }
-_TOOLS = [
+_TOOLS: list[dict[str, Any]] = [
     {
         "type": "function",
         "function": {
@@ -38,9 +38,9 @@ _TOOLS = [
         },
     }
 ]
-_PLAIN = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
-_SYSTEM = [{"role": "system", "content": "You add."}, *_PLAIN, *_PLAIN]
-_WITH_CALL = [
+_PLAIN: list[dict[str, Any]] = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+_SYSTEM: list[dict[str, Any]] = [{"role": "system", "content": "You add."}, *_PLAIN, *_PLAIN]
+_WITH_CALL: list[dict[str, Any]] = [
     _PLAIN[0],
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
     {"role": "tool", "name": "add", "tool_call_id": "c0", "content": "4"},
