@@ -96,6 +96,17 @@ def test_the_tuned_model_that_finds_no_space_is_made_from_the_last_checkpoint(
     assert (done.model_folder / "model.safetensors").is_file()
 
 
+def test_a_disk_that_takes_no_files_any_more_is_named(
+    paths: TrainingPaths, settings: TrainingSettings, small_disk: Path
+) -> None:
+    def turn_read_only() -> None:
+        subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+
+    paths = TrainingPaths(paths.tokens, small_disk / "checkpoints")
+    with pytest.raises(UserError, match=r"of step 4 .*: the file system is read-only\. .*of step 2 is kept"):
+        run_training(paths, replace(settings, save_every_steps=2), on_checkpoint=turn_read_only)
+
+
 SIZE_LIMITED = """
 import pickle, resource, sys
 from lm_tuning.errors import UserError

@@ -77,10 +77,10 @@ def explain_full_disk(
     except UserError:
         raise
     except Exception as error:
-        wanted = wanted_bytes() if wanted_bytes is not None else 0
-        failure = find_write_failure(error, target, wanted_bytes=wanted)
+        failure = find_write_failure(error, target, wanted_bytes=wanted_bytes)
         if failure is None:
             raise
+        wanted = wanted_bytes() if wanted_bytes is not None else 0
         subject = f"{what} to '{target}'" if what else f"'{target}'"
         space = f" {_describe_space(target, wanted)}" if failure.is_about_space and wanted else ""
         problem = f"Could not write {subject}: {failure.reason}.{space}"
@@ -89,13 +89,15 @@ def explain_full_disk(
         raise MachineFault(f"{problem} {failure.fix}. {go_on()}") from error
 
 
-def find_write_failure(error: BaseException, target: Path, *, wanted_bytes: int = 0) -> WriteFailure | None:
+def find_write_failure(
+    error: BaseException, target: Path, *, wanted_bytes: Callable[[], int] | None = None
+) -> WriteFailure | None:
     """Return why a file could not be written, or ``None`` when the error has another cause.
 
     Args:
         error: what a writer raised.
         target: the file or folder that was written.
-        wanted_bytes: about how much was to be written; 0 when not known.
+        wanted_bytes: returns about how much was to be written; asked for where the writer gives no reason.
     """
     if isinstance(error, OSError) and error.errno in _SPACE:
         return _SPACE[error.errno]
@@ -108,7 +110,7 @@ def find_write_failure(error: BaseException, target: Path, *, wanted_bytes: int 
         if os.strerror(number) in text:
             return failure
     if _SAID_BY_WRITERS.search(text):
-        return _probe(target, wanted_bytes or _PROBE_BYTES)
+        return _probe(target, wanted_bytes() if wanted_bytes is not None else _PROBE_BYTES)
     return None
 
 

@@ -7,10 +7,10 @@ are counted rather than timed, so that the same template is refused on every mac
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 from lm_tuning.errors import UserError
@@ -100,22 +100,12 @@ def check_template(tokenizer: Any, variables: Mapping[str, Any]) -> None:
     environment.call_binop = _bounded(environment.call_binop)
     try:
         template = environment.from_string(source)
-    except _TooMuch as error:
-        raise UserError(_refusal(where, str(error))) from error
     except Exception as error:  # the compiler runs constant parts of foreign code
         raise UserError(_describe_fault(where, error)) from error
     for messages, tools, add_generation_prompt in _PROBES:
+        given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         try:
-            with _counting_lines():
-                text = template.render(
-                    messages=messages,
-                    tools=tools,
-                    documents=None,
-                    add_generation_prompt=add_generation_prompt,
-                    **variables,
-                )
-            if len(text) > MAX_CHARACTERS:
-                raise _TooMuch(_describe_length(len(text)))
+            _render_counted(partial(template.render, {**variables, **given, "documents": None}))
         except _TooMuch as error:
             raise UserError(_refusal(where, str(error))) from error
         except MemoryError as error:
@@ -124,15 +114,15 @@ def check_template(tokenizer: Any, variables: Mapping[str, Any]) -> None:
             continue
 
 
-@contextmanager
-def _counting_lines() -> Iterator[None]:
-    """Stop a block that runs too many lines or grows a text too long; what else traces goes on afterwards.
+def _render_counted(render: Callable[[], str]) -> str:
+    """Render, and stop it at too many lines or too long a text; what else traces this thread goes on afterwards.
+
+    It is switched within one function, so that a tracer which counts calls and returns sees as many of both.
 
     Raises:
         _TooMuch: a bound is passed.
     """
     num_lines = 0
-    template_codes: dict[CodeType, bool] = {}
 
     def trace_line(frame: FrameType, event: str, argument: object) -> Any:
         nonlocal num_lines
@@ -140,21 +130,19 @@ def _counting_lines() -> Iterator[None]:
             num_lines += 1
             if num_lines > MAX_LINES:
                 raise _TooMuch(f"a short conversation takes more than {MAX_LINES:,} steps, so it may never end")
-            if template_codes[frame.f_code]:
+            if frame.f_code.co_filename == "<template>":
                 _check_values(frame.f_locals)
         return trace_line
 
-    def trace_call(frame: FrameType, event: str, argument: object) -> Any:
-        code = frame.f_code
-        template_codes.setdefault(code, code.co_filename == "<template>")
-        return trace_line
-
     before = sys.gettrace()
-    sys.settrace(trace_call)
+    sys.settrace(trace_line)
     try:
-        yield
+        text = render()
     finally:
         sys.settrace(before)
+    if len(text) > MAX_CHARACTERS:
+        raise _TooMuch(_describe_length(len(text)))
+    return text
 
 
 def _check_values(values: Mapping[str, Any]) -> None:
