@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from lm_tuning import datasets
-from lm_tuning.datasets.finished_file import FinishedFileDataset
 from lm_tuning.datasets.options import OPTIONS
 from lm_tuning.errors import UserError
 from tests.support.tiny_project import run_session, write_project
@@ -18,9 +17,7 @@ from tests.support.tiny_project import run_session, write_project
 
 def test_options_are_those_of_the_classes() -> None:
     refused = {"version", "credentials", "fs_args", "metadata"}
-    classes = {name: getattr(datasets, name) for name in datasets.__all__} | {
-        "FinishedFileDataset": FinishedFileDataset
-    }
+    classes = {name: getattr(datasets, name) for name in datasets.__all__}
     assert set(OPTIONS) == set(classes)
     for name, kind in classes.items():
         assert OPTIONS[name] == set(inspect.signature(kind).parameters) - refused, name

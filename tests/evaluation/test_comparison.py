@@ -205,7 +205,7 @@ def test_plain_text_has_a_loss_and_no_rouge(tuned: Path, tmp_path: Path, caplog:
     assert compared.result["tuned"]["num_generated"] == 0
     assert compared.result["improvement"]["rouge_l_difference"] is None
     assert (compared.answers, compared.result["samples"]) == ([], [])
-    assert "4 of 4 rows have no prompt" in caplog.text
+    assert "Rows without a prompt to answer, left out of ROUGE: 4 of 4" in caplog.text
 
 
 def test_generation_can_be_left_out(tuned: Path, tokens: Path, tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from lm_tuning.evaluation.generation import (
     collect_prompts,
     cut_at,
     find_first_id,
-    find_special_ids,
     find_stop_ids,
     generate_answers,
     pad_prompts,
 )
+from lm_tuning.text.answer_ends import special_ids
 from lm_tuning.text.token_table import TokenTable
 from tests.evaluation.tiny_tasks import make_seq2seq, write_pairs
 from tests.support.tiny import ASSISTANT, BOS, END, EOS, PAD, SYSTEM, USER, VOCABULARY, ids, make_model, make_tokenizer
@@ -141,7 +141,7 @@ def test_a_prompt_beyond_the_context_loses_its_middle(model: Any, caplog: pytest
     half = (context - 5) // 2
     assert answer[0] == greedy_by_hand(model, [*long[: context - 5 - half], *long[-half:]], 5, [])
     assert answer[1] == greedy_by_hand(model, [9, 10], 5, [])
-    assert "1 prompt was too long to answer and cut in the middle" in caplog.text
+    assert "Too long to answer, so cut in the middle: 1 prompt;" in caplog.text
 
 
 def test_a_prompt_beyond_the_context_keeps_its_roles_and_its_short_turns(model: Any) -> None:
@@ -149,7 +149,7 @@ def test_a_prompt_beyond_the_context_keeps_its_roles_and_its_short_turns(model: 
     system, question = [SYSTEM, *ids("Be brief."), END, USER], [END, ASSISTANT]
     text = np.random.default_rng(1).integers(8, len(VOCABULARY), room).tolist()
     kept = room - len(system) - len(question)
-    special = find_special_ids(make_tokenizer())
+    special = special_ids(make_tokenizer())
     limits = options(max_new_tokens=5, stop_ids=[])
     (answer,) = generate_answers(model, [[*system, *text, *question]], **limits, special_ids=special)
     whole = [*system, *text[: kept - kept // 2], *text[-(kept // 2) :], *question]
@@ -353,7 +353,7 @@ def test_a_source_has_the_whole_context_and_so_has_the_answer(caplog: pytest.Log
         (answer,) = generate_answers(reader, [long], **options(max_new_tokens=16, stop_ids=[]))
     assert len(answer) == 16
     assert answer == generate_answers(reader, [[*long[:8], *long[-8:]]], **options(max_new_tokens=16, stop_ids=[]))[0]
-    assert "1 prompt was too long" in caplog.text
+    assert "cut in the middle: 1 prompt;" in caplog.text
     with pytest.raises(UserError, match=r"evaluate.max_new_tokens = 17 .* 16 positions.*at most 16"):
         generate_answers(reader, [long], **options(max_new_tokens=17, stop_ids=[]))
 

@@ -229,6 +229,22 @@ def test_the_terminal_shows_the_twenty_worst_classes(class_result: dict[str, Any
     assert "Accuracy (0 to 1) 0.0500 -> 0.9100 (+0.8600)" in describe_outcome(class_result)
 
 
+def test_constant_answers_and_the_largest_classes_are_shown(class_result: dict[str, Any]) -> None:
+    class_result |= {
+        "num_train_rows": 600,
+        "best_constant": {"accuracy": 0.18, "macro_f1": 0.01, "class": "class_9", "num_tied_classes": 1},
+        "class_shares": [{"class": "class_9", "num_train_rows": 20, "num_rows": 54}],
+    }
+    class_result["base"]["num_tied_classes"] = 30
+    text = build_markdown(class_result, **FACTS)
+    tied = r"class\_7, one of 30 equally frequent classes"
+    assert f"of the training rows is {tied}; always answering it is right for 5.00%." in text
+    assert r"The best constant answer on this split is class\_9, right for 18.00%." in text
+    assert f"| training rows | {tied} | 0.0500 | 0.0030 |\n| these test rows | class\\_9 | 0.1800 | 0.0100 |" in text
+    assert r"| class\_9 | 20 | 3.33% | 54 | 18.00% |" in text
+    assert "Largest classes in train and test" in print_summary(class_result)
+
+
 def test_nothing_wrong_shows_no_confusions(class_result: dict[str, Any]) -> None:
     class_result["confusions"] = []
     assert "confusions" not in build_markdown(class_result, **FACTS)

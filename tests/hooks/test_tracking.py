@@ -88,7 +88,7 @@ def test_a_run_tells_settings_facts_data_results_and_figures(project: Path, tmp_
     evaluated = {"base/nats_per_token": 3.5, "base/num_tokens": 10.0, "test/tuned_nats_per_token": 2.5}
     assert figures == {**evaluated, "test/num_rows": 3.0, "data/rows_read": 7.0}
     assert artifacts(run) == {"model", "parameters.yml", "reports"}
-    reports = {"data_report.json", "data_report.md", "evaluation.json", "training_summary.csv"}
+    reports = {"data_report.json", "data_report.md", "evaluation.json", "health.json", "training_summary.csv"}
     assert artifacts(run, "reports") == {f"reports/{name}" for name in reports}
     assert artifacts(run, "model") == {"model/adapter.bin", "model/tuning.json"}
 

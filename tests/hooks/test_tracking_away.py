@@ -270,7 +270,7 @@ def test_the_commands_run_and_send_tracking_say_what_they_did(
         done = shell.kedro(project, "send-tracking")
         assert done.code == 0, done.stderr
         (run,) = runs(server, "commands")
-        assert re.search(rf"Sent \d+ entries and 6 files of run 'all default' \({run.info.run_id}\)", done.stdout)
+        assert re.search(rf"Sent \d+ entries and 7 files of run 'all default' \({run.info.run_id}\)", done.stdout)
         assert "Nothing is kept" in shell.kedro(project, "send-tracking").stdout
     assert run.info.status == "FINISHED"
 

@@ -109,7 +109,7 @@ def test_weights_that_would_be_made_up_are_refused(folder):
     weights = load_file(path)
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, path, {"format": "pt"})
-    with pytest.raises(UserError, match=r"1 tensors missing.*model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(UserError, match=r"1 tensor missing.*model\.layers\.1\.mlp\.up_proj\.weight"):
         load(folder)
 
 

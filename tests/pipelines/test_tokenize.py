@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -133,14 +132,6 @@ def test_tokens_of_another_version_are_made_again_with_a_word(project, caplog, m
     caplog.clear()
     run(max_length_tokens=32)
     assert "another version" not in caplog.text
-
-
-def test_splits_that_do_not_know_their_columns_are_refused(project):
-    folder = FolderStore(Path("splits")).current()
-    summary = json.loads((folder / "summary.json").read_text())
-    (folder / "summary.json").write_text(json.dumps({**summary, "template": "Sum up: {text}"}))
-    with pytest.raises(UserError, match=r"made by an earlier version.*--pipelines=split"):
-        run()
 
 
 def test_another_chat_template_makes_other_tokens(project):

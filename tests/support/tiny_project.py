@@ -125,7 +125,7 @@ def train_model(example_splits, checkpoints, metric_stream, train):
     folder.mkdir()
     (folder / "adapter.bin").write_text("weights")
     (folder / "tuning.json").write_text(json.dumps({"method": train["method"]}))
-    return folder, [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}]
+    return folder, [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}], {"findings": 0}
 
 
 def evaluate_models(tuned_model):
@@ -143,7 +143,7 @@ def register_pipelines():
         ]
     )
     inputs = ["example_splits", "checkpoints", "metric_stream", "params:train"]
-    train = Pipeline([node(train_model, inputs, ["tuned_model", "training_summary"])])
+    train = Pipeline([node(train_model, inputs, ["tuned_model", "training_summary", "health_report"])])
     evaluate = Pipeline([node(evaluate_models, "tuned_model", "evaluation")])
     return {"split": split, "train": train, "evaluate": evaluate, "__default__": split + train + evaluate}
 """

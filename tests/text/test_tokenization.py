@@ -341,3 +341,12 @@ def test_chunks_are_cut_by_bytes_too(tokenize, monkeypatch):
     monkeypatch.setattr("lm_tuning.text.tokenization._CHUNK_BYTES", 10)
     _, rows = tokenize(make_tokenizer(), "text", ["a" * length for length in (4, 4, 4, 30, 1, 2, 3)])
     assert [len(row.input_ids) for row in rows] == [5, 5, 5, 31, 2, 3, 4]
+
+
+def test_splits_that_do_not_know_where_their_columns_stand_are_refused(tmp_path):
+    examples = store_examples(tmp_path / "examples", "prompt_response", [("Sum up: a", "b", None)])
+    summary = json.loads((examples / "summary.json").read_text())
+    (examples / "summary.json").write_text(json.dumps({**summary, "template": "Sum up: {text}"}))
+    (tmp_path / "tokens").mkdir()
+    with pytest.raises(UserError, match=r"made by an earlier version.*--pipelines=split"):
+        write_tokens(tmp_path / "tokens", examples, make_tokenizer(), max_length_tokens=100)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from lm_tuning.text.token_table import TOKEN_SCHEMA, TokenTable
 from lm_tuning.training import tasks
 from lm_tuning.training.batches import StepDataset
 from tests.support.planted import Registry, World, chat, chats
-from tests.support.tiny import BOS, END, VOCABULARY, ids, make_tokenizer
+from tests.support.tiny import BOS, END, VOCABULARY, ids
 from tests.training.task_rows import label_map, save_tiny_bart, write_task_rows
 
 ROWS = Registry()
@@ -44,7 +45,8 @@ def add_tokens(world: World) -> None:
 
 @ROWS("pad-is-eos")
 def pad_with_the_end(world: World) -> None:
-    make_tokenizer(pad_token="<|end|>").save_pretrained(world.copy_model())
+    """Stand in for a tokenizer that has no other token to pad with."""
+    world.patch.setattr("lm_tuning.models.loading.choose_pad_token", lambda _: SimpleNamespace(token="<|end|>"))
 
 
 @ROWS("pad-id-not-in-config")

@@ -38,31 +38,23 @@ def describe_rows(result: dict[str, Any]) -> str:
     num_rows, num_split_rows = result["num_rows"], result["num_split_rows"]
     rows = count_of(num_split_rows, "row") if num_rows == num_split_rows else f"{num_rows:,} of {num_split_rows:,} rows"
     classes = count_of(len(result["per_class"]), "class", "classes")
-    base, best = result["base"], result["best_constant"]
+    base, best = result["base"], result.get("best_constant")
     said = f"The majority class of the training rows is {_name_tied(base)}"
-    if best["accuracy"] > base["accuracy"]:
+    # A result that an earlier version stored has none.
+    if best and best["accuracy"] > base["accuracy"]:
         said += (
             f"; always answering it is right for {base['accuracy']:.2%}. The best constant answer on this split is "
             f"{_name_tied(best)}, right for {best['accuracy']:.2%}"
         )
-    else:
+    elif best:
         said += f"; always answering it is right for {base['accuracy']:.2%}, and no other constant answer for more"
     return f"{result['split'].capitalize()} split: {rows}, {classes} in them or predicted. {said}."
 
 
 def list_blocks(result: dict[str, Any]) -> list[Block]:
     """Return the tables below the figures: constant answers, every class, confusions, and the largest classes."""
-    base, best = result["base"], result["best_constant"]
-    blocks = [
-        Block(
-            "Always answering one class",
-            ("Most frequent among", "Class", "Accuracy", "Macro-F1"),
-            [
-                (rows, _name_tied(constant), number(constant["accuracy"], 4), number(constant["macro_f1"], 4))
-                for rows, constant in (("training rows", base), (f"these {result['split']} rows", best))
-            ],
-            num_text_columns=2,
-        ),
+    blocks = [_constant_block(result)] if "best_constant" in result else []
+    blocks += [
         Block(
             "Classes, the lowest F1 first",
             ("Class", "Rows", "Predicted", "Precision", "Recall", "F1"),
@@ -96,24 +88,41 @@ def list_blocks(result: dict[str, Any]) -> list[Block]:
                 num_text_columns=2,
             )
         )
-    num_train_rows = result["num_train_rows"]
-    blocks.append(
-        Block(
-            f"Largest classes in train and {result['split']}",
-            ("Class", "Training rows", "Share", "Rows", "Share"),
-            [
-                (
-                    _name(line["class"]),
-                    f"{line['num_train_rows']:,}",
-                    f"{line['num_train_rows'] / num_train_rows:.2%}",
-                    f"{line['num_rows']:,}",
-                    f"{line['num_rows'] / result['num_rows']:.2%}",
-                )
-                for line in result["class_shares"]
-            ],
-        )
-    )
+    if "class_shares" in result:
+        blocks.append(_share_block(result))
     return blocks
+
+
+def _constant_block(result: dict[str, Any]) -> Block:
+    """Put the most frequent class of the training rows beside that of the evaluated ones."""
+    constants = (("training rows", result["base"]), (f"these {result['split']} rows", result["best_constant"]))
+    return Block(
+        "Always answering one class",
+        ("Most frequent among", "Class", "Accuracy", "Macro-F1"),
+        [
+            (rows, _name_tied(constant), number(constant["accuracy"], 4), number(constant["macro_f1"], 4))
+            for rows, constant in constants
+        ],
+        num_text_columns=2,
+    )
+
+
+def _share_block(result: dict[str, Any]) -> Block:
+    """Show the largest classes of the training rows and of the evaluated ones."""
+    return Block(
+        f"Largest classes in train and {result['split']}",
+        ("Class", "Training rows", "Share", "Rows", "Share"),
+        [
+            (
+                _name(line["class"]),
+                f"{line['num_train_rows']:,}",
+                f"{line['num_train_rows'] / result['num_train_rows']:.2%}",
+                f"{line['num_rows']:,}",
+                f"{line['num_rows'] / result['num_rows']:.2%}",
+            )
+            for line in result["class_shares"]
+        ],
+    )
 
 
 def write_samples(result: dict[str, Any]) -> Iterator[str]:
@@ -142,7 +151,7 @@ def _verdict(sample: dict[str, Any]) -> str:
 
 
 def _name_tied(constant: dict[str, Any]) -> str:
-    return name_tied(_name(constant["class"]), constant["num_tied_classes"])
+    return name_tied(_name(constant["class"]), constant.get("num_tied_classes", 1))
 
 
 def _name(text: str) -> str:

@@ -63,28 +63,30 @@ def count_labels(
     names = sorted(set().union(*counts.values()), key=lambda name: (-counts["train"][name], name))
     train = counts["train"]
     present = [name for name in names if train[name]]
-    table = {split: np.array([counts[split][name] for name in names], dtype=np.int64) for split in SPLITS}
+    by_split = {split: np.array([counts[split][name] for name in names], dtype=np.int64) for split in SPLITS}
     listed = [{"name": name, **{split: counts[split][name] for split in SPLITS}} for name in names]
     return {
         "column": column,
         "num_classes": len(names),
         "num_rows": sum(train.values()),
-        "num_rows_by_split": {split: int(rows.sum()) for split, rows in table.items()},
+        "num_rows_by_split": {split: int(rows.sum()) for split, rows in by_split.items()},
         "classes": listed[:MAX_LISTED],
-        "shown": [listed[place] for place in choose_shown(list(table.values()), most=MAX_SHOWN)],
+        "shown": [listed[place] for place in choose_shown(list(by_split.values()), most=MAX_SHOWN)],
         "majority_fraction": train[present[0]] / sum(train.values()) if present else 0.0,
         "largest": present[0] if present else None,
-        "num_largest": count_largest(table["train"]),
+        "num_largest": count_largest(by_split["train"]),
         "best_by_split": {
             split: {
                 "name": names[int(rows.argmax())],
                 "num_largest": count_largest(rows),
                 "fraction": int(rows.max()) / int(rows.sum()),
             }
-            for split, rows in table.items()
+            for split, rows in by_split.items()
             if split != "train" and rows.any()
         },
-        "moved": {split: list_moved(table["train"], rows, names) for split, rows in table.items() if split != "train"},
+        "moved": {
+            split: list_moved(by_split["train"], rows, names) for split, rows in by_split.items() if split != "train"
+        },
         "smallest": present[-1] if present else None,
         "not_in_train": [name for name in names if not train[name]][:MAX_LISTED],
         "num_held_out_missing": sum(not (counts["validation"][name] or counts["test"][name]) for name in present),

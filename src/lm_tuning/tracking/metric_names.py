@@ -1,4 +1,4 @@
-"""Names of metrics in MLflow. This is the only place that knows them: files keep the names of their columns and keys.
+"""Names that metrics get in MLflow. No other place gives them: files keep the names of their columns and keys.
 
 MLflow's UI draws one group of charts for each text before the last slash of a name, and sorts groups by name,
 capitals first. What stands before the slash is where a figure comes from: the split that was measured, or the part of

@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import thread as pools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,10 +41,11 @@ _abandoned: list[threading.Thread] = []
 def holds_up_the_end() -> bool:
     """Say whether a call that cannot be broken off keeps threads which the interpreter would wait for when it ends.
 
-    MLflow has pools of its own for some artifact stores; the sender itself is a daemon.
+    MLflow has pools of its own for some artifact stores, whose workers are waited for although they are daemons.
     """
+    workers = getattr(pools, "_threads_queues", {})  # of all pools, where the interpreter looks for them
     main = threading.main_thread()
-    others = (thread for thread in threading.enumerate() if thread is not main and not thread.daemon)
+    others = (each for each in threading.enumerate() if each is not main and (not each.daemon or each in workers))
     return any(thread.is_alive() for thread in _abandoned) and any(others)
 
 

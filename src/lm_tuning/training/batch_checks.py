@@ -118,7 +118,7 @@ def check_cuts(steps: StepDataset) -> list[Finding]:
     if steps.batching == "packed" or total < 1:
         return []
     used = due = tokens = 0
-    for step in sorted({round(place * (total - 1) / (_CUTS_LOOKED_AT - 1)) for place in range(_CUTS_LOOKED_AT)}):
+    for step in sorted({round(index * (total - 1) / (_CUTS_LOOKED_AT - 1)) for index in range(_CUTS_LOOKED_AT)}):
         rows = steps.plan.rows_of_step(step)
         groups = steps.task.cut(steps.table, rows, budget_tokens=steps.micro_batch_tokens, batching=steps.batching)
         used += sum(_count_group(steps, np.asarray(group)) for group in groups)

@@ -189,8 +189,8 @@ def _warn_of_older_tokens(token_cache: FolderStore) -> None:
     version = read_manifest(current)["facts"].get("sources", {}).get("tokens_version")
     if version is not None and version != TOKENS_VERSION:
         logger.warning(
-            "The stored tokens in %s were made by another version, which cuts long prompts in another way, so tokens "
-            "are made again.",
+            "The stored tokens in %s were made by another version, which makes others of the same rows (see "
+            "CHANGELOG.md), so tokens are made again.",
             current,
         )
 
