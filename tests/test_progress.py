@@ -19,6 +19,7 @@ from rich.logging import RichHandler
 from lm_tuning import progress
 from lm_tuning.errors import Interrupted
 from lm_tuning.progress import ProgressDisplay, ignore_progress, show_progress
+from lm_tuning.runtime.busy import LoadWatch
 from lm_tuning.runtime.stopping import forget_request, note_request
 from tests.support.cost import count_calls
 from tests.support.patience import PATIENCE_SECONDS
@@ -97,8 +98,19 @@ def message_of(line: str) -> str:
     return line[9:].split("  ", maxsplit=1)[0]
 
 
-def quiet_display(clock: Clock) -> ProgressDisplay:
-    display = ProgressDisplay(None, Console(file=io.StringIO()), clock=clock)
+class Load(LoadWatch):
+    """What a machine says of itself, made up."""
+
+    def __init__(self, said: str | None = None) -> None:
+        super().__init__()
+        self.said = said
+
+    def describe(self) -> str | None:
+        return self.said
+
+
+def quiet_display(clock: Clock, load: str | None = None) -> ProgressDisplay:
+    display = ProgressDisplay(None, Console(file=io.StringIO()), clock=clock, load=Load(load))
     assert not display.is_live
     display.start(tick_in_background=False)
     return display
@@ -157,6 +169,53 @@ def test_time_left_follows_the_last_minute_not_the_slow_start(clock: Clock, capl
     clock.advance(60.0)
     display.tick()
     assert caplog.messages[0].startswith("Training: 101/200 steps (50%), 1 steps/s, no change for "), "no 0 s left"
+
+
+def test_what_keeps_the_processors_from_the_work_is_said_where_nothing_changes(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="lm_tuning.progress")
+    display = quiet_display(clock, "other programs used 1.8 of the 2 processors of this run; end them")
+    display.on_progress("Training", 0, 200, "steps")
+    clock.advance(137.0)
+    display.tick()
+    assert caplog.messages == [
+        "Training: 0/200 steps (0%), no change for 2:17 min: other programs used 1.8 of the 2 processors of this run; "
+        "end them"
+    ]
+    caplog.clear()
+    clock.advance(29.0)
+    display.on_progress("Training", 1, 200, "steps")
+    clock.advance(1.0)
+    display.tick()
+    assert len(caplog.messages) == 1
+    assert "other programs" not in caplog.messages[0], "it goes on, and that was said"
+
+
+def test_steps_that_are_slow_beside_other_programs_say_so_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="lm_tuning.progress")
+    display = quiet_display(clock, "other programs used 1.8 of the 2 processors of this run; end them")
+    display.on_progress("Training", 0, 200, "steps")
+    for done in range(1, 7):
+        clock.advance(20.0)
+        display.on_progress("Training", done, 200, "steps")
+        clock.advance(1.0)
+        display.tick()
+    assert ["other programs" in message for message in caplog.messages] == [True, False, False]
+
+
+def test_on_a_terminal_it_is_said_once(clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="lm_tuning.progress")
+    console = Console(file=Terminal(), force_terminal=True, width=100)
+    display = ProgressDisplay(None, console, clock=clock, load=Load("other programs used 1.8 of the 2 processors"))
+    assert display.is_live
+    display.on_progress("Training", 0, 200, "steps")
+    for _ in range(4):
+        clock.advance(31.0)
+        display.tick()
+    assert caplog.messages == [
+        "Training: 0/200 steps (0%), no change for 31 s: other programs used 1.8 of the 2 processors"
+    ]
 
 
 def test_the_end_is_one_line_with_the_rate_of_what_was_done_here(

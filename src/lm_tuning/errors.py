@@ -1,4 +1,4 @@
-"""The two ways in which a run ends early on purpose."""
+"""The ways in which a run ends early with a message and no traceback."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ class UserError(ValueError):
     def __reduce__(self) -> tuple[type[UserError], tuple[list[str]]]:
         """Survive pickling between processes with the problems intact."""
         return (type(self), (self.problems,))
+
+
+class MachineFault(UserError):
+    """Report what the machine kept a run from, such as a full disk: nothing that was asked for is wrong."""
 
 
 class Interrupted(Exception):  # a request to stop and no mistake, hence no Error in the name

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from lm_tuning.errors import UserError
+from lm_tuning.runtime.busy import LoadWatch
 from lm_tuning.training.health import Finding, HealthReport
 from lm_tuning.training.learning_rates import check_planned_rates
 from lm_tuning.training.watch import TrainingWatch
@@ -351,6 +352,15 @@ def test_training_that_gets_slower() -> None:
         "the last quarter of the steps ran at 1,000 tokens per second, an early one at 2,000 (50% slower)"
     )
     assert report.facts["late_tokens_per_second"] == 1000.0
+
+
+def test_training_that_gets_slower_beside_other_programs_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = "other programs used 1.8 of the 2 processors of this run; set environment.num_threads=1 (now 2)"
+    monkeypatch.setattr(LoadWatch, "describe", lambda self: said)
+    rows = [step_row(step, seconds=2.0 if step <= 60 else 4.0) for step in range(1, 121)]
+    assert only(watch_run(rows)).cause == f"Lately, {said}."
+    monkeypatch.setattr(LoadWatch, "describe", lambda self: None)
+    assert only(watch_run(rows)).cause.startswith("The device is throttled")
 
 
 def test_slow_single_steps_and_short_runs_are_no_loss_of_speed() -> None:

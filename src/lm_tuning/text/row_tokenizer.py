@@ -32,6 +32,7 @@ from lm_tuning.text.rendering import (
     render_text,
 )
 from lm_tuning.text.task_tokenizer import NOT_ROUND_TRIP, TaskTokenizer
+from lm_tuning.text.template_bounds import read_template
 from lm_tuning.text.template_call import REFUSED
 from lm_tuning.text.token_columns import (
     BoolArray,
@@ -122,7 +123,7 @@ class RowTokenizer(TaskTokenizer):
             truncation=truncation,
             cut_prompt_at=cut_prompt_at,
             control_tokens=control_tokens,
-            template=tokenizer.get_chat_template() if self.uses_template else None,
+            template=read_template(tokenizer) if self.uses_template else None,
         )
         self._chat = (
             ChatRenderer(tokenizer, self._control, template_arguments=template_arguments)

@@ -7,6 +7,7 @@ from typing import Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.text.rendering import CharRange, Message, RowRefused, Tools
+from lm_tuning.text.template_bounds import check_template, read_template
 
 REFUSED = "refused_by_template"
 
@@ -18,18 +19,19 @@ class TemplateCall:
     """Render conversations with a tokenizer's chat template."""
 
     def __init__(self, tokenizer: Any, arguments: Mapping[str, Any] | None = None) -> None:
-        """Compile the template.
+        """Compile the template and try it.
 
         Args:
             tokenizer: a transformers tokenizer with a chat template.
             arguments: further arguments of the template, by name.
 
         Raises:
-            UserError: the template reads no such argument.
+            UserError: the template is no Jinja or does not come to an end, or it reads no such argument.
         """
         from transformers.utils import chat_template_utils
 
-        self.source: str = tokenizer.get_chat_template()
+        check_template(tokenizer, {**tokenizer.special_tokens_map, **(arguments or {})})
+        self.source: str = read_template(tokenizer)
         # Each variable costs time at every row, and few templates read any.
         names = tokenizer.special_tokens_map.items()
         self._variables: dict[str, Any] = {name: token for name, token in names if name in self.source}

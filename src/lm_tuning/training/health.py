@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.errors import Interrupted, MachineFault, UserError
 from lm_tuning.text.decoding import decode
 from lm_tuning.training.health_codes import CODES, Severity
 
@@ -212,7 +212,8 @@ class HealthReport:
         kind = type(cause).__name__
         if is_out_of_memory(cause):
             return "out of memory", kind
-        return ("refused" if isinstance(error, UserError) else "failed"), kind
+        is_refused = isinstance(error, UserError) and not isinstance(error, MachineFault)
+        return ("refused" if is_refused else "failed"), kind
 
     def _end(self, state: str, by: str | None) -> None:
         self.run.state, self.run.ended, self.run.ended_by = state, _now(), by

@@ -15,6 +15,8 @@ import numpy as np
 from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.models.stored_generation import complete_adapter_config, write_card
 from lm_tuning.storage.atomic import sync_folder
+from lm_tuning.storage.write_failures import close_files_of, explain_full_disk
+from lm_tuning.training import checkpoints
 from lm_tuning.training.adapters import save_adapter
 from lm_tuning.training.phases import PHASES
 from lm_tuning.wording import count_of
@@ -105,13 +107,50 @@ def save_tuned_model(
         facts: written as ``tuning.json``.
         generation: the ``GenerationConfig`` that the model is evaluated with; ``None`` for a model without answers.
         label_map: id of each class by its name, written as ``label_map.json`` and into the config of a full model.
+
+    Raises:
+        UserError: the disk is full, or takes no files for another reason.
     """
-    staging = folder.with_name(f".{folder.name}-writing")
-    shutil.rmtree(staging, ignore_errors=True)
     model.config.use_cache = True
     if label_map is not None:
         model.config.id2label = {place: name for name, place in label_map.items()}
         model.config.label2id = dict(label_map)
+    run_folder = folder.parent
+    with explain_full_disk(
+        folder,
+        what="the tuned model",
+        wanted_bytes=lambda: sum(
+            weight.numel() * weight.element_size()
+            for weight in model.parameters()
+            if weight.requires_grad or not hasattr(model, "peft_config")
+        ),
+        go_on=lambda: f"All steps were trained. {checkpoints.describe_way_on(run_folder)}",
+    ):
+        staging = folder.with_name(f".{folder.name}-writing")
+        shutil.rmtree(staging, ignore_errors=True)
+        try:
+            _write_model(model, tokenizer, staging, facts=facts, generation=generation, label_map=label_map)
+            sync_folder(staging)
+        except BaseException as error:
+            close_files_of(error)
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        if folder.exists():
+            shutil.rmtree(folder)
+        staging.rename(folder)
+    return folder
+
+
+def _write_model(
+    model: Any,
+    tokenizer: Any,
+    staging: Path,
+    *,
+    facts: dict[str, Any],
+    generation: Any,
+    label_map: dict[str, int] | None,
+) -> None:
+    """Write the files of :func:`save_tuned_model`."""
     with transformers_bars_off():
         if hasattr(model, "peft_config"):
             save_adapter(model, staging)
@@ -127,11 +166,6 @@ def save_tuned_model(
     (staging / "tuning.json").write_text(json.dumps(facts, indent=2))
     if label_map is not None:
         (staging / "label_map.json").write_text(json.dumps(label_map, indent=2, ensure_ascii=False), encoding="utf-8")
-    sync_folder(staging)
-    if folder.exists():
-        shutil.rmtree(folder)
-    staging.rename(folder)
-    return folder
 
 
 def summarize(

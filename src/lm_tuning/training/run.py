@@ -27,6 +27,7 @@ from lm_tuning.training.interruption import stop_on_signal
 from lm_tuning.training.job import Job, settle
 from lm_tuning.training.loop_parts import choose_evaluation, choose_workers, training_arguments
 from lm_tuning.training.loop_settings import LoopSettings
+from lm_tuning.training.lost_worker import explain_lost_worker
 from lm_tuning.training.memory_table import count_memory, say_memory
 from lm_tuning.training.model_setup import scale_head, set_up_model
 from lm_tuning.training.nonfinite import save_reproduction
@@ -375,5 +376,15 @@ def _train(trainer: StepPlanTrainer, checkpoint: checkpoints.Checkpoint | None) 
         trainer.step_log.start()
         trainer.began = time.perf_counter()
     trainer.on_progress("Training", trainer.start_step, len(trainer.steps), "steps")
-    trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
+    with explain_lost_worker(lambda: _describe_state(trainer), num_workers=trainer.num_loader_workers):
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
+        finally:
+            trainer.close_loader()
     return time.perf_counter() - trainer.began
+
+
+def _describe_state(trainer: StepPlanTrainer) -> str:
+    """Say how far a training has come and how to go on, after a fault."""
+    done = count_of(trainer.state.global_step, "step")
+    return f"{done} of {len(trainer.steps)} were done. {checkpoints.describe_way_on(trainer.loop.run_folder)}"

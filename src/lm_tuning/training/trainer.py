@@ -83,6 +83,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         self.on_progress = on_progress
         self.best = BestCheckpoint(loop.best_metric)
         self.start_step = 0
+        self._loader: StepLoader | None = None
         self._batch: StepBatch | None = None
         self._step_loss: torch.Tensor | None = None
         self._first_norm: float | None = None
@@ -90,9 +91,15 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
 
     def get_train_dataloader(self) -> Any:
         """Return the loader of steps, beginning where the run begins."""
-        return StepLoader(
+        self._loader = StepLoader(
             self.steps, self.start_step, self.num_loader_workers, pin_memory=self.args.device.type == "cuda"
         )
+        return self._loader
+
+    def close_loader(self) -> None:
+        """End the worker processes of the loader, if there are any."""
+        if self._loader is not None:
+            self._loader.close()
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[StepBatch], num_batches: int, device: torch.device

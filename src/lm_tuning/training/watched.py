@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from lm_tuning.runtime.busy import LoadWatch
 from lm_tuning.training.health import Finding
 from lm_tuning.wording import count_of
 
@@ -266,17 +267,28 @@ class Throughput(WatchedThing):
 
     replays = False
 
-    def __init__(self, total_steps: int) -> None:
-        """Take the steps of the run, to look at half of it and at three quarters."""
+    def __init__(self, total_steps: int, load: LoadWatch | None = None) -> None:
+        """Take the steps of the run, to look at half of it and at three quarters.
+
+        Args:
+            total_steps: of the run.
+            load: tells what else keeps the processors busy; by default from this machine.
+        """
+        self.quarter_steps = {total_steps // 4, total_steps // 2, 3 * total_steps // 4}
         self.looks_at = {total_steps // 2, 3 * total_steps // 4}
         self.speeds = array("d")
         self.seconds = 0.0
+        self.load = load or LoadWatch()
+        self.load_of_last_quarter: str | None = None
 
     def see(self, now: StepNumbers) -> bool:
-        """Keep the step's speed."""
+        """Keep the step's speed, and after each quarter of the steps what kept the processors busy in it."""
         if now.seconds > 0:
             self.speeds.append(now.num_tokens / now.seconds)
             self.seconds += now.seconds
+        if now.step in self.quarter_steps:
+            self.load_of_last_quarter = self.load.describe()
+            self.load.restart()
         return now.step in self.looks_at
 
     def quarters(self) -> tuple[float, float] | None:
@@ -293,13 +305,17 @@ class Throughput(WatchedThing):
         if quarters is None or quarters[1] >= (1 - SLOWER_FRACTION) * quarters[0]:
             return []
         early, late = quarters
+        # The steps since the last quarter's end may have been too few to say anything; then that quarter holds.
+        load = (self.load.describe() if is_end else None) or self.load_of_last_quarter
         return [
             Finding(
                 code="throughput-falls",
                 measured=f"the last quarter of the steps ran at {late:,.0f} tokens per second, an early one at "
                 f"{early:,.0f} ({1 - late / early:.0%} slower)",
                 expected=f"at most {SLOWER_FRACTION:.0%} slower",
-                cause="The device is throttled by heat, shared with another program, or runs out of memory slowly.",
+                cause="The device is throttled by heat, shared with another program, or runs out of memory slowly."
+                if load is None
+                else f"Lately, {load}.",
                 change="Look at the device's clock and at other programs; compare memory in the step table.",
             )
         ]
