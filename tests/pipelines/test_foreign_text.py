@@ -147,7 +147,7 @@ def test_codes_of_findings_are_printed(project: HostileProject) -> None:
     # Longer than rows may be, so that every answer loses its end.
     rows = [{"question": f"{number}?", "answer": f"{number} {'long ' * 60}"} for number in range(80)]
     (project.folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    printed = project.run(evaluate__num_generate_rows=0)
+    printed = project.run(evaluate__num_generate_rows=0, tokenize__max_lost_fraction=1)
     assert "Health [end-not-taught] none of" in printed
     assert "Health [end-not-taught] none of" in project.logged()
 

@@ -5,29 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lm_tuning.data.class_shares import describe_moved
 from lm_tuning.data.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
-from lm_tuning.text.counts import CHANGED, DROPPED
+from lm_tuning.preflight.row_concerns import LIMITS, about_labels, about_rows, about_splits, advise_limit, concern
 from lm_tuning.wording import count_of
 
 LEVELS = ("stop", "warning", "note")
 """``stop``: training refuses, or is in vain. ``warning``: results will be worse than they need be, or look better than
 they are. ``note``: nothing wrong, but good to know."""
 
-# Where the lengths' figures say what other limits would cut.
-# What tokenizing changes that is worth a word, and what of it loses something that a row says.
-_LOST = {"turn_left_out", "reasoning_left_out", "tools_left_out"}
-_TOLD = {
-    "content_not_verbatim",
-    "not_round_trip",
-    "control_token_kept",
-    "answer_not_learned",
-    "earlier_answer_shortened",
-    *_LOST,
-}
-_LIMITS = {"max_length_tokens": "limits", "max_target_tokens": "target_limits"}
 _FEW_STEPS = 20
-_FEW_ROWS_CUT = 0.01
 
 
 def find_concerns(figures: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -45,9 +31,9 @@ def find_concerns(figures: Mapping[str, Any]) -> list[dict[str, str]]:
         *_about_tokens(figures),
         *_about_lengths(figures["lengths"], figures["task"], context_tokens=figures["context_tokens"]),
         *_about_context(figures["lengths"], figures["context_tokens"]),
-        *_about_rows(figures),
-        *_about_splits(figures["splits"], figures["num_rows"]),
-        *_about_labels(
+        *about_rows(figures),
+        *about_splits(figures["splits"], figures["num_rows"]),
+        *about_labels(
             figures["labels"],
             figures["task"],
             untrained=figures["splits"]["untrained_classes"],
@@ -58,48 +44,40 @@ def find_concerns(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     return sorted(found, key=lambda concern: LEVELS.index(concern["level"]))
 
 
-def _concern(level: str, section: str, text: str, advice: str) -> dict[str, str]:
-    return {"level": level, "section": section, "text": text, "advice": advice}
-
-
-def _rows(number: int, noun: str = "row") -> str:
-    return count_of(number, noun)
-
-
 def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longest: int) -> Iterator[dict[str, str]]:
     steps, per_epoch, warmup = facts["total_steps"], facts["steps_per_epoch"], facts["warmup_steps_of_run"]
     rows, tokens = facts["effective_batch_rows"], facts["effective_batch_tokens"]
     rows_per_step = facts["rows_per_epoch"] / per_epoch
     if warmup and warmup >= steps:
-        yield _concern(
+        yield concern(
             "stop",
             "schedule",
             f"The warm-up takes {count_of(warmup, 'step')}, but the run has {steps:,}: training refuses to start.",
             "Lower train.trainer.warmup_steps (below 1 it is a fraction of all steps), or train for longer.",
         )
     elif warmup > steps // 2:
-        yield _concern(
+        yield concern(
             "warning",
             "schedule",
             f"The warm-up takes {warmup:,} of {count_of(steps, 'step')}.",
             "Lower train.trainer.warmup_steps; 0.03 to 0.1 of the steps is usual.",
         )
     if facts["load_best"] and not num_rows["validation"]:
-        yield _concern(
+        yield concern(
             "stop",
             "schedule",
             "train.load_best compares validation losses, and there are no validation rows: training refuses to start.",
             "Set split.validation or data.validation_path, or train.load_best to false.",
         )
     if facts["epochs"] < 1:
-        yield _concern(
+        yield concern(
             "warning",
             "schedule",
             f"The run ends after {facts['epochs']:.2f} epochs: {1 - facts['epochs']:.0%} of the rows are never seen.",
             "Raise train.max_steps, or take it as meant for a trial.",
         )
     if rows is not None and rows > facts["rows_per_epoch"]:
-        yield _concern(
+        yield concern(
             "warning",
             "schedule",
             f"A step takes {count_of(rows, 'row')}, but an epoch has {facts['rows_per_epoch']:,}: each epoch is a "
@@ -107,15 +85,15 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
             "Lower train.effective_batch_rows to at most a tenth of the rows.",
         )
     elif per_epoch > 1 and steps >= per_epoch and facts["last_step_rows"] * 2 < rows_per_step:
-        yield _concern(
+        yield concern(
             "note",
             "schedule",
-            f"The last step of every epoch has {_rows(facts['last_step_rows'])}, where the others have about "
+            f"The last step of every epoch has {count_of(facts['last_step_rows'], 'row')}, where the others have about "
             f"{rows_per_step:,.0f}: its gradient is noisier.",
             "It weighs as much as any other step; a batch size that divides the rows evenly avoids it.",
         )
     if tokens is not None and tokens < longest:
-        yield _concern(
+        yield concern(
             "warning",
             "schedule",
             f"A step takes at most {count_of(tokens, 'token')}, but rows have up to {longest:,}: such a row is a "
@@ -123,7 +101,7 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
             "Raise train.effective_batch_tokens to several times the longest row.",
         )
     if steps < _FEW_STEPS:
-        yield _concern(
+        yield concern(
             "note",
             "schedule",
             f"The whole run has {count_of(steps, 'step')}, which is few for a schedule to mean anything.",
@@ -131,7 +109,7 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
         )
     for name, what in (("eval_every_steps", "validation loss is measured"), ("save_every_steps", "checkpoint is made")):
         if facts[name] and facts[name] > steps:
-            yield _concern(
+            yield concern(
                 "note",
                 "schedule",
                 f"train.{name} is {facts[name]:,}, but the run has {count_of(steps, 'step')}: no {what} on the way.",
@@ -149,10 +127,10 @@ def _about_vocabulary(facts: Mapping[str, Any] | None) -> Iterator[dict[str, str
         "save the model; then run the tokenize pipeline again."
     )
     if beyond:
-        rows = ", ".join(_rows(number, f"{split} row") for split, number in beyond.items())
+        rows = ", ".join(count_of(number, f"{split} row") for split, number in beyond.items())
         ids = ", ".join(f"{token_id} ({token!r})" for token_id, token in facts["ids_beyond"].items())
         first = next(str(facts["rows_beyond"][split][0]) for split in beyond)
-        yield _concern(
+        yield concern(
             "stop",
             "special_tokens",
             f"The model embeds {num_embeddings:,} token ids and the tokenizer has {num_tokens:,}: {rows} hold ids that "
@@ -160,7 +138,7 @@ def _about_vocabulary(facts: Mapping[str, Any] | None) -> Iterator[dict[str, str
             advice,
         )
     elif num_tokens > num_embeddings:
-        yield _concern(
+        yield concern(
             "stop",
             "special_tokens",
             f"The tokenizer has {num_tokens:,} tokens and the model embeds {num_embeddings:,}. Training refuses to "
@@ -183,18 +161,18 @@ def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     }
     for judgement in figures["special_tokens"]["judgements"]:
         if judgement["verdict"] == "bad":
-            yield _concern("warning", "special_tokens", judgement["answer"], advice[judgement["question"]])
+            yield concern("warning", "special_tokens", judgement["answer"], advice[judgement["question"]])
     empty = figures["lengths"]["num_rows_without_learned"]
     if empty:
-        yield _concern(
+        yield concern(
             "warning",
             "lengths",
-            f"No token is learned in {_rows(empty, 'training row')}.",
+            f"No token is learned in {count_of(empty, 'training row')}.",
             "Look at tokenize.loss_on.",
         )
     supervised_fraction = figures["lengths"]["supervised_fraction"]
     if figures["task"] == CAUSAL_LM and supervised_fraction < 0.02:
-        yield _concern(
+        yield concern(
             "note",
             "lengths",
             f"Only {supervised_fraction:.2%} of the tokens are learned: nearly all the time goes into reading prompts.",
@@ -204,9 +182,9 @@ def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
 
 def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int | None) -> Iterator[dict[str, str]]:
     cut, num_rows = facts["num_rows_cut"], facts["num_rows"]
-    limits = {name: f"tokenize.{name}={facts[name]}" for name in _LIMITS if name in facts}
+    limits = {name: f"tokenize.{name}={facts[name]}" for name in LIMITS if name in facts}
     by_length, by_target = limits["max_length_tokens"], limits.get("max_target_tokens", "")
-    advice = _advise_limit(facts, context_tokens=context_tokens)
+    advice = advise_limit(facts, context_tokens=context_tokens)
     if task == SEQUENCE_CLASSIFICATION:
         shortened = cut["end_cut"] + cut["text_shortened"]
         yield from _about_cut("text", shortened, num_rows, f"{by_length}.", advice)
@@ -217,7 +195,7 @@ def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int |
             cut["target_cut"],
             num_rows,
             f"{by_target}: the model learns to stop in the middle.",
-            _advise_limit(facts, "max_target_tokens", context_tokens=context_tokens),
+            advise_limit(facts, "max_target_tokens", context_tokens=context_tokens),
             tolerated=0.0,
         )
     else:
@@ -233,10 +211,10 @@ def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int |
         yield from _about_cut("prompt", shortened, num_rows, f"{by_length}.", advice)
     emptied = cut["prompt_emptied"]
     if emptied:
-        yield _concern(
+        yield concern(
             "warning",
             "lengths",
-            f"Nothing is left of a prompt, or of one of its columns or turns, in {_rows(emptied, 'training row')} "
+            f"Nothing is left of a prompt, or of one of its columns or turns, in {count_of(emptied, 'training row')} "
             f"({emptied / num_rows:.2%}) by {by_length}.",
             advice,
         )
@@ -247,10 +225,10 @@ def _about_cut(
 ) -> Iterator[dict[str, str]]:
     """Warn of rows that a limit cuts; a share of them that can be tolerated is worth a note."""
     if num_cut:
-        yield _concern(
+        yield concern(
             "warning" if num_cut > tolerated * num_rows else "note",
             "lengths",
-            f"The {what} is cut in {_rows(num_cut, 'training row')} ({num_cut / num_rows:.2%}) by {reason}",
+            f"The {what} is cut in {count_of(num_cut, 'training row')} ({num_cut / num_rows:.2%}) by {reason}",
             advice,
         )
 
@@ -264,7 +242,7 @@ def _about_context(facts: Mapping[str, Any], context_tokens: int | None) -> Iter
     for part, name in parts.items():
         longest = quantiles[part]["max"]
         if context_tokens is not None and longest > context_tokens:
-            yield _concern(
+            yield concern(
                 "warning",
                 "lengths",
                 f"{part.capitalize()}s have up to {count_of(longest, 'token')}, but the model is made for "
@@ -273,158 +251,23 @@ def _about_context(facts: Mapping[str, Any], context_tokens: int | None) -> Iter
             )
 
 
-def _advise_limit(facts: Mapping[str, Any], name: str = "max_length_tokens", *, context_tokens: int | None) -> str:
-    """Name the lowest limit that cuts next to nothing, or the highest that the model takes."""
-    choices = [choice for choice in facts[_LIMITS[name]] if choice["limit"] > facts[name]]
-    within = [choice for choice in choices if context_tokens is None or choice["limit"] <= context_tokens]
-    for choice in within:
-        if choice["rows_fraction"] <= _FEW_ROWS_CUT:
-            what = f"cut {_rows(choice['rows_over'])}" if choice["rows_over"] else "hold every row"
-            return f"tokenize.{name}={choice['limit']} would {what}, if model and memory allow."
-    if len(within) == len(choices) or context_tokens is None:
-        return f"Raise tokenize.{name}."
-    apart = "shorten or split the longer rows, or take a model for longer ones"
-    if facts[name] >= context_tokens:
-        return f"The model takes {context_tokens:,} tokens at most, so {apart}."
-    left = f", which would cut {_rows(within[-1]['rows_over'])} or fewer" if within else ""
-    return f"The model takes {context_tokens:,} tokens at most: tokenize.{name}={context_tokens}{left}; else {apart}."
-
-
-def _about_rows(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    num_read = figures["rows"]["num_rows_read"]
-    for kind, finding in figures["findings"].items():
-        is_lost = finding["fate"] == "skipped"
-        share = finding["num_rows"] / max(num_read, 1)
-        fate = "left out" if is_lost else "kept as they are"
-        yield _concern(
-            "warning" if is_lost and share > 0.01 else "note",
-            "rows",
-            f"{_rows(finding['num_rows'])} ({share:.2%}) {fate}: {finding['meaning']} ({kind}).",
-            "Their files, numbers and reasons are in the data report.",
-        )
-    for fate in figures["rows"]["fates"]:
-        if fate["stage"].startswith("dropped"):
-            share = fate["num_rows"] / max(num_read, 1)
-            reasons = {DROPPED["too_long"]: "max_length_tokens", DROPPED["target_too_long"]: "max_target_tokens"}
-            limit = reasons.get(fate["reason"])
-            context_tokens = figures["context_tokens"]
-            advice = f"{_advise_limit(figures['lengths'], limit, context_tokens=context_tokens)} " if limit else ""
-            yield _concern(
-                "warning" if share > 0.01 else "note",
-                "rows",
-                f"{_rows(fate['num_rows'])} {fate['stage']}: {fate['reason']}.",
-                f"{advice}The data report names them.",
-            )
-    for reason, num_rows in figures["changed"].items():
-        if reason in _TOLD:
-            yield _concern(
-                "warning" if reason in _LOST else "note",
-                "rows",
-                f"{_rows(num_rows, 'training row')}: {CHANGED[reason]}.",
-                "The data report names the first.",
-            )
-
-
-def _about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Iterator[dict[str, str]]:
-    for warning in splits["warnings"]:
-        yield _concern("warning", "splits", warning, "See the part on splits in the data report.")
-    held_out = num_rows["validation"] + num_rows["test"]
-    if not held_out:
-        yield _concern(
-            "warning",
-            "splits",
-            "No row is held out: nothing will show whether the model got better or only learned the rows by heart.",
-            "Set split.validation and split.test.",
-        )
-    elif held_out < 30:
-        yield _concern(
-            "note",
-            "splits",
-            f"Held out: only {_rows(held_out)}. What is measured on so few is mostly chance.",
-            "Raise split.validation and split.test.",
-        )
-    copies = splits["duplicates"]
-    total = sum(splits["rows"].values())
-    if copies["num_kept"] > 0.1 * total:
-        # Rows of one text under several labels stay unless the text alone makes a copy.
-        keys = ["split.duplicates=drop"] if copies["handling"] != "drop" else []
-        keys += ["split.duplicates_by=text"] if copies["num_label_conflicts"] > 0.1 * total or not keys else []
-        left_out = f"{copies['num_dropped']:,}" if copies["num_dropped"] else "none"
-        yield _concern(
-            "note",
-            "splits",
-            f"Rows of the splits that repeat another one: {copies['num_kept']:,} of {total:,}; left out: {left_out}.",
-            f"{' with '.join(keys)} keeps one of each text.",
-        )
-
-
-def _about_labels(
-    labels: Mapping[str, Any] | None,
-    task: str,
-    *,
-    untrained: Mapping[str, Any] | None,
-    shares: Mapping[str, Any] | None,
-) -> Iterator[dict[str, str]]:
-    if labels is None:
-        return
-    # What the division did is among its own warnings; tokenizing may have dropped the rows of more classes.
-    known = untrained["num_rows_by_class"] if untrained and untrained["column"] == labels["column"] else ()
-    lost = [name for name in labels["not_in_train"] if name not in known]
-    if lost:
-        names = ", ".join(map(repr, lost[:5]))
-        yield _concern(
-            "warning",
-            "labels",
-            f"Classes without a training row ({len(lost):,}) cannot be learned: {names}.",
-            "Divide with split.stratify, or take those rows out.",
-        )
-    if labels["num_held_out_missing"]:
-        yield _concern(
-            "note",
-            "labels",
-            f"Without a held-out row, so never measured: {labels['num_held_out_missing']:,} of "
-            f"{count_of(labels['num_classes'], 'class', 'classes')}.",
-            "Divide with split.stratify, or hold out more rows.",
-        )
-    # What the splits showed is among their warnings; tokenizing may have moved more.
-    told = shares["moved"] if shares and shares["column"] == labels["column"] else {}
-    for split, moved in labels["moved"].items():
-        if moved and not told.get(split):
-            yield _concern(
-                "warning",
-                "labels",
-                f"Classes whose share differs a lot between train and {split}, by more than chance: "
-                f"{describe_moved(moved, split=split)}.",
-                "Divide with split.stratify, or make the shares of files of your own alike.",
-            )
-    if labels["majority_fraction"] > 0.8 and labels["num_classes"] > 1:
-        yield _concern(
-            "warning",
-            "labels",
-            f"Always answering {labels['largest']!r} would be right for {labels['majority_fraction']:.1%} of the "
-            "training rows.",
-            "Compare results with this share, not with zero; measure each class by itself."
-            + (" train.class_weights=balanced weighs rare classes more." if task == SEQUENCE_CLASSIFICATION else ""),
-        )
-
-
 def _about_padding(padding: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     chosen = next(choice for choice in padding["choices"] if choice["name"] == padding["batching"])
     if chosen["padding_fraction"] > 0.2:
         advice = "A larger effective batch lets rows of like length come together."
         if any(choice["name"] == "packed" for choice in padding["choices"]):
             advice = f"train.batching=packed leaves none; {advice[0].lower()}{advice[1:]}"
-        yield _concern(
+        yield concern(
             "warning",
             "padding",
             f"{chosen['padding_fraction']:.0%} of all positions would be padding.",
             advice,
         )
     if padding["num_rows_over_budget"]:
-        yield _concern(
+        yield concern(
             "note",
             "padding",
             f"Longer than a micro-batch of {padding['micro_batch_tokens']:,} tokens: "
-            f"{_rows(padding['num_rows_over_budget'])}. Each passes alone, and memory is set by the longest.",
+            f"{count_of(padding['num_rows_over_budget'], 'row')}. Each passes alone, and memory is set by the longest.",
             "Raise train.micro_batch_tokens if memory allows, or lower tokenize.max_length_tokens.",
         )

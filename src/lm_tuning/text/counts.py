@@ -62,10 +62,15 @@ CHANGED = {
     "control_token_kept": "a control token is typed in it and kept",
 }
 
+SHORTENED = frozenset({"prompt_shortened", "text_shortened", "source_cut", "end_cut", "old_turns_dropped"})
+"""What a limit is there for, as long as it happens to few rows."""
+
 NUM_DETAILS = 1000
 """Rows of a reason whose details are kept."""
 
 _NUM_ROWS_NAMED = 5
+_FEW_ROWS = 0.01
+"""Share of rows that may be longer than a sensible limit."""
 
 
 class LongRows:
@@ -223,7 +228,7 @@ class SplitCounts:
         return f"{len(rows):,} ({(DROPPED | CHANGED)[reason]}; {named}){detail}"
 
     def warn(self, split: str, places: RowPlaces) -> None:
-        """Log every count that is not zero.
+        """Log every count that is not zero; a few rows that a limit shortens are to be expected, and no warning.
 
         Args:
             split: name of the split.
@@ -232,7 +237,9 @@ class SplitCounts:
         for title, reasons in (("dropped", DROPPED), ("changed", CHANGED)):
             for reason in reasons:
                 if self.counts[reason]:
-                    logger.warning("%s rows %s: %s", split, title, self.describe(reason, places))
+                    is_ordinary = reason in SHORTENED and self.counts[reason] < _FEW_ROWS * self.num_read
+                    level = logging.INFO if is_ordinary else logging.WARNING
+                    logger.log(level, "%s rows %s: %s", split, title, self.describe(reason, places))
 
 
 def name_rows(row_ids: array[int], places: RowPlaces, *, num_named: int) -> str:
