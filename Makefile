@@ -39,7 +39,7 @@ setup-dev: $(DEV_READY) ## setup, and what tests and checks need
 test: $(DEV_READY) ## set up, then run the fast tests (ARGS="tests/text -x" for some of them, without the coverage floor)
 	@$(PY) -m pytest -m "not slow and not gpu" $(or $(ARGS),$(PARALLEL) --cov --cov-report=term:skip-covered)
 
-test-slow: $(DEV_READY) ## set up, then run the tests that train the real model
+test-slow: $(DEV_READY) ## set up, then run all slow tests, such as those that train the real model
 	@$(PY) -m pytest -m "slow and not gpu" $(ARGS)
 
 lint: $(DEV_READY) ## style, types and import rules
@@ -57,10 +57,13 @@ mlflow: $(RUN_READY) ## open the runs in the MLflow UI (HOST=127.0.0.1 PORT=5000
 	@store="$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}"; \
 	case "$$store" in http*) echo "The runs are on a server; open $$store"; exit 0 ;; esac; \
 	echo "MLflow UI on http://$(HOST):$(PORT) (stop it with Ctrl-C)"; \
+	link=$$(MLFLOW_TRACKING_URI="$$store" $(PY) -c "from lm_tuning.tracking.run_list import find_link; \
+	print(find_link('http://$(HOST):$(PORT)') or '')" 2>/dev/null); \
+	if [ -n "$$link" ]; then echo "Runs with loss, score and speed: $$link"; fi; \
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false exec $(PY) -m mlflow ui --backend-store-uri "$$store" --host $(HOST) --port $(PORT) --workers 1
 
 viz: PORT := 4141
-viz: $(RUN_READY) ## open the graph in Kedro-Viz (HOST=127.0.0.1 PORT=4141)
+viz: $(RUN_READY) ## open the graph in Kedro-Viz (HOST=127.0.0.1 PORT=4141, ARGS="--env smoke" for a recipe)
 	@$(PY) -m kedro viz run --host $(HOST) --port $(PORT) $(ARGS)
 
 schema: $(RUN_READY) ## write the JSON schema and the reference page of the parameters again

@@ -1,14 +1,19 @@
-"""What holds for all tests: threads of parallel workers, a folder that they share, and which files start first."""
+"""What holds for all tests: threads of parallel workers, a folder that they share, what no test may write, the machine
+that the code is told it runs on, and which files start first."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
+from tests.support import guard, machine
 from tests.support.tracking_store import SHARED_FOLDER
 
 # Before anything imports torch: workers share the cores, and two teams of threads on them slow each other down many
@@ -21,11 +26,15 @@ MOST_WORKERS = 8
 """Each holds torch and MLflow, about a gigabyte."""
 
 LONG_FILES = (
+    "test_planted_secrets.py",
+    "test_foreign_text.py",
     "test_whole_run.py",
     "test_accounting.py",
     "test_recipes.py",
     "test_resume.py",
     "test_tracking.py",
+    "test_tracking_away.py",
+    "test_stopping.py",
     "test_run.py",
     "test_quantized.py",
     "test_soak.py",
@@ -39,16 +48,45 @@ LONG_FILES = (
 """Files of half a minute and more. A worker takes whole files; the last one should not be long."""
 
 
+# How long an example takes says how busy the machine is, and nothing of the code.
+hypothesis_settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+hypothesis_settings.load_profile("tests")
+
+
 def pytest_configure() -> None:
-    """Make the shared folder; workers inherit the variable."""
+    """Make the shared folder, and watch what this process and its children write; workers inherit the variables."""
     if not IS_WORKER:
+        # A store, a server or an environment that the user's shell names is the user's.
+        for name in [name for name in os.environ if name.startswith(("MLFLOW_", "KEDRO_"))]:
+            del os.environ[name]
         os.environ[SHARED_FOLDER] = tempfile.mkdtemp(prefix="lm-tuning-tests-")
+        # Its list of fonts takes seconds to make and is kept; its settings are the user's.
+        os.environ["MPLCONFIGDIR"] = str(Path.home() / ".cache" / "matplotlib")
+        # Read before anything else by every Python that a test starts.
+        children = str(Path(guard.__file__).parent / "child")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [children, os.environ.get("PYTHONPATH")]))
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "alone")
+    os.environ[guard.NOTES] = str(Path(os.environ[SHARED_FOLDER]) / f"forbidden-{worker}.txt")
+    if not IS_WORKER:  # which are children, and have both
+        guard.watch_writes()
+        machine.pretend()
 
 
 def pytest_unconfigure() -> None:
     """Remove the shared folder."""
     if not IS_WORKER:
         shutil.rmtree(os.environ.pop(SHARED_FOLDER), ignore_errors=True)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown() -> Generator[None]:
+    """Fail the test in which something was written that is the user's, also by a process that it started."""
+    try:
+        yield
+    finally:
+        noted = guard.take_notes()
+    if noted:
+        pytest.fail("written into the user's own folders:\n" + "\n".join(noted), pytrace=False)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE_SECONDS
+
 SCRIPT = """
 import logging
 import kedro.framework.project  # reads conf/logging.yml
@@ -31,7 +33,7 @@ def output() -> str:
     environ = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "KEDRO_LOGGING_CONFIG")}
     command = [sys.executable, "-c", SCRIPT]
     return subprocess.run(
-        command, cwd=project, env=environ, capture_output=True, text=True, check=True, timeout=120
+        command, cwd=project, env=environ, capture_output=True, text=True, check=True, timeout=PATIENCE_SECONDS
     ).stdout
 
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.patience import PATIENCE_SECONDS
+
 ROOT = Path(__file__).parents[1]
 
 pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -31,7 +33,12 @@ def make(folder: Path, *arguments: str, **variables: str) -> subprocess.Complete
         name: value for name, value in os.environ.items() if name not in {"MAKEFLAGS", "MAKELEVEL", "MFLAGS"}
     }
     return subprocess.run(
-        ["make", *arguments], cwd=folder, env=environment | variables, capture_output=True, text=True, timeout=60
+        ["make", *arguments],
+        cwd=folder,
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
     )
 
 

@@ -11,6 +11,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny import ASSISTANT, END, USER, ids, save_tiny_model
 from tests.support.tracking_store import new_run, new_store
 
@@ -28,7 +29,9 @@ def write_tokens(folder: Path, split: str, words: list[str]) -> None:
             writer.append(row_id, [*prompt, *answer], [(len(prompt), len(prompt) + len(answer))])
 
 
-def train_and_evaluate(project: Path, uri: str, run_id: str) -> tuple[Any, dict[str, Any]]:
+def train_and_evaluate(
+    project: Path, uri: str, run_id: str, *, earlier_names: bool = False
+) -> tuple[Any, dict[str, Any]]:
     """Do what the pipelines do, through the same functions and datasets; return the results of both parts."""
     from lm_tuning.datasets import CSVDataset, JSONDataset
     from lm_tuning.datasets.metric_stream import MetricStream
@@ -50,7 +53,7 @@ def train_and_evaluate(project: Path, uri: str, run_id: str) -> tuple[Any, dict[
         write_tokens(staged.path, split, chosen)
     tokens = store.publish(staged)
 
-    stream = MetricStream(run_id, uri)
+    stream = MetricStream(run_id, uri, earlier_names=earlier_names)
     training = run_training(
         TrainingPaths(tokens=tokens, checkpoints=project / "checkpoints"),
         TrainingSettings(
@@ -69,7 +72,7 @@ def train_and_evaluate(project: Path, uri: str, run_id: str) -> tuple[Any, dict[
             trainer={"lr_scheduler_type": "constant"},
             run_id=run_id,
         ),
-        on_metrics=stream.log,
+        on_metrics=stream.log_step,
     )
     stream.close()
     comparison = evaluate_models(
@@ -95,8 +98,16 @@ def train_and_evaluate(project: Path, uri: str, run_id: str) -> tuple[Any, dict[
 def execute(project: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Run the notebook inside a project and return the text that each code cell puts out."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    # Its kernel keeps a history and settings, else in the user's home folder.
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(project / name.lower()))
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(project)}}).execute()
+    NotebookClient(
+        notebook,
+        timeout=PATIENCE_SECONDS,
+        startup_timeout=PATIENCE_SECONDS,
+        resources={"metadata": {"path": str(project)}},
+    ).execute()
     return [
         "\n".join(describe(output) for output in cell.outputs) for cell in notebook.cells if cell.cell_type == "code"
     ]
@@ -110,32 +121,38 @@ def describe(output: Any) -> str:
     )
 
 
-def test_the_notebook_shows_runs_curves_and_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("earlier_names", [False, True])
+def test_the_notebook_shows_runs_curves_and_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, earlier_names: bool
+) -> None:
     from mlflow import MlflowClient
     from mlflow.entities import Param
 
     from lm_tuning.hooks.run_description import flatten_settings, numbers_of
+    from lm_tuning.tracking.metric_names import name_figures
 
     (tmp_path / "conf" / "base").mkdir(parents=True)
     uri = new_store(tmp_path)
     run_id = new_run(uri, tmp_path)
     settings = flatten_settings({"output": "default", "train": {"method": "lora", "learning_rate": 1e-2}})
     MlflowClient(uri).log_batch(run_id, params=[Param(name, value) for name, value in settings.items()])
-    training, result = train_and_evaluate(tmp_path, uri, run_id)
-    for name, value in numbers_of(result).items():
+    training, result = train_and_evaluate(tmp_path, uri, run_id, earlier_names=earlier_names)
+    figures = numbers_of(result)
+    for name, value in (figures if earlier_names else name_figures("evaluation", figures, split="test")).items():
         MlflowClient(uri).log_metric(run_id, name, value)
     # A later run of another output, whose curves must not be taken for this one's.
     time.sleep(0.01)
     other = MlflowClient(uri).create_run(MlflowClient(uri).get_run(run_id).info.experiment_id).info.run_id
     MlflowClient(uri).log_param(other, "output", "other")
-    MlflowClient(uri).log_metric(other, "loss_nats_per_token", 99.0, step=1)
+    MlflowClient(uri).log_metric(other, "train/loss_nats_per_token", 99.0, step=1)
 
     _, runs, figure, curves, efficiency, comparison, samples = execute(tmp_path, uri, monkeypatch)
 
     assert run_id in runs
     assert other in runs
-    for column in ("train.learning_rate", "loss_nats_per_token", "base.nats_per_token", "tuned.rouge_l"):
+    for column in ("train.learning_rate", "train/loss_nats_per_token", "base/nats_per_token", "tuned rouge_l"):
         assert column in runs
+    assert f"{result['tuned']['nats_per_token']:.6f}" in runs
     assert "[image]" in figure
     last_loss = training.steps[-1]["loss_nats_per_token"]
     assert f"{last_loss:.4f}" in curves

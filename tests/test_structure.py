@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import os
 import subprocess
@@ -13,7 +14,7 @@ from typing import Any, get_type_hints
 
 import pytest
 from kedro.config import OmegaConfigLoader
-from kedro.io import DataCatalog
+from kedro.io import AbstractDataset, DataCatalog
 from kedro.pipeline import Pipeline
 from kedro.pipeline.node import Node
 
@@ -35,7 +36,8 @@ def loader(env: str) -> OmegaConfigLoader:
 
 
 def all_nodes() -> list[Node]:
-    return register_pipelines()["__default__"].nodes
+    """Every node of every registered pipeline, also of those that a plain run leaves out."""
+    return sum(register_pipelines().values(), Pipeline([])).nodes
 
 
 @pytest.fixture(scope="module", params=ENVIRONMENTS)
@@ -136,11 +138,40 @@ class TestEveryNode:
                 assert hints[argument] is wanted or hints[argument] in {int, str}, (argument, hints[argument])
 
     def test_only_heavy_nodes_are_tagged_for_the_backend(self, node: Node) -> None:
-        heavy = {"prepare_base_model", "train_model", "evaluate_models"}
+        heavy = {"prepare_base_model", "train_model", "profile_steps", "evaluate_models"}
+        assert heavy <= {each.func.__name__ for each in all_nodes()}
         assert ("torch" in node.tags) == (node.func.__name__ in heavy)
 
     def test_it_says_what_it_does(self, node: Node) -> None:
         assert node.func.__doc__
+
+
+def test_every_pipeline_of_the_package_is_registered() -> None:
+    folders = {path.parent.name for path in (PACKAGE / "pipelines").glob("*/pipeline.py")}
+    assert {node.namespace for node in all_nodes()} == folders
+
+
+def test_every_dataset_class_has_a_place_on_the_package_s_face() -> None:
+    from lm_tuning import datasets
+
+    found = set()
+    for path in modules("datasets"):
+        module = importlib.import_module(".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts))
+        classes = inspect.getmembers(module, inspect.isclass)
+        found |= {
+            name
+            for name, each in classes
+            if issubclass(each, AbstractDataset) and each.__module__ == module.__name__ and not inspect.isabstract(each)
+        }
+    assert set(datasets.__all__) == found == set(datasets._MODULES)
+    for name in found:
+        assert getattr(datasets, name).__name__ == name
+
+
+def test_the_catalog_names_datasets_by_the_package_s_face() -> None:
+    for name, entry in loader("local")["catalog"].items():
+        package, _, dataset = entry["type"].rpartition(".")
+        assert (package, dataset.endswith("Dataset")) == ("lm_tuning.datasets", True), name
 
 
 def test_settings_name_all_hooks() -> None:

@@ -6,12 +6,13 @@ import copy
 import functools
 import logging
 import os
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from kedro.framework.cli.project import run as kedro_run
@@ -19,6 +20,10 @@ from kedro.framework.cli.utils import env_option
 from kedro.utils import find_kedro_project
 
 from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.hooks.stopping import signals_of_a_command
+from lm_tuning.runtime.log_records import protect, protect_tracebacks
+from lm_tuning.secrets import mask_values
+from lm_tuning.tracking.sender import holds_up_the_end
 
 if TYPE_CHECKING:
     from kedro.framework.startup import ProjectMetadata
@@ -82,24 +87,38 @@ def explain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(command)
     def explained(*args: Any, **options: Any) -> Any:
         try:
-            return command(*args, **options)
+            answer = command(*args, **options)
         except KeyboardInterrupt:
             click.secho("Stopped by SIGINT.", fg="yellow", err=True)
-            sys.exit(EXIT_CODE_OF_SIGNAL["SIGINT"])
+            _exit(EXIT_CODE_OF_SIGNAL["SIGINT"])
         except Exception as error:
             interruption = find_interruption(error)
             if interruption is not None:
-                click.secho(str(interruption), fg="yellow", err=True)
-                sys.exit(EXIT_CODE_OF_SIGNAL.get(interruption.signal_name, EXIT_CODE_OF_SIGNAL["SIGINT"]))
+                click.secho(protect(str(interruption)), fg="yellow", err=True)
+                _exit(EXIT_CODE_OF_SIGNAL.get(interruption.signal_name, EXIT_CODE_OF_SIGNAL["SIGINT"]))
             user_error = find_user_error(error)
             if user_error is None:
+                protect_tracebacks()
                 raise
             for problem in user_error.problems:
-                click.secho(problem, fg="red", err=True)
+                click.secho(protect(problem), fg="red", err=True)
             click.secho(f"(traceback: {_keep_traceback(error)})", dim=True, err=True)
-            sys.exit(USER_ERROR_EXIT_CODE)
+            _exit(USER_ERROR_EXIT_CODE)
+        if holds_up_the_end():
+            _exit(0)
+        return answer
 
     return explained
+
+
+def _exit(code: int) -> NoReturn:
+    """End the command; at once where the interpreter would first wait for a tracking store that does not answer."""
+    if holds_up_the_end():
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _keep_traceback(error: BaseException) -> str:
@@ -108,8 +127,9 @@ def _keep_traceback(error: BaseException) -> str:
     try:
         path.parent.mkdir(exist_ok=True)
         with path.open("a", encoding="utf-8") as file:
-            file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} kedro {' '.join(sys.argv[1:])}\n")
-            file.write("".join(traceback.format_exception(error)) + "\n")
+            command = protect(shlex.join(["kedro", *sys.argv[1:]])).replace("\n", "\\n")
+            file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')} {command}\n")
+            file.write(protect("".join(traceback.format_exception(error))) + "\n")
     except OSError as reason:
         return f"not kept, {reason}"
     return os.path.relpath(path)
@@ -136,7 +156,7 @@ def _read_params(context: click.Context, option: click.Parameter, value: Any) ->
     try:
         return parse_parameters(value or "")
     except ValueError as error:
-        raise click.BadParameter(str(error), ctx=context, param=option) from error
+        raise click.BadParameter(protect(str(error)), ctx=context, param=option) from error
 
 
 def _typed_params(option: click.Parameter) -> click.Parameter:
@@ -157,7 +177,8 @@ def _run(**options: Any) -> Any:
     for name in ("kedro.pipeline.node", "kedro.runner.sequential_runner", "kedro.runner.thread_runner"):
         logging.getLogger(name).addFilter(_HIDE_WHAT_IS_EXPLAINED)
     assert kedro_run.callback is not None
-    return kedro_run.callback(**options)
+    with signals_of_a_command():
+        return kedro_run.callback(**options)
 
 
 def _check_pipeline_names(names: list[str]) -> None:
@@ -188,7 +209,7 @@ cli.add_command(run)
 @click.pass_obj
 @explain_errors
 def parameters(metadata: ProjectMetadata, env: str | None, params: dict[str, Any]) -> None:
-    """Check all parameters of an environment and print them as a run would get them."""
+    """Check all parameters of an environment and print them as a run would get them, secrets masked."""
     import yaml
     from kedro.framework.project import settings
 
@@ -201,7 +222,7 @@ def parameters(metadata: ProjectMetadata, env: str | None, params: dict[str, Any
         runtime_params=params,
         **settings.CONFIG_LOADER_ARGS,
     )
-    resolved = load_parameters(loader, root).model_dump()
+    resolved = mask_values(load_parameters(loader, root).model_dump())
     click.echo(yaml.safe_dump(resolved, sort_keys=False, allow_unicode=True), nl=False)
 
 
@@ -229,3 +250,19 @@ def schema(metadata: ProjectMetadata, check: bool) -> None:
         click.echo(f"wrote {path}")
     if not stale:
         click.echo(f"{folder} is up to date")
+
+
+@cli.command()
+@env_option
+@click.pass_obj
+@explain_errors
+def send_tracking(metadata: ProjectMetadata, env: str | None) -> None:
+    """Send to MLflow what runs kept while it was away. What was sent before is not sent again.
+
+    Exit code 2 says that something is still kept, and why.
+    """
+    from lm_tuning.hooks.send_tracking import send_what_is_kept
+
+    problems = send_what_is_kept(metadata.project_path, env, say=click.echo)
+    if problems:
+        raise UserError(problems)

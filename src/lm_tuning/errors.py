@@ -1,8 +1,10 @@
-"""The two ways in which a run ends early on purpose."""
+"""The ways in which a run ends early with a message and no traceback."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+
+from lm_tuning.secrets import mask
 
 
 class UserError(ValueError):
@@ -15,17 +17,21 @@ class UserError(ValueError):
     """
 
     def __init__(self, problems: str | Iterable[str]) -> None:
-        """Keep the problems in order.
+        """Keep the problems in order, with secrets masked: messages go to terminals, log files and tracking.
 
         Args:
             problems: one sentence, or several that are reported together.
         """
-        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        self.problems = [mask(problem) for problem in ([problems] if isinstance(problems, str) else problems)]
         super().__init__("\n".join(self.problems))
 
     def __reduce__(self) -> tuple[type[UserError], tuple[list[str]]]:
         """Survive pickling between processes with the problems intact."""
         return (type(self), (self.problems,))
+
+
+class MachineFault(UserError):
+    """Report what the machine kept a run from, such as a full disk: nothing that was asked for is wrong."""
 
 
 class Interrupted(Exception):  # a request to stop and no mistake, hence no Error in the name

@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +23,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from lm_tuning.runtime.bars import LINE_EVERY_SECONDS, Bar, write_rate, write_seconds
+from lm_tuning.runtime.busy import LoadWatch
+from lm_tuning.runtime.log_records import protect
 from lm_tuning.runtime.stopping import stop_if_requested
 
 logger = logging.getLogger(__name__)
@@ -35,13 +37,8 @@ A new ``what`` opens a bar, ``done == total`` closes it, a total of None means t
 ``done`` at 0 (or where a resumed run goes on), so that the rate counts only what was done since.
 """
 
-LINE_EVERY_SECONDS = 30.0
 _LIVE_TICK_SECONDS = 0.25
 _LOG_TICK_SECONDS = 1.0
-# A rate over the last minute follows a run that warms up or slows down; a few changes must lie in it all the same,
-# however slow the steps are.
-_RATE_WINDOW_SECONDS = 60.0
-_RATE_MIN_SAMPLES = 4
 _PLAIN_WIDTH = 200
 
 
@@ -56,86 +53,6 @@ def ignore_progress(what: str, done: int, total: int | None, unit: str) -> None:
     """
 
 
-@dataclass(slots=True)
-class _Bar:
-    what: str
-    unit: str
-    total: int | None
-    done: int
-    first_done: int
-    opened_at: float
-    changed_at: float
-    next_line_at: float
-    samples: deque[tuple[float, int]] = field(default_factory=deque)
-
-    def take_sample(self) -> None:
-        """Keep when the count last changed, for the rate of the last minute."""
-        if self.samples and self.samples[-1][1] == self.done:
-            return
-        self.samples.append((self.changed_at, self.done))
-        oldest = self.changed_at - _RATE_WINDOW_SECONDS
-        while len(self.samples) > _RATE_MIN_SAMPLES and self.samples[0][0] < oldest:
-            self.samples.popleft()
-
-    def units_per_second(self) -> float | None:
-        """Return the rate of the last minute, None before anything moved."""
-        if len(self.samples) < 2:
-            return None
-        (first_at, first_done), (last_at, last_done) = self.samples[0], self.samples[-1]
-        seconds = last_at - first_at
-        return (last_done - first_done) / seconds if seconds > 0 and last_done > first_done else None
-
-    def seconds_left(self, now: float) -> float | None:
-        """Return the expected time to the end, None when it cannot be known or what was expected has passed."""
-        rate = self.units_per_second()
-        if rate is None or self.total is None:
-            return None
-        left = (self.total - self.done) / rate - (now - self.changed_at)
-        return left if left > 0 else None
-
-    def count(self) -> str:
-        total = "" if self.total is None else f"/{self.total:,}"
-        return f"{self.done:,}{total} {self.unit}"
-
-    def running_line(self, now: float) -> str:
-        parts = [f"{self.what}: {self.count()}"]
-        if self.total:
-            parts[0] += f" ({self.done / self.total:.0%})"
-        rate, left, idle = self.units_per_second(), self.seconds_left(now), now - self.changed_at
-        if rate is not None:
-            parts.append(_rate(rate, self.unit))
-        if left is not None:
-            parts.append(f"{_seconds(left)} left")
-        if idle >= LINE_EVERY_SECONDS:
-            parts.append(f"no change for {_seconds(idle)}")
-        return ", ".join(parts)
-
-    def last_line(self, now: float) -> str:
-        seconds = now - self.opened_at
-        if self.total is not None and self.done < self.total:
-            return f"{self.what}: stopped at {self.count()} after {_seconds(seconds)}"
-        since = self.done - self.first_done
-        if self.first_done and not since:
-            return f"{self.what}: all {self.done:,} {self.unit} were done before"
-        line = f"{self.what}: {since:,} {self.unit} in {_seconds(seconds)}"
-        if since > 0 and seconds > 0:
-            line += f", {_rate(since / seconds, self.unit)}"
-        return f"{line}; {self.done:,} with those before" if self.first_done else line
-
-
-def _rate(per_second: float, unit: str) -> str:
-    number = f"{per_second:,.0f}" if per_second >= 100 else f"{per_second:.3g}"
-    return f"{number} {unit}/s"
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02} h" if hours else f"{minutes}:{rest:02} min"
-
-
 class ProgressDisplay:
     """Hold the open bars of this process and show them.
 
@@ -144,7 +61,11 @@ class ProgressDisplay:
     """
 
     def __init__(
-        self, handler: RichHandler | None, console: Console, clock: Callable[[], float] = time.monotonic
+        self,
+        handler: RichHandler | None,
+        console: Console,
+        clock: Callable[[], float] = time.monotonic,
+        load: LoadWatch | None = None,
     ) -> None:
         """Prepare a display; nothing is shown before `start`.
 
@@ -152,14 +73,16 @@ class ProgressDisplay:
             handler: the logging handler that writes on ``console``, if there is one. Drawing takes turns with it.
             console: where to draw.
             clock: seconds that only grow.
+            load: tells why nothing changes; by default from this machine.
         """
         self._clock = clock
+        self._load = load or LoadWatch()
         self._console = console
         # Leaf lock of the hot path: Rich is never called while it is held.
         self._lock = threading.Lock()
         # Held while drawing. It is the handler's own lock, so a log line and a redraw never mix their cursor moves.
         self._drawing = (handler.lock if handler is not None else None) or threading.RLock()
-        self._open: dict[str, _Bar] = {}
+        self._open: dict[str, Bar] = {}
         self._ended: dict[str, tuple[int, int | None]] = {}
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
@@ -187,7 +110,7 @@ class ProgressDisplay:
             if bar is None:
                 if self._ended.get(what) == (done, total):
                     return  # the end, said twice
-                bar = _Bar(what, unit, total, done, done, now, now, now + LINE_EVERY_SECONDS)
+                bar = Bar(what, unit, total, done, done, now, now, now + LINE_EVERY_SECONDS)
                 bar.take_sample()
                 self._open[what] = bar
             elif done != bar.done:
@@ -198,7 +121,7 @@ class ProgressDisplay:
                 return
             del self._open[what]
             self._ended[what] = (done, total)
-        _log(bar.last_line(now))
+        logger.info("%s", bar.last_line(now))
 
     def start(self, *, tick_in_background: bool = True) -> None:
         """Begin to show bars.
@@ -218,17 +141,36 @@ class ProgressDisplay:
         if self._live is not None:
             with self._drawing:
                 self._live.refresh()
-            return
+        for line in self._lines_due():
+            logger.info("%s", line)
+
+    def _lines_due(self) -> list[str]:
+        """Return the line of each bar that is due.
+
+        What keeps the processors busy is said once, and again where nothing changes. Beside live bars there are no
+        lines but the one that says it first.
+        """
         now = self._clock()
-        lines = []
         with self._lock:
+            due = [bar for bar in self._open.values() if now >= bar.next_line_at]
             for bar in self._open.values():
                 bar.take_sample()
-                if now >= bar.next_line_at:
-                    bar.next_line_at = now + LINE_EVERY_SECONDS
-                    lines.append(bar.running_line(now))
-        for line in lines:
-            _log(line)
+            for bar in due:
+                bar.next_line_at = now + LINE_EVERY_SECONDS
+        if not due:
+            return []
+        load = self._load.describe()  # reads files, so outside of the lock of the hot path
+        self._load.restart()
+        lines = []
+        with self._lock:
+            for bar in due:
+                if self._open.get(bar.what) is not bar:
+                    continue  # it has ended meanwhile
+                is_news = load is not None and not bar.is_load_told
+                if self._live is None or is_news:
+                    lines.append(bar.running_line(now, load if is_news or bar.is_idle(now) else None))
+                bar.is_load_told = bar.is_load_told or is_news
+        return lines
 
     def stop(self) -> None:
         """Take the bars away; bars that are still open log where they stopped."""
@@ -243,7 +185,7 @@ class ProgressDisplay:
             _redirect_raw_handlers(into_display=False)
         now = self._clock()
         for bar in unfinished:
-            _log(bar.last_line(now))
+            logger.info("%s", bar.last_line(now))
 
     def before_fork(self) -> None:
         """Wait until nothing is half drawn: a child must not inherit Rich's locks in the locked state."""
@@ -284,18 +226,14 @@ class ProgressDisplay:
         for bar in bars:
             rate, left = bar.units_per_second(), bar.seconds_left(now)
             table.add_row(
-                Text(bar.what, style="bold"),
+                Text(protect(bar.what), style="bold"),
                 ProgressBar(total=bar.total, completed=bar.done, width=30, pulse=bar.total is None),
                 Text(bar.count(), style="progress.download"),
-                Text("" if rate is None else _rate(rate, bar.unit), style="progress.data.speed"),
-                Text(_seconds(now - bar.opened_at), style="progress.elapsed"),
-                Text("" if left is None else f"{_seconds(left)} left", style="progress.remaining"),
+                Text("" if rate is None else write_rate(rate, bar.unit), style="progress.data.speed"),
+                Text(write_seconds(now - bar.opened_at), style="progress.elapsed"),
+                Text("" if left is None else f"{write_seconds(left)} left", style="progress.remaining"),
             )
         return table
-
-
-def _log(line: str) -> None:
-    logger.info(line, extra={"markup": False})  # a name with brackets is no markup of Rich
 
 
 def _can_redraw(console: Console) -> bool:

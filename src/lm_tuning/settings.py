@@ -12,17 +12,24 @@ from pathlib import Path
 
 from kedro.utils import find_kedro_project
 
+from lm_tuning.hooks.earlier_reports import EarlierReportsHook
 from lm_tuning.hooks.environment import EnvironmentHook
 from lm_tuning.hooks.locking import OutputLockHook
 from lm_tuning.hooks.logging_file import use_logging_file
 from lm_tuning.hooks.parameters import ParametersHook
+from lm_tuning.hooks.secrets import SecretsHook
 from lm_tuning.hooks.stored_inputs import StoredInputsHook
 from lm_tuning.hooks.tracking import TrackingHook
 from lm_tuning.hooks.training_start import TrainingStartHook
+from lm_tuning.hooks.viz_version import stop_version_search
 from lm_tuning.runtime.collection import collect_rarely
+from lm_tuning.runtime.log_records import install_log_records
 
 # Before the heavy imports that follow, which it speeds up.
 collect_rarely()
+
+# Whichever logging file is in use, no text of a row is taken for console markup and no password is printed.
+install_log_records()
 
 _ROOT = Path(find_kedro_project(Path.cwd()) or Path(__file__).resolve().parents[2])
 
@@ -62,13 +69,17 @@ CONFIG_LOADER_ARGS = {
 
 # Of hooks that ask to be first, the last one registered comes first: parameters are checked before anything uses them.
 HOOKS = (
+    EarlierReportsHook(),
     TrackingHook(),
     OutputLockHook(),
     TrainingStartHook(),
     StoredInputsHook(),
     EnvironmentHook(),
+    SecretsHook(),
     ParametersHook(),
 )
 
 # The tracking hook takes the place of the plugin's own; with both, every run would be logged twice.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow",)
+
+stop_version_search()

@@ -73,12 +73,13 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SplitResult
         paths = {"train": train, "validation": validation_path, "test": test_path}
         files = describe_files(**{name: str(path) if isinstance(path, Path) else path for name, path in paths.items()})
         columns = {name: settings.pop(name, None) for name in ("group", "stratify", "key")}
+        task = {"task": settings["task"]} if "task" in settings else {}
         reading = {name: settings.pop(name) for name in READING_SETTINGS & set(settings)}
         checked, folder = tmp_path_factory.mktemp("rows"), tmp_path_factory.mktemp("splits")
         refused = write_checked_rows(checked, files, **columns, **reading)["refused"]
         if refused:
             raise UserError(refused)
-        summary = write_splits(folder, checked, **{"validation": 0, "test": 0, **columns, **settings})
+        summary = write_splits(folder, checked, **{"validation": 0, "test": 0, **columns, **task, **settings})
         return SplitResult(folder, summary, checked)
 
     return make

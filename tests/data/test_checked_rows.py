@@ -78,7 +78,7 @@ def test_values_of_other_types_can_be_skipped_and_are_counted(write_rows, check,
     path = write_rows(MIXED)
     result = check(path, on_bad_row="skip")
     assert result.rows == [{"row_id": 1, "text": "hello", "source": 0}]
-    assert "3 skipped (3 wrong_type)" in caplog.text
+    assert "3 rows skipped (3 wrong_type)" in caplog.text
     assert "row 4: column 'text' holds a list" in caplog.text
     assert result.summary["refused"] == []
     assert result.summary["files"] == [
@@ -152,8 +152,8 @@ def test_composed_and_decomposed_names_are_one_class(write_rows, check):
     assert result.facts.names == {"label": [COMPOSED]}
     assert result.facts.values["label"].tolist() == [0, 0, 0, 0]
     assert result.summary["refused"] == [
-        f"data.columns.label: column 'label' holds one class only, '{COMPOSED}'; classification needs at least 2 "
-        "classes."
+        f"data.columns.label: column 'label' holds one class only in the training rows, '{COMPOSED}' (4 rows); "
+        "classification needs at least 2 classes."
     ]
     assert result.column("text") == [f"{COMPOSED} {n}" for n in (0, 0, 1, 1)]
     untouched = check(path, format="text_label", normalize="none")

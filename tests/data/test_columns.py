@@ -113,10 +113,11 @@ def test_what_does_not_go_together_is_refused(settings, expected):
     assert any(expected in problem for problem in problems_of(["a", "b", "c"], **settings))
 
 
-def test_a_csv_without_header_or_with_other_separators_gets_a_hint():
-    columns = {"text": "text"}
-    assert "lacks a header" in problems_of(["hello there", "pos"], path="a.csv", columns=columns)[0]
-    assert "separated by ';'" in problems_of(["body;class"], path="a.csv", columns=columns)[0]
+def test_what_a_file_says_of_a_missing_column_ends_the_message():
+    problems = problems_of(["body"], columns={"text": "text"}, explain=lambda column: f" No {column} here.")
+    assert problems[0].endswith("Its columns: 'body'. No text here.")
+    problems = problems_of(["x"], inside=lambda: " Look inside.")
+    assert "no usual names of a format are there. Look inside. Name the columns" in problems[0]
 
 
 @pytest.mark.parametrize(

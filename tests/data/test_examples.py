@@ -238,3 +238,17 @@ def test_whole_digests_of_labelled_text_are_equal_after_nfc_only_for_equal_label
     one, other = (read(LABEL, row, normalize=False) for row in rows)
     assert one.whole_digest == other.whole_digest
     assert one.content_digest == other.content_digest != one.whole_digest
+
+
+def test_columns_of_a_template_are_placed_in_the_composed_text():
+    mapping = ColumnMapping("prompt_response", {"response": "answer"}, template="Sum up:\n{text} / {about}!")
+    row = {"text": "e\u0301e\u0301", "about": 7, "answer": "x"}
+    for normalize, text in ((True, "éé"), (False, row["text"])):
+        example = example_reader(mapping, normalize=normalize)(row)
+        prompt, edges = example.values[0], example.column_ranges
+        assert [prompt[low:high] for low, high in zip(edges[::2], edges[1::2], strict=True)] == [text, "7"]
+    whole = ColumnMapping("prompt_response", {"prompt": "text", "response": "answer"})
+    assert example_reader(whole, normalize=True)(row).column_ranges == ()
+    appended = ColumnMapping("prompt_response", {"prompt": "answer", "response": "answer"}, appended="text")
+    example = example_reader(appended, normalize=True)(row)
+    assert (example.values[0], example.column_ranges) == ("x\n\néé", (0, 1, 3, 5))

@@ -47,3 +47,8 @@ def test_all_row_numbers_are_kept_and_the_first_thousand_reasons():
     }
     assert described["of_its_own"]["meaning"] == "of its own"
     assert findings.counts() == {"empty": 4001, "control_character": 1, "of_its_own": 1}
+
+
+def test_files_of_one_name_keep_rows_of_their_own():
+    sources = [{"path": "org/set", "split": "train", "first_row_id": first} for first in (1, 11)]
+    assert dict(RowPlaces(sources).by_file([2, 11, 12])) == {"org/set (train)": [2], "org/set (train) #2": [1, 2]}

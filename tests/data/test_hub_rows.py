@@ -12,7 +12,7 @@ import pytest
 
 from lm_tuning.data import hub_rows
 from lm_tuning.data.raw_files import describe_files, find_changed_sources
-from lm_tuning.data.reading import open_rows
+from lm_tuning.data.reading import ReadSettings, open_rows
 from lm_tuning.errors import Interrupted, UserError
 
 COMMIT, OTHER = "1" * 40, "2" * 40
@@ -86,6 +86,17 @@ def test_each_split_is_read_for_its_own_rows(hub):
     assert hub.calls[3] == ("load", "hf://datasets/org/set", None, "train", COMMIT)
 
 
+def test_nested_rows_are_read_by_path_and_exploded(hub):
+    write_split(hub, "train", [{"id": n, "qas": [{"q": f"q{n}{k}"} for k in range(2)], "x": 0} for n in range(2)])
+    (file,) = describe_files(train="set")["train"]
+    source = open_rows(file, settings=ReadSettings(explode=("qas",)))
+    source.add_paths(["qas.q", "qas.none"])
+    assert source.columns == ["id", "qas", "x", "qas.q"]
+    source.select(["qas.q"])
+    assert [row["qas.q"] for _, row in source] == ["q00", "q01", "q10", "q11"]
+    assert "'qas' has no key 'none' (its keys: 'q')" in source.explain_missing("qas.none")
+
+
 def test_columns_progress_and_the_first_rows(hub):
     write_split(hub, "train", [{"a": number, "b": str(number)} for number in range(5)])
     (file,) = describe_files(train="set")["train"]
@@ -94,7 +105,7 @@ def test_columns_progress_and_the_first_rows(hub):
     source.select(["b"])
     assert list(source) == [(number + 1, {"b": str(number)}) for number in range(5)]
     assert source.progress() == (5, 5, "rows")
-    assert [number for number, _ in open_rows(file, max_rows=2)] == [1, 2]
+    assert [number for number, _ in open_rows(file, settings=ReadSettings(max_rows=2))] == [1, 2]
 
 
 def test_values_are_those_of_the_declared_features(hub):

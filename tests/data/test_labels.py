@@ -50,7 +50,8 @@ def problem_of(names: list[str], ids: list[int]) -> str | None:
 
 def test_one_class_is_too_few_and_is_named():
     assert problem_of(["값"], [0, 0]) == (
-        "data.columns.label: column 'kind' holds one class only, '값'; classification needs at least 2 classes."
+        "data.columns.label: column 'kind' holds one class only in the training rows, '값' (2 rows); "
+        "classification needs at least 2 classes."
     )
     assert problem_of(["a", "b"], [0, 1]) is None
 

@@ -116,7 +116,7 @@ def test_files_of_a_folder_that_look_held_out_are_pointed_out(caplog):
     make("rows/train.jsonl", "rows/test-00.jsonl", "rows/contest.jsonl", "rows/notes.md")
     describe_files(train="rows")
     assert "data.path: rows stands for 3 files, 1 of other formats left out" in caplog.text
-    assert "1 of the files are named like held-out rows and will be trained on: rows/test-00.jsonl" in caplog.text
+    assert "files named like held-out rows will be trained on (1 of 3): rows/test-00.jsonl" in caplog.text
     caplog.clear()
     describe_files(train="rows/train.jsonl", test="rows/test*.jsonl")
     assert "held-out" not in caplog.text

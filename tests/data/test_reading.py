@@ -11,12 +11,12 @@ import pytest
 
 from lm_tuning.data.problems import RowProblem
 from lm_tuning.data.raw_files import describe_file
-from lm_tuning.data.reading import RowSource, open_rows
+from lm_tuning.data.reading import ReadSettings, RowSource, open_rows
 from lm_tuning.errors import UserError
 
 
 def source_of(path: Path, *, max_rows: int | None = None) -> RowSource:
-    return open_rows(describe_file(path, key="data.path"), max_rows=max_rows)
+    return open_rows(describe_file(path, key="data.path"), settings=ReadSettings(max_rows=max_rows))
 
 
 def rows_of(path: Path, *, max_rows: int | None = None) -> list[tuple[int, Any]]:
@@ -89,7 +89,7 @@ def test_columns_are_those_of_all_first_rows(tmp_path):
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64, 1 << 20])
 def test_json_arrays_are_streamed_in_pieces_of_any_size(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr("lm_tuning.data.json_array._CHUNK_CHARACTERS", chunk)
+    monkeypatch.setattr("lm_tuning.data.json_window._CHUNK_CHARACTERS", chunk)
     rows: list[Any] = [{"text": 'a "quoted" }, ]\n값', "n": [1, {"b": None}]}, {"text": "x" * 100}, {"text": ""}]
     for text in (json.dumps(rows), json.dumps(rows, indent=2, ensure_ascii=False), f" {json.dumps(rows)} \n\n"):
         assert rows_of(file_of(tmp_path, "a.json", b"\xef\xbb\xbf" + text.encode())) == list(enumerate(rows, 1))
@@ -110,7 +110,7 @@ def test_json_arrays_are_streamed_in_pieces_of_any_size(tmp_path, monkeypatch, c
     ],
 )
 def test_damaged_json_arrays_name_the_row(tmp_path, monkeypatch, text, expected, chunk):
-    monkeypatch.setattr("lm_tuning.data.json_array._CHUNK_CHARACTERS", chunk)
+    monkeypatch.setattr("lm_tuning.data.json_window._CHUNK_CHARACTERS", chunk)
     assert expected in message_of(file_of(tmp_path, "a.json", text))
 
 
@@ -153,7 +153,7 @@ def test_long_csv_fields_are_read(tmp_path):
 def test_csv_rows_of_another_width_are_reported(tmp_path):
     rows = dict(rows_of(file_of(tmp_path, "a.csv", "a,b\n1,2\n1,2,3\n1\n")))
     assert rows[2] == "wrong_field_count: has 3 fields, where the header names 2; it begins '1'."
-    assert rows[3].startswith("wrong_field_count: has 1 fields")
+    assert rows[3].startswith("wrong_field_count: has 1 field, ")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from lm_tuning.data.checked_rows import read_findings, write_checked_rows
-from lm_tuning.data.rows_report import build_rows_section, escape_markdown
+from lm_tuning.data.rows_report import build_rows_section
+from lm_tuning.wording import escape_markdown
 from tests.support.raw_rows import describe_raw
 
 
@@ -67,6 +68,11 @@ def test_clean_rows_are_a_short_report(tmp_path, section):
         "| File | Split | Rows read | Good | Bad | First row id |\n"
         "| --- | --- | ---: | ---: | ---: | ---: |\n"
         f"| {shown} | train | 4 | 4 | 0 | 1 |\n\n"
+        "### Lengths of texts, in characters\n\n"
+        "| Field | Rows | Mean | Median | 90 % up to | 99 % up to | Longest |\n"
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |\n"
+        "| `text` | 4 | 1.0 | 1 | 1 | 1 | 1 |\n"
+        "| `label` | 4 | 1.0 | 1 | 1 | 1 | 1 |\n\n"
         "### Classes\n\n"
         "2 classes in column 'label'; always guessing the largest would be right for 75.0% of the training rows.\n\n"
         "| Class | Id | Rows | Share |\n"
@@ -107,7 +113,7 @@ def test_what_stands_in_rows_cannot_break_the_page(tmp_path, write_rows, section
     assert "<script>" not in markdown.replace("\\<script\\>", "")
     assert "a\\|b.jsonl" in markdown
     assert "\n# head" not in markdown
-    assert "| \\<script\\>\\|\\`\\*\\_\\[x\\](y) \\# head | 0 | 1 | 50.00% |" in markdown
+    assert "| \\<script\\>\\|\\`\\*\\_\\[x\\](y) ↵ \\# head | 0 | 1 | 50.00% |" in markdown
 
 
 def test_sources_and_classes_out_of_balance_are_told(write_rows, section):

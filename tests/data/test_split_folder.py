@@ -97,7 +97,11 @@ def test_dropped_copies_leave_the_first_and_are_counted(write_rows, split):
 def test_ignored_copies_that_end_on_both_sides_are_reported(write_rows, split, caplog):
     result = split(write_rows(texts("a", "a", "a", "a", "b")), validation=2, duplicates="ignore", seed=1)
     assert result.summary["overlap"]["train_validation"] == 1
-    assert "train and validation share 1 different contents" in caplog.text
+    assert "train and validation share 1 text (2 rows of train, 2 rows of validation), so" in caplog.text
+    assert (
+        "Fix: set split.duplicates: keep_together, which puts copies on one side, or drop, which keeps one of them."
+        in (caplog.text)
+    )
 
 
 def test_a_copy_with_another_label_is_kept_together_and_never_dropped(write_rows, split, caplog):
@@ -108,7 +112,7 @@ def test_a_copy_with_another_label_is_kept_together_and_never_dropped(write_rows
         result = split(path, format="text_label", duplicates="drop", validation=2, seed=seed)
         side = [name for name, rows in result.rows.items() for row in rows if row["text"] == "same"]
         assert side in (["train"] * 2, ["validation"] * 2)
-    assert "Rows that repeat a text under another label: 1" in caplog.text
+    assert "Texts with more than one label: 1, in 2 rows (" in caplog.text
 
 
 def test_groups_stay_whole_together_with_copies_that_link_them(write_rows, split):
@@ -146,7 +150,7 @@ def test_a_class_of_one_stays_in_train_and_is_named(write_rows, split, caplog):
         assert 10 in result.ids("train")
         assert result.summary["rows"] == {"train": 8, "validation": 0, "test": 2}
         assert result.summary["classes"]["only_in_train"] == {"B": 1}
-    assert "only in train: 'B' (1 rows)" in caplog.text
+    assert "only in train: 'B' (1 row)" in caplog.text
 
 
 def test_group_and_strata_columns_are_checked_together(write_rows, split):
@@ -197,7 +201,7 @@ def test_rows_shared_with_an_own_file_are_reported_or_dropped_from_train(write_r
     held_out = write_rows(texts("shared ", "z"), "test.jsonl")
     kept = split(train, test_path=held_out)
     assert kept.summary["overlap"]["train_test"] == 1
-    assert "train and test share 1 different contents" in caplog.text
+    assert "train and test share 1 text (2 rows of train, 1 row of test), so" in caplog.text
     dropped = split(train, test_path=held_out, duplicates="drop")
     assert dropped.summary["overlap"]["train_test"] == 0
     assert (dropped.ids("train"), dropped.ids("test")) == ([1, 2], [5, 6])
@@ -378,7 +382,7 @@ def test_overlap_between_own_files_names_rows_on_both_sides(write_rows, split, c
         "exact": {"num_rows": 1, "first_row_ids": [9]},
         "near": None,
     }
-    assert "train and validation share 1 different contents (rows of train: 2, of validation: 1)" in caplog.text
+    assert "train and validation share 1 text (2 rows of train, 1 row of validation)" in caplog.text
     assert describe_splits(result.summary).endswith("2 held-out rows stand in train too")
 
 
@@ -659,16 +663,22 @@ def test_classes_whose_rows_were_all_held_out_are_told(write_rows, split, caplog
     assert f"| c{held_out[0] - 1} | 1 |" in text
 
 
-def test_classes_that_train_has_or_that_only_a_held_out_file_has_are_not_told_of_by_the_division(write_rows, split):
+def test_classes_that_train_has_or_that_only_a_held_out_file_has_are_refused(write_rows, split):
     path = write_rows([{"text": f"t{place}", "label": f"c{place}"} for place in range(20)])
     made = split(
         path,
         task="sequence_classification",
         stratify="label",
-        test_path=write_rows([{"text": "x", "label": "c0"}, {"text": "y", "label": "new"}], "test.jsonl"),
+        test_path=write_rows([{"text": "x", "label": "c0"}], "test.jsonl"),
     )
     assert made.summary["untrained_classes"] is None
     assert not made.summary["warnings"]
+    with pytest.raises(UserError, match=r"has the class 'new' of 1 row of test, at .*more.jsonl, row 2"):
+        split(
+            path,
+            task="sequence_classification",
+            test_path=write_rows([{"text": "x", "label": "c0"}, {"text": "y", "label": "new"}], "more.jsonl"),
+        )
 
 
 def test_groups_that_hold_a_class_out_in_spite_of_strata_are_told_with_the_remedy_that_is_left(write_rows, split):

@@ -34,21 +34,23 @@ def test_numbers_and_words_of_a_division(write_rows, split):
         "data_leakage_fraction": 2 / 7,
     }
     assert section["facts"]["leakage"] == result.summary["leakage"]
-    # A row of a held-out file comes before the row of the training file that repeats it, and so does its near twin.
-    assert section["facts"]["copies"] == {"exact": {str(train): [4, 19, 20]}, "near": {str(train): [21]}}
+    # Training files are read first, so the row of the test file is the one that repeats, and so is its near twin.
+    assert section["facts"]["copies"] == {
+        "exact": {str(train): [19, 20], str(held_out): [1]},
+        "left_out": {},
+        "near": {str(held_out): [2]},
+    }
     text = section["markdown"]
     assert text.startswith("## Splits\n\nDivided by seed 42.\n\n| split | rows | share |\n| --- | ---: | ---: |\n")
     assert "| train | 16 | 69.57% |" in text
-    assert "another one, after trimming and NFC: 3; they are kept on one side, left out: 0.\n" in text
+    assert "another one, after trimming and NFC: 3. Left out: 0 (split.duplicates: keep_together). Copies in" in text
     assert (
-        "another text before them (similarity 0.8 or more): 1 of 20 different texts, in 1 units; they are reported only"
+        "another text before them (similarity 0.8 or more): 1 of 20 different texts, in 1 unit; they are reported only"
         in text
     )
-    assert "2 of 7 held-out rows (28.57%) stand in train too, as copies or near duplicates." in text
-    assert f"- test: 50.00% of its rows (1) have a copy in train: {held_out}, rows 1" in text.replace("\\_", "_")
-    assert f"- test: 50.00% of its rows (1) have a near duplicate in train: {held_out}, rows 2" in text.replace(
-        "\\_", "_"
-    )
+    assert "Held-out rows that stand in train too, as copies or near duplicates: 2 of 7 (28.57%)." in text
+    assert f"- test: rows with a copy in train: 1 (50.00%): {held_out}, row 1" in text.replace("\\_", "_")
+    assert f"- test: rows with a near duplicate in train: 1 (50.00%): {held_out}, row 2" in text.replace("\\_", "_")
     assert "| class | train | validation | test |" in text
     assert "| a\\|b | " in text
     assert "| \\<c\\> | " in text
@@ -80,8 +82,11 @@ def test_groups_keys_folds_and_many_classes(write_rows, split):
     text = build_splits_section(result.summary, read_copies(result.folder))["markdown"]
     counts = ", ".join(map(str, result.summary["folds"]["num_rows_by_fold"]))
     assert "Divided by the key 'id' and seed 42." in text
-    assert f"Validation is fold 2 of 3 (counted from 0; rows by fold: {counts}); 0 rows are in no fold" in text
+    assert (
+        f"Validation is fold 2 of 3 (counted from 0; rows by fold: {counts}). Rows in no fold, always in train: 0."
+        in text
+    )
     assert "### Groups: book" in text
     assert "175 groups, each kept whole" in text
     assert text.count("| k") == 30
-    assert "5 smaller classes are in the JSON report" in text
+    assert "Smaller classes that are not shown: 5." in text

@@ -37,11 +37,21 @@ def test_every_entry_is_one_of_ours_with_a_layer(entries: dict[str, dict[str, An
         assert dataset.metadata["kedro-viz"]["layer"] in LAYERS, name
 
 
-def test_layers_follow_the_graph_without_a_circle(entries: dict[str, dict[str, Any]]) -> None:
+@pytest.mark.parametrize(
+    ("pipeline", "rows"),
+    [
+        ("__default__", ["raw", "intermediate", "model_input", "models", "model_output"]),
+        ("preflight", ["raw", "intermediate", "model_input", "reporting"]),
+        ("profile", ["intermediate", "model_input", "reporting"]),
+    ],
+)
+def test_layers_follow_the_graph_without_a_circle(
+    entries: dict[str, dict[str, Any]], pipeline: str, rows: list[str]
+) -> None:
     """Kedro viz draws no layers at all when two depend on each other, also across a box."""
     layers = {name: entry["metadata"]["kedro-viz"]["layer"] for name, entry in entries.items()}
     before: dict[str, set[str]] = {layer: set() for layer in LAYERS}
-    graph = register_pipelines()["__default__"]
+    graph = register_pipelines()[pipeline]
     boxes = [graph.filter(node_namespaces=[str(node.namespace)]) for node in graph.nodes]
     for part in [*boxes, *(Pipeline([node]) for node in graph.nodes)]:
         for output in part.all_outputs():
@@ -49,7 +59,7 @@ def test_layers_follow_the_graph_without_a_circle(entries: dict[str, dict[str, A
     for layer, others in before.items():
         others.discard(layer)
     order = list(TopologicalSorter(before).static_order())
-    assert order.index("raw") < order.index("model_input") < order.index("models") < order.index("reporting")
+    assert [layer for layer in order if layer in rows] == rows
 
 
 def test_results_lie_in_folders_of_the_output(entries: dict[str, dict[str, Any]]) -> None:
@@ -66,7 +76,7 @@ def test_each_file_has_one_entry_that_writes_it(entries: dict[str, dict[str, Any
     paths = [
         (entry["filepath"], entry.get("section"))
         for entry in entries.values()
-        if "filepath" in entry and not entry["type"].endswith("FolderStoreDataset")
+        if "filepath" in entry and not entry["type"].endswith(("FolderStoreDataset", "LiveReportDataset"))
     ]
     assert len(paths) == len(set(paths))
 
@@ -88,7 +98,11 @@ def test_a_cache_and_what_is_published_are_one_store(
 
 
 def test_every_report_goes_to_mlflow(entries: dict[str, dict[str, Any]]) -> None:
-    reports = {name for name, entry in entries.items() if "/08_reporting/" in entry.get("filepath", "")}
+    reports = {
+        name
+        for name, entry in entries.items()
+        if "/08_reporting/" in entry.get("filepath", "") and not entry["type"].endswith("LiveReportDataset")
+    }
     kept = {name for name, entry in entries.items() if entry["metadata"].get("lm_tuning", {}).get("mlflow_artifact")}
     assert kept == reports | {"evaluation_samples", "tuned_model"}
     assert entries["evaluation"]["metadata"]["lm_tuning"]["mlflow_metrics"] is True

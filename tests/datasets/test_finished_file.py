@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from kedro.io import DatasetError
 
-from lm_tuning.datasets.finished_file import FinishedFileDataset
+from lm_tuning.datasets import FinishedFileDataset
 
 
 def test_a_file_is_moved_to_its_place_and_replaces_the_one_before(tmp_path: Path) -> None:

@@ -7,13 +7,17 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from lm_tuning.datasets import MetricStreamDataset, metric_stream
+from lm_tuning.datasets import MetricStreamDataset
 from lm_tuning.datasets.metric_stream import MetricStream
+from lm_tuning.tracking import delivery, sender
+from tests.support.cost import count_calls
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tracking_store import history, new_run, new_store
 
 
@@ -29,6 +33,7 @@ def stream(store: tuple[str, str]) -> MetricStream:
 
 
 def test_every_step_arrives_with_its_step_and_time(stream: MetricStream, store: tuple[str, str]) -> None:
+    started = time.time()
     for step in range(1, 301):
         stream.log(step, {"loss": 1.0 / step, "learning_rate": 0.5, "grad_norm": 2.0, "tokens_per_second": 9.0})
     stream.set_tags({"device": "cpu", "long": "x" * 9000})
@@ -39,15 +44,15 @@ def test_every_step_arrives_with_its_step_and_time(stream: MetricStream, store: 
     client = MlflowClient(tracking_uri=store[0])
     tags = client.get_run(store[1]).data.tags
     assert tags["device"] == "cpu"
-    assert len(tags["long"]) == metric_stream.MAX_TAG_CHARACTERS
-    age = time.time() - client.get_metric_history(store[1], "loss")[0].timestamp / 1000
-    assert 0 <= age < 120
+    assert len(tags["long"]) == delivery.MAX_TAG_CHARACTERS
+    logged = client.get_metric_history(store[1], "loss")[0].timestamp / 1000
+    assert started - 0.001 <= logged <= time.time(), "milliseconds since 1970"
     assert stream.num_lost == 0
 
 
 def test_values_show_while_the_stream_stays_open(stream: MetricStream, store: tuple[str, str]) -> None:
     stream.log(1, {"loss": 3.0})
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while time.monotonic() < deadline and not history(*store, "loss"):
         time.sleep(0.2)
     assert history(*store, "loss") == [(1, 3.0)]
@@ -63,20 +68,41 @@ def test_values_show_while_the_stream_stays_open(stream: MetricStream, store: tu
 def test_a_dead_store_loses_metrics_loudly_and_never_blocks(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metric_stream, "RETRY_SECONDS", 0.01)
-    monkeypatch.setattr(metric_stream, "FLUSH_SECONDS", 0.05)
+    monkeypatch.setattr(sender, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(sender, "FLUSH_SECONDS", 0.05)
     stream = MetricStream(run_id="0" * 32, tracking_uri=new_store(tmp_path))
     with caplog.at_level(logging.WARNING):
         for step in range(5):
-            started = time.perf_counter()
             stream.log(step, {"loss": 1.0, "grad_norm": 2.0})
-            assert time.perf_counter() - started < 0.5
             time.sleep(0.1)
         stream.close()
-    assert stream.num_lost == 10
-    first, last = caplog.messages
-    assert "training goes on" in first
-    assert "10 metric values" in last
+    assert stream.num_lost == 5
+    (message,) = caplog.messages
+    assert "5 metric entries" in message and "it has no run" in message
+
+
+def test_a_store_that_does_not_answer_holds_nobody_up(
+    stream: MetricStream, store: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlflow
+
+    log_batch = mlflow.MlflowClient.log_batch
+    asked, answers = threading.Event(), threading.Event()
+
+    def wait(self: object, run_id: str, **batch: object) -> None:
+        asked.set()
+        assert answers.wait(PATIENCE_SECONDS)
+        log_batch(self, run_id, **batch)
+
+    monkeypatch.setattr(mlflow.MlflowClient, "log_batch", wait)
+    stream.log(1, {"loss": 3.0})
+    assert asked.wait(PATIENCE_SECONDS)
+    for step in range(2, 300):
+        stream.log(step, {"loss": 2.0})
+    assert not history(*store, "loss"), "all of them came back before the store answered"
+    answers.set()
+    stream.close()
+    assert len(history(*store, "loss")) == 299
 
 
 def test_a_store_that_recovers_loses_nothing(
@@ -84,7 +110,7 @@ def test_a_store_that_recovers_loses_nothing(
 ) -> None:
     import mlflow
 
-    monkeypatch.setattr(metric_stream, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(sender, "RETRY_SECONDS", 0.01)
     log_batch, calls = mlflow.MlflowClient.log_batch, []
 
     def fail_twice(self: object, run_id: str, **batch: object) -> None:
@@ -140,7 +166,7 @@ def test_without_a_run_nothing_is_logged_and_no_thread_starts() -> None:
     assert stream.run_id is None
     stream.log(1, {"loss": 3.0})
     stream.set_tags({"a": 1})
-    assert stream._thread is None
+    assert stream._sender is None
     stream.close()
 
 
@@ -159,12 +185,9 @@ def test_dataset_finds_the_active_run(store: tuple[str, str]) -> None:
     assert history(*store, "loss") == [(1, 3.0)]
 
 
-def test_logging_costs_microseconds(stream: MetricStream) -> None:
+def test_logging_only_queues(stream: MetricStream) -> None:
     stream.log(0, {"loss": 1.0})
     assert stream.flush()
     metrics = {"loss": 1.0, "learning_rate": 2.0, "grad_norm": 3.0, "tokens_per_second": 4.0}
-    started = time.thread_time()
-    for step in range(200):
-        stream.log(step, metrics)
-    assert (time.thread_time() - started) / 200 < 1e-4
+    assert count_calls(lambda: stream.log(1, metrics)) <= 10
     stream.close()

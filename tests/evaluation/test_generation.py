@@ -21,9 +21,10 @@ from lm_tuning.evaluation.generation import (
     generate_answers,
     pad_prompts,
 )
+from lm_tuning.text.answer_ends import special_ids
 from lm_tuning.text.token_table import TokenTable
 from tests.evaluation.tiny_tasks import make_seq2seq, write_pairs
-from tests.support.tiny import ASSISTANT, BOS, END, EOS, PAD, USER, VOCABULARY, ids, make_model, make_tokenizer
+from tests.support.tiny import ASSISTANT, BOS, END, EOS, PAD, SYSTEM, USER, VOCABULARY, ids, make_model, make_tokenizer
 
 WriteTable = Callable[..., TokenTable]
 
@@ -132,14 +133,27 @@ def test_works_through_an_adapter_and_leaves_the_model_as_it_was(prompts: list[l
     assert (model.generation_config, model.get_base_model().generation_config) == settings
 
 
-def test_a_prompt_beyond_the_context_loses_its_start(model: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_prompt_beyond_the_context_loses_its_middle(model: Any, caplog: pytest.LogCaptureFixture) -> None:
     context = model.config.max_position_embeddings
     long = np.random.default_rng(1).integers(8, len(VOCABULARY), context + 30).tolist()
     with caplog.at_level(logging.WARNING):
         answer = generate_answers(model, [long, [9, 10]], **options(max_new_tokens=5, stop_ids=[]))
-    assert answer[0] == greedy_by_hand(model, long[-(context - 5) :], 5, [])
+    half = (context - 5) // 2
+    assert answer[0] == greedy_by_hand(model, [*long[: context - 5 - half], *long[-half:]], 5, [])
     assert answer[1] == greedy_by_hand(model, [9, 10], 5, [])
-    assert "1 prompts were too long" in caplog.text
+    assert "Too long to answer, so cut in the middle: 1 prompt;" in caplog.text
+
+
+def test_a_prompt_beyond_the_context_keeps_its_roles_and_its_short_turns(model: Any) -> None:
+    room = model.config.max_position_embeddings - 5
+    system, question = [SYSTEM, *ids("Be brief."), END, USER], [END, ASSISTANT]
+    text = np.random.default_rng(1).integers(8, len(VOCABULARY), room).tolist()
+    kept = room - len(system) - len(question)
+    special = special_ids(make_tokenizer())
+    limits = options(max_new_tokens=5, stop_ids=[])
+    (answer,) = generate_answers(model, [[*system, *text, *question]], **limits, special_ids=special)
+    whole = [*system, *text[: kept - kept // 2], *text[-(kept // 2) :], *question]
+    assert (len(whole), answer) == (room, greedy_by_hand(model, whole, 5, []))
 
 
 def test_progress_counts_the_tokens_of_answers_one_by_one(model: Any, prompts: list[list[int]]) -> None:
@@ -338,8 +352,8 @@ def test_a_source_has_the_whole_context_and_so_has_the_answer(caplog: pytest.Log
     with caplog.at_level(logging.WARNING):
         (answer,) = generate_answers(reader, [long], **options(max_new_tokens=16, stop_ids=[]))
     assert len(answer) == 16
-    assert answer == generate_answers(reader, [long[-16:]], **options(max_new_tokens=16, stop_ids=[]))[0]
-    assert "1 prompts were too long" in caplog.text
+    assert answer == generate_answers(reader, [[*long[:8], *long[-8:]]], **options(max_new_tokens=16, stop_ids=[]))[0]
+    assert "cut in the middle: 1 prompt;" in caplog.text
     with pytest.raises(UserError, match=r"evaluate.max_new_tokens = 17 .* 16 positions.*at most 16"):
         generate_answers(reader, [long], **options(max_new_tokens=17, stop_ids=[]))
 

@@ -20,8 +20,11 @@ from lm_tuning.evaluation.held_out_loss import (
     measure_held_out,
 )
 from lm_tuning.text.token_table import TokenTable
+from lm_tuning.training import linear_loss
+from lm_tuning.training.head_loss import choose_head_loss
 from lm_tuning.training.tasks import task_of
 from tests.evaluation.tiny_tasks import make_classifier, make_seq2seq, write_labelled, write_pairs
+from tests.support.rounding import SAME_LOSS
 from tests.support.tiny import END, PAD, VOCABULARY, make_model
 
 WriteTable = Callable[..., TokenTable]
@@ -71,9 +74,9 @@ def test_equals_the_hand_computed_sum_whatever_the_batch(
     loss = held_out.loss
     assert (loss.num_supervised, loss.num_rows, loss.unit) == (num_tokens, 10, "token")
     assert num_tokens == 6 * (3 + 5) + (4 + 8 + 2 + 7)
-    assert loss.nats == pytest.approx(nats, rel=1e-6)
-    assert loss.mean_nats == pytest.approx(nats / num_tokens, rel=1e-6)
-    assert loss.perplexity == pytest.approx(math.exp(nats / num_tokens), rel=1e-6)
+    assert loss.nats == pytest.approx(nats, rel=SAME_LOSS)
+    assert loss.mean_nats == pytest.approx(nats / num_tokens, rel=SAME_LOSS)
+    assert math.log(loss.perplexity) == pytest.approx(nats / num_tokens, rel=SAME_LOSS)
     assert held_out.figures == {"nats_per_token": loss.mean_nats}
     assert held_out.predictions is None
 
@@ -84,8 +87,8 @@ def test_a_uniform_model_loses_the_log_of_its_vocabulary(table: TokenTable) -> N
 
     loss = measure(model, table, [0, 1]).loss
 
-    assert loss.mean_nats == pytest.approx(math.log(len(VOCABULARY)), rel=1e-6)
-    assert loss.perplexity == pytest.approx(len(VOCABULARY), rel=1e-5)
+    assert loss.mean_nats == pytest.approx(math.log(len(VOCABULARY)), rel=SAME_LOSS)
+    assert math.log(loss.perplexity) == pytest.approx(math.log(len(VOCABULARY)), rel=SAME_LOSS)
 
 
 def test_weighs_tokens_rather_than_batches() -> None:
@@ -229,15 +232,15 @@ def test_a_classifier_is_measured_as_by_hand_whatever_the_batch(
     )
 
     nats = -float(log_probabilities[range(7), references.tolist()].sum())
-    assert held_out.loss.nats == pytest.approx(nats, rel=1e-6)
+    assert held_out.loss.nats == pytest.approx(nats, rel=SAME_LOSS)
     assert (held_out.loss.num_supervised, held_out.loss.num_rows, held_out.loss.unit) == (7, 7, "row")
     assert held_out.predictions is not None
     assert held_out.predictions.rows.tolist() == rows
     assert held_out.predictions.classes.tolist() == chosen
     expected = log_probabilities.max(-1).values.exp().tolist()
-    assert held_out.predictions.probabilities.tolist() == pytest.approx(expected, rel=1e-5)
+    assert held_out.predictions.probabilities.tolist() == pytest.approx(expected, rel=SAME_LOSS)
     assert list(held_out.figures) == ["nats_per_row", "accuracy", "macro_f1"]
-    assert held_out.figures["nats_per_row"] == pytest.approx(nats / 7, rel=1e-6)
+    assert held_out.figures["nats_per_row"] == pytest.approx(nats / 7, rel=SAME_LOSS)
     right = [int(one == other) for one, other in zip(chosen, references, strict=True)]
     assert held_out.metrics["accuracy"] == pytest.approx(sum(right) / 7)
 
@@ -247,7 +250,7 @@ def test_accuracy_and_macro_f1_are_those_of_all_rows_together(labelled: TokenTab
     model = make_classifier()
     torch.nn.init.zeros_(model.score.weight)
     held_out = measure(model, labelled, range(7), "sequence_classification", micro_batch_tokens=1)
-    assert held_out.loss.mean_nats == pytest.approx(math.log(4), rel=1e-6)
+    assert held_out.loss.mean_nats == pytest.approx(math.log(4), rel=SAME_LOSS)
     assert held_out.predictions is not None
     assert held_out.predictions.classes.tolist() == [0] * 7
     assert held_out.metrics["accuracy"] == pytest.approx(2 / 7)
@@ -280,5 +283,39 @@ def test_an_encoder_decoder_is_measured_as_by_hand_whatever_the_batch(tmp_path: 
     held_out = measure(model, table, range(4), "seq2seq_lm", micro_batch_tokens=micro_batch_tokens)
 
     assert (held_out.loss.num_supervised, held_out.loss.num_rows) == (num_tokens, 4)
-    assert held_out.loss.nats == pytest.approx(nats, rel=1e-6)
+    assert held_out.loss.nats == pytest.approx(nats, rel=SAME_LOSS)
     assert held_out.figures == {"nats_per_token": held_out.loss.mean_nats}
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_hits_are_those_of_the_models_own_logits(write_table: WriteTable, chunked: bool, monkeypatch: Any) -> None:
+    model = make_model()
+    rows = []
+    for start in range(10, 30):
+        ids = [start, start + 1]
+        for rank in (0, 3, 20):  # the likeliest token, one of the five likeliest, and neither
+            with torch.no_grad():
+                ids.append(int(model(torch.tensor([ids])).logits[0, -1].argsort(descending=True)[rank]))
+        rows.append((ids, [(0, 5)]))
+    table = write_table(rows)
+    likeliest = among_five = count = 0
+    for row in table:
+        with torch.no_grad():
+            logits = model(torch.tensor(row.input_ids.astype(np.int64))[None]).logits[0]
+        for start, end in row.spans:
+            for position in range(max(start, 1), end):
+                order = logits[position - 1].argsort(descending=True)[:5].tolist()
+                likeliest += order[0] == row.input_ids[position]
+                among_five += int(row.input_ids[position]) in order
+                count += 1
+    assert 0 < likeliest < among_five < count, "else the test shows nothing"
+
+    task = task_of(model, "causal_lm", pad_id=PAD)
+    if chunked:
+        monkeypatch.setattr(linear_loss, "piece_positions", lambda *_, **__: 3)
+        task.head_loss, _ = choose_head_loss(model, table[0].input_ids, device="cpu", compute_dtype="float32")
+        assert task.head_loss is not None
+    options: dict[str, Any] = {"micro_batch_tokens": 64, "device": "cpu", "counts_hits": True}
+    held_out = measure_held_out(task, model, table, range(len(table)), **options)
+    assert held_out.metrics == {"token_accuracy": likeliest / count, "top_5_accuracy": among_five / count}
+    assert list(held_out.figures) == ["nats_per_token", "token_accuracy", "top_5_accuracy"]

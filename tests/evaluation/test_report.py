@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 from lm_tuning.evaluation.report import build_markdown, build_summary, describe_outcome
-from lm_tuning.evaluation.report_text import fence, in_cell, shorten, split_shared
+from lm_tuning.evaluation.report_text import shorten, split_shared
 
 FACTS: dict[str, Any] = {"tuned_folder": "data/06_models/default/tuned_model", "tokens_per_second": 1234.5}
+SPEEDS = {"samples_per_second": 17.5, "steps_per_second": 0.5}
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def row_of(text: str, start: str) -> str:
 
 
 def test_the_terminal_shows_figures_samples_and_the_next_steps(result: dict[str, Any]) -> None:
-    text = print_summary(result)
+    text = print_summary(result, **SPEEDS)
     assert row_of(text, "Held-out loss") == "| Held-out loss (nats per token) | 4.0000 | 3.0000 | -25.0% |"
     assert row_of(text, "Perplexity") == "| Perplexity | 54.60 | 20.09 | -63.2% |"
     assert row_of(text, "ROUGE-L") == "| ROUGE-L (0 to 1) | 0.1000 | 0.2500 | +0.1500 |"
@@ -61,7 +62,7 @@ def test_the_terminal_shows_figures_samples_and_the_next_steps(result: dict[str,
     assert "Function number 2" in text
     assert "Return the number 2." in text
     assert "[bold]no[/bold]" in text
-    assert "1,234 tokens per second" in text
+    assert "1,234 tokens per second, 17.5 samples per second, 0.5000 steps per second" in text
     assert "LoRA adapter: data/06_models/default/tuned_model" in text
     assert "make mlflow" in text
     assert "\x1b" not in text
@@ -151,11 +152,6 @@ def test_what_all_prompts_share_is_taken_off_in_whole_lines() -> None:
     assert split_shared(["abc", "abd"]) == ("", ["abc", "abd"], "")
 
 
-def test_a_fence_is_longer_than_what_it_holds() -> None:
-    assert fence("a") == "```text\na\n```"
-    assert fence("````") == "`````text\n````\n`````"
-
-
 @pytest.fixture
 def class_result() -> dict[str, Any]:
     """Thirty classes, of which the n-th worst has an F1 of n / 30."""
@@ -211,11 +207,11 @@ def test_markdown_has_every_class_and_confusion(class_result: dict[str, Any]) ->
     assert "| Accuracy (0 to 1) | 0.0500 | 0.9100 | +0.8600 |" in text
     assert "| Macro-F1 (0 to 1) | 0.0030 | 0.9000 | +0.8970 |" in text
     assert "| Held-out loss (nats per row) | 3.4000 | 0.3400 | -90.0% |" in text
-    assert r"| class\_0 | 10 | 0 | – | 0.0000 | 0.0000 |" in text  # noqa: RUF001
-    assert sum(line.startswith(r"| class\_") for line in text.splitlines()) == 30 + 1
-    assert r"| class\_0 | a\|b \[x\] | 1,234 | 25.0% |" in text
-    assert r"### Row 7: class\_0, taken for class\_1 (probability 0.88)" in text
-    assert r"### Row 8: class\_2, rightly (probability 0.50)" in text
+    assert "| class_0 | 10 | 0 | – | 0.0000 | 0.0000 |" in text  # noqa: RUF001
+    assert sum(line.startswith("| class_") for line in text.splitlines()) == 30 + 1
+    assert r"| class_0 | a\|b \[x\] | 1,234 | 25.0% |" in text
+    assert "### Row 7: class_0, taken for class_1 (probability 0.88)" in text
+    assert "### Row 8: class_2, rightly (probability 0.50)" in text
     assert "````text\nwhat [bold]is[/bold] ```this```\n````" in text
     assert "> **Warning:** something is odd" in text
 
@@ -233,11 +229,23 @@ def test_the_terminal_shows_the_twenty_worst_classes(class_result: dict[str, Any
     assert "Accuracy (0 to 1) 0.0500 -> 0.9100 (+0.8600)" in describe_outcome(class_result)
 
 
+def test_constant_answers_and_the_largest_classes_are_shown(class_result: dict[str, Any]) -> None:
+    class_result |= {
+        "num_train_rows": 600,
+        "best_constant": {"accuracy": 0.18, "macro_f1": 0.01, "class": "class_9", "num_tied_classes": 1},
+        "class_shares": [{"class": "class_9", "num_train_rows": 20, "num_rows": 54}],
+    }
+    class_result["base"]["num_tied_classes"] = 30
+    text = build_markdown(class_result, **FACTS)
+    tied = "class_7, one of 30 equally frequent classes"
+    assert f"of the training rows is {tied}; always answering it is right for 5.00%." in text
+    assert "The best constant answer on this split is class_9, right for 18.00%." in text
+    assert f"| training rows | {tied} | 0.0500 | 0.0030 |\n| these test rows | class_9 | 0.1800 | 0.0100 |" in text
+    assert "| class_9 | 20 | 3.33% | 54 | 18.00% |" in text
+    assert "Largest classes in train and test" in print_summary(class_result)
+
+
 def test_nothing_wrong_shows_no_confusions(class_result: dict[str, Any]) -> None:
     class_result["confusions"] = []
     assert "confusions" not in build_markdown(class_result, **FACTS)
     assert "confusions" not in print_summary(class_result)
-
-
-def test_a_cell_holds_any_text_on_one_line() -> None:
-    assert in_cell("a|b\n*c* _d_ `e` <f> [g] \\") == r"a\|b \*c\* \_d\_ \`e\` \<f\> \[g\] \\"

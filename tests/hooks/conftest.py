@@ -24,6 +24,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     # Kedro sets logging up for each package once, which takes the handler of caplog away: not in the middle of a test.
     kedro_project.LOGGING.set_project_logging(PACKAGE)
     before = {name: getattr(kedro_project, name) for name in ("PACKAGE_NAME", "settings", "pipelines")}
+    os.chdir(tmp_path)  # where MLflow puts artifacts of experiments that say nothing else
     yield write_project(tmp_path / "project")
     while mlflow.active_run():
         mlflow.end_run()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from lm_tuning.runtime.processor import read_processor
+from tests.support.patience import PATIENCE_SECONDS
 
 # Runs a real Kedro context and pipeline with only this hook. The nodes report what their process is like.
 SCRIPT = """
@@ -106,7 +107,7 @@ def run_project(
         env=clean | {"CUDA_VISIBLE_DEVICES": ""} | (variables or {}),
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_SECONDS,
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout.splitlines()[-1]), result.stderr

@@ -17,6 +17,7 @@ from lm_tuning.hooks.run_description import (
     shorten,
 )
 from lm_tuning.storage.folders import FolderStore
+from lm_tuning.tracking.names import clean_name
 
 
 def test_settings_are_flat_and_lists_stay_whole() -> None:
@@ -33,6 +34,16 @@ def test_settings_are_flat_and_lists_stay_whole() -> None:
         "train.x": "null",
         "bad_key": "a",
     }
+
+
+def test_names_that_mlflow_does_not_take_stay_different() -> None:
+    weights = {"c++": 1.0, "c##": 2.0, "c__": 3.0, "a//b": 4.0, "../x": 5.0, "k" * 300: 6.0, "k" * 299: 7.0}
+    flat = flatten_settings({"weights": weights})
+    assert sorted(flat.values()) == [f"{number}.0" for number in range(1, 8)]
+    assert flat["weights.c__"] == "3.0", "a name that MLflow takes is kept"
+    assert all(name == clean_name(name) for name in flat)
+    assert flatten_settings({"weights": weights}) == flat, "the same names each time"
+    assert sorted(numbers_of({"f1": weights}).values()) == sorted(weights.values())
 
 
 def test_large_map_is_one_setting_and_says_that_it_is_shortened() -> None:

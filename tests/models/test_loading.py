@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +109,7 @@ def test_weights_that_would_be_made_up_are_refused(folder):
     weights = load_file(path)
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, path, {"format": "pt"})
-    with pytest.raises(UserError, match=r"1 tensors missing.*model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(UserError, match=r"1 tensor missing.*model\.layers\.1\.mlp\.up_proj\.weight"):
         load(folder)
 
 
@@ -158,19 +158,26 @@ def test_hub_names_and_paths_are_told_apart(name, local):
     assert is_local(name) is local
 
 
-def test_a_hub_that_is_out_of_reach_is_said_within_seconds(monkeypatch, tmp_path):
+def test_a_hub_that_is_out_of_reach_is_asked_once_and_said(monkeypatch, tmp_path):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    began = time.perf_counter()
+    asked = []
+    connect = socket.socket.connect
+
+    def count(self: socket.socket, address: Any) -> None:
+        asked.append(address)
+        connect(self, address)
+
+    monkeypatch.setattr(socket.socket, "connect", count)
     for function in (load_tokenizer, load_model):
         with pytest.raises(
             UserError, match=r"owner/name is not in the local cache and .* cannot be reached.*local folder"
         ):
             function("owner/name")
-    assert time.perf_counter() - began < 10
+    assert 0 < len(asked) <= 4, "libraries would try each file again and again, for minutes"
 
 
 def test_offline_mode_asks_nobody(monkeypatch):

@@ -138,7 +138,7 @@ def test_only_the_head_of_a_classifier_may_be_missing(tmp_path):
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", {"format": "pt"})
     with pytest.raises(
-        UserError, match=r"1 tensors missing, 0 of another shape \(first: model\.layers\.1\.mlp\.up_proj"
+        UserError, match=r"1 tensor missing, 0 of another shape \(first: model\.layers\.1\.mlp\.up_proj"
     ):
         classify(folder)
 

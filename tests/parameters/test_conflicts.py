@@ -7,6 +7,7 @@ import pytest
 
 from lm_tuning.errors import UserError
 from lm_tuning.parameters import conflicts, validate_parameters
+from lm_tuning.wording import count_of
 
 
 def problems(valid: dict[str, Any], **groups: dict[str, Any]) -> list[str]:
@@ -117,6 +118,15 @@ def test_noise_that_would_not_arrive_is_refused(valid: dict[str, Any]) -> None:
     assert "train.neftune_noise_alpha = 5.0" in problem and "task = seq2seq_lm" in problem
     assert problems(raw, train={"neftune_noise_alpha": None, "effective_batch_tokens": 1024}) == []
     assert problems(valid, train={"neftune_noise_alpha": 5.0}) == []
+
+
+@pytest.mark.parametrize("task", ["seq2seq_lm", "sequence_classification"])
+def test_settings_of_chat_templates_are_refused_where_none_is_used(valid: dict[str, Any], task: str) -> None:
+    raw = merged_task(valid, task)
+    for name, value in (("template_arguments", {"enable_thinking": False}), ("system_turn", "merge_into_user")):
+        (problem,) = problems(raw, tokenize={name: value}, train={"effective_batch_tokens": 1024})
+        assert f"tokenize.{name} = {value}" in problem and f"task = {task}" in problem
+        assert problems(valid, tokenize={name: value}) == []
 
 
 def test_packed_rows_are_refused_for_an_encoder(valid: dict[str, Any]) -> None:
@@ -265,7 +275,7 @@ def test_products_are_no_finer_than_the_weights(valid: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("warmup", "steps", "num_steps"), [(10, 3, 10), (0.1, 1, 1), (3, 3, 3)])
 def test_warmup_ends_before_training_does(valid: dict[str, Any], warmup: float, steps: int, num_steps: int) -> None:
     (problem,) = problems(valid, train={"max_steps": steps, "trainer": {"warmup_steps": warmup}})
-    assert f"train.trainer.warmup_steps = {warmup} is a warm-up of {num_steps} steps" in problem
+    assert f"train.trainer.warmup_steps = {warmup} is a warm-up of {count_of(num_steps, 'step')}" in problem
     assert f"train.max_steps = {steps}" in problem
 
 

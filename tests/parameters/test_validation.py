@@ -210,6 +210,9 @@ def test_other_numbers_in_quotes_are_refused_with_the_way_out(valid: dict[str, A
     assert "Leave the quotes out." in one_problem(merged(valid, train={"learning_rate": "0.1"}))
     assert "Leave the quotes out." in one_problem(merged(valid, train={"max_steps": "3"}))
     assert "Leave the quotes out." not in one_problem(merged(valid, train={"max_steps": "three"}))
+    # YAML takes none of these for a number, so nobody had to quote them.
+    for written in ("nan", "inf", "-Infinity", "\u0663"):
+        assert "quotes" not in one_problem(merged(valid, train={"learning_rate": written}))
 
 
 @pytest.mark.parametrize(
@@ -360,7 +363,7 @@ def test_rows_are_a_path_a_source_or_a_list_of_both(valid: dict[str, Any]) -> No
     parameters = validate_parameters(merged(valid, data={"path": ["a.jsonl", source]}))
     assert parameters.data.model_dump()["path"] == [
         "a.jsonl",
-        {"path": "data/b.jsonl", "weight": 0.2, "config": None, "split": None, "revision": None},
+        {"path": "data/b.jsonl", "weight": 0.2, "config": None, "split": None, "revision": None, "field": None},
     ]
     assert isinstance(validate_parameters(merged(valid, data={"path": source})).data.path, SourceParameters)
 

@@ -53,7 +53,7 @@ def test_the_example_is_made_and_then_reused(library, caplog):
     assert (first["validation"], first["test"], first["is_example"]) == (None, None, True)
     assert first["sources"] == [{"path": example.EXAMPLE_PATH, "weight": 1.0, "num_files": 1}]
     assert json.loads(json.dumps(first)) == first
-    assert "Made the example: 1 functions" in caplog.text
+    assert "Made the example: 1 function of" in caplog.text
     assert f"Rows of train: {path} (0.0 MB, jsonl)" in caplog.text
     (library / "json.py").unlink()
     caplog.clear()

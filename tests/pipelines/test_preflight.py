@@ -109,3 +109,25 @@ def test_the_graph_is_a_table():
     sections = {"data_report", "split_report", "token_report"}
     assert pipeline.inputs() == settings | stored | sections
     assert pipeline.all_outputs() == {"preflight", "preflight_report", "preflight_page"}
+
+
+@pytest.mark.parametrize("is_used", [True, False])
+def test_tokens_that_the_model_does_not_embed_are_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_used: bool
+) -> None:
+    from transformers import AutoTokenizer
+
+    monkeypatch.chdir(tmp_path)
+    folder = save_tiny_model(Path("model"))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(["3+1" if is_used else "[[ticket]]", "[[agent]]"])
+    tokenizer.save_pretrained(folder)
+    figures, markdown, _ = run()
+    [concern] = [found for found in figures["concerns"] if found["level"] == "stop"]
+    assert "Training refuses to start" in concern["text"]
+    if is_used:
+        assert sum(figures["vocabulary"]["num_rows_beyond"].values()) == 4  # 3, 13, 23 and 33
+        assert "'3+1'" in concern["text"]
+        assert "3+1" in markdown
+    else:
+        assert "106 tokens and the model embeds 104" in concern["text"]

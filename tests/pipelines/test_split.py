@@ -129,6 +129,7 @@ def test_rows_are_read_again_only_when_other_columns_are_needed(project, split, 
         {"data": {"normalize": "none"}},
         {"data": {"max_rows": 50}},
         {"data": {"on_bad_row": "skip"}},
+        {"data": {"max_row_bytes": 1000}},
         {"data": {"path": [{"path": "rows.jsonl", "weight": 2}]}},
         {"data": {"test_path": "rows.jsonl"}},
     ],
@@ -139,6 +140,13 @@ def test_whatever_the_splits_depend_on_makes_them_anew(project, change):
     assert not reused
     assert other != folder
     assert run()[2]
+
+
+def test_settings_that_came_later_leave_the_keys_of_stored_rows_as_they_were():
+    settings = split_settings(DataParameters(), SplitParameters(), seed=1, task="causal_lm")
+    assert not settings.keys() & {"field", "explode", "delimiter", "max_row_bytes"}
+    given = {"field": "a", "explode": ["b"], "delimiter": ";", "max_row_bytes": 9}
+    assert split_settings(DataParameters(**given), SplitParameters(), seed=1, task="causal_lm").items() >= given.items()
 
 
 def test_new_content_under_the_same_name_makes_them_anew(project):

@@ -123,6 +123,17 @@ def test_other_settings_make_other_tokens(project, change):
     assert {name: summary[name] for name in change} == change
 
 
+def test_tokens_of_another_version_are_made_again_with_a_word(project, caplog, monkeypatch):
+    folder, *_ = run()
+    monkeypatch.setattr("lm_tuning.text.tokenization.TOKENS_VERSION", 99)
+    other, *_, reused = run()
+    assert (reused, other != folder) == (False, True)
+    assert f"The stored tokens in {folder} were made by another version" in caplog.text
+    caplog.clear()
+    run(max_length_tokens=32)
+    assert "another version" not in caplog.text
+
+
 def test_another_chat_template_makes_other_tokens(project):
     folder, *_ = run()
     template = make_tokenizer().chat_template.replace("<|end|>", "<|end|>\n")

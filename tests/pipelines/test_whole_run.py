@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.shell import Shell
 from tests.support.tiny import save_tiny_model
 
@@ -99,7 +100,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Project]:
     folder = tmp_path_factory.mktemp("whole")
     project = Project(folder / "project")
     process = project.start()
-    project.first, _ = process.communicate(timeout=300)
+    project.first, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 0, project.first[-6000:]
     with Shell(folder, project.environment) as project.shell:
         yield project
@@ -144,9 +145,9 @@ def test_one_mlflow_run_has_metrics_parameters_and_artifacts(project: Project) -
     first = runs[-1]
     assert first.info.status == "FINISHED"
     client = MlflowClient(f"sqlite:///{project.folder}/mlflow.db")
-    history = client.get_metric_history(first.info.run_id, "loss_nats_per_token")
+    history = client.get_metric_history(first.info.run_id, "train/loss_nats_per_token")
     assert [metric.step for metric in history] == [1, 2]
-    assert first.data.metrics["tuned.nats_per_token"] == pytest.approx(
+    assert first.data.metrics["test/tuned_nats_per_token"] == pytest.approx(
         project.read("08_reporting", "evaluation.json")["tuned"]["nats_per_token"]
     )
     assert first.data.params["train.lora.r"] == "4"
@@ -189,9 +190,11 @@ def test_a_terminated_training_is_killed_and_goes_on_in_its_run(project: Project
             break
     time.sleep(1)
     process.send_signal(signal.SIGTERM)
-    printed, _ = process.communicate(timeout=120)
+    printed, _ = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 143, printed
     assert "train.resume=true" in printed
+    assert project.shell is not None  # a busy machine may have had no time to tell MLflow everything
+    assert project.shell.kedro(project.folder, "send-tracking").code == 0
     killed = project.mlflow_runs()[0]
     assert killed.info.status == "KILLED"
     (checkpoint,) = sorted((project.folder / "data/06_models/smoke/checkpoints").glob("run-*"))[-1].glob("checkpoint-*")

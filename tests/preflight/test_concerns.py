@@ -57,7 +57,7 @@ def test_rows_that_are_cut_are_named_with_a_limit_that_holds_them(look: Look):
     assert cut == {
         "level": "warning",
         "section": "lengths",
-        "text": "The start of the prompt is cut in 4 training rows (4.00%) by tokenize.max_length_tokens=20.",
+        "text": "The prompt is cut in 4 training rows (4.00%) by tokenize.max_length_tokens=20.",
         "advice": "tokenize.max_length_tokens=46 would hold every row, if model and memory allow.",
     }
 
@@ -76,7 +76,7 @@ def test_what_checking_and_splitting_found_is_repeated(look: Look):
     assert any(text.startswith("1 row (0.96%) left out: a value of another type") for text in texts), texts
     rows = [*questions(4), *questions(4)]
     found = concerns(look, rows, splitting={"duplicates": "ignore", "validation": 0, "test": 0})
-    assert ("note", "Copies of other rows: 4, and none is left out.") in found
+    assert ("note", "Rows of the splits that repeat another one: 4 of 8; left out: none.") in found
 
 
 def test_one_class_far_larger_than_the_others_is_named(look: Look):

@@ -34,7 +34,7 @@ def test_rows_prompts_and_answers_are_measured():
     assert facts["supervised_fraction"] == 67 / 160
     assert (facts["num_rows_at_limit"], facts["at_limit_fraction"]) == (1, 0.25)
     assert facts["num_rows_cut"] == {
-        "old_turns_dropped": 0, "prompt_shortened": 0, "answer_shortened": 0, "end_cut": 1
+        "old_turns_dropped": 0, "prompt_shortened": 0, "prompt_emptied": 0, "answer_shortened": 0, "end_cut": 1
     }  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def test_rows_with_classes_have_no_parts():
     assert set(facts["histogram"]) == {"edges", "row"}
     assert facts["supervised_fraction"] is None
     assert facts["num_supervised_tokens"] is None
-    assert facts["num_rows_cut"] == {"end_cut": 1}
+    assert facts["num_rows_cut"] == {"text_shortened": 0, "prompt_emptied": 0, "end_cut": 1}
     assert (facts["num_tokens"], facts["num_rows_at_limit"]) == (130, 1)
     assert "target_limits" not in facts
 
@@ -136,7 +136,7 @@ def test_sources_and_targets_have_limits_of_their_own():
     assert set(facts["histogram"]) == {"edges", "source", "target"}
     assert facts["supervised_fraction"] == 12 / 72
     assert (facts["num_rows_at_limit"], facts["num_targets_at_limit"]) == (1, 2)
-    assert facts["num_rows_cut"] == {"source_cut": 0, "target_cut": 1}
+    assert facts["num_rows_cut"] == {"source_cut": 0, "prompt_emptied": 0, "target_cut": 1}
     shown = [(one["limit"], one["rows_over"], one["tokens_over"]) for one in facts["target_limits"]]
     assert shown == [(5, 1, 4), (9, 0, 0)]
     assert [one["rows_over"] for one in facts["limits"] if one["limit"] == 30] == [0]

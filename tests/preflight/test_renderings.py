@@ -152,7 +152,7 @@ def test_all_three_say_the_same(whole: dict[str, Any]):
         "concerns", "examples", "rows", "splits", "labels", "lengths", "padding", "schedule", "special_tokens"
     ]  # fmt: skip
     assert "| **read** |  | **40** | **100.0%** |" in markdown
-    assert r"| \<b\> | 27 | 0 | 3 |" in markdown
+    assert r"| \<b\> | 27 (75.0%) | 0 (0.0%) | 3 (75.0%) |" in markdown
 
 
 def test_the_terminal_shows_no_colour_codes_and_stays_within_its_width(whole: dict[str, Any]):

@@ -58,14 +58,14 @@ def test_rows_that_begin_twice_are_counted(tmp_path):
     assert (facts["pad"]["num_rows_with"], facts["eos"]["num_rows_with"]) == (1, 4)
     assert (facts["num_rows"], facts["num_end_learned"]) == (5, 4)
     assert judged["once?"][0] == "bad"
-    assert "1 of 5 rows begin with <bos> twice (the tokenizer adds it)" in judged["once?"][1]
+    assert "1 of 5 rows begins with <bos> twice (the tokenizer adds it)" in judged["once?"][1]
 
 
 def test_a_beginning_that_the_model_expects_must_be_there(tmp_path):
     _, judged = inspect(tmp_path, [chat_row("a", "b")], adds_bos=True)
     assert judged["once?"] == (
         "bad",
-        "0 of 1 rows begin with <bos> (the tokenizer adds it). The model expects it at the beginning.",
+        "0 of 1 row begin with <bos> (the tokenizer adds it). The model expects it at the beginning.",
     )
 
 
@@ -93,8 +93,8 @@ def test_a_source_that_begins_twice_or_does_not_end_is_told(tmp_path):
     assert facts["num_sources_ended"] == 1
     judged = {item["question"]: item for item in judge_special_tokens(facts)}
     assert judged["Does each source begin once?"]["verdict"] == "bad"
-    assert "1 of 2 sources begin with <bos> twice" in judged["Does each source begin once?"]["answer"]
+    assert "1 of 2 sources begins with <bos> twice" in judged["Does each source begin once?"]["answer"]
     assert judged["Does each source end?"] == {
-        "question": "Does each source end?", "answer": "1 of 2 sources end in <eos>.", "verdict": "bad"
+        "question": "Does each source end?", "answer": "1 of 2 sources ends in <eos>.", "verdict": "bad"
     }  # fmt: skip
     assert judged["Does each target begin once?"]["verdict"] == "good"

@@ -108,7 +108,7 @@ def test_texts_that_are_cut_are_named_and_judged_by_their_share(look: Look):
     assert cut == {
         "level": "note",
         "section": "lengths",
-        "text": "The end of the text is cut in 1 training row (0.83%) by tokenize.max_length_tokens=20.",
+        "text": "The text is cut in 1 training row (0.83%) by tokenize.max_length_tokens=20.",
         "advice": "tokenize.max_length_tokens=32 would cut 1 row, if model and memory allow.",
     }
 
@@ -173,7 +173,7 @@ def test_cut_targets_are_worse_than_cut_sources(look: Look):
     rows = [*pairs(199), {"prompt": "x" * 40, "response": "y" * 20}]
     figures = transduce(look, rows, tokenizing={"max_length_tokens": 20, "max_target_tokens": 10})
     found = {concern["text"]: concern for concern in figures["concerns"] if concern["section"] == "lengths"}
-    source = found["The end of the source is cut in 1 training row (0.50%) by tokenize.max_length_tokens=20."]
+    source = found["The source is cut in 1 training row (0.50%) by tokenize.max_length_tokens=20."]
     assert source["level"] == "note"
     target = found[
         "The end of the target is cut in 1 training row (0.50%) by tokenize.max_target_tokens=10: the model learns to "

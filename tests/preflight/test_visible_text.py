@@ -21,7 +21,7 @@ def test_the_middle_of_a_long_text_is_left_out_and_counted():
         ("a | b `c` [d](e) <f> *g*", r"a \| b \`c\` \[d\](e) \<f\> \*g\*"),
         ("#h ~i~ &amp; j\\k $x$", r"\#h \~i\~ \&amp; j\\k \$x\$"),
         ("snake_case and _emphasis_", r"snake_case and \_emphasis\_"),
-        ("two\n\nlines", "two lines"),
+        ("two\n\nlines", "two ↵ lines"),
         ("set train.batching=packed.", "set `train.batching=packed`."),
         ("split.near_duplicates: ignore", "`split.near_duplicates: ignore`"),
         ("train.csv, data/train.jsonl and my-train.batching", "train.csv, data/train.jsonl and my-train.batching"),

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 
+from tests.support.patience import PATIENCE_SECONDS
+
 SCRIPT = """
 import json, sys
 from dataclasses import asdict
@@ -31,7 +33,11 @@ def run_backend(settings: dict[str, object], omp_num_threads: str | None) -> lis
     if omp_num_threads is not None:
         environ["OMP_NUM_THREADS"] = omp_num_threads
     result = subprocess.run(
-        [sys.executable, "-c", SCRIPT, json.dumps(settings)], env=environ, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", SCRIPT, json.dumps(settings)],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)

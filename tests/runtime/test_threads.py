@@ -107,9 +107,7 @@ def test_children_inherit_values_and_know_whose_they_are() -> None:
         "plan = plan_variables(device_kind='cpu', cores=1, openmp='gnu')\n"
         "print(json.dumps({decision.name: [os.environ[decision.name], decision.source] for decision in plan}))"
     )
-    result = subprocess.run(
-        [sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True, timeout=60
-    )
+    result = subprocess.run([sys.executable, "-c", script], env=environ, capture_output=True, text=True, check=True)
     inherited = json.loads(result.stdout)
     assert inherited["OMP_NUM_THREADS"] == ["2", "user"]
     assert inherited["MKL_THREADING_LAYER"] == ["GNU", "lm_tuning"]

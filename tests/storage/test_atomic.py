@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from lm_tuning.storage.atomic import (
     write_json_atomic,
     write_text_atomic,
 )
+from tests.support.small_disk import mounted
 
 
 def names(folder: Path) -> list[str]:
@@ -77,6 +79,30 @@ def test_full_disk_is_explained_and_the_old_file_stays(tmp_path: Path, monkeypat
     assert names(tmp_path) == ["a.txt"]
 
 
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.EDQUOT, "the disk quota is used up"),
+        (errno.EROFS, "the file system is read-only"),
+        (errno.EACCES, "permission is denied"),
+    ],
+)
+def test_other_reasons_not_to_write_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(number, os.strerror(number), str(tmp_path / ".a.aside.txt"))
+
+    monkeypatch.setattr(os, "replace", fail)
+    with pytest.raises(UserError, match=rf"a\.txt': {said}\. The previous output is kept"):
+        write_text_atomic(tmp_path / "a.txt", "new")
+
+
+def test_a_file_elsewhere_that_may_not_be_read_is_not_called_a_failed_write(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError), replacing_file(tmp_path / "a.txt"):
+        raise PermissionError(errno.EACCES, "Permission denied", "/elsewhere/rows.jsonl")
+
+
 def test_other_errors_are_not_called_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise OSError(errno.EIO, "Input/output error")
@@ -113,18 +139,9 @@ def test_write_that_the_system_cuts_short_leaves_the_old_file(tmp_path: Path) ->
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Any:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
-    try:
-        mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        mounted = False
-    if not mounted:
-        pytest.skip("this user may not mount a small file system")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    with mounted(tmp_path / "small", "256k") as folder:
+        yield folder
 
 
 def test_really_full_disk_leaves_file_and_folder(small_disk: Path, tmp_path: Path) -> None:

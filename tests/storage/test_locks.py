@@ -12,6 +12,7 @@ import pytest
 
 from lm_tuning.errors import UserError
 from lm_tuning.storage.locks import OutputLock, one_at_a_time
+from tests.support.patience import PATIENCE_SECONDS
 
 HOLD = """
 import sys
@@ -61,5 +62,5 @@ def test_second_block_waits_for_the_first(tmp_path: Path) -> None:
         thread = threading.Thread(target=enter)
         thread.start()
         assert not entered.wait(0.3)
-    assert entered.wait(10)
+    assert entered.wait(PATIENCE_SECONDS)
     thread.join()

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.support.patience import PATIENCE_SECONDS
+
 HEAVY = ("torch", "transformers", "datasets", "peft")
 
 # Replies go to the process's first stdout; what a command prints, also from C code, goes to files.
@@ -80,7 +82,7 @@ class Shell:
 
     def __exit__(self, *_: object) -> None:
         self._process.stdin.close()
-        self._process.wait(timeout=60)
+        self._process.wait(timeout=PATIENCE_SECONDS)
         self._process.stdout.close()
 
     def kedro(self, folder: Path, *arguments: str) -> Finished:

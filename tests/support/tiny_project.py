@@ -1,8 +1,13 @@
 """A Kedro project of four short nodes under this project's hooks, so that a test can run real sessions in seconds.
 
-Its nodes do as the environment variable ``TINY_NODE`` says: ``finish``, ``raise``, ``interrupt`` (raises
-``KeyboardInterrupt``), ``wait`` (says so on stdout, then sleeps until a signal comes) or ``swallow`` (takes a signal
-for an error of its own and goes on).
+Its nodes do as the environment variable ``TINY_NODE`` says: ``finish``, ``raise``, ``report and raise``, ``interrupt``
+(raises ``KeyboardInterrupt``), ``wait`` (says so on stdout, then sleeps until a signal comes), ``swallow`` (takes a
+signal for an error of its own and goes on), ``stuck`` (never comes back from a call of the C library, beside a child
+process whose id it prints) or ``stuck step`` (the same in a training step).
+
+``TINY_SERVER``, as in ``train hang``, makes a test's tracking server, whose file ``TINY_SERVER_FILE`` names, behave so
+from the time of a node on. With ``TINY_POOL`` an artifact store never answers, and holds a thread pool. ``TINY_SPLIT``
+names the split that is evaluated, ``test`` when it is not set.
 """
 
 from __future__ import annotations
@@ -34,15 +39,38 @@ CONFIG_LOADER_ARGS = {
 
 REGISTRY = """
 import contextlib
+import ctypes
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 from kedro.pipeline import Pipeline, node
 
 from lm_tuning.errors import UserError
+from lm_tuning.training.interruption import stop_on_signal
+
+
+if os.environ.get("TINY_POOL"):
+    from concurrent.futures import ThreadPoolExecutor
+
+    from mlflow import MlflowClient
+
+    def log_artifact(self, *_):
+        ThreadPoolExecutor().submit(time.sleep, 3600).result()
+
+    MlflowClient.log_artifact = log_artifact
+
+
+def turn_server(node):
+    at, _, mode = os.environ.get("TINY_SERVER", "").partition(" ")
+    if at == node:
+        file = Path(os.environ["TINY_SERVER_FILE"])
+        aside = file.with_suffix(".tiny")
+        aside.write_text(mode)
+        aside.rename(file)
 
 
 def make_rows(data):
@@ -62,13 +90,16 @@ def split_rows(raw_examples, split_cache):
 def train_model(example_splits, checkpoints, metric_stream, train):
     if os.environ.get("TINY_NODE") == "refuse":
         raise UserError("train.resume: not this one")
-    metric_stream.log(1, {"loss": 3.0})
+    metric_stream.log_step(1, {"loss": 3.0})
+    turn_server("train")
     run = checkpoints / "run-1" / "checkpoint-1"
     run.mkdir(parents=True, exist_ok=True)
     marker = {"mlflow_run_id": metric_stream.run_id, "complete": True, "step": 1}
     (run / "lm_tuning_checkpoint.json").write_text(json.dumps(marker))
     behaviour = os.environ.get("TINY_NODE", "finish")
-    if behaviour == "raise":
+    if behaviour == "report and raise":
+        checkpoints.with_name("health.json").write_text(json.dumps({"findings": 1}))
+    if behaviour.endswith("raise"):
         raise RuntimeError("step 2 failed")
     if behaviour == "interrupt":
         raise KeyboardInterrupt
@@ -79,18 +110,29 @@ def train_model(example_splits, checkpoints, metric_stream, train):
     if behaviour == "wait":
         print("waiting", flush=True)
         time.sleep(120)
-    metric_stream.log(2, {"loss": 2.0})
+    if behaviour.startswith("stuck"):
+        child = subprocess.Popen(["sleep", "1000"])
+        print("waiting beside", child.pid, flush=True)
+        with stop_on_signal() as stop:
+            if behaviour == "stuck step":
+                stop.begin_steps()
+            lock = ctypes.create_string_buffer(64)
+            for _ in range(2):  # the second time waits for the first for ever, whatever signal comes
+                ctypes.CDLL(None).pthread_mutex_lock(lock)
+    metric_stream.log_step(2, {"loss": 2.0})
     metric_stream.close()
     folder = checkpoints / "finished"
     folder.mkdir()
     (folder / "adapter.bin").write_text("weights")
     (folder / "tuning.json").write_text(json.dumps({"method": train["method"]}))
-    return folder, [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}]
+    return folder, [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0}], {"findings": 0}
 
 
 def evaluate_models(tuned_model):
+    turn_server("evaluate")
     base = {"nats_per_token": 3.5, "num_tokens": 10, "rouge_l": None}
-    return {"base": base, "tuned": {"nats_per_token": 2.5}, "split": "test", "is_skipped": False}
+    split = os.environ.get("TINY_SPLIT", "test")
+    return {"base": base, "tuned": {"nats_per_token": 2.5}, "num_rows": 3, "split": split or None, "is_skipped": False}
 
 
 def register_pipelines():
@@ -101,7 +143,7 @@ def register_pipelines():
         ]
     )
     inputs = ["example_splits", "checkpoints", "metric_stream", "params:train"]
-    train = Pipeline([node(train_model, inputs, ["tuned_model", "training_summary"])])
+    train = Pipeline([node(train_model, inputs, ["tuned_model", "training_summary", "health_report"])])
     evaluate = Pipeline([node(evaluate_models, "tuned_model", "evaluation")])
     return {"split": split, "train": train, "evaluate": evaluate, "__default__": split + train + evaluate}
 """
@@ -137,6 +179,10 @@ training_summary:
   type: lm_tuning.datasets.CSVDataset
   filepath: data/${_output}/training_summary.csv
   metadata: {lm_tuning: {mlflow_artifact: reports}}
+health_report:
+  type: lm_tuning.datasets.JSONDataset
+  filepath: data/${_output}/health.json
+  metadata: {lm_tuning: {mlflow_artifact: reports, also_on_failure: true}}
 evaluation:
   type: lm_tuning.datasets.JSONDataset
   filepath: data/${_output}/evaluation.json
@@ -179,6 +225,7 @@ def write_project(root: Path, parameters: Mapping[str, Any] | None = None, mlflo
         "pyproject.toml": PYPROJECT,
         f"src/{PACKAGE}/__init__.py": "",
         f"src/{PACKAGE}/settings.py": SETTINGS,
+        f"src/{PACKAGE}/cli.py": "from lm_tuning.cli import cli as cli\n",
         f"src/{PACKAGE}/pipeline_registry.py": REGISTRY,
         "conf/base/catalog.yml": CATALOG,
         "conf/base/globals.yml": "output: default\n",
@@ -211,6 +258,24 @@ def run_session(
     bootstrap_project(root)
     with KedroSession.create(project_path=root, runtime_params=dict(params or {})) as session:
         return session.run(pipeline_names=pipelines, runner=runner)
+
+
+def send_what_is_kept_by(root: Path) -> list[str]:
+    """Do as ``kedro send-tracking`` does after a run in another process.
+
+    Args:
+        root: what ``write_project`` returned.
+
+    Returns:
+        What is kept still, and why.
+    """
+    from kedro.framework.startup import bootstrap_project
+
+    from lm_tuning.hooks.send_tracking import send_what_is_kept
+
+    forget_project()
+    bootstrap_project(root)
+    return send_what_is_kept(root, None, say=print)
 
 
 def forget_project() -> None:

@@ -187,7 +187,7 @@ def test_an_answer_that_the_template_rewrites_later_is_not_learned():
     assert row.text == "<|user|>a<|end|><|assistant|>b<|end|><|user|>c<|end|><|assistant|>so~d<|end|>"
     assert answers(row) == ["so~d<|end|>"]
     assert prompts(row) == ["a", "c"]
-    assert row.notes == ["answer_not_learned", "content_not_verbatim"]
+    assert row.notes == ["answer_not_learned", "earlier_answer_shortened"]
 
 
 def test_an_end_that_only_the_last_turn_has_does_not_hide_the_others():

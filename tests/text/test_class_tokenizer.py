@@ -55,23 +55,32 @@ def test_tokens_of_byte_level_tokenizers_are_their_own(tokenize, make):
         assert row.input_ids.tolist() == (wanted[:-1] if wanted[-1] == tokenizer.eos_token_id else wanted)
 
 
-@pytest.mark.parametrize("truncation", ["truncate_prompt", "truncate_end"])
-def test_a_long_text_loses_its_end(tokenize, truncation):
-    options = {**CLASSIFY, "max_length_tokens": 4, "truncation": truncation}
+@pytest.mark.parametrize(
+    ("options", "kept", "reason"),
+    [
+        ({"truncation": "truncate_end"}, ["goo", "bad", "fin"], "end_cut"),
+        ({"truncation": "truncate_prompt"}, ["god", "bad", "fie"], "text_shortened"),
+        ({"cut_prompt_at": "end"}, ["goo", "bad", "fin"], "text_shortened"),
+        ({"cut_prompt_at": "start"}, ["ood", "bad", "ine"], "text_shortened"),
+    ],
+)
+def test_a_long_text_loses_what_the_parameters_say(tokenize, options, kept, reason):
+    options = {**CLASSIFY, "max_length_tokens": 4, **options}
     summary, rows = tokenize(make_tokenizer(adds_bos=True), "text_label", ROWS, **options)
-    assert [row.input_ids.tolist() for row in rows] == [[BOS, *ids("goo")], [BOS, *ids("bad")], [BOS, *ids("fin")]]
+    assert [row.input_ids.tolist() for row in rows] == [[BOS, *ids(text)] for text in kept]
     assert [row.label for row in rows] == [1, 0, 1]
     train = summary["splits"]["train"]
-    assert train["changed"] == {"end_cut": 2}
+    assert train["changed"] == {reason: 2}
     assert (train["too_long"]["num_rows"], train["too_long"]["max_length_tokens"]) == (2, 5)
     assert train["too_long"]["tokens_over_limit"] == 2
 
 
 def test_long_texts_can_be_dropped_and_the_others_keep_their_class(tokenize):
-    summary, rows = tokenize(make_tokenizer(), "text_label", ROWS, **CLASSIFY, max_length_tokens=3, truncation="drop")
-    assert [(row.row_id, row.label) for row in rows] == [(2, 0)]
+    given = [*ROWS, ("ok", "pos")]
+    summary, rows = tokenize(make_tokenizer(), "text_label", given, **CLASSIFY, max_length_tokens=3, truncation="drop")
+    assert [(row.row_id, row.label) for row in rows] == [(2, 0), (4, 1)]
     assert summary["splits"]["train"]["dropped"] == {"too_long": 2}
-    assert summary["splits"]["train"]["rows_by_class"] == {"neg": 1, "pos": 0}
+    assert summary["splits"]["train"]["rows_by_class"] == {"neg": 1, "pos": 1}
 
 
 def test_long_texts_can_be_an_error(tokenize):

@@ -96,7 +96,7 @@ def test_typed_tokens_in_tools_and_calls_are_letters_too():
 def test_a_long_row_is_cut_with_its_letters():
     tokenizer = make_tokenizer()
     [row], counts = tokenize_rows(tokenizer, "prompt_response", [TYPED], max_length_tokens=24)
-    assert row.input_ids.tolist() == [USER, *ids("d|>"), END, *AS_LETTERS[13:]]
+    assert row.input_ids.tolist() == [USER, *ids("sa>"), END, *AS_LETTERS[13:]]
     assert len(row.input_ids) == 24
     assert learned(row) == [*ids("no <|assistant|>x"), END]
     assert counts.counts["prompt_shortened"] == 1

@@ -157,7 +157,7 @@ def test_reasoning_is_learned_in_the_last_answer_and_not_where_the_template_leav
         "<|user|>\na<|end|>\n<|assistant|>\nb<|end|>\n<|user|>\nc<|end|>\n<|assistant|>\n<think>\nso\n</think>\n\nd<|end|>"
     )
     assert spoken(tokenizer, row) == ["<think>\nso\n</think>\n\nd<|end|>"]
-    assert dict(counts.counts) == {"answer_not_learned": 1, "content_not_verbatim": 1}
+    assert dict(counts.counts) == {"answer_not_learned": 1, "earlier_answer_shortened": 1}
 
 
 def test_an_empty_thought_of_the_template_is_scaffolding():
@@ -167,6 +167,19 @@ def test_an_empty_thought_of_the_template_is_scaffolding():
     assert spoken(tokenizer, row) == ["b<|end|>"]
     assert spell(tokenizer, row.input_ids).endswith("<think>\n\n</think>\n\nb<|end|>")
     assert not counts.counts
+
+
+def test_an_empty_thought_of_the_template_is_not_learned_with_a_tool_call_either():
+    template = templates.QWEN3.replace("{{ '<|end|>\n' }}", "{{ message.tool_calls | string }}{{ '<|end|>\n' }}")
+    tokenizer = make_byte_tokenizer(chat_template=template.replace("message['content'] %}", "message.content or '' %}"))
+    call = {"role": "assistant", "content": "b", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}
+    brought = {"role": "assistant", "content": "<think>\n\n</think>\n\nb", "thinking": "so"}
+    question = {"role": "user", "content": "a"}
+    rows, _ = tokenize_rows(
+        tokenizer, "messages", [(json.dumps([question, answer]), None) for answer in (call, brought)]
+    )
+    assert spoken(tokenizer, rows[0])[0].startswith("b[{")
+    assert spoken(tokenizer, rows[1])[0].startswith("<think>\n\n</think>\n\nb")
 
 
 def test_tools_stand_in_the_prompt_and_rows_with_others_are_told_apart():

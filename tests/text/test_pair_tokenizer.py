@@ -96,12 +96,19 @@ def test_a_tokenizer_that_puts_something_else_behind_is_refused(tokenize):
         tokenize(tokenizer, "prompt_response", [("a", "b", None)], **PAIRS)
 
 
-@pytest.mark.parametrize("truncation", ["truncate_prompt", "truncate_end"])
-def test_long_sides_lose_their_ends_and_keep_the_end_token(tokenize, truncation):
-    options = {**PAIRS, "truncation": truncation, "max_length_tokens": 5, "max_target_tokens": 4}
+@pytest.mark.parametrize(
+    ("cut", "kept"),
+    [
+        ({"truncation": "truncate_end"}, ["abc", "abc", "abc", "abc"]),
+        ({"truncation": "truncate_prompt"}, ["abc", "abd", "abc", "abh"]),
+        ({"cut_prompt_at": "start"}, ["abc", "bcd", "abc", "fgh"]),
+    ],
+)
+def test_long_sources_lose_what_the_parameters_say_and_targets_their_ends(tokenize, cut, kept):
+    options = {**PAIRS, **cut, "max_length_tokens": 5, "max_target_tokens": 4}
     rows = [("abc", "de", None), ("abcd", "de", None), ("abc", "def", None), ("abcdefgh", "defghi", None)]
     summary, made = tokenize(around(), "prompt_response", rows, **options)
-    assert [source(row) for row in made] == [[BOS, *ids("abc"), EOS]] * 4
+    assert [source(row) for row in made] == [[BOS, *ids(text), EOS] for text in kept]
     assert [learned(row) for row in made] == [[BOS, *ids("de"), EOS]] * 4
     train = summary["splits"]["train"]
     assert train["changed"] == {"source_cut": 2, "target_cut": 2}
@@ -118,7 +125,7 @@ def test_long_sides_lose_their_ends_and_keep_the_end_token(tokenize, truncation)
 def test_limits_count_what_a_tokenizer_without_additions_gets(tokenize):
     options = {**PAIRS, "max_length_tokens": 3, "max_target_tokens": 2}
     summary, made = tokenize(bare(), "prompt_response", [("ab", "d", None), ("abc", "de", None)], **options)
-    assert [row.input_ids.tolist() for row in made] == [[*ids("ab"), EOS, *ids("d"), EOS]] * 2
+    assert [row.input_ids.tolist() for row in made] == [[*ids(text), EOS, *ids("d"), EOS] for text in ("ab", "ac")]
     assert summary["splits"]["train"]["changed"] == {"source_cut": 1, "target_cut": 1}
 
 
@@ -216,4 +223,4 @@ def test_preview_and_report_tell_sources_and_targets_apart(tmp_path: Path):
     assert "at most 5 tokens a source and 9 a target (`truncate_prompt`), loss on the target." in text
     assert "| split | rows read | rows kept | tokens | source p50 | p90 | p99 | longest | target p50 | p90 |" in text
     assert "| train | 2 | 2 | 14 | 5 | 5 | 5 | 5 | 3 | 3 | 3 | 3 |" in text
-    assert "- 1 in train: end of the source cut to fit tokenize.max_length_tokens.\n  - rows.jsonl, row 2" in text
+    assert "- 1 in train: part of the source cut to fit tokenize.max_length_tokens.\n  - rows.jsonl, row 2" in text

@@ -110,7 +110,7 @@ def test_sources_and_targets_are_measured_apart(tmp_path):
     splits = {"train": facts, "validation": {"num_rows": 0, "dropped": {"target_too_long": 1}}}
     assert describe_tokens({"task": "seq2seq_lm", "splits": splits}) == (
         "2 train, 0 validation rows; train 11 tokens; sources of 5 at the median, 5 at most; targets of 3 at the "
-        "median, 3 at most; 1 rows dropped"
+        "median, 3 at most; 1 row dropped"
     )
 
 

@@ -118,7 +118,7 @@ def test_trailing_turns_are_cut_and_rows_without_an_answer_reported_by_number(to
         ],
         [{"role": "user", "content": "hello?"}],
     ]
-    summary, [row] = tokenize(make_tokenizer(), "messages", rows)
+    summary, [row] = tokenize(make_tokenizer(), "messages", rows, on_bad_row="skip")
     assert row.input_ids.tolist() == [USER, *ids("2+2?"), END, ASSISTANT, *ids("4"), END]
     assert learned(row) == [*ids("4"), END]
     train = summary["splits"]["train"]
@@ -144,10 +144,10 @@ LONG_AND_SHORT = [("0123456789abcdefghij", "yes", None), ("01234", "yes", None)]
 
 def test_a_long_prompt_gives_way_to_its_answer(tokenize, caplog):
     summary, [long, short] = tokenize(make_tokenizer(), "prompt_response", LONG_AND_SHORT, max_length_tokens=16)
-    assert long.input_ids.tolist() == [USER, *ids("bcdefghij"), END, ASSISTANT, *ids("yes"), END]
+    assert long.input_ids.tolist() == [USER, *ids("01234ghij"), END, ASSISTANT, *ids("yes"), END]
     assert learned(long) == learned(short) == [*ids("yes"), END]
     assert summary["splits"]["train"]["changed"] == {"prompt_shortened": 1}
-    assert "start of the prompt cut to fit; rows.jsonl, row 1" in caplog.text
+    assert "part of the prompt cut to fit; rows.jsonl, row 1" in caplog.text
 
 
 def test_long_rows_can_be_dropped(tokenize):
@@ -341,3 +341,12 @@ def test_chunks_are_cut_by_bytes_too(tokenize, monkeypatch):
     monkeypatch.setattr("lm_tuning.text.tokenization._CHUNK_BYTES", 10)
     _, rows = tokenize(make_tokenizer(), "text", ["a" * length for length in (4, 4, 4, 30, 1, 2, 3)])
     assert [len(row.input_ids) for row in rows] == [5, 5, 5, 31, 2, 3, 4]
+
+
+def test_splits_that_do_not_know_where_their_columns_stand_are_refused(tmp_path):
+    examples = store_examples(tmp_path / "examples", "prompt_response", [("Sum up: a", "b", None)])
+    summary = json.loads((examples / "summary.json").read_text())
+    (examples / "summary.json").write_text(json.dumps({**summary, "template": "Sum up: {text}"}))
+    (tmp_path / "tokens").mkdir()
+    with pytest.raises(UserError, match=r"made by an earlier version.*--pipelines=split"):
+        write_tokens(tmp_path / "tokens", examples, make_tokenizer(), max_length_tokens=100)

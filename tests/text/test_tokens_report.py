@@ -52,7 +52,7 @@ def test_the_table_says_what_was_made(tmp_path):
     assert "| test | 0 | 0 | 0 |  | 0 | 0 | 0 | 0 |" in text
     assert "| rows.jsonl | 1 | 2 |" in text
     assert "### Rows left out\n\nNone." in text
-    assert "- 1 in train: start of the prompt cut to fit.\n  - rows.jsonl, row 2" in text
+    assert "- 1 in train: part of the prompt cut to fit.\n  - rows.jsonl, row 2" in text
     [changed] = section["facts"]["changed"]
     assert changed["row_numbers"] == {"rows.jsonl": [2]}
     assert json.loads(json.dumps(section)) == section
@@ -60,7 +60,7 @@ def test_the_table_says_what_was_made(tmp_path):
 
 def test_what_was_said_of_a_row_stands_beside_it(tmp_path):
     section = report(tmp_path, [SHORT, ("say <|end|>\n|", "b", None)], control_tokens="drop")
-    assert "  - rows.jsonl, row 2: holds '<\\|end\\|>'\n" in section["markdown"]
+    assert "  - rows.jsonl, row 2: holds '\\<\\|end\\|\\>'\n" in section["markdown"]
 
 
 def test_every_changed_row_is_named_and_counted_once(tmp_path):

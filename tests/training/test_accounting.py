@@ -14,10 +14,12 @@ from lm_tuning.errors import UserError
 from lm_tuning.models.loading import load_model
 from lm_tuning.text.token_table import IGNORE_INDEX, open_split
 from lm_tuning.training.losses import LossShape, balance_classes
+from lm_tuning.training.model_setup import set_up_model
 from lm_tuning.training.run import TrainingPaths, TrainingResult, TrainingSettings, run_training
 from lm_tuning.training.step_plan import StepPlan
 from lm_tuning.training.tasks import task_of
 from lm_tuning.training.trainer import StepPlanTrainer
+from tests.support.rounding import SAME_LOSS
 from tests.training.task_rows import label_map, save_tiny_bart, save_tiny_qwen3, write_labelled, write_task_rows
 
 TASKS = ["causal_lm", "sequence_classification", "seq2seq_lm"]
@@ -166,7 +168,7 @@ def test_ignored_targets_carry_no_loss_and_no_smoothing() -> None:
     both = LossShape(label_smoothing=0.1).sum_nats(logits, torch.tensor([2, IGNORE_INDEX]))
     assert float(both) == pytest.approx(float(one))
     log_p = torch.log_softmax(logits[0], dim=-1)
-    assert float(one) == pytest.approx(float(-0.9 * log_p[2] - 0.1 * log_p.mean()), rel=1e-6)
+    assert float(one) == pytest.approx(float(-0.9 * log_p[2] - 0.1 * log_p.mean()), rel=SAME_LOSS)
 
 
 def test_balanced_weights_leave_the_loss_of_an_uninformed_model_where_it_is() -> None:
@@ -207,3 +209,24 @@ def test_rows_of_heavier_classes_have_a_larger_loss_due(folders: dict[str, Path]
     due = facts["untrained_head_nats_per_row"]
     assert due != pytest.approx(math.log(3), rel=0.01)
     assert facts["first_step_measured_nats_per_row"] == pytest.approx(due, rel=0.05)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e-4], ids=["scaled", "small enough"])
+def test_the_first_report_has_the_spread_of_a_new_heads_weights(
+    folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float
+) -> None:
+    """The report is made before the first step, so the stored head is taken from a run that learns nothing."""
+    ready: list[Any] = []
+
+    def draw(settings: TrainingSettings) -> Any:
+        made = set_up_model(settings)
+        made.model.score.weight.data.mul_(factor)
+        ready.append(float(made.model.score.weight.std()))
+        return made
+
+    monkeypatch.setattr("lm_tuning.training.run.set_up_model", draw)
+    result = train(folders, tmp_path, "sequence_classification", learning_rate=1e-30)
+    facts = result.health["facts"]
+    assert facts["fresh_head_drawn_weights_spread"] == pytest.approx(ready[0])
+    assert facts["fresh_head_weights_spread"] == pytest.approx(float(weights_of(result)["score.weight"].std()))
+    assert (facts["fresh_head_scaled_from_spread"] is None) == (factor < 1)

@@ -85,7 +85,7 @@ def test_two_begin_tokens(tmp_path: Path) -> None:
     rows = [chat("hi", "yes", start=[BOS, BOS]), chat("hi", "no", start=[BOS]), ([BOS], []), *SOUND]
     finding = only([found for found in check(tmp_path, rows)[1] if found.code != "rows-teach-nothing"])
     assert finding.code == "bos-doubled"
-    assert finding.measured == "1 of 6 rows begin with two '<bos>'"
+    assert finding.measured == "1 of 6 rows begins with two '<bos>'"
 
 
 def test_no_end_that_is_learned(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_rows_that_teach_nothing_by_their_number(tmp_path: Path) -> None:
     silent = ([USER, *ids("hi"), END], [])
     finding = only(check(tmp_path, [*SOUND, silent])[1])
     assert (finding.code, finding.severity) == ("rows-teach-nothing", "warn")
-    assert finding.measured == "1 of 4 rows (25.0%) have nothing that is learned, such as row 103"
+    assert finding.measured == "1 of 4 rows (25.0%) has nothing that is learned, such as row 103"
     finding = only(check(tmp_path, [*SOUND * 50, silent])[1])
     assert finding.severity == "note"
 
@@ -153,7 +153,7 @@ def test_a_large_table_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
 def test_later_batches_of_a_file_count_with_their_own_offsets(tmp_path: Path) -> None:
     rows = [*SOUND * 3, chat("hi", "yes", start=[BOS, BOS])]
     facts, findings = check(tmp_path, rows, batch_rows=2)
-    assert only(findings).measured == "1 of 10 rows begin with two '<bos>'"
+    assert only(findings).measured == "1 of 10 rows begins with two '<bos>'"
     assert facts["rows_that_teach_the_end_fraction"] == 1.0
 
 

@@ -20,6 +20,7 @@ from lm_tuning.training.cutting import cut_pairs, cut_rows
 from lm_tuning.training.step_loader import StepLoader
 from lm_tuning.training.step_plan import StepPlan
 from lm_tuning.training.tasks import get_task
+from tests.support.patience import PATIENCE_SECONDS
 
 TASK = get_task("causal_lm", pad_id=2)
 
@@ -116,7 +117,7 @@ def test_a_worker_outlives_one_signal_and_not_two(table: TokenTable) -> None:
     assert len(list(batches)) == 11, "all that are left"
     assert worker.is_alive()
     send(signal.SIGTERM)
-    worker.join(timeout=30)
+    worker.join(timeout=PATIENCE_SECONDS)
     assert worker.exitcode == 0, "which PyTorch does not take for a crash"
 
 
@@ -124,7 +125,7 @@ def test_a_worker_ends_when_its_training_ends_it(table: TokenTable) -> None:
     """So does Python with the workers of a program that ends."""
     _batches, worker = start_worker(table)
     worker.terminate()
-    worker.join(timeout=30)
+    worker.join(timeout=PATIENCE_SECONDS)
     assert worker.exitcode == 0
 
 

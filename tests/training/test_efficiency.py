@@ -23,6 +23,7 @@ def make_log(seconds: list[float], **changes: Any) -> StepLog:
             "step": place + 1,
             "seconds": each,
             "num_tokens": 1000,
+            "num_rows": 4,
             "padding_fraction": 0.02,
             "loader_wait_seconds": 0.05 * each,
             "forward_seconds": 0.3 * each,
@@ -39,6 +40,8 @@ def make_log(seconds: list[float], **changes: Any) -> StepLog:
 def test_speed_and_quantiles_leave_the_first_steps_out():
     figures = summarize_efficiency(make_log([60.0, 30.0, *(0.1 * place for place in range(1, 12))]))
     assert figures["tokens_per_second"] == pytest.approx(11_000 / 6.6)
+    assert figures["samples_per_second"] == pytest.approx(44 / 6.6)
+    assert figures["steps_per_second"] == pytest.approx(11 / 6.6)
     names = [f"step_seconds_{name}" for name in ("p10", "median", "p90", "p99")]
     assert [figures[name] for name in names] == pytest.approx([0.2, 0.6, 1.0, 1.09])
 
@@ -98,7 +101,7 @@ def test_a_measurement_that_cannot_be_right_is_left_out_with_a_word(caplog):
 
 def test_a_run_without_steps_has_no_figures():
     figures = summarize_efficiency(StepLog(), model_flops_per_token=1.0, ceiling=H100)
-    assert figures["tokens_per_second"] is figures["step_seconds_p90"] is figures["mfu"] is None
+    assert figures["samples_per_second"] is figures["step_seconds_p90"] is figures["mfu"] is None
 
 
 def summary(**options: Any) -> dict[str, Any]:
@@ -111,6 +114,9 @@ def summary(**options: Any) -> dict[str, Any]:
         "first_loss_nats_per_token": 4.0,
         "last_loss_nats_per_token": 2.0,
         "health_seconds": 1.0,
+        "first_look_seconds": 0.9,
+        "health_fraction": 0.01,
+        "logging_fraction": 0.002,
         "training_seconds": 10.0,
         "total_seconds": 12.0,
         **summarize_efficiency(make_log([0.05] * 3), **options),
@@ -123,27 +129,30 @@ def test_the_terminal_says_speed_share_of_the_card_quantiles_split_and_memory():
         "20,000 tokens/s (32.3% of the 990 TFLOP/s that NVIDIA H100 80GB HBM3 has at most, "
         "41.2% of the 776 TFLOP/s of a bfloat16 product)",
         "median step 0.05 s (90 % within 0.05 s, 99 % within 0.05 s)",
-        "padding 2.0%; of the step time loader wait 5.00%, forward 30%, backward 50%, optimizer 10%, logging 0.000%",
-        "peak memory 3.0 GiB",
+        "80.0 samples/s, 20.0 steps/s, median step",
+        "padding 2.0%; of the step time loader wait 5.00%, forward 30%, backward 50%, optimizer 10%; of the training "
+        "time health checks 1.00%, logging 0.200%; checks up to step 1 0.9 s; peak memory 3.0 GiB",
     ):
         assert part in text
 
 
 def test_the_terminal_compares_a_cpu_with_its_own_products():
     text = describe_result(summary(model_flops_per_token=1e6, ceiling=Ceiling("CPU", "float32", None, 40e9)))
-    assert "20,000 tokens/s (50.0% of the 40 GFLOP/s of a float32 product), median" in text
+    assert "20,000 tokens/s (50.0% of the 40 GFLOP/s of a float32 product), 80.0 samples/s" in text
 
 
 def test_the_terminal_leaves_out_what_is_not_known():
     text = describe_result(summary())
     assert "FLOP/s" not in text
-    assert "20,000 tokens/s, median step" in text
+    assert "20,000 tokens/s, 80.0 samples/s" in text
 
 
 def test_the_figures_for_files_and_tracking_are_all_there_and_grouped():
     given = summary(model_flops_per_token=16e9, ceiling=H100)
     figures = efficiency_figures(given)["efficiency"]
     speed = summarize_efficiency(make_log([0.05] * 3), model_flops_per_token=16e9, ceiling=H100)
-    assert set(figures) == {*speed, "training_seconds", "health_seconds", "total_seconds"}
+    shares = {"health_fraction", "logging_fraction"}
+    seconds = {"training_seconds", "health_seconds", "first_look_seconds", "total_seconds"}
+    assert set(figures) == {*speed, *shares, *seconds}
     assert figures["mfu"] == given["mfu"]
     json.dumps(figures)

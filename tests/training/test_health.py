@@ -25,6 +25,7 @@ from lm_tuning.training.health import (
     check_layout,
     mark_supervised,
     stop_if_needed,
+    telling_refusals,
 )
 from lm_tuning.training.health_codes import CODES
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
@@ -93,6 +94,35 @@ def test_a_report_comes_back_from_its_file() -> None:
     assert stored["facts"] == {"rows": 3}
     assert stored["seconds"] == 1.235
     assert [Finding(**known) for known in stored["findings"]] == report.findings
+
+
+@pytest.mark.parametrize("is_resume", [False, True])
+def test_a_run_that_is_refused_early_leaves_its_report_and_a_refused_resume_none(is_resume: bool) -> None:
+    reports: list[dict[str, Any]] = []
+    with (
+        pytest.raises(UserError, match="too long"),
+        telling_refusals(reports.append, run_id="r1", is_resume=is_resume),
+    ):
+        raise UserError("rows are too long")
+    states = [(report["run"]["mlflow_run_id"], report["run"]["state"]) for report in reports]
+    assert states == ([] if is_resume else [("r1", "refused")])
+    with telling_refusals(reports.append, run_id="r1", is_resume=is_resume):
+        pass
+    assert len(reports) == len(states)
+
+
+def test_trouble_with_the_report_ends_no_run_and_hides_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(report: dict[str, Any]) -> None:
+        if len(report["findings"]):
+            raise OSError("the disk is away")
+
+    report = HealthReport(on_change=fail)
+    with pytest.raises(ZeroDivisionError), report.closing():
+        report.begin()
+        report.add(finding("pad-is-eos"))
+        raise ZeroDivisionError
+    assert caplog.text.count("The health report could not be written: the disk is away") == 2
+    assert (report.run.state, report.run.ended_by) == ("failed", "ZeroDivisionError")
 
 
 def test_every_code_in_use_is_in_the_table_and_every_code_of_the_table_in_use() -> None:

@@ -14,6 +14,7 @@ from lm_tuning.models.loading import build_skeleton
 from lm_tuning.training.memory_arithmetic import (
     Parameter,
     count_optimizer_state,
+    estimate_activations,
     estimate_training,
     extrapolate,
     measure_model,
@@ -99,7 +100,9 @@ def test_an_estimate_without_weights_agrees_with_the_loaded_model(
 ) -> None:
     settings = replace(settings, method=method, lora=LORA)
     estimate = estimate_training(build_skeleton(settings.base["name_or_path"]), settings)
-    held = measure_model(set_up_model(settings).model)
+    model = set_up_model(settings).model
+    held = measure_model(model)
+    assert replace(estimate, fixed=0) == estimate_activations(model, settings), "adapters count with their layers"
     assert estimate.fixed == pytest.approx(held.weights + held.gradients + held.optimizer_state, rel=0.02)
     plain = [estimate.total(size, activation_checkpointing=False) for size in (128, 256)]
     checkpointed = [estimate.total(size, activation_checkpointing=True) for size in (128, 256)]

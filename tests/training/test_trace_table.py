@@ -104,6 +104,49 @@ class TestOnACpu:
         assert sum_up(list(self.events)).idle_fraction == pytest.approx(1 - (300 + 150 + 100) / 1000)
 
 
+class TestRangesOfTheCode:
+    """What runs inside one is for what it says, and so is its backward pass in whatever thread."""
+
+    def number(self, name: str, ts: float, dur: float, sequence: int, *, forward_thread: int = 0, tid: int = 1) -> Any:
+        args = {"External id": round(ts), "Sequence number": sequence, "Fwd thread id": forward_thread}
+        return {"ph": "X", "name": name, "cat": "cpu_op", "ts": ts, "dur": dur, "tid": tid, "args": args}
+
+    def host(self, *, backward_tid: int) -> list[dict[str, Any]]:
+        return [
+            step(1, 0, 1000),
+            self.number("aten::mm", 10, 50, 1),
+            event(f"{trace_table.WORK_RANGE}{trace_table.LOSS}", "user_annotation", 100, 300),
+            self.number("aten::linear", 110, 90, 2),
+            self.number("aten::mm", 120, 70, 2),
+            self.number("aten::zeros", 300, 10, 3),
+            # Outside of it, with the number that was the next one inside: this operation's backward pass has it.
+            self.number("aten::mul", 450, 10, 3),
+            self.number("aten::mm", 470, 30, 7, tid=3),
+            self.number("MulBackward0", 500, 20, 3, forward_thread=1, tid=backward_tid),
+            self.number("MmBackward0", 600, 100, 2, forward_thread=1, tid=backward_tid),
+            event("aten::mm", "cpu_op", 610, 80, tid=backward_tid, external=900),
+            self.number("MmBackward0", 800, 100, 1, forward_thread=1, tid=backward_tid),
+            event("aten::mm", "cpu_op", 810, 80, tid=backward_tid, external=901),
+        ]
+
+    @pytest.mark.parametrize("backward_tid", [1, 2])
+    def test_on_a_cpu(self, backward_tid):
+        table = sum_up(self.host(backward_tid=backward_tid))
+        seconds = {(row.name, row.group): round(row.seconds * 1e6) for row in table.operations}
+        assert seconds["aten::mm", trace_table.LOSS] == 70 + 80
+        assert seconds["aten::mm", trace_table.PRODUCTS] == 50 + 30 + 80
+        assert seconds["aten::linear", trace_table.LOSS] == 20
+        assert ("MulBackward0", trace_table.LOSS) not in seconds
+
+    def test_on_a_gpu(self):
+        kernels = [
+            event("nvjet", "kernel", 2000 + place, 1, tid=9, external=i) for place, i in enumerate((120, 900, 901))
+        ]
+        table = sum_up([*self.host(backward_tid=2), *kernels])
+        assert table.on_gpu
+        assert {row.group: row.count for row in table.operations} == {trace_table.LOSS: 2, trace_table.PRODUCTS: 1}
+
+
 @pytest.mark.parametrize(
     ("name", "group"),
     [

@@ -9,7 +9,7 @@ from typing import Any
 from lm_tuning.data.arrow_values import batch_rows, column_readers
 from lm_tuning.data.problems import RowProblem
 from lm_tuning.data.raw_opening import RawFile
-from lm_tuning.data.reading import Row, RowSource, beyond_row, check_columns
+from lm_tuning.data.reading import DEFAULT_SETTINGS, ReadSettings, Row, RowSource, beyond_row, check_columns
 from lm_tuning.errors import UserError
 
 _FILE_MAGIC = b"ARROW1"
@@ -18,17 +18,18 @@ _FILE_MAGIC = b"ARROW1"
 class ArrowRows(RowSource):
     """The rows of an Arrow or Feather file; values keep the types that the file declares, see ``column_readers``."""
 
-    def __init__(self, raw: RawFile, file_format: str) -> None:
+    def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings = DEFAULT_SETTINGS) -> None:
         """Read the schema.
 
         Args:
             raw: the file.
             file_format: ``arrow``.
+            settings: the limit of a row.
 
         Raises:
             UserError: the file is no Arrow, has no rows, or names a column twice.
         """
-        super().__init__(raw, file_format)
+        super().__init__(raw, file_format, settings)
         with self._open() as (schema, batches):
             self.columns = list(schema.names)
             check_columns(self.path, self.columns)
@@ -41,7 +42,7 @@ class ArrowRows(RowSource):
         with self._open() as (schema, batches):
             readers = column_readers(schema, names)
             for batch in batches:
-                for row in batch_rows(batch, readers):
+                for row in batch_rows(batch, readers, max_row_bytes=self.settings.max_row_bytes):
                     number += 1
                     yield number, row
 

@@ -6,14 +6,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from lm_tuning.data.problems import RowProblem
+from lm_tuning.data.problems import RowProblem, too_long
 from lm_tuning.data.reading import Row
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_ROWS = 2048
-"""Rows that are turned into Python values at a time."""
+"""Rows that are turned into Python values at a time, where they are short."""
+
+BATCH_BYTES = 1 << 25
+"""Bytes that are turned into Python values at a time, where rows are long: 32 MiB."""
 
 Read = Callable[[Any], Any]
 
@@ -61,27 +64,59 @@ def column_readers(schema: pa.Schema, names: Sequence[str]) -> dict[str, Read | 
     return readers
 
 
-def batch_rows(batch: pa.RecordBatch, readers: Mapping[str, Read | None]) -> Iterator[Row | RowProblem]:
+def batch_rows(
+    batch: pa.RecordBatch, readers: Mapping[str, Read | None], *, max_row_bytes: int
+) -> Iterator[Row | RowProblem]:
     """Yield the rows of a batch.
 
     Args:
         batch: has the columns that ``readers`` names.
         readers: see ``column_readers``.
+        max_row_bytes: a row that takes more of Arrow's memory is a bad row and never becomes Python values.
     """
+    columns = [batch.column(name) for name in readers]
+    num_bytes = sum(column.nbytes for column in columns)
+    step = max(1, min(BATCH_ROWS, BATCH_BYTES * batch.num_rows // max(num_bytes, 1)))
+    for start in range(0, batch.num_rows, step):
+        part = batch.slice(start, step)
+        sizes = _sizes_of_rows([part.column(name) for name in readers], max_row_bytes)
+        if sizes is None:
+            yield from _plain_rows(part, readers)
+            continue
+        for index, size in enumerate(sizes):
+            if size > max_row_bytes:
+                yield too_long(size, max_row_bytes)
+            else:
+                yield from _plain_rows(part.slice(index, 1), readers)
+
+
+def _sizes_of_rows(columns: Sequence[pa.Array], max_row_bytes: int) -> list[int] | None:
+    """Return the bytes of each row; None where all of them together are no more than one row may have."""
+    if sum(column.nbytes for column in columns) <= max_row_bytes:
+        return None
+    return [sum(_size_of_cell(column.slice(index, 1)) for column in columns) for index in range(len(columns[0]))]
+
+
+def _size_of_cell(cell: pa.Array) -> int:
+    import pyarrow as pa
+
+    # The bytes of a dictionary are those of all its values.
+    return int(cell.dictionary_decode().nbytes if pa.types.is_dictionary(cell.type) else cell.nbytes)
+
+
+def _plain_rows(part: pa.RecordBatch, readers: Mapping[str, Read | None]) -> Iterator[Row | RowProblem]:
     names = list(readers)
-    for start in range(0, batch.num_rows, BATCH_ROWS):
-        part = batch.slice(start, BATCH_ROWS)
-        values: list[list[Any]] = []
-        has_problems = False
-        for name, read in readers.items():
-            cells, is_whole = _cells(part.column(name), name, read)
-            values.append(cells)
-            has_problems |= not is_whole
-        if not names:
-            yield from ({} for _ in range(part.num_rows))
-        for row in zip(*values, strict=True):
-            problem = next((cell for cell in row if isinstance(cell, RowProblem)), None) if has_problems else None
-            yield problem or dict(zip(names, row, strict=True))
+    values: list[list[Any]] = []
+    has_problems = False
+    for name, read in readers.items():
+        cells, is_whole = _cells(part.column(name), name, read)
+        values.append(cells)
+        has_problems |= not is_whole
+    if not names:
+        yield from ({} for _ in range(part.num_rows))
+    for row in zip(*values, strict=True):
+        problem = next((cell for cell in row if isinstance(cell, RowProblem)), None) if has_problems else None
+        yield problem or dict(zip(names, row, strict=True))
 
 
 def _cells(column: pa.Array, name: str, read: Read | None) -> tuple[list[Any], bool]:

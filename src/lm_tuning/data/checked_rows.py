@@ -16,14 +16,16 @@ from lm_tuning.data.collecting import OpenedFile, collect_rows
 from lm_tuning.data.columns import ColumnMapping, check_mapping, choose_mapping, describe_mapping, missing_column
 from lm_tuning.data.labels import MAX_CLASSES, build_label_map, count_classes, trained_names
 from lm_tuning.data.mixing import describe_mixing
-from lm_tuning.data.reading import open_rows
+from lm_tuning.data.reading import MAX_ROW_BYTES, ReadSettings, RowSource, open_rows
 from lm_tuning.data.refusals import find_refusals, log_skipped
 from lm_tuning.data.rows import SPLITS, ExampleTable, preview_rows
+from lm_tuning.data.template import template_columns
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.atomic import write_json_atomic
+from lm_tuning.wording import count_of
 
-ROWS_VERSION = 3
+ROWS_VERSION = 4
 """Raise it when the same files and settings give other checked rows: stored ones are then made anew."""
 
 ROWS_NAME = "rows.arrow"
@@ -160,6 +162,10 @@ def write_checked_rows(
     max_bad_fraction: float = 0.05,
     normalize: str = "nfc",
     max_rows: int | None = None,
+    max_row_bytes: int = MAX_ROW_BYTES,
+    delimiter: str = "auto",
+    field: str | None = None,
+    explode: str | Sequence[str] | None = None,
     group: str | None = None,
     stratify: str | None = None,
     key: str | None = None,
@@ -180,7 +186,11 @@ def write_checked_rows(
         on_bad_row: ``error`` refuses the rows when one is bad, ``skip`` when more than a share of them is.
         max_bad_fraction: that share, of any file and of all files together.
         normalize: ``nfc`` or ``none``.
-        max_rows: rows read of each file; None for all.
+        max_rows: rows read of each file, before any are exploded; None for all.
+        max_row_bytes: a row of more bytes, unpacked, is a bad row.
+        delimiter: what separates the fields of CSV and TSV; ``auto`` finds it out.
+        field: path of the list of rows in a ``.json`` file that holds an object, for files that name none themselves.
+        explode: path of a list, or several from the outermost to the innermost; each element makes a row.
         group: column to number for grouped splits.
         stratify: column to number for stratified splits.
         key: column whose values name the training rows for good.
@@ -191,15 +201,26 @@ def write_checked_rows(
         The summary, as stored.
 
     Raises:
-        UserError: everything that is wrong with files and columns, or a file that cannot be read to its end.
+        UserError: everything that is wrong with files and columns.
+        ReadingBrokeOff: a file cannot be read to its end.
     """
-    files = _open_files(raw_examples, max_rows=max_rows)
+    lists = (explode,) if isinstance(explode, str) else tuple(explode or ())
+    settings = ReadSettings(max_rows, max_row_bytes, delimiter, lists)
+    keyed = [("split.group", group), ("split.stratify", stratify), ("split.key", key)]
+    files = _open_files(raw_examples, settings=settings, field=field)
+    _add_paths(files, [*(columns or {}).values(), *_columns_of(template), group, stratify, key])
     first = files[0].rows
     mapping = choose_mapping(
-        first.columns, path=first.path, format=format, columns=columns, template=template, task=task
+        first.columns,
+        path=first.path,
+        format=format,
+        columns=columns,
+        template=template,
+        task=task,
+        explain=first.explain_missing,
+        inside=first.describe_inside,
     )
     label = mapping.columns.get("label")
-    keyed = [("split.group", group), ("split.stratify", stratify), ("split.key", key)]
     _check_columns(files, mapping, {column: parameter for parameter, column in keyed if column})
     rows = collect_rows(
         files,
@@ -218,7 +239,9 @@ def write_checked_rows(
         classes |= rows.label_types.describe()
         trained = trained_names(rows.values[label], labels, is_train=is_train)
         label_map = build_label_map(trained) if len(trained) <= MAX_CLASSES else None
-    refused = find_refusals(rows, on_bad_row=on_bad_row, max_bad_fraction=max_bad_fraction, classes=classes)
+    refused = find_refusals(
+        rows, on_bad_row=on_bad_row, max_bad_fraction=max_bad_fraction, classes=classes, max_rows=max_rows
+    )
     num_read, num_kept = (sum(file[name] for file in rows.files) for name in ("rows_read", "rows_kept"))
     summary = {
         "format": mapping.format,
@@ -227,7 +250,7 @@ def write_checked_rows(
         "template": mapping.template,
         "reading": describe_mapping(mapping),
         "numbered": list(rows.values),
-        "not_used": [column for column in first.columns if column not in {*mapping.used_columns, group, stratify, key}],
+        "not_used": _not_used(first, {*mapping.used_columns, group, stratify, key}),
         "num_rows": {"read": num_read, "kept": num_kept, "skipped": num_read - num_kept},
         "files": rows.files,
         "sources": raw_examples["sources"],
@@ -235,6 +258,7 @@ def write_checked_rows(
         "on_bad_row": on_bad_row,
         "max_bad_fraction": max_bad_fraction,
         "max_rows": max_rows,
+        "text_lengths": rows.text_lengths,
         "findings": rows.findings.counts(),
         "refused": refused,
         "label_map": label_map,
@@ -263,19 +287,26 @@ def describe_checked(summary: Mapping[str, Any]) -> str:
     counts = summary["num_rows"]
     parts = [f"{counts['read']:,} read, {counts['kept']:,} kept, {counts['skipped']:,} skipped", summary["format"]]
     if len(summary["files"]) > 1:
-        parts.append(f"{len(summary['files']):,} files")
+        parts.append(count_of(len(summary["files"]), "file"))
     if summary["label_map"]:
-        parts.append(f"{len(summary['label_map']):,} classes")
+        parts.append(count_of(len(summary["label_map"]), "class"))
     return "; ".join(parts)
 
 
-def _open_files(raw_examples: Mapping[str, Any], *, max_rows: int | None) -> list[OpenedFile]:
+def _open_files(raw_examples: Mapping[str, Any], *, settings: ReadSettings, field: str | None) -> list[OpenedFile]:
     files: list[OpenedFile] = []
-    problems: list[str] = []
+    problems = _find_idle_settings(raw_examples, settings)
     for split in SPLITS:
         for file in raw_examples.get(split) or ():
             try:
-                files.append(OpenedFile(open_rows(file, max_rows=max_rows), split, file["source"]))
+                described = file if field is None or "field" in file else {**file, "field": field}
+                rows = open_rows(described, settings=settings)
+                problems += [
+                    missing_column("data.explode", root, rows.columns, path=rows.path)
+                    for root in (rows.exploding.roots if rows.exploding else [])
+                    if root not in rows.columns
+                ]
+                files.append(OpenedFile(rows, split, file["source"]))
             except UserError as error:
                 problems += error.problems
     if len(files) > MAX_FILES:
@@ -285,18 +316,47 @@ def _open_files(raw_examples: Mapping[str, Any], *, max_rows: int | None) -> lis
     return files
 
 
+def _find_idle_settings(raw_examples: Mapping[str, Any], settings: ReadSettings) -> list[str]:
+    """Refuse a separator where no file has one."""
+    formats = {file["format"] for split in SPLITS for file in raw_examples.get(split) or ()}
+    if settings.delimiter == "auto" or formats & {"csv", "tsv"}:
+        return []
+    return [f"data.delimiter = {settings.delimiter!r} has no use: none of the files is CSV or TSV. Leave it out."]
+
+
+def _columns_of(template: str | None) -> list[str]:
+    """Name the columns of a template; none where it does not parse, which is told elsewhere."""
+    try:
+        return template_columns(template) if template else []
+    except ValueError:
+        return []
+
+
+def _add_paths(files: Sequence[OpenedFile], names: Sequence[str | None]) -> None:
+    """Add the columns that are named by path to the files that have them."""
+    wanted = list(dict.fromkeys(name for name in names if name))
+    for file in files:
+        file.rows.add_paths(wanted)
+
+
+def _not_used(rows: RowSource, used: set[str | None]) -> list[str]:
+    """Name the columns of a file that nothing is read of."""
+    touched = {*used, *rows.roots_of(name for name in used if name)}
+    return [column for column in rows.columns if column not in touched]
+
+
 def _check_columns(files: Sequence[OpenedFile], mapping: ColumnMapping, keyed: Mapping[str, str]) -> None:
     """Refuse files without a column that is used; held-out files need none of those that training rows go by."""
     problems: list[str] = []
     for file in files:
         columns, path = file.rows.columns, file.rows.path
         try:
-            check_mapping(mapping, columns, path=path)
+            check_mapping(mapping, columns, path=path, explain=file.rows.explain_missing)
         except UserError as error:
             problems += error.problems
         if file.split == "train":
             problems += [
-                missing_column(parameter, column, columns, path=path)
+                missing_column(parameter, column, columns, path=path, more=file.rows.explain_missing(column))
                 for column, parameter in keyed.items()
                 if column not in columns
             ]

@@ -23,8 +23,11 @@ from lm_tuning.data.problems import MAX_REPORTED, RowProblem, list_columns
 from lm_tuning.data.reading import RowSource
 from lm_tuning.data.repeated_keys import find_repeats
 from lm_tuning.data.rows import BATCH_ROWS, ExampleTable, ExampleWriter
+from lm_tuning.data.text_lengths import TextLengths
+from lm_tuning.data.unread import ReadingBrokeOff
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +66,7 @@ class CollectedRows:
         findings: every row that something is to be said about.
         bad_lines: by file, the first bad rows in full.
         label_types: how many good rows have a label of each JSON type.
+        text_lengths: by field how long the texts of the good rows are, see ``TextLengths``.
     """
 
     facts: dict[str, npt.NDArray[Any]]
@@ -72,6 +76,7 @@ class CollectedRows:
     findings: Findings
     bad_lines: list[list[str]]
     label_types: LabelTypes
+    text_lengths: dict[str, dict[str, int | float]]
 
 
 def collect_rows(
@@ -89,7 +94,7 @@ def collect_rows(
     A row's ``row_id`` is its 1-based number in its file, plus the last number of the files before it. So ids are
     unique, those of the first file are its row numbers, and leaving rows out renumbers nothing.
 
-    Memory grows by about 70 bytes a row and 8 bytes a bad row; texts and the values of numbered columns go to disk.
+    Memory grows by about 80 bytes a row and 8 bytes a bad row; texts and the values of numbered columns go to disk.
 
     Args:
         files: what to read, in this order; their columns are there.
@@ -101,14 +106,14 @@ def collect_rows(
         on_progress: told how much of each file was read.
 
     Raises:
-        UserError: a file cannot be read to its end; the bad rows before that place are named as well.
+        ReadingBrokeOff: a file cannot be read to its end; the bad rows before that place are named as well.
     """
     collector = _Collector(mapping, numbered, key, normalize=normalize)
     scratch = path.with_suffix(".values")
     problems: list[str] = []
     with (
         _ValueWriter(scratch, numbered) as values,
-        ExampleWriter(path, mapping.format, inspect=collector.inspect) as writer,
+        ExampleWriter(path, mapping.format, is_composed=mapping.is_composed, inspect=collector.inspect) as writer,
     ):
         for place, file in enumerate(files):
             file.rows.select(
@@ -119,9 +124,10 @@ def collect_rows(
             try:
                 collector.read(file, writer, values, _file_progress(files, place, on_progress))
             except UserError as error:
-                problems += [*collector.bad_lines[-1], *error.problems]
+                problems += [*spell_out(collector.files[-1], collector.bad_lines[-1]), *error.problems]
     if problems:
-        raise UserError(problems)
+        scratch.unlink()
+        raise ReadingBrokeOff(problems, files=collector.files, findings=collector.findings)
     keep = collector.drop_repeats(path) if key else None
     numbers, names = _number_values(scratch, numbered, keep)
     scratch.unlink()
@@ -133,7 +139,19 @@ def collect_rows(
         collector.findings,
         collector.bad_lines,
         collector.label_types,
+        collector.text_lengths.describe(keep),
     )
+
+
+def spell_out(file: Mapping[str, Any], lines: Sequence[str]) -> list[str]:
+    """Return the first bad rows of a file in full, and how many more there are.
+
+    Args:
+        file: see ``CheckedRows.sources``.
+        lines: the first bad rows in full.
+    """
+    rest = sum(file["rows_skipped"].values()) - len(lines)
+    return [*lines, *([f"{file['path']}: {count_of(rest, 'more bad row')}."] if rest else [])]
 
 
 def _file_progress(files: Sequence[OpenedFile], place: int, on_progress: OnProgress) -> Callable[[int, int, str], None]:
@@ -155,6 +173,7 @@ class _Collector:
         self.findings = Findings()
         self.bad_lines: list[list[str]] = []
         self.label_types = LabelTypes()
+        self.text_lengths = TextLengths(FIELDS[mapping.format])
         self._label = mapping.columns.get("label")
         self._read_example: Callable[[Mapping[str, Any]], Example] = example_reader(mapping, normalize=normalize)
         self._readers = {column: value_reader(column, normalize=normalize) for column in numbered}
@@ -175,11 +194,33 @@ class _Collector:
         on_progress: Callable[[int, int, str], None],
     ) -> None:
         """Take in one file."""
-        source, first_id, place = file.rows, self._last_id, file.source
-        facts: dict[str, Any] = {"path": source.path, "split": file.split, "source": file.source}
-        facts |= {"first_row_id": first_id + 1, "rows_read": 0, "rows_kept": 0, "rows_skipped": {}}
+        facts: dict[str, Any] = {"path": file.rows.path, "split": file.split, "source": file.source}
+        facts |= {"first_row_id": self._last_id + 1, "rows_read": 0, "rows_kept": 0, "rows_skipped": {}}
         self.files.append(facts)
         self.bad_lines.append([])
+        num_before = writer.num_appended
+        try:
+            self._read_rows(file, facts, writer, values, on_progress)
+        except UserError:
+            facts["broke_off"] = True
+            raise
+        finally:
+            facts["rows_kept"] = writer.num_appended - num_before
+            if file.rows.exploding:
+                facts["exploded"] = file.rows.exploding.describe()
+            self._files.extend([len(self.files) - 1] * facts["rows_kept"])
+        _, total, unit = file.rows.progress()
+        on_progress(total, total, unit)
+
+    def _read_rows(
+        self,
+        file: OpenedFile,
+        facts: dict[str, Any],
+        writer: ExampleWriter,
+        values: _ValueWriter,
+        on_progress: Callable[[int, int, str], None],
+    ) -> None:
+        source, first_id, place = file.rows, self._last_id, file.source
         readers = [reader if column in source.columns else None for column, reader in self._readers.items()]
         read_key = self._read_key if self._key in source.columns else None
         read_example, append, append_values = self._read_example, writer.append, values.append
@@ -188,47 +229,47 @@ class _Collector:
         has_keys = self._read_key is not None
         known: set[str] = set(source.columns)
         late: dict[int, set[str]] = {}
-        number, num_rows, num_before = 0, 0, writer.num_appended
+        number = num_rows = 0
         _, total, unit = source.progress()
         on_progress(0, total, unit)
-        for number, row in source:
-            num_rows += 1
-            if num_rows % _REPORT_EVERY_ROWS == 0:
-                done, total, unit = source.progress()
-                on_progress(min(done, total - 1), total, unit)  # the end comes below
-            try:
-                if row.__class__ is not dict:
-                    raise row  # type: ignore[misc]
-                example = read_example(row)
-                found = [reader(row) if reader else None for reader in readers]
-                key = digest_parts(read_key(row)) if read_key else _NO_KEY
-            except RowProblem as problem:
-                self._note_bad(first_id + number, number, problem)
-                continue
-            if not row.keys() <= known and len(late) < _MAX_LATE_ROWS:
-                late.setdefault(number, row.keys() - known)
-                known = known | row.keys()
-            append(first_id + number, example.values, place)
-            contents += example.content_digest
-            wholes += example.whole_digest
-            if label:
-                add_label(row[label])
-            if found:
-                append_values(found)
-            if has_keys:
-                keys += key
-            for kind, reason in example.oddities:
-                self.findings.add(first_id + number, kind, reason, is_bad=False)
-        _, total, unit = source.progress()
-        on_progress(total, total, unit)
+        try:
+            for number, row in source:
+                num_rows += 1
+                if num_rows % _REPORT_EVERY_ROWS == 0:
+                    done, total, unit = source.progress()
+                    on_progress(min(done, total - 1), total, unit)  # the end comes with the end of the file
+                try:
+                    if row.__class__ is not dict:
+                        raise row  # type: ignore[misc]
+                    example = read_example(row)
+                    found = [reader(row) if reader else None for reader in readers]
+                    key = digest_parts(read_key(row)) if read_key else _NO_KEY
+                except RowProblem as problem:
+                    in_file = source.exploding.where if source.exploding else None
+                    self._note_bad(first_id + number, number, problem, in_file=in_file)
+                    continue
+                if not row.keys() <= known and len(late) < _MAX_LATE_ROWS:
+                    late.setdefault(number, row.keys() - known)
+                    known = known | row.keys()
+                append(first_id + number, example.values, place, example.column_ranges)
+                contents += example.content_digest
+                wholes += example.whole_digest
+                if label:
+                    add_label(row[label])
+                if found:
+                    append_values(found)
+                if has_keys:
+                    keys += key
+                for kind, reason in example.oddities:
+                    self.findings.add(first_id + number, kind, reason, is_bad=False)
+        finally:
+            facts["rows_read"] = num_rows
+            self._last_id += number
         _warn_of_late_columns(source.path, late)
-        facts["rows_read"] = num_rows
-        facts["rows_kept"] = writer.num_appended - num_before
-        self._files.extend([len(self.files) - 1] * facts["rows_kept"])
-        self._last_id += number
 
     def inspect(self, batch: pa.RecordBatch) -> None:
-        """Look for odd characters in rows that are about to be written."""
+        """Look for odd characters in rows that are about to be written, and note how long their texts are."""
+        self.text_lengths.add(batch)
         noted: set[tuple[int, str]] = set()
         for name, is_json in self._json_fields:
             for place, kind, reason in find_odd_characters(batch.column(name), is_json=is_json):
@@ -260,7 +301,7 @@ class _Collector:
         keep[repeats] = False
         kept_path = path.with_suffix(".kept")
         start = 0
-        with ExampleWriter(kept_path, table.format) as writer:
+        with ExampleWriter(kept_path, table.format, is_composed=table.is_composed) as writer:
             for batch in table.batches():
                 writer.append_batch(batch.filter(pa.array(keep[start : start + batch.num_rows])))
                 start += batch.num_rows
@@ -278,13 +319,16 @@ class _Collector:
             found["keys"] = np.frombuffer(self._keys, dtype=np.uint64).reshape(-1, 2)
         return found if keep is None else {name: values[keep] for name, values in found.items()}
 
-    def _note_bad(self, row_id: int, number: int, problem: RowProblem, file: int = -1) -> None:
-        """Note a row that cannot be used."""
-        self.findings.add(row_id, problem.kind, problem.reason, is_bad=True)
+    def _note_bad(
+        self, row_id: int, number: int, problem: RowProblem, file: int = -1, *, in_file: str | None = None
+    ) -> None:
+        """Note a row that cannot be used; ``in_file`` says where an exploded one stands in its file."""
+        reason = f"{problem.reason} (In the file: {in_file}.)" if in_file else problem.reason
+        self.findings.add(row_id, problem.kind, reason, is_bad=True)
         counts = self.files[file]["rows_skipped"]
         counts[problem.kind] = counts.get(problem.kind, 0) + 1
         if len(self.bad_lines[file]) < MAX_REPORTED:
-            self.bad_lines[file].append(f"{self.files[file]['path']}, row {number}: {problem.reason}")
+            self.bad_lines[file].append(f"{self.files[file]['path']}, {in_file or f'row {number}'}: {problem.reason}")
 
 
 def _warn_of_late_columns(path: str, late: Mapping[int, set[str]]) -> None:

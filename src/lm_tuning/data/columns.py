@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from pathlib import PurePath
 
 from lm_tuning.data.conventions import (
     CONTENT_NAMES,
@@ -36,6 +35,15 @@ _NEEDED_PARTS: Mapping[str, tuple[str, ...]] = {
 _RENDERED_PART: Mapping[str, str] = {TEXT: "text", PROMPT_RESPONSE: "prompt", TEXT_LABEL: "text"}
 
 
+# Comparing a name with very many others takes longer than a suggestion is worth.
+_MAX_COMPARED = 1000
+
+
+def _nothing(column: str) -> str:
+    """Say nothing more about a column."""
+    return ""
+
+
 @dataclass(frozen=True)
 class ColumnMapping:
     """What the columns mean.
@@ -55,6 +63,11 @@ class ColumnMapping:
     read_off: str | None = None
 
     @property
+    def is_composed(self) -> bool:
+        """Say whether the prompt, or the text, is made of columns and of fixed text between them."""
+        return self.template is not None or self.appended is not None
+
+    @property
     def used_columns(self) -> list[str]:
         """Name every column that is read, each once."""
         rendered = template_columns(self.template) if self.template else []
@@ -70,6 +83,8 @@ def choose_mapping(
     columns: Mapping[str, str | None] | None = None,
     template: str | None = None,
     task: str = "causal_lm",
+    explain: Callable[[str], str] = _nothing,
+    inside: Callable[[], str] = lambda: "",
 ) -> ColumnMapping:
     """Decide on format and columns from what the user says and, where that is nothing, from the column names.
 
@@ -80,6 +95,8 @@ def choose_mapping(
         columns: column by part, as in ``data.columns``; None where not given.
         template: ``data.template``.
         task: text with a label is only chosen by itself for ``sequence_classification``.
+        explain: says more about a column that is not there, see ``RowSource.explain_missing``.
+        inside: says how values inside the columns are named, see ``RowSource.describe_inside``.
 
     Returns:
         The mapping; every column in it is available.
@@ -90,23 +107,26 @@ def choose_mapping(
     """
     given = {part: column for part, column in (columns or {}).items() if column is not None}
     if given or template is not None:
-        mapping = _given_mapping(given, template, format, available, task=task)
+        mapping = _given_mapping(given, template, format, available, task=task, inside=inside)
     else:
-        mapping = _conventional_mapping(available, path=path, format=format, task=task)
+        mapping = _conventional_mapping(available, path=path, format=format, task=task, inside=inside)
     problem = find_format_problem(mapping.format, task=task, path=path)
     if problem:
         raise UserError(problem)
-    check_mapping(mapping, available, path=path)
+    check_mapping(mapping, available, path=path, explain=explain)
     return mapping
 
 
-def check_mapping(mapping: ColumnMapping, available: list[str], *, path: str) -> None:
+def check_mapping(
+    mapping: ColumnMapping, available: list[str], *, path: str, explain: Callable[[str], str] = _nothing
+) -> None:
     """Refuse a mapping that names columns which a file does not have.
 
     Args:
         mapping: see ``choose_mapping``.
         available: the column names of the file.
         path: the file, as messages name it.
+        explain: says more about a column that is not there.
 
     Raises:
         UserError: naming each column, its parameter, the nearest name and the columns that are there.
@@ -115,12 +135,16 @@ def check_mapping(mapping: ColumnMapping, available: list[str], *, path: str) ->
     places = [(f"data.columns.{part}{origin}", column) for part, column in mapping.columns.items()]
     if mapping.template:
         places += [("data.template", column) for column in template_columns(mapping.template)]
-    problems = [missing_column(key, column, available, path=path) for key, column in places if column not in available]
+    problems = [
+        missing_column(key, column, available, path=path, more=explain(column))
+        for key, column in places
+        if column not in available
+    ]
     if problems:
         raise UserError(problems)
 
 
-def missing_column(key: str, column: str, available: list[str], *, path: str) -> str:
+def missing_column(key: str, column: str, available: list[str], *, path: str, more: str = "") -> str:
     """Write the message for a column that is not there.
 
     Args:
@@ -128,22 +152,24 @@ def missing_column(key: str, column: str, available: list[str], *, path: str) ->
         column: its name.
         available: the column names of the file.
         path: the file.
+        more: sentences about what is there instead.
     """
-    nearest = get_close_matches(column, available, n=1)
-    suggestion = f" Did you mean {nearest[0]!r}?" if nearest else ""
-    hint = ""
-    if PurePath(path).suffix == ".csv":
-        hint = "" if nearest else " If these are values, the file lacks a header line."
-        separator = next((mark for mark in ";\t|" if len(available) == 1 and mark in available[0]), None)
-        if separator:
-            hint = f" The fields seem to be separated by {separator!r}; a .csv file is read with commas."
-    return f"{key} names the column {column!r}, which {path} does not have.{suggestion} " + (
-        f"Its columns: {list_columns(available)}.{hint}"
+    nearest = get_close_matches(column, available[:_MAX_COMPARED], n=1)
+    suggestion = f" Did you mean {nearest[0]!r}?" if nearest and "Did you mean" not in more else ""
+    return (
+        f"{key} names the column {column!r}, which {path} does not have.{suggestion} "
+        f"Its columns: {list_columns(available)}.{more}"
     )
 
 
 def _given_mapping(
-    given: dict[str, str], template: str | None, wanted: str, available: list[str], *, task: str
+    given: dict[str, str],
+    template: str | None,
+    wanted: str,
+    available: list[str],
+    *,
+    task: str,
+    inside: Callable[[], str],
 ) -> ColumnMapping:
     """Build the mapping from the parameters; a needed part that they leave out may bear its own name in the file."""
     problems: list[str] = []
@@ -173,7 +199,7 @@ def _given_mapping(
         else:
             problems.append(
                 f"The format {chosen!r} needs data.columns.{part}: the column that holds the {part}. Columns that are "
-                f"there: {list_columns(available)}."
+                f"there: {list_columns(available)}.{inside()}"
             )
     allowed = (*_NEEDED_PARTS[chosen], *OPTIONAL_NAMES.get(chosen, ()))
     problems += [
@@ -199,13 +225,15 @@ def _format_of(parts: set[str], *, task: str) -> str | None:
     return PROMPT_RESPONSE if task == SEQ2SEQ_LM else None
 
 
-def _conventional_mapping(available: list[str], *, path: str, format: str, task: str) -> ColumnMapping:
+def _conventional_mapping(
+    available: list[str], *, path: str, format: str, task: str, inside: Callable[[], str]
+) -> ColumnMapping:
     """Find the one format whose usual column names are all there, and say what is read as what."""
     found = find_conventions(available, format=format, task=task)
     if not found:
         asked = "a format" if format == "auto" else f"the format {format!r}"
         raise UserError(
-            f"{path} has the columns {list_columns(available)}; no usual names of {asked} are there. {_WAYS}"
+            f"{path} has the columns {list_columns(available)}; no usual names of {asked} are there.{inside()} {_WAYS}"
         )
     if len(found) > 1:
         listed = "; or ".join(f"{one.describe()} ({one.format})" for one in found)

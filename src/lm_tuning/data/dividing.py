@@ -10,20 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.checked_rows import CheckedRows
+from lm_tuning.data.class_facts import class_facts, share_facts, untrained_facts
+from lm_tuning.data.copy_facts import (
+    copy_facts,
+    count_other_labels,
+    count_shared,
+    describe_overlap,
+    list_copies,
+    list_near_copies,
+)
 from lm_tuning.data.duplicates import is_later_copy, join_units, number_by_appearance
 from lm_tuning.data.near_duplicates import NearDuplicates
 from lm_tuning.data.rows import SPLITS
-from lm_tuning.data.split_facts import (
-    class_facts,
-    count_shared,
-    describe_overlap,
-    describe_warnings,
-    group_facts,
-    measure_leakage,
-    near_facts,
-    num_different,
-    untrained_facts,
-)
+from lm_tuning.data.split_facts import describe_warnings, group_facts, measure_leakage, near_facts
 from lm_tuning.data.splitting import IN_TEST, TEST, TRAIN, VALIDATION, assign_folds, assign_splits, split_sizes
 from lm_tuning.errors import UserError
 
@@ -40,9 +39,11 @@ class Division:
     Attributes:
         splits: ``(rows,)``: place in ``SPLITS``, ``LEFT_OUT`` for a dropped copy.
         facts: for the summary: ``wanted_rows``, ``duplicates``, ``near_duplicates``, ``overlap``, ``overlap_rows``,
-            ``leakage``, ``groups``, ``classes``, ``untrained_classes`` and ``folds``.
+            ``overlap_other_labels``, ``leakage``, ``groups``, ``classes``, ``class_shares``, ``untrained_classes`` and
+            ``folds``.
         warnings: sentences for the log.
-        copies: ids of the rows that repeat another one: ``exact``, and ``near`` when somebody looked.
+        copies: ids of rows: ``exact``, those of the splits that repeat an earlier one there, ``left_out``, those
+            dropped as copies, and ``near`` when somebody looked.
     """
 
     splits: npt.NDArray[np.int8]
@@ -110,6 +111,7 @@ def divide_rows(
     near_duplicates: str,
     near_duplicate_similarity: float,
     seed: int,
+    duplicates_by: str = "row",
 ) -> Division:
     """Divide the rows of the training files, beside those of files that are a split by themselves.
 
@@ -124,7 +126,7 @@ def divide_rows(
         test: the same.
         group: column whose equal values stay together; None for none.
         stratify: column whose classes are divided alike; None for none.
-        label: column of the class, which a dropped near duplicate must share; None for none.
+        label: column of the class; None for none.
         num_folds: folds that the rows outside test are cut into; None for no folds.
         fold: the fold that is validation.
         duplicates: ``keep_together`` puts all copies of a content on one side; ``drop`` keeps the first copy, and one
@@ -133,6 +135,7 @@ def divide_rows(
             them; ``report`` moves none.
         near_duplicate_similarity: what ``near`` was found with.
         seed: fixes the division.
+        duplicates_by: ``drop`` leaves out rows of the same text and label (``row``) or of the same text (``text``).
 
     Returns:
         The split of each row. Rows of a held-out file never move.
@@ -145,9 +148,10 @@ def divide_rows(
     near_units = None if near is None else near.units[contents]
     is_copy = is_near_copy = np.zeros(len(contents), dtype=bool)
     if duplicates == "drop":
-        is_copy = is_later_copy(wholes, priority)
+        is_copy = is_later_copy(contents if duplicates_by == "text" else wholes, priority)
     if near_units is not None and near_duplicates == "drop":
-        is_near_copy = _is_later_near_copy(near_units, rows.values[label] if label else None, is_copy, priority)
+        labels = rows.values[label] if label and duplicates_by == "row" else None
+        is_near_copy = _is_later_near_copy(near_units, labels, is_copy, priority)
         is_near_copy &= file_splits == TRAIN
     dropped = is_copy | is_near_copy
     from_train = file_splits == TRAIN
@@ -177,12 +181,18 @@ def divide_rows(
     wanted = {name: int((splits == place).sum()) for place, name in enumerate(SPLITS)} | choice.wanted
     facts: dict[str, Any] = {
         "wanted_rows": {name: wanted[name] for name in SPLITS},
-        "duplicates": {
-            "handling": duplicates,
-            "num_copies": len(contents) - num_different(contents),
-            "num_dropped": int(is_copy.sum()),
-            "num_label_conflicts": num_different(wholes) - num_different(contents),
-        },
+        "duplicates": copy_facts(
+            contents,
+            wholes,
+            splits,
+            file_splits,
+            row_ids,
+            is_dropped=is_copy,
+            handling=duplicates,
+            by=duplicates_by,
+            labels=rows.values[label] if label else None,
+            names=rows.names[label] if label else (),
+        ),
         "near_duplicates": near
         and near_facts(
             near,
@@ -194,17 +204,18 @@ def divide_rows(
         ),
         "overlap": count_shared(contents, splits),
         "overlap_rows": describe_overlap(contents, splits, row_ids),
+        "overlap_other_labels": count_other_labels(contents, wholes, splits),
         "leakage": measure_leakage(contents, near, splits, row_ids),
         "groups": group_facts(rows, group, splits),
         "classes": class_facts(rows, stratify, splits, choice.rare_classes),
+        "class_shares": share_facts(rows, label or stratify, splits),
         "untrained_classes": untrained_facts(rows, label, splits, row_ids),
         "folds": choice.folds,
     }
-    repeats = is_later_copy(contents, priority)
-    copies = {"exact": np.sort(row_ids[repeats])}
+    copies = list_copies(contents, splits, row_ids, is_dropped=is_copy)
     if near_units is not None:
-        copies["near"] = np.sort(row_ids[is_later_copy(near_units, priority) & ~repeats])
-    return Division(splits, facts, describe_warnings(facts, splits), copies)
+        copies["near"] = list_near_copies(contents, near_units, splits, row_ids)
+    return Division(splits, facts, describe_warnings(facts, rows, splits), copies)
 
 
 def _is_later_near_copy(units: Ints, labels: Ints | None, is_copy: Mask, priority: npt.NDArray[np.int8]) -> Mask:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from lm_tuning.data.column_paths import explain_missing
 from lm_tuning.data.columns import ColumnMapping
 from lm_tuning.data.conventions import MESSAGES, PROMPT_RESPONSE, TEXT, TEXT_LABEL
 from lm_tuning.data.messages import (
@@ -18,7 +19,7 @@ from lm_tuning.data.messages import (
     write_messages,
 )
 from lm_tuning.data.problems import RowProblem, describe_value
-from lm_tuning.data.template import template_renderer
+from lm_tuning.data.template import Composed, normalize_composed, template_renderer
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
     TEXT: ("text",),
@@ -38,6 +39,7 @@ _SEPARATOR = "\x00\x1f\x00"
 
 Row = Mapping[str, Any]
 ReadField = Callable[[Row], str]
+ReadComposed = Callable[[Row], Composed]
 
 
 class Example(NamedTuple):
@@ -48,12 +50,14 @@ class Example(NamedTuple):
         content_digest: 16 bytes, equal for rows whose content is the same after trimming and NFC, whatever the label.
         whole_digest: the same with the label, so that copies with another label are told apart.
         oddities: kind and reason of what is unusual in it; the row is used all the same.
+        column_ranges: start and end of each column in a composed prompt, or text, in characters, end to end.
     """
 
     values: tuple[str | None, ...]
     content_digest: bytes
     whole_digest: bytes
     oddities: tuple[tuple[str, str], ...] = ()
+    column_ranges: tuple[int, ...] = ()
 
 
 def example_reader(mapping: ColumnMapping, *, normalize: bool) -> Callable[[Row], Example]:
@@ -70,21 +74,22 @@ def example_reader(mapping: ColumnMapping, *, normalize: bool) -> Callable[[Row]
     if mapping.format == MESSAGES:
         return _messages_reader(columns, normalize=normalize)
     readers = {part: text_reader(column, normalize=normalize) for part, column in columns.items() if part != "label"}
+    composed = "prompt" if mapping.format == PROMPT_RESPONSE else "text"
     if mapping.template:
-        rendered = "prompt" if mapping.format == PROMPT_RESPONSE else "text"
-        readers[rendered] = _rendered_reader(mapping.template, normalize=normalize)
-    if mapping.appended:
-        readers["prompt"] = _appending_reader(readers["prompt"], mapping.appended, normalize=normalize)
+        read_composed = _rendered_reader(mapping.template, normalize=normalize)
+    elif mapping.appended:
+        read_composed = _appending_reader(readers[composed], mapping.appended, normalize=normalize)
+    else:
+        read_composed = _whole_reader(readers[composed])
     if mapping.format == PROMPT_RESPONSE:
-        return _prompt_response_reader(readers["prompt"], readers["response"], columns.get("system"), normalize)
+        return _prompt_response_reader(read_composed, readers["response"], columns.get("system"), normalize)
     if mapping.format == TEXT_LABEL:
-        return _text_label_reader(readers["text"], value_reader(columns["label"], normalize=normalize))
-    read_text = readers["text"]
+        return _text_label_reader(read_composed, value_reader(columns["label"], normalize=normalize))
 
     def read(row: Row) -> Example:
-        text = read_text(row)
+        text, edges = read_composed(row)
         digest = digest_parts(text.strip())
-        return Example((text,), digest, digest)
+        return Example((text,), digest, digest, column_ranges=edges)
 
     return read
 
@@ -179,28 +184,28 @@ def _encoded(text: str) -> bytes:
 
 
 def _prompt_response_reader(
-    read_prompt: ReadField, read_response: ReadField, system_column: str | None, normalize: bool
+    read_prompt: ReadComposed, read_response: ReadField, system_column: str | None, normalize: bool
 ) -> Callable[[Row], Example]:
     read_system = _optional_reader(system_column, normalize=normalize)
 
     def read(row: Row) -> Example:
-        prompt = read_prompt(row)
+        prompt, edges = read_prompt(row)
         response = read_response(row)
         system = read_system(row) if read_system else None
         digest = digest_parts(prompt.strip(), response.strip(), (system or "").strip())
-        return Example((prompt, response, system), digest, digest)
+        return Example((prompt, response, system), digest, digest, (), edges)
 
     return read
 
 
-def _text_label_reader(read_text: ReadField, read_label: ReadField) -> Callable[[Row], Example]:
+def _text_label_reader(read_text: ReadComposed, read_label: ReadField) -> Callable[[Row], Example]:
     def read(row: Row) -> Example:
-        text = read_text(row)
+        text, edges = read_text(row)
         try:
             label = read_label(row)
         except RowProblem as problem:
             raise RowProblem("unlabelled", f"unlabelled: {problem.reason}") from problem
-        return Example((text, label), *_digest_labelled(text.strip(), label))
+        return Example((text, label), *_digest_labelled(text.strip(), label), (), edges)
 
     return read
 
@@ -237,32 +242,34 @@ def _optional_reader(column: str | None, *, normalize: bool) -> Callable[[Row], 
     return read
 
 
-def _appending_reader(read_prompt: ReadField, column: str, *, normalize: bool) -> ReadField:
+def _whole_reader(read_text: ReadField) -> ReadComposed:
+    """Return a function that takes a text which no fixed text is put around."""
+    return lambda row: (read_text(row), ())
+
+
+def _appending_reader(read_prompt: ReadField, column: str, *, normalize: bool) -> ReadComposed:
     """Return a function that puts the text of a second column, where a row has any, behind the prompt."""
 
-    def read(row: Row) -> str:
+    def read(row: Row) -> Composed:
         prompt = read_prompt(row)
         value = row.get(column)
         if value is None or (value.__class__ is str and not value.strip()):
-            return prompt
+            return prompt, (0, len(prompt))
         if value.__class__ is not str:
             raise _wrong_value(row, column, "text")
-        return f"{prompt}\n\n{unicodedata.normalize('NFC', value) if normalize else value}"
+        text = f"{prompt}\n\n{unicodedata.normalize('NFC', value) if normalize else value}"
+        return text, (0, len(prompt), len(prompt) + 2, len(text))
 
     return read
 
 
-def _rendered_reader(template: str, *, normalize: bool) -> ReadField:
+def _rendered_reader(template: str, *, normalize: bool) -> ReadComposed:
     render = template_renderer(template)
-
-    def read(row: Row) -> str:
-        text = render(row)
-        return unicodedata.normalize("NFC", text) if normalize and not text.isascii() else text
-
-    return read
+    return (lambda row: normalize_composed(render(row))) if normalize else render
 
 
 def _wrong_value(row: Row, column: str, wanted: str) -> RowProblem:
     if column not in row:
-        return RowProblem("missing_column", f"has no column {column!r}.")
+        reason = explain_missing(row, column)
+        return RowProblem("missing_column", f"has no column {column!r}{f': {reason}' if reason else ''}.")
     return RowProblem("wrong_type", f"column {column!r} holds {describe_value(row[column])}, where {wanted} is wanted.")

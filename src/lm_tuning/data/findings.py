@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ MEANINGS: Mapping[str, str] = {
     "not_an_object": "a JSON value without columns",
     "not_utf8": "bytes that are not UTF-8",
     "wrong_field_count": "more or fewer fields than the header names",
+    "too_long": "more bytes than data.max_row_bytes",
     "two_systems": "a system column and another system turn in the same row",
     "control_character": "control characters that no text needs, such as NUL",
     "replacement_character": "U+FFFD, which stands where text was decoded wrongly",
@@ -99,7 +101,11 @@ class Findings:
 
 
 class RowPlaces:
-    """Turn row ids into file and row number."""
+    """Turn row ids into file and row number.
+
+    Attributes:
+        names: how each file is called, in the order of reading.
+    """
 
     def __init__(self, sources: Sequence[Mapping[str, Any]]) -> None:
         """Look at where the ids of each file begin.
@@ -110,10 +116,17 @@ class RowPlaces:
         self._first_ids = np.array([source["first_row_id"] for source in sources], dtype=np.int64)
         paths = [str(source["path"]) for source in sources]
         # One file may be read twice, as training rows and as held-out ones.
-        self._names = [
-            f"{path} ({source['split']})" if paths.count(path) > 1 else path
+        times = Counter(paths)
+        names = [
+            f"{path} ({source['split']})" if times[path] > 1 else path
             for path, source in zip(paths, sources, strict=True)
         ]
+        # Two configurations of a hub data set, for example, bear one name; each keeps rows of its own.
+        seen: Counter[str] = Counter()
+        self.names = []
+        for name in names:
+            seen[name] += 1
+            self.names.append(f"{name} #{seen[name]}" if seen[name] > 1 else name)
 
     def find(self, row_id: int) -> tuple[str, int]:
         """Return the file and the 1-based row number in it.
@@ -122,7 +135,7 @@ class RowPlaces:
             row_id: id of a row.
         """
         place = int(np.searchsorted(self._first_ids, row_id, side="right")) - 1
-        return self._names[place], int(row_id - self._first_ids[place]) + 1
+        return self.names[place], int(row_id - self._first_ids[place]) + 1
 
     def by_file(self, row_ids: Iterable[int]) -> Iterator[tuple[str, list[int]]]:
         """Yield each file that has some of the rows, with their numbers in it, ascending.
@@ -132,7 +145,7 @@ class RowPlaces:
         """
         ids = np.sort(np.asarray(row_ids, dtype=np.int64))
         edges = [*np.searchsorted(ids, self._first_ids).tolist(), len(ids)]
-        for place, name in enumerate(self._names):
+        for place, name in enumerate(self.names):
             part = ids[edges[place] : edges[place + 1]]
             if len(part):
                 yield name, (part - self._first_ids[place] + 1).tolist()

@@ -12,7 +12,7 @@ from typing import Any
 from lm_tuning.data.arrow_values import BATCH_ROWS, batch_rows, column_readers
 from lm_tuning.data.problems import RowProblem
 from lm_tuning.data.raw_opening import RawFile
-from lm_tuning.data.reading import Row, RowSource, check_columns
+from lm_tuning.data.reading import DEFAULT_SETTINGS, ReadSettings, Row, RowSource, check_columns
 from lm_tuning.errors import Interrupted, UserError
 
 logger = logging.getLogger(__name__)
@@ -29,17 +29,18 @@ _WAYS_TO_CONNECT = (
 class HubRows(RowSource):
     """The rows of one split; values keep the types of the declared features, see ``column_readers``."""
 
-    def __init__(self, file: Mapping[str, Any]) -> None:
+    def __init__(self, file: Mapping[str, Any], settings: ReadSettings = DEFAULT_SETTINGS) -> None:
         """Download the split into the cache of the hub's client, unless it is there.
 
         Args:
             file: ``path`` (the name), ``config``, ``split``, ``revision`` and ``digest``, see ``describe_files``.
+            settings: the limit of a row.
 
         Raises:
             UserError: the hub cannot be reached and the cache lacks the set, there is no such set, configuration or
                 split, or it has no rows.
         """
-        super().__init__(RawFile(file), "hub")
+        super().__init__(RawFile(file), "hub", settings)
         self.name = self.path
         self._dataset = load_hub_split(file)
         self.columns = list(self._dataset.column_names)
@@ -56,7 +57,7 @@ class HubRows(RowSource):
         number = self._rows_done = 0
         for table in dataset.with_format("arrow").iter(BATCH_ROWS):
             for batch in table.to_batches():
-                for row in batch_rows(batch, readers):
+                for row in batch_rows(batch, readers, max_row_bytes=self.settings.max_row_bytes):
                     number += 1
                     yield number, row
             self._rows_done = number

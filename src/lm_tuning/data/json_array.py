@@ -1,75 +1,94 @@
-"""Stream the rows of one JSON array without holding the file in memory."""
+"""Stream the rows of one JSON array without holding the file in memory, wherever in the file it stands."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from io import TextIOWrapper
 from typing import Any
 
-from lm_tuning.data.json_values import (
-    constant_problem,
-    explain_error,
-    has_each_key_once,
-    parse_exactly,
-    parse_line,
-)
-from lm_tuning.data.problems import RowProblem, shorten
+from lm_tuning.data.column_paths import Step, format_path, parse_path
+from lm_tuning.data.json_fields import FieldDamaged, FieldMissing, describe_lists, find_lists, open_field
+from lm_tuning.data.json_rows import JsonRows
+from lm_tuning.data.json_values import explain_error, parse_line
+from lm_tuning.data.json_window import JsonWindow, found
+from lm_tuning.data.problems import RowProblem
+from lm_tuning.data.raw_bytes import locate_undecodable, peek_bytes, skip_mark
 from lm_tuning.data.raw_opening import RawFile
 from lm_tuning.data.reading import (
+    DEFAULT_SETTINGS,
+    ReadSettings,
     Row,
-    RowSource,
     beyond_row,
-    locate_undecodable,
-    not_an_object,
-    peek_bytes,
     peek_columns,
-    skip_mark,
 )
 from lm_tuning.errors import UserError
 
-_CHUNK_CHARACTERS = 1 << 20
-# A row that is not closed within this many characters is taken for a syntax error, so that a damaged file of many
-# gigabytes is not read to its end first.
-_MAX_ROW_CHARACTERS = 1 << 26
-_SPACE = re.compile(r"[ \t\r\n]*")
 
+class JsonArrayRows(JsonRows):
+    """The elements of an array of objects or lists, each with its position as row number."""
 
-class JsonArrayRows(RowSource):
-    """The elements of an array of objects, each with its position as row number."""
-
-    def __init__(self, raw: RawFile, file_format: str) -> None:
+    def __init__(
+        self, raw: RawFile, file_format: str, settings: ReadSettings = DEFAULT_SETTINGS, *, field: str | None = None
+    ) -> None:
         """Look at the first rows for the column names.
 
         Args:
             raw: a file in UTF-8, with or without a byte-order mark.
             file_format: ``json``.
+            settings: the limit of a row.
+            field: path to the array in the object that the file holds; None where the file is the array.
 
         Raises:
-            UserError: the file holds no array, or no object is among the first 1,000 elements.
+            UserError: no array is there, or no row is among its elements.
         """
-        super().__init__(raw, file_format)
+        super().__init__(raw, file_format, settings)
+        self._steps: tuple[Step, ...] = ()
+        if field is not None:
+            steps = parse_path(field)
+            if steps is None:
+                raise UserError(
+                    f"data.field = {field!r} is no path to a list. Write keys with dots between them, such as train or "
+                    "data.train."
+                )
+            self._steps = steps
+            self.path = f"{raw.path}, field {field!r}"
         self.columns = peek_columns(self)
 
     def _rows(self) -> Iterator[tuple[int, Row | RowProblem]]:
         number = 0
         with self.raw.open() as raw, TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
-            window = _Window(file)
+            window = JsonWindow(file, self.settings.max_row_bytes)
             try:
                 for number, row in enumerate(self._elements(window), 1):
-                    yield number, row if isinstance(row, dict | RowProblem) else not_an_object(row)
+                    yield number, self._as_row(row)
             except UnicodeDecodeError as error:
                 raise locate_undecodable(self.raw) from error
             except OSError as error:
                 raise beyond_row(self.path, number, error) from error
 
-    def _elements(self, window: _Window) -> Iterator[Any]:
-        if window.take() != "[":
+    def _elements(self, window: JsonWindow) -> Iterator[Any]:
+        if not self._steps and window.peek() != "[":
             raise UserError(
                 f"{self.path} holds no array. A .json file holds an array of rows, [{{…}}, {{…}}], or one object a "
-                "line."
+                f"line.{describe_lists(find_lists(window))}"
             )
+        try:
+            for _ in open_field(window, self._steps):
+                yield from self._elements_here(window)
+        except FieldMissing as error:
+            raise UserError(
+                f"data.field = {format_path(self._steps)!r}: in {self.raw.path}, {error}.{describe_lists(error.lists)}"
+            ) from error
+        except FieldDamaged as error:
+            raise UserError(f"{self.path}: {error}.") from error
+        if window.peek():
+            where = "behind the array" if not self._steps else "behind the object"
+            raise UserError(f"{self.path}: {found(window)} {where}, where the file should end.")
+
+    def _elements_here(self, window: JsonWindow) -> Iterator[Any]:
+        """Yield the elements of the array that begins here and move behind it."""
+        window.take()
         number = 0
         while window.peek() != "]":
             number += 1
@@ -85,18 +104,17 @@ class JsonArrayRows(RowSource):
                 window.take()
             elif window.peek() != "]":
                 raise UserError(
-                    f"{self.path}: {_found(window)} after row {number}, where a comma or the closing bracket is wanted."
+                    f"{self.path}: {found(window)} after row {number}, where a comma or the closing bracket is wanted."
                 )
         window.take()
-        if window.peek():
-            raise UserError(f"{self.path}: {_found(window)} behind the array, where the file should end.")
 
 
-def holds_array(raw: RawFile) -> bool:
+def holds_array(raw: RawFile, max_row_bytes: int) -> bool:
     """Say whether a ``.json`` file is to be read as one array, and not as one object a line as many data sets are.
 
     Args:
         raw: the file.
+        max_row_bytes: a longer line is no row.
 
     Raises:
         UserError: it cannot be read.
@@ -108,7 +126,7 @@ def holds_array(raw: RawFile) -> bool:
                 file.read(1)
             if peek_bytes(file, 1) != b"{":
                 return True
-            first = file.readline(_MAX_ROW_CHARACTERS)
+            first = file.readline(max_row_bytes)
             return not isinstance(parse_line(first), dict)
         except RowProblem:
             return False
@@ -116,74 +134,3 @@ def holds_array(raw: RawFile) -> bool:
             raise beyond_row(raw.path, 0, error) from error
         except (ValueError, RecursionError):
             return True
-
-
-class _Window:
-    """A piece of a text file that moves forward."""
-
-    def __init__(self, file: TextIOWrapper) -> None:
-        self._file = file
-        self._text = ""
-        self._at = 0
-        self._constants: list[str] = []
-        self._decode = json.JSONDecoder(parse_constant=self._constants.append).raw_decode
-
-    def peek(self) -> str:
-        """Return the next character that is no space, empty at the end of the file."""
-        while True:
-            match = _SPACE.match(self._text, self._at)
-            assert match is not None
-            self._at = match.end()
-            if self._at < len(self._text):
-                return self._text[self._at]
-            if not self._read_on(_CHUNK_CHARACTERS):
-                return ""
-
-    def take(self) -> str:
-        """Return the same as ``peek`` and move behind it."""
-        mark = self.peek()
-        self._at += len(mark)
-        return mark
-
-    def glance(self) -> str:
-        """Return the text ahead, for a message."""
-        return shorten(self._text[self._at : self._at + 200])
-
-    def decode(self) -> Any:
-        """Return the JSON value that begins here, or what is wrong with it as a row, and move behind it."""
-        self.peek()
-        while True:
-            ahead = len(self._text) - self._at
-            self._constants.clear()
-            try:
-                value, end = self._decode(self._text, self._at)
-            except (ValueError, RecursionError):
-                if ahead > _MAX_ROW_CHARACTERS or not self._read_on(max(_CHUNK_CHARACTERS, ahead)):
-                    raise
-                continue
-            # A number may go on behind the edge of the window; objects and texts end with a mark.
-            if end < len(self._text) or isinstance(value, dict | list | str) or not self._read_on(_CHUNK_CHARACTERS):
-                value = self._checked(value, end)
-                self._at = end
-                return value
-
-    def _checked(self, value: Any, end: int) -> Any:
-        """Return a value that was parsed, or the problem of a row that JSON allows no other way to read."""
-        if self._constants:
-            return constant_problem(self._constants[0])
-        if value.__class__ is not dict or has_each_key_once(value, self._text, self._at, end):
-            return value
-        try:
-            return parse_exactly(self._text[self._at : end])
-        except RowProblem as problem:
-            return problem
-
-    def _read_on(self, num_characters: int) -> bool:
-        more = self._file.read(num_characters)
-        self._text = self._text[self._at :] + more
-        self._at = 0
-        return bool(more)
-
-
-def _found(window: _Window) -> str:
-    return f"{window.peek()!r} stands" if window.peek() else "the file ends"

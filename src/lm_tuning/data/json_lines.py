@@ -3,36 +3,66 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
+from lm_tuning.data.json_fields import describe_lists, lists_in
+from lm_tuning.data.json_rows import JsonRows
 from lm_tuning.data.json_values import explain_error, parse_line
-from lm_tuning.data.problems import RowProblem, shorten
+from lm_tuning.data.problems import RowProblem, shorten, too_long
+from lm_tuning.data.raw_bytes import skip_mark
 from lm_tuning.data.raw_opening import RawFile
-from lm_tuning.data.reading import Row, RowSource, beyond_row, not_an_object, peek_columns, skip_mark
+from lm_tuning.data.reading import (
+    DEFAULT_SETTINGS,
+    ReadSettings,
+    Row,
+    beyond_row,
+    peek_columns,
+)
+
+_CHUNK_BYTES = 1 << 20
 
 
-class JsonLinesRows(RowSource):
-    r"""One JSON object a line. Only ``\n`` ends a line, so the other separators of Unicode may stand in strings."""
+class JsonLinesRows(JsonRows):
+    r"""One JSON object (or list) a line. Only ``\n`` ends one, so other separators of Unicode may stand in strings."""
 
-    def __init__(self, raw: RawFile, file_format: str) -> None:
+    def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings = DEFAULT_SETTINGS) -> None:
         """Look at the first rows for the column names.
 
         Args:
             raw: a file in UTF-8, with or without a byte-order mark.
             file_format: ``jsonl`` or ``json``.
+            settings: the limit of a row.
 
         Raises:
-            UserError: no object is among the first 1,000 rows.
+            UserError: no row is among the lines.
         """
-        super().__init__(raw, file_format)
+        super().__init__(raw, file_format, settings)
         self.columns = peek_columns(self)
 
+    def describe_inside(self) -> str:
+        """Say that a file of one object may hold its rows in a list, see ``RowSource``."""
+        first = list(islice(self._rows(), 2))
+        row = first[0][1]
+        names = lists_in(row) if self.format == "json" and len(first) == 1 and isinstance(row, dict) else []
+        return describe_lists(names) or super().describe_inside()
+
     def _rows(self) -> Iterator[tuple[int, Row | RowProblem]]:
-        number = 0
+        number = offset = 0
+        limit = self.settings.max_row_bytes
         with self.raw.open() as file:
-            offset = skip_mark(file)
             try:
-                for number, line in enumerate(file, 1):
+                offset = skip_mark(file)
+                while line := file.readline(limit + 2):  # 2: a line break counts for nothing
+                    number += 1
                     offset += len(line)
+                    if len(line) > limit and len(line.rstrip(b"\r\n")) > limit:
+                        num_bytes = len(line)
+                        while line[-1:] != b"\n" and (line := file.readline(_CHUNK_BYTES)):
+                            num_bytes += len(line)
+                            offset += len(line)
+                        num_bytes -= len(line) - len(line.rstrip(b"\r\n"))
+                        yield number, too_long(num_bytes, limit)
+                        continue
                     try:
                         row = parse_line(line)
                     except RowProblem as problem:
@@ -49,7 +79,7 @@ class JsonLinesRows(RowSource):
                         if line.strip():
                             yield number, _explain_bad_line(line, error)
                         continue
-                    yield number, row if row.__class__ is dict else not_an_object(row)
+                    yield number, self._as_row(row)
             except OSError as error:
                 raise beyond_row(self.path, number, error) from error
 

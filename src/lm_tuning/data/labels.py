@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from lm_tuning.data.findings import RowPlaces
 from lm_tuning.data.problems import shorten
 from lm_tuning.errors import UserError
+from lm_tuning.wording import count_of
 
 MAX_CLASSES = 50_000
 """More different labels than this are taken for free text in the wrong column."""
@@ -122,17 +124,26 @@ def count_classes(
     }
 
 
-def find_class_problem(classes: Mapping[str, Any]) -> str | None:
+def find_class_problem(classes: Mapping[str, Any], *, num_skipped: int = 0, max_rows: int | None = None) -> str | None:
     """Say why the classes cannot be told apart by a model, or return None.
 
     Args:
         classes: what ``count_classes`` returned.
+        num_skipped: rows of the training files that cannot be used.
+        max_rows: ``data.max_rows``: rows that were read of each file; ``None`` for all.
     """
     column, num_classes = classes["column"], classes["num_classes"]
     if num_classes == 1:
+        num_rows = sum(classes["num_rows"].values())
+        reasons = ""
+        if num_skipped:
+            reasons += f" {count_of(num_skipped, 'bad row')} of the training files cannot be used and do not count."
+        if max_rows is not None:
+            reasons += f" {_describe_max_rows(max_rows)}"
         return (
-            f"data.columns.label: column {column!r} holds one class only, {shorten(classes['largest'], 100)!r}; "
-            "classification needs at least 2 classes."
+            f"data.columns.label: column {column!r} holds one class only in the training rows, "
+            f"{shorten(classes['largest'], 100)!r} ({count_of(num_rows, 'row')}); classification needs at least 2 "
+            f"classes.{reasons}"
         )
     if num_classes > MAX_CLASSES:
         return (
@@ -141,6 +152,56 @@ def find_class_problem(classes: Mapping[str, Any]) -> str | None:
             "'prompt_response'."
         )
     return None
+
+
+def describe_unknown_classes(
+    num_rows: Mapping[str, int],
+    find_rows: Callable[[str], tuple[int, Mapping[str, int]]],
+    places: RowPlaces,
+    *,
+    max_rows: int | None = None,
+) -> list[str]:
+    """Say which classes of held-out rows a classifier cannot know, since no training row has them.
+
+    Args:
+        num_rows: held-out rows by class.
+        find_rows: returns the id of the first row of a class, and its rows by split.
+        places: where rows stand in their files.
+        max_rows: ``data.max_rows``: rows that were read of each file; ``None`` for all.
+
+    Returns:
+        A line for each of these classes (up to 20, those with most rows) with its number of rows and the first of them,
+        then how to fix it; nothing without such a class.
+    """
+    if not num_rows:
+        return []
+    order = sorted(num_rows, key=lambda name: -num_rows[name])
+    problems = []
+    for name in order[:_MAX_NAMED]:
+        first, by_split = find_rows(name)
+        file, row = places.find(first)
+        counts = " and ".join(f"{count_of(count, 'row')} of {split}" for split, count in by_split.items())
+        where = "at" if num_rows[name] == 1 else "the first at"
+        problems.append(f"No training row has the class {shorten(name, 100)!r} of {counts}, {where} {file}, row {row}.")
+    rest = [num_rows[name] for name in order[_MAX_NAMED:]]
+    if rest:
+        more = count_of(len(rest), "more such class", "more such classes")
+        problems.append(f"{more} with {count_of(sum(rest), 'row')}.")
+    if max_rows is not None:
+        problems.append(_describe_max_rows(max_rows))
+    problems.append(
+        "A model knows the classes of its training rows only. Give these classes training rows, correct their names, "
+        "or leave these rows out."
+    )
+    return problems
+
+
+def _describe_max_rows(max_rows: int) -> str:
+    return (
+        f"data.max_rows: {max_rows} took only the first {count_of(max_rows, 'row')} of each file, and files that are "
+        "sorted by class lose classes that way: leave it out, or shuffle the files. For a quick look train.max_steps "
+        "alone is enough."
+    )
 
 
 def refuse_unknown_weights(

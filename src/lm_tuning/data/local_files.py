@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlparse
 
 from lm_tuning.data.suffixes import KNOWN_SUFFIXES, suffix_format
 from lm_tuning.errors import UserError
+from lm_tuning.wording import count_of
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 # Names that end like this mean a file, so that a missing one is not looked for on the hub.
@@ -148,10 +149,8 @@ def _files_of_rows(candidates: Iterable[Path], problem: str) -> LocalFiles:
         else:
             empty.append(path)
     if not paths:
-        there = (
-            f"{num_others + len(empty):,} files are there, none with rows"
-            if num_others or empty
-            else "no file is there"
-        )
+        num_there = num_others + len(empty)
+        are = "is" if num_there == 1 else "are"
+        there = f"{count_of(num_there, 'file')} {are} there, none with rows" if num_there else "no file is there"
         raise UserError(f"{problem}: {there}. Files that are read end in {KNOWN_SUFFIXES}.")
     return LocalFiles(paths, num_others=num_others, empty=empty)

@@ -63,3 +63,17 @@ def list_columns(columns: list[str]) -> str:
     """Write column names for a message: at most 30 of them, each shortened."""
     shown = ", ".join(repr(shorten(column)) for column in columns[:30])
     return f"{shown} and {len(columns) - 30} more" if len(columns) > 30 else shown
+
+
+def too_long(num_bytes: int, max_row_bytes: int) -> RowProblem:
+    """Report a row of too many bytes.
+
+    Args:
+        num_bytes: its size.
+        max_row_bytes: the limit.
+    """
+    return RowProblem(
+        "too_long",
+        f"is {num_bytes:,} bytes long, and data.max_row_bytes lets {max_row_bytes:,} pass. Cut its text into several "
+        "rows, or raise the limit.",
+    )

@@ -14,7 +14,9 @@ from lm_tuning.data.raw_opening import MAGIC_BYTES, RawFile, detect_compression
 from lm_tuning.data.remote_files import is_address, list_remote
 from lm_tuning.data.suffixes import KNOWN_SUFFIXES, TEXT_FORMATS, suffix_format
 from lm_tuning.errors import UserError
+from lm_tuning.secrets import conceal_address
 from lm_tuning.storage.digests import digest_file, digest_files
+from lm_tuning.wording import count_of
 
 __all__ = ["describe_file", "describe_files", "find_changed_sources", "resolve_path"]
 
@@ -54,9 +56,10 @@ def describe_files(
 
     Returns:
         By split a list of files, None where none was named: ``path``, ``format``, ``compression``, ``num_bytes``,
-        ``digest`` and ``source``, for hub data sets ``config``, ``split`` and ``revision`` as well. ``sources``: the
-        training sources in order, with ``path`` as typed, ``weight`` and ``num_files``; ``source`` counts them.
-        ``named``: by split what was typed, for ``find_changed_sources``.
+        ``digest`` and ``source``, for hub data sets ``config``, ``split`` and ``revision`` as well, and ``field`` where
+        the source has one. ``sources``: the training sources in order, with ``path`` as typed, ``weight`` and
+        ``num_files``; ``source`` counts them.
+        ``named``: by split what was typed, for ``find_changed_sources``. Addresses are without secrets everywhere.
 
     Raises:
         UserError: all that is missing, empty, unreadable, of unknown format, or named twice.
@@ -74,11 +77,13 @@ def describe_files(
             try:
                 _check_weight(source, key, split)
                 part = _describe_source(source, key=key, split=split, digest_cache=digest_cache)
+                part = _with_field(part, source, key)
                 _refuse_repeated(part, files, key)
             except UserError as error:
                 problems += error.problems
                 continue
             source["num_files"] = len(part)
+            source["path"] = _storable(source["path"])
             files += [{**file, "source": place if split == "train" else HELD_OUT} for file in part]
         if not sources:
             problems.append(f"{SPLIT_KEYS[split]} is an empty list; name at least one source of rows.")
@@ -171,7 +176,14 @@ def _sources(value: Named, key: str) -> list[tuple[str, dict[str, Any]]]:
 def _source(value: str | Mapping[str, Any]) -> dict[str, Any]:
     given = {"path": value} if isinstance(value, str) else dict(value)
     source: dict[str, Any] = {"path": given["path"], "weight": float(given.get("weight", 1.0))}
-    return source | {name: given.get(name) for name in _HUB_SETTINGS}
+    source |= {name: given.get(name) for name in _HUB_SETTINGS}
+    # Only where it is set: sources that were described before there was such a setting stay the same.
+    return source | ({"field": given["field"]} if given.get("field") else {})
+
+
+def _storable(path: str) -> str:
+    """Return a path as descriptions of files keep it: an address without its secrets."""
+    return conceal_address(path) if is_address(path) else path
 
 
 def _check_weight(source: Mapping[str, Any], key: str, split: str) -> None:
@@ -216,22 +228,25 @@ def _files_at(address: str, key: str) -> list[dict[str, Any]]:
         raise UserError(
             f"{key} names '{address}', where no file of rows is. Files that are read end in {KNOWN_SUFFIXES}."
         )
-    logger.info("%s: %s stands for %d files, %d others are left out", key, address, len(known), len(files) - len(known))
+    left_out = f", {len(files) - len(known):,} of other formats left out" if len(files) > len(known) else ""
+    logger.info("%s: %s stands for %s%s", key, address, count_of(len(known), "file"), left_out)
     return known
 
 
 def _log_choice(found: LocalFiles, text: str, *, key: str, split: str) -> None:
     others = f", {found.num_others} of other formats left out" if found.num_others else ""
-    logger.info("%s: %s stands for %d files%s", key, text, len(found.paths), others)
+    logger.info("%s: %s stands for %s%s", key, text, count_of(len(found.paths), "file"), others)
     if found.empty:
-        logger.warning("%s: %d empty files are left out: %s", key, len(found.empty), _some(found.empty))
+        what = "1 empty file is" if len(found.empty) == 1 else f"{len(found.empty):,} empty files are"
+        logger.warning("%s: %s left out: %s", key, what, _some(found.empty))
     held_out = [path for path in found.paths if not _HELD_OUT_WORDS.isdisjoint(re.split(r"[\W_]+", path.stem.lower()))]
     if split == "train" and held_out and len(held_out) < len(found.paths):
         logger.warning(
-            "%s: %d of the files are named like held-out rows and will be trained on: %s. If they are, name the "
+            "%s: files named like held-out rows will be trained on (%d of %d): %s. If they are held-out rows, name the "
             "training files by a pattern, and these by data.validation_path and data.test_path.",
             key,
             len(held_out),
+            len(found.paths),
             _some(held_out),
         )
 
@@ -267,6 +282,20 @@ def _format_of(name: str, problem: str) -> str:
     return file_format
 
 
+def _with_field(files: list[dict[str, Any]], source: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """Note which list in the files holds the rows."""
+    field = source.get("field")
+    if field is None:
+        return files
+    other = next((file for file in files if file["format"] != "json"), None)
+    if other:
+        raise UserError(
+            f"{key}.field = {field!r}: {other['path']} is no .json file, and only these hold rows in an object. Leave "
+            "it out."
+        )
+    return [{**file, "field": field} for file in files]
+
+
 def _refuse_hub_settings(source: Mapping[str, Any], key: str, names: Sequence[str]) -> None:
     problems = [
         f"{key}.{name} = {source[name]!r}: '{source['path']}' is no data set on the hub, so this has no use. Leave it "
@@ -279,7 +308,7 @@ def _refuse_hub_settings(source: Mapping[str, Any], key: str, names: Sequence[st
 
 
 def _refuse_repeated(part: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]], key: str) -> None:
-    identity = ("path", *_HUB_SETTINGS[:2])
+    identity = ("path", "field", *_HUB_SETTINGS[:2])
     known = {tuple(file.get(name) for name in identity) for file in before}
     repeated = [file["path"] for file in part if tuple(file.get(name) for name in identity) in known]
     if repeated:
@@ -323,9 +352,10 @@ def _comparable(sources: Sequence[Mapping[str, Any]] | None) -> list[list[Any]] 
         return None
     return [
         [
-            source["path"] if is_address(source["path"]) else resolve_path(source["path"]).as_posix(),
+            _storable(source["path"]) if is_address(source["path"]) else resolve_path(source["path"]).as_posix(),
             source["weight"],
             *(source[name] for name in _HUB_SETTINGS),
+            source.get("field"),
         ]
         for source in sources
     ]
@@ -336,8 +366,8 @@ def _written(sources: Sequence[Mapping[str, Any]] | None) -> str:
         return "None"
     texts = []
     for source in sources:
-        text = source["path"] if is_address(source["path"]) else str(resolve_path(source["path"]))
-        given = {name: source[name] for name in _HUB_SETTINGS if source[name] is not None}
+        text = _storable(source["path"]) if is_address(source["path"]) else str(resolve_path(source["path"]))
+        given = {name: source[name] for name in (*_HUB_SETTINGS, "field") if source.get(name) is not None}
         if source["weight"] != 1.0:
             given["weight"] = source["weight"]
         settings = ", ".join(f"{name} {value}" for name, value in given.items())

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.data.unpacking import Unpacked
+from lm_tuning.errors import UserError
 
 MAGIC_BYTES = 10
 """Bytes at the beginning of a file that ``detect_compression`` looks at."""
 
-# Small enough that a file of one repeated character does not unpack to gigabytes at a time.
-_PACKED_BYTES = 1 << 15
 _BUFFER_BYTES = 1 << 17
 
 
@@ -52,7 +51,7 @@ class RawFile:
         stored = self.open_stored()
         if self.compression is None:
             return stored
-        return io.BufferedReader(_Unpacked(stored, self.compression), _BUFFER_BYTES)
+        return io.BufferedReader(Unpacked(stored, self.compression), _BUFFER_BYTES)
 
     def open_stored(self) -> IO[bytes]:
         """Open for reading as it lies there, packed or not; see ``open``."""
@@ -103,78 +102,3 @@ def detect_compression(start: bytes) -> str | None:
     if start.startswith(b"BZh") and start[4:10] in (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90"):
         return "bz2"
     return "xz" if start.startswith(b"\xfd7zXZ\x00") else None
-
-
-def _unpacker(compression: str) -> Callable[[], Any]:
-    """Return a function that makes an object with ``decompress``, ``eof`` and ``unused_data``, for one member."""
-    if compression == "gzip":
-        import zlib
-
-        return lambda: zlib.decompressobj(wbits=31)
-    if compression == "bz2":
-        import bz2
-
-        return bz2.BZ2Decompressor
-    if compression == "xz":
-        import lzma
-
-        return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ)
-    try:
-        import zstandard
-    except ImportError as error:
-        raise UserError("Reading .zst files needs the package zstandard: pip install zstandard") from error
-    return lambda: zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-
-
-class _Unpacked(io.RawIOBase):
-    """The unpacked bytes of a packed stream, which may have several members one after the other.
-
-    What was unpacked is always handed out before the error behind it is raised.
-    """
-
-    def __init__(self, stored: IO[bytes], compression: str) -> None:
-        self._stored = stored
-        self._compression = compression
-        self._new_member = _unpacker(compression)
-        self._member: Any = None
-        self._packed = b""
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._stored.close()
-        super().close()
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready and self._unpack_more():
-            pass
-        view = memoryview(buffer).cast("B")
-        num_bytes = min(len(view), len(self._ready))
-        view[:num_bytes] = self._ready[:num_bytes]
-        self._ready = self._ready[num_bytes:]
-        return num_bytes
-
-    def _unpack_more(self) -> bool:
-        """Unpack the next piece; return whether there was one."""
-        self._packed = self._packed or self._stored.read(_PACKED_BYTES)
-        if not self._packed:
-            if self._member is None:
-                return False
-            raise OSError(f"the {self._compression} data breaks off before its end")
-        if self._member is None:
-            self._packed = self._packed.lstrip(b"\0")  # padding between members and behind the last
-            if not self._packed:
-                return True
-            self._member = self._new_member()
-        try:
-            self._ready = memoryview(self._member.decompress(self._packed))
-        except Interrupted:
-            raise
-        except Exception as error:  # each of the four modules has an error class of its own
-            raise OSError(f"the {self._compression} data is damaged ({error})") from error
-        self._packed = self._member.unused_data if self._member.eof else b""
-        if self._member.eof:
-            self._member = None
-        return True

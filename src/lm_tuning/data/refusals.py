@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lm_tuning.data.collecting import CollectedRows
+from lm_tuning.data.collecting import CollectedRows, spell_out
 from lm_tuning.data.labels import find_class_problem
+from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -17,11 +18,16 @@ MAX_LINES = 100
 ALWAYS_SKIPPED = 3
 """Bad rows that on_bad_row: skip lets pass whatever their share: of four rows, one is a quarter."""
 
-_MEND = "Mend these rows, or leave them out and have them counted with data.on_bad_row: skip."
+HOW_TO_FIX = "Mend these rows, or leave them out and have them counted with data.on_bad_row: skip."
 
 
 def find_refusals(
-    rows: CollectedRows, *, on_bad_row: str, max_bad_fraction: float, classes: Mapping[str, Any] | None
+    rows: CollectedRows,
+    *,
+    on_bad_row: str,
+    max_bad_fraction: float,
+    classes: Mapping[str, Any] | None,
+    max_rows: int | None = None,
 ) -> list[str]:
     """Say why the rows cannot be gone on with.
 
@@ -31,6 +37,7 @@ def find_refusals(
         max_bad_fraction: that share, of any file and of all files together. Up to 3 bad rows always pass, unless it is
             0.
         classes: see ``count_classes``; None where there are none.
+        max_rows: ``data.max_rows``: rows that were read of each file; None for all.
 
     Returns:
         One sentence a problem; none when all is well.
@@ -38,13 +45,14 @@ def find_refusals(
     problems: list[str] = []
     has_bad_rows = any(file["rows_skipped"] for file in rows.files)
     if on_bad_row == "error" and has_bad_rows:
-        problems += [*_bad_lines(rows), _MEND]
+        problems += [*_bad_lines(rows), HOW_TO_FIX]
     if on_bad_row == "skip":
-        problems += _excesses(rows.files, max_bad_fraction)
+        problems += find_excesses(rows.files, max_bad_fraction)
     for file in rows.files:
         if not file["rows_kept"] and (on_bad_row == "skip" or not file["rows_skipped"]):
             problems.append(f"{file['path']} has no rows that can be used.")
-    class_problem = find_class_problem(classes) if classes else None
+    num_skipped = sum(sum(file["rows_skipped"].values()) for file in rows.files if file["split"] == "train")
+    class_problem = find_class_problem(classes, num_skipped=num_skipped, max_rows=max_rows) if classes else None
     return [*problems, class_problem] if class_problem else problems
 
 
@@ -56,29 +64,31 @@ def log_skipped(rows: CollectedRows) -> None:
     """
     for file, lines in zip(rows.files, rows.bad_lines, strict=True):
         if lines:
-            num_bad = sum(file["rows_skipped"].values())
-            rest = [f"{num_bad - len(lines):,} more bad rows."] if num_bad > len(lines) else []
-            listed = "\n".join([*lines, *rest])
-            logger.warning("%s: %d skipped (%s).\n%s", file["path"], num_bad, _kinds(file["rows_skipped"]), listed)
+            skipped = count_of(sum(file["rows_skipped"].values()), "row")
+            listed = "\n".join(spell_out(file, lines))
+            logger.warning("%s: %s skipped (%s).\n%s", file["path"], skipped, _kinds(file["rows_skipped"]), listed)
 
 
 def _bad_lines(rows: CollectedRows) -> list[str]:
     """Spell out the first bad rows of each file and count the others."""
     lines: list[str] = []
     for file, first in zip(rows.files, rows.bad_lines, strict=True):
-        shown = first[: max(MAX_LINES - len(lines), 0)]
-        rest = sum(file["rows_skipped"].values()) - len(shown)
-        lines += shown
-        if rest and len(lines) < MAX_LINES:
-            lines.append(f"{file['path']}: {rest:,} more bad rows.")
-    total = sum(sum(file["rows_skipped"].values()) for file in rows.files)
-    if len(lines) >= MAX_LINES:
-        lines.append(f"{total:,} bad rows in all files.")
+        spelled = spell_out(file, first)
+        if len(lines) + len(spelled) > MAX_LINES:
+            lines += spelled[: MAX_LINES - len(lines)]
+            total = sum(sum(file["rows_skipped"].values()) for file in rows.files)
+            return [*lines, f"{count_of(total, 'bad row')} in all files."]
+        lines += spelled
     return lines
 
 
-def _excesses(files: list[dict[str, Any]], max_bad_fraction: float) -> list[str]:
-    """Name the files that hold too many bad rows, and all of them together where no single one does."""
+def find_excesses(files: Sequence[Mapping[str, Any]], max_bad_fraction: float) -> list[str]:
+    """Name the files that hold too many bad rows, and all of them together where no single one does.
+
+    Args:
+        files: ``path``, ``rows_read`` and ``rows_skipped`` by kind of each.
+        max_bad_fraction: share of the rows of a file, and of all files, that may be bad; see ``ALWAYS_SKIPPED``.
+    """
     problems = [
         problem
         for file in files
@@ -99,7 +109,7 @@ def _excess(name: str, num_read: int, kinds: Mapping[str, int], max_bad_fraction
     if num_bad <= max_bad_fraction * num_read or (num_bad <= ALWAYS_SKIPPED and max_bad_fraction > 0):
         return None
     return (
-        f"{name}: {num_bad:,} of {num_read:,} rows ({num_bad / num_read:.1%}) cannot be used, and "
+        f"{name}: {num_bad:,} of {count_of(num_read, 'row')} ({num_bad / num_read:.1%}) cannot be used, and "
         f"data.max_bad_fraction lets {max_bad_fraction:.1%} pass. Most of them: {_kinds(kinds)}."
     )
 

@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.secrets import conceal_address, mask, reveal_address
 from lm_tuning.storage.digests import digest_values
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -62,8 +63,8 @@ def list_remote(address: str, *, key: str) -> list[dict[str, Any]]:
         key: the parameter that names it.
 
     Returns:
-        ``path`` (full address), ``num_bytes`` (None where the other side does not say) and ``digest`` (of its marks of
-        change: size, etag, checksum, time) by file, sorted by path.
+        ``path`` (full address, its secrets masked; ``open_remote`` knows them), ``num_bytes`` (None where the other
+        side does not say) and ``digest`` (of its marks of change: size, etag, checksum, time) by file, sorted by path.
 
     Raises:
         UserError: a driver is missing, or the place cannot be reached or holds nothing of that name.
@@ -89,7 +90,7 @@ def list_remote(address: str, *, key: str) -> list[dict[str, Any]]:
     for name, info in infos:
         if info.get("type") == "directory":
             continue
-        full = f"{protocol}://{name}::{chain}" if chain else str(system.unstrip_protocol(name))
+        full = conceal_address(f"{protocol}://{name}::{chain}" if chain else str(system.unstrip_protocol(name)))
         size = info.get("size")
         num_bytes = int(size) if size is not None else None
         marks = {mark.lower(): str(value) for mark, value in info.items() if mark.lower() in _CONTENT_MARKS}
@@ -101,7 +102,8 @@ def open_remote(address: str) -> io.RawIOBase:
     """Open one file at an address for reading bytes from its start.
 
     Args:
-        address: as ``list_remote`` gives it.
+        address: as ``list_remote`` gives it; a process that did not list it must have been told the secrets in the
+            parameters, see ``remember_settings``.
 
     Returns:
         An unbuffered stream. Reading raises ``OSError`` whatever the driver raises.
@@ -109,7 +111,7 @@ def open_remote(address: str) -> io.RawIOBase:
     Raises:
         UserError: it cannot be opened.
     """
-    system, path = _connect(address, f"Rows are at '{address}'")
+    system, path = _connect(reveal_address(address), f"Rows are at '{address}'")
     try:
         return _Guarded(system.open(path, "rb"), system)
     except Interrupted:
@@ -201,4 +203,4 @@ class _Guarded(io.RawIOBase):
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return mask((str(error).strip() or type(error).__name__).splitlines()[0])

@@ -23,15 +23,23 @@ _MAX_PREVIEW_CHARACTERS = 300
 _FORMAT_KEY = b"lm_tuning.format"
 
 
-def example_schema(format: str) -> pa.Schema:
+COLUMN_RANGES = "column_ranges"
+"""Name of the stored column that says which characters of a rendered prompt came from the columns of the raw row."""
+
+
+def example_schema(format: str, *, is_composed: bool = False) -> pa.Schema:
     """Return the columns of stored rows: ``row_id``, the fields of the format, all text, and ``source``.
 
-    ``source`` is the place of the training source that a row came from, -1 for rows of held-out files.
+    ``source`` is the place of the training source that a row came from, -1 for rows of held-out files. Rows whose
+    prompt, or text, is composed of columns and fixed text have ``column_ranges``: start and end of each, in characters.
 
     Args:
         format: see ``FIELDS``; it stands in the metadata of the schema as well.
+        is_composed: whether prompts, or texts, are composed.
     """
     fields = [("row_id", pa.int64()), *((name, pa.string()) for name in FIELDS[format]), ("source", pa.int16())]
+    if is_composed:
+        fields.append((COLUMN_RANGES, pa.list_(pa.int32())))
     return pa.schema(fields, metadata={_FORMAT_KEY: format.encode()})
 
 
@@ -43,33 +51,45 @@ class ExampleWriter:
         num_appended: rows taken in by ``append``, those that wait to be written among them.
     """
 
-    def __init__(self, path: Path, format: str, *, inspect: Callable[[pa.RecordBatch], None] | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        format: str,
+        *,
+        is_composed: bool = False,
+        inspect: Callable[[pa.RecordBatch], None] | None = None,
+    ) -> None:
         """Create the file.
 
         Args:
             path: where to write; its folder exists.
             format: see ``FIELDS``.
+            is_composed: whether rows come with column ranges.
             inspect: called with each batch of rows that ``append`` took in, before it is written.
         """
         self.num_rows = 0
         self.num_appended = 0
-        self._schema = example_schema(format)
+        self._schema = example_schema(format, is_composed=is_composed)
+        self._is_composed = is_composed
         self._inspect = inspect
-        self._rows: list[tuple[int | str | None, ...]] = []
+        self._rows: list[tuple[Any, ...]] = []
         self._batches: list[pa.RecordBatch] = []
         self._num_waiting = 0
         self._sink = pa.OSFile(str(path), "wb")
         self._writer = pa.ipc.new_file(self._sink, self._schema)
 
-    def append(self, row_id: int, values: Sequence[str | None], source: int = 0) -> None:
+    def append(
+        self, row_id: int, values: Sequence[str | None], source: int = 0, column_ranges: Sequence[int] = ()
+    ) -> None:
         """Add one row.
 
         Args:
             row_id: identity of the row.
             values: one value a field of the format.
             source: place of the training source that it came from; -1 for a row of a held-out file.
+            column_ranges: start and end of each column in a composed prompt, or text, end to end.
         """
-        self._rows.append((row_id, *values, source))
+        self._rows.append((row_id, *values, source, column_ranges) if self._is_composed else (row_id, *values, source))
         self.num_appended += 1
         if len(self._rows) == BATCH_ROWS:
             self._flush_rows()
@@ -127,6 +147,7 @@ class ExampleTable:
     Attributes:
         path: the file.
         format: ``text``, ``prompt_response``, ``messages`` or ``text_label``.
+        is_composed: whether rows come with column ranges.
     """
 
     def __init__(self, path: Path) -> None:
@@ -142,6 +163,7 @@ class ExampleTable:
         try:
             self._reader = pa.ipc.open_file(pa.memory_map(str(self.path), "r"))
             self.format = self._reader.schema.metadata[_FORMAT_KEY].decode()
+            self.is_composed = COLUMN_RANGES in self._reader.schema.names
         except (OSError, pa.ArrowInvalid, TypeError, KeyError) as error:
             raise UserError(
                 f"The split {self.path} is missing or damaged ({error}). Make it with: kedro run --pipelines=split"
@@ -200,7 +222,10 @@ def write_selected(
     """
     start = 0
     with ExitStack() as stack:
-        writers = [stack.enter_context(ExampleWriter(folder / f"{split}.arrow", source.format)) for split in SPLITS]
+        writers = [
+            stack.enter_context(ExampleWriter(folder / f"{split}.arrow", source.format, is_composed=source.is_composed))
+            for split in SPLITS
+        ]
         for batch in source.batches():
             part = assignment[start : start + batch.num_rows]
             for place, writer in enumerate(writers):
@@ -221,7 +246,7 @@ def preview_rows(table: ExampleTable, num_rows: int) -> tuple[list[str], list[li
         table: the rows.
         num_rows: how many at most.
     """
-    rows = table.head(num_rows)
+    rows = [{name: value for name, value in row.items() if name != COLUMN_RANGES} for row in table.head(num_rows)]
     shown = [
         [shorten(value, _MAX_PREVIEW_CHARACTERS) if isinstance(value, str) else value for value in row.values()]
         for row in rows

@@ -11,17 +11,23 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from lm_tuning.data.copy_facts import describe_copies
 from lm_tuning.data.rows import SPLITS, ExampleTable, open_examples, preview_rows, write_selected
 from lm_tuning.data.splitting import TRAIN
+from lm_tuning.data.task_formats import CAUSAL_LM
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.atomic import write_json_atomic
+from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
 SUMMARY_NAME = "summary.json"
 PREVIEW_NAME = "preview.json"
 COPIES_NAME = "copies.npz"
+FACTS_VERSION = 2
+"""Raise it when the summary says more of the same division: stored splits with an earlier one are written again."""
+
 _SCRATCH_NAME = "signatures.tmp"
 _NUM_PREVIEW_ROWS = 5
 
@@ -38,9 +44,11 @@ def write_splits(
     num_folds: int | None = None,
     fold: int = 0,
     duplicates: str = "keep_together",
+    duplicates_by: str = "row",
     near_duplicates: str = "ignore",
     near_duplicate_similarity: float = 0.8,
     seed: int = 42,
+    task: str = CAUSAL_LM,
     on_progress: OnProgress = ignore_progress,
 ) -> dict[str, Any]:
     """Write ``train.arrow``, ``validation.arrow``, ``test.arrow``, ``summary.json``, ``preview.json``, ``copies.npz``.
@@ -59,9 +67,11 @@ def write_splits(
         num_folds: folds that the rows outside test are cut into, in place of ``validation``; None for none.
         fold: the fold that is validation, from 0.
         duplicates: ``keep_together``, ``drop`` or ``ignore``, see ``divide_rows``.
+        duplicates_by: what makes a dropped row a copy: ``row``, its text and label, or ``text`` alone.
         near_duplicates: ``keep_together``, ``drop``, ``report`` or ``ignore``.
         near_duplicate_similarity: from which two rows count as near duplicates, above 0 and at most 1.
         seed: fixes the division.
+        task: the ``task`` parameter: a classifier refuses held-out classes that no training row has.
         on_progress: told the progress of comparing and writing.
 
     Returns:
@@ -71,6 +81,7 @@ def write_splits(
         UserError: sizes, groups, classes or folds that the rows do not allow.
     """
     from lm_tuning.data.checked_rows import ROWS_NAME, open_checked
+    from lm_tuning.data.class_facts import refuse_classes
     from lm_tuning.data.dividing import divide_rows, key_order, take_rows
     from lm_tuning.data.duplicates import number_equal
     from lm_tuning.data.near_duplicates import find_near_duplicates
@@ -85,6 +96,7 @@ def write_splits(
         order = key_order(rows)
         rows, row_ids = take_rows(rows, order), row_ids[order]
     contents = number_equal(rows.contents)
+    label = _numbered_label(checked_summary, rows.values)
     near = None
     if near_duplicates != "ignore":
         firsts = np.unique(contents, return_index=True)[1]
@@ -105,15 +117,34 @@ def write_splits(
         test=test,
         group=group,
         stratify=stratify,
-        label=_numbered_label(checked_summary, rows.values),
+        label=label,
         num_folds=num_folds,
         fold=fold,
         duplicates=duplicates,
+        duplicates_by=duplicates_by,
         near_duplicates=near_duplicates,
         near_duplicate_similarity=near_duplicate_similarity,
         seed=seed,
     )
-    for warning in division.warnings:
+    warnings = division.warnings + refuse_classes(
+        rows,
+        division.splits,
+        row_ids,
+        label=label,
+        task=task,
+        settings={
+            "validation": validation,
+            "test": test,
+            "group": group,
+            "stratify": stratify,
+            "num_folds": num_folds,
+            "duplicates": duplicates,
+            "duplicates_by": duplicates_by,
+            "near_duplicates": near_duplicates,
+        },
+        max_rows=checked_summary["max_rows"],
+    )
+    for warning in warnings:
         logger.warning(warning)
     sources = _count_sources(checked_summary["sources"], rows.files[division.splits == TRAIN], rows.sources)
     splits = division.splits
@@ -127,16 +158,18 @@ def write_splits(
         table, folder, splits, on_rows=lambda done: on_progress("Writing splits", done, num_rows, "rows")
     )
     summary = {
+        "facts_version": FACTS_VERSION,
         "rows": num_written,
         **{name: checked_summary[name] for name in ("format", "columns", "template")},
         "seed": seed,
         "key": key,
         "max_rows": checked_summary["max_rows"],
+        "text_lengths": checked_summary.get("text_lengths"),
         "files": checked_summary["files"],
         "sources": sources,
         "label_map": checked_summary.get("label_map"),
         **division.facts,
-        "warnings": division.warnings,
+        "warnings": warnings,
     }
     np.savez(folder / COPIES_NAME, **cast("dict[str, Any]", division.copies))
     write_json_atomic(folder / SUMMARY_NAME, summary)
@@ -155,7 +188,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def read_copies(folder: Path) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the ids of the rows that repeat another one: ``exact`` copies, and ``near`` ones if anybody looked.
+    """Return the ids of copies: ``exact`` and perhaps ``near`` ones in the splits, and those that were ``left_out``.
 
     Args:
         folder: what the split pipeline stored.
@@ -170,26 +203,36 @@ def describe_splits(summary: Mapping[str, Any]) -> str:
     Args:
         summary: see ``write_splits``.
     """
-    handling = {"keep_together": "kept together", "drop": "dropped", "ignore": "ignored", "report": "reported"}
     counts = ", ".join(f"{count:,} {split}" for split, count in summary["rows"].items())
-    copies = summary["duplicates"]["num_copies"]
-    handled = handling[summary["duplicates"]["handling"]]
-    parts = [counts, f"{copies:,} duplicate{'s' * (copies > 1)} {handled}" if copies else "no duplicates"]
+    parts = [counts, describe_copies(summary["duplicates"])]
     near = summary["near_duplicates"]
     if near:
-        copies, handled = near["num_near_copies"], handling[near["handling"]]
-        found = f"{copies:,} near duplicate{'s' * (copies > 1)} {handled}" if copies else "no near duplicates"
-        parts.append(f"{found} (at {near['rows_per_second'] or 0:,} rows/s)")
+        parts.append(f"{_describe_near(near, summary['leakage'])} (at {near['rows_per_second'] or 0:,} rows/s)")
     if summary["leakage"]["num_rows"]:
-        parts.append(f"{summary['leakage']['num_rows']:,} held-out rows stand in train too")
+        num_rows = summary["leakage"]["num_rows"]
+        parts.append(f"{count_of(num_rows, 'held-out row')} {'stands' if num_rows == 1 else 'stand'} in train too")
     skipped = sum(sum(file["rows_skipped"].values()) for file in summary["files"])
     if skipped:
-        parts.append(f"{skipped:,} bad rows skipped")
+        parts.append(f"{count_of(skipped, 'bad row')} skipped")
     if summary["groups"]:
-        parts.append(f"{summary['groups']['num_groups']:,} groups of {summary['groups']['column']!r} kept whole")
+        groups = summary["groups"]
+        parts.append(f"{count_of(groups['num_groups'], 'group')} of {groups['column']!r} kept whole")
     if summary["folds"]:
         parts.append(f"validation is fold {summary['folds']['fold']} of 0 to {summary['folds']['num_folds'] - 1}")
     return "; ".join(parts)
+
+
+def _describe_near(near: Mapping[str, Any], leakage: Mapping[str, Any]) -> str:
+    """Say how many texts are almost like an earlier one, and what became of their rows."""
+    if not near["num_near_copies"]:
+        return "no near duplicates"
+    found = count_of(near["num_near_copies"], "near duplicate")
+    if near["handling"] == "drop":
+        return f"{found}, {count_of(near['num_dropped'], 'row')} dropped"
+    if near["handling"] == "report":
+        return f"{found} reported"
+    leaks = any(leakage[name]["near"]["num_rows"] for name in SPLITS[1:])
+    return f"{found}, not all in one split" if leaks else f"{found} kept together"
 
 
 def find_staleness(

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lm_tuning.data.class_shares import name_tied
+from lm_tuning.data.copy_facts import describe_conflict
 from lm_tuning.data.findings import RowPlaces
 from lm_tuning.data.mixing import rows_per_epoch
 from lm_tuning.data.problems import shorten
 from lm_tuning.data.rows import SPLITS
+from lm_tuning.wording import count_of, escape_markdown
 
 _MAX_CLASSES = 30
 _MAX_ROWS = 20
@@ -19,7 +22,7 @@ _HELD_OUT = SPLITS[1:]
 
 _HANDLING = {
     "keep_together": "kept on one side",
-    "drop": "dropped but for one",
+    "drop": "dropped but for one of each",
     "ignore": "ignored",
     "report": "reported only",
 }
@@ -37,7 +40,17 @@ def build_splits_section(summary: Mapping[str, Any], copies: Mapping[str, npt.ND
     """
     names = (
         *("rows", "seed", "key", "wanted_rows", "folds", "duplicates", "near_duplicates", "overlap", "overlap_rows"),
-        *("leakage", "groups", "classes", "untrained_classes", "sources", "label_map", "warnings"),
+        *(
+            "overlap_other_labels",
+            "leakage",
+            "groups",
+            "classes",
+            "class_shares",
+            "untrained_classes",
+            "sources",
+            "label_map",
+            "warnings",
+        ),
     )
     places = RowPlaces(summary["files"])
     blocks = [
@@ -77,7 +90,7 @@ def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
 
 def _splits_table(summary: Mapping[str, Any]) -> str:
     rows, total = summary["rows"], sum(summary["rows"].values())
-    way = f"by the key {summary['key']!r} and seed" if summary["key"] else "by seed"
+    way = f"by the key {_text(repr(summary['key']))} and seed" if summary["key"] else "by seed"
     lines = ([name, f"{rows[name]:,}", _share(rows[name], total)] for name in SPLITS)
     return f"Divided {way} {summary['seed']}.\n\n{_table(['split', 'rows', 'share'], lines)}"
 
@@ -87,8 +100,8 @@ def _folds(summary: Mapping[str, Any]) -> Iterator[str]:
     if folds:
         counts = ", ".join(f"{count:,}" for count in folds["num_rows_by_fold"])
         yield (
-            f"Validation is fold {folds['fold']} of {folds['num_folds']} (counted from 0; rows by fold: {counts}); "
-            f"{folds['num_rows_always_in_train']:,} rows are in no fold and always in train."
+            f"Validation is fold {folds['fold']} of {folds['num_folds']} (counted from 0; rows by fold: {counts}). "
+            f"Rows in no fold, always in train: {folds['num_rows_always_in_train']:,}."
         )
 
 
@@ -97,28 +110,49 @@ def _duplicates(
 ) -> Iterator[str]:
     yield "### Duplicates"
     copies, near = summary["duplicates"], summary["near_duplicates"]
-    conflicts = copies["num_label_conflicts"]
     yield (
-        f"Rows that repeat the text of another one, after trimming and NFC: {copies['num_copies']:,}; they are "
-        f"{_HANDLING[copies['handling']]}, left out: {copies['num_dropped']:,}."
-        + (f" Under another label: {conflicts:,}." if conflicts else "")
+        f"Rows that repeat the text of another one, after trimming and NFC: {copies['num_copies']:,}. Left out: "
+        f"{copies['num_dropped']:,} (split.duplicates: {copies['handling']}"
+        + (f", split.duplicates_by: {copies['by']}" if copies["conflicts"] and copies["handling"] == "drop" else "")
+        + f"). Copies in the splits: {copies['num_kept']:,}."
     )
-    for kind, what in (("exact", "Copies"), ("near", "Near duplicates")):
+    kinds = {
+        "left_out": "Left out, since another row has the same text",
+        "exact": "Rows of the splits that repeat an earlier one there",
+        "near": "Rows of the splits that are almost like an earlier one there",
+    }
+    for kind, what in kinds.items():
         ids = found.get(kind, ())
         if len(ids):
-            yield f"{what} of an earlier row: {_named(ids, len(ids), places)}."
+            yield f"{what}: {_named(ids, len(ids), places)}."
+    yield from _conflicts(copies["conflicts"], places)
     if not near:
         yield "Nobody looked for near duplicates (split.near_duplicates: ignore)."
         return
     yield (
         f"Near duplicates of another text before them (similarity {near['similarity']} or more): "
-        f"{near['num_near_copies']:,} of {near['num_compared']:,} different texts, in {near['num_units']:,} units; "
-        f"they are {_HANDLING[near['handling']]}, left out: {near['num_dropped']:,} rows. "
+        f"{near['num_near_copies']:,} of {count_of(near['num_compared'], 'different text')}, in "
+        f"{count_of(near['num_units'], 'unit')}; they are {_HANDLING[near['handling']]}, left out: "
+        f"{count_of(near['num_dropped'], 'row')}. "
         f"Rate: {near['rows_per_second'] or 0:,} rows per second."
     )
     if near["largest"]:
         largest = near["largest"]
-        yield f"The largest unit has {largest['num_rows']:,} rows: {_listed(largest, places)}."
+        yield f"The largest unit has {count_of(largest['num_rows'], 'row')}: {_listed(largest, places)}."
+
+
+def _conflicts(conflicts: Mapping[str, Any] | None, places: RowPlaces) -> Iterator[str]:
+    """List the texts that stand in the splits under more than one label."""
+    if not conflicts or not conflicts["num_texts"]:
+        return
+    counts = ", ".join(f"{count:,} in {name}" for name, count in conflicts["num_rows_by_split"].items() if count)
+    yield (
+        f"Texts with more than one label: {conflicts['num_texts']:,}, in {count_of(conflicts['num_rows'], 'row')} "
+        f"({counts}). No answer is right for all rows of such a text."
+    )
+    lines = [f"- {_text(describe_conflict(one, places), 1000)}" for one in conflicts["first"]]
+    more = conflicts["num_texts"] - len(lines)
+    yield "\n".join([*lines, *([f"- and {count_of(more, 'more text')}"] if more else [])])
 
 
 def _leakage(summary: Mapping[str, Any], places: RowPlaces) -> Iterator[str]:
@@ -126,12 +160,12 @@ def _leakage(summary: Mapping[str, Any], places: RowPlaces) -> Iterator[str]:
     yield "### Leakage"
     total = sum(summary["rows"][name] for name in _HELD_OUT)
     yield (
-        f"{leakage['num_rows']:,} of {total:,} held-out rows ({leakage['fraction']:.2%}) stand in train too, "
-        f"as copies{' or near duplicates' if near else ''}."
+        f"Held-out rows that stand in train too, as copies{' or near duplicates' if near else ''}: "
+        f"{leakage['num_rows']:,} of {total:,} ({leakage['fraction']:.2%})."
     )
     items = [
-        f"- {name}: {_share(side['num_rows'], summary['rows'][name])} of its rows ({side['num_rows']:,}) have {what} "
-        f"in train: {_listed(side, places)}"
+        f"- {name}: rows with {what} in train: {side['num_rows']:,} "
+        f"({_share(side['num_rows'], summary['rows'][name])}): {_listed(side, places)}"
         for name in _HELD_OUT
         for kind, what in (("exact", "a copy"), ("near", "a near duplicate"))
         if (side := leakage[name][kind]) and side["num_rows"]
@@ -139,7 +173,7 @@ def _leakage(summary: Mapping[str, Any], places: RowPlaces) -> Iterator[str]:
     if summary["overlap"]["validation_test"]:
         sides = summary["overlap_rows"]["validation_test"]
         items.append(
-            f"- validation and test share {summary['overlap']['validation_test']:,} different contents: "
+            f"- validation and test share {count_of(summary['overlap']['validation_test'], 'text')}: "
             f"{_listed(sides['validation'], places)} and {_listed(sides['test'], places)}"
         )
     if items:
@@ -153,24 +187,46 @@ def _groups(summary: Mapping[str, Any]) -> Iterator[str]:
         largest = groups["largest"]
         yield f"### Groups: {_text(groups['column'])}"
         yield (
-            f"{groups['num_groups']:,} groups, each kept whole ({counts}); the largest, {_text(largest['value'])}, has "
-            f"{largest['num_rows']:,} rows."
+            f"{count_of(groups['num_groups'], 'group')}, each kept whole ({counts}); the largest, "
+            f"{_text(largest['value'])}, has {count_of(largest['num_rows'], 'row')}."
         )
 
 
 def _classes(summary: Mapping[str, Any]) -> Iterator[str]:
-    classes = summary["classes"]
-    if not classes:
-        return
-    yield f"### Classes: {_text(classes['column'])}"
-    totals = {name: max(summary["rows"][name], 1) for name in SPLITS}
+    """Show the classes of the labels, and of the strata where those are others."""
+    shares, classes = summary["class_shares"], summary["classes"]
+    if shares:
+        yield f"### Classes: {_text(shares['column'])}"
+        yield " ".join(_largest(name, facts) for name, facts in shares["splits"].items() if facts["num_rows"])
+        totals = {name: max(facts["num_rows"], 1) for name, facts in shares["splits"].items()}
+        yield from _class_table(shares["shown"], totals, num_classes=shares["num_classes"])
+    if classes and classes["column"] != shares["column"]:
+        yield f"### Strata: {_text(classes['column'])}"
+        totals = {name: max(summary["rows"][name], 1) for name in SPLITS}
+        shown = dict(list(classes["rows_by_split"].items())[:_MAX_CLASSES])
+        yield from _class_table(shown, totals, num_classes=classes["num_classes"])
+
+
+def _largest(split: str, facts: Mapping[str, Any]) -> str:
+    """Name the largest class of a split, and those that are as large."""
+    first = facts["largest"][0]
+    return (
+        f"{split.capitalize()}: {count_of(facts['num_classes'], 'class', 'classes')}, the largest "
+        f"{name_tied(_text(first['class']), facts['num_largest'])} "
+        f"({_share(first['num_rows'], facts['num_rows'])})."
+    )
+
+
+def _class_table(
+    shown: Mapping[str, Mapping[str, int]], totals: Mapping[str, int], *, num_classes: int
+) -> Iterator[str]:
     lines = [
         [_text(label), *(f"{counts[name]:,} ({counts[name] / totals[name]:.2%})" for name in SPLITS)]
-        for label, counts in list(classes["rows_by_split"].items())[:_MAX_CLASSES]
+        for label, counts in shown.items()
     ]
     yield _table(["class", *SPLITS], lines)
-    if classes["num_classes"] > len(lines):
-        yield f"{classes['num_classes'] - len(lines):,} smaller classes are in the JSON report (up to 1,000 in all)."
+    if num_classes > len(lines):
+        yield f"Smaller classes that are not shown: {num_classes - len(lines):,}."
 
 
 def _untrained(summary: Mapping[str, Any], places: RowPlaces) -> Iterator[str]:
@@ -180,7 +236,7 @@ def _untrained(summary: Mapping[str, Any], places: RowPlaces) -> Iterator[str]:
     yield f"### Classes without a training row: {_text(untrained['column'])}"
     yield (
         f"The division held out all rows of {untrained['num_classes']:,} "
-        f"class{'es' * (untrained['num_classes'] != 1)} ({_listed(untrained, places)}). They are never learned."
+        f"class{'es' * (untrained['num_classes'] != 1)} ({_listed(untrained, places)}), so they are never learned."
     )
     lines = [[_text(name), f"{count:,}"] for name, count in list(untrained["num_rows_by_class"].items())[:_MAX_CLASSES]]
     yield _table(["class", "held-out rows"], lines)
@@ -218,7 +274,7 @@ def _named(row_ids: Sequence[int] | npt.NDArray[np.int64], num_rows: int, places
     """Name the first rows of a list, each file once."""
     first = row_ids[:_MAX_ROWS]
     named = "; ".join(
-        f"{_text(path, 300)}, rows {' · '.join(f'{number:,}' for number in numbers)}"
+        f"{_text(path, 300)}, row{'s' * (len(numbers) > 1)} {' · '.join(f'{number:,}' for number in numbers)}"
         for path, numbers in places.by_file(first)
     )
     return named + (f" and {num_rows - len(first):,} more" if num_rows > len(first) else "")
@@ -231,10 +287,7 @@ def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def _text(value: str, max_characters: int = 80) -> str:
     """Keep what a row says from being read as Markdown."""
-    plain = " ".join(shorten(value, max_characters).split())
-    for mark in "\\`*_|<>[]":
-        plain = plain.replace(mark, f"\\{mark}")
-    return plain
+    return escape_markdown(shorten(value, max_characters))
 
 
 def _share(part: int, total: int) -> str:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.errors import UserError
+from lm_tuning.wording import count_of
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
 _HELD_OUT = ((VALIDATION, "validation"), (TEST, "test"))
@@ -73,16 +74,15 @@ def split_sizes(num_rows: int, *, validation: float | int, test: float | int) ->
     settings = f"split.validation: {validation}, split.test: {test}"
     num_needed = 1 + sum(max(size, 1) if isinstance(size, int) else 1 for size in asked if size)
     if num_rows < num_needed:
-        rows = "1 row" if num_rows == 1 else f"{num_rows:,} rows"
         raise UserError(
-            f"{rows} cannot be divided as asked ({settings}): at least {num_needed:,} rows are needed, one of them for "
-            "training."
+            f"{count_of(num_rows, 'row')} cannot be divided as asked ({settings}): at least {num_needed:,} rows are "
+            "needed, one of them for training."
         )
     # As written, so that 0.29 of 100 rows is 29 and not 28.999….
     held_out = [Fraction(size) if isinstance(size, int) else Fraction(repr(size)) * num_rows for size in asked]
     shares = [num_rows - sum(held_out, Fraction(0)), *held_out]
     if shares[0] <= 0:
-        raise UserError(f"Nothing of {num_rows:,} rows is left for training ({settings}).")
+        raise UserError(f"Nothing of {count_of(num_rows, 'row')} is left for training ({settings}).")
     sizes = [int(share) for share in shares]
     by_remainder = sorted(range(3), key=lambda place: (sizes[place] - shares[place], place))
     for place in by_remainder[: num_rows - sum(sizes)]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Callable, Mapping
 from string import Formatter
 from typing import Any
@@ -47,8 +48,12 @@ def template_columns(template: str) -> list[str]:
     return list(dict.fromkeys(column for _, column in parse_template(template) if column is not None))
 
 
-def template_renderer(template: str) -> Callable[[Mapping[str, Any]], str]:
-    """Return a function from a row to its rendered text.
+Composed = tuple[str, tuple[int, ...]]
+"""A text, and start and end of each column in it, in characters, end to end."""
+
+
+def template_renderer(template: str) -> Callable[[Mapping[str, Any]], Composed]:
+    """Return a function from a row to its rendered text and the columns' places in that.
 
     Values are inserted as they are, so braces in them are safe. Numbers and booleans are written as JSON writes them; a
     missing value is written as nothing, for columns that only some rows fill.
@@ -61,11 +66,14 @@ def template_renderer(template: str) -> Callable[[Mapping[str, Any]], str]:
     """
     parts = parse_template(template)
 
-    def render(row: Mapping[str, Any]) -> str:
+    def render(row: Mapping[str, Any]) -> Composed:
         pieces: list[str] = []
+        edges: list[int] = []
+        length = 0
         is_filled = False
         for literal, column in parts:
             pieces.append(literal)
+            length += len(literal)
             if column is None:
                 continue
             value = row.get(column)
@@ -74,11 +82,27 @@ def template_renderer(template: str) -> Callable[[Mapping[str, Any]], str]:
             if value and not value.isspace():
                 is_filled = True
             pieces.append(value)
+            edges += (length, length + len(value))
+            length += len(value)
         if not is_filled:
             raise RowProblem("empty", "every column of the template is empty.")
-        return "".join(pieces)
+        return "".join(pieces), tuple(edges)
 
     return render
+
+
+def normalize_composed(composed: Composed) -> Composed:
+    """Bring a composed text to NFC, and the columns' places with it.
+
+    Args:
+        composed: text and places.
+    """
+    text, edges = composed
+    if text.isascii() or unicodedata.is_normalized("NFC", text):
+        return composed
+    # An accent that joins a letter across an edge moves the edge by one character.
+    moved = tuple(len(unicodedata.normalize("NFC", text[:edge])) for edge in edges)
+    return unicodedata.normalize("NFC", text), moved
 
 
 def _written(column: str, value: Any) -> str:

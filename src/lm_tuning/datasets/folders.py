@@ -15,6 +15,7 @@ from lm_tuning.datasets.finished import FinishedDataset
 from lm_tuning.errors import UserError
 from lm_tuning.storage.atomic import replace_folder, restore_folder
 from lm_tuning.storage.folders import FolderStore, StagedFolder
+from lm_tuning.storage.write_failures import explain_full_disk
 
 logger = logging.getLogger(__name__)
 
@@ -167,8 +168,13 @@ class FolderDataset(CatalogEntry, AbstractDataset[NoReturn, Path]):
         self.metadata = metadata
 
     def load(self) -> Path:
-        """Return the folder, made if it is absent."""
-        self._filepath.mkdir(parents=True, exist_ok=True)
+        """Return the folder, made if it is absent.
+
+        Raises:
+            UserError: the disk is full or takes no files, as the cause of Kedro's ``DatasetError``.
+        """
+        with explain_full_disk(self._filepath):
+            self._filepath.mkdir(parents=True, exist_ok=True)
         return self._filepath
 
     def save(self, data: NoReturn) -> NoReturn:

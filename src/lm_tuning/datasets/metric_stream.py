@@ -1,205 +1,156 @@
-"""Send metrics to MLflow while training goes on, from a thread of its own."""
+"""Send metrics to MLflow while training goes on, and never wait for it."""
 
 from __future__ import annotations
 
 import atexit
 import logging
 import os
-import threading
-import time
-from collections import deque
+import tempfile
+from pathlib import Path
 from typing import Any, NoReturn
 
 from kedro.io import AbstractDataset, DatasetError
 
 from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.tracking.current import current_journal
+from lm_tuning.tracking.delivery import STEP, Delivery, now_ms
+from lm_tuning.tracking.journal import Journal
+from lm_tuning.tracking.sender import Sender
+from lm_tuning.tracking.trouble import strip_passwords
 
 logger = logging.getLogger(__name__)
 
-#: How soon a logged step shows in the MLflow UI, seconds.
-FLUSH_SECONDS = 2.0
-#: Limits of MLflow's ``log_batch``.
-MAX_BATCH_METRICS = 1000
-MAX_BATCH_TAGS = 100
-MAX_TAG_CHARACTERS = 5000
-#: A batch that the tracking store refuses is tried this often, then counted as lost.
-ATTEMPTS = 3
-RETRY_SECONDS = 1.0
-
-_Item = tuple[int, int, dict[str, float]] | dict[str, str] | threading.Event
-
 
 class MetricStream:
-    """Queue metrics on the training thread, write them on another.
+    """Take metrics on the training thread, for another one to send.
 
-    It survives pickling: the copy writes to the same run from a thread of its own.
+    In a ``kedro run`` they go into the journal of the run. Without one, as in a notebook, a stream that is given a run
+    has a journal and a sending thread of its own. It survives pickling: the copy writes to the same run by itself.
 
     Attributes:
-        run_id: the MLflow run that receives the metrics; None logs nothing.
+        run_id: the MLflow run that receives the metrics, or what stands in for it while the tracking store is away;
+            None logs nothing.
         tracking_uri: where that run is kept.
-        num_lost: metric values and tags that the tracking store refused.
-        busy_seconds: time that the writing thread spent on the processor.
+        earlier_names: whether names stay as earlier versions had them.
+        num_lost: entries that the tracking store refused or that did not reach it, of a stream of its own.
     """
 
-    def __init__(self, run_id: str | None = None, tracking_uri: str | None = None) -> None:
+    def __init__(
+        self,
+        run_id: str | None = None,
+        tracking_uri: str | None = None,
+        *,
+        journal: Journal | None = None,
+        earlier_names: bool = False,
+    ) -> None:
         """Choose the run; nothing starts before the first value.
 
         Args:
             run_id: the MLflow run, or None.
             tracking_uri: the tracking store; None takes MLflow's current one.
+            journal: of the run of now, which then sends what is logged.
+            earlier_names: whether :meth:`log_step` leaves names as they are. A run that has metrics by the names of
+                earlier versions keeps them anyway.
         """
         self.run_id = run_id
         self.tracking_uri = tracking_uri
+        self.earlier_names = earlier_names
         self.num_lost = 0
-        self.busy_seconds = 0.0
-        self._queue: deque[_Item] = deque()
-        self._wake = threading.Event()
-        self._ending = False
-        self._thread: threading.Thread | None = None
+        self._journal = journal
+        self._sender: Sender | None = None
         self._owner = os.getpid()
-        self._client: Any = None
-        self._warned = False
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
-        """Append one step's metrics to a queue: about a microsecond, whatever the tracking store does.
+        """Append one step's metrics: microseconds, whatever the tracking store does.
 
         Args:
             step: optimizer step, from 1.
             metrics: value by metric name. The dict is kept, so do not change it afterwards.
         """
         if self.run_id is not None:
-            self._queue.append((step, time.time_ns() // 1_000_000, metrics))
-            if self._thread is None:
-                self._start()
+            self._take_up().add({"kind": "metrics", "step": step, "time": now_ms(), "values": metrics})
+
+    def log_step(self, step: int, metrics: dict[str, float]) -> None:
+        """Append what training reports of a step, by the names that MLflow groups.
+
+        Args:
+            step: optimizer step, from 1; 0 for an evaluation before the first one.
+            metrics: value by its name in the step log.
+        """
+        if self.earlier_names:
+            self.log(step, metrics)
+        elif self.run_id is not None:
+            self._take_up().add({"kind": "metrics", "step": step, "time": now_ms(), "values": metrics, "of": STEP})
 
     def set_tags(self, tags: dict[str, Any]) -> None:
-        """Queue tags for the run.
+        """Append tags for the run.
 
         Args:
             tags: value by tag name; values are turned into strings of at most 5000 characters.
         """
         if self.run_id is not None and tags:
-            self._queue.append({str(name): str(value)[:MAX_TAG_CHARACTERS] for name, value in tags.items()})
-            if self._thread is None:
-                self._start()
+            self._take_up().add({"kind": "tags", "values": {str(name): str(value) for name, value in tags.items()}})
 
     def flush(self, timeout_seconds: float = 60.0) -> bool:
-        """Wait until everything that was queued so far is written or counted as lost.
+        """Make safe what was logged so far: on disk, or at the store for a stream of its own.
 
         Args:
-            timeout_seconds: the longest wait.
+            timeout_seconds: how long the store of a stream of its own may show no sign of life.
 
         Returns:
-            Whether it is done.
+            Whether it is.
         """
-        if self._thread is None:
-            return True
-        done = threading.Event()
-        self._queue.append(done)
-        self._wake.set()
-        return done.wait(timeout_seconds)
+        if self._sender is not None:
+            return self._sender.flush(timeout_seconds)
+        if self._journal is not None:
+            try:
+                self._journal.write()
+            except OSError as error:  # a full disk costs metrics, and no training
+                logger.warning("Metrics cannot be kept in %s: %s", self._journal.folder, error)
+                return False
+        return True
 
     def close(self, timeout_seconds: float = 60.0) -> None:
-        """Write what is queued and end the thread; a later ``log`` starts it again.
+        """Make safe what was logged; a later ``log`` goes on.
 
         Args:
-            timeout_seconds: the longest wait, for a tracking store that does not answer.
+            timeout_seconds: how long the store of a stream of its own may show no sign of life.
         """
-        thread, self._thread = self._thread, None
+        sender, self._sender = self._sender, None
         atexit.unregister(self.close)
-        if thread is None or os.getpid() != self._owner:  # a forked copy has no thread
+        if sender is None:
+            self.flush()
             return
-        self._ending = True
-        self._wake.set()
-        thread.join(timeout_seconds)
-        if thread.is_alive():
-            logger.warning(
-                "MLflow did not take the last metrics of run %s within %.0f seconds; they may be missing there.",
-                self.run_id,
-                timeout_seconds,
-            )
-        elif self.num_lost:
-            logger.warning("%d metric values of run %s are missing in MLflow.", self.num_lost, self.run_id)
+        self._journal = None
+        if os.getpid() != self._owner:  # a forked copy has no thread
+            return
+        all_sent = sender.finish(timeout_seconds)
+        self.num_lost += sender.num_lost + sum((0, 0) if all_sent else sender.journal.count())
+        sender.journal.remove()
+        if self.num_lost:
+            reason = f": {sender.trouble.text}" if sender.trouble is not None else ""
+            logger.warning("%d metric entries of run %s are missing in MLflow%s.", self.num_lost, self.run_id, reason)
 
-    def _start(self) -> None:
-        """Start the writing thread and see to it that the end of the process closes the stream."""
-        import mlflow  # here, since a thread that outlives the main one may not import it any more
+    def _take_up(self) -> Journal:
+        """Return the journal to write to; a stream of its own starts one."""
+        if self._journal is None:
+            import mlflow
 
-        if self.tracking_uri is None:
-            self.tracking_uri = mlflow.get_tracking_uri()
-        self._ending = False
-        # A daemon, so that a store that hangs never keeps the process alive.
-        self._thread = threading.Thread(target=self._write_forever, name="metric-stream", daemon=True)
-        self._thread.start()
-        self._owner = os.getpid()
-        atexit.register(self.close)
-
-    def _write_forever(self) -> None:
-        """Write what is queued every two seconds, until told to end.
-
-        The thread sleeps rather than wait on the queue, so that appending to it wakes nobody.
-        """
-        ending = False
-        while not ending:
-            self._wake.wait(FLUSH_SECONDS)
-            self._wake.clear()
-            ending = self._ending
-            started = time.thread_time()
-            items = [self._queue.popleft() for _ in range(len(self._queue))]
-            self._write(items)
-            self.busy_seconds += time.thread_time() - started
-            for item in items:
-                if isinstance(item, threading.Event):
-                    item.set()
-
-    def _write(self, items: list[_Item]) -> None:
-        """Write items in batches that MLflow takes."""
-        from mlflow.entities import Metric, RunTag
-
-        metrics: list[Metric] = []
-        tags: list[RunTag] = []
-        for item in items:
-            if isinstance(item, dict):
-                tags.extend(RunTag(name, value) for name, value in item.items())
-            elif isinstance(item, tuple):
-                step, stamp, values = item
-                for name, value in values.items():
-                    try:
-                        metrics.append(Metric(name, float(value), stamp, step))
-                    except (TypeError, ValueError) as error:
-                        self.num_lost += 1
-                        self._warn(error)
-        for start in range(0, len(metrics), MAX_BATCH_METRICS):
-            self._write_batch({"metrics": metrics[start : start + MAX_BATCH_METRICS]})
-        for start in range(0, len(tags), MAX_BATCH_TAGS):
-            self._write_batch({"tags": tags[start : start + MAX_BATCH_TAGS]})
-
-    def _write_batch(self, batch: dict[str, list[Any]]) -> None:
-        """Write one batch; count it as lost when the store keeps refusing it."""
-        for attempt in range(ATTEMPTS):
-            try:
-                if self._client is None:
-                    from mlflow import MlflowClient
-
-                    self._client = MlflowClient(tracking_uri=self.tracking_uri)
-                self._client.log_batch(self.run_id, **batch)
-            except Exception as error:  # whatever the store raises, training goes on
-                self._warn(error)
-                if attempt + 1 < ATTEMPTS:
-                    time.sleep(RETRY_SECONDS)
-            else:
-                return
-        self.num_lost += sum(len(entries) for entries in batch.values())
-
-    def _warn(self, error: Exception) -> None:
-        """Say once that values are lost; the count follows when the stream closes."""
-        if not self._warned:
-            self._warned = True
-            logger.warning("MLflow does not take metrics of run %s; training goes on. %s", self.run_id, error)
+            if self.tracking_uri is None:
+                self.tracking_uri = mlflow.get_tracking_uri()
+            folder = Path(tempfile.mkdtemp(prefix="lm-tuning-metrics-"))
+            header = {"uri": strip_passwords(self.tracking_uri), "run_id": self.run_id, "is_ours": False}
+            journal = Journal.create(folder, header)
+            self._sender = Sender(journal, Delivery(journal, self.tracking_uri, locks=folder))
+            self._sender.start()
+            self._journal = journal
+            self._owner = os.getpid()
+            atexit.register(self.close)
+        return self._journal
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the address of the run, without thread and queue."""
-        return {"run_id": self.run_id, "tracking_uri": self.tracking_uri}
+        return {"run_id": self.run_id, "tracking_uri": self.tracking_uri, "earlier_names": self.earlier_names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Start afresh in another process."""
@@ -209,7 +160,7 @@ class MetricStream:
 class MetricStreamDataset(CatalogEntry, AbstractDataset[NoReturn, MetricStream]):
     """Hand a node the stream into the MLflow run of this ``kedro run``.
 
-    Without an active run, as in a notebook, the stream takes values and drops them.
+    Without a run, as in a notebook, the stream takes values and drops them.
 
     Example:
         .. code-block:: yaml
@@ -227,11 +178,16 @@ class MetricStreamDataset(CatalogEntry, AbstractDataset[NoReturn, MetricStream])
         self.metadata = metadata
 
     def load(self) -> MetricStream:
-        """Return a stream into the active run."""
+        """Return a stream into the run of now, or into the one that the user has made MLflow's active one."""
         import mlflow
 
+        journal = current_journal()
+        if journal is not None:
+            return MetricStream(journal.run_id, mlflow.get_tracking_uri(), journal=journal)
         run = mlflow.active_run()
-        return MetricStream(run.info.run_id, mlflow.get_tracking_uri()) if run else MetricStream()
+        if run is None:
+            return MetricStream()
+        return MetricStream(run.info.run_id, mlflow.get_tracking_uri())
 
     def save(self, data: NoReturn) -> NoReturn:
         """Refuse: metrics go through the stream that ``load`` returns."""

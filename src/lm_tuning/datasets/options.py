@@ -21,6 +21,7 @@ OPTIONS: dict[str, frozenset[str]] = {
     "FolderDataset": frozenset({"filepath"}),
     "FolderStoreDataset": frozenset({"filepath", "keep"}),
     "JSONDataset": frozenset({"filepath", "save_args"}),
+    "LiveReportDataset": frozenset({"filepath"}),
     "MetricStreamDataset": frozenset(),
     "ModelFolderDataset": frozenset({"filepath"}),
     "ReportSectionDataset": frozenset({"filepath", "section", "sections", "title"}),

@@ -13,6 +13,8 @@ from kedro_datasets._typing import HTMLPreview
 from lm_tuning.datasets.entry import CatalogEntry
 from lm_tuning.storage.atomic import write_text_atomic
 
+_EARLIER = "> **This is the report of an earlier run.** A later one began and ended before it had read its rows."
+
 
 class ReportSectionDataset(CatalogEntry, AbstractDataset[dict[str, Any], dict[str, Any]]):
     """A named section of a JSON file, and the same section of a Markdown file beside it.
@@ -62,6 +64,11 @@ class ReportSectionDataset(CatalogEntry, AbstractDataset[dict[str, Any], dict[st
         """Name the files that tracking copies."""
         return [self._filepath, self._filepath.with_suffix(".md")]
 
+    @property
+    def is_first(self) -> bool:
+        """Say whether the report begins with this section."""
+        return self._section == self._sections[0]
+
     def load(self) -> dict[str, Any]:
         """Return the section.
 
@@ -83,6 +90,14 @@ class ReportSectionDataset(CatalogEntry, AbstractDataset[dict[str, Any], dict[st
         text = "\n\n".join([f"# {self._title}", *(section["markdown"].strip() for section in kept.values())])
         write_text_atomic(self._filepath.with_suffix(".md"), text + "\n")
         write_text_atomic(self._filepath, encoded + "\n")
+
+    def mark_earlier(self) -> None:
+        """Say at the head of the Markdown file that it is the report of an earlier run, until a section is saved."""
+        path = self._filepath.with_suffix(".md")
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+            if not text.startswith(_EARLIER):
+                write_text_atomic(path, f"{_EARLIER}\n\n{text}")
 
     def preview(self) -> HTMLPreview:
         """Return the text of the section."""

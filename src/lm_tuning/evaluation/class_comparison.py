@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lm_tuning.data.class_shares import choose_shown, describe_moved, list_moved
 from lm_tuning.evaluation.base_evaluation import Compared, base_evaluation_key, stage_base_evaluation
 from lm_tuning.evaluation.classification import (
+    ConstantAnswer,
     Int64Array,
     MajorityClass,
     count_classes,
     list_confusions,
+    measure_constant,
     measure_majority,
     tabulate_classes,
 )
@@ -40,6 +43,7 @@ MAX_WRONG_ROWS = 1000
 """Most misclassified rows that are kept, those that the model was surest of."""
 
 NUM_RIGHT_ROWS = 20
+MAX_SHARES = 20
 
 
 def compare_with_majority(
@@ -83,7 +87,9 @@ def compare_with_majority(
     )
     if table is None:
         nothing = {"accuracy": None, "macro_f1": None, "nats_per_row": None}
-        return Compared(_figures(0, 0, {**nothing, "class": None}, nothing), [], SAMPLE_COLUMNS, stored)
+        constant = {"accuracy": None, "macro_f1": None, "class": None, "num_tied_classes": None}
+        figures = _figures(0, 0, {**nothing, **constant}, nothing)
+        return Compared({**figures, "best_constant": constant}, [], SAMPLE_COLUMNS, stored)
     base = tuning["base"]
     tokenizer = load_tokenizer(
         base["name_or_path"],
@@ -101,6 +107,7 @@ def compare_with_majority(
     references = table.labels[predictions.rows].astype(np.int64)
     class_rows = np.bincount(train_table.labels[train_table.labels >= 0], minlength=len(names))
     majority = measure_majority(class_rows, references)
+    best = measure_constant(np.bincount(references, minlength=len(names)), references)
     counts = count_classes(references, predictions.classes, num_classes=len(names))
 
     def describe(place: int) -> dict[str, Any]:
@@ -115,25 +122,26 @@ def compare_with_majority(
         }
 
     wrong, right = sort_out(predictions, references, seed=seed)
-    base_figures = {
-        "accuracy": finite(majority.accuracy),
-        "macro_f1": finite(majority.macro_f1),
-        "nats_per_row": finite(majority.nats_per_row),
-        "class": names[majority.place],
-    }
+    base_figures = {**_constant_figures(majority, names), "nats_per_row": finite(majority.nats_per_row)}
     tuned_figures = {name: finite(value) for name, value in held_out.figures.items()}
     return Compared(
         result={
             **_figures(len(predictions.rows), len(table), base_figures, tuned_figures),
+            "num_train_rows": int(class_rows.sum()),
+            "best_constant": _constant_figures(best, names),
             # Lists, since numbers in dicts become metrics, and there may be hundreds of classes.
             "per_class": tabulate_classes(counts, names),
             "confusions": list_confusions(references, predictions.classes, names),
+            "class_shares": _list_shares(class_rows, counts.rows, names),
             "samples": [describe(place) for place in choose_samples(wrong, right, num_samples)],
         },
         answers=[describe(place) for place in (*wrong[:MAX_WRONG_ROWS], *right)],
         columns=SAMPLE_COLUMNS,
         base_evaluation=stored,
-        warnings=_warnings(held_out, majority, class_rows, references),
+        warnings=[
+            *_warnings(held_out, majority, best, class_rows, references),
+            *_share_warnings(class_rows, counts.rows, names, split=table.path.stem),
+        ],
     )
 
 
@@ -242,23 +250,60 @@ def _figures(num_rows: int, num_split_rows: int, base: dict[str, Any], tuned: di
         },
         "per_class": [],
         "confusions": [],
+        "class_shares": [],
         "samples": [],
     }
 
 
-def _warnings(held_out: HeldOut, majority: MajorityClass, class_rows: Int64Array, references: Int64Array) -> list[str]:
+def _constant_figures(constant: ConstantAnswer, names: list[str]) -> dict[str, Any]:
+    return {
+        "accuracy": finite(constant.accuracy),
+        "macro_f1": finite(constant.macro_f1),
+        "class": names[constant.place],
+        "num_tied_classes": constant.num_tied,
+    }
+
+
+def _list_shares(class_rows: Int64Array, rows: Int64Array, names: list[str]) -> list[dict[str, Any]]:
+    """List the largest classes of the training rows and of the evaluated ones, with their rows in both."""
+    return [
+        {"class": names[place], "num_train_rows": int(class_rows[place]), "num_rows": int(rows[place])}
+        for place in choose_shown([class_rows, rows], most=MAX_SHARES)
+    ]
+
+
+def _share_warnings(class_rows: Int64Array, rows: Int64Array, names: list[str], *, split: str) -> list[str]:
+    moved = list_moved(class_rows, rows, names)
+    if not moved:
+        return []
+    return [
+        f"Classes whose share differs a lot between the training rows and the evaluated {split} rows, by more than "
+        f"chance: {describe_moved(moved, split=split)}. Compare the accuracy with the best constant answer on this "
+        "split, and read the figures by class."
+    ]
+
+
+def _warnings(
+    held_out: HeldOut, majority: MajorityClass, best: ConstantAnswer, class_rows: Int64Array, references: Int64Array
+) -> list[str]:
     warnings = []
     if finite(held_out.loss.mean_nats) is None:
         warnings.append("The tuned model's held-out loss is not a finite number: its weights may be damaged.")
     num_unseen = int((class_rows[references] == 0).sum())
     if num_unseen:
+        are = "row is of a class" if num_unseen == 1 else "rows are of classes"
         warnings.append(
-            f"{num_unseen:,} evaluated rows are of classes without a training row. The model cannot have learned them, "
-            "and the loss of the class frequencies is infinite, so it is left out."
+            f"{num_unseen:,} evaluated {are} without a training row. The model cannot have learned that, and the loss "
+            "of the class frequencies is infinite, so it is left out."
         )
     if held_out.metrics["accuracy"] <= majority.accuracy:
         warnings.append(
             "The tuned model is right no more often than always saying the most frequent class of the training rows: "
             "it has not learned the task."
+        )
+    elif held_out.metrics["accuracy"] <= best.accuracy:
+        warnings.append(
+            f"The tuned model is right for {held_out.metrics['accuracy']:.2%} of the evaluated rows, no more often "
+            f"than always answering their most frequent class ({best.accuracy:.2%})."
         )
     return warnings

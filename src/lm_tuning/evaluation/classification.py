@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lm_tuning.data.class_shares import count_largest
+
 Int64Array = npt.NDArray[np.int64]
 IntArray = npt.NDArray[np.integer[Any]]
 
@@ -134,21 +136,48 @@ def list_confusions(
 
 
 @dataclass(frozen=True)
-class MajorityClass:
+class ConstantAnswer:
+    """What always answering one class reaches on the evaluated rows.
+
+    Attributes:
+        place: id of the class; the lowest id of equally frequent ones.
+        num_tied: classes that are equally frequent where the class was chosen, itself included.
+        accuracy: 0 to 1; NaN without rows.
+        macro_f1: 0 to 1; NaN without rows.
+    """
+
+    place: int
+    num_tied: int
+    accuracy: float
+    macro_f1: float
+
+
+@dataclass(frozen=True)
+class MajorityClass(ConstantAnswer):
     """What a guess that knows only how frequent the classes are in training reaches on held-out rows.
 
     Attributes:
-        place: id of the most frequent class of the training rows; the lowest id of several.
-        accuracy: of predicting it for every row.
-        macro_f1: of predicting it for every row.
         nats_per_row: mean negative logarithm of the frequency that the row's class has in training; infinite when an
             evaluated class has no training row.
     """
 
-    place: int
-    accuracy: float
-    macro_f1: float
     nats_per_row: float
+
+
+def measure_constant(class_rows: IntArray, references: IntArray) -> ConstantAnswer:
+    """Measure what always answering the most frequent class reaches.
+
+    Args:
+        class_rows: rows of each class that decide which one is most frequent, ``(classes,)``, not all 0. Those of
+            ``references`` themselves give the best constant answer that there is.
+        references: class of each evaluated row, ``(rows,)``.
+    """
+    assert class_rows.any(), "a class is chosen from some rows"
+    place = int(class_rows.argmax())
+    counts = count_classes(references, np.full_like(references, place), num_classes=len(class_rows))
+    return ConstantAnswer(
+        place=place, num_tied=count_largest(class_rows), accuracy=counts.accuracy, macro_f1=counts.macro_f1
+    )
 
 
 def measure_majority(class_rows: IntArray, references: IntArray) -> MajorityClass:
@@ -158,12 +187,9 @@ def measure_majority(class_rows: IntArray, references: IntArray) -> MajorityClas
         class_rows: training rows of each class, ``(classes,)``, not all 0.
         references: class of each evaluated row, ``(rows,)``.
     """
-    total = int(class_rows.sum())
-    assert total, "a classifier was trained on some rows"
-    place = int(class_rows.argmax())
-    counts = count_classes(references, np.full_like(references, place), num_classes=len(class_rows))
+    constant = measure_constant(class_rows, references)
     nats = math.nan
     if len(references):
         seen = class_rows[references]
-        nats = float(-np.log(seen / total).mean()) if seen.all() else math.inf
-    return MajorityClass(place=place, accuracy=counts.accuracy, macro_f1=counts.macro_f1, nats_per_row=nats)
+        nats = float(-np.log(seen / int(class_rows.sum())).mean()) if seen.all() else math.inf
+    return MajorityClass(**vars(constant), nats_per_row=nats)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +15,8 @@ from lm_tuning.models.positions import check_answer_room, position_limit
 from lm_tuning.models.stored_generation import stop_ids_of
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.answer_ends import common_first_id, end_of_answer, special_ids
+from lm_tuning.text.truncation import shorten_prompt
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from lm_tuning.text.token_table import TokenTable
@@ -115,6 +117,7 @@ def generate_answers(
     device: torch.device | str,
     num_beams: int = 1,
     first_id: int | None = None,
+    special_ids: Collection[int] = (),
     on_progress: OnProgress = ignore_progress,
     label: str = "Generating",
 ) -> list[list[int]]:
@@ -122,7 +125,7 @@ def generate_answers(
 
     A causal model goes on after the prompt; an encoder-decoder reads it with its encoder. What the model's own
     generation settings say about sampling or penalties is set aside, so that two models are compared by the same
-    rule. A prompt that leaves no room for the answer in the model's context loses its start.
+    rule. A prompt that leaves no room for the answer in the model's context is cut, see ``shorten_prompt``.
 
     Args:
         model: a language model on ``device``; mode and generation settings are given back as they were.
@@ -135,6 +138,7 @@ def generate_answers(
         device: where the model lies.
         num_beams: beginnings of an answer that are pursued at once; 1 takes the likeliest token each time.
         first_id: token that every answer of an encoder-decoder is made to begin with; ``None`` for none.
+        special_ids: tokens that stay in a prompt which is cut.
         on_progress: told the tokens of the answers as they come; the total is the most that there can still be, and
             falls as answers end. Under beam search every answer counts until its batch is done.
         label: what the progress is called.
@@ -151,10 +155,17 @@ def generate_answers(
     context = position_limit(_unwrapped(model).config)
     check_answer_room(_unwrapped(model).config, max_new_tokens=max_new_tokens)
     room = context if context is None or reads_apart else context - max_new_tokens
-    kept = [list(prompt) if room is None else list(prompt[-room:]) for prompt in prompts]
+    kept = [
+        list(prompt) if room is None or len(prompt) <= room else shorten_prompt(prompt, room, special_ids)
+        for prompt in prompts
+    ]
     num_cut = sum(len(short) < len(prompt) for short, prompt in zip(kept, prompts, strict=True))
     if num_cut:
-        logger.warning("%d prompts were too long to answer and lost their start: the context is %s.", num_cut, context)
+        logger.warning(
+            "Too long to answer, so cut in the middle: %s; the context is %s tokens.",
+            count_of(num_cut, "prompt"),
+            context,
+        )
 
     answers: list[list[int]] = [[] for _ in prompts]
     # Longest first: neighbours need little padding, and what does not fit into memory fails at once.

@@ -87,7 +87,9 @@ class HeldOut:
 
     Attributes:
         loss: summed nats and what they are divided by.
-        metrics: ``accuracy`` and ``macro_f1`` of a classifier; empty for other tasks.
+        metrics: ``accuracy`` and ``macro_f1`` of a classifier; of another task, where hits were counted,
+            ``token_accuracy`` and ``top_5_accuracy``: shares of the supervised tokens that were the likeliest ones, and
+            among the five likeliest.
         predictions: the classes chosen; ``None`` for other tasks.
     """
 
@@ -110,6 +112,7 @@ def measure_held_out(
     micro_batch_tokens: int,
     device: torch.device | str,
     batching: Batching = "padded",
+    counts_hits: bool = False,
     on_progress: OnProgress = ignore_progress,
     label: str = "Held-out loss",
 ) -> HeldOut:
@@ -126,6 +129,8 @@ def measure_held_out(
         micro_batch_tokens: most slots of a forward pass; it changes speed and memory, never the result.
         device: where the model lies.
         batching: ``packed`` or ``padded``, see :func:`lm_tuning.training.cutting.cut_rows`.
+        counts_hits: whether it is counted how often a supervised token was among the likeliest; a classifier counts
+            its classes in any case.
         on_progress: told the rows done.
         label: what the progress is called.
 
@@ -140,13 +145,14 @@ def measure_held_out(
     is_classifier = task.unit == "row"
     classes = torch.zeros(len(scored) if is_classifier else 0, dtype=torch.int64, device=device)
     probabilities = torch.zeros(len(classes), dtype=torch.float32, device=device)
+    hits = torch.zeros(2, dtype=torch.int64, device=device) if counts_hits and not is_classifier else None
     num_supervised = done = 0
     on_progress(label, 0, len(scored), "rows")
     with evaluating(model):
         for index, group in enumerate(groups):
             batch = task.lay_out(table, group, batching=batching).to(device)
             part = slice(done, done + batch.num_rows)
-            nats[index] = _measure_batch(task, model, batch, classes[part], probabilities[part])
+            nats[index] = _measure_batch(task, model, batch, classes[part], probabilities[part], hits)
             num_supervised += batch.num_supervised
             done += batch.num_rows
             on_progress(label, done, len(scored), "rows")
@@ -154,6 +160,9 @@ def measure_held_out(
     loss = HeldOutLoss(
         nats=float(nats.cpu().double().sum()), num_supervised=num_supervised, num_rows=len(scored), unit=task.unit
     )
+    if hits is not None and num_supervised:
+        likeliest, among_five = (count / num_supervised for count in hits.tolist())
+        return HeldOut(loss, {"token_accuracy": likeliest, "top_5_accuracy": among_five})
     if not is_classifier:
         return HeldOut(loss)
     predictions = _in_order(scored, groups, classes, probabilities)
@@ -217,12 +226,17 @@ def choose_micro_batch_tokens(table: TokenTable, *, num_classes: int, on_gpu: bo
     return int(min(max(tokens, smallest), largest))
 
 
-def _measure_batch(
-    task: TrainingTask, model: Any, batch: MicroBatch, classes: torch.Tensor, probabilities: torch.Tensor
+def _measure_batch(  # noqa: PLR0917
+    task: TrainingTask,
+    model: Any,
+    batch: MicroBatch,
+    classes: torch.Tensor,
+    probabilities: torch.Tensor,
+    hits: torch.Tensor | None,
 ) -> torch.Tensor:
     """Sum a micro-batch's nats; of a classifier keep what it chose. The logits are gone when this returns."""
     if not len(classes):
-        return task.sum_nats(model, batch, PLAIN)
+        return task.sum_nats(model, batch, PLAIN, hits=hits)
     logits = task.logits(model, batch)
     chosen = torch.softmax(logits.float(), dim=-1).max(dim=-1)
     classes.copy_(chosen.indices)

@@ -158,7 +158,7 @@ def choose_held_out(
     prompts = collect_prompts(table, wanted)
     if len(prompts) < len(wanted):
         logger.info(
-            "%d of %d rows have no prompt to answer and are left out of ROUGE.", len(wanted) - len(prompts), len(wanted)
+            "Rows without a prompt to answer, left out of ROUGE: %d of %d.", len(wanted) - len(prompts), len(wanted)
         )
     return HeldOutRows(
         table=table,

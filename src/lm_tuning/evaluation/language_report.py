@@ -11,11 +11,10 @@ from lm_tuning.evaluation.report_text import (
     Block,
     Line,
     compare,
-    fence,
-    on_one_line,
     shorten,
     split_shared,
 )
+from lm_tuning.wording import count_of, fence, on_one_line
 
 HEADINGS = ("Base", "Tuned")
 
@@ -36,10 +35,10 @@ def list_figures(result: dict[str, Any]) -> list[Line]:
 def describe_rows(result: dict[str, Any]) -> str:
     """Say in one sentence what was measured on what."""
     base, tuned, split = result["base"], result["tuned"], result["split"].capitalize()
-    tokens = "target tokens" if result["task"] == "seq2seq_lm" else "supervised tokens"
-    sentence = f"{split} split: {result['num_rows']:,} rows, {base['num_tokens']:,} {tokens}"
+    token = "target token" if result["task"] == "seq2seq_lm" else "supervised token"
+    sentence = f"{split} split: {count_of(result['num_rows'], 'row')}, {count_of(base['num_tokens'], token)}"
     if base["num_generated"]:
-        sentence += f", {base['num_generated']:,} answers of each model"
+        sentence += f", {count_of(base['num_generated'], 'answer')} of each model"
         if result.get("generation", "greedy") != "greedy":
             sentence += f" by {result['generation']}"
         if base["num_empty"] or tuned["num_empty"]:

@@ -22,6 +22,7 @@ from lm_tuning.evaluation.held_out_loss import (
 )
 from lm_tuning.evaluation.rouge import score_rouge
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.text.answer_ends import special_ids
 from lm_tuning.text.decoding import decode
 from lm_tuning.training.precision_context import autocast
 
@@ -163,6 +164,7 @@ def measure_model(
                 device=device,
                 num_beams=num_beams,
                 first_id=first_id,
+                special_ids=special_ids(tokenizer),
                 on_progress=on_progress,
                 label=f"Answers of the {name}",
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -92,23 +91,6 @@ def split_shared(prompts: Sequence[str]) -> tuple[str, list[str], str]:
     rests = [prompt[len(start) :] for prompt in prompts]
     ending = _whole_lines(os.path.commonprefix([rest[::-1] for rest in rests]))[::-1]
     return start, [rest[: len(rest) - len(ending)] for rest in rests], ending
-
-
-def fence(text: str) -> str:
-    """Set a text in a Markdown block that no backticks inside it can end."""
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    mark = "`" * max(3, longest + 1)
-    return f"{mark}text\n{text}\n{mark}"
-
-
-def on_one_line(text: str) -> str:
-    """Replace line breaks and other runs of space by one space each."""
-    return " ".join(text.split())
-
-
-def in_cell(text: str) -> str:
-    """Write a text for a cell of a Markdown table, on one line and as it is."""
-    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", on_one_line(text))
 
 
 def number(value: float | None, digits: int) -> str:

@@ -21,6 +21,7 @@ from lm_tuning.runtime.threads import (
     summarize_decisions,
     tokenizer_parallelism,
 )
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from kedro.config import OmegaConfigLoader
@@ -51,7 +52,9 @@ class EnvironmentHook:
         keep_log_lines_whole()
         settings = load_parameters(cast("OmegaConfigLoader", context.config_loader), context.project_path).environment
         device = probe_device()
-        self._set_variables(settings, device.kind, f"{device.kind.upper()} ({device.name}), {device.cores} cores")
+        self._set_variables(
+            settings, device.kind, f"{device.kind.upper()} ({device.name}), {count_of(device.cores, 'core')}"
+        )
 
     @hook_impl
     def before_node_run(self, node: Node, catalog: CatalogProtocol) -> None:
@@ -119,8 +122,7 @@ class EnvironmentHook:
 
 
 def _log(title: str, lines: list[str]) -> None:
-    # Values are the user's own text: what looks like Rich's markup in them is none.
-    logger.info("\n  ".join([title, *lines]), extra={"markup": False})
+    logger.info("%s", "\n".join([title, *lines]))
 
 
 def _read_settings(catalog: CatalogProtocol) -> EnvironmentParameters:

@@ -1,49 +1,119 @@
-"""One MLflow run that is written to by its id, whichever run MLflow takes for the active one."""
+"""The MLflow run of one ``kedro run``: opened for a few seconds at most, written to through a journal, and closed."""
 
 from __future__ import annotations
 
 import logging
-import time
+import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from lm_tuning.hooks.run_description import NOT_SET, PARAMETERS_ARTIFACT, clean_name, find_changes, flatten_settings
+from lm_tuning.errors import UserError
+from lm_tuning.hooks.locking import LOCK_FOLDER
+from lm_tuning.hooks.run_description import flatten_settings
+from lm_tuning.secrets import mask, mask_values
+from lm_tuning.tracking.active_run import enter_run, leave_run
+from lm_tuning.tracking.address import bounded_requests
+from lm_tuning.tracking.current import set_current
+from lm_tuning.tracking.delivery import Delivery, now_ms
+from lm_tuning.tracking.journal import JOURNAL_FOLDER, Journal, describe_count, find_journal, is_stand_in, read_run_id
+from lm_tuning.tracking.sender import Sender, describe_trouble
+from lm_tuning.tracking.trouble import strip_passwords
+
+if TYPE_CHECKING:
+    from mlflow.entities import Run
 
 logger = logging.getLogger(__name__)
 
-#: How many parameters or tags MLflow takes at once.
-BATCH_SIZE = 100
-MAX_TAG_CHARACTERS = 5000
-RESUME_COUNT_TAG = "resume.count"
+#: How long the tracking store may show no sign of life, in seconds: before the first node, and after the last one where
+#: it is known to be away; after the last one; and when a signal has asked to stop, with a longest wait over all, since
+#: the whole run has to end soon.
+OPEN_PATIENCE_SECONDS = 5.0
+END_PATIENCE_SECONDS = 10.0
+STOP_PATIENCE_SECONDS = 1.5
+MAX_STOP_SECONDS = 2.0
+
+
+class RunPlan(NamedTuple):
+    """What is known of a run before it is opened.
+
+    Attributes:
+        uri: the tracking store.
+        experiment: ``name``, ``artifact_location`` and ``tags`` of the experiment, should it have to be made.
+        name: of the run.
+        run_id: of the run to go on with, or that the user has opened; a stand-in for one that an earlier process could
+            not make; None for a new run.
+        is_ours: whether we end the run.
+    """
+
+    uri: str
+    experiment: dict[str, Any]
+    name: str
+    run_id: str | None
+    is_ours: bool
 
 
 class MlflowRun:
-    """Write settings, tags, figures and files of a run, new or resumed.
+    """Write settings, tags, figures and files of a run, new or resumed; none of it waits for the tracking store."""
 
-    MLflow never changes a parameter, and a resumed run should still tell how it began. So what differs from the
-    beginning goes to tags ``resume.<n>.<name>``, with n counting the resumes.
-
-    Attributes:
-        run_id: id of the run.
-        num_resumes: how often the run was resumed, this time included; 0 in a new run.
-    """
-
-    def __init__(self, run_id: str) -> None:
-        """Look up whether the run was written to before, and count that as a resume.
+    def __init__(self, root: Path, plan: RunPlan) -> None:
+        """Take up the journal and start to send; ``open`` waits for the store.
 
         Args:
-            run_id: id of an existing run.
+            root: project folder.
+            plan: of the run.
         """
-        from mlflow import MlflowClient
+        self._root = root
+        self._plan = plan
+        self._resumed = plan.run_id
+        self._is_taken_up = False
+        self._exit = ExitStack()
+        self._exit.enter_context(bounded_requests())
+        journal = self._take_up_journal()
+        self.journal = journal
+        journal.add({"kind": "begin"})
+        self._sender = Sender(journal, Delivery(journal, plan.uri, locks=root / LOCK_FOLDER))
+        self._sender.on_open = self._note_open
 
-        self.run_id = run_id
-        self._client = MlflowClient()
-        self.num_resumes = 0
-        stored = self._client.get_run(run_id).data
-        if stored.params:
-            self.num_resumes = int(stored.tags.get(RESUME_COUNT_TAG, 0)) + 1
-            self._set_tags({RESUME_COUNT_TAG: str(self.num_resumes)})
+    @property
+    def run_id(self) -> str:
+        """Id of the run, or what stands in for it until the store has made it."""
+        return self.journal.run_id
+
+    @property
+    def run(self) -> Run | None:
+        """The run as the store gave it, or None so far."""
+        return self._sender.run
+
+    def open(self, *, must_answer: bool) -> None:
+        """Wait a few seconds for the store, and go on without it.
+
+        Args:
+            must_answer: refuse to go on without it.
+
+        Raises:
+            UserError: the store is away and must not be.
+        """
+        self._sender.start()
+        if self._sender.wait_until_open(OPEN_PATIENCE_SECONDS):
+            assert self.run is not None, "it is open"
+            verb = "Going on with" if self._resumed == self.run_id and self._plan.is_ours else "Started"
+            logger.info("%s MLflow run '%s' (%s).", verb, self.run.info.run_name, self.run_id)
+            if self._plan.is_ours:
+                enter_run(self.run)
+        else:
+            trouble = self._sender.trouble
+            assert trouble is not None, "a store that is not open has a reason"
+            place = self._sender.place
+            if must_answer:
+                raise UserError(
+                    f"tracking.on_unreachable = stop: MLflow at {place} is away: {trouble.text}. Start it, set "
+                    "MLFLOW_TRACKING_URI to another store, or set tracking.on_unreachable = continue."
+                )
+            self.journal.stand_in()
+            logger.warning("%s", describe_trouble(place, trouble, self._shown_folder()))
+        set_current(self.journal)
 
     def log_settings(self, parameters: Mapping[str, Any]) -> None:
         """Log each setting as a parameter and all of them as a file.
@@ -52,39 +122,44 @@ class MlflowRun:
             parameters: groups of settings, JSON values.
         """
         import yaml
-        from mlflow.entities import Param
 
-        settings = flatten_settings(parameters)
-        folder = ""
-        if self.num_resumes:
-            folder = f"resume/{self.num_resumes}/"
-            stored = self._client.get_run(self.run_id).data.params
-            changes = find_changes(stored, settings)
-            self._set_tags({f"resume.{self.num_resumes}.{name}": value for name, value in changes.items()})
-            if changes:
-                logger.warning(
-                    "Resumed with other settings: %s. MLflow keeps the first values as parameters; the new ones are "
-                    "the tags resume.%d.*.",
-                    ", ".join(f"{name} ({stored.get(name, NOT_SET)} -> {value})" for name, value in changes.items()),
-                    self.num_resumes,
-                )
-            settings = {name: value for name, value in settings.items() if name not in stored and name not in changes}
-        entries = [Param(name, value) for name, value in settings.items()]
-        for start in range(0, len(entries), BATCH_SIZE):
-            self._client.log_batch(self.run_id, params=entries[start : start + BATCH_SIZE])
+        parameters = mask_values(parameters)
         text = yaml.safe_dump(dict(parameters), sort_keys=False, allow_unicode=True)
-        self._client.log_text(self.run_id, text, f"{folder}{PARAMETERS_ARTIFACT}")
+        self.journal.add({"kind": "settings", "values": flatten_settings(parameters), "text": text})
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
         """Set tags; in a resumed run, those that differ stand beside the first ones."""
-        if self.num_resumes:
-            stored = self._client.get_run(self.run_id).data.tags
-            tags = {
-                f"resume.{self.num_resumes}.{name}" if name in stored else name: value
-                for name, value in tags.items()
-                if stored.get(name) != value
-            }
-        self._set_tags(tags)
+        self.journal.add({"kind": "tags", "values": {name: mask(str(value)) for name, value in tags.items()}})
+
+    def log_figures(self, entry: str, figures: Mapping[str, float], *, split: str | None = None) -> None:
+        """Log numbers that belong to the run as a whole, at step 0.
+
+        Args:
+            entry: key in the catalog of the report that they are from.
+            figures: by their names in that report.
+            split: the split that they were measured on; ``None`` for none.
+        """
+        self.journal.add(
+            {"kind": "metrics", "step": 0, "time": now_ms(), "values": dict(figures), "of": entry, "split": split}
+        )
+
+    def log_artifact(self, path: Path, folder: str, what: str) -> None:
+        """Copy a file, or what lies in a folder, into a folder of the run.
+
+        Args:
+            path: file or folder.
+            folder: of the run.
+            what: how to name it in a message.
+
+        Raises:
+            OSError: it cannot be copied.
+        """
+        if path.is_file():
+            self.journal.add_file(path, folder, what)
+            return
+        for file in sorted(each for each in path.rglob("*") if each.is_file()):
+            inner = file.parent.relative_to(path).as_posix()
+            self.journal.add_file(file, folder if inner == "." else f"{folder}/{inner}", f"{what} ({file.name})")
 
     def take_resume_back(self, reason: str) -> None:
         """Leave a resumed run as it was before, but for the reason why this resume was refused.
@@ -92,40 +167,142 @@ class MlflowRun:
         Args:
             reason: kept as the tag ``refused`` until the next refusal.
         """
-        prefix = f"resume.{self.num_resumes}."
-        for name in self._client.get_run(self.run_id).data.tags:
-            if name.startswith(prefix):
-                self._client.delete_tag(self.run_id, name)
-        self.num_resumes -= 1
-        self._set_tags({"refused": reason, RESUME_COUNT_TAG: str(self.num_resumes)})
+        self.journal.add({"kind": "refused", "reason": mask(reason)})
 
-    def log_figures(self, figures: Mapping[str, float]) -> None:
-        """Log numbers that belong to the run as a whole, at step 0."""
-        from mlflow.entities import Metric
-
-        now = time.time_ns() // 1_000_000
-        self._client.log_batch(self.run_id, metrics=[Metric(name, value, now, 0) for name, value in figures.items()])
-
-    def log_artifact(self, path: Path, folder: str) -> None:
-        """Copy a file, or what lies in a folder, into a folder of the run."""
-        log = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
-        log(self.run_id, str(path), folder)
-
-    def close(self, status: str) -> None:
-        """Set the status and leave the run active nowhere in this thread.
-
-        Args:
-            status: ``FINISHED``, ``FAILED`` or ``KILLED``.
-        """
+    def enter(self) -> None:
+        """Make the run the active one of this thread, if the store has it and no other one is active."""
         import mlflow
 
-        while (active := mlflow.active_run()) and active.info.run_id == self.run_id:
-            mlflow.end_run(status)
-        self._client.set_terminated(self.run_id, status)  # also when another thread has it open
+        if self.run is not None and mlflow.active_run() is None:
+            enter_run(self.run)
 
-    def _set_tags(self, tags: Mapping[str, str]) -> None:
-        from mlflow.entities import RunTag
+    def leave(self, status: str | None, timeout_seconds: float = -1) -> None:
+        """Note on disk how the run ended, and leave it.
 
-        entries = [RunTag(clean_name(name), str(value)[:MAX_TAG_CHARACTERS]) for name, value in tags.items()]
-        for start in range(0, len(entries), BATCH_SIZE):
-            self._client.log_batch(self.run_id, tags=entries[start : start + BATCH_SIZE])
+        Args:
+            status: ``FINISHED``, ``FAILED`` or ``KILLED``; None leaves it to what was noted before, or to the user.
+            timeout_seconds: the longest wait for another thread that writes to the journal; -1 for no limit.
+        """
+        if status is not None and self._plan.is_ours:
+            self.journal.add({"kind": "end", "status": status, "time": now_ms()})
+        if self._plan.is_ours:
+            leave_run(self.run_id)
+            self._end_monitor()
+        set_current(None)
+        self._write_journal(timeout_seconds)
+
+    def send_rest(self, *, is_hurried: bool) -> bool:
+        """Wait for what is left to be sent while the store shows signs of life; say what stays.
+
+        Args:
+            is_hurried: a signal has asked to stop.
+
+        Returns:
+            Whether everything was sent.
+        """
+        all_sent = False
+        try:
+            if is_hurried:
+                all_sent = self._sender.finish(STOP_PATIENCE_SECONDS, MAX_STOP_SECONDS)
+            else:
+                is_away = self._sender.trouble is not None
+                all_sent = self._sender.finish(OPEN_PATIENCE_SECONDS if is_away else END_PATIENCE_SECONDS)
+        finally:  # also where a signal has ended the wait
+            self._write_journal()
+            self._exit.close()
+            if not all_sent and self.journal.folder.exists():
+                self._say_what_is_kept()
+        return all_sent
+
+    def _say_what_is_kept(self) -> None:
+        trouble = self._sender.trouble
+        logger.warning(
+            "MLflow at %s lacks %s of this run: %s. They are kept in %s. Send them later: kedro send-tracking "
+            "(the run has waited %.0f s for MLflow).",
+            self._sender.place,
+            describe_count(*self.journal.count()),
+            trouble.text if trouble is not None else "it does not take them",
+            self._shown_folder(),
+            self._sender.waited_seconds,
+        )
+
+    def _write_journal(self, timeout_seconds: float = -1) -> None:
+        try:
+            self.journal.write(timeout_seconds)
+        except OSError as error:  # what is tracked never costs a result
+            logger.warning("What the run has to tell MLflow cannot be kept in %s: %s", self._shown_folder(), error)
+
+    def discard(self, reason: str) -> None:
+        """Forget a run that was refused before it began, but not what an earlier process has left to send.
+
+        Args:
+            reason: why it was refused.
+        """
+        self._sender.abandon()
+        self._exit.close()
+        if self._is_taken_up:
+            self.take_resume_back(reason)
+            self._write_journal()
+        else:
+            self.journal.remove()
+
+    def _take_up_journal(self) -> Journal:
+        """Return a new journal, or that of the run to go on with where the store has not made it yet."""
+        plan, journals = self._plan, self._root / JOURNAL_FOLDER
+        run_id = plan.run_id
+        if run_id is not None and is_stand_in(run_id):
+            folder = find_journal(journals, run_id)
+            if folder is not None:
+                journal = Journal(folder)
+                if journal.hold():
+                    self._is_taken_up = True
+                    return journal
+            run_id = read_run_id(journals, run_id)
+            if run_id is None:
+                logger.warning("The MLflow run of %s is gone, so a new one is started.", plan.run_id)
+            self._resumed = run_id
+        header = {
+            "uri": strip_passwords(plan.uri),
+            "experiment": plan.experiment,
+            "run_name": plan.name,
+            "run_id": run_id,
+            "is_ours": plan.is_ours,
+            "start_time": now_ms(),
+            "tags": _context_tags(plan.name),
+        }
+        journal = Journal.create(journals, header)
+        journal.hold()
+        return journal
+
+    def _shown_folder(self) -> Path:
+        folder = self.journal.folder
+        return folder.relative_to(self._root) if folder.is_relative_to(self._root) else folder
+
+    def _note_open(self, run: Run) -> None:
+        """Start MLflow's own watch over processor and memory where the user asked for it."""
+        from mlflow import environment_variables
+
+        is_wanted: Any = environment_variables.MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get
+        if self._plan.is_ours and is_wanted():
+            from mlflow.system_metrics import system_metrics_monitor
+            from mlflow.tracking import fluent
+
+            make_monitor: Any = system_metrics_monitor.SystemMetricsMonitor
+            monitor = make_monitor(run.info.run_id, resume_logging=self._resumed is not None)
+            fluent.run_id_to_system_metrics_monitor[run.info.run_id] = monitor
+            monitor.start()
+
+    def _end_monitor(self) -> None:
+        """End MLflow's own watch; it may be waiting for the store, so nobody waits for it."""
+        from mlflow.tracking import fluent
+
+        monitor = fluent.run_id_to_system_metrics_monitor.pop(self.run_id, None)
+        if monitor is not None:
+            threading.Thread(target=monitor.finish, name="system-metrics-end", daemon=True).start()
+
+
+def _context_tags(name: str) -> dict[str, str]:
+    """Return what MLflow notes of every run: user, source, and its name."""
+    from mlflow.tracking.context.registry import resolve_tags
+
+    return {str(key): mask(str(value)) for key, value in resolve_tags({"mlflow.runName": name}).items()}

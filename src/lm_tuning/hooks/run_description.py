@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,10 +11,10 @@ from typing import Any
 
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import MANIFEST_NAME, StagedFolder
+from lm_tuning.tracking.names import distinct_names
 
 #: MLflow takes 6000 characters today; servers of earlier versions stop at 500.
 MAX_VALUE_CHARACTERS = 500
-MAX_NAME_CHARACTERS = 250
 #: A group with more keys than this is one setting, such as a map of class labels, and not a group of settings.
 MAX_GROUP_KEYS = 50
 #: Where the full values of all settings are kept in the run.
@@ -34,7 +33,7 @@ def flatten_settings(parameters: Mapping[str, Any]) -> dict[str, str]:
 
     Returns:
         ``group.key`` to its value: text as it is, everything else as JSON. Values too long for MLflow are shortened and
-        say so.
+        say so. Names are as MLflow takes them, each different, see ``distinct_names``.
     """
     flat: dict[str, str] = {}
 
@@ -44,11 +43,12 @@ def flatten_settings(parameters: Mapping[str, Any]) -> dict[str, str]:
                 add(f"{name}.{key}" if name else str(key), inner)
         else:
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-            flat[clean_name(name)] = shorten(text)
+            flat[name] = shorten(text)
 
     for key, value in parameters.items():
         add(str(key), value)
-    return flat
+    names = distinct_names(flat)
+    return {names[name]: value for name, value in flat.items()}
 
 
 def shorten(text: str, limit: int = MAX_VALUE_CHARACTERS) -> str:
@@ -62,11 +62,6 @@ def shorten(text: str, limit: int = MAX_VALUE_CHARACTERS) -> str:
         return text
     marker = f"... [shortened: {len(text)} characters, all in {PARAMETERS_ARTIFACT}]"
     return text[: limit - len(marker)] + marker
-
-
-def clean_name(name: str) -> str:
-    """Replace what MLflow refuses in a name: everything but letters, digits and ``_ - . / :`` and blanks."""
-    return re.sub(r"[^/\w.\- :]", "_", name)[:MAX_NAME_CHARACTERS]
 
 
 def find_changes(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
@@ -166,11 +161,13 @@ def _digest_of_files(value: Any) -> str | None:
 
 def numbers_of(value: Any) -> dict[str, float]:
     """Return the numbers in nested dicts by dotted name; lists, texts, truth values and NaN are left out."""
-    return {
-        clean_name(name): float(leaf)
+    numbers = {
+        name: float(leaf)
         for name, leaf in _leaves(value)
         if isinstance(leaf, int | float) and not isinstance(leaf, bool) and math.isfinite(leaf)
     }
+    names = distinct_names(numbers)
+    return {names[name]: number for name, number in numbers.items()}
 
 
 def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from lm_tuning.errors import Interrupted
-from lm_tuning.runtime.stopping import forget_request, note_request, stop_if_requested
+from lm_tuning.runtime.stopping import Echo, forget_request, is_watched, note_request, stop_if_requested, watch_signals
 
 
 class StopSignals:
@@ -25,7 +27,8 @@ class StopSignals:
     def install(self) -> None:
         """Take over both signals; outside the main thread, where that is impossible, do nothing."""
         if threading.current_thread() is threading.main_thread() and not self._previous:
-            forget_request()
+            if not is_watched():  # a command line has heard nothing before this run, and forgets nothing
+                forget_request()
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, _raise_interrupted)
 
@@ -35,6 +38,21 @@ class StopSignals:
             while self._previous:
                 number, handler = self._previous.popitem()
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            if not is_watched():
+                forget_request()
+
+
+@contextmanager
+def signals_of_a_command() -> Iterator[None]:
+    """Stop a command at the first SIGINT or SIGTERM, from its first moment to its last, and say so on the terminal."""
+    signals = StopSignals()
+    forget_request()
+    with watch_signals():
+        signals.install()
+        try:
+            yield
+        finally:
+            signals.restore()
             forget_request()
 
 
@@ -47,7 +65,12 @@ def was_interrupted(error: BaseException | None) -> bool:
     return False
 
 
+_echo = Echo()
+
+
 def _raise_interrupted(number: int, frame: FrameType | None) -> None:
     """Stop the run where it stands, or at the next node or sign of progress where that is swallowed."""
+    if _echo.repeats(number):
+        return
     note_request(signal.Signals(number).name)
     stop_if_requested()

@@ -6,34 +6,38 @@ import atexit
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 
-from lm_tuning.datasets.metric_stream import MetricStream
 from lm_tuning.errors import Interrupted, UserError
-from lm_tuning.hooks.mlflow_run import MlflowRun
+from lm_tuning.hooks.mlflow_config import set_up_mlflow
+from lm_tuning.hooks.mlflow_run import MlflowRun, RunPlan
 from lm_tuning.hooks.run_description import data_digests, name_pipelines, numbers_of, rerun_command
 from lm_tuning.hooks.stopping import StopSignals, was_interrupted
 from lm_tuning.models.tuned import read_tuning
 from lm_tuning.parameters.loading import load_parameters
 from lm_tuning.runtime.facts import environment_facts, run_facts
-from lm_tuning.runtime.stopping import stop_if_requested
-from lm_tuning.storage.locks import one_at_a_time
+from lm_tuning.runtime.stopping import last_words, stop_if_requested
 from lm_tuning.training.checkpoints import find_latest
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
     from kedro.io import CatalogProtocol
     from kedro.pipeline import Pipeline
+    from kedro_mlflow.config.kedro_mlflow_config import KedroMlflowConfig
     from kedro_mlflow.framework.hooks import MlflowHook
-    from mlflow.entities import Run
 
     from lm_tuning.parameters import Parameters
 
 logger = logging.getLogger(__name__)
+
+#: Methods whose tuned model is an adapter, which is small enough to keep with every run.
+ADAPTER_METHODS = {"lora", "qlora"}
 
 
 class TrackingHook:
@@ -41,50 +45,41 @@ class TrackingHook:
 
     It logs each setting of a typed group, where the plugin logs the group as one text; goes on with the run of a
     resumed training; and closes a run as FAILED or KILLED, where the plugin leaves an interrupted one finished or
-    running. Once the run is open, trouble with the tracking store is a warning: it never costs a result.
+    running. Nothing here waits long for the tracking store: what is logged goes to a journal on disk, and a thread
+    sends it. Trouble with the store is a warning: it never costs a result.
     """
 
     def __init__(self) -> None:
         """Begin without a run; MLflow is imported with the first session."""
         self._plugin: MlflowHook | None = None
+        self._config: KedroMlflowConfig | None = None
         self._parameters: Parameters | None = None
         self._root = Path()
         self._signals = StopSignals()
         self._catalog: CatalogProtocol | None = None
         self._run: MlflowRun | None = None
-        self._is_ours = True
-        self._streams: list[MetricStream] = []
+        self._exit = ExitStack()
         self._digests: dict[str, str] = {}
+        self._began = 0.0
+        self._logged: set[Path] = set()
         # A resume that is refused must leave the run that it would have continued as it was. So until the training
-        # has gone on, what would overwrite something is held back, with the run's earlier end at hand.
+        # has gone on, what would overwrite something is held back.
         self._held: list[tuple[str, Callable[[], None]]] | None = None
-        self._earlier_status = "FINISHED"
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
-        """Choose the tracking store and the experiment.
+        """Choose the tracking store and the experiment; the store is asked nothing yet.
 
         Raises:
-            UserError: if ``mlflow.yml`` has unknown keys or values of the wrong type.
+            UserError: if ``mlflow.yml`` has unknown keys or values of the wrong type, or the store's address is none.
         """
         from kedro_mlflow.framework.hooks import MlflowHook
-        from pydantic import ValidationError
 
-        logging.getLogger("kedro_mlflow").setLevel(logging.WARNING)  # the import above sets it to INFO
         self._finish("KILLED")  # a run that Ctrl-C in a notebook has left open: Kedro calls no hook then
         self._root = Path(context.project_path)
         self._parameters = load_parameters(context.config_loader, context.project_path)
-        context.config_loader["mlflow"] = complete_mlflow_config(
-            _read_mlflow_config(context), self._parameters.tracking.experiment, self._root
-        )
+        self._config = set_up_mlflow(context, self._parameters.tracking.experiment)
         self._plugin = MlflowHook()
-        # Two processes that make the tables of a new database at the same time break each other's.
-        with one_at_a_time(self._root / "data" / ".locks" / "mlflow.lock"):
-            try:
-                self._plugin.after_context_created(context)
-            except ValidationError as error:
-                wrong = [(".".join(map(str, item["loc"])), item["msg"]) for item in error.errors()]
-                raise UserError([f"mlflow.yml: {key}: {problem}." for key, problem in wrong]) from error
 
     @hook_impl
     def after_catalog_created(  # noqa: PLR0917 - as Kedro declares it
@@ -102,18 +97,23 @@ class TrackingHook:
 
     @hook_impl(trylast=True)
     def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        """Open the run and log what is known before the first node."""
-        self._catalog, self._streams, self._digests = catalog, [], {}
+        """Open the run and log what is known before the first node.
+
+        Raises:
+            UserError: the tracking store is away and ``tracking.on_unreachable`` is ``stop``.
+        """
+        self._catalog, self._digests, self._logged, self._began = catalog, {}, set(), time.time()
         if not self._is_enabled(run_params):
             return
         self._signals.install()
-        atexit.register(self._finish, "KILLED")  # Kedro calls no hook for what is not an Exception
+        atexit.register(self._finish, "KILLED", is_hurried=True)  # Kedro calls no hook for what is not an Exception
         try:
-            self._run = self._open_run(run_params, pipeline, catalog)
+            self._open_run(run_params, pipeline, catalog)
             self._try("settings", self._log_settings)
             self._try("facts", lambda: self._log_start(run_params))
         except BaseException as error:
-            self._finish("KILLED" if was_interrupted(error) else "FAILED")
+            is_hurried = was_interrupted(error)
+            self._finish("KILLED" if is_hurried else "FAILED", is_hurried=is_hurried)
             raise
 
     @hook_impl
@@ -128,16 +128,12 @@ class TrackingHook:
     @hook_impl
     def before_dataset_loaded(self, dataset_name: str) -> None:
         """Make the run the active one in other threads of Kedro's runner as well."""
-        import mlflow
-
-        if self._run is not None and mlflow.active_run() is None:
-            mlflow.start_run(run_id=self._run.run_id)
+        if self._run is not None:
+            self._run.enter()
 
     @hook_impl
     def after_dataset_loaded(self, dataset_name: str, data: Any) -> None:
-        """Remember streams, to close them with the run, and which data the run started from."""
-        if isinstance(data, MetricStream):
-            self._streams.append(data)
+        """Log which data the run started from."""
         self._log_digests(dataset_name, data)
 
     @hook_impl
@@ -146,71 +142,82 @@ class TrackingHook:
         if self._run is None or self._catalog is None:
             return
         run, dataset = self._run, self._catalog.get(dataset_name)
-        marks = (getattr(dataset, "metadata", None) or {}).get("lm_tuning", {})
+        marks = _marks_of(dataset)
         if metrics := marks.get("mlflow_metrics"):
             figures = data if metrics is True else data[metrics]
-            self._soon(f"the figures of '{dataset_name}'", lambda: run.log_figures(numbers_of(figures)))
+            split = data.get("split") if isinstance(data, Mapping) else None
+            self._soon(
+                f"the figures of '{dataset_name}'",
+                lambda: run.log_figures(dataset_name, numbers_of(figures), split=split),
+            )
         if folder := marks.get("mlflow_artifact"):
             paths = getattr(dataset, "artifact_paths", None) or [Path(getattr(dataset, "_filepath", dataset_name))]
             for path in paths:
                 what = f"a copy of '{dataset_name}'" + (f" ({path.name})" if len(paths) > 1 else "")
-                self._soon(what, lambda path=path: self._log_artifact(run, path, folder))  # type: ignore[misc]
+                self._logged.add(path)
+                self._soon(what, lambda path=path, what=what: self._log_artifact(run, path, folder, what))  # type: ignore[misc]
         self._log_digests(dataset_name, data)
         if dataset_name == "tuned_model":
             self._release()
 
     @hook_impl(tryfirst=True)
     def after_pipeline_run(self) -> None:
-        """Close the run as finished, once every metric is written."""
-        self._close_streams()
+        """Close the run as finished, once everything is sent."""
         self._finish("FINISHED")
 
     @hook_impl(tryfirst=True)
     def on_pipeline_error(self, error: Exception) -> None:
         """Close the run as failed or killed, and leave the error to Kedro."""
-        status = "KILLED" if was_interrupted(error) else "FAILED"
         is_refusal = self._held is not None and _is_refusal(error)
         if self._run is not None:
             run, text = self._run, f"{type(error).__name__}: {error}"
             if is_refusal:
-                self._held, status = None, self._earlier_status
+                self._held = None
                 self._try("the refusal", lambda: run.take_resume_back(text))
             else:
+                self._try("the reports of a failed run", self._log_what_is_kept_on_failure)
                 self._try("the error", lambda: run.log_tags({"error": text}))
-        self._finish(status, with_facts=not is_refusal)
+        status = "KILLED" if was_interrupted(error) else "FAILED"
+        self._finish(None if is_refusal else status, is_hurried=status == "KILLED")
 
     def _is_enabled(self, run_params: Mapping[str, Any]) -> bool:
         """Respect ``tracking.disable_tracking.pipelines`` of ``mlflow.yml``."""
-        assert self._plugin is not None, "the context comes before the pipeline"
-        disabled = self._plugin.mlflow_config.tracking.disable_tracking.pipelines
+        assert self._config is not None, "the context comes before the pipeline"
+        disabled = self._config.tracking.disable_tracking.pipelines
         return not all(name in disabled for name in run_params.get("pipeline_names") or ["__default__"])
 
-    def _open_run(self, run_params: Mapping[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> MlflowRun:
+    def _open_run(self, run_params: Mapping[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Start a run, or go on with that of the checkpoint to resume, or log into one that the user has opened."""
         import mlflow
 
-        assert self._plugin is not None and self._parameters is not None, "the context comes before the pipeline"
-        active = mlflow.active_run()
-        self._is_ours = active is None
-        if active is not None:
-            return MlflowRun(active.info.run_id)
-        resumed = None
-        if self._parameters.train.resume and "checkpoints" in pipeline.inputs():
-            resumed = _find_resumable_run(catalog.load("checkpoints"))
-        if resumed is not None:
-            mlflow.set_experiment(experiment_id=resumed.info.experiment_id)
-            active = mlflow.start_run(run_id=resumed.info.run_id)
-            self._held = []
-            # A process that was killed outright has left its run as running.
-            ended = resumed.info.status in {"FINISHED", "FAILED", "KILLED"}
-            self._earlier_status = resumed.info.status if ended else "KILLED"
-        else:
-            name = self._parameters.tracking.run_name or f"{name_pipelines(run_params)} {self._parameters.output}"
-            active = mlflow.start_run(run_name=name)
-        run = MlflowRun(active.info.run_id)
-        verb = "Going on with" if run.num_resumes else "Started"
-        logger.info("%s MLflow run '%s' (%s).", verb, active.info.run_name, run.run_id)
-        return run
+        assert self._config is not None and self._parameters is not None, "the context comes before the pipeline"
+        active, tracking = mlflow.active_run(), self._parameters.tracking
+        # The variable names a run to go on with, once, as for mlflow.start_run.
+        run_id = os.environ.pop("MLFLOW_RUN_ID", None) if active is None else str(active.info.run_id)
+        if active is None and self._parameters.train.resume and "checkpoints" in pipeline.inputs():
+            checkpoint = find_latest(catalog.load("checkpoints"))
+            if checkpoint is not None and checkpoint.facts.get("mlflow_run_id"):
+                run_id, self._held = checkpoint.facts["mlflow_run_id"], []
+        creation = self._config.tracking.experiment.create_experiment_kwargs
+        plan = RunPlan(
+            uri=str(self._config.server.mlflow_tracking_uri),
+            experiment={
+                "name": tracking.experiment,
+                "artifact_location": creation.artifact_location,
+                "tags": creation.tags,
+            },
+            name=tracking.run_name or f"{name_pipelines(run_params)} {self._parameters.output}",
+            run_id=run_id,
+            is_ours=active is None,
+        )
+        self._run = run = MlflowRun(self._root, plan)
+        self._exit.enter_context(last_words(self._say_last_words))
+        try:
+            run.open(must_answer=tracking.on_unreachable == "stop")
+        except UserError as error:
+            self._run = None
+            run.discard(str(error))
+            raise
 
     def _log_settings(self) -> None:
         """Log every parameter with its value of now, also those that no file names."""
@@ -238,37 +245,55 @@ class TrackingHook:
             self._digests |= new
             self._soon("data digests", lambda: run.log_tags(new))
 
-    def _log_artifact(self, run: MlflowRun, path: Path, folder: str) -> None:
+    def _log_artifact(self, run: MlflowRun, path: Path, folder: str, what: str) -> None:
         """Copy a file, or a model's folder if ``tracking.log_model`` finds its weights worth the space."""
         assert self._parameters is not None, "the context comes before the pipeline"
         choice = self._parameters.tracking.log_model
-        if path.is_file() or choice == "always" or (choice == "adapter" and read_tuning(path)["method"] == "lora"):
-            run.log_artifact(path, folder)
+        is_wanted = path.is_file() or choice == "always"
+        if is_wanted or (choice == "adapter" and read_tuning(path)["method"] in ADAPTER_METHODS):
+            run.log_artifact(path, folder, what)
 
-    def _finish(self, status: str, *, with_facts: bool = True) -> None:
-        """Close the run with this status, hand the signals back, and write the rest of the metrics.
+    def _log_what_is_kept_on_failure(self) -> None:
+        """Copy the files that tell why a run failed, if this run has written them past the catalog."""
+        assert self._catalog is not None, "the run is open"
+        for name, dataset in self._catalog.items():
+            marks, path = _marks_of(dataset), Path(getattr(dataset, "_filepath", ""))
+            if not marks.get("also_on_failure") or path in self._logged or not path.is_file():
+                continue
+            if path.stat().st_mtime >= self._began and self._run is not None:
+                run, what = self._run, f"a copy of '{name}'"
+                self._try(what, lambda path=path, what=what: run.log_artifact(path, marks["mlflow_artifact"], what))  # type: ignore[misc]  # noqa: B023
 
-        The status comes first: should a second Ctrl-C cut the rest short, the run is closed already.
+    def _finish(self, status: str | None, *, is_hurried: bool = False) -> None:
+        """Close the run with this status, hand the signals back, and wait a little until everything is sent.
+
+        The status is noted first: should a second Ctrl-C cut the rest short, it is in the journal already.
 
         Args:
-            status: ``FINISHED``, ``FAILED`` or ``KILLED``.
-            with_facts: note what is known of device and torch by now.
+            status: ``FINISHED``, ``FAILED`` or ``KILLED``; None for a resume that was refused.
+            is_hurried: a signal has asked to stop, so nothing is waited for that takes long.
         """
         self._release()
-        if self._run is not None and self._is_ours:
-            run = self._run
-            self._try("its end", lambda: run.close(status))
-            if with_facts:  # torch's switches are known only now, since torch is loaded late
-                self._try("facts", lambda: run.log_tags({**environment_facts(), **_describe_device(self._root)}))
-        self._run = None
         atexit.unregister(self._finish)
-        self._signals.restore()
-        self._close_streams()
+        try:
+            if self._run is not None:
+                run = self._run
+                run.leave(status)
+                self._run = None
+                if status is not None:  # torch's switches are known only now, since torch is loaded late
+                    facts = {**environment_facts(), **_describe_device(self._root)}
+                    self._try("facts", lambda: run.log_tags(facts))
+                run.send_rest(is_hurried=is_hurried)
+        finally:
+            self._exit.close()
+            self._signals.restore()
 
-    def _close_streams(self) -> None:
-        """Write what training has logged."""
-        while self._streams:
-            self._streams.pop().close()
+    def _say_last_words(self) -> None:
+        """Keep what was logged, and that the run was killed: the process is about to be ended from another thread."""
+        run = self._run
+        if run is not None:
+            self._release()
+            run.leave("KILLED", timeout_seconds=0.3)
 
     def _soon(self, what: str, action: Callable[[], None]) -> None:
         """Log now, or once a resume has been accepted."""
@@ -298,62 +323,10 @@ def _is_refusal(error: BaseException | None) -> bool:
     return error is not None and (isinstance(error, UserError) or _is_refusal(error.__cause__))
 
 
-def _find_resumable_run(checkpoints: Path) -> Run | None:
-    """Return the run that wrote the checkpoint to resume, if the tracking store still has it."""
-    from mlflow import MlflowClient
-    from mlflow.exceptions import MlflowException
-
-    checkpoint = find_latest(checkpoints)
-    if checkpoint is None or not checkpoint.facts.get("mlflow_run_id"):
-        return None
-    run_id = checkpoint.facts["mlflow_run_id"]
-    try:
-        run = MlflowClient().get_run(run_id)
-    except MlflowException:
-        run = None
-    if run is None or run.info.lifecycle_stage != "active":
-        logger.warning("The MLflow run %s of %s is gone, so a new one is started.", run_id, checkpoint.path)
-        return None
-    return run
-
-
-def _read_mlflow_config(context: KedroContext) -> dict[str, Any]:
-    """Return ``mlflow.yml`` of the environment, or nothing where there is none."""
-    from kedro.config import MissingConfigException
-
-    try:
-        return dict(context.config_loader["mlflow"])
-    except MissingConfigException:
-        return {}
-
-
-def complete_mlflow_config(config: Mapping[str, Any], experiment: str, root: Path) -> dict[str, Any]:
-    """Add what ``mlflow.yml`` leaves open.
-
-    Args:
-        config: content of ``mlflow.yml``.
-        experiment: name of the experiment, which is a parameter.
-        root: project folder; without any tracking URI runs go to a database there.
-
-    Returns:
-        A configuration for kedro-mlflow. A folder for artifacts within the project is left out when a server keeps the
-        runs, since it would mean a folder on the server.
-    """
-    server = dict(config.get("server") or {})
-    uri = (
-        server.get("mlflow_tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
-    )
-    tracking = dict(config.get("tracking") or {})
-    creation = dict((tracking.get("experiment") or {}).get("create_experiment_kwargs") or {})
-    is_local = uri.split(":")[0] in {"sqlite", "postgresql", "mysql", "mssql"}
-    if not is_local and "://" not in str(creation.get("artifact_location") or "://"):
-        del creation["artifact_location"]
-    tracking["experiment"] = {
-        **(tracking.get("experiment") or {}),
-        "name": experiment,
-        "create_experiment_kwargs": creation,
-    }
-    return {**config, "server": {**server, "mlflow_tracking_uri": uri}, "tracking": tracking}
+def _marks_of(dataset: Any) -> dict[str, Any]:
+    """Return what the catalog says about an entry to this hook."""
+    marks: dict[str, Any] = (getattr(dataset, "metadata", None) or {}).get("lm_tuning", {})
+    return marks
 
 
 def _describe_device(root: Path) -> dict[str, str]:

@@ -18,9 +18,10 @@ from typing import Any
 from lm_tuning.errors import UserError
 from lm_tuning.models.hub import transformers_bars_off
 from lm_tuning.progress import OnProgress, ignore_progress
-from lm_tuning.storage.atomic import explain_full_disk, replace_folder, sync_folder, write_json_atomic
+from lm_tuning.storage.atomic import replace_folder, sync_folder, write_json_atomic
 from lm_tuning.storage.digests import digest_file
 from lm_tuning.storage.locks import is_alive
+from lm_tuning.storage.write_failures import explain_full_disk
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from lm_tuning.models.heads import HEAD, check_head, settle_head, stored_labels,
 from lm_tuning.models.hub import check_hub_weights, hub_options, transformers_bars_off, user_errors
 from lm_tuning.models.quantization import Quantization, check_quantization, prepare_quantized
 from lm_tuning.text.padding import choose_pad_token
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -303,8 +304,8 @@ def _check_complete(name_or_path: str, info: dict[str, Any], *, may_lack_head: b
     if missing or mismatched:
         names = ", ".join([*missing, *mismatched][:NUM_SHOWN])
         raise UserError(
-            f"The weights of {name_or_path} do not fit its config: {len(missing)} tensors missing, {len(mismatched)} "
-            f"of another shape (first: {names}). They would be random, so the model is not used."
+            f"The weights of {name_or_path} do not fit its config: {count_of(len(missing), 'tensor')} missing, "
+            f"{len(mismatched)} of another shape (first: {names}). They would be random, so the model is not used."
         )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_tuning.models.folders import is_local
+from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +133,7 @@ def write_card(folder: Path, facts: dict[str, Any], *, label_map: dict[str, int]
         f"# {what} of {base['name_or_path']}",
         "",
         f"{what} for `{facts['task']}`, trained by LM Tuning with the method `{facts['method']}` "
-        f"({facts['finished_step']} steps). `tuning.json` has the details.",
+        f"({count_of(facts['finished_step'], 'step')}). `tuning.json` has the details.",
         "",
         "## Use it with transformers",
         "",

@@ -35,8 +35,9 @@ def read_tuning(folder: Path) -> dict[str, Any]:
 
     Returns:
         ``method`` (``lora``, ``qlora`` or ``full``), ``task``, ``quantization`` (``bits`` and the like, see
-        ``Quantization``; ``None`` without), ``base`` (see ``describe_base_model``), ``tokens_key``, ``finished_step``
-        and what else was noted.
+        ``Quantization``; ``None`` without), ``base`` (see ``describe_base_model``), ``tokens_key``, ``rendering`` (how
+        the chat template was called: ``template_arguments``, ``system_turn``), ``finished_step`` and what else was
+        noted.
 
     Raises:
         UserError: the folder is not a tuned model.
@@ -49,7 +50,7 @@ def read_tuning(folder: Path) -> dict[str, Any]:
     if method not in METHODS:
         raise UserError(f"{folder} was tuned by the method {method!r}; this version knows {', '.join(METHODS)}.")
     # Those that a model tuned by an earlier version lacks.
-    return {"task": "causal_lm", "quantization": None, **facts}
+    return {"task": "causal_lm", "quantization": None, "rendering": {}, **facts}
 
 
 def read_label_map(folder: Path) -> dict[str, int] | None:

@@ -37,6 +37,7 @@ def _use_slashes(path: str) -> str:
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False), BeforeValidator(_read_scientific)]
 NonNegativeNumber = Annotated[float, Field(ge=0, allow_inf_nan=False), BeforeValidator(_read_scientific)]
 Fraction = Annotated[float, Field(ge=0, lt=1), BeforeValidator(_read_scientific)]
+FractionOrAll = Annotated[float, Field(ge=0, le=1), BeforeValidator(_read_scientific)]
 ScheduleValue = Annotated[Any, BeforeValidator(_read_scientific)]
 Count = Annotated[int, Field(ge=1)]
 CountOrZero = Annotated[int, Field(ge=0)]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from lm_tuning.parameters.data import SourceParameters
 from lm_tuning.parameters.trainer import BITSANDBYTES_OPTIMIZERS
 from lm_tuning.parameters.trainer_arguments import DEFAULT_SCHEDULE, find_optimizer_problems, find_schedule_problems
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from lm_tuning.parameters.root import Parameters
@@ -109,6 +110,18 @@ def _check_task(parameters: Parameters) -> Iterator[Conflict]:
             f"data.format = {parameters.data.format} has nothing for task = {task}, which learns from rows of "
             f"{wanted}: set data.format = auto or {wanted}, or another task.",
         )
+    if task != "causal_lm":
+        tokenize = parameters.tokenize
+        for key, given, way in (
+            ("tokenize.template_arguments", tokenize.template_arguments, "{}"),
+            ("tokenize.system_turn", "" if tokenize.system_turn == "keep" else tokenize.system_turn, "keep"),
+        ):
+            if given:
+                yield Conflict(
+                    (key, "task"),
+                    f"{key} = {given} is for chat templates, but task = {task} tokenizes texts without one: set "
+                    f"{key} = {way}, or task = causal_lm.",
+                )
     if task == "seq2seq_lm" and train.neftune_noise_alpha is not None:
         yield Conflict(
             ("train.neftune_noise_alpha", "task"),
@@ -227,7 +240,8 @@ def _check_warmup(parameters: Parameters) -> Iterator[Conflict]:
     if num_steps >= train.max_steps:
         yield Conflict(
             ("train.trainer.warmup_steps", "train.max_steps"),
-            f"train.trainer.warmup_steps = {warmup} is a warm-up of {num_steps} steps, and train.max_steps = "
+            f"train.trainer.warmup_steps = {warmup} is a warm-up of {count_of(num_steps, 'step')}, and "
+            "train.max_steps = "
             f"{train.max_steps}: the learning rate would never reach its peak. Shorten the warm-up or train longer.",
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag
 
 from lm_tuning.parameters.base import (
     Count,
@@ -60,6 +60,9 @@ class SourceParameters(ParameterGroup):
     revision: Text | None = None
     """Commit, tag or branch of a hub data set; null takes the newest."""
 
+    field: Text | None = None
+    """Path of the list of rows in a .json file that holds an object, such as train; null goes by data.field."""
+
 
 def _kind_of_rows(value: object) -> str:
     """Tell pydantic which alternative a value means, so that messages speak of that one alone."""
@@ -79,6 +82,18 @@ Rows = Annotated[
 ]
 
 
+def _check_delimiter(value: str) -> str:
+    is_mark = len(value) == 1 and not value.isalnum() and not value.isspace() and value not in "\"'\\"
+    if value in ("auto", "tab", "\t") or is_mark:
+        return value
+    raise ValueError(
+        'it takes auto, tab, or one character such as ";" or "|", which is no letter, digit, space or quote'
+    )
+
+
+Delimiter = Annotated[str, AfterValidator(_check_delimiter)]
+
+
 class DataParameters(ParameterGroup):
     """Which rows are read, and what becomes of rows that do not fit."""
 
@@ -94,6 +109,21 @@ class DataParameters(ParameterGroup):
 
     max_rows: Count | None = None
     """Rows read of each file, from its beginning, for a quick look; null reads all."""
+
+    max_row_bytes: Count = 64 * 1024 * 1024
+    """Largest size of a row in bytes, unpacked; a longer one is a bad row and is never held in memory."""
+
+    field: Text | None = None
+    """Path of the list of rows in .json files that hold an object, such as train or data.train; null for files that
+    are a list, or have an object a line."""
+
+    explode: Text | list[Text] | None = None
+    """Path of a list of which every element makes a row of its own, the rest of the row repeated; several paths for
+    lists in lists, the outermost first; null makes none."""
+
+    delimiter: Delimiter = "auto"
+    """Character that separates the fields of .csv and .tsv files, or tab; auto finds it out where the header leaves no
+    doubt."""
 
     format: Literal["auto", "text", "prompt_response", "messages", "text_label"] = "auto"
     """What one row is; auto reads it off the columns."""
@@ -140,6 +170,10 @@ class SplitParameters(ParameterGroup):
 
     duplicates: Literal["keep_together", "drop", "ignore"] = "keep_together"
     """Rows with the same text: keep_together puts all copies in one split, drop keeps the first, ignore looks away."""
+
+    duplicates_by: Literal["row", "text"] = "row"
+    """What makes a row a copy that drop leaves out, where rows have a label: row wants text and label to be the same,
+    text the text alone, so that no text stays under two labels."""
 
     near_duplicates: Literal["keep_together", "drop", "report", "ignore"] = "ignore"
     """Rows that are almost the same: as for duplicates; report counts those that two splits share and moves none."""

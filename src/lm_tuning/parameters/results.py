@@ -50,3 +50,6 @@ class TrackingParameters(ParameterGroup):
 
     log_model: Literal["adapter", "always", "never"] = "adapter"
     """Whether the tuned weights are copied into MLflow: an adapter only, full weights too, or neither."""
+
+    on_unreachable: Literal["continue", "stop"] = "continue"
+    """When the tracking store does not answer at the start: go on and send later, or refuse to start."""

@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from lm_tuning.parameters.base import Count, ParameterGroup
+from pydantic import AfterValidator, Field
+
+from lm_tuning.parameters.base import Count, FractionOrAll, ParameterGroup
+
+GIVEN_TO_TEMPLATES = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+"""What every chat template is given for each row, so that no argument may bear these names."""
+
+
+def _refuse_taken_names(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Refuse arguments that would take the place of what a row is rendered from."""
+    taken = [name for name in arguments if name in GIVEN_TO_TEMPLATES]
+    if taken:
+        raise ValueError(
+            f"{' and '.join(taken)} {'is' if len(taken) == 1 else 'are'} given to the template for each row, so no "
+            "argument can have that name"
+        )
+    return arguments
+
+
+TemplateArguments = Annotated[dict[str, Any], AfterValidator(_refuse_taken_names)]
 
 
 class TokenizeParameters(ParameterGroup):
@@ -18,15 +37,31 @@ class TokenizeParameters(ParameterGroup):
     """Longest target, in tokens, for seq2seq_lm; without effect for other tasks."""
 
     truncation: Literal["truncate_prompt", "truncate_end", "drop", "error"] = "truncate_prompt"
-    """What a longer row does: lose the start of its prompt, lose its end, be dropped, or stop the run. Texts with a
-    class, sources and targets have no prompt to give way, so both ways to truncate cut their end."""
+    """What a longer row does: lose a part of its prompt, lose its end, be dropped, or stop the run. The text of a class
+    and the source of seq2seq_lm give way as a prompt does; running text and targets always lose their end."""
+
+    cut_prompt_at: Literal["middle", "end", "start"] = "middle"
+    """Where truncate_prompt takes tokens out of a prompt. The fixed text of data.template and of the chat template
+    stays, and the longest column or turn gives way first."""
+
+    max_lost_fraction: FractionOrAll = 0.5
+    """Largest share of the training rows' tokens, from 0 to 1, that the limits may cut or drop; more stops the run. 1
+    lets everything pass."""
 
     loss_on: Literal["assistant", "completion", "all"] = "assistant"
     """Tokens that are learned by causal_lm: every assistant turn, only the last one, or everything."""
 
     on_altered_content: Literal["warn", "error"] = "warn"
-    """What happens when the chat template changes what a row says, such as trimming it: warn counts the rows, error
-    stops the run and names the first."""
+    """What happens when the chat template changes or leaves out what a row says, such as its reasoning: warn counts the
+    rows, error stops the run and names the first."""
+
+    system_turn: Literal["keep", "merge_into_user"] = "keep"
+    """What the chat template gets of a system turn: the turn itself, or its text before that of the next user turn, for
+    templates that refuse or leave out system turns."""
+
+    template_arguments: TemplateArguments = Field(default={})
+    """Further arguments of the chat template, name to value, such as enable_thinking: false. A tuned model is evaluated
+    with the same."""
 
     control_tokens: Literal["auto", "as_text", "keep", "drop", "error"] = "auto"
     """What happens to a control token, such as <|im_end|>, that is typed inside a row: as_text learns its letters, keep

@@ -124,7 +124,7 @@ class HealthParameters(ParameterGroup):
     """The check of the first loss against what it should be, and what findings of all checks do."""
 
     probe: bool = True
-    """Measure the first step's rows by a plain forward pass before training; it costs about a third of a step."""
+    """Measure loss and gradient of the first step's rows by a plain pass before training: about half a step, once."""
 
     tolerance_fraction: PositiveNumber = 0.05
     """Difference between logged and measured first loss that still counts as equal, as a fraction of the latter."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -113,15 +114,16 @@ def _guess(value: bool | int | float) -> str:
 
 
 def _unquoted(value: str) -> object:
-    """Read text as YAML would have read it without quotes."""
+    """Read text as YAML would have read it without quotes; what YAML takes for text, such as nan, comes back."""
     words: dict[str, object] = {"true": True, "false": False, "null": None}
     if value.lower() in words:
         return words[value.lower()]
     for kind in (int, float):
         try:
-            return kind(value)
+            number = kind(value)
         except ValueError:
             continue
+        return number if value.isascii() and math.isfinite(number) else value
     return value
 
 

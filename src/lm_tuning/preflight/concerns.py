@@ -6,16 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lm_tuning.data.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
-from lm_tuning.text.counts import CHANGED, DROPPED
+from lm_tuning.preflight.row_concerns import LIMITS, about_labels, about_rows, about_splits, advise_limit, concern
+from lm_tuning.wording import count_of
 
 LEVELS = ("stop", "warning", "note")
 """``stop``: training refuses, or is in vain. ``warning``: results will be worse than they need be, or look better than
 they are. ``note``: nothing wrong, but good to know."""
 
-# Where the lengths' figures say what other limits would cut.
-_LIMITS = {"max_length_tokens": "limits", "max_target_tokens": "target_limits"}
 _FEW_STEPS = 20
-_FEW_ROWS_CUT = 0.01
 
 
 def find_concerns(figures: Mapping[str, Any]) -> list[dict[str, str]]:
@@ -29,23 +27,21 @@ def find_concerns(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     """
     found = [
         *_about_schedule(figures["schedule"], figures["num_rows"], figures["lengths"]["quantiles"]["row"]["max"]),
+        *_about_vocabulary(figures.get("vocabulary")),
         *_about_tokens(figures),
-        *_about_lengths(figures["lengths"], figures["task"]),
+        *_about_lengths(figures["lengths"], figures["task"], context_tokens=figures["context_tokens"]),
         *_about_context(figures["lengths"], figures["context_tokens"]),
-        *_about_rows(figures),
-        *_about_splits(figures["splits"], figures["num_rows"]),
-        *_about_labels(figures["labels"], figures["task"], untrained=figures["splits"]["untrained_classes"]),
+        *about_rows(figures),
+        *about_splits(figures["splits"], figures["num_rows"]),
+        *about_labels(
+            figures["labels"],
+            figures["task"],
+            untrained=figures["splits"]["untrained_classes"],
+            shares=figures["splits"]["class_shares"],
+        ),
         *_about_padding(figures["padding"]),
     ]
     return sorted(found, key=lambda concern: LEVELS.index(concern["level"]))
-
-
-def _concern(level: str, section: str, text: str, advice: str) -> dict[str, str]:
-    return {"level": level, "section": section, "text": text, "advice": advice}
-
-
-def _rows(number: int, noun: str = "row") -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longest: int) -> Iterator[dict[str, str]]:
@@ -53,76 +49,108 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
     rows, tokens = facts["effective_batch_rows"], facts["effective_batch_tokens"]
     rows_per_step = facts["rows_per_epoch"] / per_epoch
     if warmup and warmup >= steps:
-        yield _concern(
+        yield concern(
             "stop",
             "schedule",
-            f"The warm-up takes {warmup:,} steps, but the run has {steps:,}: training refuses to start.",
+            f"The warm-up takes {count_of(warmup, 'step')}, but the run has {steps:,}: training refuses to start.",
             "Lower train.trainer.warmup_steps (below 1 it is a fraction of all steps), or train for longer.",
         )
     elif warmup > steps // 2:
-        yield _concern(
+        yield concern(
             "warning",
             "schedule",
-            f"The warm-up takes {warmup:,} of {steps:,} steps.",
+            f"The warm-up takes {warmup:,} of {count_of(steps, 'step')}.",
             "Lower train.trainer.warmup_steps; 0.03 to 0.1 of the steps is usual.",
         )
     if facts["load_best"] and not num_rows["validation"]:
-        yield _concern(
+        yield concern(
             "stop",
             "schedule",
             "train.load_best compares validation losses, and there are no validation rows: training refuses to start.",
             "Set split.validation or data.validation_path, or train.load_best to false.",
         )
     if facts["epochs"] < 1:
-        yield _concern(
+        yield concern(
             "warning",
             "schedule",
             f"The run ends after {facts['epochs']:.2f} epochs: {1 - facts['epochs']:.0%} of the rows are never seen.",
             "Raise train.max_steps, or take it as meant for a trial.",
         )
     if rows is not None and rows > facts["rows_per_epoch"]:
-        yield _concern(
+        yield concern(
             "warning",
             "schedule",
-            f"A step takes {rows:,} rows, but an epoch has {facts['rows_per_epoch']:,}: each epoch is a single step.",
+            f"A step takes {count_of(rows, 'row')}, but an epoch has {facts['rows_per_epoch']:,}: each epoch is a "
+            "single step.",
             "Lower train.effective_batch_rows to at most a tenth of the rows.",
         )
     elif per_epoch > 1 and steps >= per_epoch and facts["last_step_rows"] * 2 < rows_per_step:
-        yield _concern(
+        yield concern(
             "note",
             "schedule",
-            f"The last step of every epoch has {_rows(facts['last_step_rows'])}, where the others have about "
+            f"The last step of every epoch has {count_of(facts['last_step_rows'], 'row')}, where the others have about "
             f"{rows_per_step:,.0f}: its gradient is noisier.",
             "It weighs as much as any other step; a batch size that divides the rows evenly avoids it.",
         )
     if tokens is not None and tokens < longest:
-        yield _concern(
+        yield concern(
             "warning",
             "schedule",
-            f"A step takes at most {tokens:,} tokens, but rows have up to {longest:,}: such a row is a step by itself.",
+            f"A step takes at most {count_of(tokens, 'token')}, but rows have up to {longest:,}: such a row is a "
+            "step by itself.",
             "Raise train.effective_batch_tokens to several times the longest row.",
         )
     if steps < _FEW_STEPS:
-        yield _concern(
+        yield concern(
             "note",
             "schedule",
-            f"The whole run has {steps:,} step{'s' * (steps != 1)}, which is few for a schedule to mean anything.",
+            f"The whole run has {count_of(steps, 'step')}, which is few for a schedule to mean anything.",
             "Lower the effective batch, or train for more epochs.",
         )
     for name, what in (("eval_every_steps", "validation loss is measured"), ("save_every_steps", "checkpoint is made")):
         if facts[name] and facts[name] > steps:
-            yield _concern(
+            yield concern(
                 "note",
                 "schedule",
-                f"train.{name} is {facts[name]:,}, but the run has {steps:,} steps: no {what} on the way.",
+                f"train.{name} is {facts[name]:,}, but the run has {count_of(steps, 'step')}: no {what} on the way.",
                 f"Lower train.{name}.",
             )
+
+
+def _about_vocabulary(facts: Mapping[str, Any] | None) -> Iterator[dict[str, str]]:
+    if facts is None or facts["num_embeddings"] is None:
+        return
+    num_tokens, num_embeddings = facts["num_tokens"], facts["num_embeddings"]
+    beyond = {split: number for split, number in facts["num_rows_beyond"].items() if number}
+    advice = (
+        "Take the tokenizer that belongs to the model, or enlarge the embedding once (resize_token_embeddings) and "
+        "save the model; then run the tokenize pipeline again."
+    )
+    if beyond:
+        rows = ", ".join(count_of(number, f"{split} row") for split, number in beyond.items())
+        ids = ", ".join(f"{token_id} ({token!r})" for token_id, token in facts["ids_beyond"].items())
+        first = next(str(facts["rows_beyond"][split][0]) for split in beyond)
+        yield concern(
+            "stop",
+            "special_tokens",
+            f"The model embeds {num_embeddings:,} token ids and the tokenizer has {num_tokens:,}: {rows} hold ids that "
+            f"the model does not know, such as {ids} in row {first}. Training refuses to start.",
+            advice,
+        )
+    elif num_tokens > num_embeddings:
+        yield concern(
+            "stop",
+            "special_tokens",
+            f"The tokenizer has {num_tokens:,} tokens and the model embeds {num_embeddings:,}. Training refuses to "
+            "start, although no row has such a token yet.",
+            advice,
+        )
 
 
 def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     advice = {
         "Does the model learn to stop?": "Use a chat template that ends each answer with the model's end token; where "
-        "ends were cut, raise tokenize.max_length_tokens.",
+        "ends were cut, raise tokenize.max_length_tokens as far as the model goes, or shorten the rows.",
         **{
             f"Does each {noun} begin once?": "Take the token out of the data or the chat template, so that one of them "
             "writes it."
@@ -133,18 +161,18 @@ def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     }
     for judgement in figures["special_tokens"]["judgements"]:
         if judgement["verdict"] == "bad":
-            yield _concern("warning", "special_tokens", judgement["answer"], advice[judgement["question"]])
+            yield concern("warning", "special_tokens", judgement["answer"], advice[judgement["question"]])
     empty = figures["lengths"]["num_rows_without_learned"]
     if empty:
-        yield _concern(
+        yield concern(
             "warning",
             "lengths",
-            f"No token is learned in {_rows(empty, 'training row')}.",
+            f"No token is learned in {count_of(empty, 'training row')}.",
             "Look at tokenize.loss_on.",
         )
     supervised_fraction = figures["lengths"]["supervised_fraction"]
     if figures["task"] == CAUSAL_LM and supervised_fraction < 0.02:
-        yield _concern(
+        yield concern(
             "note",
             "lengths",
             f"Only {supervised_fraction:.2%} of the tokens are learned: nearly all the time goes into reading prompts.",
@@ -152,21 +180,22 @@ def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
         )
 
 
-def _about_lengths(facts: Mapping[str, Any], task: str) -> Iterator[dict[str, str]]:
+def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int | None) -> Iterator[dict[str, str]]:
     cut, num_rows = facts["num_rows_cut"], facts["num_rows"]
-    limits = {name: f"tokenize.{name}={facts[name]}" for name in _LIMITS if name in facts}
+    limits = {name: f"tokenize.{name}={facts[name]}" for name in LIMITS if name in facts}
     by_length, by_target = limits["max_length_tokens"], limits.get("max_target_tokens", "")
-    advice = _advise_limit(facts)
+    advice = advise_limit(facts, context_tokens=context_tokens)
     if task == SEQUENCE_CLASSIFICATION:
-        yield from _about_cut("end of the text", cut["end_cut"], num_rows, f"{by_length}.", advice)
+        shortened = cut["end_cut"] + cut["text_shortened"]
+        yield from _about_cut("text", shortened, num_rows, f"{by_length}.", advice)
     elif task == SEQ2SEQ_LM:
-        yield from _about_cut("end of the source", cut["source_cut"], num_rows, f"{by_length}.", advice)
+        yield from _about_cut("source", cut["source_cut"], num_rows, f"{by_length}.", advice)
         yield from _about_cut(
             "end of the target",
             cut["target_cut"],
             num_rows,
             f"{by_target}: the model learns to stop in the middle.",
-            _advise_limit(facts, "max_target_tokens"),
+            advise_limit(facts, "max_target_tokens", context_tokens=context_tokens),
             tolerated=0.0,
         )
     else:
@@ -179,7 +208,16 @@ def _about_lengths(facts: Mapping[str, Any], task: str) -> Iterator[dict[str, st
             tolerated=0.0,
         )
         shortened = max(cut["prompt_shortened"], cut["old_turns_dropped"])
-        yield from _about_cut("start of the prompt", shortened, num_rows, f"{by_length}.", advice)
+        yield from _about_cut("prompt", shortened, num_rows, f"{by_length}.", advice)
+    emptied = cut["prompt_emptied"]
+    if emptied:
+        yield concern(
+            "warning",
+            "lengths",
+            f"Nothing is left of a prompt, or of one of its columns or turns, in {count_of(emptied, 'training row')} "
+            f"({emptied / num_rows:.2%}) by {by_length}.",
+            advice,
+        )
 
 
 def _about_cut(
@@ -187,10 +225,10 @@ def _about_cut(
 ) -> Iterator[dict[str, str]]:
     """Warn of rows that a limit cuts; a share of them that can be tolerated is worth a note."""
     if num_cut:
-        yield _concern(
+        yield concern(
             "warning" if num_cut > tolerated * num_rows else "note",
             "lengths",
-            f"The {what} is cut in {_rows(num_cut, 'training row')} ({num_cut / num_rows:.2%}) by {reason}",
+            f"The {what} is cut in {count_of(num_cut, 'training row')} ({num_cut / num_rows:.2%}) by {reason}",
             advice,
         )
 
@@ -204,118 +242,13 @@ def _about_context(facts: Mapping[str, Any], context_tokens: int | None) -> Iter
     for part, name in parts.items():
         longest = quantiles[part]["max"]
         if context_tokens is not None and longest > context_tokens:
-            yield _concern(
+            yield concern(
                 "warning",
                 "lengths",
-                f"{part.capitalize()}s have up to {longest:,} tokens, but the model is made for {context_tokens:,}.",
+                f"{part.capitalize()}s have up to {count_of(longest, 'token')}, but the model is made for "
+                f"{context_tokens:,}.",
                 f"Set tokenize.{name} to {context_tokens} at most.",
             )
-
-
-def _advise_limit(facts: Mapping[str, Any], name: str = "max_length_tokens") -> str:
-    """Name the lowest limit that cuts next to nothing."""
-    for choice in facts[_LIMITS[name]]:
-        if choice["limit"] > facts[name] and choice["rows_fraction"] <= _FEW_ROWS_CUT:
-            what = f"cut {_rows(choice['rows_over'])}" if choice["rows_over"] else "hold every row"
-            return f"tokenize.{name}={choice['limit']} would {what}, if model and memory allow."
-    return f"Raise tokenize.{name}."
-
-
-def _about_rows(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
-    num_read = figures["rows"]["num_rows_read"]
-    for kind, finding in figures["findings"].items():
-        is_lost = finding["fate"] == "skipped"
-        share = finding["num_rows"] / max(num_read, 1)
-        fate = "left out" if is_lost else "kept as they are"
-        yield _concern(
-            "warning" if is_lost and share > 0.01 else "note",
-            "rows",
-            f"{_rows(finding['num_rows'])} ({share:.2%}) {fate}: {finding['meaning']} ({kind}).",
-            "Their files, numbers and reasons are in the data report.",
-        )
-    for fate in figures["rows"]["fates"]:
-        if fate["stage"].startswith("dropped"):
-            share = fate["num_rows"] / max(num_read, 1)
-            reasons = {DROPPED["too_long"]: "max_length_tokens", DROPPED["target_too_long"]: "max_target_tokens"}
-            limit = reasons.get(fate["reason"])
-            advice = f"{_advise_limit(figures['lengths'], limit)} " if limit else ""
-            yield _concern(
-                "warning" if share > 0.01 else "note",
-                "rows",
-                f"{_rows(fate['num_rows'])} {fate['stage']}: {fate['reason']}.",
-                f"{advice}The data report names them.",
-            )
-    for reason, num_rows in figures["changed"].items():
-        if reason in {"content_not_verbatim", "not_round_trip", "control_token_kept", "answer_not_learned"}:
-            yield _concern(
-                "note",
-                "rows",
-                f"{_rows(num_rows, 'training row')}: {CHANGED[reason]}.",
-                "The data report names the first.",
-            )
-
-
-def _about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Iterator[dict[str, str]]:
-    for warning in splits["warnings"]:
-        yield _concern("warning", "splits", warning, "See the part on splits in the data report.")
-    held_out = num_rows["validation"] + num_rows["test"]
-    if not held_out:
-        yield _concern(
-            "warning",
-            "splits",
-            "No row is held out: nothing will show whether the model got better or only learned the rows by heart.",
-            "Set split.validation and split.test.",
-        )
-    elif held_out < 30:
-        yield _concern(
-            "note",
-            "splits",
-            f"Held out: only {_rows(held_out)}. What is measured on so few is mostly chance.",
-            "Raise split.validation and split.test.",
-        )
-    copies = splits["duplicates"]
-    total = sum(num_rows.values())
-    if copies["num_copies"] - copies["num_dropped"] > 0.1 * total:
-        yield _concern(
-            "note",
-            "splits",
-            f"Copies of other rows: {copies['num_copies']:,}, and none is left out.",
-            "split.duplicates=drop keeps one of each.",
-        )
-
-
-def _about_labels(
-    labels: Mapping[str, Any] | None, task: str, *, untrained: Mapping[str, Any] | None
-) -> Iterator[dict[str, str]]:
-    if labels is None:
-        return
-    # What the division did is among its own warnings; tokenizing may have dropped the rows of more classes.
-    known = untrained["num_rows_by_class"] if untrained and untrained["column"] == labels["column"] else ()
-    lost = [name for name in labels["not_in_train"] if name not in known]
-    if lost:
-        names = ", ".join(map(repr, lost[:5]))
-        yield _concern(
-            "warning",
-            "labels",
-            f"Classes without a training row ({len(lost):,}) cannot be learned: {names}.",
-            "Divide with split.stratify, or take those rows out.",
-        )
-    if labels["num_held_out_missing"]:
-        yield _concern(
-            "note",
-            "labels",
-            f"Without a held-out row, so never measured: {labels['num_held_out_missing']:,} of "
-            f"{labels['num_classes']:,} classes.",
-            "Divide with split.stratify, or hold out more rows.",
-        )
-    if labels["majority_fraction"] > 0.8 and labels["num_classes"] > 1:
-        yield _concern(
-            "warning",
-            "labels",
-            f"Always answering {labels['largest']!r} would be right for {labels['majority_fraction']:.1%} of the rows.",
-            "Compare results with this share, not with zero; measure each class by itself."
-            + (" train.class_weights=balanced weighs rare classes more." if task == SEQUENCE_CLASSIFICATION else ""),
-        )
 
 
 def _about_padding(padding: Mapping[str, Any]) -> Iterator[dict[str, str]]:
@@ -324,17 +257,17 @@ def _about_padding(padding: Mapping[str, Any]) -> Iterator[dict[str, str]]:
         advice = "A larger effective batch lets rows of like length come together."
         if any(choice["name"] == "packed" for choice in padding["choices"]):
             advice = f"train.batching=packed leaves none; {advice[0].lower()}{advice[1:]}"
-        yield _concern(
+        yield concern(
             "warning",
             "padding",
             f"{chosen['padding_fraction']:.0%} of all positions would be padding.",
             advice,
         )
     if padding["num_rows_over_budget"]:
-        yield _concern(
+        yield concern(
             "note",
             "padding",
             f"Longer than a micro-batch of {padding['micro_batch_tokens']:,} tokens: "
-            f"{_rows(padding['num_rows_over_budget'])}. Each passes alone, and memory is set by the longest.",
+            f"{count_of(padding['num_rows_over_budget'], 'row')}. Each passes alone, and memory is set by the longest.",
             "Raise train.micro_batch_tokens if memory allows, or lower tokenize.max_length_tokens.",
         )

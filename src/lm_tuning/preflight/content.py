@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lm_tuning.data.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
-from lm_tuning.preflight.document import Bars, Block, Concerns, Example, Histogram, Paragraph, Report, Section, Table
+from lm_tuning.preflight.document import Block, Concerns, Example, Histogram, Paragraph, Report, Section, Table
+from lm_tuning.preflight.labels import lay_out_labels
 from lm_tuning.preflight.wording import shorten_path, write_count, write_large, write_percent
+from lm_tuning.wording import count_of
 
-MAX_CLASSES = 30
 _MAX_FILES = 20
 
 _RENDERINGS = {"chat template": "written by the chat template", "plain text": "as plain text"}
@@ -62,7 +62,7 @@ def compose_report(figures: Mapping[str, Any]) -> Report:
     ]
     labels = figures["labels"]
     if labels:
-        sections.insert(4, Section("labels", "Classes", list(_labels(labels, are_learned=has_classes))))
+        sections.insert(4, Section("labels", "Classes", list(lay_out_labels(labels, are_learned=has_classes))))
     return Report(
         title="Preflight",
         subtitle=f"{figures['format']} rows, {_RENDERINGS[figures['rendering']]}, for {figures['model']}",
@@ -110,10 +110,10 @@ def _examples(figures: Mapping[str, Any]) -> Iterator[Block]:
 def _describe_size(example: Mapping[str, Any], task: str) -> str:
     num_tokens, num_learned = example["num_tokens"], example["num_supervised"]
     if task == SEQUENCE_CLASSIFICATION:
-        return f"{num_tokens:,} tokens, class {example['label']!r} (id {example['label_id']})"
+        return f"{count_of(num_tokens, 'token')}, class {example['label']!r} (id {example['label_id']})"
     if task == SEQ2SEQ_LM:
-        return f"{num_tokens - num_learned:,} tokens of source, {num_learned:,} of target"
-    return f"{num_tokens:,} tokens, {num_learned:,} learned"
+        return f"{count_of(num_tokens - num_learned, 'token')} of source, {num_learned:,} of target"
+    return f"{count_of(num_tokens, 'token')}, {num_learned:,} learned"
 
 
 def _rows(figures: Mapping[str, Any]) -> Iterator[Block]:
@@ -143,7 +143,7 @@ def _rows(figures: Mapping[str, Any]) -> Iterator[Block]:
         is_brief=False,
     )
     if len(files) > _MAX_FILES:
-        yield Paragraph(f"and {len(files) - _MAX_FILES:,} more files.")
+        yield Paragraph(f"and {count_of(len(files) - _MAX_FILES, 'more file')}.")
 
 
 def _splits(figures: Mapping[str, Any]) -> Iterator[Block]:
@@ -165,9 +165,13 @@ def _splits(figures: Mapping[str, Any]) -> Iterator[Block]:
     )
     copies, near, leakage = splits["duplicates"], splits["near_duplicates"], splits["leakage"]
     rows = [
-        ["rows that repeat another", write_count(copies["num_copies"]), f"split.duplicates: {copies['handling']}"],
-        ["the same text under another label", write_count(copies["num_label_conflicts"]), ""],
+        ["rows read that repeat another", write_count(copies["num_copies"]), f"split.duplicates: {copies['handling']}"],
+        ["left out for it", write_count(copies["num_dropped"]), ""],
     ]
+    conflicts = copies["conflicts"]
+    if conflicts:
+        texts = count_of(conflicts["num_texts"], "text")
+        rows.append(["rows of a text with more than one label", write_count(conflicts["num_rows"]), texts])
     if near:
         rows.append(
             [
@@ -200,17 +204,18 @@ def _lengths(facts: Mapping[str, Any]) -> Iterator[Block]:
         {_DRAWN[name]: counts for name, counts in histogram.items() if name != "edges"},
         (limit, "tokenize.max_length_tokens") if limit <= histogram["edges"][-1] else None,
     )
-    size = f"{write_count(facts['num_tokens'])} tokens in {write_count(facts['num_rows'])} rows"
+    size = f"{count_of(facts['num_tokens'], 'token')} in {count_of(facts['num_rows'], 'row')}"
     if facts["supervised_fraction"] is not None:
         size += f", {write_percent(facts['supervised_fraction'])} of them learned"
-    noun = "sources" if "source" in quantiles else "rows"
+    num_at_limit = facts["num_rows_at_limit"]
     at_limit = (
-        f"{write_count(facts['num_rows_at_limit'])} {noun} ({write_percent(facts['at_limit_fraction'])}) are as long "
-        f"as tokenize.max_length_tokens: {limit} allows"
+        f"{count_of(num_at_limit, 'source' if 'source' in quantiles else 'row')} "
+        f"({write_percent(facts['at_limit_fraction'])}) {'is' if num_at_limit == 1 else 'are'} as long as "
+        f"tokenize.max_length_tokens: {limit} allows"
     )
     if "max_target_tokens" in limits:
         at_limit += (
-            f", and {write_count(facts['num_targets_at_limit'])} targets as long as tokenize.max_target_tokens: "
+            f", and {count_of(facts['num_targets_at_limit'], 'target')} as long as tokenize.max_target_tokens: "
             f"{limits['max_target_tokens']} allows"
         )
     yield Paragraph(f"{size}. {at_limit}.")
@@ -253,7 +258,7 @@ def _padding(facts: Mapping[str, Any], ways: Mapping[str, str]) -> Iterator[Bloc
         ],
         text_columns=(0, 3),
     )
-    basis = f"{write_count(facts['num_steps'])} steps ({write_count(facts['num_rows'])} rows)"
+    basis = f"{count_of(facts['num_steps'], 'step')} ({count_of(facts['num_rows'], 'row')})"
     yield Paragraph(
         f"Cut as training cuts them, at {write_count(facts['micro_batch_tokens'])} positions a micro-batch, from "
         + (f"{basis} spread over the {facts['of']}." if facts["is_sample"] else f"all {basis} of the {facts['of']}.")
@@ -295,7 +300,7 @@ def _schedule(facts: Mapping[str, Any]) -> Iterator[Block]:
     ]
     yield Table(f"A step ({batch})", ["", "least", "mean", "most"], rows)
     measured = facts["steps_measured"]
-    num_steps = f"{write_count(measured['num_steps'])} step{'s' * (measured['num_steps'] != 1)}"
+    num_steps = count_of(measured["num_steps"], "step")
     spread = "spread over" if measured["is_sample"] else "that make up"
     yield Paragraph(f"Least, mean and most are of {num_steps} {spread} the {measured['of']}.")
     if len(facts["sources"]) > 1 or any(source["weight"] != 1 for source in facts["sources"]):
@@ -326,38 +331,6 @@ def _times(source: Mapping[str, Any]) -> str:
         return always or "never"
     draw = f"{write_percent(drawn / source['num_rows'])} drawn anew each epoch"
     return f"{always}, and {draw} once more" if always else draw
-
-
-def _labels(facts: Mapping[str, Any], *, are_learned: bool) -> Iterator[Block]:
-    column = facts["column"]
-    if are_learned:
-        num_classes = facts["num_classes"]
-        yield Paragraph(
-            f"Learned is one of {write_count(num_classes)} classes for each row. A model that knows nothing starts at "
-            f"a loss of about log({num_classes}) = {math.log(num_classes):.2f} nats a row."
-        )
-    yield Paragraph(
-        f"{write_count(facts['num_classes'])} classes in column {column!r}. Always answering the most frequent one, "
-        f"{facts['largest']!r}, would be right for {write_percent(facts['majority_fraction'])} of the training rows; "
-        f"the rarest is {facts['smallest']!r}."
-    )
-    classes = facts["classes"]
-    shown = classes if len(classes) <= MAX_CLASSES else [*classes[: MAX_CLASSES // 2], *classes[-MAX_CLASSES // 2 :]]
-    title = "Training rows by class"
-    if len(shown) < facts["num_classes"]:
-        title += f" (the {MAX_CLASSES // 2} most frequent and the {MAX_CLASSES // 2} rarest)"
-    yield Bars(
-        title,
-        [one["name"] for one in shown],
-        [one["train"] for one in shown],
-        [f"{one['train']:,} ({write_percent(one['train'] / max(facts['num_rows'], 1))})" for one in shown],
-    )
-    yield Table(
-        "Rows by class and split",
-        ["class", "train", "validation", "test"],
-        [[one["name"], *(write_count(one[split]) for split in ("train", "validation", "test"))] for one in shown],
-        is_brief=False,
-    )
 
 
 def _special_tokens(facts: Mapping[str, Any]) -> Iterator[Block]:

@@ -17,16 +17,18 @@ from lm_tuning.preflight.lengths import measure_lengths
 from lm_tuning.preflight.padding import choose_steps, measure_padding
 from lm_tuning.preflight.schedule import describe_schedule, plan_steps
 from lm_tuning.preflight.special_tokens import inspect_special_tokens, judge_special_tokens
+from lm_tuning.preflight.vocabulary import measure_vocabulary
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.folders import read_manifest
 from lm_tuning.text.token_table import SPLITS, open_split
 from lm_tuning.training.cutting import choose_batching, choose_micro_batch_tokens
+from lm_tuning.wording import count_of
 
 # What transformers gives where a tokenizer's files name no longest text is about 1e30.
 _NO_LIMIT = 10**12
 _COPIED = (
     *("rows", "duplicates", "near_duplicates", "leakage", "overlap", "groups", "folds", "untrained_classes"),
-    "warnings",
+    *("class_shares", "warnings"),
 )
 
 
@@ -42,6 +44,7 @@ def inspect_tokens(
     device: str,
     attention: str,
     max_length_tokens: int,
+    max_positions: int | None = None,
     seed: int,
     effective_batch_rows: int | None,
     effective_batch_tokens: int | None,
@@ -54,6 +57,7 @@ def inspect_tokens(
     save_every_steps: int | None,
     load_best: bool,
     num_examples: int,
+    num_embeddings: int | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> dict[str, Any]:
     """Look at stored tokens as training will use them. Needs neither torch nor the model's weights.
@@ -69,6 +73,7 @@ def inspect_tokens(
         device: ``cpu``, ``cuda`` or ``mps``: where training would run.
         attention: see ``choose_batching``.
         max_length_tokens: the limit that the tokens were made with.
+        max_positions: positions in the model's config; ``None`` where it names none.
         seed: order of rows.
         effective_batch_rows: rows of a step; this or ``effective_batch_tokens``.
         effective_batch_tokens: most tokens of a step.
@@ -81,6 +86,7 @@ def inspect_tokens(
         save_every_steps: steps between checkpoints; ``None`` for none.
         load_best: whether the weights with the lowest held-out loss are taken.
         num_examples: rows to decode.
+        num_embeddings: token ids that the model embeds, as its configuration says; ``None`` where it does not.
         on_progress: receives rows and steps looked at.
 
     Returns:
@@ -119,7 +125,10 @@ def inspect_tokens(
         "device": device,
         "format": split_summary["format"],
         "rendering": token_summary["rendering"],
-        "context_tokens": tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None,
+        "context_tokens": min(
+            (limit for limit in (tokenizer.model_max_length, max_positions) if limit and limit < _NO_LIMIT),
+            default=None,
+        ),
         "num_rows": {split: token_summary["splits"][split]["num_rows"] for split in SPLITS},
         "num_tokens": {split: token_summary["splits"][split]["num_tokens"] for split in SPLITS},
         "files": [{name: file[name] for name in ("path", "split", "rows_read")} for file in split_summary["files"]],
@@ -160,6 +169,7 @@ def inspect_tokens(
             load_best=load_best,
         ),
         "labels": count_labels(splits, split_summary, rows_by_class=_rows_by_class(token_summary)),
+        "vocabulary": measure_vocabulary(tokens, tokenizer, num_embeddings=num_embeddings),
         "special_tokens": {**special, "judgements": judge_special_tokens(special)},
         "examples": decode_examples(
             table, tokenizer, split_summary, num_examples=num_examples, label_map=token_summary["label_map"]
@@ -185,26 +195,25 @@ def describe_preflight(figures: Mapping[str, Any]) -> list[str]:
     schedule, lengths, padding = figures["schedule"], figures["lengths"], figures["padding"]
     if figures["task"] == SEQUENCE_CLASSIFICATION:
         labels = figures["labels"]
-        learned = f"{labels['num_classes']:,} classes, the largest with {labels['majority_fraction']:.1%} of the rows"
+        learned = (
+            f"{count_of(labels['num_classes'], 'class')}, the largest with {labels['majority_fraction']:.1%} "
+            "of the rows"
+        )
     else:
         learned = f"{lengths['supervised_fraction']:.1%} of the tokens learned"
     choice = next(one for one in padding["choices"] if one["name"] == padding["batching"])
     lines = [
-        f"Preflight: {figures['rows']['num_rows_read']:,} rows read, {lengths['num_rows']:,} trained on; "
-        f"{schedule['steps_per_epoch']:,} steps and {schedule['tokens_per_epoch']:,} tokens an epoch, "
-        f"{schedule['total_steps']:,} steps in all; {learned}; "
+        f"Preflight: {count_of(figures['rows']['num_rows_read'], 'row')} read, {lengths['num_rows']:,} trained on; "
+        f"{count_of(schedule['steps_per_epoch'], 'step')} and {count_of(schedule['tokens_per_epoch'], 'token')} an "
+        f"epoch, {count_of(schedule['total_steps'], 'step')} in all; {learned}; "
         f"padding {choice['padding_fraction']:.1%} ({padding['batching']})."
     ]
     counts = Counter(concern["level"] for concern in figures["concerns"])
     if counts["stop"]:
         lines.append("Training would refuse to start, or be in vain; see what to mind.")
     if counts:
-        lines.append(f"What to mind: {', '.join(_count(counts[level], level) for level in LEVELS if counts[level])}.")
+        lines.append(f"What to mind: {', '.join(count_of(counts[level], level) for level in LEVELS if counts[level])}.")
     return [*lines, "All of it, with every example: preflight.html and preflight.md, beside the data report."]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _metrics(figures: Mapping[str, Any], concerns: list[dict[str, str]]) -> dict[str, float]:

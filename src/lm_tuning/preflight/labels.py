@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 
+from lm_tuning.data.class_shares import choose_shown, count_largest, list_moved, name_tied
 from lm_tuning.data.rows import open_examples
+from lm_tuning.preflight.document import Bars, Block, Paragraph, Table
+from lm_tuning.preflight.wording import write_count, write_percent
 from lm_tuning.text.token_table import SPLITS
+from lm_tuning.wording import count_of
 
 MAX_LISTED = 1000
+MAX_SHOWN = 30
 
 
 def count_labels(
@@ -29,7 +36,10 @@ def count_labels(
         ``column``; ``num_classes``; ``classes``: ``name`` and rows by split, the largest in train first (at most
         1,000); ``majority_fraction`` of the training rows; ``largest`` and ``smallest`` class in train;
         ``not_in_train``: classes that only held-out rows have; ``num_held_out_missing``: classes of train that neither
-        validation nor test has. ``None`` for rows without classes.
+        validation nor test has; ``num_largest``: equally frequent classes of train that none is larger than;
+        ``shown``: some 30 of ``classes``, the largest of each split among them; ``num_rows_by_split``;
+        ``best_by_split``: the largest class of each held-out split with rows: ``name``, ``num_largest`` and
+        ``fraction``; ``moved``: see ``list_moved``, by held-out split. ``None`` for rows without classes.
     """
     tables = {split: open_examples(splits, split) for split in SPLITS}
     counts: dict[str, Counter[str]] = {}
@@ -53,17 +63,88 @@ def count_labels(
     names = sorted(set().union(*counts.values()), key=lambda name: (-counts["train"][name], name))
     train = counts["train"]
     present = [name for name in names if train[name]]
+    by_split = {split: np.array([counts[split][name] for name in names], dtype=np.int64) for split in SPLITS}
+    listed = [{"name": name, **{split: counts[split][name] for split in SPLITS}} for name in names]
     return {
         "column": column,
         "num_classes": len(names),
         "num_rows": sum(train.values()),
-        "classes": [{"name": name, **{split: counts[split][name] for split in SPLITS}} for name in names[:MAX_LISTED]],
+        "num_rows_by_split": {split: int(rows.sum()) for split, rows in by_split.items()},
+        "classes": listed[:MAX_LISTED],
+        "shown": [listed[place] for place in choose_shown(list(by_split.values()), most=MAX_SHOWN)],
         "majority_fraction": train[present[0]] / sum(train.values()) if present else 0.0,
         "largest": present[0] if present else None,
+        "num_largest": count_largest(by_split["train"]),
+        "best_by_split": {
+            split: {
+                "name": names[int(rows.argmax())],
+                "num_largest": count_largest(rows),
+                "fraction": int(rows.max()) / int(rows.sum()),
+            }
+            for split, rows in by_split.items()
+            if split != "train" and rows.any()
+        },
+        "moved": {
+            split: list_moved(by_split["train"], rows, names) for split, rows in by_split.items() if split != "train"
+        },
         "smallest": present[-1] if present else None,
         "not_in_train": [name for name in names if not train[name]][:MAX_LISTED],
         "num_held_out_missing": sum(not (counts["validation"][name] or counts["test"][name]) for name in present),
     }
+
+
+def lay_out_labels(facts: Mapping[str, Any], *, are_learned: bool) -> Iterator[Block]:
+    """Write what the report shows of the classes.
+
+    Args:
+        facts: see ``count_labels``.
+        are_learned: whether the class is what is learned of a row.
+    """
+    column = facts["column"]
+    if are_learned:
+        num_classes = facts["num_classes"]
+        yield Paragraph(
+            f"Learned is one of {write_count(num_classes)} classes for each row. A model that knows nothing starts at "
+            f"a loss of about log({num_classes}) = {math.log(num_classes):.2f} nats a row."
+        )
+    yield Paragraph(
+        f"{count_of(facts['num_classes'], 'class', 'classes')} in column {column!r}. Always answering "
+        f"{name_tied(repr(facts['largest']), facts['num_largest'])}, the most frequent, would be right for "
+        f"{write_percent(facts['majority_fraction'])} of the training rows; the rarest is {facts['smallest']!r}. "
+        + " ".join(
+            f"The best constant answer on {split} is {name_tied(repr(best['name']), best['num_largest'])}, right for "
+            f"{write_percent(best['fraction'])}."
+            for split, best in facts["best_by_split"].items()
+        )
+    )
+    classes = facts["classes"]
+    shown = classes if len(classes) <= MAX_SHOWN else [*classes[: MAX_SHOWN // 2], *classes[-MAX_SHOWN // 2 :]]
+    title = "Training rows by class"
+    if len(shown) < facts["num_classes"]:
+        title += f" (the {MAX_SHOWN // 2} most frequent and the {MAX_SHOWN // 2} rarest)"
+    yield Bars(
+        title,
+        [one["name"] for one in shown],
+        [one["train"] for one in shown],
+        [f"{one['train']:,} ({write_percent(one['train'] / max(facts['num_rows'], 1))})" for one in shown],
+    )
+    splits = list(facts["num_rows_by_split"])
+    of_split = {split: max(num_rows, 1) for split, num_rows in facts["num_rows_by_split"].items()}
+    title = "Rows by class and split"
+    if len(facts["shown"]) < facts["num_classes"]:
+        title += " (the largest of each split)"
+    yield Table(
+        title,
+        ["class", *splits],
+        [
+            [
+                one["name"],
+                *(f"{write_count(one[split])} ({write_percent(one[split] / of_split[split])})" for split in splits),
+            ]
+            for one in facts["shown"]
+        ],
+        is_brief=False,
+    )
 
 
 def _label_column(split_summary: Mapping[str, Any]) -> str:

@@ -14,11 +14,11 @@ from lm_tuning.text.token_table import Int32Array
 
 NUM_BINS = 60
 SHORTENED = {
-    CAUSAL_LM: ("old_turns_dropped", "prompt_shortened", "answer_shortened", "end_cut"),
-    SEQUENCE_CLASSIFICATION: ("end_cut",),
-    SEQ2SEQ_LM: ("source_cut", "target_cut"),
+    CAUSAL_LM: ("old_turns_dropped", "prompt_shortened", "prompt_emptied", "answer_shortened", "end_cut"),
+    SEQUENCE_CLASSIFICATION: ("text_shortened", "prompt_emptied", "end_cut"),
+    SEQ2SEQ_LM: ("source_cut", "prompt_emptied", "target_cut"),
 }
-"""What tokenizing counts when a row is made to fit, by task; each row counts under one or two of them."""
+"""What tokenizing counts when a row is made to fit, by task; a row may count under several of them."""
 
 # What is not learned of a row and what is; and which of these a histogram shows.
 _PARTS = {CAUSAL_LM: ("prompt", "answer"), SEQUENCE_CLASSIFICATION: (), SEQ2SEQ_LM: ("source", "target")}

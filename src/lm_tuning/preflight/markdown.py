@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from lm_tuning.evaluation.report_text import fence
 from lm_tuning.preflight.document import Bars, Block, Concerns, Example, Histogram, Paragraph, Report, Table
 from lm_tuning.preflight.visible_text import escape_markdown, shorten_middle, show_unseen
 from lm_tuning.text.summary import LEARNED_MARKS
+from lm_tuning.wording import fence
 
 MAX_RUN_CHARACTERS = 1500
 BAR_CHARACTERS = 30

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Sequence
 
 from lm_tuning.preflight.document import Bars, Block, Concerns, Example, Histogram, Paragraph, Report, Section, Table
 from lm_tuning.preflight.page_style import STYLE
-from lm_tuning.preflight.visible_text import PARAMETER, on_one_line, shorten_middle, show_unseen
+from lm_tuning.preflight.visible_text import PARAMETER, shorten_middle, show_unseen
+from lm_tuning.wording import on_one_line
 
 MAX_PART_CHARACTERS = 4000
 _HISTOGRAM_WIDTH, _HISTOGRAM_HEIGHT = 600, 110

@@ -15,6 +15,7 @@ from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.decoding import decode
 from lm_tuning.text.masks import added_around
 from lm_tuning.text.token_table import Int32Array, Int64Array, open_split
+from lm_tuning.wording import count_of
 
 _NUM_ENDINGS = 5
 _NO_TOKEN = -1  # no id equals it
@@ -221,7 +222,9 @@ def _judge_end(facts: dict[str, Any]) -> dict[str, str]:
 
 def _judge_sources_end(facts: dict[str, Any]) -> dict[str, str]:
     ended, num_rows = facts["num_sources_ended"], facts["num_rows"]
-    answer = f"{ended:,} of {num_rows:,} sources end in {facts['eos']['token']}."
+    answer = (
+        f"{ended:,} of {count_of(num_rows, 'source')} {'ends' if ended == 1 else 'end'} in {facts['eos']['token']}."
+    )
     return _verdict("Does each source end?", answer, "good" if ended == num_rows else "bad")
 
 
@@ -230,13 +233,16 @@ def _judge_begin(bos: dict[str, Any], num_rows: int, *, noun: str = "row") -> di
     if bos["token"] is None:
         return _verdict(question, "The tokenizer has no token for the beginning of a text, and none is used.", "good")
     added = "the tokenizer adds it" if bos["added_by_tokenizer"] else "the tokenizer adds none"
-    if bos["num_rows_beginning_with_two"]:
+    doubled = bos["num_rows_beginning_with_two"]
+    if doubled:
         answer = (
-            f"{bos['num_rows_beginning_with_two']:,} of {num_rows:,} {noun}s begin with {bos['token']} twice "
-            f"({added}). One of the two is too many: the model was made with one."
+            f"{doubled:,} of {count_of(num_rows, noun)} {'begins' if doubled == 1 else 'begin'} with "
+            f"{bos['token']} twice ({added}). One of the two is too many: the model was made with one."
         )
         return _verdict(question, answer, "bad")
-    answer = f"{bos['num_rows_beginning_with']:,} of {num_rows:,} {noun}s begin with {bos['token']} ({added})."
+    single = bos["num_rows_beginning_with"]
+    verb = "begins" if single == 1 else "begin"
+    answer = f"{single:,} of {count_of(num_rows, noun)} {verb} with {bos['token']} ({added})."
     if 0 < bos["num_rows_beginning_with"] < num_rows:
         return _verdict(question, f"{answer} {noun.capitalize()}s that begin differently are worth a look.", "note")
     if bos["num_rows_with_one_later"] and bos["num_rows_beginning_with"]:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from lm_tuning.preflight.document import Bars, Block, Concerns, Example, Histogram, Paragraph, Report, Table
 from lm_tuning.preflight.markdown import draw_bars, histogram_lines, marked_runs
-from lm_tuning.preflight.visible_text import on_one_line, shorten_middle, show_unseen
+from lm_tuning.preflight.visible_text import shorten_middle, show_unseen
+from lm_tuning.wording import on_one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

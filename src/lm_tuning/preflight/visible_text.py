@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from lm_tuning.wording import escape_signs, escape_start, on_one_line
+
 # Control characters, and those that turn the direction of what follows or take no room.
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 # A setting of ours, such as train.batching=packed, but no file, such as train.csv.
@@ -12,9 +14,6 @@ PARAMETER = re.compile(
     r"(?!(?:csv|tsv|jsonl?|parquet|arrow|txt|md|html|png|zip|gz|zst|xz|bz2)\b)"
     r"[a-z_]+(?:\.[a-z_]+)*(?:[:=] ?[a-z0-9_.]*[a-z0-9_])?\b"
 )
-
-_MARKDOWN = re.compile(r"([\\`*<>|\[\]#~&$])")
-_OUTER_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 
 def show_unseen(text: str) -> str:
@@ -40,11 +39,6 @@ def shorten_middle(text: str, max_characters: int) -> str:
     return f"{text[:start]} … {len(text) - max_characters:,} characters … {text[-end:]}"
 
 
-def on_one_line(text: str) -> str:
-    """Replace line breaks and other runs of space by one space each."""
-    return " ".join(text.split())
-
-
 def escape_markdown(text: str) -> str:
     """Write plain text for Markdown, on one line; names of parameters become code.
 
@@ -54,10 +48,6 @@ def escape_markdown(text: str) -> str:
     line = on_one_line(show_unseen(text))
     parts, at = [], 0
     for found in PARAMETER.finditer(line):
-        parts += [_escape(line[at : found.start()]), f"`{found.group()}`"]
+        parts += [escape_signs(line[at : found.start()]), f"`{found.group()}`"]
         at = found.end()
-    return "".join([*parts, _escape(line[at:])])
-
-
-def _escape(text: str) -> str:
-    return _OUTER_UNDERSCORE.sub(r"\\_", _MARKDOWN.sub(r"\\\1", text))
+    return escape_start("".join([*parts, escape_signs(line[at:])]))

@@ -14,6 +14,7 @@ from lm_tuning.runtime.backend import read_backend
 from lm_tuning.runtime.device import current_device
 from lm_tuning.runtime.processor import read_processor
 from lm_tuning.runtime.threads import Decision
+from lm_tuning.secrets import mask_variable
 
 PACKAGES = (
     "lm-tuning",
@@ -78,10 +79,13 @@ def environment_facts() -> dict[str, str]:
     """Tell what was decided about the environment so far, and how torch's switches stand if torch is loaded.
 
     Returns:
-        ``env.<variable>`` to its value, ``env.set_by_user`` to the names that the user had set, ``torch.<switch>`` to
-        what torch reports.
+        ``env.<variable>`` to its value, secrets masked; ``env.set_by_user`` to the names that the user had set;
+        ``torch.<switch>`` to what torch reports.
     """
-    facts = {f"env.{name}": os.environ.get(name, decision.value) for name, decision in _decisions.items()}
+    facts = {
+        f"env.{name}": mask_variable(name, os.environ.get(name, decision.value))
+        for name, decision in _decisions.items()
+    }
     if _decisions:
         users = [name for name, decision in _decisions.items() if decision.source == "user"]
         facts["env.set_by_user"] = ", ".join(users) or "none"

@@ -45,8 +45,8 @@ def read_processor(root: Path = Path("/")) -> Processor:
     """
     info = _read_cpuinfo(root)
     flags = info.get("flags", info.get("Features", "")).split()
-    allowed = _allowed_cpus()
-    quota = _cpu_quota(root)
+    allowed = allowed_cpus()
+    quota = cpu_quota(root)
     num_cores = _count_physical(root, allowed)
     if quota is not None:
         # Rounded: at 1.5 a second thread still helps, at 2.2 a third one mostly waits for its time slice.
@@ -89,7 +89,8 @@ def _vendor(info: dict[str, str]) -> str:
     return "unknown"
 
 
-def _allowed_cpus() -> list[int]:
+def allowed_cpus() -> list[int]:
+    """Return the numbers of the logical processors that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))
@@ -105,8 +106,15 @@ def _count_physical(root: Path, cpus: list[int]) -> int:
     return len(cores)
 
 
-def _cgroup_files(root: Path, controller: str, v1_name: str, v2_name: str) -> list[Path]:
-    """List the files of this process's cgroups from its own up to the root, for both cgroup versions."""
+def cgroup_files(root: Path, controller: str, v1_name: str, v2_name: str) -> list[Path]:
+    """List the files of this process's cgroups from its own up to the root, for both cgroup versions.
+
+    Args:
+        root: folder that holds ``proc`` and ``sys``.
+        controller: of version 1, such as ``cpu``.
+        v1_name: name of the file there.
+        v2_name: name of the file in version 2.
+    """
     files = []
     for line in _read(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
@@ -122,9 +130,14 @@ def _cgroup_files(root: Path, controller: str, v1_name: str, v2_name: str) -> li
     return files
 
 
-def _cpu_quota(root: Path) -> float | None:
+def cpu_quota(root: Path) -> float | None:
+    """Return how many processors the cgroups of this process grant; ``None`` without a limit.
+
+    Args:
+        root: folder that holds ``proc`` and ``sys``.
+    """
     quotas = []
-    for file in _cgroup_files(root, "cpu", "cpu.cfs_quota_us", "cpu.max"):
+    for file in cgroup_files(root, "cpu", "cpu.cfs_quota_us", "cpu.max"):
         words = _read(file).split()
         if not words or words[0] in ("max", "-1"):
             continue
@@ -139,7 +152,7 @@ def _memory_bytes(root: Path) -> int:
     for line in _read(root / "proc/meminfo").splitlines():
         if line.startswith("MemTotal:"):
             sizes.append(int(line.split()[1]) * 1024)
-    for file in _cgroup_files(root, "memory", "memory.limit_in_bytes", "memory.max"):
+    for file in cgroup_files(root, "memory", "memory.limit_in_bytes", "memory.max"):
         text = _read(file)
         if text.isdigit() and int(text) < _NO_LIMIT_BYTES:
             sizes.append(int(text))

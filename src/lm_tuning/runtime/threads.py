@@ -18,6 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from lm_tuning.secrets import mask_variable
+
 logger = logging.getLogger(__name__)
 
 # Names and values that this project has set, so that they are not mistaken for the user's: by a later session in this
@@ -183,7 +185,7 @@ def summarize_decisions(decisions: list[Decision]) -> list[str]:
     """Put decisions of the same reason on one line each."""
     groups: dict[str, list[str]] = {}
     for decision in decisions:
-        groups.setdefault(decision.reason, []).append(f"{decision.name}={decision.value}")
+        groups.setdefault(decision.reason, []).append(f"{decision.name}={mask_variable(decision.name, decision.value)}")
     return [f"{' '.join(settings)}: {reason}" for reason, settings in groups.items()]
 
 

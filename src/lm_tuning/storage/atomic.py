@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import secrets
@@ -12,51 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lm_tuning.errors import UserError
-
-_NO_SPACE = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk quota is used up",
-    errno.EFBIG: "the file would pass the size limit",
-}
-
-
-@contextmanager
-def explain_full_disk(target: Path) -> Iterator[None]:
-    """Turn a full disk into a message that names what was being written.
-
-    Writers in other languages report it as their own error, with the system's words inside; those count as well.
-
-    Args:
-        target: the file or folder that the user knows, not the temporary one.
-
-    Raises:
-        UserError: if the block fails for want of space. Other errors pass through.
-    """
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        reason = find_full_disk(error)
-        if reason is None:
-            raise
-        raise UserError(
-            f"Could not write '{target}': {reason}. The previous output is kept. Free some space there and run again."
-        ) from error
-
-
-def find_full_disk(error: BaseException) -> str | None:
-    """Say in words how space ran out, or None when the error has another cause.
-
-    Args:
-        error: what a writer raised.
-    """
-    if isinstance(error, OSError) and error.errno in _NO_SPACE:
-        return _NO_SPACE[error.errno]
-    text = str(error)
-    reasons = (reason for number, reason in _NO_SPACE.items() if os.strerror(number) in text)
-    return next(reasons, None)
+from lm_tuning.storage.write_failures import explain_full_disk
 
 
 @contextmanager

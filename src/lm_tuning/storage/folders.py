@@ -14,14 +14,9 @@ from types import TracebackType
 from typing import Any
 
 from lm_tuning.errors import UserError
-from lm_tuning.storage.atomic import (
-    explain_full_disk,
-    replace_folder,
-    restore_folder,
-    sync_folder,
-    write_json_atomic,
-)
+from lm_tuning.storage.atomic import replace_folder, restore_folder, sync_folder, write_json_atomic
 from lm_tuning.storage.locks import is_alive
+from lm_tuning.storage.write_failures import explain_full_disk
 
 #: Raise it when the content of stored folders changes shape: folders of another version are never reused.
 SCHEMA_VERSION = 1

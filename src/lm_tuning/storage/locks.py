@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from lm_tuning.errors import UserError
+from lm_tuning.secrets import mask
 
 
 class OutputLock:
@@ -57,7 +59,7 @@ class OutputLock:
         os.ftruncate(descriptor, 0)
         os.write(
             descriptor,
-            json.dumps({"pid": os.getpid(), "command": " ".join(sys.argv)}).encode("utf-8"),
+            json.dumps({"pid": os.getpid(), "command": mask(shlex.join(sys.argv))}).encode("utf-8"),
         )
         self._descriptor = descriptor
         return self

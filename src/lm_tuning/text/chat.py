@@ -11,22 +11,25 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+from lm_tuning.text.alterations import find_alterations, find_hidden_tools
 from lm_tuning.text.control_tokens import TYPED_AS_TEXT, ControlTokens, show
 from lm_tuning.text.rendering import (
     NOT_VERBATIM,
-    TOOLS_LEFT_OUT,
+    TURN_LEFT_OUT,
     CharRange,
     Message,
     RenderedRow,
     RowRefused,
     Tools,
-    lacks_tools,
 )
 from lm_tuning.text.template_call import TemplateCall
+from lm_tuning.text.tool_arguments import ToolArguments
 
 TRAILING_TURNS_CUT = "trailing_turns_cut"
 ANSWER_NOT_LEARNED = "answer_not_learned"
@@ -51,6 +54,8 @@ class Skeleton:
         tails: characters of the literal after a gap that its answer ends with, the end-of-turn token among them.
         extras: characters of the literal before a gap that no generation prompt writes; ``None`` where that is unknown.
         is_closed: whether the last answer ends with an end-of-turn token.
+        left_out: messages whose content the template does not show.
+        notes: keys of further counts that rows of this shape go into.
     """
 
     literals: list[str]
@@ -59,6 +64,8 @@ class Skeleton:
     tails: list[int]
     extras: list[int | None]
     is_closed: bool
+    left_out: list[int]
+    notes: list[str]
 
     def locate(self, text: str, contents: list[str]) -> tuple[list[CharRange], bool] | None:
         """Find each content in the real rendering.
@@ -93,21 +100,56 @@ class Skeleton:
         return places, verbatim
 
 
+@dataclass(frozen=True)
+class OrdinaryAnswer:
+    """What a template writes around an answer of plain text.
+
+    Attributes:
+        lead: what it puts before the content that no generation prompt writes, such as an empty thought. An answer that
+            has no thought is not to be learned with it.
+        closing: what ends the answer, without white space; empty where nothing does.
+    """
+
+    lead: str
+    closing: str
+
+    def is_led(self, message: Message, text: str) -> bool:
+        """Say whether the template has put its lead before an answer that did not bring it along.
+
+        Args:
+            message: the answer's turn.
+            text: what the template writes of it behind its generation prompt.
+        """
+        content = message.get("content")
+        brings_it = isinstance(content, str) and content.lstrip().startswith(self.lead.strip())
+        return bool(self.lead) and text.startswith(self.lead) and not brings_it
+
+
 class ChatRenderer:
     """Render conversations with a tokenizer's chat template and trace the answers."""
 
-    def __init__(self, tokenizer: Any, control: ControlTokens | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        control: ControlTokens | None = None,
+        *,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> None:
         """Look at the template; a tokenizer without one cannot be used.
 
         Args:
             tokenizer: a transformers tokenizer with a chat template.
             control: what is done with control tokens typed in turns; by default they are not looked for.
+            template_arguments: what the template gets beside the conversation, by name.
+
+        Raises:
+            UserError: the template reads no such argument.
         """
-        self._call = TemplateCall(tokenizer)
+        self._call = TemplateCall(tokenizer, template_arguments)
+        self._tool_arguments = ToolArguments(self._call)
         self._control = control
         self._skeletons: dict[tuple[tuple[str, ...], str], Skeleton | None] = {}
-        # What ends an answer, without white space: learned when first needed, empty where nothing does.
-        self._closing: str | None = None
+        self._arguments = dict(template_arguments or {})
         self._has_markers = _GENERATION_PATTERN.search(self._call.source) is not None
         # A beginning-of-text token after an answer belongs to the next turn. SmolLM2 and others use one token for both.
         bos = tokenizer.bos_token if tokenizer.bos_token != tokenizer.eos_token else None
@@ -133,9 +175,12 @@ class ChatRenderer:
         """
         last = -1
         unlearned: set[int] = set()
+        has_calls = False
         for i, message in enumerate(messages):
             if message["role"] != "assistant":
                 continue
+            if "tool_calls" in message:
+                has_calls = True
             if message.get("weight") == 0:
                 unlearned.add(i)
             else:
@@ -148,6 +193,8 @@ class ChatRenderer:
             messages = messages[: last + 1]
         if unlearned or "weight" in messages[last]:
             messages = [{key: value for key, value in turn.items() if key != "weight"} for turn in messages]
+        if has_calls:
+            messages = self._tool_arguments.fit(messages, tools)
         found = self._control.find_in_turns(messages) if self._control else None
         if self._control and not found and tools:
             found = self._control.find_in_tools(tools)
@@ -171,9 +218,9 @@ class ChatRenderer:
                 break
         text = self._call(messages, tools, is_plain=is_plain)
         row = self._by_skeleton(messages, tools, text, unlearned) if is_plain else None
-        row = row or self._by_beginnings(messages, tools, text, unlearned)
-        if (tools or not is_plain) and lacks_tools(text, messages, tools):
-            row.notes.append(TOOLS_LEFT_OUT)
+        if row is None:
+            row = self._by_beginnings(messages, tools, text, unlearned)
+            row.notes += find_alterations(self._call, messages, tools, text)
         return row
 
     def _by_skeleton(
@@ -205,6 +252,9 @@ class ChatRenderer:
             if extra is not None:
                 openings.append(start - extra)
         notes = [] if verbatim else [NOT_VERBATIM]
+        if skeleton.left_out and any(messages[i]["content"].strip() for i in skeleton.left_out):
+            notes.append(TURN_LEFT_OUT)
+        notes += skeleton.notes
         return RenderedRow(text[: answers[-1][1]], prompts, answers, skeleton.is_closed, openings, notes)
 
     def _learn(self, shape: tuple[str, ...], tools: Tools | None = None) -> Skeleton | None:
@@ -238,7 +288,9 @@ class ChatRenderer:
             # A turn in the middle ends as the last one does: what merely follows it may be the next turn's beginning.
             if closing and literals[i + 1].startswith(closing[0]):
                 tails[i] = max(tails[i], closing.end())
-        return Skeleton(literals, order, leads, tails, extras, is_closed=closing is not None)
+        left_out = sorted({*range(len(shape))} - {*order})
+        notes = find_hidden_tools(self._call, messages, tools) if tools else []
+        return Skeleton(literals, order, leads, tails, extras, closing is not None, left_out, notes)
 
     def _beyond_generation_prompt(self, messages: list[Message], tools: Tools | None, text: str) -> int | None:
         """Count the characters that a rendering has more than the prompt that generation starts from."""
@@ -277,9 +329,6 @@ class ChatRenderer:
             if i not in unlearned:
                 answers.append(answer)
                 is_closed = closes
-        contents = [message["content"] for message in messages if isinstance(message.get("content"), str)]
-        if not all(content in text for content in contents):
-            notes.append(NOT_VERBATIM)
         between = [(end, start) for (_, end), (start, _) in pairwise([(0, 0), *traced])]
         prompts = self._within(messages, text, between)
         return RenderedRow(text[: answers[-1][1]], prompts, answers, is_closed, openings, notes)
@@ -292,26 +341,38 @@ class ChatRenderer:
         upto = self._call(messages[: turn + 1], tools)
         start = len(before)
         if not text.startswith(before) or not upto.startswith(before):
-            raise RowRefused(UNTRACEABLE, f"turn {turn + 1} does not begin as its generation prompt ends")
+            given = f" (with tokenize.template_arguments = {self._arguments})" if self._arguments else ""
+            raise RowRefused(UNTRACEABLE, f"turn {turn + 1} does not begin as its generation prompt ends{given}")
         if not turn or before == self._call(messages[:turn], tools):
             # No header invites the answer, so what was added may begin with one; only the content is sure.
             content = str(messages[turn].get("content") or "").strip()
             start = text.find(content, start)
             if not content or start < 0:
                 raise RowRefused(UNTRACEABLE, f"the content of turn {turn + 1} is not in the rendered text")
+        elif self._ordinary.is_led(messages[turn], upto[start:]):
+            start += len(self._ordinary.lead)
         end, is_closed = self._end_of_answer(upto[start:])
         if not text.startswith(upto[: start + end] if is_closed else upto):
             raise RowRefused(UNTRACEABLE, f"the template writes turn {turn + 1} otherwise when more turns follow")
         return len(before), (start, start + end), is_closed
 
+    @cached_property
+    def _ordinary(self) -> OrdinaryAnswer:
+        """What the template writes around the answer to a single question."""
+        skeleton = self._learn(("user", "assistant"))
+        if skeleton is None:
+            return OrdinaryAnswer("", "")
+        closing = self._end_of_turn.match(skeleton.literals[-1])
+        extra = skeleton.extras[-1] or 0
+        before = skeleton.literals[-2]
+        lead = before[len(before) - extra :] if extra > 0 and not skeleton.leads[-1] else ""
+        return OrdinaryAnswer(lead if lead.strip() else "", closing[0].strip() if closing else "")
+
     def _end_of_answer(self, text: str) -> tuple[int, bool]:
         """Return where an answer ends in all that follows its prompt, and whether an end-of-turn token closes it."""
-        if self._closing is None:
-            skeleton = self._learn(("user", "assistant"))
-            closing = self._end_of_turn.match(skeleton.literals[-1]) if skeleton else None
-            self._closing = closing[0].strip() if closing else ""
-        end = text.rfind(self._closing) + len(self._closing) if self._closing in text else 0
-        if self._closing and end and not self._end_of_turn.sub("", text[end:]).strip():
+        closing = self._ordinary.closing
+        end = text.rfind(closing) + len(closing) if closing in text else 0
+        if closing and end and not self._end_of_turn.sub("", text[end:]).strip():
             return end, True
         return len(text.rstrip()), False
 

@@ -11,18 +11,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lm_tuning.data.findings import RowPlaces
-from lm_tuning.data.problems import shorten
+from lm_tuning.data.labels import describe_unknown_classes
 from lm_tuning.data.rows import ExampleTable
 from lm_tuning.errors import UserError
 from lm_tuning.text.counts import SplitCounts
 from lm_tuning.text.masks import added_prefix
-from lm_tuning.text.rendering import RenderedRows, render_text
+from lm_tuning.text.rendering import RenderedRows, column_ranges_of, render_text
 from lm_tuning.text.task_tokenizer import NO_TEXT_LEFT, NOT_ROUND_TRIP, TaskTokenizer
 from lm_tuning.text.token_columns import begins_with, cut_ends, flatten_ids, hold_token, put_around, take_rows
-from lm_tuning.text.token_table import TokenColumns
+from lm_tuning.text.token_table import Int32Array, Int64Array, TokenColumns
 from lm_tuning.text.truncation import END_CUT, TOO_LONG
 
-_NUM_CLASSES_NAMED = 20
+TEXT_SHORTENED = "text_shortened"
 
 
 class ClassTokenizer(TaskTokenizer):
@@ -38,6 +38,7 @@ class ClassTokenizer(TaskTokenizer):
         *,
         max_length_tokens: int,
         truncation: str,
+        cut_prompt_at: str = "middle",
         control_tokens: str = "auto",
     ) -> None:
         """Take a tokenizer and the classes.
@@ -45,11 +46,12 @@ class ClassTokenizer(TaskTokenizer):
         Args:
             tokenizer: see ``TaskTokenizer``.
             label_map: id by name of all classes that occur, from 0 without gaps.
-            max_length_tokens: tokens that a row may have; the end of longer ones is cut or they are dropped.
-            truncation: see ``TaskTokenizer``; both ways to truncate cut the end.
+            max_length_tokens: tokens that a row may have; longer ones are cut or dropped.
+            truncation: see ``TaskTokenizer``; the text gives way as a prompt does.
+            cut_prompt_at: see ``TaskTokenizer``.
             control_tokens: see ``TaskTokenizer``.
         """
-        super().__init__(tokenizer, truncation=truncation, control_tokens=control_tokens)
+        super().__init__(tokenizer, truncation=truncation, cut_prompt_at=cut_prompt_at, control_tokens=control_tokens)
         self._limit = max_length_tokens
         self._prefix = added_prefix(tokenizer)
         names = sorted(label_map, key=label_map.__getitem__)
@@ -67,24 +69,28 @@ class ClassTokenizer(TaskTokenizer):
             rows,
             conversations=[None] * len(rows),
             labels=labels.to_numpy()[places],
+            columns=column_ranges_of(batch, places),
         )
 
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
         """Put together what belongs before each text and as many of its tokens as the limit allows."""
         row_ids = rendered.row_ids
         kept = np.ones(len(row_ids), dtype=np.bool_)
-        ids, offsets = flatten_ids(self._spell(rendered.rows, encodings, row_ids, kept, counts))
-        nowhere = np.zeros(len(row_ids), dtype=np.bool_)
-        has_before = ~begins_with(ids, offsets, self._prefix) if self._prefix else nowhere
-        ids, offsets = put_around(ids, offsets, before=self._prefix, has_before=has_before, after=0, has_after=nowhere)
-        lengths = np.diff(offsets)
+        tokens = self._spell(rendered.rows, encodings, row_ids, kept, counts)
+        ids, offsets, lengths = self._put_before(tokens)
         is_cut = self._settle_long(
             lengths, row_ids, kept, counts, limit=self._limit, dropped_as=TOO_LONG, noted_in=counts.long_rows
         )
         has_text = np.minimum(lengths, self._limit) > len(self._prefix)
         counts.add_rows(NO_TEXT_LEFT, row_ids[kept & ~has_text])
         kept &= has_text
-        counts.add_rows(END_CUT, row_ids[kept & is_cut])
+        is_cut &= kept
+        if is_cut.any():
+            added = lengths - np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
+            self._shorten_texts(rendered, tokens, self._limit - added, is_cut, counts)
+            ids, offsets, _ = self._put_before(tokens)
+            ids, offsets = cut_ends(ids, offsets, self._limit)
+        counts.add_rows(END_CUT if self._truncation == "truncate_end" else TEXT_SHORTENED, row_ids[is_cut])
         if self._unknown_id is not None:
             counts.add_rows(NOT_ROUND_TRIP, row_ids[kept & hold_token(ids, offsets, self._unknown_id)])
         counts.add_notes([row.notes for row in rendered.rows], row_ids, kept)
@@ -100,6 +106,14 @@ class ClassTokenizer(TaskTokenizer):
             rendered.labels,
         )
         return columns if kept.all() else take_rows(columns, np.flatnonzero(kept))
+
+    def _put_before(self, tokens: list[list[int]]) -> tuple[Int32Array, Int64Array, Int64Array]:
+        """Return ids, offsets and lengths of texts with what belongs before each."""
+        ids, offsets = flatten_ids(tokens)
+        nowhere = np.zeros(len(tokens), dtype=np.bool_)
+        has_before = ~begins_with(ids, offsets, self._prefix) if self._prefix else nowhere
+        ids, offsets = put_around(ids, offsets, before=self._prefix, has_before=has_before, after=0, has_after=nowhere)
+        return ids, offsets, np.diff(offsets)
 
 
 def refuse_unknown_classes(
@@ -124,27 +138,14 @@ def refuse_unknown_classes(
     if not label_map:
         raise UserError("task: sequence_classification needs classes, and the stored splits have none.")
     unknown = _find_unknown_classes(tables, pa.array(label_map, type=pa.string()))
-    if not unknown:
-        return
-    sizes = {label: sum(found.num_rows.values()) for label, found in unknown.items()}
-    order = sorted(sizes, key=lambda label: -sizes[label])
-    problems = [_describe_unknown(label, unknown[label], places) for label in order[:_NUM_CLASSES_NAMED]]
-    rest = [sizes[label] for label in order[_NUM_CLASSES_NAMED:]]
-    if rest:
-        problems.append(
-            f"{_count(len(rest), 'more such class', 'more such classes')} with {_count(sum(rest), 'row', 'rows')}."
-        )
-    if max_rows is not None:
-        problems.append(
-            f"data.max_rows: {max_rows} took only the first {_count(max_rows, 'row', 'rows')} of each file, and files "
-            "that are sorted by class lose classes that way: leave it out, or shuffle the files. For a quick look "
-            "train.max_steps alone is enough."
-        )
-    problems.append(
-        "A model knows the classes of its training rows only. Give these classes training rows, mend their names, or "
-        "leave these rows out."
+    problems = describe_unknown_classes(
+        {label: sum(found.num_rows.values()) for label, found in unknown.items()},
+        lambda label: (unknown[label].first_row_id, unknown[label].num_rows),
+        places,
+        max_rows=max_rows,
     )
-    raise UserError(problems)
+    if problems:
+        raise UserError(problems)
 
 
 @dataclass
@@ -165,14 +166,3 @@ def _find_unknown_classes(tables: Mapping[str, ExampleTable], names: pa.Array) -
                 one = found.setdefault(labels[place].as_py(), _UnknownClass(row_ids[place].as_py()))
                 one.num_rows[split] = one.num_rows.get(split, 0) + 1
     return found
-
-
-def _describe_unknown(label: str, found: _UnknownClass, places: RowPlaces) -> str:
-    file, row = places.find(found.first_row_id)
-    counts = " and ".join(f"{_count(count, 'row', 'rows')} of {split}" for split, count in found.num_rows.items())
-    where = "at" if sum(found.num_rows.values()) == 1 else "the first at"
-    return f"No training row has the class {shorten(label, 100)!r} of {counts}, {where} {file}, row {row}."
-
-
-def _count(number: int, singular: str, plural: str) -> str:
-    return f"{number:,} {singular if number == 1 else plural}"

@@ -11,6 +11,7 @@ from typing import Any
 from lm_tuning.data.findings import RowPlaces
 from lm_tuning.text.token_columns import BoolArray
 from lm_tuning.text.token_table import Int64Array
+from lm_tuning.wording import noun_for
 
 logger = logging.getLogger(__name__)
 
@@ -25,37 +26,67 @@ DROPPED = {
     "no_target_left": "no token of the target within tokenize.max_target_tokens",
     "control_token": "a control token is typed in it, see tokenize.control_tokens",
     "control_token_unspellable": "a control token is typed in it that the tokenizer cannot write as letters",
+    "tool_arguments_not_json": "a tool call has arguments that are no JSON object, which the chat template needs",
 }
+"""Why rows are left out, by reason."""
+
+UNUSABLE = (
+    "no_assistant_turn",
+    "refused_by_template",
+    "untraceable",
+    "control_token_unspellable",
+    "tool_arguments_not_json",
+)
+"""Reasons that make a row a bad one, for which ``data.on_bad_row`` is there; others follow from a limit or a choice."""
+
 CHANGED = {
     "trailing_turns_cut": "turns after the last learned answer cut",
     "answer_of_weight_0": "an answer of weight 0 is not learned",
     "answer_not_learned": "an earlier answer is not learned, since the chat template rewrites it",
     "old_turns_dropped": "oldest exchanges left out to fit",
-    "prompt_shortened": "start of the prompt cut to fit",
+    "prompt_shortened": "part of the prompt cut to fit",
+    "prompt_emptied": "nothing left of a prompt, or of one of its columns or turns, to fit",
     "answer_shortened": "end of the answer cut, since it does not fit even alone",
     "end_cut": "end cut to fit",
-    "source_cut": "end of the source cut to fit tokenize.max_length_tokens",
+    "text_shortened": "part of the text cut to fit",
+    "source_cut": "part of the source cut to fit tokenize.max_length_tokens",
     "target_cut": "end of the target cut to fit tokenize.max_target_tokens",
-    "tools_left_out": "the chat template does not show the tools that the row offers or calls",
+    "tools_left_out": "the chat template does not show the tools that the row offers or calls, or not whole",
+    "turn_left_out": "the chat template leaves a turn out, such as the system turn",
+    "reasoning_left_out": "the chat template does not show the reasoning of an answer",
+    "earlier_answer_shortened": "the chat template leaves a part of an earlier answer out, such as its reasoning, but "
+    "shows it in the last one",
     "content_not_verbatim": "the chat template changes the content (for example trims it)",
     "not_round_trip": "the tokenizer cannot give the text back exactly",
     "control_token_as_text": "a control token is typed in it and learned as letters",
     "control_token_kept": "a control token is typed in it and kept",
 }
 
+SHORTENED = frozenset({"prompt_shortened", "text_shortened", "source_cut", "end_cut", "old_turns_dropped"})
+"""What a limit is there for, as long as it happens to few rows."""
+
 NUM_DETAILS = 1000
 """Rows of a reason whose details are kept."""
 
 _NUM_ROWS_NAMED = 5
+_FEW_ROWS = 0.01
+"""Share of rows that may be longer than a sensible limit."""
 
 
 class LongRows:
-    """Remember how long rows were that are longer than a limit, before anything was cut."""
+    """Remember how long rows were that are longer than a limit, before anything was cut.
+
+    Attributes:
+        shortest: tokens of the shortest of them; 0 where there is none.
+        num_tokens: tokens of all of them.
+    """
 
     def __init__(self) -> None:
         """Start at nothing."""
         self._num_long = 0
         self._longest = 0
+        self.shortest = 0
+        self.num_tokens = 0
         self._tokens_over_limit = 0
         self._rows_over: Counter[int] = Counter()
         self._tokens_over: Counter[int] = Counter()
@@ -71,6 +102,8 @@ class LongRows:
             return
         self._num_long += len(lengths)
         self._longest = max(self._longest, int(lengths.max()))
+        self.shortest = min(self.shortest or int(lengths.min()), int(lengths.min()))
+        self.num_tokens += int(lengths.sum())
         self._tokens_over_limit += int((lengths - limit).sum())
         power = 1 << limit.bit_length()
         while power < self._longest:
@@ -168,6 +201,18 @@ class SplitCounts:
         """
         return self._details.get(reason, {}).get(row_id, "")
 
+    def by_detail(self, reason: str) -> dict[str, array[int]]:
+        """Return the rows of a reason by what was said of them, in order; rows beyond ``NUM_DETAILS`` have no detail.
+
+        Args:
+            reason: key of ``DROPPED`` or ``CHANGED``.
+        """
+        details = self._details.get(reason, {})
+        found: dict[str, array[int]] = {}
+        for row_id in self.rows(reason):
+            found.setdefault(details.get(row_id, ""), array("q")).append(row_id)
+        return found
+
     def describe(self, reason: str, places: RowPlaces, *, num_named: int = _NUM_ROWS_NAMED) -> str:
         """Say one count in words, with the first rows.
 
@@ -183,7 +228,7 @@ class SplitCounts:
         return f"{len(rows):,} ({(DROPPED | CHANGED)[reason]}; {named}){detail}"
 
     def warn(self, split: str, places: RowPlaces) -> None:
-        """Log every count that is not zero.
+        """Log every count that is not zero; a few rows that a limit shortens are to be expected, and no warning.
 
         Args:
             split: name of the split.
@@ -192,7 +237,9 @@ class SplitCounts:
         for title, reasons in (("dropped", DROPPED), ("changed", CHANGED)):
             for reason in reasons:
                 if self.counts[reason]:
-                    logger.warning("%s rows %s: %s", split, title, self.describe(reason, places))
+                    is_ordinary = reason in SHORTENED and self.counts[reason] < _FEW_ROWS * self.num_read
+                    level = logging.INFO if is_ordinary else logging.WARNING
+                    logger.log(level, "%s rows %s: %s", split, title, self.describe(reason, places))
 
 
 def name_rows(row_ids: array[int], places: RowPlaces, *, num_named: int) -> str:
@@ -205,5 +252,5 @@ def name_rows(row_ids: array[int], places: RowPlaces, *, num_named: int) -> str:
     """
     named = []
     for path, numbers in places.by_file(row_ids[:num_named]):
-        named.append(f"{path}, {'row' if len(numbers) == 1 else 'rows'} {', '.join(map(str, numbers))}")
+        named.append(f"{path}, {noun_for(len(numbers), 'row')} {', '.join(map(str, numbers))}")
     return "; ".join(named) + (", ..." if len(row_ids) > num_named else "")

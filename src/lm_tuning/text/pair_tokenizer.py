@@ -11,7 +11,7 @@ import pyarrow as pa
 from lm_tuning.errors import UserError
 from lm_tuning.text.counts import LongRows, SplitCounts
 from lm_tuning.text.masks import added_around
-from lm_tuning.text.rendering import RenderedRow, RenderedRows, put_system, render_text
+from lm_tuning.text.rendering import RenderedRow, RenderedRows, column_ranges_of, put_system, render_text
 from lm_tuning.text.task_tokenizer import NO_TEXT_LEFT, NOT_ROUND_TRIP, TaskTokenizer
 from lm_tuning.text.token_columns import (
     BoolArray,
@@ -58,7 +58,7 @@ class PairTokenizer(TaskTokenizer):
     """Tokenize source and target each by itself, as the tokenizer does it, and end both with the end token.
 
     A row's ids are those of the source and then those of the target, which is what is learned. A text that is too long
-    loses its end and keeps the end token.
+    is cut and keeps the end token.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class PairTokenizer(TaskTokenizer):
         max_length_tokens: int,
         max_target_tokens: int,
         truncation: str,
+        cut_prompt_at: str = "middle",
         control_tokens: str = "auto",
     ) -> None:
         """Take a tokenizer.
@@ -76,13 +77,14 @@ class PairTokenizer(TaskTokenizer):
             tokenizer: see ``TaskTokenizer``.
             max_length_tokens: tokens that a source may have, special tokens included.
             max_target_tokens: the same of a target.
-            truncation: see ``TaskTokenizer``; both ways to truncate cut the end.
+            truncation: see ``TaskTokenizer``; the source gives way as a prompt does, a target always loses its end.
+            cut_prompt_at: see ``TaskTokenizer``.
             control_tokens: see ``TaskTokenizer``.
 
         Raises:
             UserError: the tokenizer has no end token, or puts something else behind a text.
         """
-        super().__init__(tokenizer, truncation=truncation, control_tokens=control_tokens)
+        super().__init__(tokenizer, truncation=truncation, cut_prompt_at=cut_prompt_at, control_tokens=control_tokens)
         if tokenizer.eos_token_id is None:
             raise UserError(
                 "task: seq2seq_lm needs a tokenizer with an end token, since a target has to end; the tokenizer of "
@@ -109,6 +111,7 @@ class PairTokenizer(TaskTokenizer):
             [source for source, _ in pairs],
             conversations=[None] * len(pairs),
             targets=[target for _, target in pairs],
+            columns=column_ranges_of(batch, places),
         )
 
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
@@ -120,8 +123,8 @@ class PairTokenizer(TaskTokenizer):
         source_tokens = self._spell(rows, encodings[:num], row_ids, kept, counts)
         target_tokens = self._spell(targets, encodings[num:], row_ids, kept, counts)
         sides = (
-            self._finish_side(self._source, source_tokens, row_ids, kept, counts, noted_in=counts.long_rows),
-            self._finish_side(self._target, target_tokens, row_ids, kept, counts, noted_in=counts.long_targets),
+            self._finish_side(self._source, source_tokens, rendered, kept, counts, noted_in=counts.long_rows),
+            self._finish_side(self._target, target_tokens, rendered, kept, counts, noted_in=counts.long_targets),
         )
         for side, (_, _, is_cut) in zip((self._source, self._target), sides, strict=True):
             counts.add_rows(side.cut, row_ids[kept & is_cut])
@@ -137,19 +140,22 @@ class PairTokenizer(TaskTokenizer):
 
     def _render_pair(self, prompt: str, response: str, system: str | None) -> tuple[RenderedRow, RenderedRow]:
         source, target = render_text(put_system(system, prompt)), render_text(response)
+        end = len(source.text)
+        source.prompts = [*([(0, len(system))] if system else []), (end - len(prompt), end)]
         return self._look_through(source), self._look_through(target)
 
     def _finish_side(
         self,
         side: Side,
         tokens: list[list[int]],
-        row_ids: Int64Array,
+        rendered: RenderedRows,
         kept: BoolArray,
         counts: SplitCounts,
         *,
         noted_in: LongRows,
     ) -> tuple[Int32Array, Int64Array, BoolArray]:
         """Return ids and offsets of one side of all rows, and which were cut; what cannot be used leaves ``kept``."""
+        row_ids = rendered.row_ids
         ids, offsets = flatten_ids(tokens)
         nowhere = np.zeros(len(tokens), dtype=np.bool_)
         has_before = ~begins_with(ids, offsets, side.prefix) if side.prefix else nowhere
@@ -166,6 +172,9 @@ class PairTokenizer(TaskTokenizer):
         )
         # What is cut makes room for what is put around it.
         room = np.where(is_cut, np.maximum(side.limit - added - 1, 0), np.diff(offsets))
+        if side is self._source and is_cut.any():
+            self._shorten_texts(rendered, tokens, room, is_cut, counts)
+            ids, offsets = flatten_ids(tokens)
         ids, offsets = cut_ends(ids, offsets, room)
         has_text = np.diff(offsets) > 0
         counts.add_rows(side.nothing_left, row_ids[kept & ~has_text])

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
+
+from lm_tuning.data.rows import COLUMN_RANGES
 from lm_tuning.text.token_table import Int16Array, Int32Array, Int64Array
 
 CharRange = tuple[int, int]
@@ -13,7 +16,30 @@ Tools = list[dict[str, Any]]
 Conversation = tuple[list[Message], Tools | None]
 
 NOT_VERBATIM = "content_not_verbatim"
+TURN_LEFT_OUT = "turn_left_out"
+REASONING_LEFT_OUT = "reasoning_left_out"
 TOOLS_LEFT_OUT = "tools_left_out"
+EARLIER_SHORTENED = "earlier_answer_shortened"
+
+_OR_WARN = "or set tokenize.on_altered_content to warn"
+ALTERED = {
+    NOT_VERBATIM: ("with content that the chat template changes", f"Change those rows, {_OR_WARN}."),
+    TURN_LEFT_OUT: (
+        "with a turn that the chat template leaves out",
+        "Where that is the system turn, tokenize.system_turn: merge_into_user puts its text before that of the user; "
+        f"else take a model whose template shows it, {_OR_WARN}.",
+    ),
+    REASONING_LEFT_OUT: (
+        "with reasoning that the chat template does not show",
+        "Take a model whose template shows it (some want an argument, see tokenize.template_arguments), put the "
+        f"reasoning into the content as the model writes it, take it out of the rows, {_OR_WARN}.",
+    ),
+    TOOLS_LEFT_OUT: (
+        "with tools or tool calls that the chat template does not show whole",
+        f"Take a model whose template knows tools, {_OR_WARN}.",
+    ),
+}
+"""What a template may do to a row that ``tokenize.on_altered_content`` is about: in words, and how to fix it."""
 
 
 class RowRefused(Exception):
@@ -72,6 +98,8 @@ class RenderedRows:
         conversations: what each was rendered from; ``None`` where no template was used.
         labels: class of each row, ``(rows,)``; ``None`` for rows without classes.
         targets: the text that is to follow each row, for rows of two texts; else ``None``.
+        columns: start and end of each column in the prompt or text of each row, end to end; ``None`` where those are
+            one column by themselves.
     """
 
     row_ids: Int64Array
@@ -80,6 +108,41 @@ class RenderedRows:
     conversations: list[Conversation | None]
     labels: Int32Array | None = None
     targets: list[RenderedRow] | None = None
+    columns: pa.ListArray | None = None
+
+    def columns_of(self, place: int) -> list[CharRange]:
+        """Return the character ranges of the columns in the prompt or text of a row; empty where that is one column.
+
+        Args:
+            place: of the row.
+        """
+        edges = (self.columns[place].as_py() if self.columns is not None else None) or []
+        return list(zip(edges[::2], edges[1::2], strict=True))
+
+    def yielding(self, place: int) -> list[CharRange]:
+        """Return the characters that may give way in a row that no chat template wrote: columns, or whole prompts.
+
+        Args:
+            place: of the row.
+        """
+        row, columns = self.rows[place], self.columns_of(place)
+        prompts = row.prompts or [(0, len(row.text))]
+        if not columns:
+            return prompts
+        start = prompts[-1][0]
+        return [*prompts[:-1], *((start + low, start + high) for low, high in columns)]
+
+
+def column_ranges_of(batch: pa.RecordBatch, places: list[int]) -> pa.ListArray | None:
+    """Take the column ranges of some rows out of a batch of a stored split.
+
+    Args:
+        batch: rows of a stored split.
+        places: of the rows.
+    """
+    if COLUMN_RANGES not in batch.schema.names:
+        return None
+    return batch.column(COLUMN_RANGES).take(pa.array(places, pa.int64()))
 
 
 def render_text(text: str) -> RenderedRow:
@@ -113,13 +176,14 @@ def render_plain(prompt: str, response: str, system: str | None = None) -> Rende
         system: put before the prompt, an empty line between; ``None`` or empty for none.
     """
     before = put_system(system, prompt)
+    end = len(before)
     if before and response and not before[-1].isspace() and not response[0].isspace():
         before += "\n"
     text, start = before + response, len(before)
     word_follows_space = before[-1:] == " " and not response[:1].isspace()
     return RenderedRow(
         text,
-        prompts=[(0, start)],
+        prompts=[*([(0, len(system))] if system else []), (end - len(prompt), end)],
         answers=[(start, len(text))],
         is_closed=False,
         openings=[] if word_follows_space else [start],
@@ -138,20 +202,36 @@ def as_messages(prompt: str, response: str, system: str | None = None) -> list[M
     return [*messages, {"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
 
 
-def lacks_tools(text: str, messages: list[Message], tools: Tools | None) -> bool:
-    """Say whether a tool that a conversation offers or calls is not named in its text.
+def merge_system_turns(messages: list[Message]) -> list[Message]:
+    """Write every system turn into a user turn, an empty line between: the next one, or else the one before it.
 
-    Many chat templates know no tools and render such a conversation without them, and without a word.
+    A system turn with no user turn beside it becomes one itself.
 
     Args:
-        text: the conversation as text.
-        messages: its turns.
-        tools: what it may call.
+        messages: the conversation, left as it is.
     """
-    calls = [call for message in messages for call in message.get("tool_calls") or [] if isinstance(call, dict)]
-    for tool in [*(tools or []), *calls]:
-        function = tool.get("function")
-        name = (function if isinstance(function, dict) else tool).get("name")
-        if isinstance(name, str) and name not in text:
-            return True
-    return False
+    merged: list[Message] = []
+    waiting: list[str] = []
+    for message in messages:
+        if message["role"] == "system":
+            waiting.append(message.get("content") or "")
+            continue
+        if waiting:
+            system = "\n\n".join(waiting)
+            waiting = []
+            if message["role"] == "user":
+                merged.append({**message, "content": put_system(system, message.get("content") or "")})
+                continue
+            _append_user(merged, system)
+        merged.append(message)
+    if waiting:
+        _append_user(merged, "\n\n".join(waiting))
+    return merged
+
+
+def _append_user(messages: list[Message], text: str) -> None:
+    """Add words of the user, to the last turn where that is the user's."""
+    if messages and messages[-1]["role"] == "user":
+        messages[-1] = {**messages[-1], "content": put_system(messages[-1].get("content"), text)}
+    else:
+        messages.append({"role": "user", "content": text})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -18,6 +18,7 @@ from lm_tuning.text.counts import SplitCounts
 from lm_tuning.text.masks import TokenizedRow, added_prefix, tokenize_row
 from lm_tuning.text.placing import find_unlike
 from lm_tuning.text.rendering import (
+    CharRange,
     Conversation,
     Message,
     RenderedRow,
@@ -25,10 +26,14 @@ from lm_tuning.text.rendering import (
     RowRefused,
     Tools,
     as_messages,
+    column_ranges_of,
+    merge_system_turns,
     render_plain,
     render_text,
 )
 from lm_tuning.text.task_tokenizer import NOT_ROUND_TRIP, TaskTokenizer
+from lm_tuning.text.template_bounds import read_template
+from lm_tuning.text.template_call import REFUSED
 from lm_tuning.text.token_columns import (
     BoolArray,
     begins_with,
@@ -50,11 +55,16 @@ from lm_tuning.text.truncation import (
     OLD_TURNS_DROPPED,
     TOO_LONG,
     later_exchanges,
+    place_columns,
     shorten_row,
+    split_off_systems,
 )
 
 # Rows whose last token is not the end of an answer.
 _LOSES_ITS_END = {ANSWER_SHORTENED, END_CUT}
+_MERGED_IS_TAKEN = (
+    "(it takes this row with tokenize.system_turn: merge_into_user, which puts the system turn before the user's words)"
+)
 
 
 class RowTokenizer(TaskTokenizer):
@@ -67,7 +77,10 @@ class RowTokenizer(TaskTokenizer):
         *,
         max_length_tokens: int,
         truncation: str,
+        cut_prompt_at: str = "middle",
         loss_on: str,
+        system_turn: str = "keep",
+        template_arguments: Mapping[str, Any] | None = None,
         control_tokens: str = "auto",
     ) -> None:
         """Choose how rows become text.
@@ -77,12 +90,16 @@ class RowTokenizer(TaskTokenizer):
             format: ``text``, ``prompt_response``, ``messages`` or ``text_label`` (its label is the response).
             max_length_tokens: tokens that a row may have.
             truncation: what happens to longer rows, see ``shorten_row``.
+            cut_prompt_at: where ``truncate_prompt`` cuts: ``middle``, ``end`` or ``start``.
             loss_on: ``assistant``, ``completion`` or ``all``.
+            system_turn: ``keep``, or ``merge_into_user`` to put its text before that of the user turn.
+            template_arguments: further arguments of the chat template, by name.
             control_tokens: what happens to typed control tokens: ``as_text``, ``keep``, ``drop``, ``error``, or
                 ``auto``, which is ``keep`` for running text and ``as_text`` for everything else.
 
         Raises:
-            UserError: the format needs a chat template, and the tokenizer has none.
+            UserError: the format or an argument needs a chat template, and no template writes the rows; or the template
+                reads no such argument.
         """
         self._limit = max_length_tokens
         self._loss_on = "all" if format == "text" else loss_on
@@ -93,15 +110,27 @@ class RowTokenizer(TaskTokenizer):
                 "version of the model, put a chat_template.jinja into its folder, or give rows of prompt and response."
             )
         self.uses_template = has_template and format != "text"
+        if template_arguments and not self.uses_template:
+            why = "the rows are running text" if has_template else "the model's tokenizer has no chat template"
+            raise UserError(
+                f"tokenize.template_arguments = {dict(template_arguments)}: {why}, so no template reads them. Set "
+                "tokenize.template_arguments: {}."
+            )
         if control_tokens == "auto" and format == "text":
             control_tokens = "keep"
         super().__init__(
             tokenizer,
             truncation=truncation,
+            cut_prompt_at=cut_prompt_at,
             control_tokens=control_tokens,
-            template=tokenizer.get_chat_template() if self.uses_template else None,
+            template=read_template(tokenizer) if self.uses_template else None,
         )
-        self._chat = ChatRenderer(tokenizer, self._control) if self.uses_template else None
+        self._chat = (
+            ChatRenderer(tokenizer, self._control, template_arguments=template_arguments)
+            if self.uses_template
+            else None
+        )
+        self._merges_system = system_turn == "merge_into_user"
         self._format = format
         self._render = self._renderer(format)
         self._prefix = added_prefix(tokenizer)
@@ -118,6 +147,7 @@ class RowTokenizer(TaskTokenizer):
             batch.column("source").to_numpy()[places],
             [row for row, _ in made],
             [conversation for _, conversation in made],
+            columns=column_ranges_of(batch, places),
         )
 
     def encode(self, rendered: RenderedRows) -> list[Any]:
@@ -150,7 +180,29 @@ class RowTokenizer(TaskTokenizer):
 
     def _render_chat(self, messages: list[Message], tools: Tools | None) -> tuple[RenderedRow, Conversation]:
         assert self._chat is not None
-        return self._chat.render(messages, tools), (messages, tools)
+        try:
+            return self._chat.render(self._as_given(messages), tools), (messages, tools)
+        except RowRefused as refusal:
+            if refusal.reason != REFUSED or self._merges_system or not self._takes_merged(messages, tools):
+                raise
+            raise RowRefused(refusal.reason, f"{refusal.detail} {_MERGED_IS_TAKEN}") from refusal
+
+    def _as_given(self, messages: list[Message]) -> list[Message]:
+        """Return what the template gets of a conversation."""
+        if self._merges_system and any(message["role"] == "system" for message in messages):
+            return merge_system_turns(messages)
+        return messages
+
+    def _takes_merged(self, messages: list[Message], tools: Tools | None) -> bool:
+        """Try whether the template takes a conversation that it refused when its system turns are merged."""
+        assert self._chat is not None
+        if all(message["role"] != "system" for message in messages):
+            return False
+        try:
+            self._chat.render(merge_system_turns(messages), tools)
+        except RowRefused:
+            return False
+        return True
 
     def _finish_text(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
         """Finish running text: every token of it is learned, and a long row loses its end."""
@@ -271,7 +323,7 @@ class RowTokenizer(TaskTokenizer):
             try:
                 if isinstance(encoding, RowRefused):
                     raise encoding
-                row, notes = self._fit(rendered.rows[place], rendered.conversations[place], encoding, counts)
+                row, notes = self._fit(rendered, place, encoding, counts)
                 scored = scored_spans(row.spans, len(row.ids))
                 if not scored:
                     raise RowRefused(NO_ANSWER_LEFT)
@@ -295,18 +347,21 @@ class RowTokenizer(TaskTokenizer):
         return tokenize_row(rendered, encoding, loss_on=self._loss_on, prefix=self._prefix, end_id=self._end_id)
 
     def _fit(
-        self, rendered: RenderedRow, conversation: Conversation | None, encoding: Any, counts: SplitCounts
+        self, all_rendered: RenderedRows, place: int, encoding: Any, counts: SplitCounts
     ) -> tuple[TokenizedRow, list[str]]:
         """Tokenize one row within the limit, and say what that took."""
+        rendered = all_rendered.rows[place]
         row = self._tokens(rendered, encoding)
         notes = list(rendered.notes)
-        if len(row.ids) > self._limit:
-            counts.long_rows.add(np.array([len(row.ids)]), limit=self._limit)
-        messages, tools = conversation or (None, None)
+        if len(row.ids) <= self._limit:
+            return row, notes
+        counts.long_rows.add(np.array([len(row.ids)]), limit=self._limit)
+        messages, tools = all_rendered.conversations[place] or (None, None)
         while messages and len(row.ids) > self._limit and self._truncation == "truncate_prompt":
-            messages = later_exchanges(messages, 1 - self._limit / len(row.ids))
-            if messages is None:
+            later = later_exchanges(messages, 1 - self._limit / len(row.ids))
+            if later is None:
                 break
+            messages = later
             rendered, _ = self._render_chat(messages, tools)
             [encoding] = self._encoder.encode([rendered])
             if isinstance(encoding, RowRefused):
@@ -314,6 +369,27 @@ class RowTokenizer(TaskTokenizer):
             row = self._tokens(rendered, encoding)
             notes = [*dict.fromkeys([*notes, *rendered.notes, OLD_TURNS_DROPPED])]
         if len(row.ids) > self._limit:
-            row, note = shorten_row(row, rendered, encoding, limit=self._limit, truncation=self._truncation)
-            notes.append(note)
+            row, found = shorten_row(
+                row,
+                rendered,
+                encoding,
+                limit=self._limit,
+                truncation=self._truncation,
+                cut_prompt_at=self._cut_prompt_at,
+                yielding=self._yielding(rendered, messages, all_rendered, place),
+            )
+            notes += found
         return row, notes
+
+    def _yielding(
+        self, rendered: RenderedRow, messages: list[Message] | None, all_rendered: RenderedRows, place: int
+    ) -> list[CharRange]:
+        """Return the characters of a long row that may give way: its columns, or its turns."""
+        if messages is None:
+            return all_rendered.yielding(place)
+        if self._format != "messages":
+            prompt = messages[-2]["content"]
+            return place_columns(rendered, prompt, all_rendered.columns_of(place) or [(0, len(prompt))])
+        if self._merges_system:
+            return split_off_systems(rendered, [turn["content"] for turn in messages if turn["role"] == "system"])
+        return rendered.prompts

@@ -11,7 +11,9 @@ import numpy as np
 from lm_tuning.data.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.text.counts import CHANGED, DROPPED, SplitCounts
 from lm_tuning.text.decoding import decode
+from lm_tuning.text.limit_losses import measure_losses
 from lm_tuning.text.token_table import SPLITS, Int32Array, Span, TokenRow, TokenTable, open_split
+from lm_tuning.wording import count_of, noun_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,10 +37,11 @@ def summarize_split(
         label_map: id by name of the classes, for ``sequence_classification``.
 
     Returns:
-        Row and token counts, quantiles of the length in tokens, rows changed and dropped by reason, and how many rows
-        were too long and by how much. For rows with classes the rows of each class (``rows_by_class``) and the share of
-        the largest (``majority_fraction``); for others the learned tokens and their share. For rows of source and
-        target the quantiles of both, and the same about targets that were too long.
+        Row and token counts, quantiles of the length in tokens, rows changed and dropped by reason, how many rows were
+        too long and by how much, and ``lost_to_limits``, see ``measure_losses``. For rows with classes the rows of each
+        class (``rows_by_class``) and the share of the largest (``majority_fraction``); for others the learned tokens
+        and their share. For rows of source and target the quantiles of both, and the same about targets that were too
+        long.
     """
     num_tokens = int(table.lengths.sum(dtype=np.int64))
     facts: dict[str, Any] = {"num_rows_read": counts.num_read, "num_rows": len(table), "num_tokens": num_tokens}
@@ -56,6 +59,7 @@ def summarize_split(
         "changed": {reason: counts.counts[reason] for reason in CHANGED if counts.counts[reason]},
         "dropped": {reason: counts.counts[reason] for reason in DROPPED if counts.counts[reason]},
         "too_long": counts.long_rows.describe(),
+        "lost_to_limits": measure_losses(table, counts, task=task),
     }
     if task == SEQ2SEQ_LM:
         facts["targets_too_long"] = counts.long_targets.describe()
@@ -97,11 +101,12 @@ def describe_tokens(summary: Mapping[str, Any]) -> str:
     rows = ", ".join(f"{facts['num_rows']:,} {name}" for name, facts in splits.items())
     train = splits["train"]
     lengths = train["length_tokens"]
-    line = f"{rows} rows; train {train['num_tokens']:,} tokens"
+    noun = noun_for(list(splits.values())[-1]["num_rows"], "row")
+    line = f"{rows} {noun}; train {count_of(train['num_tokens'], 'token')}"
     a_row = f"{lengths['p50']} a row at the median, {lengths['max']} at most"
     if summary["task"] == SEQUENCE_CLASSIFICATION:
         largest = f"the largest has {train['majority_fraction']:.1%} of the training rows"
-        line += f", {a_row}; {train['num_classes']:,} classes, {largest}"
+        line += f", {a_row}; {count_of(train['num_classes'], 'class')}, {largest}"
     elif summary["task"] == SEQ2SEQ_LM:
         line += "; " + "; ".join(
             f"{part}s of {train[f'{part}_tokens']['p50']} at the median, {train[f'{part}_tokens']['max']} at most"
@@ -110,7 +115,7 @@ def describe_tokens(summary: Mapping[str, Any]) -> str:
     else:
         line += f", {train['supervised_fraction']:.0%} of them learned, {a_row}"
     dropped = sum(sum(facts["dropped"].values()) for facts in splits.values())
-    return f"{line}; {dropped:,} rows dropped" if dropped else line
+    return f"{line}; {count_of(dropped, 'row')} dropped" if dropped else line
 
 
 def mark_learned(tokenizer: Any, row: TokenRow) -> str:

@@ -5,18 +5,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
 from typing import Any, Self, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
 from lm_tuning.text.byte_table import ByteTable, is_byte_level
 from lm_tuning.text.control_tokens import TYPED_AS_TEXT, ControlTokens
 from lm_tuning.text.counts import LongRows, SplitCounts
-from lm_tuning.text.masks import RowEncoder, bare_backend
+from lm_tuning.text.masks import RowEncoder, bare_backend, inner_span
 from lm_tuning.text.placing import RowPlacer
 from lm_tuning.text.rendering import RenderedRow, RenderedRows, RowRefused
 from lm_tuning.text.token_columns import BoolArray
 from lm_tuning.text.token_table import Int64Array, TokenColumns
+from lm_tuning.text.truncation import PROMPT_EMPTIED, choose_cuts, is_emptied
 
 NOT_ROUND_TRIP = "not_round_trip"
 NO_TEXT_LEFT = "no_text_left"
@@ -38,18 +41,28 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
     uses_template = False
     _bytes: ByteTable | None = None
 
-    def __init__(self, tokenizer: Any, *, truncation: str, control_tokens: str, template: str | None = None) -> None:
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        truncation: str,
+        cut_prompt_at: str = "middle",
+        control_tokens: str,
+        template: str | None = None,
+    ) -> None:
         """Take a tokenizer.
 
         Args:
             tokenizer: a fast transformers tokenizer, for nothing else while the block lasts.
             truncation: ``truncate_prompt``, ``truncate_end``, ``drop`` or ``error``.
+            cut_prompt_at: where ``truncate_prompt`` cuts: ``middle``, ``end`` or ``start``.
             control_tokens: what happens to typed control tokens: ``as_text``, ``keep``, ``drop``, ``error``, or
                 ``auto``, which is ``as_text``.
             template: source of the chat template that writes the rows; ``None`` without one.
         """
         policy = "as_text" if control_tokens == "auto" else control_tokens
         self._truncation = truncation
+        self._cut_prompt_at = cut_prompt_at
         self._control = ControlTokens(tokenizer, template=template, policy=policy)
         # Byte-level tokenizers can spell everything; SmolLM2's and others' unknown token is one for something else.
         self._is_byte_level = is_byte_level(tokenizer.backend_tokenizer)
@@ -163,3 +176,35 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
         counts.add_rows(dropped_as, row_ids[is_long & ~is_cut])
         kept &= is_cut | ~is_long
         return is_cut
+
+    def _shorten_texts(
+        self,
+        rendered: RenderedRows,
+        tokens: list[list[int]],
+        room: Int64Array,
+        is_cut: BoolArray,
+        counts: SplitCounts,
+    ) -> None:
+        """Cut long texts in place of their ends: the longest column first, none of the fixed text between columns.
+
+        Args:
+            rendered: the rows.
+            tokens: token ids of each text; those of rows that are cut are replaced.
+            room: ``(rows,)``: tokens that the text of each row may keep.
+            is_cut: ``(rows,)``: which rows are cut.
+            counts: receives rows of which a column, or all, goes.
+        """
+        if self._truncation != "truncate_prompt":
+            return
+        for place in np.flatnonzero(is_cut & (room > 0)).tolist():
+            row, num_kept = rendered.rows[place], int(room[place])
+            [encoding] = self._encoder.encode([row])
+            spans = [inner_span(encoding, chars, len(row.text)) for chars in rendered.yielding(place)]
+            num_cut = min(len(tokens[place]) - num_kept, sum(end - start for start, end in spans))
+            cuts = choose_cuts(spans, encoding.offsets, num_cut=num_cut, cut_at=self._cut_prompt_at)
+            if is_emptied(spans, cuts):
+                counts.add(PROMPT_EMPTIED, int(rendered.row_ids[place]))
+            edges = [0, *chain.from_iterable(sorted(cuts)), len(encoding.ids)]
+            kept = [encoding.ids[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
+            # Fixed text alone may be too long.
+            tokens[place] = [*chain.from_iterable(kept)][:num_kept]

@@ -6,7 +6,7 @@ import gc
 import json
 import logging
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,8 +26,10 @@ from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.text.class_tokenizer import ClassTokenizer, refuse_unknown_classes
 from lm_tuning.text.control_tokens import TYPED
 from lm_tuning.text.counts import DROPPED, SplitCounts
+from lm_tuning.text.limit_losses import find_lost_classes, find_lost_splits
 from lm_tuning.text.pair_tokenizer import TARGET_TOO_LONG, PairTokenizer
-from lm_tuning.text.rendering import NOT_VERBATIM, TOOLS_LEFT_OUT, RenderedRows
+from lm_tuning.text.policy import find_unusable
+from lm_tuning.text.rendering import ALTERED, RenderedRows
 from lm_tuning.text.row_tokenizer import RowTokenizer
 from lm_tuning.text.summary import preview_tokens, summarize_split
 from lm_tuning.text.task_tokenizer import TaskTokenizer
@@ -37,7 +39,7 @@ from lm_tuning.text.truncation import TOO_LONG
 
 logger = logging.getLogger(__name__)
 
-TOKENS_VERSION = 3
+TOKENS_VERSION = 4
 """Raise it when the same rows and settings give other tokens: stored tokens of another version are not reused."""
 
 SUMMARY_NAME = "summary.json"
@@ -50,6 +52,8 @@ _CHUNK_BYTES = 1 << 19
 # Chunks that are with the tokenizer while the main thread works on others.
 _NUM_AHEAD = 2
 _NUM_ROWS_NAMED = 20
+# What transformers gives where a tokenizer's files name no longest text is about 1e30.
+_NO_LIMIT = 10**12
 
 
 def write_tokens(
@@ -61,9 +65,14 @@ def write_tokens(
     task: str = CAUSAL_LM,
     max_target_tokens: int = 128,
     truncation: str = "truncate_prompt",
+    cut_prompt_at: str = "middle",
     loss_on: str = "assistant",
     on_altered_content: str = "warn",
+    system_turn: str = "keep",
+    template_arguments: Mapping[str, Any] | None = None,
     control_tokens: str = "auto",
+    on_bad_row: str = "error",
+    max_bad_fraction: float = 0.05,
     on_progress: OnProgress = ignore_progress,
 ) -> dict[str, Any]:
     """Write ``train.arrow``, ``validation.arrow``, ``test.arrow``, ``summary.json``, ``preview.json``, ``report.json``.
@@ -78,20 +87,27 @@ def write_tokens(
         task: ``causal_lm`` (spans of tokens are learned), ``sequence_classification`` (the class of each row, by the
             label map of the splits) or ``seq2seq_lm`` (the response, which follows the prompt's tokens as a span).
         max_target_tokens: tokens that the target of a row may have, for ``seq2seq_lm``.
-        truncation: ``truncate_prompt``, ``truncate_end``, ``drop`` or ``error``, see ``shorten_row``; without an answer
-            in the row, or with one by itself, both ways to truncate cut the end.
+        truncation: ``truncate_prompt``, ``truncate_end``, ``drop`` or ``error``, see ``shorten_row``; running text and
+            targets lose their end by both ways to truncate.
+        cut_prompt_at: where ``truncate_prompt`` cuts: ``middle``, ``end`` or ``start``.
         loss_on: what is learned for ``causal_lm``: ``assistant`` (every answer), ``completion`` (the last one) or
             ``all``.
-        on_altered_content: ``warn`` or ``error``: what happens when the chat template changes what a row says.
+        on_altered_content: ``warn`` or ``error``: what happens when the chat template changes or leaves out what a row
+            says.
+        system_turn: ``keep`` or ``merge_into_user``: what the chat template gets of a system turn.
+        template_arguments: further arguments of the chat template, by name.
         control_tokens: what happens to typed control tokens, see ``RowTokenizer``.
+        on_bad_row: ``error`` or ``skip``: what happens when a row cannot be rendered or tokenized.
+        max_bad_fraction: share of such rows that ``skip`` lets pass, with those that were skipped in reading.
         on_progress: receives rows done.
 
     Returns:
         The summary, as stored.
 
     Raises:
-        UserError: the rows are of a format that the task cannot learn from, are too long, altered or hold control
-            tokens and that is to be an error, a class is in no training row, or no training row is left.
+        UserError: the rows are of a format that the task cannot learn from, cannot be rendered, are too long, altered
+            or hold control tokens and that is to be an error, a class is in no training row, the chat template does not
+            know an argument, or no row of a split, or of all classes but one, is left.
     """
     tables = {split: open_examples(examples, split) for split in SPLITS}
     total = sum(len(table) for table in tables.values())
@@ -99,6 +115,7 @@ def write_tokens(
         "max_length_tokens": max_length_tokens,
         **({"max_target_tokens": max_target_tokens} if task == SEQ2SEQ_LM else {}),
         "truncation": truncation,
+        "cut_prompt_at": cut_prompt_at,
         **({"loss_on": loss_on} if task == CAUSAL_LM else {}),
         "control_tokens": control_tokens,
     }
@@ -111,10 +128,17 @@ def write_tokens(
                 tokenizer.model_max_length,
             )
     format = tables["train"].format
+    if task == CAUSAL_LM:
+        options |= {"system_turn": system_turn, "template_arguments": dict(template_arguments or {})}
     format_problem = find_format_problem(format, task=task, path=str(examples))
     if format_problem:
         raise UserError(format_problem)
     splits = json.loads((examples / SPLITS_SUMMARY_NAME).read_text(encoding="utf-8"))
+    if splits.get("template") and not tables["train"].is_composed:
+        raise UserError(
+            f"The stored splits in {examples} were made by an earlier version, which did not note where the columns of "
+            "data.template stand in the text. Make them again: kedro run --pipelines=split"
+        )
     places = RowPlaces(splits["files"])
     label_map = splits.get("label_map")
     if task == SEQUENCE_CLASSIFICATION:
@@ -137,13 +161,18 @@ def write_tokens(
     for split in SPLITS:
         counts[split].warn(split, places)
     written = {split: open_split(folder, split) for split in SPLITS}
-    _check(
-        counts,
-        {split: len(table) for split, table in written.items()},
-        places,
-        on_altered_content=on_altered_content,
-        **options,
-    )
+    problems = find_unusable(counts, splits["files"], on_bad_row=on_bad_row, max_bad_fraction=max_bad_fraction)
+    problems += _find_errors(counts, places, on_altered_content=on_altered_content, **options)
+    max_positions = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
+    lost = find_lost_splits(counts, written, places, max_positions=max_positions, **options)
+    lost_classes, warnings = find_lost_classes(tables["train"], written["train"], label_map, task=task, **options)
+    for warning in warnings:
+        logger.warning("%s", warning)
+    problems += [*lost, *lost_classes]
+    if not len(written["train"]) and not lost:
+        problems.append(_describe_nothing_left(counts["train"], places, **options))
+    if problems:
+        raise UserError(problems)
     endings = counts["train"].endings + counts["validation"].endings + counts["test"].endings
     summary = {
         "task": task,
@@ -240,9 +269,8 @@ def _chunks(table: ExampleTable) -> Iterator[pa.RecordBatch]:
             start = end
 
 
-def _check(
+def _find_errors(
     counts: dict[str, SplitCounts],
-    num_rows: dict[str, int],
     places: RowPlaces,
     *,
     max_length_tokens: int,
@@ -251,8 +279,9 @@ def _check(
     control_tokens: str,
     max_target_tokens: int | None = None,
     **_: Any,
-) -> None:
-    """Stop when rows are what must not be, or when nothing is left to train on."""
+) -> list[str]:
+    """Return one sentence for each kind of rows that must not be there, by the parameters."""
+    is_altered = on_altered_content == "error"
     errors = {
         TOO_LONG: (
             truncation == "error",
@@ -264,39 +293,32 @@ def _check(
             f"with a target longer than tokenize.max_target_tokens = {max_target_tokens}",
             "Raise the limit, or set tokenize.truncation to truncate_end or drop.",
         ),
-        NOT_VERBATIM: (
-            on_altered_content == "error",
-            "with content that the chat template changes, while tokenize.on_altered_content is error",
-            "Change those rows, or set tokenize.on_altered_content to warn.",
-        ),
-        TOOLS_LEFT_OUT: (
-            on_altered_content == "error",
-            "with tools that the chat template does not show, while tokenize.on_altered_content is error",
-            "Take a model whose template knows tools, or set tokenize.on_altered_content to warn.",
-        ),
+        **{
+            reason: (is_altered, f"{what}, while tokenize.on_altered_content is error", advice)
+            for reason, (what, advice) in ALTERED.items()
+        },
         TYPED: (
             control_tokens == "error",
             "with a control token typed in them, while tokenize.control_tokens is error",
             "Change those rows, or set tokenize.control_tokens to auto, as_text, keep or drop.",
         ),
     }
-    problems = [
+    return [
         f"{split} rows {what}: {counts[split].describe(reason, places, num_named=_NUM_ROWS_NAMED)}. {advice}"
         for reason, (is_error, what, advice) in errors.items()
         for split in SPLITS
         if is_error and counts[split].counts[reason]
     ]
-    if problems:
-        raise UserError(problems)
-    if not num_rows["train"]:
-        train = counts["train"]
-        reasons = "; ".join(train.describe(reason, places) for reason in DROPPED if train.counts[reason])
-        limits = f"tokenize.max_length_tokens = {max_length_tokens}"
-        if max_target_tokens is not None:
-            limits += f" and tokenize.max_target_tokens = {max_target_tokens}"
-        raise UserError(
-            f"No training row is left after tokenizing with {limits}. Dropped: {reasons or 'there are none'}."
-        )
+
+
+def _describe_nothing_left(
+    counts: SplitCounts, places: RowPlaces, *, max_length_tokens: int, max_target_tokens: int | None = None, **_: Any
+) -> str:
+    reasons = "; ".join(counts.describe(reason, places) for reason in DROPPED if counts.counts[reason])
+    limits = f"tokenize.max_length_tokens = {max_length_tokens}"
+    if max_target_tokens is not None:
+        limits += f" and tokenize.max_target_tokens = {max_target_tokens}"
+    return f"No training row is left after tokenizing with {limits}. Dropped: {reasons or 'there are none'}."
 
 
 def _describe_tokenizer(tokenizer: Any) -> dict[str, Any]:

@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
+from lm_tuning.data.class_shares import choose_shown
 from lm_tuning.data.findings import RowPlaces
 from lm_tuning.data.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.text.counts import CHANGED, DROPPED, NUM_DETAILS, SplitCounts
+from lm_tuning.wording import code_span, count_of, escape_markdown
 
 REPORT_NAME = "report.json"
 
@@ -78,7 +82,7 @@ def _fates(counts: Mapping[str, SplitCounts], reasons: Mapping[str, str], places
 def _write_markdown(summary: Mapping[str, Any], dropped: list[dict[str, Any]], changed: list[dict[str, Any]]) -> str:
     tokenizer = summary["tokenizer"]
     special = {name: tokenizer[f"{name.lower()}_token"] for name in ("BOS", "EOS", "PAD")}
-    tokens = ", ".join(f"{name} `{token}`" if token else f"no {name}" for name, token in special.items())
+    tokens = ", ".join(f"{name} {code_span(token)}" if token else f"no {name}" for name, token in special.items())
     lines = [
         "## Tokens",
         "",
@@ -101,9 +105,9 @@ def _write_markdown(summary: Mapping[str, Any], dropped: list[dict[str, Any]], c
 
 def _describe_limits(summary: Mapping[str, Any]) -> str:
     """Say how long rows may be and what is learned of them."""
-    limit, truncation = f"at most {summary['max_length_tokens']:,} tokens", f"(`{summary['truncation']}`)"
+    limit, truncation = f"at most {count_of(summary['max_length_tokens'], 'token')}", f"(`{summary['truncation']}`)"
     if summary["task"] == SEQUENCE_CLASSIFICATION:
-        return f"{limit} a row {truncation}, each with one of {len(summary['label_map']):,} classes to learn"
+        return f"{limit} a row {truncation}, each with one of {count_of(len(summary['label_map']), 'class')} to learn"
     if summary["task"] == SEQ2SEQ_LM:
         return f"{limit} a source and {summary['max_target_tokens']:,} a target {truncation}, loss on the target"
     return f"{limit} a row {truncation}, loss on `{summary['loss_on']}`"
@@ -135,17 +139,19 @@ def _split_table(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _class_table(summary: Mapping[str, Any]) -> list[str]:
-    """Write how many rows of each class the splits hold, the largest in train first."""
+    """Write how many rows of each class the splits hold: the largest of each split, those of train first."""
     if summary["task"] != SEQUENCE_CLASSIFICATION:
         return []
     rows = {split: part["rows_by_class"] for split, part in summary["splits"].items()}
     names = sorted(summary["label_map"], key=lambda name: (-rows["train"][name], name))
+    counts = [np.array([of_split[name] for name in names], dtype=np.int64) for of_split in rows.values()]
+    shown = [names[place] for place in choose_shown(counts, most=_MAX_CLASSES)]
     lines = ["", f"| class | id | {' | '.join(rows)} |", f"|---|{'--:|' * (len(rows) + 1)}"]
-    for name in names[:_MAX_CLASSES]:
-        counts = " | ".join(f"{of_split[name]:,}" for of_split in rows.values())
-        lines.append(f"| {_cell(name)} | {summary['label_map'][name]} | {counts} |")
+    for name in shown:
+        cells = " | ".join(f"{of_split[name]:,}" for of_split in rows.values())
+        lines.append(f"| {_cell(name)} | {summary['label_map'][name]} | {cells} |")
     if len(names) > _MAX_CLASSES:
-        lines += ["", f"{len(names) - _MAX_CLASSES:,} smaller classes are in the JSON report."]
+        lines += ["", f"Classes that are not shown here, but in the JSON report: {len(names) - _MAX_CLASSES:,}."]
     return lines
 
 
@@ -162,7 +168,7 @@ def _describe_fates(fates: list[dict[str, Any]]) -> list[str]:
         lines.append(f"- {fate['num_rows']:,} in {fate['split']}: {fate['meaning']}.")
         for row in fate["rows"][:_NUM_ROWS_SHOWN]:
             lines.append(
-                f"  - {row['file']}, row {row['row']}"
+                f"  - {escape_markdown(row['file'])}, row {row['row']}"
                 + (f": {_cell(row['reason'])}" if row["reason"] != fate["meaning"] else "")
             )
         if fate["num_rows"] > _NUM_ROWS_SHOWN:
@@ -171,6 +177,5 @@ def _describe_fates(fates: list[dict[str, Any]]) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """Keep a text on one line of a table."""
-    line = " ".join(text.split()).replace("|", "\\|")
-    return line if len(line) <= _MAX_DETAIL_CHARACTERS else line[:_MAX_DETAIL_CHARACTERS] + "..."
+    """Write a text for a line of a list or table, shortened."""
+    return escape_markdown(text if len(text) <= _MAX_DETAIL_CHARACTERS else f"{text[:_MAX_DETAIL_CHARACTERS]}…")

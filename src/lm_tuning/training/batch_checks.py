@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from lm_tuning.text.token_table import IGNORE_INDEX
+from lm_tuning.training.alignment import check_targets
 from lm_tuning.training.health import Finding, HealthReport
-from lm_tuning.training.table_checks import check_table, check_tokenizer
+from lm_tuning.training.table_checks import check_table, check_tokenizer, step_teaches_nothing
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     import torch
@@ -28,66 +30,126 @@ LARGEST_LOGIT = {"float32": 1e4, "bfloat16": 1e3, "float16": 1e3}
 
 SHOWN_NAMES = 5
 
+_CUTS_LOOKED_AT = 8
+"""Steps whose cuts are looked at, spread over the run; only lengths are read for it."""
+
 
 def look_at_rows(health: HealthReport, model: Any, tokenizer: Any, steps: StepDataset) -> None:
     """Run the checks that need no forward pass, on the token table and on the first step.
 
     Args:
-        health: receives facts and findings.
+        health: receives facts and findings; what the table was found to hold before is not said again.
         model: as it will be trained.
         tokenizer: the model's.
         steps: the run's steps.
     """
-    rows = steps.plan.rows_of_step(0)
-    batch = steps[0]
-    groups = steps.task.cut(steps.table, rows, budget_tokens=steps.micro_batch_tokens, batching=steps.batching)
-    facts, in_table = check_table(steps.table, model, tokenizer, task=steps.task.name)
-    health.facts.update(facts)
-    findings = [
-        *check_tokenizer(tokenizer, model),
-        *in_table,
-        *check_micro_batches(batch, pad_id=steps.task.pad_id),
-        *check_padding(batch, num_slots_due=count_slots(steps, groups)),
-    ]
+    findings: list[Finding] = []
+    if "rows_looked_at" not in health.facts:
+        facts, in_table = check_table(steps.table, model, tokenizer, task=steps.task.name)
+        health.facts.update(facts)
+        findings += [*check_tokenizer(tokenizer, model), *in_table]
+    findings += look_at_layout(steps)
     for finding in findings:
         if not health.has(finding.code):
             health.add(finding)
 
 
-def count_slots(steps: StepDataset, groups: Sequence[Sequence[int]]) -> int:
-    """Count the positions that groups of rows take when each is padded to its longest row, or packed."""
-    slots = 0
-    for group in groups:
-        rows = np.asarray(group)
-        lengths = steps.table.lengths[rows].astype(np.int64)
-        if steps.task.name == "seq2seq_lm":
-            targets = steps.table.num_supervised[rows]
-            slots += len(rows) * int((lengths - targets).max() + targets.max())
-        elif steps.batching == "packed":
-            slots += int(lengths.sum())
-        else:
-            slots += len(rows) * int(lengths.max())
-    return slots
+def look_at_layout(steps: StepDataset) -> list[Finding]:
+    """Check how the first step is laid out, and how the run's steps are cut.
+
+    Args:
+        steps: the run's steps.
+    """
+    batch = steps[0]
+    return [
+        *check_micro_batches(batch, pad_id=steps.task.pad_id, decoder_start_id=_decoder_start(steps)),
+        *check_padding(batch, num_slots_due=count_slots(steps, steps.plan.rows_of_step(0))),
+        *check_cuts(steps),
+    ]
 
 
-def check_micro_batches(batch: StepBatch, *, pad_id: int) -> list[Finding]:
-    """Check that a step teaches something, and that its masks hide the padding and nothing else.
+def _decoder_start(steps: StepDataset) -> int | None:
+    return getattr(steps.task, "decoder_start_id", None)
+
+
+def count_slots(steps: StepDataset, rows: Any) -> int:
+    """Count the positions that rows need when they are cut as well as their lengths allow.
+
+    It is told from the lengths alone, apart from what cuts the steps of a run: rows that are padded lie beside those
+    of like length, packed ones one after another, filled up to what the kernels want.
+
+    Args:
+        steps: the run's steps.
+        rows: indices of the rows of one step.
+    """
+    lengths = np.sort(steps.table.lengths[rows].astype(np.int64))[::-1]
+    if steps.task.name == "seq2seq_lm":
+        targets = steps.table.num_supervised[rows].astype(np.int64)
+        sources = steps.table.lengths[rows].astype(np.int64) - targets
+        order = np.lexsort((-sources, -sources - targets))
+        return _count_padded([*zip(sources[order].tolist(), targets[order].tolist(), strict=True)], steps)
+    if steps.batching == "packed":
+        groups = steps.task.cut(steps.table, rows, budget_tokens=steps.micro_batch_tokens, batching="packed")
+        sizes = [int(steps.table.lengths[np.asarray(group)].sum()) for group in groups]
+        return sum(-(-size // steps.task.packing.slot_multiple) * steps.task.packing.slot_multiple for size in sizes)
+    return _count_padded([(length, 0) for length in lengths.tolist()], steps)
+
+
+def _count_padded(shapes: list[tuple[int, int]], steps: StepDataset) -> int:
+    """Count positions of rows in order, each ``(source, target)`` padded to the longest of its micro-batch."""
+    slots = num_rows = source = target = 0
+    for next_source, next_target in shapes:
+        wider = max(source, next_source), max(target, next_target)
+        if num_rows and sum(wider) * (num_rows + 1) > steps.micro_batch_tokens:
+            slots += num_rows * (source + target)
+            num_rows, wider = 0, (next_source, next_target)
+        num_rows += 1
+        source, target = wider
+    return slots + num_rows * (source + target)
+
+
+def check_cuts(steps: StepDataset) -> list[Finding]:
+    """Compare how some steps of the run are cut with the least padding that their rows' lengths allow.
+
+    Args:
+        steps: the run's steps; padded ones, since packed rows need no neighbours of like length.
+    """
+    total = steps.plan.total_steps
+    if steps.batching == "packed" or total < 1:
+        return []
+    used = due = tokens = 0
+    for step in sorted({round(index * (total - 1) / (_CUTS_LOOKED_AT - 1)) for index in range(_CUTS_LOOKED_AT)}):
+        rows = steps.plan.rows_of_step(step)
+        groups = steps.task.cut(steps.table, rows, budget_tokens=steps.micro_batch_tokens, batching=steps.batching)
+        used += sum(_count_group(steps, np.asarray(group)) for group in groups)
+        due += count_slots(steps, rows)
+        tokens += int(steps.table.lengths[rows].sum())
+    return _compare_padding(tokens, used, due, "the positions of steps across the run")
+
+
+def _count_group(steps: StepDataset, rows: Any) -> int:
+    """Count the positions of one padded micro-batch."""
+    lengths = steps.table.lengths[rows].astype(np.int64)
+    if steps.task.name != "seq2seq_lm":
+        return len(rows) * int(lengths.max())
+    targets = steps.table.num_supervised[rows]
+    return len(rows) * int((lengths - targets).max() + targets.max())
+
+
+def check_micro_batches(batch: StepBatch, *, pad_id: int, decoder_start_id: int | None = None) -> list[Finding]:
+    """Check that a step teaches something, and that targets and masks are those of its tokens.
 
     Args:
         batch: a step, on the CPU.
         pad_id: id of the padding.
+        decoder_start_id: what an encoder-decoder's targets start from; ``None`` for other models.
     """
     found = []
     if batch.num_supervised == 0:
-        found.append(
-            Finding(
-                code="step-teaches-nothing",
-                measured=f"none of the {batch.num_tokens} tokens of step {batch.step + 1} is learned",
-                expected="some in every step",
-                cause="All labels are masked, and a loss divided by 0 is NaN.",
-                change="Look at tokenize.loss_on, tokenize.truncation and tokenize.max_length_tokens.",
-            )
-        )
+        found.append(step_teaches_nothing(step=batch.step + 1, num_tokens=batch.num_tokens))
+    shifted = check_targets(batch, decoder_start_id=decoder_start_id)
+    if shifted is not None:
+        found.append(shifted)
     for index, micro_batch in enumerate(batch.micro_batches):
         fault = _find_mask_fault(micro_batch, pad_id)
         if fault is not None:
@@ -119,7 +181,7 @@ def _find_mask_fault(batch: MicroBatch, pad_id: int) -> str | None:
     if (mask != (np.arange(mask.shape[1])[None] < counts[:, None])).any():
         return "the mask has holes, or hides the beginning of rows"
     if counts.sum() != num_read:
-        return f"the mask shows {int(counts.sum())} positions of {num_read} real tokens"
+        return f"the mask shows {count_of(int(counts.sum()), 'position')} of {count_of(num_read, 'real token')}"
     if (ids[~mask] != pad_id).any():
         return "the mask hides something that is not padding"
     return None
@@ -132,13 +194,17 @@ def check_padding(batch: StepBatch, *, num_slots_due: int) -> list[Finding]:
         batch: a step.
         num_slots_due: positions that the same groups of rows take when padded to the longest row of each.
     """
-    share, due = (1 - batch.num_tokens / max(slots, 1) for slots in (batch.num_slots, num_slots_due))
+    return _compare_padding(batch.num_tokens, batch.num_slots, num_slots_due, "the first step's positions")
+
+
+def _compare_padding(num_tokens: int, num_slots: int, num_slots_due: int, what: str) -> list[Finding]:
+    share, due = (1 - num_tokens / max(slots, 1) for slots in (num_slots, num_slots_due))
     if share <= due + PADDING_SLACK:
         return []
     return [
         Finding(
             code="padding-above-plan",
-            measured=f"{share:.1%} of the first step's positions are padding",
+            measured=f"{share:.1%} of {what} are padding",
             expected=f"{due:.1%}, with rows of like length together",
             cause="Rows are padded to a fixed length, or are not grouped by length.",
             change="Look at what lays the micro-batches out, or set train.batching=packed.",

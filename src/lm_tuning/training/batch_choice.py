@@ -13,6 +13,12 @@ from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 logger = logging.getLogger(__name__)
 
 
+def plans_on_device(settings: TrainingSettings) -> bool:
+    """Say whether sizes are chosen by sending rows through the model, before the training itself loads it."""
+    is_open = settings.micro_batch_tokens is None or settings.activation_checkpointing is None
+    return settings.device == "cuda" and is_open
+
+
 def choose_batches(
     paths: TrainingPaths, settings: TrainingSettings, *, on_progress: OnProgress = ignore_progress
 ) -> tuple[TrainingSettings, BatchPlan]:
@@ -27,7 +33,7 @@ def choose_batches(
         Settings with both settled, and the plan that they come from.
     """
     tokens, checkpointing = settings.micro_batch_tokens, settings.activation_checkpointing
-    if settings.device == "cuda" and (tokens is None or checkpointing is None):
+    if plans_on_device(settings):
         from lm_tuning.training.planner import plan_batches
 
         plan = plan_batches(

@@ -40,6 +40,8 @@ class BatchPlan:
         not_tried: budgets that there was no time for.
         warning: why nothing could be measured; ``None`` when it was.
         file: where it is kept for the next training; ``None`` for one that was not measured.
+        memory: what the memory goes into, see :meth:`lm_tuning.training.memory_table.MemoryParts.table`; empty as long
+            as no model is loaded.
     """
 
     micro_batch_tokens: int
@@ -52,6 +54,18 @@ class BatchPlan:
     not_tried: list[int] = field(default_factory=list)
     warning: str | None = None
     file: str | None = None
+    memory: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def choice(self) -> dict[str, Any] | None:
+        """Return the point of the curve that was chosen; ``None`` without a curve."""
+        # Once compiled layers were measured, the choice is among those.
+        compiled = any(point["compiled"] for point in self.curve)
+        wanted = (self.micro_batch_tokens, self.activation_checkpointing, compiled)
+        for point in self.curve:
+            if (point["micro_batch_tokens"], point["activation_checkpointing"], point["compiled"]) == wanted:
+                return point
+        return None
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values."""

@@ -34,7 +34,10 @@ class KeepsCheckpoints:
         best: the best evaluation so far.
         start_step: optimizer steps done before this process.
         seconds_before: that training took before this process, until the checkpoint.
+        total_seconds_before: the same with loading and checks.
+        run_began: when the training of this process began, loading and checks included; by ``time.perf_counter``.
         began: when this process began to train, by ``time.perf_counter``.
+        owes_evaluation: a request to stop broke the evaluation of the present step off.
     """
 
     steps: StepDataset
@@ -44,8 +47,14 @@ class KeepsCheckpoints:
     best: BestCheckpoint
     start_step: int
     seconds_before: float = 0.0
+    total_seconds_before: float = 0.0
+    run_began: float = 0.0
     began: float = 0.0
+    owes_evaluation: bool = False
     args: Any
+    accelerator: Any
+    model: Any
+    optimizer: Any
     state: Any
     lr_scheduler: Any
     save_model: Any
@@ -61,7 +70,10 @@ class KeepsCheckpoints:
         self.health.facts = {**health["facts"], "resumed_from_step": checkpoint.step}
         self.health.findings = [Finding(**finding) for finding in health["findings"]]
         self.health.seconds += checkpoint.facts.get("health_seconds", 0.0)
+        self.owes_evaluation = checkpoint.facts.get("owes_evaluation", False)
         self.seconds_before = checkpoint.facts.get("training_seconds", 0.0)
+        # Checkpoints of earlier versions do not have the whole time.
+        self.total_seconds_before = checkpoint.facts.get("total_seconds", self.seconds_before)
         before = checkpoint.facts.get("total_steps")
         if before != len(self.steps):
             logger.warning(
@@ -96,36 +108,55 @@ class KeepsCheckpoints:
         return every is not None and step > 0 and (last or step % every == 0)
 
     def write_checkpoint(self) -> checkpoints.Checkpoint:
-        """Write everything a resume needs, aside, and rename it when it is whole."""
+        """Write everything a resume needs, aside, and rename it when it is whole.
+
+        Raises:
+            UserError: the disk is full, or takes no files for another reason; earlier checkpoints are kept.
+        """
         step = self.state.global_step
-        staging = checkpoints.staging_folder(self.loop.run_folder, step)
-        with transformers_bars_off():
-            self.save_model(str(staging), _internal_call=True)
-        self._save_optimizer_and_scheduler(str(staging))
-        self._save_scaler(str(staging))
-        self._save_rng_state(str(staging))
-        self.state.save_to_json(str(staging / "trainer_state.json"))
-        (staging / checkpoints.STEP_LOG).write_text(json.dumps(self.step_log.to_json()))
         best = None if self.best.value is None else asdict(self.best)
-        written = checkpoints.publish_checkpoint(
-            staging,
-            self.loop.run_folder,
-            step=step,
-            identity=self.loop.identity,
-            run_id=self.loop.run_id,
-            facts={
-                "total_steps": len(self.steps),
-                "best": best,
-                "health": self.health.to_json(),
-                "training_seconds": self.seconds_before + time.perf_counter() - self.began,
-                "health_seconds": self.health.seconds,
-            },
-        )
+        with checkpoints.writing_checkpoint(
+            self.loop.run_folder, step, estimated_bytes=self._estimate_checkpoint_bytes
+        ) as staging:
+            with transformers_bars_off():
+                self.save_model(str(staging), _internal_call=True)
+            self._save_optimizer_and_scheduler(str(staging))
+            self._save_scaler(str(staging))
+            self._save_rng_state(str(staging))
+            self.state.save_to_json(str(staging / "trainer_state.json"))
+            (staging / checkpoints.STEP_LOG).write_text(json.dumps(self.step_log.to_json()))
+            written = checkpoints.publish_checkpoint(
+                staging,
+                self.loop.run_folder,
+                step=step,
+                identity=self.loop.identity,
+                run_id=self.loop.run_id,
+                facts={
+                    "total_steps": len(self.steps),
+                    "best": best,
+                    "health": self.health.to_json(),
+                    "training_seconds": self.seconds_before + time.perf_counter() - self.began,
+                    "total_seconds": self.total_seconds_before + time.perf_counter() - self.run_began,
+                    "health_seconds": self.health.seconds,
+                    **({"owes_evaluation": True} if self.owes_evaluation else {}),
+                },
+            )
         protected = self.loop.run_folder / f"checkpoint-{self.best.step}" if self.loop.protect_best else None
         checkpoints.prune(self.loop.run_folder, keep=self.loop.keep_checkpoints, protect=protected)
         self.loop.on_checkpoint()
         logger.info("Checkpoint of step %d written to %s", step, written.path)
         return written
+
+    def _estimate_checkpoint_bytes(self) -> int:
+        """Return the size of the weights that are saved and of the optimizer's state, in bytes."""
+        model = self.accelerator.unwrap_model(self.model)
+        saves_all = not hasattr(model, "peft_config")
+        state = [value for values in self.optimizer.state.values() for value in values.values()]
+        tensors = [
+            *(weight for weight in model.parameters() if saves_all or weight.requires_grad),
+            *(value for value in state if isinstance(value, torch.Tensor)),
+        ]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Restore both, then let the present learning rate and number of steps hold.

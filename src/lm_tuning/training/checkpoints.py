@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import Any, ClassVar
 
 from lm_tuning.errors import UserError
 from lm_tuning.storage.atomic import sync_file, sync_folder
+from lm_tuning.storage.write_failures import close_files_of, explain_full_disk, folder_bytes
 
 MARKER = "lm_tuning_checkpoint.json"
 STEP_LOG = "step_log.json"
@@ -49,6 +52,10 @@ class RunIdentity:
         "plan_digest": "another order of rows (seed or data)",
     }
 
+    def describe_batch(self) -> str:
+        """Return the size of a step for a sentence; what is stored keeps its spelling, so that old checkpoints fit."""
+        return "1 row" if self.effective_batch == "1 rows" else self.effective_batch
+
     def differences(self, stored: dict[str, Any]) -> list[str]:
         """Name every part in which a stored identity differs, with both values."""
         found: list[str] = []
@@ -75,9 +82,14 @@ class Checkpoint:
 
 
 def new_run_folder(checkpoints: Path) -> Path:
-    """Create the folder of a new run; names sort by start time."""
+    """Create the folder of a new run; names sort by start time.
+
+    Raises:
+        UserError: the disk is full, or takes no files for another reason.
+    """
     folder = checkpoints / f"run-{datetime.now(UTC):%Y%m%dT%H%M%S%f}"
-    folder.mkdir(parents=True)
+    with explain_full_disk(folder):
+        folder.mkdir(parents=True)
     return folder
 
 
@@ -135,14 +147,60 @@ def check_resumable(checkpoint: Checkpoint, identity: RunIdentity) -> None:
         )
 
 
-def staging_folder(run_folder: Path, step: int) -> Path:
-    """Return an empty folder beside the checkpoints to write the next one in, and clear what a kill has left."""
-    half_deleted = (folder for folder in run_folder.glob("checkpoint-*") if not (folder / MARKER).is_file())
-    for leftover in [*run_folder.glob(".writing-*"), *half_deleted]:
-        shutil.rmtree(leftover)
-    folder = run_folder / f".writing-{step}"
-    folder.mkdir(parents=True)
-    return folder
+@contextmanager
+def writing_checkpoint(run_folder: Path, step: int, *, estimated_bytes: Callable[[], int]) -> Iterator[Path]:
+    """Yield an empty folder beside the checkpoints to write the next one in, and clear what a kill has left.
+
+    When the block fails, the folder goes: on a full disk the rest of the run (its log, its report) needs the space.
+
+    Args:
+        run_folder: the run's folder.
+        step: optimizer steps done.
+        estimated_bytes: returns about how much will be written; asked for where no earlier checkpoint shows it.
+
+    Yields:
+        The folder to fill, for :func:`publish_checkpoint`.
+
+    Raises:
+        UserError: the disk is full, or takes no files for another reason.
+    """
+    target, folder = run_folder / f"checkpoint-{step}", run_folder / f".writing-{step}"
+
+    def wanted_bytes() -> int:
+        complete = list_complete(run_folder)
+        return folder_bytes(complete[-1].path) if complete else estimated_bytes()
+
+    with explain_full_disk(
+        target,
+        what=f"the checkpoint of step {step}",
+        wanted_bytes=wanted_bytes,
+        go_on=lambda: describe_way_on(run_folder),
+    ):
+        half_deleted = (folder for folder in run_folder.glob("checkpoint-*") if not (folder / MARKER).is_file())
+        for leftover in [*run_folder.glob(".writing-*"), *half_deleted]:
+            shutil.rmtree(leftover)
+        folder.mkdir(parents=True)
+        try:
+            yield folder
+        except BaseException as error:
+            close_files_of(error)
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+def describe_way_on(run_folder: Path) -> str:
+    """Say which checkpoint of a run is kept and how to go on from it, or that there is none, in whole sentences.
+
+    Args:
+        run_folder: the run's folder.
+    """
+    complete = list_complete(run_folder)
+    if complete:
+        return (
+            f"The checkpoint of step {complete[-1].step} is kept in {complete[-1].path}; go on with the same command "
+            "and train.resume=true among its --params."
+        )
+    return "This run has no complete checkpoint to go on from; start it again."
 
 
 def publish_checkpoint(
@@ -151,7 +209,7 @@ def publish_checkpoint(
     """Turn a written folder into a complete checkpoint.
 
     Args:
-        staging: what :func:`staging_folder` gave, now filled.
+        staging: what :func:`writing_checkpoint` gave, now filled.
         run_folder: the run's folder.
         step: optimizer steps done.
         identity: what a resume will compare.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.training import checkpoints
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from lm_tuning.text.token_table import TokenTable
@@ -63,8 +64,9 @@ def check_schedule(settings: TrainingSettings, plan: StepPlan, validation_rows: 
     warmup_steps = math.ceil(warmup * plan.total_steps) if warmup < 1 else int(warmup)
     if warmup_steps and warmup_steps >= plan.total_steps:
         problems.append(
-            f"train.trainer.warmup_steps={settings.trainer['warmup_steps']} means {warmup_steps} warm-up steps, but "
-            f"the run has {plan.total_steps} steps in total: the learning rate would never reach its peak."
+            f"train.trainer.warmup_steps={settings.trainer['warmup_steps']} means "
+            f"{count_of(warmup_steps, 'warm-up step')}, but "
+            f"the run has {count_of(plan.total_steps, 'step')} in total: the learning rate would never reach its peak."
         )
     if settings.load_best and len(validation_rows) == 0:
         problems.append("train.load_best needs validation rows, but the validation split is empty (split.validation).")

@@ -20,6 +20,7 @@ from lm_tuning.training.head_loss import choose_head_loss
 from lm_tuning.training.layer_compile import CompiledLayers, find_layers, pays
 from lm_tuning.training.precision_context import autocast
 from lm_tuning.training.tasks import Packing
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from lm_tuning.text.token_table import TokenTable
@@ -81,7 +82,9 @@ def prepare_fast_path(
     fast = _choose_batching(ready, settings, longest)
     if settings.method != "full":
         lean = lora_forward.install(model)
-        fast.facts["adapters"] = f"lean forward pass in {lean} layers" if lean else "the library's forward pass"
+        fast.facts["adapters"] = (
+            f"lean forward pass in {count_of(lean, 'layer')}" if lean else "the library's forward pass"
+        )
     if task.name == "causal_lm":
         with autocast(settings.device, settings.compute_dtype):
             task.head_loss, reason = choose_head_loss(
@@ -152,9 +155,9 @@ def _choose_compiling(
         worth, estimate = pays(num_tokens=num_tokens, parameters=parameters, flops=flops)
         if not worth:
             return None, f"no, since {estimate}"
-        return compiled, f"{len(layers)} layers, since {estimate}"
+        return compiled, f"{count_of(len(layers), 'layer')}, since {estimate}"
     slow = "" if settings.device == "cuda" else "; on a CPU that seldom pays, and rows are still attended to one by one"
-    return compiled, f"{len(layers)} layers, as train.compile says{slow}"
+    return compiled, f"{count_of(len(layers), 'layer')}, as train.compile says{slow}"
 
 
 def _short_row(table: TokenTable) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,8 +13,10 @@ import torch
 from lm_tuning.text.decoding import decode
 from lm_tuning.text.token_table import NO_LABEL
 from lm_tuning.training import packed_attention
-from lm_tuning.training.batch_checks import check_logits, expected_fresh_head_loss, look_at_rows
+from lm_tuning.training.alignment import check_alignment
+from lm_tuning.training.batch_checks import SHOWN_NAMES, check_logits, expected_fresh_head_loss
 from lm_tuning.training.batches import StepBatch, StepDataset
+from lm_tuning.training.first_gradient import GradientDue, GradientMeasure
 from lm_tuning.training.first_loss import FirstLossDue, PlainLoss, measure_plain_loss
 from lm_tuning.training.health import (
     DROPOUT_TOLERANCE,
@@ -25,8 +28,11 @@ from lm_tuning.training.health import (
     stop_if_needed,
 )
 from lm_tuning.training.losses import PLAIN, LossShape
+from lm_tuning.training.movement import begin_movement
+from lm_tuning.training.out_of_memory import is_out_of_memory
 from lm_tuning.training.precision_context import autocast
 from lm_tuning.training.tasks import TrainingTask
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from lm_tuning.text.token_table import TokenRow
@@ -51,9 +57,10 @@ def look_before_training(
     has_noise: bool,
     device: str,
     compute_dtype: str,
+    learning_rate: float,
     tolerance: float,
     severity: Severity,
-) -> FirstLossDue:
+) -> FirstLossDue | None:
     """Fill the health report and say what is due, without touching the run's random state.
 
     Args:
@@ -66,11 +73,13 @@ def look_before_training(
         has_noise: whether training adds noise to embeddings.
         device: ``cpu`` or ``cuda``.
         compute_dtype: type of the forward pass.
+        learning_rate: the schedule's peak.
         tolerance: allowed relative difference of losses.
         severity: of a first loss that is off.
 
     Returns:
-        The first step's loss by a plain forward pass, to compare the first step with.
+        The first step's loss and gradient by a plain forward and backward pass, to compare the first step with;
+        ``None`` where the step has nothing supervised and the run goes on all the same.
 
     Raises:
         UserError: a check found what must not be trained on.
@@ -79,11 +88,16 @@ def look_before_training(
     task = steps.task
     batch = steps[0]
     rows = [steps.table[int(row)] for row in steps.plan.rows_of_step(0)]
+    if not batch.num_supervised:
+        return None  # there is no loss to measure, which the health report says
+    is_random = has_noise or has_dropout(model)
     on_gpu = [torch.cuda.current_device()] if device == "cuda" else []
     with torch.random.fork_rng(devices=on_gpu), autocast(device, compute_dtype):
-        plain = measure_plain_loss(task, model, rows, shape=shape, device=device)
+        plain, gradient = _measure(
+            task, model, rows, shape=shape, device=device, compute_dtype=compute_dtype, is_random=is_random
+        )
         own = _ask_model_class(task, model, plain.shortest_row, device=device)
-    is_random = has_noise or has_dropout(model)
+        alignments, shifted = check_alignment(task, model, plain.shortest_row, plain.shortest_nats, device=device)
     due = FirstLossDue(
         task=task,
         shape=shape,
@@ -120,12 +134,18 @@ def look_before_training(
             "first_example": _show_row(model, tokenizer, rows[0]),
         }
     )
-    look_at_rows(health, model, tokenizer, steps)
+    if alignments:
+        health.facts["nats_per_token_by_alignment"] = alignments
     for finding in check_logits(plain.logits, dtype=compute_dtype, has_fresh_head=has_fresh_head):
-        health.add(finding)
-    _check_model_loss(health, own, plain.shortest_nats)
+        health.add(_name_broken_weights(finding, model) if finding.code == "logits-not-finite" else finding)
+    if shifted is not None:
+        health.add(shifted)
+    # What is not a number, or of other labels, says nothing more of the rest: one cause, one finding.
+    is_sound = math.isfinite(plain.nats) and shifted is None
+    if is_sound:
+        _check_model_loss(health, own, plain.shortest_nats)
     # Randomness makes the step itself a vague witness of its layout; without it, the step says as much as this would.
-    agrees = not is_random or due.measure_layout(health, model, batch)
+    agrees = is_sound and (not is_random or due.measure_layout(health, model, batch))
     if agrees and has_fresh_head:
         check_fresh_head(health, plain)
     elif agrees and plain.nats > WORSE_FACTOR * untrained:
@@ -141,8 +161,62 @@ def look_before_training(
         )
     health.seconds += time.perf_counter() - began
     _say(health, task)
+    health.tell()
     stop_if_needed(health)
-    return due
+    if not is_sound:
+        return due
+    if gradient is not None:
+        health.facts["last_layer_measured_gradient_norm"] = gradient.norm
+    movement = begin_movement(
+        task,
+        model,
+        plain.shortest_row,
+        plain.shortest_nats,
+        peak=learning_rate,
+        device=device,
+        compute_dtype=compute_dtype,
+    )
+    return replace(due, gradient=gradient, movement=movement)
+
+
+def _measure(
+    task: TrainingTask,
+    model: Any,
+    rows: list[TokenRow],
+    *,
+    shape: LossShape,
+    device: str,
+    compute_dtype: str,
+    is_random: bool,
+) -> tuple[PlainLoss, GradientDue | None]:
+    """Measure loss and gradient of the first step's rows; the loss alone where memory does not suffice for both."""
+    # Only language models have a logit for every token of a vocabulary at every position.
+    vocabulary = 0 if task.unit == "row" else _num_classes(model, task)
+    measure = GradientMeasure(model, device=device, compute_dtype=compute_dtype, vocabulary=vocabulary)
+    try:
+        with measure.watching():
+            plain = measure_plain_loss(task, model, rows, shape=shape, device=device, gradient=measure)
+            return plain, measure.finish(plain.count, is_random=is_random)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    logger.info("The gradient before step 1 is not measured: it does not fit into the memory beside the model.")
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    return measure_plain_loss(task, model, rows, shape=shape, device=device), None
+
+
+def _name_broken_weights(finding: Finding, model: torch.nn.Module) -> Finding:
+    """Name the parameters that hold NaN or infinities, if it is they that make the logits so."""
+    broken = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.is_floating_point() and not bool(parameter.detach().isfinite().all())
+    ]
+    if not broken:
+        return replace(finding, cause="The weights are numbers, and the forward pass overflows.")
+    shown = ", ".join(broken[:SHOWN_NAMES]) + (f" and {len(broken) - SHOWN_NAMES} more" * (len(broken) > SHOWN_NAMES))
+    return replace(finding, cause=f"The weights hold NaN or infinities: {shown}.")
 
 
 def _ask_model_class(task: TrainingTask, model: Any, row: TokenRow, *, device: str) -> float | None:
@@ -242,17 +316,16 @@ def _say(health: HealthReport, task: TrainingTask) -> None:
         else "one class each"
     )
     logger.info(
-        "Before step 1: measured loss %.4f nats/%s (an untrained head would have %.2f); %d rows, %d tokens, "
-        "%s, padding %.1f %%, %d micro-batch%s; PAD %r (%s EOS %r); attention: %s",
+        "Before step 1: measured loss %.4f nats/%s (an untrained head would have %.2f); %s, %s, "
+        "%s, padding %.1f %%, %s; PAD %r (%s EOS %r); attention: %s",
         facts[f"first_step_measured_nats_per_{task.unit}"],
         task.unit,
         facts[f"untrained_head_nats_per_{task.unit}"],
-        facts["first_step_rows"],
-        facts["first_step_tokens"],
+        count_of(facts["first_step_rows"], "row"),
+        count_of(facts["first_step_tokens"], "token"),
         supervised,
         100 * facts["first_step_padding_fraction"],
-        facts["first_step_micro_batches"],
-        "" if facts["first_step_micro_batches"] == 1 else "es",
+        count_of(facts["first_step_micro_batches"], "micro-batch"),
         facts["pad_token"],
         "equals" if facts["pad_is_eos"] else "differs from",
         facts["eos_token"],

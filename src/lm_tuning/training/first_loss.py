@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lm_tuning.training.batches import StepBatch
+from lm_tuning.training.first_gradient import GradientDue, GradientMeasure, check_first_gradient, norm_of
 from lm_tuning.training.health import HealthReport, Severity, check_first_step, check_layout, stop_if_needed
 from lm_tuning.training.losses import PLAIN, LossShape, sum_nats
+from lm_tuning.training.movement import Movement
 from lm_tuning.training.precision_context import autocast
 from lm_tuning.training.tasks import TrainingTask, classification_head
 
@@ -43,6 +45,8 @@ class FirstLossDue:
         fresh_head_classes: classes of a new classification head; ``None`` for other models.
         device: ``cpu`` or ``cuda``.
         compute_dtype: type of the forward pass.
+        gradient: the gradient norm that is due; ``None`` where it was not measured.
+        movement: rows whose loss is measured again later; ``None`` for none.
     """
 
     task: TrainingTask
@@ -54,6 +58,29 @@ class FirstLossDue:
     fresh_head_classes: int | None
     device: str
     compute_dtype: str
+    gradient: GradientDue | None = None
+    movement: Movement | None = None
+
+    def check_gradient(self, health: HealthReport, batch: StepBatch, *, scale: float) -> None:
+        """Compare the gradient of step 1 with what is due, after its backward pass and before the weights change.
+
+        Args:
+            health: receives the finding.
+            batch: the first step.
+            scale: by which float16's scaler has multiplied the gradients.
+
+        Raises:
+            UserError: they differ, and the finding says stop.
+        """
+        if self.gradient is None or health.has("first-loss-off"):
+            return  # what scales a loss scales its gradient too
+        began = time.perf_counter()
+        health.facts["last_layer_gradient_norm"] = norm_of(self.gradient.parameters) / scale
+        finding = check_first_gradient(self.gradient, scale=scale, num_micro_batches=len(batch.micro_batches))
+        health.seconds += time.perf_counter() - began
+        if finding is not None:
+            health.add(finding)
+            stop_if_needed(health)
 
     def measure_layout(self, health: HealthReport, model: Any, batch: StepBatch) -> bool:
         """Measure the step again, through its micro-batches but without dropout; add a finding if they change it.
@@ -65,6 +92,8 @@ class FirstLossDue:
         with torch.random.fork_rng(devices=on_gpu), autocast(self.device, self.compute_dtype):
             path = measure_training_path(self.task, model, batch, shape=self.shape, device=self.device)
         health.facts[f"first_step_through_micro_batches_nats_per_{self.task.unit}"] = path
+        if not math.isfinite(path):
+            return True  # that is no matter of how rows lie beside each other
         finding = check_layout(self.nats, path, tolerance=max(self.tolerance, 0.02), batching=self.batching)
         if finding is not None:
             health.add(finding)
@@ -84,6 +113,8 @@ class FirstLossDue:
         """
         began = time.perf_counter()
         health.facts[f"first_step_logged_nats_per_{self.task.unit}"] = logged
+        if not math.isfinite(self.nats):
+            return  # said before the step
         finding = check_first_step(
             self.nats,
             logged,
@@ -124,12 +155,25 @@ def scale_fresh_head(task: TrainingTask, model: Any, batch: StepBatch, *, device
         logits = [task.logits(model, micro_batch.to(device)).float() for micro_batch in batch.micro_batches]
         spread = float(torch.cat(logits).std())
         if spread > FRESH_HEAD_SPREAD:
-            for name, parameter in classification_head(model).named_parameters():
-                # An adapter library keeps the original beside the copy that is trained.
-                if "original" not in name:
-                    parameter.mul_(FRESH_HEAD_SPREAD / spread)
+            for parameter in _head_parameters(model):
+                parameter.mul_(FRESH_HEAD_SPREAD / spread)
     model.train(was_training)
     return spread if spread > FRESH_HEAD_SPREAD else None
+
+
+def fresh_head_spread(model: Any) -> float:
+    """Return the standard deviation of a classification head's weights.
+
+    Args:
+        model: a classifier, with adapters or without.
+    """
+    return float(torch.cat([parameter.detach().float().flatten() for parameter in _head_parameters(model)]).std())
+
+
+def _head_parameters(model: Any) -> list[torch.nn.Parameter]:
+    """Return what is trained of a head: an adapter library keeps the original beside that copy."""
+    head = classification_head(model)
+    return [parameter for name, parameter in head.named_parameters() if "original" not in name]
 
 
 @dataclass(frozen=True)
@@ -141,6 +185,7 @@ class PlainLoss:
         logits: ``mean``, ``variance_over_classes`` (of one target, mean over them), ``min`` and ``max``.
         shortest_row: the shortest of the rows.
         shortest_nats: its own loss without smoothing and class weights, per supervised token, or of the row.
+        count: supervised tokens of all rows, or rows of a classifier.
         class_logits: ``(rows, classes)`` on the CPU, of a classifier; ``None`` for other tasks.
         labels: class of each of these rows, ``(rows,)``.
     """
@@ -149,12 +194,19 @@ class PlainLoss:
     logits: dict[str, float]
     shortest_row: TokenRow
     shortest_nats: float
+    count: int = 0
     class_logits: torch.Tensor | None = None
     labels: torch.Tensor | None = None
 
 
 def measure_plain_loss(
-    task: TrainingTask, model: Any, rows: Sequence[TokenRow], *, shape: LossShape, device: torch.device | str
+    task: TrainingTask,
+    model: Any,
+    rows: Sequence[TokenRow],
+    *,
+    shape: LossShape,
+    device: torch.device | str,
+    gradient: GradientMeasure | None = None,
 ) -> PlainLoss:
     """Measure the loss of rows with an ordinary forward pass, one by one or with others of the same length.
 
@@ -167,16 +219,25 @@ def measure_plain_loss(
         rows: tokenized rows.
         shape: label smoothing and class weights.
         device: where the model is.
+        gradient: receives the loss of each of them, to be sent backward; ``None`` for no gradient.
     """
     was_training = model.training
     model.eval()
     nats, count = 0.0, 0
     statistics, weights, class_logits, labels = [], [], [], []
     shortest, shortest_nats = rows[0], math.nan
-    with torch.no_grad():
-        for alike in _group_alike(task, rows, torch.device(device).type):
+    for alike in _group_alike(task, rows, torch.device(device).type):
+        goes_back = gradient is not None and gradient.takes(sum(len(row.input_ids) for row in alike))
+        with torch.set_grad_enabled(goes_back):
             logits, targets = task.logits_of_alike(model, alike, device=device)
-            nats += float(shape.sum_nats(logits, targets))
+            if not len(targets):
+                continue  # rows without anything supervised
+            summed = shape.sum_nats(logits, targets)
+            if goes_back and gradient is not None:
+                gradient.add(summed)
+        with torch.no_grad():
+            logits = logits.detach()
+            nats += float(summed)
             count += len(targets)
             values = logits.float()
             statistics.append(
@@ -198,7 +259,7 @@ def measure_plain_loss(
         "min": float(table[:, 2].min()),
         "max": float(table[:, 3].max()),
     }
-    plain = PlainLoss(nats / count, described, shortest, shortest_nats)
+    plain = PlainLoss(nats / count, described, shortest, shortest_nats, count=count)
     if not class_logits:
         return plain
     return replace(plain, class_logits=torch.cat(class_logits), labels=torch.cat(labels))

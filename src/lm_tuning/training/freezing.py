@@ -12,6 +12,7 @@ import torch
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.heads import HEAD
+from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -53,14 +54,24 @@ def freeze_modules(model: Any, patterns: Sequence[str]) -> list[str]:
     for name in frozen:
         modules[name].requires_grad_(False)
     logger.info(
-        "Frozen by train.freeze: %d modules, %s of %s parameters.",
-        len(frozen),
+        "Frozen by train.freeze: %s, %s of %s parameters.",
+        count_of(len(frozen), "module"),
         f"{sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad):,}",
         f"{sum(parameter.numel() for parameter in model.parameters()):,}",
     )
     if shared:
         logger.warning("Frozen with them, since they share their weights: %s.", ", ".join(shared))
     return frozen
+
+
+def find_frozen_parameters(model: Any, patterns: Sequence[str]) -> set[int]:
+    """Return the identities (``id``) of the parameters that patterns freeze, see :func:`freeze_modules`."""
+    return {
+        id(parameter)
+        for name, module in model.named_modules()
+        if name and any(_matches(name, pattern) for pattern in patterns)
+        for parameter in module.parameters()
+    }
 
 
 def _matches(name: str, pattern: str) -> bool:

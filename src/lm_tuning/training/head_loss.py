@@ -45,13 +45,21 @@ class HeadLoss:
     implementation: Implementation | None
     compute_dtype: torch.dtype
 
-    def __call__(self, hidden: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float) -> torch.Tensor:
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        *,
+        label_smoothing: float,
+        hits: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """Sum the loss.
 
         Args:
             hidden: ``(positions, features)``.
             targets: ``(positions,)``, ``IGNORE_INDEX`` for none.
             label_smoothing: share of the target that is spread over the vocabulary.
+            hits: receives what :func:`lm_tuning.training.linear_loss.count_hits` counts; only without gradient.
 
         Returns:
             A scalar in nats, float32.
@@ -63,6 +71,7 @@ class HeadLoss:
                 targets,
                 label_smoothing=label_smoothing,
                 vocabulary=self.head.out_features,
+                hits=hits,
             )
         if not torch.is_grad_enabled():
             # The others make gradients on the way, which nobody wants here.
@@ -73,7 +82,9 @@ class HeadLoss:
                 targets,
                 label_smoothing=label_smoothing,
                 compute_dtype=self.compute_dtype,
+                hits=hits,
             )
+        assert hits is None, "training counts no hits"
         return self.implementation(hidden, self.head.weight, self.head.bias, targets, label_smoothing)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
-from lm_tuning.errors import UserError
+from lm_tuning.errors import Interrupted, MachineFault, UserError
 from lm_tuning.text.decoding import decode
 from lm_tuning.training.health_codes import CODES, Severity
 
@@ -22,12 +24,16 @@ __all__ = [
     "ROUNDING_NATS",
     "Finding",
     "HealthReport",
+    "OnHealth",
+    "RunState",
     "Severity",
     "check_first_step",
     "check_layout",
     "has_dropout",
+    "ignore_health",
     "mark_supervised",
     "stop_if_needed",
+    "telling_refusals",
 ]
 
 logger = logging.getLogger(__name__)
@@ -53,6 +59,8 @@ class Finding:
         cause: the likely cause.
         change: the parameter to change, or what to do.
         severity: ``note``, ``warn`` or ``stop``; the code's own unless given.
+        is_fatal: whether the run could not go on with it: it would crash at the first such row. It stops whatever
+            ``train.health.severity`` says.
     """
 
     code: str
@@ -61,6 +69,7 @@ class Finding:
     cause: str
     change: str
     severity: Severity | None = None
+    is_fatal: bool = False
 
     def __post_init__(self) -> None:
         """Take the severity of the code where none is given."""
@@ -70,6 +79,35 @@ class Finding:
     def sentence(self) -> str:
         """Say it in one line."""
         return f"[{self.code}] {self.measured}; expected {self.expected}. {self.cause} {self.change}".strip()
+
+
+OnHealth = Callable[[dict[str, Any]], object]
+"""Receives the whole report, as JSON values, whenever there is something new in it."""
+
+
+def ignore_health(report: dict[str, Any]) -> None:
+    """Drop a report."""
+
+
+@dataclass
+class RunState:
+    """Which run a report is of, and how that run ended.
+
+    Attributes:
+        mlflow_run_id: its tracking run; ``None`` without tracking.
+        state: ``running``, and at the end ``finished``, ``stopped`` (by a finding), ``interrupted`` (by a signal),
+            ``out of memory``, ``refused`` (what was asked for cannot be done) or ``failed``. A process that is killed
+            outright leaves ``running``.
+        started: when the training began, as ISO 8601 in UTC; ``None`` before.
+        ended: likewise when it ended; ``None`` until then.
+        ended_by: the codes that stopped it, the signal or the kind of error; ``None`` for a finished run.
+    """
+
+    mlflow_run_id: str | None = None
+    state: str = "running"
+    started: str | None = None
+    ended: str | None = None
+    ended_by: str | None = None
 
 
 @dataclass
@@ -82,12 +120,47 @@ class HealthReport:
         seconds: time that the checks took, in seconds.
         severities: what the user wants of a code: ``note``, ``warn``, ``stop``, or ``off`` to leave it out. It comes
             before the severity of the finding.
+        run: which run this is, and how it ended.
+        on_change: receives the report when the run begins, with each finding and when the run ends.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     seconds: float = 0.0
     severities: Mapping[str, str] = field(default_factory=dict)
+    run: RunState = field(default_factory=RunState)
+    on_change: OnHealth = ignore_health
+
+    def begin(self) -> None:
+        """Note that the training begins, so that the report of an earlier run never passes for this one's."""
+        if self.run.started is None:
+            self.run.started = _now()
+            self.on_change(self.to_json())
+
+    @contextmanager
+    def closing(self) -> Iterator[None]:
+        """Note how the run ends, whatever ends it; a run that was refused before it began leaves no trace.
+
+        Raises:
+            BaseException: what the block raises.
+        """
+        try:
+            yield
+        except BaseException as error:
+            self._end(*self._explain_end(error))
+            raise
+        self._end("finished", None)
+
+    def tell(self) -> None:
+        """Hand the report out as it is now; trouble with that must not end a training, or hide what ended it."""
+        if self.run.started is None:
+            return
+        try:
+            self.on_change(self.to_json())
+        except Interrupted:
+            raise
+        except Exception as error:
+            logger.warning("The health report could not be written: %s", error)
 
     def add(self, finding: Finding) -> None:
         """Log a finding and keep it, unless the user switched its code off."""
@@ -97,6 +170,7 @@ class HealthReport:
         self.findings.append(wanted)
         level = {"note": logging.INFO, "warn": logging.WARNING}.get(str(wanted.severity), logging.ERROR)
         logger.log(level, "Health %s", wanted.sentence())
+        self.tell()
 
     def has(self, code: str) -> bool:
         """Say whether a finding of this code is there."""
@@ -112,19 +186,86 @@ class HealthReport:
             self.add(finding)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the report as JSON values."""
+        """Return the report as JSON values; numbers that JSON does not know, such as NaN, become their names."""
+        facts: dict[str, Any] = _name_not_finite(self.facts)
         return {
-            "facts": self.facts,
-            "findings": [asdict(finding) for finding in self.findings],
+            "run": asdict(self.run),
+            "facts": facts,
+            "findings": [
+                {name: value for name, value in asdict(finding).items() if name != "is_fatal"}
+                for finding in self.findings
+            ],
             "seconds": round(self.seconds, 3),
         }
+
+    def _explain_end(self, error: BaseException) -> tuple[str, str]:
+        from lm_tuning.training.out_of_memory import is_out_of_memory
+
+        if isinstance(error, Interrupted):
+            return "interrupted", error.signal_name
+        if isinstance(error, KeyboardInterrupt):
+            return "interrupted", "SIGINT"
+        stops = sorted({finding.code for finding in self.findings if finding.severity == "stop"})
+        if isinstance(error, UserError) and stops:
+            return "stopped", ", ".join(stops)
+        cause = error if error.__cause__ is None else error.__cause__
+        kind = type(cause).__name__
+        if is_out_of_memory(cause):
+            return "out of memory", kind
+        is_refused = isinstance(error, UserError) and not isinstance(error, MachineFault)
+        return ("refused" if is_refused else "failed"), kind
+
+    def _end(self, state: str, by: str | None) -> None:
+        self.run.state, self.run.ended, self.run.ended_by = state, _now(), by
+        self.tell()
 
     def _as_configured(self, finding: Finding) -> Finding | None:
         """Return the finding with the user's severity; ``None`` when it is off."""
         severity = self.severities.get(finding.code)
+        if finding.is_fatal:
+            ignored = (
+                ""
+                if severity in {None, "stop"}
+                else (f" train.health.severity cannot make it {severity}: the run would crash.")
+            )
+            return replace(finding, severity="stop", change=finding.change + ignored)
         if severity is None:
             return finding
         return None if severity == "off" else replace(finding, severity=cast("Severity", severity))
+
+
+@contextmanager
+def telling_refusals(on_health: OnHealth, *, run_id: str | None, is_resume: bool) -> Iterator[None]:
+    """Leave a report of a run that is refused before its training begins; a refused resume leaves the earlier one.
+
+    Args:
+        on_health: receives the report.
+        run_id: the tracking run.
+        is_resume: whether the run was to go on from a checkpoint.
+
+    Raises:
+        Exception: what the block raises.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_resume:
+            report = HealthReport(run=RunState(mlflow_run_id=run_id, started=_now()), on_change=on_health)
+            report._end(*report._explain_end(error))
+        raise
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _name_not_finite(value: Any) -> Any:
+    """Return a value of JSON with NaN and infinities as text."""
+    if isinstance(value, dict):
+        return {name: _name_not_finite(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_name_not_finite(inner) for inner in value]
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def has_dropout(model: torch.nn.Module) -> bool:

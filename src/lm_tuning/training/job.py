@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from lm_tuning.progress import OnProgress
 from lm_tuning.text.token_table import TokenTable, open_split
 from lm_tuning.training import checkpoints
-from lm_tuning.training.batch_choice import choose_batches
+from lm_tuning.training.batch_choice import choose_batches, plans_on_device
 from lm_tuning.training.batch_plan import BatchPlan
 from lm_tuning.training.continuation import check_schedule, find_checkpoint, identify_run
+from lm_tuning.training.health import HealthReport
 from lm_tuning.training.losses import LossShape
 from lm_tuning.training.model_setup import choose_loss_shape
 from lm_tuning.training.out_of_memory import MemoryUse
+from lm_tuning.training.pre_checks import check_rows_before_planning
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 from lm_tuning.training.step_plan import StepPlan, step_plan_of
 
@@ -57,23 +59,30 @@ class Job:
         )
 
 
-def settle(paths: TrainingPaths, settings: TrainingSettings, on_progress: OnProgress) -> Job:
+def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthReport, on_progress: OnProgress) -> Job:
     """Read the tokens, plan the steps and check all that can be checked without a model.
 
     Args:
         paths: where the tokens lie, and checkpoints and plans.
         settings: of the training.
+        health: begins here, once nothing refuses a resume any more: a refused one leaves the report of the run that
+            it would have continued.
         on_progress: receives the sizes that the batch planner tries.
 
     Raises:
         UserError: settings, tokens or checkpoint do not fit together.
     """
+    if not settings.resume:
+        health.begin()
     train_rows = open_split(paths.tokens, "train")
     validation_rows = open_split(paths.tokens, "validation")
     plan = step_plan_of(settings, train_rows)
     check_schedule(settings, plan, validation_rows)
     identity = identify_run(settings, plan)
     checkpoint = find_checkpoint(paths, settings, identity, plan)
+    health.begin()
+    if plans_on_device(settings):
+        check_rows_before_planning(health, settings, paths.tokens, train_rows)
     shape = choose_loss_shape(settings, train_rows)
     chosen, batch_plan = choose_batches(paths, settings, on_progress=on_progress)
     return Job(

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from lm_tuning.wording import count_of
+
 logger = logging.getLogger(__name__)
 
 COMPILE_SECONDS = 30.0
@@ -100,7 +102,7 @@ class CompiledLayers:
             run: makes the forward and backward pass; the caller throws its gradients away.
             facts: receives ``compile_seconds``, and ``compile_failure`` in words.
         """
-        logger.info("Compiling %d decoder layers, which takes up to a minute ...", len(self.layers))
+        logger.info("Compiling %s, which takes up to a minute ...", count_of(len(self.layers), "decoder layer"))
         facts.pop("compile_failure", None)  # of the process before a resume
         began = time.perf_counter()
         on_gpu = [torch.cuda.current_device()] if next(self.layers[0].parameters()).is_cuda else []
@@ -122,7 +124,7 @@ class CompiledLayers:
             )
         facts["compile_seconds"] = time.perf_counter() - began
         if "compile_failure" not in facts:
-            logger.info("Compiled %d decoder layers in %.0f s.", len(self.layers), facts["compile_seconds"])
+            logger.info("Compiled %s in %.0f s.", count_of(len(self.layers), "decoder layer"), facts["compile_seconds"])
 
     @contextmanager
     def paused(self) -> Iterator[None]:

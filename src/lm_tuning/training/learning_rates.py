@@ -6,9 +6,14 @@ from typing import Any
 
 from lm_tuning.training.health import Finding, HealthReport, stop_if_needed
 from lm_tuning.training.watched import StepNumbers, WatchedThing
+from lm_tuning.wording import count_of
 
 TINY_FRACTION = 0.01
 """Share of the peak under which next to nothing is learned."""
+
+TINY_RATE = 1e-9
+"""No optimizer in use learns anything at such a rate: weights of 0.01 would move by a hundred-thousandth of a percent a
+step, which is less than their rounding."""
 
 PEAK_FRACTION = 0.99
 """Share of the peak that counts as reached."""
@@ -46,14 +51,14 @@ class LearningRates(WatchedThing):
         rate = f"{self.highest:.3g}, {self.highest / self.peak:.3g} of the peak of {self.peak:.3g}"
         shorter = (
             "Shorten train.trainer.warmup_steps or raise train.num_epochs or train.max_steps, which are "
-            f"{self.num_steps} steps here."
+            f"{count_of(self.num_steps, 'step')} here."
         )
         if not self.num_updates:
             is_zero = self.highest == 0
             return [
                 Finding(
                     code="no-update-made",
-                    measured=f"none of {self.num_steps} steps changed the weights",
+                    measured=f"none of {count_of(self.num_steps, 'step')} changed the weights",
                     expected="an update a step",
                     cause="The learning rate is 0 at every step: the warm-up starts from 0 and the run ends with it."
                     if is_zero
@@ -61,11 +66,13 @@ class LearningRates(WatchedThing):
                     change=shorter if is_zero else "Set train.precision=bfloat16 or float32.",
                 )
             ]
+        if self.peak < TINY_RATE:
+            return [describe_tiny_peak(self.peak)]
         if self.highest < TINY_FRACTION * self.peak:
             return [
                 Finding(
                     code="learning-rate-tiny",
-                    measured=f"the highest learning rate of {self.num_steps} steps is {rate}",
+                    measured=f"the highest learning rate of {count_of(self.num_steps, 'step')} is {rate}",
                     expected="the peak itself",
                     cause="The run is far shorter than its schedule, so that hardly anything is learned.",
                     change=shorter,
@@ -75,8 +82,8 @@ class LearningRates(WatchedThing):
             return [
                 Finding(
                     code="warm-up-not-finished",
-                    measured=f"the run ends in its warm-up: the highest learning rate of {self.num_steps} steps is "
-                    f"{rate}",
+                    measured="the run ends in its warm-up: the highest learning rate of "
+                    f"{count_of(self.num_steps, 'step')} is {rate}",
                     expected="a warm-up that ends well before the run",
                     cause="The warm-up has more steps than the run.",
                     change=shorter,
@@ -86,7 +93,7 @@ class LearningRates(WatchedThing):
             return [
                 Finding(
                     code="peak-rate-not-reached",
-                    measured=f"the highest learning rate of {self.num_steps} steps is {rate}",
+                    measured=f"the highest learning rate of {count_of(self.num_steps, 'step')} is {rate}",
                     expected="the peak itself at one step at least",
                     cause="The schedule does not start from, or rise to, the rate that was asked for.",
                     change="Look at train.trainer.lr_scheduler_type and its keyword arguments, or set "
@@ -98,6 +105,21 @@ class LearningRates(WatchedThing):
     def facts(self) -> dict[str, Any]:
         """Return the highest rate and the updates made."""
         return {"learning_rate_max": self.highest, "num_updates": self.num_updates} if self.num_steps else {}
+
+
+def describe_tiny_peak(peak: float) -> Finding:
+    """Describe a learning rate with which nothing is learned.
+
+    Args:
+        peak: that the user asked for.
+    """
+    return Finding(
+        code="learning-rate-tiny",
+        measured=f"train.learning_rate = {peak:.3g}",
+        expected="about 1e-4 to 1e-3 for LoRA, 1e-5 to 5e-5 for all weights",
+        cause="The updates are smaller than the rounding of the weights, so that nothing is learned.",
+        change="Raise train.learning_rate.",
+    )
 
 
 def check_planned_rates(report: HealthReport, scheduler: Any, *, total_steps: int, peak: float) -> None:
@@ -114,6 +136,9 @@ def check_planned_rates(report: HealthReport, scheduler: Any, *, total_steps: in
     """
     lambdas = getattr(scheduler, "lr_lambdas", None)
     if not lambdas:
+        if peak < TINY_RATE:
+            report.revise(describe_tiny_peak(peak))
+            stop_if_needed(report)
         return
     base = float(scheduler.base_lrs[0])
     rates = LearningRates(peak)

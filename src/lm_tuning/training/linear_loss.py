@@ -16,6 +16,9 @@ from torch.nn.functional import cross_entropy, linear
 
 from lm_tuning.text.token_table import IGNORE_INDEX
 
+NUM_LIKELIEST = 5
+"""Tokens among which a target counts as found, beside the likeliest one alone."""
+
 PIECE_BYTES = {"cpu": 48 * 2**20, "cuda": 640 * 2**20}
 """Most that a piece's logits may take, in the type of the products."""
 
@@ -43,6 +46,7 @@ def linear_sum_nats(
     label_smoothing: float = 0.0,
     compute_dtype: torch.dtype | None = None,
     kernel: Kernel | None = None,
+    hits: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Sum the loss of a linear head over all targets.
 
@@ -54,13 +58,15 @@ def linear_sum_nats(
         label_smoothing: share of each target's probability that is spread over the vocabulary.
         compute_dtype: type of the matrix products; ``None`` is the weight's. Sums are float32 in any case.
         kernel: turns a piece's logits into its loss and their gradient; ``None`` is :func:`plain_kernel`.
+        hits: receives what :func:`count_hits` counts; only where no gradient is wanted.
 
     Returns:
         A scalar in nats, float32.
     """
     dtype = compute_dtype or weight.dtype
     if not torch.is_grad_enabled():
-        return _sum_forward(hidden, weight, bias, targets, label_smoothing, dtype)
+        return _sum_forward(hidden, weight, bias, targets, label_smoothing, dtype, hits)
+    assert hits is None, "training counts no hits"
     return _LinearSumNats.apply(hidden, weight, bias, targets, label_smoothing, dtype, kernel or plain_kernel)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -71,6 +77,7 @@ def _sum_forward(  # noqa: PLR0917
     targets: torch.Tensor,
     label_smoothing: float,
     dtype: torch.dtype,
+    hits: torch.Tensor | None,
 ) -> torch.Tensor:
     """Sum the loss where no gradient is wanted."""
     nats = torch.zeros((), dtype=torch.float32, device=hidden.device)
@@ -78,14 +85,35 @@ def _sum_forward(  # noqa: PLR0917
     with torch.autocast(hidden.device.type, enabled=False):
         matrix, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
         for start in range(0, len(hidden), size):
-            nats += cross_entropy(
-                linear(hidden[start : start + size].to(dtype), matrix, shift).float(),
+            logits, wanted = (
+                linear(hidden[start : start + size].to(dtype), matrix, shift),
                 targets[start : start + size],
+            )
+            if hits is not None:
+                hits += count_hits(logits, wanted)
+            nats += cross_entropy(
+                logits.float(),
+                wanted,
                 ignore_index=IGNORE_INDEX,
                 reduction="sum",
                 label_smoothing=label_smoothing,
             )
     return nats
+
+
+def count_hits(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Count the targets that are the likeliest token, and those that are among the five likeliest.
+
+    Args:
+        logits: ``(positions, vocabulary)``.
+        targets: token id of each position, ``(positions,)``, ``IGNORE_INDEX`` for none, which is never counted.
+
+    Returns:
+        Both counts, ``(2,)``, integers on the device.
+    """
+    likeliest = logits.topk(min(NUM_LIKELIEST, logits.shape[-1]), dim=-1).indices
+    is_hit = likeliest == targets[:, None]  # (positions, 5)
+    return torch.stack([is_hit[:, 0].sum(), is_hit.sum()])
 
 
 def plain_kernel(
@@ -235,6 +263,7 @@ def checkpointed_sum_nats(
     *,
     label_smoothing: float = 0.0,
     vocabulary: int,
+    hits: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Sum the loss of any head over all targets; each piece's logits are made again in the backward pass.
 
@@ -244,6 +273,7 @@ def checkpointed_sum_nats(
         targets: ``(positions,)``.
         label_smoothing: as for :func:`linear_sum_nats`.
         vocabulary: logits of a position.
+        hits: receives what :func:`count_hits` counts; only where no gradient is wanted.
 
     Returns:
         A scalar in nats, float32.
@@ -252,10 +282,13 @@ def checkpointed_sum_nats(
 
     def piece(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         logits = head(rows).float()
+        if hits is not None:
+            hits.add_(count_hits(logits, wanted))
         return cross_entropy(
             logits, wanted, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing
         )
 
+    assert hits is None or not torch.is_grad_enabled(), "the backward pass would count again"
     size = piece_positions(vocabulary, device=hidden.device.type, bytes_per_logit=4)
     nats = torch.zeros((), dtype=torch.float32, device=hidden.device)
     for start in range(0, len(hidden), size):

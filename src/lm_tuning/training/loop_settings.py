@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lm_tuning.training import checkpoints
 from lm_tuning.training.first_loss import FirstLossDue
+from lm_tuning.training.health import Finding
 from lm_tuning.training.layer_compile import CompiledLayers
 from lm_tuning.training.losses import LossShape
 from lm_tuning.training.out_of_memory import MemoryUse
@@ -36,6 +38,7 @@ class LoopSettings:
         second_look: tries larger micro-batches once they are compiled; ``None`` keeps their size.
         first_loss: what step 1 must log; ``None`` skips the check.
         memory: kept up to date, so that running out of memory can be explained.
+        check_trained: looks before the first step whether all that should be trained is.
         on_checkpoint: called when a checkpoint is complete, so that what was logged so far can be made safe too.
     """
 
@@ -55,4 +58,5 @@ class LoopSettings:
     replanner: Replanner
     layers: CompiledLayers | None = None
     second_look: SecondLook | None = None
+    check_trained: Callable[[Any], list[Finding]] = lambda model: []
     on_checkpoint: Callable[[], object] = lambda: None

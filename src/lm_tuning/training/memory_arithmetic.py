@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -57,16 +57,18 @@ class ModelBytes:
     """What a model holds in training beside activations, in bytes.
 
     Attributes:
-        weights: all of them and the buffers, as they lie in memory.
+        weights: all of them, as they lie in memory.
         gradients: of the trained ones.
         optimizer_state: what the optimizer keeps from step to step.
         optimizer_extra: what it holds besides while it makes a step, when activations are gone.
+        buffers: what a model keeps beside its weights, such as rotary positions.
     """
 
     weights: int
     gradients: int
     optimizer_state: int
     optimizer_extra: int
+    buffers: int = 0
 
 
 def measure_model(model: torch.nn.Module, *, optimizer: str | None = None, optimizer_args: str = "") -> ModelBytes:
@@ -77,7 +79,6 @@ def measure_model(model: torch.nn.Module, *, optimizer: str | None = None, optim
         optimizer: ``train.trainer.optim``; ``None`` for the Trainer's default.
         optimizer_args: ``train.trainer.optim_args``, as ``key=value,key=value``.
     """
-    tensors = [*model.parameters(), *model.buffers()]
     trained = [
         Parameter(tuple(parameter.shape), parameter.element_size())
         for parameter in model.parameters()
@@ -86,10 +87,11 @@ def measure_model(model: torch.nn.Module, *, optimizer: str | None = None, optim
     gradients = sum(parameter.numel * parameter.element_bytes for parameter in trained)
     name = optimizer or DEFAULT_OPTIMIZER
     return ModelBytes(
-        weights=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
+        weights=sum(tensor.numel() * tensor.element_size() for tensor in model.parameters()),
         gradients=gradients,
         optimizer_state=count_optimizer_state(trained, name, optimizer_args=optimizer_args),
         optimizer_extra=gradients if name in _COPYING else 0,
+        buffers=sum(tensor.numel() * tensor.element_size() for tensor in model.buffers()),
     )
 
 
@@ -144,7 +146,7 @@ class TrainingEstimate:
     """What a training would hold, by arithmetic alone, in bytes.
 
     Attributes:
-        fixed: weights, gradients and optimizer state.
+        fixed: weights, gradients and optimizer state; 0 where activations alone are estimated.
         per_token: activations of one token, kept for the backward pass.
         per_checkpointed_token: the same with activation checkpointing.
         head: logits, a piece of positions at a time.
@@ -175,12 +177,7 @@ def estimate_training(skeleton: Any, settings: TrainingSettings) -> TrainingEsti
         skeleton: the model without weights, as :func:`lm_tuning.models.loading.build_skeleton` makes it.
         settings: of the training.
     """
-    head = skeleton.get_output_embeddings() if hasattr(skeleton, "get_output_embeddings") else None
-    linear = {
-        name: (module.weight.shape[0], module.weight.shape[1])
-        for name, module in skeleton.named_modules()
-        if module is not head and _is_linear(module)
-    }
+    linear = _linear_shapes(skeleton)
     numel = sum(parameter.numel() for parameter in skeleton.parameters())
     in_linear = sum(a * b for a, b in linear.values())
     weights_bytes = _DTYPE_BYTES.get(settings.weights_dtype, _FLOAT32_BYTES)
@@ -201,14 +198,26 @@ def estimate_training(skeleton: Any, settings: TrainingSettings) -> TrainingEsti
         optimizer_args=settings.trainer.get("optim_args") or "",
     )
     gradients = sum(parameter.numel * parameter.element_bytes for parameter in trained)
+    return replace(estimate_activations(skeleton, settings), fixed=round(weights) + gradients + state)
+
+
+def estimate_activations(model: Any, settings: TrainingSettings) -> TrainingEstimate:
+    """Estimate what the passes of a training hold besides what :class:`ModelBytes` counts.
+
+    Args:
+        model: a skeleton or a loaded model, with adapters or without; quantized layers count by their true shapes.
+        settings: of the training.
+    """
+    linear = _linear_shapes(model)
+    head = _find_head(model)
     compute_bytes = _DTYPE_BYTES.get(settings.compute_dtype, _FLOAT32_BYTES)
-    config = skeleton.config.get_text_config()
+    config = model.config.get_text_config()
     layers = int(getattr(config, "num_hidden_layers", 1) or 1)
     hidden = int(getattr(config, "hidden_size", 0) or 0)
     passing = _ACTIVATION_FACTOR * compute_bytes * sum(a + b for a, b in linear.values())
     classes = head.weight.shape[0] if head is not None and settings.task != "sequence_classification" else 0
     return TrainingEstimate(
-        fixed=round(weights) + gradients + state,
+        fixed=0,
         per_token=round(passing),
         per_checkpointed_token=round(passing / layers + layers * hidden * compute_bytes),
         head=classes * _HEAD_BYTES * _HEAD_POSITIONS,
@@ -237,6 +246,23 @@ def _extra_moments(name: str, optimizer_args: str) -> int:
         return 0
     centered = name == "rmsprop" and given.get("centered", "").lower() in {"true", "1", "yes"}
     return int(given.get("momentum", "0") not in {"0", "0.0"}) + int(centered)
+
+
+def _find_head(model: Any) -> Any:
+    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+
+
+def _linear_shapes(model: Any) -> dict[str, tuple[int, int]]:
+    """Return both sides of every linear layer by its name, without the output head and the matrices of adapters."""
+    head = _find_head(model)
+    shapes = {}
+    for name, module in model.named_modules():
+        if module is head or not _is_linear(module) or ".lora_" in name:
+            continue
+        rows, columns = module.weight.shape if module.weight.dim() == 2 else (0, 0)
+        # A quantized layer's weight is packed, so its sides are told by the layer itself.
+        shapes[name] = (getattr(module, "out_features", rows), getattr(module, "in_features", columns))
+    return shapes
 
 
 def _is_linear(module: Any) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from lm_tuning.data.labels import refuse_unknown_weights
 from lm_tuning.errors import UserError
 from lm_tuning.training.adapters import add_lora, check_targets
-from lm_tuning.training.first_loss import scale_fresh_head
+from lm_tuning.training.first_loss import fresh_head_spread, scale_fresh_head
 from lm_tuning.training.freezing import freeze_modules
 from lm_tuning.training.losses import LossShape, balance_classes
 from lm_tuning.training.precision_context import autocast
@@ -95,7 +95,10 @@ def choose_loss_shape(settings: TrainingSettings, train_rows: TokenTable) -> Los
     weights = None
     if settings.class_weights is not None:
         label_map = settings.label_map or {}
-        counts = np.bincount(train_rows.labels, minlength=len(label_map)).tolist()
+        labels = train_rows.labels
+        # Classes that the head does not tell apart are named once the model is there.
+        known = labels[(labels >= 0) & (labels < len(label_map))]
+        counts = np.bincount(known, minlength=len(label_map)).tolist()
         weights = balance_classes(counts)
         if settings.class_weights != "balanced":
             given = settings.class_weights
@@ -115,13 +118,19 @@ def scale_head(ready: ReadyModel, steps: StepDataset, settings: TrainingSettings
         ready: the model.
         steps: the run's steps; rows of the first one are looked at.
         settings: of the training.
-        health: receives the spread.
+        health: receives the spread (standard deviation) of its weights, and of its logits where it was scaled.
     """
+    drawn = fresh_head_spread(ready.model)
     with autocast(settings.device, settings.compute_dtype):
         spread = scale_fresh_head(ready.task, ready.model, steps[0], device=settings.device)
+    weights = drawn if spread is None else fresh_head_spread(ready.model)
     health.facts["fresh_head_scaled_from_spread"] = spread
+    health.facts["fresh_head_weights_spread"] = weights
+    health.facts["fresh_head_drawn_weights_spread"] = drawn
+    scaled = ""
     if spread is not None:
-        logger.info("The new classification head was scaled down: its logits had a spread of %.2f.", spread)
+        scaled = f" (drawn with {drawn:.3g} and scaled down, since the logits had a spread of {spread:.2f})"
+    logger.info("The new classification head has weights with a spread of %.3g%s.", weights, scaled)
 
 
 def _quantization(settings: TrainingSettings) -> Any:

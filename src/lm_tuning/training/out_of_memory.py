@@ -17,6 +17,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.runtime.processor import read_processor
 from lm_tuning.training import checkpoints
 from lm_tuning.training.batches import MicroBatch
+from lm_tuning.wording import count_of
 
 SAFE_FRACTION = 0.9
 """Share of the free memory that an estimate fills: what is left over serves fragments and longer rows."""
@@ -220,8 +221,8 @@ def describe(use: MemoryUse, reading: MemoryReading, *, asked_bytes: int | None)
     if use.micro_batch is not None:
         batch = use.micro_batch
         what += (
-            f", with a micro-batch of {_plural(batch.num_rows, 'row')} in {batch.num_slots:,} token slots, the longest "
-            f"row of {_plural(_longest_row(batch), 'token')} "
+            f", with a micro-batch of {count_of(batch.num_rows, 'row')} in {batch.num_slots:,} token slots, the "
+            f"longest row of {count_of(_longest_row(batch), 'token')} "
             f"(train.micro_batch_tokens = {use.micro_batch_tokens:,})"
         )
     checkpointing = "with" if use.gradient_checkpointing else "without"
@@ -295,10 +296,6 @@ def _resident_bytes() -> int:
     except OSError:
         return 0
     return int(pages) * resource.getpagesize()
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def _size(num_bytes: int) -> str:

@@ -16,6 +16,10 @@ import torch
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
+from lm_tuning.training.ranges import work_range
+from lm_tuning.training.trace_table import ATTENTION
+from lm_tuning.wording import count_of
+
 NAME = "lm_tuning_packed"
 """How transformers' models ask for it."""
 
@@ -56,7 +60,7 @@ def why_not(model: Any, *, device: str, longest_row_tokens: int) -> str | None:
     window = getattr(config, "sliding_window", None)
     slides = "sliding_attention" in layers or (not layers and getattr(config, "use_sliding_window", True))
     if window is not None and slides and longest_row_tokens > window:
-        return f"{kind} looks back {window} tokens at most and the longest row has {longest_row_tokens}"
+        return f"{kind} looks back {count_of(window, 'token')} at most and the longest row has {longest_row_tokens}"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return f"{kind} bounds its attention scores, which the kernel for packed rows does not"
     dropped = max(getattr(config, name, None) or 0.0 for name in _DROPOUTS)
@@ -104,20 +108,37 @@ def packed_attention(
     unknown = [name for name in _UNREADABLE if others.get(name) is not None]
     if unknown or attention_mask is not None:
         raise ValueError(f"attention over packed rows knows no {', '.join(unknown) or 'mask'}")
+    with work_range(ATTENTION):
+        attended = _attend(
+            query, key, value, bounds=cu_seq_lens_q, longest=max_length_q, scaling=scaling, dropout=dropout
+        )
+    return attended, None
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    bounds: torch.Tensor | None,
+    longest: int | None,
+    scaling: float | None,
+    dropout: float,
+) -> torch.Tensor:
+    """Run the kernel that takes these tensors; see :func:`packed_attention` for shapes."""
     grouped = query.shape[1] != key.shape[1]
-    if cu_seq_lens_q is None:
+    if bounds is None:
         out = scaled_dot_product_attention(
             query, key, value, dropout_p=dropout, is_causal=query.shape[2] > 1, scale=scaling, enable_gqa=grouped
         )
-        return out.transpose(1, 2), None
+        return out.transpose(1, 2)
     if torch.is_autocast_enabled(query.device.type):
         # What autocast does before PyTorch's own attention; norms of float32 weights leave float32 queries and keys.
         dtype = torch.get_autocast_dtype(query.device.type)
         query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
     if query.is_cuda and query.dtype in _KERNEL_TYPES and query.shape[-1] <= _MAX_KERNEL_HEAD and not dropout:
-        assert max_length_q is not None
-        return _varlen(query, key, value, bounds=cu_seq_lens_q, longest=max_length_q, scaling=scaling), None
-    bounds = cu_seq_lens_q.tolist()
+        assert longest is not None
+        return _varlen(query, key, value, bounds=bounds, longest=longest, scaling=scaling)
     rows = [
         scaled_dot_product_attention(
             query[:, :, a:b],
@@ -128,10 +149,10 @@ def packed_attention(
             scale=scaling,
             enable_gqa=grouped,
         )
-        for a, b in pairwise(bounds)
+        for a, b in pairwise(bounds.tolist())
         if b > a
     ]
-    return torch.cat(rows, dim=2).transpose(1, 2), None
+    return torch.cat(rows, dim=2).transpose(1, 2)
 
 
 def _varlen(

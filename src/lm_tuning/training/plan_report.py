@@ -35,11 +35,19 @@ def draw_plan(plan: BatchPlan) -> Figure:
     from matplotlib.figure import Figure
 
     if not plan.curve:
-        figure = Figure(figsize=(8, 1.5))
-        figure.text(0.5, 0.5, f"Not measured: {plan.reason}.", ha="center", va="center", wrap=True)
+        figure = Figure(figsize=(8, 3 if plan.memory else 1.5))
+        height = 0.85 if plan.memory else 0.5
+        figure.text(0.5, height, f"Not measured: {plan.reason}.", ha="center", va="center", wrap=True, parse_math=False)
+        if plan.memory:
+            _draw_parts(figure.add_axes((0.05, 0.2, 0.9, 0.2)), plan)
         return figure
-    figure = Figure(figsize=(8, 6), layout="constrained")
-    speed, memory = figure.subplots(2, 1, sharex=True)
+    figure = Figure(figsize=(8, 7.5 if plan.memory else 6), layout="constrained")
+    if plan.memory:
+        speed, memory, parts = figure.subplots(3, 1, height_ratios=[4, 4, 1])
+        speed.sharex(memory)
+        _draw_parts(parts, plan)
+    else:
+        speed, memory = figure.subplots(2, 1, sharex=True)
     total = plan.facts.get("total_bytes")
     for mode in _MODES:
         points = sorted(
@@ -66,7 +74,7 @@ def draw_plan(plan: BatchPlan) -> Figure:
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize="small")
-    speed.set_title(plan.facts.get("device", ""))
+    speed.set_title(plan.facts.get("device", ""), parse_math=False)
     return figure
 
 
@@ -85,11 +93,28 @@ def tabulate_plan(plan: BatchPlan) -> str:
         ]
         lines += [_row(point, plan, total) for point in plan.curve]
         lines += ["", NOT_COMPILED]
+    if plan.memory:
+        lines += ["", "| part of the memory | GiB | |", "|---|---:|---|"]
+        lines += [f"| {row['part']} | {_gib(row['bytes'])} | {row['source']} |" for row in plan.memory]
+        lines += [f"| all | {_gib(sum(row['bytes'] for row in plan.memory))} | |", ""]
     if plan.not_tried:
         lines.append(f"Not tried for want of time: {', '.join(f'{size:,}' for size in plan.not_tried)}.")
     if plan.warning:
         lines.append(plan.warning)
     return "\n".join(lines) + "\n"
+
+
+def _draw_parts(axes: Axes, plan: BatchPlan) -> None:
+    """Draw the parts of the memory as one bar."""
+    start = 0.0
+    for place, row in enumerate(plan.memory):
+        size = row["bytes"] / _GIB
+        label = f"{row['part']} {size:.2f}" + (" (estimated)" if row["source"] == "estimated" else "")
+        axes.barh(0, size, left=start, color=f"C{place}", label=label)
+        start += size
+    axes.set_yticks([])
+    axes.set_xlabel("memory of the chosen size by part (GiB)")
+    axes.legend(fontsize="x-small", ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
 
 
 def _draw_mode(speed: Axes, memory: Axes, points: list[dict[str, Any]], *, total: int | None) -> None:
@@ -118,14 +143,7 @@ def _draw_mode(speed: Axes, memory: Axes, points: list[dict[str, Any]], *, total
 
 
 def _row(point: dict[str, Any], plan: BatchPlan, total: int | None) -> str:
-    # Once compiled layers were measured, the choice is among those.
-    compiled = any(_mode(each)[1] for each in plan.curve)
-    is_choice = (point["micro_batch_tokens"], *_mode(point)) == (
-        plan.micro_batch_tokens,
-        plan.activation_checkpointing,
-        compiled,
-    )
-    note = "chosen" if is_choice else {"measured": ""}.get(point["outcome"], point["outcome"])
+    note = "chosen" if point is plan.choice else {"measured": ""}.get(point["outcome"], point["outcome"])
     if point["outcome"] == "measured" and not point["fits"]:
         note = f"{note}, over the share".removeprefix(", ")
     speed, taken = point["tokens_per_second"], point["predicted_total_bytes"]

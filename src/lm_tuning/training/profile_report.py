@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from lm_tuning.evaluation.report_text import in_cell, number, shorten
+from lm_tuning.evaluation.report_text import number, shorten
 from lm_tuning.training.profiling import TrainingProfile
 from lm_tuning.training.trace_table import TraceTable
+from lm_tuning.wording import count_of, escape_markdown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -102,9 +103,9 @@ def write_profile(profile: TrainingProfile, facts: dict[str, str]) -> str:
     lines = [
         "# Profile of a training",
         "",
-        *(f"- {in_cell(name)}: {in_cell(value)}" for name, value in facts.items()),
-        f"- profiled: {table.num_steps} steps of {1000 * table.seconds / steps:,.1f} ms, profiler included; the steps "
-        f"before ran at {number(profile.tokens_per_second, 0)} real tokens a second",
+        *(f"- {escape_markdown(name)}: {escape_markdown(value)}" for name, value in facts.items()),
+        f"- profiled: {count_of(table.num_steps, 'step')} of {1000 * table.seconds / steps:,.1f} ms, profiler "
+        f"included; the steps before ran at {number(profile.tokens_per_second, 0)} real tokens a second",
         "",
         "## Where the time went",
         "",
@@ -113,7 +114,7 @@ def write_profile(profile: TrainingProfile, facts: dict[str, str]) -> str:
         "",
         "| work | share | ms a step | operations a step |",
         "|---|---:|---:|---:|",
-        *(f"| {' | '.join(map(in_cell, row))} |" for row in group_rows(table)),
+        *(f"| {' | '.join(map(escape_markdown, row))} |" for row in group_rows(table)),
         "",
         f"## The {_NUM_OPERATIONS} longest operations",
         "",

@@ -15,8 +15,11 @@ import numpy as np
 from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.models.stored_generation import complete_adapter_config, write_card
 from lm_tuning.storage.atomic import sync_folder
+from lm_tuning.storage.write_failures import close_files_of, explain_full_disk
+from lm_tuning.training import checkpoints
 from lm_tuning.training.adapters import save_adapter
 from lm_tuning.training.phases import PHASES
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -32,6 +35,8 @@ _WARM_STEPS = 2
 _WINDOWS = 10
 _EFFICIENCY = (
     "tokens_per_second",
+    "samples_per_second",
+    "steps_per_second",
     "step_seconds_p10",
     "step_seconds_median",
     "step_seconds_p90",
@@ -40,7 +45,12 @@ _EFFICIENCY = (
     "loader_wait_fraction",
     *(f"{phase}_fraction" for phase in PHASES),
     "logging_fraction",
+    "health_fraction",
     "peak_memory_bytes",
+    "gpu_utilization_fraction",
+    "gpu_power_watts",
+    "gpu_memory_used_bytes",
+    "gpu_memory_total_bytes",
     "model_flops_per_token",
     "model_flops_per_second",
     "device_name",
@@ -51,6 +61,7 @@ _EFFICIENCY = (
     "mfu_of_measured",
     "training_seconds",
     "health_seconds",
+    "first_look_seconds",
     "total_seconds",
 )
 
@@ -96,13 +107,50 @@ def save_tuned_model(
         facts: written as ``tuning.json``.
         generation: the ``GenerationConfig`` that the model is evaluated with; ``None`` for a model without answers.
         label_map: id of each class by its name, written as ``label_map.json`` and into the config of a full model.
+
+    Raises:
+        UserError: the disk is full, or takes no files for another reason.
     """
-    staging = folder.with_name(f".{folder.name}-writing")
-    shutil.rmtree(staging, ignore_errors=True)
     model.config.use_cache = True
     if label_map is not None:
         model.config.id2label = {place: name for name, place in label_map.items()}
         model.config.label2id = dict(label_map)
+    run_folder = folder.parent
+    with explain_full_disk(
+        folder,
+        what="the tuned model",
+        wanted_bytes=lambda: sum(
+            weight.numel() * weight.element_size()
+            for weight in model.parameters()
+            if weight.requires_grad or not hasattr(model, "peft_config")
+        ),
+        go_on=lambda: f"All steps were trained. {checkpoints.describe_way_on(run_folder)}",
+    ):
+        staging = folder.with_name(f".{folder.name}-writing")
+        shutil.rmtree(staging, ignore_errors=True)
+        try:
+            _write_model(model, tokenizer, staging, facts=facts, generation=generation, label_map=label_map)
+            sync_folder(staging)
+        except BaseException as error:
+            close_files_of(error)
+            shutil.rmtree(staging, ignore_errors=True)
+            raise
+        if folder.exists():
+            shutil.rmtree(folder)
+        staging.rename(folder)
+    return folder
+
+
+def _write_model(
+    model: Any,
+    tokenizer: Any,
+    staging: Path,
+    *,
+    facts: dict[str, Any],
+    generation: Any,
+    label_map: dict[str, int] | None,
+) -> None:
+    """Write the files of :func:`save_tuned_model`."""
     with transformers_bars_off():
         if hasattr(model, "peft_config"):
             save_adapter(model, staging)
@@ -118,11 +166,6 @@ def save_tuned_model(
     (staging / "tuning.json").write_text(json.dumps(facts, indent=2))
     if label_map is not None:
         (staging / "label_map.json").write_text(json.dumps(label_map, indent=2, ensure_ascii=False), encoding="utf-8")
-    sync_folder(staging)
-    if folder.exists():
-        shutil.rmtree(folder)
-    staging.rename(folder)
-    return folder
 
 
 def summarize(
@@ -134,6 +177,7 @@ def summarize(
     training_seconds: float,
     total_seconds: float,
     health_seconds: float,
+    first_look_seconds: float,
     trainable_parameters: int,
     best_step: int | None,
     sources: list[dict[str, Any]],
@@ -148,8 +192,10 @@ def summarize(
         finished_step: the last step; before the plan's last one if the training stopped early.
         settings_method: ``full``, ``lora`` or ``qlora``.
         training_seconds: of this run's loop, with those before a resume.
-        total_seconds: of this process's whole training, loading and checks included.
-        health_seconds: of the health check, with those before a resume.
+        total_seconds: of the whole training, loading and checks included, with those before a resume.
+        health_seconds: of all health checks, with those before a resume.
+        first_look_seconds: of them, those up to the end of step 1, which a longer run does not have more of. The share
+            of the checks in the training's time leaves them out.
         trainable_parameters: how many numbers were trained.
         best_step: step of the best held-out figure; ``None`` without one.
         sources: what :meth:`SourceMix.describe` says.
@@ -166,8 +212,11 @@ def summarize(
         f"first_{log.loss_name}": log.steps[0][log.loss_name] if log.steps else None,
         f"last_{log.loss_name}": log.steps[-1][log.loss_name] if log.steps else None,
         **summarize_efficiency(log, model_flops_per_token=model_flops_per_token, ceiling=ceiling),
+        "logging_fraction": _fraction(log.own_seconds + log.phases.own_seconds, training_seconds),
+        "health_fraction": _fraction(health_seconds - first_look_seconds, training_seconds),
         "training_seconds": training_seconds,
         "health_seconds": health_seconds,
+        "first_look_seconds": first_look_seconds,
         "total_seconds": total_seconds,
         "trainable_parameters": trainable_parameters,
         "best_step": best_step,
@@ -181,8 +230,8 @@ def summarize_efficiency(
     """Say how fast a training was, where its time went, and how near it came to what the device can do.
 
     All is taken over the steps' own time, evaluation and checkpoints left out, without the first steps when there are
-    enough (they carry one-time set-up). What remains of 1 when the four fractions are taken off is the host's work
-    between steps, and on a GPU the time in which it had nothing queued.
+    enough (they carry one-time set-up). A sample is a row. What remains of 1 when the four fractions are taken off is
+    the host's work between steps, and on a GPU the time in which it had nothing queued.
 
     Args:
         log: of all steps.
@@ -190,12 +239,13 @@ def summarize_efficiency(
         ceiling: how fast the device can be; ``None`` when not known.
 
     Returns:
-        Figures by name; ``None`` for each one that could not be had.
+        Figures by name; ``None`` for each one that could not be had. Those that a card's driver tells, whose names
+        begin with ``gpu``, are there only with one.
     """
     rows = log.efficiency[_WARM_STEPS:] if len(log.efficiency) > 2 * _WARM_STEPS else log.efficiency
     durations = [row["seconds"] for row in rows]
     seconds = sum(durations)
-    speed = sum(row["num_tokens"] for row in rows) / seconds if seconds else None
+    speed = _fraction(sum(row["num_tokens"] for row in rows), seconds)
     known = None if ceiling is None else ceiling.known_flops
     measured = None if ceiling is None else ceiling.measured_flops
     attained = None if speed is None or model_flops_per_token is None else speed * model_flops_per_token
@@ -207,19 +257,19 @@ def summarize_efficiency(
             measured,
         )
         measured = None
-    all_seconds = sum(row["seconds"] for row in log.efficiency)
-    own_seconds = log.own_seconds + log.phases.own_seconds
     return {
         "tokens_per_second": speed,
+        "samples_per_second": _fraction(sum(row["num_rows"] for row in rows), seconds),
+        "steps_per_second": _fraction(len(rows), seconds),
         "step_seconds_p10": _quantile(durations, 0.10),
         "step_seconds_median": statistics.median(durations) if rows else None,
         "step_seconds_p90": _quantile(durations, 0.90),
         "step_seconds_p99": _quantile(durations, 0.99),
         "padding_fraction": _padding_fraction(log.efficiency),
-        "loader_wait_fraction": sum(row["loader_wait_seconds"] for row in rows) / seconds if seconds else None,
+        "loader_wait_fraction": _fraction(sum(row["loader_wait_seconds"] for row in rows), seconds),
         **{f"{phase}_fraction": _phase_fraction(rows, phase) for phase in PHASES},
-        "logging_fraction": own_seconds / all_seconds if all_seconds else None,
         "peak_memory_bytes": max((row["peak_memory_bytes"] for row in log.efficiency), default=None),
+        **log.card.summary(),
         "model_flops_per_token": model_flops_per_token,
         "model_flops_per_second": attained,
         "device_name": None if ceiling is None else ceiling.device,
@@ -238,6 +288,11 @@ def efficiency_figures(summary: dict[str, Any]) -> dict[str, Any]:
         summary: see :func:`summarize`.
     """
     return {"efficiency": {name: summary[name] for name in _EFFICIENCY if name in summary}}
+
+
+def _fraction(part: float, whole: float) -> float | None:
+    """Divide; ``None`` by nothing."""
+    return part / whole if whole else None
 
 
 def _quantile(values: list[float], fraction: float) -> float | None:
@@ -275,7 +330,7 @@ def draw_loss_curve(steps: list[dict[str, Any]], evaluations: list[dict[str, Any
     window = max(len(losses) // _WINDOWS, 1)
     axes.plot(numbers, losses, label="training, each step", color="C0", alpha=0.35, linewidth=1)
     means = [statistics.fmean(losses[max(end - window, 0) : end]) for end in range(1, len(losses) + 1)]
-    axes.plot(numbers, means, label=f"training, mean of {window} steps", color="C0", linewidth=1.5)
+    axes.plot(numbers, means, label=f"training, mean of {count_of(window, 'step')}", color="C0", linewidth=1.5)
     if evaluations:
         points = [(row["step"], row[f"validation_nats_per_{unit}"]) for row in evaluations]
         axes.plot(*zip(*points, strict=True), marker="o", color="C1", label="held out")

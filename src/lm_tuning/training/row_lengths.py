@@ -8,6 +8,7 @@ from typing import Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.text.token_table import open_split
+from lm_tuning.wording import count_of
 
 SPLITS = ("train", "validation", "test")
 
@@ -32,9 +33,9 @@ class LongRows:
 
     def describe(self) -> str:
         """Say how many they are and how long the longest is."""
-        part = {"tokenize.max_target_tokens": "targets"}.get(self.key, "rows")
+        part = {"tokenize.max_target_tokens": "target"}.get(self.key, "row")
         return (
-            f"{self.num_long} of {self.num_rows} {part} of the {self.split} split, the longest with "
+            f"{self.num_long} of {count_of(self.num_rows, part)} of the {self.split} split, the longest with "
             f"{self.longest_tokens} tokens"
         )
 

@@ -5,47 +5,49 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from lm_tuning.models.stored_generation import settings_of_answers
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.collection import restore_collection
+from lm_tuning.runtime.nvml import CardSampler, find_card
 from lm_tuning.runtime.peak import find_ceiling
 from lm_tuning.text.answer_ends import learned_ends
 from lm_tuning.training import checkpoints
 from lm_tuning.training.adapters import count_parameters
+from lm_tuning.training.batch_checks import look_at_rows
 from lm_tuning.training.batches import StepDataset
 from lm_tuning.training.fast_path import FastPath, prepare_fast_path
 from lm_tuning.training.first_look import look_before_training
 from lm_tuning.training.flops import count_flops, flops_per_token
-from lm_tuning.training.health import HealthReport
+from lm_tuning.training.health import HealthReport, OnHealth, RunState, ignore_health, stop_if_needed
 from lm_tuning.training.interruption import stop_on_signal
 from lm_tuning.training.job import Job, settle
+from lm_tuning.training.loop_parts import choose_evaluation, choose_workers, training_arguments
 from lm_tuning.training.loop_settings import LoopSettings
+from lm_tuning.training.lost_worker import explain_lost_worker
+from lm_tuning.training.memory_table import count_memory, say_memory
 from lm_tuning.training.model_setup import scale_head, set_up_model
 from lm_tuning.training.nonfinite import save_reproduction
 from lm_tuning.training.out_of_memory import MemoryUse, explain_out_of_memory
 from lm_tuning.training.phases import PhaseClock
-from lm_tuning.training.precision_context import autocast
+from lm_tuning.training.pre_checks import check_before_any_row
 from lm_tuning.training.replanning import Replanner
 from lm_tuning.training.result import TrainingResult, save_tuned_model, summarize
 from lm_tuning.training.second_look import SecondLook
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 from lm_tuning.training.source_facts import describe_sources, say_sources
 from lm_tuning.training.step_log import OnMetrics, StepLog, ignore_metrics
+from lm_tuning.training.trained_parts import check_trained_parts
 from lm_tuning.training.watch import TrainingWatch
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
-    from lm_tuning.text.token_table import TokenTable
     from lm_tuning.training.first_loss import FirstLossDue
     from lm_tuning.training.interruption import StopRequest
     from lm_tuning.training.model_setup import ReadyModel
-    from lm_tuning.training.step_plan import StepPlan
     from lm_tuning.training.trainer import StepPlanTrainer
 
 __all__ = ["TrainingPaths", "TrainingSettings", "run_training"]
@@ -60,6 +62,7 @@ def run_training(
     on_progress: OnProgress = ignore_progress,
     on_metrics: OnMetrics = ignore_metrics,
     on_checkpoint: Callable[[], object] = lambda: None,
+    on_health: OnHealth = ignore_health,
 ) -> TrainingResult:
     """Train a model by the step plan.
 
@@ -69,6 +72,8 @@ def run_training(
         on_progress: receives the steps done.
         on_metrics: receives the numbers of each step as training goes on.
         on_checkpoint: called when a checkpoint is complete, to make safe what was received so far.
+        on_health: receives the health report when the training begins, with each finding and when it ends, whatever
+            ends it; nothing for a resume that is refused.
 
     Returns:
         The folder of the tuned model (adapter or full weights, with its tokenizer), the rows of the step log and
@@ -78,13 +83,34 @@ def run_training(
         UserError: the tokens, model or settings do not fit together, or the health check stopped the run.
         Interrupted: a signal asked to stop; a checkpoint was written before.
     """
+    health = HealthReport(
+        severities=settings.severities, run=RunState(mlflow_run_id=settings.run_id), on_change=on_health
+    )
+    with health.closing():
+        result = _run(
+            paths, settings, health, on_progress=on_progress, on_metrics=on_metrics, on_checkpoint=on_checkpoint
+        )
+    return replace(result, health=health.to_json())
+
+
+def _run(
+    paths: TrainingPaths,
+    settings: TrainingSettings,
+    health: HealthReport,
+    *,
+    on_progress: OnProgress,
+    on_metrics: OnMetrics,
+    on_checkpoint: Callable[[], object],
+) -> TrainingResult:
+    """Run the training itself."""
     began = time.perf_counter()
-    job = settle(paths, settings, on_progress)
+    job = settle(paths, settings, health, on_progress)
     settings, checkpoint = job.settings, job.checkpoint
     memory = job.describe_memory()
     with explain_out_of_memory(memory):
         ceiling = find_ceiling(settings.device, settings.compute_dtype)  # before the model takes the memory
         ready = set_up_model(settings)
+        check_before_any_row(health, ready, job)
         fast = prepare_fast_path(ready, settings, job.train_rows, job.plan)
         steps = StepDataset(
             job.train_rows,
@@ -94,7 +120,8 @@ def run_training(
             batching=fast.batching,
         )
         _say_what_is_trained(job, ready, steps)
-        health = HealthReport(severities=settings.severities)
+        parts = count_memory(ready.model, settings)
+        say_memory(parts.table(job.batch_plan))
         health.facts["fast_path"] = fast.facts
         say_sources(health, job.plan, settings)
         memory.doing = "before step 1"
@@ -107,6 +134,7 @@ def run_training(
             unit=ready.task.unit,
             on_step=lambda row: watch.step(**row),
             phases=PhaseClock(settings.device),
+            card=CardSampler(find_card(settings.device)),
         )
         with stop_on_signal() as stop:
             second_look = _plan_second_look(job, ready, fast, steps, memory=memory, health=health)
@@ -125,10 +153,13 @@ def run_training(
                 on_checkpoint=on_checkpoint,
             )
             restore_collection()
+            trainer.run_began = began
             if checkpoint is not None:
                 trainer.continue_from(checkpoint)
                 watch.replay(log.steps)
-            seconds = _train(trainer, checkpoint)
+                health.tell()  # with the findings of before
+            with log.card:
+                seconds = _train(trainer, checkpoint)
     log.flush()
     watch.finish()
     fast.undo(ready.model)
@@ -141,8 +172,9 @@ def run_training(
         finished_step=finished_step,
         settings_method=settings.method,
         training_seconds=trainer.seconds_before + seconds,
-        total_seconds=time.perf_counter() - began,
+        total_seconds=trainer.total_seconds_before + time.perf_counter() - began,
         health_seconds=health.seconds,
+        first_look_seconds=health.facts.get("first_look_seconds", 0.0),
         trainable_parameters=count_parameters(ready.model)[0],
         best_step=trainer.best.step or None,
         sources=sources,
@@ -163,9 +195,10 @@ def run_training(
                 "quantization": settings.qlora or None if settings.method == "qlora" else None,
                 "base": settings.base,
                 "tokens_key": settings.tokens_key,
+                "rendering": settings.rendering,
                 "compute_dtype": settings.compute_dtype,
                 "finished_step": finished_step,
-                "tokens_per_second": summary["tokens_per_second"],
+                **{f"{what}_per_second": summary[f"{what}_per_second"] for what in ("tokens", "samples", "steps")},
                 "run_folder": str(memory.run_folder),
                 "mlflow_run_id": settings.run_id,
             },
@@ -177,7 +210,7 @@ def run_training(
         efficiency=log.efficiency,
         health=health.to_json(),
         summary=summary,
-        batch_plan=second_look.plan if second_look is not None else job.batch_plan,
+        batch_plan=parts.complete(second_look.plan if second_look is not None else job.batch_plan),
     )
 
 
@@ -199,16 +232,16 @@ def _settings_of_answers(job: Job, ready: ReadyModel) -> Any:
 def _say_what_is_trained(job: Job, ready: ReadyModel, steps: StepDataset) -> None:
     trainable, parameters = count_parameters(ready.model)
     logger.info(
-        "%s of %s: %d rows, %d steps (%d an epoch) of %s, %s micro-batches of at most %d tokens; "
+        "%s of %s: %s, %s (%d an epoch) of %s, %s micro-batches of at most %s; "
         "%s of %s parameters trained; %s weights, %s compute on %s",
         {"lora": "LoRA", "qlora": "QLoRA", "full": "Full fine-tuning"}[job.settings.method],
         job.settings.base["name_or_path"],
-        job.plan.num_rows,
-        job.plan.total_steps,
+        count_of(job.plan.num_rows, "row"),
+        count_of(job.plan.total_steps, "step"),
         job.plan.steps_per_epoch,
-        job.identity.effective_batch,
+        job.identity.describe_batch(),
         steps.batching,
-        steps.micro_batch_tokens,
+        count_of(steps.micro_batch_tokens, "token"),
         f"{trainable:,}",
         f"{parameters:,}",
         job.settings.weights_dtype,
@@ -222,6 +255,8 @@ def _say_what_is_trained(job: Job, ready: ReadyModel, steps: StepDataset) -> Non
 def _look(job: Job, ready: ReadyModel, steps: StepDataset, health: HealthReport) -> FirstLossDue | None:
     """Scale a fresh head, and look at the first rows before step 1; return what that step must log."""
     settings = job.settings
+    look_at_rows(health, ready.model, ready.tokenizer, steps)
+    stop_if_needed(health)
     if ready.has_fresh_head:
         scale_head(ready, steps, settings, health)
     if not settings.probe_first_step:
@@ -236,6 +271,7 @@ def _look(job: Job, ready: ReadyModel, steps: StepDataset, health: HealthReport)
         has_noise=settings.neftune_noise_alpha is not None,
         device=settings.device,
         compute_dtype=settings.compute_dtype,
+        learning_rate=settings.learning_rate,
         tolerance=settings.first_loss_tolerance,
         severity=settings.first_loss_severity,
     )
@@ -285,7 +321,7 @@ def _set_up_trainer(
     settings, unit = job.settings, ready.task.unit
     return StepPlanTrainer(
         model=ready.model,
-        args=_training_arguments(settings, job.plan, memory.run_folder),
+        args=training_arguments(settings, job.plan, memory.run_folder),
         steps=steps,
         loop=LoopSettings(
             run_folder=memory.run_folder,
@@ -295,7 +331,7 @@ def _set_up_trainer(
             save_every_steps=settings.save_every_steps,
             keep_checkpoints=settings.keep_checkpoints,
             eval_every_steps=settings.eval_every_steps,
-            evaluate=_evaluation(ready.model, job.validation_rows, steps, settings, fast),
+            evaluate=choose_evaluation(ready.model, job.validation_rows, steps, settings, fast),
             layers=fast.layers,
             second_look=second_look,
             replanner=Replanner(steps, memory, health, may_lower=job.may_recut),
@@ -304,12 +340,13 @@ def _set_up_trainer(
             early_stopping_evals=settings.early_stopping_evals,
             first_loss=first_loss,
             memory=memory,
+            check_trained=lambda model: check_trained_parts(model, settings),
             on_checkpoint=on_checkpoint,
         ),
         log=log,
         health=health,
         stop=stop,
-        num_loader_workers=_choose_workers(settings),
+        num_loader_workers=choose_workers(settings),
         on_progress=on_progress,
     )
 
@@ -329,75 +366,25 @@ def _train(trainer: StepPlanTrainer, checkpoint: checkpoints.Checkpoint | None) 
     trainer.step_log.start()
     trainer.began = time.perf_counter()
     if checkpoint is not None and (checkpoint.step >= len(trainer.steps) or trainer.is_stopped_early()):
-        logger.info("All %d steps were done before; the model is taken from the checkpoint.", checkpoint.step)
+        logger.info("%s, all done before: the checkpoint has the model.", count_of(checkpoint.step, "step"))
         trainer._load_from_checkpoint(str(checkpoint.path))
         trainer.state.global_step = checkpoint.step
+        trainer.make_up_for_evaluation()
         return 0.0
     if checkpoint is None and trainer.loop.evaluate is not None and trainer.loop.eval_every_steps is not None:
         trainer.run_evaluation(0)
         trainer.step_log.start()
         trainer.began = time.perf_counter()
     trainer.on_progress("Training", trainer.start_step, len(trainer.steps), "steps")
-    trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
+    with explain_lost_worker(lambda: _describe_state(trainer), num_workers=trainer.num_loader_workers):
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
+        finally:
+            trainer.close_loader()
     return time.perf_counter() - trainer.began
 
 
-def _choose_workers(settings: TrainingSettings) -> int:
-    """Use worker processes beside a GPU; on a CPU they would take the cores that train."""
-    if settings.num_loader_workers is not None:
-        return settings.num_loader_workers
-    return 2 if settings.device == "cuda" else 0
-
-
-def _evaluation(
-    model: Any, table: TokenTable, steps: StepDataset, settings: TrainingSettings, fast: FastPath
-) -> Callable[[], dict[str, float]] | None:
-    if len(table) == 0 or not np.any(table.num_supervised):
-        if settings.eval_every_steps is not None:
-            logger.info("No validation rows: the held-out loss is not measured while training.")
-        return None
-    from lm_tuning.evaluation.held_out_loss import choose_rows, measure_held_out
-
-    rows = choose_rows(len(table), settings.eval_max_rows, settings.seed)
-
-    def evaluate() -> dict[str, float]:
-        paused = fast.layers.paused() if fast.layers is not None else nullcontext()
-        with paused, autocast(settings.device, settings.compute_dtype):
-            held_out = measure_held_out(
-                steps.task,
-                model,
-                table,
-                rows,
-                micro_batch_tokens=steps.micro_batch_tokens,
-                device=settings.device,
-            )
-        return held_out.figures
-
-    return evaluate
-
-
-def _training_arguments(settings: TrainingSettings, plan: StepPlan, run_folder: Path) -> Any:
-    from transformers import TrainingArguments
-
-    return TrainingArguments(
-        output_dir=str(run_folder),
-        max_steps=plan.total_steps,
-        per_device_train_batch_size=1,
-        gradient_accumulation_steps=1,
-        learning_rate=settings.learning_rate,
-        bf16=settings.compute_dtype == "bfloat16",
-        fp16=settings.compute_dtype == "float16",
-        use_cpu=settings.device == "cpu",
-        seed=settings.seed,
-        activation_checkpointing=settings.activation_checkpointing,
-        neftune_noise_alpha=settings.neftune_noise_alpha,
-        logging_strategy="no",
-        eval_strategy="no",
-        save_strategy="no",
-        report_to="none",
-        disable_tqdm=True,
-        logging_nan_inf_filter=False,
-        remove_unused_columns=False,
-        ignore_data_skip=True,
-        **settings.trainer,
-    )
+def _describe_state(trainer: StepPlanTrainer) -> str:
+    """Say how far a training has come and how to go on, after a fault."""
+    done = count_of(trainer.state.global_step, "step")
+    return f"{done} of {len(trainer.steps)} were done. {checkpoints.describe_way_on(trainer.loop.run_folder)}"

@@ -82,6 +82,7 @@ class SecondLook:
             self.plan,
             micro_batch_tokens=choice.micro_batch_tokens,
             curve=[*self.plan.curve, *map(asdict, answer.points)],
+            facts={**self.plan.facts, "peaks_hold_optimizer": optimizer_is_made},
             reason=f"{explain_choice(choice, answer)}, with compiled layers",
             seconds=self.plan.seconds + time.time() - began,
             cached=False,

@@ -35,6 +35,8 @@ class TrainingSettings:
             for rows that all come up once an epoch.
         task: ``causal_lm``, ``sequence_classification`` or ``seq2seq_lm``.
         label_map: id of each class by its name, kept with the tuned model; ``None`` without classes.
+        rendering: how the chat template was called for the rows (``template_arguments``, ``system_turn``), kept with
+            the tuned model; empty where no template wrote them.
         weights_dtype: type of the base weights: ``float32``, ``bfloat16`` or ``float16``.
         compute_dtype: type of the forward pass (autocast where it differs from the weights).
         device: ``cpu`` or ``cuda``.
@@ -87,6 +89,7 @@ class TrainingSettings:
     sources: list[dict[str, Any]] = field(default_factory=list)
     task: TaskName = "causal_lm"
     label_map: dict[str, int] | None = None
+    rendering: dict[str, Any] = field(default_factory=dict)
     attention: str = "auto"
     lora: dict[str, Any] = field(default_factory=dict)
     qlora: dict[str, Any] = field(default_factory=dict)

@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from lm_tuning.training.health import Finding, HealthReport
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from lm_tuning.training.settings import TrainingSettings
@@ -39,7 +40,7 @@ def say_sources(health: HealthReport, plan: StepPlan, settings: TrainingSettings
                     code="source-left-out",
                     severity="warn",
                     measured=f"no row of {source['path']} is trained on",
-                    expected=f"some of its {source['num_rows']} rows",
+                    expected=f"some of its {count_of(source['num_rows'], 'row')}",
                     cause=f"Its weight of {source['weight']:g} makes less than half a row an epoch.",
                     change="Raise its weight in data.path, or take it out.",
                 )

@@ -7,11 +7,13 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
 from lm_tuning.training.batches import StepBatch, StepDataset
+from lm_tuning.training.lost_worker import find_lost_worker
 
 
 @dataclass
@@ -48,6 +50,20 @@ class StepLoader:
     def __iter__(self) -> Iterator[StepBatch]:
         """Go through the steps that are left."""
         return iter(self._loader)
+
+    def close(self) -> None:
+        """End the worker processes, which outlive the last step, and failed steps too.
+
+        Nobody needs them any more, so that it does not matter here if one is gone already.
+        """
+        loader: Any = self._loader
+        workers, loader._iterator = loader._iterator, None
+        if hasattr(workers, "_shutdown_workers"):
+            try:
+                workers._shutdown_workers()
+            except RuntimeError as error:
+                if find_lost_worker(error) is None:
+                    raise
 
 
 def _outlive_signals(worker: int) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from lm_tuning.runtime.nvml import CardSampler
 from lm_tuning.training.batches import StepBatch
 from lm_tuning.training.phases import PHASES, PhaseClock, StepPhases
 
@@ -44,16 +45,18 @@ class StepLog:
         unit: what the loss is divided by, ``token`` or ``row``.
         on_step: receives the same and what the step cost as one row, for the checks that watch the training.
         phases: splits each step into forward, backward and optimizer; the training loop says when each begins.
+        card: reads the graphics card from a thread of its own, where there is one.
         steps: one row a step: what was learned.
         efficiency: one row a step: what it cost.
         evaluations: one row an evaluation.
-        own_seconds: time spent in here, in seconds, without that of ``phases``.
+        own_seconds: time spent in here, in seconds, without that of ``phases`` and of ``on_step``.
     """
 
     on_metrics: OnMetrics = ignore_metrics
     unit: str = "token"
     on_step: Callable[[dict[str, Any]], object] = lambda row: None
     phases: PhaseClock = field(default_factory=PhaseClock)
+    card: CardSampler = field(default_factory=lambda: CardSampler(None))
     steps: list[dict[str, Any]] = field(default_factory=list)
     efficiency: list[dict[str, Any]] = field(default_factory=list)
     evaluations: list[dict[str, Any]] = field(default_factory=list)
@@ -127,9 +130,9 @@ class StepLog:
             phases,
         )
         self._waited = 0.0
+        self.own_seconds += time.perf_counter() - now
         if before is not None:
             self._hand_out(before)
-        self.own_seconds += time.perf_counter() - now
 
     def flush(self) -> None:
         """Hand out the last step."""
@@ -147,7 +150,8 @@ class StepLog:
         return (
             f"step {row['step']}/{total}  loss {row[self.loss_name]:.4f} nats/{self.unit}  gradient norm "
             f"{row['gradient_norm']:.2f}  learning rate {row['learning_rate']:.2e}  "
-            f"{speed['tokens_per_second']:,.0f} tokens/s"
+            f"{speed['tokens_per_second']:,.0f} tokens/s, "
+            f"{write_speed(speed['samples_per_second'])} samples/s, {write_speed(speed['steps_per_second'])} steps/s"
         )
 
     @property
@@ -191,12 +195,15 @@ class StepLog:
         return [{**row, **{name: held_out.get(row["step"], {}).get(name) for name in names}} for row in self.steps]
 
     def _hand_out(self, pending: _Pending) -> None:
+        began = time.perf_counter()
         if pending.ready is not None:
             pending.ready.synchronize()  # already passed: the step after it has been queued since
         loss, gradient_norm = pending.values.tolist()
         facts = pending.facts
         step, tokens, seconds = facts["step"], facts["num_tokens"], facts["seconds"]
-        speed = tokens / seconds if seconds > 0 else float("nan")
+        speed, row_speed, step_speed = (
+            count / seconds if seconds > 0 else float("nan") for count in (tokens, len(facts["row_ids"]), 1)
+        )
         self.steps.append(
             {
                 "step": step,
@@ -209,11 +216,14 @@ class StepLog:
         )
         padding = 1 - tokens / facts["num_slots"]
         phases = pending.phases.seconds()
+        card = {} if self.card.latest is None else self.card.latest.figures()
         self.efficiency.append(
             {
                 "step": step,
                 "seconds": round(seconds, 6),
                 "tokens_per_second": round(speed, 2),
+                "samples_per_second": round(row_speed, 4),
+                "steps_per_second": round(step_speed, 6),
                 "num_tokens": tokens,
                 "num_rows": len(facts["row_ids"]),
                 "num_micro_batches": facts["num_micro_batches"],
@@ -221,6 +231,7 @@ class StepLog:
                 "loader_wait_seconds": round(facts["wait_seconds"], 6),
                 **{f"{phase}_seconds": round(phases[phase], 6) if phases else None for phase in PHASES},
                 "peak_memory_bytes": facts["memory_bytes"],
+                **card,
             }
         )
         self.on_metrics(
@@ -230,10 +241,20 @@ class StepLog:
                 "gradient_norm": gradient_norm,
                 "learning_rate": facts["learning_rate"],
                 "tokens_per_second": speed,
+                "samples_per_second": row_speed,
+                "steps_per_second": step_speed,
                 "epoch": facts["epoch"],
+                **card,
             },
         )
+        self.own_seconds += time.perf_counter() - began
         self.on_step({**facts, "loss": loss, "gradient_norm": gradient_norm})
+
+
+def write_speed(per_second: float) -> str:
+    """Write how many there are in a second, with three digits at least."""
+    decimals = 0 if per_second >= 100 else 1 if per_second >= 10 else 2 if per_second >= 1 else 4
+    return f"{per_second:,.{decimals}f}"
 
 
 def _peak_memory_bytes(on_gpu: bool) -> int:

@@ -1,26 +1,36 @@
-"""Hold the token table against tokenizer and model, before the first step; needs no forward pass and no torch."""
+"""Check the token table against tokenizer and model before any row goes through the model; needs no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from lm_tuning.models.positions import Positions, find_positions
-from lm_tuning.text.token_table import TokenTable
-from lm_tuning.training.health import Finding
+from lm_tuning.text.token_table import NO_LABEL, TokenTable
+from lm_tuning.training.health import Finding, Severity
+from lm_tuning.training.table_reading import (
+    SHOWN_ROWS,
+    SeenRows,
+    find_outside_ids,
+    find_rows_with,
+    name_rows,
+    read_rows,
+)
+from lm_tuning.wording import count_of
 
 TOKENS_LOOKED_AT = 20_000_000
-"""Tokens whose values are read, evenly spread over a larger table; lengths and counts are read of all rows."""
+"""Tokens among which BOS and ends are looked for, evenly spread over a larger table. Ids, lengths and classes are read
+of all rows: a single id that the model does not embed ends a run, on a GPU without saying which row it was."""
 
 FAR_FEWER_TOKENS = 0.9
 """Tokens over embedding rows; vocabularies are padded up by a few hundred rows at most."""
 
 FEW_ROWS = 0.01
 """Share of rows with nothing to learn that truncation explains."""
+
+MANY_ROWS = 0.1
+"""Share of such rows that no truncation explains: the tokenize pipeline leaves rows without an answer out."""
 
 
 def check_tokenizer(tokenizer: Any, model: Any) -> list[Finding]:
@@ -88,7 +98,7 @@ def check_table(table: TokenTable, model: Any, tokenizer: Any, *, task: str) -> 
 
     Args:
         table: tokenized training rows.
-        model: as it will be trained.
+        model: as it will be trained, with or without weights.
         tokenizer: the model's.
         task: ``causal_lm``, ``sequence_classification`` or ``seq2seq_lm``.
 
@@ -97,21 +107,23 @@ def check_table(table: TokenTable, model: Any, tokenizer: Any, *, task: str) -> 
     """
     if len(table) == 0:
         return {}, []
-    seen = _read_ids(table, bos_id=tokenizer.bos_token_id, end_ids=special_ids(tokenizer))
+    seen = _read(table, tokenizer, task)
     facts: dict[str, Any] = {
         "rows_looked_at": seen.num_rows,
         "largest_token_id": seen.largest_id,
         "longest_row_tokens": int(table.lengths.max()),
         "rows_that_teach_nothing": int((table.num_supervised == 0).sum()),
     }
-    found = []
+    found = _check_columns(table, seen)
+    if found:
+        return facts, found  # the other checks would follow columns that contradict each other
     if task != "sequence_classification":
         facts["rows_that_teach_the_end_fraction"] = seen.num_taught_ends / seen.num_rows
-        if seen.num_taught_ends == 0:
+        if seen.num_taught_ends == 0 and np.any(table.num_supervised):
             found.append(
                 Finding(
                     code="end-not-taught",
-                    measured=f"none of {seen.num_rows} rows has an end token that is learned",
+                    measured=f"none of {count_of(seen.num_rows, 'row')} has an end token that is learned",
                     expected="every answer ends with one",
                     cause="The model will not learn to stop.",
                     change="Look at tokenize.truncation and at the chat template.",
@@ -121,17 +133,37 @@ def check_table(table: TokenTable, model: Any, tokenizer: Any, *, task: str) -> 
         found.append(
             Finding(
                 code="bos-doubled",
-                measured=f"{seen.num_doubled_bos} of {seen.num_rows} rows begin with two {tokenizer.bos_token!r}",
+                measured=f"{seen.num_doubled_bos} of {count_of(seen.num_rows, 'row')} "
+                f"{'begins' if seen.num_doubled_bos == 1 else 'begin'} with two {tokenizer.bos_token!r}",
                 expected="one at most",
                 cause="The chat template or the data writes it, and the tokenizer adds another.",
                 change="Take it out of the data or the template.",
             )
         )
-    found += _check_ids(seen, count_embeddings(model))
-    found += _check_classes(table, model, task)
-    found += _check_supervision(table)
+    found += _check_ids(table, seen, count_embeddings(model), tokenizer, "rows")
+    found += _check_classes(table, model, task, "rows")
+    found += _check_supervision(table, task)
     found += _check_lengths(table, find_positions(model), task)
     return facts, found
+
+
+def check_held_out_rows(table: TokenTable, model: Any, tokenizer: Any, *, task: str, split: str) -> list[Finding]:
+    """Check that held-out rows can go through the model, which happens in the middle of a training, or after it.
+
+    Args:
+        table: tokenized rows; may be none.
+        model: as it will be trained, with or without weights.
+        tokenizer: the model's.
+        task: as for :func:`check_table`.
+        split: ``validation`` or ``test``.
+    """
+    if len(table) == 0:
+        return []
+    seen = _read(table, tokenizer, task)
+    return _check_columns(table, seen) or [
+        *_check_ids(table, seen, count_embeddings(model), tokenizer, f"{split} rows"),
+        *_check_classes(table, model, task, f"{split} rows"),
+    ]
 
 
 def special_ids(tokenizer: Any) -> set[int]:
@@ -140,51 +172,163 @@ def special_ids(tokenizer: Any) -> set[int]:
     return set(tokenizer.all_special_ids) | added
 
 
-def _check_ids(seen: _SeenIds, num_embeddings: int) -> list[Finding]:
+def _read(table: TokenTable, tokenizer: Any, task: str) -> SeenRows:
+    return read_rows(
+        table,
+        bos_id=tokenizer.bos_token_id,
+        end_ids=special_ids(tokenizer),
+        task=task,
+        tokens_looked_at=TOKENS_LOOKED_AT,
+    )
+
+
+def _check_columns(table: TokenTable, seen: SeenRows) -> list[Finding]:
+    """Find rows without tokens, and columns that contradict each other: no such row can be laid out."""
+    again = "Run the tokenize pipeline again; if the finding stays, look at what writes the table."
+    found = []
+    if seen.contradictions:
+        found.append(
+            Finding(
+                code="table-inconsistent",
+                measured=f"in the token table {table.path}, {'; '.join(seen.contradictions)}",
+                expected="columns that agree",
+                cause="The file was changed or written by something else than the tokenize pipeline.",
+                change=again,
+                is_fatal=True,
+            )
+        )
+    empty = table.row_ids[table.lengths == 0].tolist()
+    if empty:
+        found.append(
+            Finding(
+                code="row-without-tokens",
+                measured=f"{len(empty)} of {len(table)} rows have no token ({name_rows(empty)})",
+                expected="a token at least in each",
+                cause="The tokenize pipeline leaves such rows out, so the table was written or changed by something "
+                "else.",
+                change=again,
+                is_fatal=True,
+            )
+        )
+    return found
+
+
+def _check_ids(table: TokenTable, seen: SeenRows, num_embeddings: int, tokenizer: Any, what: str) -> list[Finding]:
     if 0 <= seen.smallest_id and seen.largest_id < num_embeddings:
         return []
+    rows = find_rows_with(table, 0, num_embeddings)
+    outside = find_outside_ids(table, 0, num_embeddings)
+    names = ", ".join(f"{token_id} ({_name_token(tokenizer, token_id)})" for token_id in outside[:SHOWN_ROWS])
+    are_added = len(tokenizer) > num_embeddings and all(0 <= token_id < len(tokenizer) for token_id in outside)
+    if are_added:
+        cause = (
+            f"The tokenizer has {len(tokenizer)} tokens: some were added to it without making the model larger, or it "
+            "is another model's."
+        )
+        change = (
+            "Take the tokenizer that belongs to the model, or enlarge the embedding once (resize_token_embeddings) and "
+            "save the model; then run the tokenize pipeline again."
+        )
+    else:
+        cause = "The rows were tokenized for another model."
+        change = "Run the tokenize pipeline again with this model."
     return [
         Finding(
             code="id-beyond-vocabulary",
-            measured=f"the rows hold token ids from {seen.smallest_id} to {seen.largest_id}",
+            measured=f"the {what} hold token ids from {seen.smallest_id} to {seen.largest_id}",
             expected=f"ids from 0 to {num_embeddings - 1}, which the model embeds",
-            cause="The rows were tokenized for another model.",
-            change="Run the tokenize pipeline again with this model.",
+            cause=f"{cause} {len(rows):,} of {len(table):,} rows hold such ids ({name_rows(rows)}): {names}.",
+            change=change,
+            is_fatal=True,
         )
     ]
 
 
-def _check_classes(table: TokenTable, model: Any, task: str) -> list[Finding]:
-    if task != "sequence_classification" or int(table.labels.max()) < int(model.config.num_labels):
+def _name_token(tokenizer: Any, token_id: int) -> str:
+    token = tokenizer.convert_ids_to_tokens(token_id) if 0 <= token_id < len(tokenizer) else None
+    return "no token" if token is None else repr(token)
+
+
+def _check_classes(table: TokenTable, model: Any, task: str, what: str) -> list[Finding]:
+    if task != "sequence_classification":
         return []
+    num_classes = int(model.config.num_labels)
+    labels = table.labels
+    is_outside = (labels >= num_classes) | ((labels < 0) & (labels != NO_LABEL))
+    if what != "rows":  # training rows without a class have nothing that is learned, which is said of them
+        is_outside |= labels == NO_LABEL
+    if not is_outside.any():
+        return []
+    low, high = int(labels.min()), int(labels.max())
     return [
         Finding(
             code="class-beyond-head",
-            measured=f"the rows have classes up to {int(table.labels.max())}",
-            expected=f"classes from 0 to {int(model.config.num_labels) - 1}, which the head tells apart",
-            cause="The head was made for another label map.",
+            measured=f"the {what} have classes up to {high}"
+            if low >= NO_LABEL
+            else f"the {what} have classes from {low} to {high}",
+            expected=f"classes from 0 to {num_classes - 1}, which the head tells apart",
+            cause="The head was made for another label map. "
+            f"{int(is_outside.sum()):,} of {len(table):,} rows have such a class "
+            f"({name_rows(table.row_ids[is_outside].tolist())}).",
             change="Run split and tokenize again, or take a base model without a head.",
+            is_fatal=True,
         )
     ]
 
 
-def _check_supervision(table: TokenTable) -> list[Finding]:
+def _check_supervision(table: TokenTable, task: str) -> list[Finding]:
     empty = np.flatnonzero(table.num_supervised == 0)
     if not len(empty):
         return []
     share = len(empty) / len(table)
-    first = ", ".join(str(int(row_id)) for row_id in table.row_ids[empty[:5]])
+    severity: Severity | None = None
+    if share < FEW_ROWS:
+        severity = "note"
+    elif (share >= MANY_ROWS and len(empty) > 1) or share == 1:
+        severity = "stop"
+    # A classifier compares each row with its class, and a decoder starts from a target's tokens.
+    is_fatal = task != "causal_lm"
+    first = ", ".join(str(int(row_id)) for row_id in table.row_ids[empty[:SHOWN_ROWS]])
     return [
         Finding(
             code="rows-teach-nothing",
-            severity="note" if share < FEW_ROWS else None,
-            measured=f"{len(empty)} of {len(table)} rows ({share:.1%}) have nothing that is learned, such as row "
-            f"{first}",
+            severity="stop" if is_fatal else severity,
+            measured=f"{len(empty)} of {count_of(len(table), 'row')} ({share:.1%}) "
+            f"{'has' if len(empty) == 1 else 'have'} nothing that is learned, such as row {first}",
             expected="something to learn in each",
             cause="All their labels are masked, as when an answer is cut off or a class is missing.",
             change="Look at tokenize.max_length_tokens, tokenize.truncation and tokenize.loss_on.",
+            is_fatal=is_fatal,
         )
     ]
+
+
+def check_step_supervision(table: TokenTable, rows: Any) -> list[Finding]:
+    """Check before rows are laid out that the first step teaches something.
+
+    Args:
+        table: tokenized training rows.
+        rows: indices of the step's rows.
+    """
+    if len(rows) == 0 or np.any(table.num_supervised[rows]):
+        return []
+    return [step_teaches_nothing(step=1, num_tokens=int(table.lengths[rows].sum()))]
+
+
+def step_teaches_nothing(*, step: int, num_tokens: int) -> Finding:
+    """Describe a step without anything supervised.
+
+    Args:
+        step: optimizer step from 1.
+        num_tokens: its real tokens.
+    """
+    return Finding(
+        code="step-teaches-nothing",
+        measured=f"none of the {num_tokens} tokens of step {step} is learned",
+        expected="some in every step",
+        cause="All labels are masked, and a loss divided by 0 is NaN.",
+        change="Look at tokenize.loss_on, tokenize.truncation and tokenize.max_length_tokens.",
+    )
 
 
 def _check_lengths(table: TokenTable, positions: Positions | None, task: str) -> list[Finding]:
@@ -200,8 +344,8 @@ def _check_lengths(table: TokenTable, positions: Positions | None, task: str) ->
         Finding(
             code="rows-longer-than-positions",
             severity="stop" if positions.are_learned else None,
-            measured=f"{num_long} of {len(table)} rows are longer than {positions.limit} tokens, the longest has "
-            f"{int(lengths.max())}",
+            measured=f"{num_long} of {count_of(len(table), 'row')} {'is' if num_long == 1 else 'are'} longer than "
+            f"{positions.limit} tokens, the longest has {int(lengths.max())}",
             expected=f"at most the {positions.limit} positions of the model",
             cause="The model has no weights for later positions."
             if positions.are_learned
@@ -209,50 +353,3 @@ def _check_lengths(table: TokenTable, positions: Positions | None, task: str) ->
             change=f"Set tokenize.max_length_tokens to {positions.limit} or less.",
         )
     ]
-
-
-@dataclass
-class _SeenIds:
-    num_rows: int = 0
-    smallest_id: int = 0
-    largest_id: int = 0
-    num_doubled_bos: int = 0
-    num_taught_ends: int = 0
-
-
-def _read_ids(table: TokenTable, *, bos_id: int | None, end_ids: set[int]) -> _SeenIds:
-    """Go over the ids of the table, or of evenly spread parts of a large one."""
-    seen = _SeenIds()
-    ends = np.fromiter(end_ids, dtype=np.int64)
-    for batch in _spread_batches(table):
-        ids, starts, stops = _parts(batch.column("input_ids"))
-        spans, span_starts, span_stops = _parts(batch.column("spans"))
-        seen.num_rows += len(starts)
-        used = ids[starts[0] : stops[-1]]
-        if len(used):
-            seen.smallest_id = min(seen.smallest_id, int(used.min()))
-            seen.largest_id = max(seen.largest_id, int(used.max()))
-        if bos_id is not None:
-            first = starts[stops - starts >= 2]
-            seen.num_doubled_bos += int(((ids[first] == bos_id) & (ids[first + 1] == bos_id)).sum())
-        with_spans = span_stops > span_starts
-        span_ends = spans[span_stops[with_spans] - 1]
-        last_spans = spans[span_stops[with_spans] - 2]
-        row_starts = starts[with_spans]
-        is_end = np.isin(ids[row_starts + span_ends - 1], ends)
-        # A newline may follow the end of a turn inside the same span.
-        longer = span_ends - 2 >= last_spans
-        is_end[longer] |= np.isin(ids[row_starts[longer] + span_ends[longer] - 2], ends)
-        seen.num_taught_ends += int(is_end.sum())
-    return seen
-
-
-def _spread_batches(table: TokenTable) -> Iterator[Any]:
-    stride = max(1, -(-int(table.lengths.sum(dtype=np.int64)) // TOKENS_LOOKED_AT))
-    return (batch for batch in islice(table.batches(), 0, None, stride) if batch.num_rows)
-
-
-def _parts(column: Any) -> tuple[Any, Any, Any]:
-    """Return the flat values of a list column, and where each row starts and stops in them."""
-    offsets = column.offsets.to_numpy()
-    return column.values.to_numpy(), offsets[:-1], offsets[1:]

@@ -19,7 +19,10 @@ import torch
 from lm_tuning.text.token_table import IGNORE_INDEX, labels_of
 from lm_tuning.training.batches import MicroBatch
 from lm_tuning.training.cutting import Batching, cut_rows
+from lm_tuning.training.linear_loss import count_hits
+from lm_tuning.training.ranges import module_range, work_range
 from lm_tuning.training.settings import TaskName
+from lm_tuning.training.trace_table import LOSS
 
 if TYPE_CHECKING:
     from lm_tuning.text.token_table import TokenRow, TokenTable
@@ -132,18 +135,31 @@ class TrainingTask(ABC):
             Logits ``(targets, classes)`` and the targets, ``(targets,)``, of all rows one after another.
         """
 
-    def sum_nats(self, model: Any, batch: MicroBatch, shape: LossShape) -> torch.Tensor:
+    def sum_nats(
+        self, model: Any, batch: MicroBatch, shape: LossShape, *, hits: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Run the model on a micro-batch and sum the loss of what is supervised in it.
 
         Args:
             model: a model of this task, wrapped or not, on the micro-batch's device.
             batch: the rows.
             shape: label smoothing and class weights.
+            hits: receives what :func:`lm_tuning.training.linear_loss.count_hits` counts; only without gradient.
 
         Returns:
             A scalar in nats, float32.
         """
-        return shape.sum_nats(self.logits(model, batch), batch.targets)
+        with module_range(self.head_of(model), LOSS):
+            logits = self.logits(model, batch)
+        with work_range(LOSS):
+            if hits is not None:
+                hits += count_hits(logits.flatten(0, -2), batch.targets.flatten())
+            return shape.sum_nats(logits, batch.targets)
+
+    def head_of(self, model: Any) -> Any:
+        """Return the layer that makes the logits of hidden states; ``None`` where the model names none."""
+        find = getattr(_inner(model), "get_output_embeddings", None)
+        return None if find is None else find()
 
     def shape_of(self, row: TokenRow) -> tuple[int, ...]:
         """Say what rows must share to go through the model side by side without padding."""
@@ -195,12 +211,17 @@ class CausalLanguageModeling(TrainingTask):
             return model(**inputs, logits_to_keep=batch.kept_positions).logits  # type: ignore[no-any-return]
         return model(**inputs).logits[:, batch.kept_positions]  # type: ignore[no-any-return]
 
-    def sum_nats(self, model: Any, batch: MicroBatch, shape: LossShape) -> torch.Tensor:
-        """Run the backbone, and the head piece by piece where that gives the same."""
+    def sum_nats(
+        self, model: Any, batch: MicroBatch, shape: LossShape, *, hits: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Run the backbone, and the head a chunk of positions at a time where that gives the same."""
         if self.head_loss is None or shape.class_weights is not None:
-            return super().sum_nats(model, batch, shape)
+            return super().sum_nats(model, batch, shape, hits=hits)
         hidden = backbone_of(model)(**_model_inputs(batch)).last_hidden_state[:, batch.kept_positions]
-        return self.head_loss(hidden.flatten(0, 1), batch.targets.flatten(), label_smoothing=shape.label_smoothing)
+        with work_range(LOSS):
+            return self.head_loss(
+                hidden.flatten(0, 1), batch.targets.flatten(), label_smoothing=shape.label_smoothing, hits=hits
+            )
 
     def logits_of_alike(
         self, model: Any, rows: Sequence[TokenRow], *, device: torch.device | str
@@ -247,6 +268,10 @@ class SequenceClassification(TrainingTask):
         backbone, head = _parts(model)
         hidden = backbone(**_model_inputs(batch)).last_hidden_state.flatten(0, 1)[batch.kept_positions]
         return _apply_head(head, hidden)
+
+    def head_of(self, model: Any) -> Any:
+        """Return the layer that makes a class's logits."""
+        return classification_head(model)
 
     def logits_of_alike(
         self, model: Any, rows: Sequence[TokenRow], *, device: torch.device | str

@@ -14,6 +14,8 @@ import orjson
 
 STEP_RANGE = "training step"
 """How the ranges of profiled steps are named in a trace, before their number."""
+WORK_RANGE = "lm_tuning: "
+"""How the code names what it does in a trace, before one of :data:`GROUPS`; see :mod:`lm_tuning.training.ranges`."""
 
 ATTENTION = "attention"
 PRODUCTS = "matrix products"
@@ -28,11 +30,13 @@ GROUPS = (PRODUCTS, ATTENTION, LOSS, ELEMENTWISE, OPTIMIZER, QUANTIZED, COPIES, 
 
 _DEVICE_KINDS = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _HOST_KINDS = frozenset({"cpu_op", "user_annotation"})
-# What an operation inside one of these is for, whatever its own name says.
+# What an operation inside one of these is for, whatever its own name says. Those of the code itself are no names to
+# keep in step with it; the others are PyTorch's, for a model that hands nothing over to the code.
 _CONTEXTS = (
-    (OPTIMIZER, re.compile(r"^Optimizer\.step#|clip_grad|_foreach_norm")),
+    *((group, re.compile(f"^{re.escape(WORK_RANGE + group)}$")) for group in GROUPS),
+    (OPTIMIZER, re.compile(r"^optimizer$|^Optimizer\.step#|clip_grad|_foreach_norm")),
     (ATTENTION, re.compile(r"scaled_?dot_?product|flash_?attention|varlen_attn|fmha|sdpa", re.IGNORECASE)),
-    (LOSS, re.compile(r"cross_?entropy|nll_?loss|LinearNats|HeadLoss", re.IGNORECASE)),
+    (LOSS, re.compile(r"cross_?entropy|nll_?loss", re.IGNORECASE)),
 )
 # The first that matches a name, in lower case.
 _NAMES = tuple(
@@ -190,24 +194,43 @@ def _own_times(host: list[dict[str, Any]], contexts: dict[int, str]) -> list[tup
     by_thread: dict[Any, list[dict[str, Any]]] = defaultdict(list)
     for event in host:
         by_thread[event.get("tid")].append(event)
-    for thread in by_thread.values():
+    forward: dict[int, str | None] = {}  # context by the number that an operation shares with its backward pass
+    # The thread that makes the steps comes first: the backward pass looks its numbers up, on a GPU from another thread.
+    for thread in sorted(by_thread.values(), key=_makes_no_steps):
+        makes_steps = not _makes_no_steps(thread)
         thread.sort(key=lambda event: (event["ts"], -event["dur"]))
         open_events: list[tuple[float, str | None, list[float]]] = []  # end, context, microseconds taken by children
         for event in thread:
             while open_events and open_events[-1][0] <= event["ts"]:
                 open_events.pop()
+            arguments = event.get("args") or {}
+            number = arguments.get("Sequence number", -1)
             context = next((group for group, pattern in _CONTEXTS if pattern.search(event["name"])), None)
+            if _is_backward(event):
+                context = context or forward.get(number)
             if open_events:
                 open_events[-1][2][0] += event["dur"]
                 context = open_events[-1][1] or context
+            if number >= 0 and makes_steps and not _is_backward(event):
+                # Several share a number; the last one is what the backward pass belongs to.
+                forward[number] = context
             taken = [0.0]
             open_events.append((event["ts"] + event["dur"], context, taken))
-            identity = (event.get("args") or {}).get("External id")
+            identity = arguments.get("External id")
             if context is not None and identity is not None:
                 contexts[identity] = context
             if event["cat"] == "cpu_op":
                 found.append((event["name"], context or group_of(event["name"]), event["dur"], taken))
     return [(name, group, max(duration - taken[0], 0.0)) for name, group, duration, taken in found]
+
+
+def _makes_no_steps(events: list[dict[str, Any]]) -> bool:
+    return not any(event["cat"] == "user_annotation" and _is_step(event["name"]) for event in events)
+
+
+def _is_backward(event: dict[str, Any]) -> bool:
+    """Whether an event is the backward pass of an operation, which then names its thread and shares its number."""
+    return bool((event.get("args") or {}).get("Fwd thread id"))
 
 
 def _group_of_kernel(event: dict[str, Any], contexts: dict[int, str]) -> str:

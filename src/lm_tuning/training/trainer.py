@@ -24,7 +24,8 @@ from lm_tuning.training.batch_checks import check_gradients
 from lm_tuning.training.batches import StepBatch, StepDataset
 from lm_tuning.training.best_checkpoint import BestCheckpoint
 from lm_tuning.training.checkpointing import KeepsCheckpoints
-from lm_tuning.training.health import HealthReport, stop_if_needed
+from lm_tuning.training.first_gradient import check_logged_norm, norm_of
+from lm_tuning.training.health import Finding, HealthReport, stop_if_needed
 from lm_tuning.training.interruption import StopRequest
 from lm_tuning.training.learning_rates import check_planned_rates
 from lm_tuning.training.loop_settings import LoopSettings
@@ -34,6 +35,7 @@ from lm_tuning.training.precision_context import autocast
 from lm_tuning.training.replanning import release
 from lm_tuning.training.step_loader import StepLoader
 from lm_tuning.training.step_log import StepLog
+from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -81,15 +83,23 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         self.on_progress = on_progress
         self.best = BestCheckpoint(loop.best_metric)
         self.start_step = 0
+        self._loader: StepLoader | None = None
         self._batch: StepBatch | None = None
         self._step_loss: torch.Tensor | None = None
+        self._first_norm: float | None = None
         self._recorded_step = 0
 
     def get_train_dataloader(self) -> Any:
         """Return the loader of steps, beginning where the run begins."""
-        return StepLoader(
+        self._loader = StepLoader(
             self.steps, self.start_step, self.num_loader_workers, pin_memory=self.args.device.type == "cuda"
         )
+        return self._loader
+
+    def close_loader(self) -> None:
+        """End the worker processes of the loader, if there are any."""
+        if self._loader is not None:
+            self._loader.close()
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[StepBatch], num_batches: int, device: torch.device
@@ -116,7 +126,11 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         Returns:
             Nats per supervised token of the step (per row for a classifier), a scalar on the device.
         """
+        self.stop.begin_steps()
+        self.make_up_for_evaluation()
         model.train()
+        if self.state.global_step == 0:
+            self._add_or_stop(self.loop.check_trained(self.accelerator.unwrap_model(model)))
         if self._batch is None and self.loop.layers is not None:
             self._compile(model, inputs)
         inputs = self.loop.replanner.recut(inputs)
@@ -125,12 +139,36 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
             inputs = self.steps[inputs.step]
         assert self._step_loss is not None
         if self.state.global_step == 0:
-            for finding in check_gradients(self.accelerator.unwrap_model(model)):
-                self.health.add(finding)
-            stop_if_needed(self.health)
+            self._add_or_stop(check_gradients(self.accelerator.unwrap_model(model)))
             if self.loop.first_loss is not None:
                 self.loop.first_loss.check(self.health, model, inputs, float(self._step_loss))
+                self.loop.first_loss.check_gradient(self.health, inputs, scale=self._gradient_scale())
+                trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+                self._first_norm = norm_of(trained) / self._gradient_scale()
+            self.health.facts["first_look_seconds"] = self.health.seconds
         return self._step_loss
+
+    def _add_or_stop(self, findings: list[Finding]) -> None:
+        """Add findings that are not there yet, and end the run if one asks for it."""
+        for finding in findings:
+            if not self.health.has(finding.code):
+                self.health.add(finding)
+        if findings:
+            stop_if_needed(self.health)
+
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """Return the gradient norm; that of the first step is compared with its gradients, before any update."""
+        norm = super()._get_grad_norm(model, grad_norm=grad_norm)
+        if self._first_norm is not None:
+            finding = check_logged_norm(self._first_norm, float(norm))
+            self._first_norm = None
+            self._add_or_stop([] if finding is None else [finding])
+        return norm
+
+    def _gradient_scale(self) -> float:
+        """Return by what float16's scaler multiplies gradients until they are clipped."""
+        scaler = self.accelerator.scaler
+        return float(scaler.get_scale()) if scaler is not None else 1.0
 
     def _run_step(self, model: torch.nn.Module, inputs: StepBatch) -> bool:
         """Run forward and backward; return whether the step fitted into memory."""
@@ -214,17 +252,32 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         assert self._batch is not None
         assert self._step_loss is not None
         self.state.epoch = self.steps.plan.epoch_at(step)
+        rate = learning_rate if learning_rate is not None else self._get_learning_rate()
         self.step_log.record(
             self._batch,
             epoch=self.state.epoch,
             loss=self._step_loss,
             gradient_norm=grad_norm,
-            learning_rate=learning_rate if learning_rate is not None else self._get_learning_rate(),
+            learning_rate=rate,
         )
         self._report_progress(step)
+        self._look_whether_it_moves(model, step, rate)
         self._evaluate_and_save(step)
         if self.stop.signal_name is not None and step < len(self.steps):
             self._stop(step)
+
+    def _look_whether_it_moves(self, model: Any, step: int, rate: float) -> None:
+        """Once a run, measure the loss of the first rows again."""
+        movement = self.loop.first_loss.movement if self.loop.first_loss is not None else None
+        if movement is None or not movement.count(rate, is_last=step == len(self.steps)):
+            return
+        began = time.perf_counter()
+        with self.loop.layers.paused() if self.loop.layers is not None else nullcontext():
+            movement.check(self.health, self.accelerator.unwrap_model(model))
+        seconds = time.perf_counter() - began
+        self.health.seconds += seconds
+        self.step_log.paused(seconds)
+        stop_if_needed(self.health)
 
     def _report_progress(self, step: int) -> None:
         """Write the line of the step before, whose figures have arrived; at the end that of this one too."""
@@ -248,14 +301,33 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         last = step == len(self.steps)
         evaluates = self.loop.evaluate is not None and self.loop.eval_every_steps is not None
         if evaluates and (last or step % self.loop.eval_every_steps == 0):  # type: ignore[operator]
-            self.run_evaluation(step)
-            if not last and self.is_stopped_early():
+            self._evaluate_unless_stopped(step)
+            if not last and not self.owes_evaluation and self.is_stopped_early():
                 last = self.control.should_training_stop = True
                 self._say_this_step()
         if self._saves_at(step, last=last):
             began = time.perf_counter()
             self.write_checkpoint()
             self.step_log.paused(time.perf_counter() - began)
+
+    def _evaluate_unless_stopped(self, step: int) -> None:
+        """Evaluate; a request to stop breaks that off, since a resume makes up for it."""
+        self.owes_evaluation = True
+        try:
+            with self.stop.breaking_off():
+                self.run_evaluation(step)
+        except Interrupted:
+            if self.stop.is_final:
+                raise
+            logger.info("The evaluation of step %d is left to a resume.", step)
+        else:
+            self.owes_evaluation = False
+
+    def make_up_for_evaluation(self) -> None:
+        """Evaluate the step of a checkpoint, which a request to stop has kept from it."""
+        if self.owes_evaluation and self.loop.evaluate is not None:
+            self.run_evaluation(self.start_step)
+        self.owes_evaluation = False
 
     def is_stopped_early(self) -> bool:
         """Say whether the held-out figure has been without a better one for too long, and log it when it has."""
@@ -266,10 +338,10 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         if sum(1 for step in steps if step > self.best.step) < patience:
             return False
         logger.info(
-            "Training ends at step %d of %d: %d evaluations in a row without a better %s than %.4f of step %d.",
+            "Training ends at step %d of %d: %s in a row without a better %s than %.4f of step %d.",
             steps[-1],
             len(self.steps),
-            patience,
+            count_of(patience, "evaluation"),
             self.best.metric,
             self.best.value,
             self.best.step,

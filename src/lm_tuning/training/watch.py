@@ -14,7 +14,9 @@ from typing import Any
 
 from lm_tuning.training.health import Finding, HealthReport, stop_if_needed
 from lm_tuning.training.learning_rates import LearningRates
-from lm_tuning.training.watched import GradientSize, LoaderWait, Memory, StepNumbers, Throughput, WatchedThing
+from lm_tuning.training.watched import GradientSize, LoaderWait, StepNumbers, Throughput, WatchedThing
+from lm_tuning.training.watched_memory import Memory
+from lm_tuning.wording import count_of
 
 FAILURES_IN_A_ROW = {False: 10, True: 25}
 """Skipped updates after which a run is not worth its time; float16 starts with some, searching for its loss scale."""
@@ -22,6 +24,10 @@ FAILURES_IN_A_ROW = {False: 10, True: 25}
 OVERFLOWS_AT_START = 20
 STEPS_AN_OVERFLOW = 500
 """A loss scale of 2^16 needs at most some twenty halvings to fit; later it is tried out every 2000 steps."""
+
+SKIPPED_FRACTION = 0.5
+MIN_STEPS_SKIPPED = 20
+"""Most updates skipped means that most of the run is lost; before so many steps it may be chance, until the end."""
 
 KEPT_STEPS = 3
 """Steps that are saved to be run again; more of them say the same."""
@@ -43,6 +49,7 @@ class NotFinite(WatchedThing):
         self.num_steps = self.num_overflows = self.streak = self.longest_streak = 0
         self.counts = {"loss-not-finite": 0, "gradient-not-finite": 0}
         self.first: dict[str, str] = {}
+        self._has_lost = False
 
     @property
     def allowed_overflows(self) -> float:
@@ -55,6 +62,9 @@ class NotFinite(WatchedThing):
         if now.is_finite:
             self.streak = 0
             return False
+        return self._see_failure(now) or self._begins_to_lose()
+
+    def _see_failure(self, now: StepNumbers) -> bool:
         self.streak += 1
         self.longest_streak = max(self.longest_streak, self.streak)
         if self.has_scaler and math.isfinite(now.loss):
@@ -86,7 +96,8 @@ class NotFinite(WatchedThing):
             found.append(
                 Finding(
                     code=code,
-                    measured=first + (f" (and {further} further of {self.num_steps} steps)" if further else ""),
+                    measured=first
+                    + (f" (and {further} further of {count_of(self.num_steps, 'step')})" if further else ""),
                     expected="numbers",
                     cause=causes[code],
                     change="Look at its rows, lower train.learning_rate, or set train.precision=bfloat16 or float32.",
@@ -96,7 +107,8 @@ class NotFinite(WatchedThing):
             found.append(
                 Finding(
                     code="fp16-overflows",
-                    measured=f"{self.num_overflows} of {self.num_steps} updates were skipped for overflows in float16",
+                    measured=f"{self.num_overflows} of {count_of(self.num_steps, 'update')} were skipped for "
+                    "overflows in float16",
                     expected=f"at most {self.allowed_overflows:.0f}, while the loss scale is searched for",
                     cause="The model's activations or gradients do not fit into float16.",
                     change="Set train.precision=bfloat16 or float32.",
@@ -113,7 +125,34 @@ class NotFinite(WatchedThing):
                     "train.precision=bfloat16 or float32.",
                 )
             )
+        elif self.loses_most and (self.num_failures < self.num_steps if is_end else self._has_lost):
+            found.append(
+                Finding(
+                    code="most-updates-skipped",
+                    measured=f"{self.num_failures} of {self.num_steps} updates were NaN or infinite",
+                    expected=f"an odd one, and at most {SKIPPED_FRACTION:.0%}",
+                    cause="Most rows were not learned from: a row that comes up often, or an overflow, makes them so.",
+                    change="Look at the rows of the steps in the health report, lower train.learning_rate, or set "
+                    "train.precision=bfloat16 or float32. train.health.severity={most-updates-skipped: warn} keeps the "
+                    "model all the same.",
+                )
+            )
         return found
+
+    @property
+    def num_failures(self) -> int:
+        """Return the steps that were not finite, without what the search for a loss scale explains."""
+        return sum(self.counts.values()) + max(math.ceil(self.num_overflows - self.allowed_overflows), 0)
+
+    @property
+    def loses_most(self) -> bool:
+        """Say whether most updates were skipped."""
+        return self.num_failures > SKIPPED_FRACTION * self.num_steps
+
+    def _begins_to_lose(self) -> bool:
+        is_time = not self._has_lost and self.num_steps >= MIN_STEPS_SKIPPED and self.loses_most
+        self._has_lost |= is_time
+        return is_time
 
     def facts(self) -> dict[str, Any]:
         """Return the counts, where there are any."""
@@ -167,15 +206,13 @@ class TrainingWatch:
             max_grad_norm: clipping limit; 0 for none.
             learning_rate: the schedule's peak, as the user asked for it.
             device: ``cpu`` or ``cuda``.
-            memory_total_bytes: memory of the GPU; ``None`` asks it.
+            memory_total_bytes: memory of the GPU; ``None`` asks the device.
             has_scaler: whether float16's gradient scaler is at work, which overflows on purpose.
             reproduce: saves a step that was not finite; ``None`` saves none.
         """
         self.report = report
-        if device != "cuda":
-            memory_total_bytes = None
-        elif memory_total_bytes is None:
-            memory_total_bytes = _gpu_memory_bytes()
+        if memory_total_bytes is None or device != "cuda":
+            memory_total_bytes = card_memory_bytes(device)
         self._things: list[WatchedThing] = [
             NotFinite(report, has_scaler=has_scaler, reproduce=reproduce),
             GradientSize(max_grad_norm),
@@ -271,7 +308,14 @@ class TrainingWatch:
         return bool(fresh)
 
 
-def _gpu_memory_bytes() -> int:
+def card_memory_bytes(device: str) -> int | None:
+    """Return the memory of the GPU that is trained on; ``None`` without one.
+
+    Args:
+        device: ``cpu``, ``cuda`` or ``mps``.
+    """
+    if device != "cuda":
+        return None
     import torch
 
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)

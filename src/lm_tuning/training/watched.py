@@ -16,7 +16,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from lm_tuning.runtime.busy import LoadWatch
 from lm_tuning.training.health import Finding
+from lm_tuning.wording import count_of
 
 WINDOW_STEPS = 101
 """Steps over which the usual gradient norm is taken."""
@@ -38,8 +40,6 @@ WAIT_SECONDS = 5.0
 """A smaller wait in total is not worth a word."""
 FIRST_STEPS = 5
 """Steps that wait for worker processes to start, and for kernels to be chosen."""
-
-MEMORY_FRACTION = 0.92
 
 SLOWER_FRACTION = 0.25
 THROUGHPUT_SECONDS = 60.0
@@ -162,15 +162,15 @@ class GradientSize(WatchedThing):
                     "train.trainer.max_grad_norm.",
                 )
             )
-        elif enough and share > 0.5:
+        elif enough and share > 0.5 and self.usual > FAR_ABOVE_LIMIT * self.limit:
+            # Norms a few times the limit are what most sound runs have, and nothing to tell a user.
             found.append(
                 Finding(
                     code="gradients-often-clipped",
                     measured=f"{share:.0%} of {self.num_steps} updates were clipped at {self.limit:g}; the usual "
                     f"gradient norm is {self.usual:.3g}",
-                    expected="less than half of them",
-                    cause="The limit sets the size of most updates, which is common with small steps and harmless "
-                    "with AdamW.",
+                    expected=f"less than half of them, or norms of at most {FAR_ABOVE_LIMIT:g} times the limit",
+                    cause="The limit sets the size of most updates, while others are far smaller.",
                     change="Raise train.trainer.max_grad_norm or the rows of a step if the loss is unsteady.",
                 )
             )
@@ -258,49 +258,6 @@ class LoaderWait(WatchedThing):
         return {"loader_wait_fraction": self.fraction} if self.num_counted else {}
 
 
-class Memory(WatchedThing):
-    """A GPU whose memory is nearly full."""
-
-    replays = False
-
-    def __init__(self, total_bytes: int | None) -> None:
-        """Take the GPU's memory; ``None`` without one."""
-        self.total_bytes = total_bytes
-        self.most_bytes = 0
-
-    @property
-    def fraction(self) -> float:
-        """Return the largest share of the memory that was held."""
-        return self.most_bytes / self.total_bytes if self.total_bytes else 0.0
-
-    def see(self, now: StepNumbers) -> bool:
-        """Keep the peak."""
-        was_near = self.fraction > MEMORY_FRACTION
-        self.most_bytes = max(self.most_bytes, now.memory_bytes)
-        return not was_near and self.fraction > MEMORY_FRACTION
-
-    def findings(self, *, is_end: bool) -> list[Finding]:
-        """Compare the peak with the memory that there is."""
-        if self.total_bytes is None or self.fraction <= MEMORY_FRACTION:
-            return []
-        return [
-            Finding(
-                code="memory-near-limit",
-                measured=f"{self.fraction:.1%} of the GPU's memory is used ({self.most_bytes / 2**30:.1f} of "
-                f"{self.total_bytes / 2**30:.1f} GiB)",
-                expected=f"at most {MEMORY_FRACTION:.0%}",
-                cause="Near the limit memory is freed and asked for again in every step: on a card at 95 % a step "
-                "took 2.4 times as long.",
-                change="Lower train.micro_batch_tokens or set train.gradient_checkpointing=true; the result stays "
-                "the same.",
-            )
-        ]
-
-    def facts(self) -> dict[str, Any]:
-        """Return the largest share of the memory that was held."""
-        return {"peak_memory_fraction": self.fraction} if self.total_bytes else {}
-
-
 class Throughput(WatchedThing):
     """Training that gets slower.
 
@@ -310,17 +267,28 @@ class Throughput(WatchedThing):
 
     replays = False
 
-    def __init__(self, total_steps: int) -> None:
-        """Take the steps of the run, to look at half of it and at three quarters."""
+    def __init__(self, total_steps: int, load: LoadWatch | None = None) -> None:
+        """Take the steps of the run, to look at half of it and at three quarters.
+
+        Args:
+            total_steps: of the run.
+            load: tells what else keeps the processors busy; by default from this machine.
+        """
+        self.quarter_steps = {total_steps // 4, total_steps // 2, 3 * total_steps // 4}
         self.looks_at = {total_steps // 2, 3 * total_steps // 4}
         self.speeds = array("d")
         self.seconds = 0.0
+        self.load = load or LoadWatch()
+        self.load_of_last_quarter: str | None = None
 
     def see(self, now: StepNumbers) -> bool:
-        """Keep the step's speed."""
+        """Keep the step's speed, and after each quarter of the steps what kept the processors busy in it."""
         if now.seconds > 0:
             self.speeds.append(now.num_tokens / now.seconds)
             self.seconds += now.seconds
+        if now.step in self.quarter_steps:
+            self.load_of_last_quarter = self.load.describe()
+            self.load.restart()
         return now.step in self.looks_at
 
     def quarters(self) -> tuple[float, float] | None:
@@ -337,13 +305,17 @@ class Throughput(WatchedThing):
         if quarters is None or quarters[1] >= (1 - SLOWER_FRACTION) * quarters[0]:
             return []
         early, late = quarters
+        # The steps since the last quarter's end may have been too few to say anything; then that quarter holds.
+        load = (self.load.describe() if is_end else None) or self.load_of_last_quarter
         return [
             Finding(
                 code="throughput-falls",
                 measured=f"the last quarter of the steps ran at {late:,.0f} tokens per second, an early one at "
                 f"{early:,.0f} ({1 - late / early:.0%} slower)",
                 expected=f"at most {SLOWER_FRACTION:.0%} slower",
-                cause="The device is throttled by heat, shared with another program, or runs out of memory slowly.",
+                cause="The device is throttled by heat, shared with another program, or runs out of memory slowly."
+                if load is None
+                else f"Lately, {load}.",
                 change="Look at the device's clock and at other programs; compare memory in the step table.",
             )
         ]
@@ -357,7 +329,7 @@ class Throughput(WatchedThing):
 
 
 def _so_often(count: int) -> str:
-    return "" if count == 1 else f" (and at {count - 1} further {'step' if count == 2 else 'steps'})"
+    return "" if count == 1 else f" (and at {count_of(count - 1, 'further step')})"
 
 
 def _times(value: float, usual: float) -> str:

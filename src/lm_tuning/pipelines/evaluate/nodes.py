@@ -66,7 +66,7 @@ def evaluate_models(
         )
     facts: dict[str, Any] = {
         "tuned_folder": str(tuned_model),
-        "tokens_per_second": tuning.get("tokens_per_second"),
+        **{name: tuning.get(name) for name in ("tokens_per_second", "samples_per_second", "steps_per_second")},
     }
     logger.info("%s", report.describe_outcome(compared.result))
     Console().print(report.build_summary(compared.result, **facts))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_tuning.parameters.data import DataParameters
+from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ def _prepare_example() -> None:
         return
     with show_progress() as on_progress:
         num_rows = make_example(path, on_progress=on_progress)
-    logger.info("Made the example: %d functions of the standard library in %s", num_rows, path)
+    logger.info("Made the example: %s of the standard library in %s", count_of(num_rows, "function"), path)
 
 
 def _log_files(split: str, files: list[dict[str, Any]]) -> None:

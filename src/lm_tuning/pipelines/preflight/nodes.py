@@ -32,18 +32,16 @@ def inspect_examples(
     """Look at the rows as training will see them; return the figures, a Markdown report and an HTML page."""
     from rich.console import Console
 
-    from lm_tuning.models.loading import load_tokenizer
+    from lm_tuning.models.loading import load_tokenizer, read_config
+    from lm_tuning.models.positions import position_limit
     from lm_tuning.preflight.content import compose_report
     from lm_tuning.preflight.inspection import describe_preflight, inspect_tokens
     from lm_tuning.preflight.markdown import write_markdown
     from lm_tuning.preflight.page import write_page
     from lm_tuning.preflight.terminal import build_summary
 
-    tokenizer = load_tokenizer(
-        base_model["name_or_path"],
-        revision=base_model["revision"],
-        trust_remote_code=base_model["trust_remote_code"],
-    )
+    where = {name: base_model[name] for name in ("name_or_path", "revision", "trust_remote_code")}
+    tokenizer, config = load_tokenizer(**where), read_config(**where)
     with show_progress() as on_progress:
         figures = inspect_tokens(
             tokenized_examples,
@@ -56,6 +54,7 @@ def inspect_examples(
             device=current_device().kind,
             attention=model.attention,
             max_length_tokens=tokenize.max_length_tokens,
+            max_positions=position_limit(config),
             seed=seed,
             effective_batch_rows=train.effective_batch_rows,
             effective_batch_tokens=train.effective_batch_tokens,
@@ -68,6 +67,7 @@ def inspect_examples(
             save_every_steps=train.save_every_steps,
             load_best=train.load_best,
             num_examples=preflight.num_examples,
+            num_embeddings=getattr(config.get_text_config(), "vocab_size", None),
             on_progress=on_progress,
         )
     report = compose_report(figures)

@@ -9,6 +9,7 @@ from typing import Any
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.train import TrainParameters
+from lm_tuning.secrets import remember_settings
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import SCHEMA_VERSION, FolderStore, StagedFolder, read_manifest
 
@@ -27,7 +28,8 @@ def check_examples(
 ) -> tuple[StagedFolder | Path, dict[str, Any]]:
     """Read all files and check every row, or find that the same was done before.
 
-    Bad rows are no error here, so that the report on them is stored before ``split_examples`` refuses them.
+    Bad rows and files that cannot be read are no error here, so that the report on them is stored before
+    ``split_examples`` refuses them.
 
     Args:
         raw_examples: the files, see ``prepare_raw_examples``.
@@ -49,6 +51,7 @@ def check_examples(
     from lm_tuning.data.rows_report import build_rows_section
     from lm_tuning.progress import show_progress
 
+    remember_settings(data.model_dump())  # stored addresses have no passwords; the parameters do
     settings = check_settings(data, split, task=task)
     key = digest_values(
         {
@@ -63,9 +66,12 @@ def check_examples(
         summary = read_checked_summary(found)
         logger.info("Rows reused: %s, in %s", describe_checked(summary), found)
         return found, build_rows_section(summary, read_findings(found))
-    with check_cache.stage(key) as staged, show_progress() as on_progress:
-        summary = write_checked_rows(staged.path, raw_examples, **settings, on_progress=on_progress)
-        staged.facts = {"settings": settings, "files": raw_examples}
+    try:
+        with check_cache.stage(key) as staged, show_progress() as on_progress:
+            summary = write_checked_rows(staged.path, raw_examples, **settings, on_progress=on_progress)
+            staged.facts = {"settings": settings, "files": raw_examples}
+    except UserError as error:
+        return _account_for_unread(error, raw_examples, settings, check_cache=check_cache, key=key)
     logger.info("Rows checked: %s, in %s", describe_checked(summary), check_cache.root / key)
     return staged, build_rows_section(summary, read_findings(staged.path))
 
@@ -102,7 +108,7 @@ def split_examples(
     """
     from lm_tuning.data.checked_rows import read_checked_summary
     from lm_tuning.data.labels import refuse_unknown_weights
-    from lm_tuning.data.split_folder import describe_splits, read_copies, read_summary, write_splits
+    from lm_tuning.data.split_folder import FACTS_VERSION, describe_splits, read_copies, read_summary, write_splits
     from lm_tuning.data.splits_report import build_splits_section
     from lm_tuning.progress import show_progress
 
@@ -116,20 +122,36 @@ def split_examples(
     settings = _division_settings(split, group=manifest["facts"]["settings"]["group"], seed=seed)
     key = digest_values({"schema_version": SCHEMA_VERSION, "rows": manifest["key"], "settings": settings})
     found = split_cache.find(key)
-    if found:
-        summary = read_summary(found)
+    summary = read_summary(found) if found else {}
+    if found and summary.get("facts_version") == FACTS_VERSION:
         logger.info("Splits reused: %s, in %s", describe_splits(summary), found)
         for warning in summary["warnings"]:
             logger.warning(warning)
         return found, summary, build_splits_section(summary, read_copies(found))
     with split_cache.stage(key) as staged, show_progress() as on_progress:
-        summary = write_splits(staged.path, checked_examples, **settings, on_progress=on_progress)
+        summary = write_splits(staged.path, checked_examples, **settings, task=task, on_progress=on_progress)
         staged.facts = {
             "settings": split_settings(data, split, seed=seed, task=task),
             "files": manifest["facts"]["files"],
         }
     logger.info("Splits made: %s, in %s", describe_splits(summary), split_cache.root / key)
     return staged, summary, build_splits_section(summary, read_copies(staged.path))
+
+
+def _account_for_unread(
+    error: UserError, raw_examples: dict[str, Any], settings: dict[str, Any], *, check_cache: FolderStore, key: str
+) -> tuple[StagedFolder, dict[str, Any]]:
+    """Stage what is known of files that could not be read, under a key of its own: the next run reads them again."""
+    from lm_tuning.data.checked_rows import read_findings
+    from lm_tuning.data.rows_report import build_rows_section
+    from lm_tuning.data.unread import write_unread
+
+    names = ("on_bad_row", "max_bad_fraction", "max_rows")
+    with check_cache.stage(f"{key}.unread") as staged:
+        summary = write_unread(staged.path, raw_examples, error, **{name: settings[name] for name in names})
+        staged.facts = {"settings": settings, "files": raw_examples}
+    logger.error("The rows could not be read. What is known of them is in the data report.")
+    return staged, build_rows_section(summary, read_findings(staged.path))
 
 
 def check_settings(data: DataParameters, split: SplitParameters, *, task: str) -> dict[str, Any]:
@@ -139,6 +161,12 @@ def check_settings(data: DataParameters, split: SplitParameters, *, task: str) -
     columns, template, group = data.columns.model_dump(), data.template, split.group
     if is_example(data.model_dump()["path"]):
         columns, template, group = example_settings(columns, template, group)
+    # Settings that came later count only where they are set, so that rows which were read before them are found again.
+    shape = {
+        name: value
+        for name in ("field", "explode", "delimiter", "max_row_bytes")
+        if (value := getattr(data, name)) != DataParameters.model_fields[name].default
+    }
     return {
         "format": data.format,
         "columns": columns,
@@ -151,6 +179,7 @@ def check_settings(data: DataParameters, split: SplitParameters, *, task: str) -
         "stratify": split.stratify,
         "key": split.key,
         "task": task,
+        **shape,
     }
 
 
@@ -162,7 +191,10 @@ def split_settings(data: DataParameters, split: SplitParameters, *, seed: int, t
 
 def _division_settings(split: SplitParameters, *, group: str | None, seed: int) -> dict[str, Any]:
     """Unpack the parameters into the keywords of ``write_splits``."""
+    # Left out where it changes nothing: splits of earlier versions keep their key, and checkpoints their token set.
+    by = {} if split.duplicates_by == "row" else {"duplicates_by": split.duplicates_by}
     return {
+        **by,
         "validation": split.validation,
         "test": split.test,
         "group": group,
@@ -180,9 +212,9 @@ def _division_settings(split: SplitParameters, *, group: str | None, seed: int) 
 def _refuse_other_settings(folder: Path, stored: dict[str, Any], present: dict[str, Any]) -> None:
     """Refuse rows that an earlier run checked with other parameters, when only the later node is run."""
     changed = [
-        f"  - {name}: the stored rows were checked with {stored.get(name)!r}, the parameters say {value!r}"
-        for name, value in present.items()
-        if stored.get(name) != value
+        f"  - {name}: the stored rows were checked with {stored.get(name)!r}, the parameters say {present.get(name)!r}"
+        for name in dict.fromkeys([*stored, *present])
+        if stored.get(name) != present.get(name)
     ]
     if changed:
         raise UserError(

@@ -87,12 +87,14 @@ def tokenize_examples(
         The folder of tokens to publish, its summary, a picture of the lengths, and a section of the data report.
 
     Raises:
-        UserError: the stored splits belong to other rows or parameters, or a class weight is that of no class.
+        UserError: the stored splits belong to other rows or parameters, a class weight is that of no class, or the
+            limits cut too many of the tokens away.
     """
     from lm_tuning.data.labels import refuse_unknown_weights
     from lm_tuning.data.split_folder import find_staleness, read_summary
     from lm_tuning.models.loading import load_tokenizer
     from lm_tuning.progress import show_progress
+    from lm_tuning.text.limit_losses import refuse_losses
     from lm_tuning.text.summary import describe_tokens, read_lengths, write_lengths
     from lm_tuning.text.tokenization import TOKENS_VERSION, read_token_report, read_token_summary, write_tokens
 
@@ -120,16 +122,23 @@ def tokenize_examples(
         "tokens_version": TOKENS_VERSION,
         "splits": read_manifest(example_splits)["key"],
         "tokenizer": base_model["tokenizer_digest"],
-        "tokenize": tokenize.model_dump(),
+        "tokenize": _deciding(tokenize),
         "task": task,
     }
     key = digest_values(sources)
     found = token_cache.find(key)
+    losses = {
+        "max_lost_fraction": tokenize.max_lost_fraction,
+        "max_positions": _find_positions(base_model),
+        "model_name": base_model["name_or_path"],
+    }
     if found:
         summary = read_token_summary(found)
+        refuse_losses(summary, **losses)
         logger.info("Tokens reused: %s, in %s", describe_tokens(summary), found)
         _warn_of_long_rows(found, base_model, task=task)
         return found, summary, read_lengths(found), read_token_report(found)
+    _warn_of_older_tokens(token_cache)
     tokenizer = load_tokenizer(
         base_model["name_or_path"],
         revision=base_model["revision"],
@@ -137,7 +146,18 @@ def tokenize_examples(
     )
     with token_cache.stage(key) as staged, show_progress() as on_progress:
         settings = tokenize.model_dump()
-        summary = write_tokens(staged.path, example_splits, tokenizer, task=task, **settings, on_progress=on_progress)
+        del settings["max_lost_fraction"]
+        summary = write_tokens(
+            staged.path,
+            example_splits,
+            tokenizer,
+            task=task,
+            **settings,
+            on_bad_row=data.on_bad_row,
+            max_bad_fraction=data.max_bad_fraction,
+            on_progress=on_progress,
+        )
+        refuse_losses(summary, **losses)
         limits = {name: settings[name] for name in ("max_length_tokens", "max_target_tokens")}
         write_lengths(staged.path, task=task, **limits)
         staged.facts = {"sources": sources, "base_model": base_model}
@@ -146,14 +166,50 @@ def tokenize_examples(
     return staged, summary, read_lengths(staged.path), read_token_report(staged.path)
 
 
-def _warn_of_long_rows(folder: Path, base_model: dict[str, Any], *, task: str) -> None:
-    """Say at once which rows are longer than the positions in the model's config; training refuses or reports them."""
+def _deciding(tokenize: TokenizeParameters) -> dict[str, Any]:
+    """Return the parameters that decide what tokens come out; arguments of the template only where there are any.
+
+    What only decides whether tokens are taken is none.
+    """
+    settings = tokenize.model_dump()
+    del settings["max_lost_fraction"]
+    if not settings["template_arguments"]:
+        del settings["template_arguments"]
+    return settings
+
+
+def _warn_of_older_tokens(token_cache: FolderStore) -> None:
+    """Say why tokens are made again where another version has stored others of the same rows."""
+    from lm_tuning.text.tokenization import TOKENS_VERSION
+
+    try:
+        current = token_cache.current()
+    except UserError:  # none, or a damaged one: there is nothing to compare with
+        return
+    version = read_manifest(current)["facts"].get("sources", {}).get("tokens_version")
+    if version is not None and version != TOKENS_VERSION:
+        logger.warning(
+            "The stored tokens in %s were made by another version, which makes others of the same rows (see "
+            "CHANGELOG.md), so tokens are made again.",
+            current,
+        )
+
+
+def _find_positions(base_model: dict[str, Any]) -> int | None:
+    """Return the positions in the model's config; ``None`` where it names none."""
     from lm_tuning.models.loading import read_config
     from lm_tuning.models.positions import position_limit
+
+    return position_limit(
+        read_config(**{name: base_model[name] for name in ("name_or_path", "revision", "trust_remote_code")})
+    )
+
+
+def _warn_of_long_rows(folder: Path, base_model: dict[str, Any], *, task: str) -> None:
+    """Say at once which rows are longer than the positions in the model's config; training refuses or reports them."""
     from lm_tuning.training.row_lengths import find_long_rows
 
-    where = {name: base_model[name] for name in ("name_or_path", "revision", "trust_remote_code")}
-    limit = position_limit(read_config(**where))
+    limit = _find_positions(base_model)
     for rows in find_long_rows(folder, limit, task=task) if limit else ():
         logger.warning(
             "Longer than the %d positions in the config of %s: %s. A model that learned a weight for each position "

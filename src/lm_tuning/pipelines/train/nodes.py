@@ -6,10 +6,12 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from lm_tuning.datasets.live_report import LiveReport
 from lm_tuning.datasets.metric_stream import MetricStream
 from lm_tuning.parameters import EvaluateParameters, ModelParameters, TrainParameters
 from lm_tuning.pipelines.train.run_settings import gather_settings
 from lm_tuning.progress import show_progress
+from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -21,6 +23,7 @@ def train_model(
     checkpoints: Path,
     batch_plans: Path,
     metric_stream: MetricStream,
+    live_health: LiveReport,
     train: TrainParameters,
     model: ModelParameters,
     evaluate: EvaluateParameters,
@@ -28,28 +31,31 @@ def train_model(
     task: str,
 ) -> dict[str, Any]:
     """Train; return the tuned model's folder, the logs of steps, and what they and the planning come to, by name."""
+    from lm_tuning.training.health import telling_refusals
     from lm_tuning.training.plan_report import draw_plan
     from lm_tuning.training.result import draw_loss_curve, efficiency_figures
     from lm_tuning.training.run import TrainingPaths, run_training
 
-    settings = gather_settings(
-        tokenized_examples,
-        base_model,
-        train=train,
-        model=model,
-        seed=seed,
-        task=task,
-        num_beams=evaluate.num_beams,
-        run_id=metric_stream.run_id,
-    )
+    with telling_refusals(live_health.write, run_id=metric_stream.run_id, is_resume=train.resume):
+        settings = gather_settings(
+            tokenized_examples,
+            base_model,
+            train=train,
+            model=model,
+            seed=seed,
+            task=task,
+            num_beams=evaluate.num_beams,
+            run_id=metric_stream.run_id,
+        )
     try:
         with show_progress() as on_progress:
             result = run_training(
                 TrainingPaths(tokens=tokenized_examples, checkpoints=checkpoints, plans=batch_plans),
                 settings,
                 on_progress=on_progress,
-                on_metrics=metric_stream.log,
+                on_metrics=metric_stream.log_step,
                 on_checkpoint=metric_stream.flush,
+                on_health=live_health.write,
             )
     finally:
         metric_stream.close()
@@ -70,6 +76,8 @@ def describe_result(summary: dict[str, Any]) -> str:
     """Say in one paragraph what the training did and what it cost."""
     if not summary["num_steps"]:
         return "No step was made."
+    from lm_tuning.training.step_log import write_speed
+
     unit = summary["unit"]
     first, last = summary[f"first_loss_nats_per_{unit}"], summary[f"last_loss_nats_per_{unit}"]
     early = ", ended early" if summary["stopped_early"] else ""
@@ -77,15 +85,37 @@ def describe_result(summary: dict[str, Any]) -> str:
     shares = [f"loader wait {summary['loader_wait_fraction']:.2%}"]
     shares += [f"{phase} {share:.0%}" for phase in phases if (share := summary[f"{phase}_fraction"]) is not None]
     return (
-        f"Trained {summary['total_steps']} steps ({summary['epochs']:.2f} epochs{early}): "
+        f"Trained {count_of(summary['total_steps'], 'step')} ({summary['epochs']:.2f} epochs{early}): "
         f"loss {first:.4f} -> {last:.4f} nats/{unit}; "
         f"{summary['tokens_per_second']:,.0f} tokens/s{_describe_mfu(summary)}, "
+        f"{write_speed(summary['samples_per_second'])} samples/s, {write_speed(summary['steps_per_second'])} steps/s, "
         f"median step {summary['step_seconds_median']:.2f} s "
         f"(90 % within {summary['step_seconds_p90']:.2f} s, 99 % within {summary['step_seconds_p99']:.2f} s), "
-        f"padding {summary['padding_fraction']:.1%}; of the step time "
-        f"{', '.join(shares)}, "
-        f"logging {summary['logging_fraction']:.3%}; health check {summary['health_seconds']:.1f} s, "
-        f"peak memory {summary['peak_memory_bytes'] / 2**30:.1f} GiB."
+        f"padding {summary['padding_fraction']:.1%}; of the step time {', '.join(shares)}"
+        f"{_describe_own_share(summary)}; peak memory {summary['peak_memory_bytes'] / 2**30:.1f} GiB"
+        f"{_describe_card(summary)}."
+    )
+
+
+def _describe_card(summary: dict[str, Any]) -> str:
+    """Say what the driver told of the graphics card; nothing without one."""
+    parts = []
+    if (busy := summary.get("gpu_utilization_fraction")) is not None:
+        parts.append(f"{busy:.0%} busy")
+    if (watts := summary.get("gpu_power_watts")) is not None:
+        parts.append(f"{watts:,.0f} W")
+    if (used := summary.get("gpu_memory_used_bytes")) is not None:
+        parts.append(f"at most {used / 2**30:.1f} of {summary['gpu_memory_total_bytes'] / 2**30:.1f} GiB in use")
+    return f"; the GPU by its driver: {', '.join(parts)}" if parts else ""
+
+
+def _describe_own_share(summary: dict[str, Any]) -> str:
+    """Say what checking and reporting took; nothing where no step of this training is timed."""
+    if summary["health_fraction"] is None:
+        return ""
+    return (
+        f"; of the training time health checks {summary['health_fraction']:.2%}, logging "
+        f"{summary['logging_fraction']:.3%}; checks up to step 1 {summary['first_look_seconds']:.1f} s"
     )
 
 

@@ -19,6 +19,7 @@ def create_pipeline() -> Pipeline:
                     "checkpoints": "checkpoints",
                     "batch_plans": "batch_plans",
                     "metric_stream": "metric_stream",
+                    "live_health": "live_health",
                     "train": "params:train",
                     "model": "params:model",
                     "evaluate": "params:evaluate",

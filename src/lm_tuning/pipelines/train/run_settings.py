@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +74,7 @@ def gather_settings(
         sources=tokens["sources"],
         task=task,  # type: ignore[arg-type]
         label_map=tokens["label_map"],
+        rendering=_rendering(tokens),
         weights_dtype=precision.weights,
         compute_dtype=precision.compute,
         device=device.kind,
@@ -125,3 +127,10 @@ def gather_settings(
     if limit is not None:
         logger.warning("%s", limit)
     return settings
+
+
+def _rendering(tokens: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how the chat template was called for the rows; nothing where no template wrote them."""
+    if tokens.get("rendering") != "chat template":
+        return {}
+    return {name: tokens[name] for name in ("template_arguments", "system_turn")}

@@ -10,24 +10,20 @@ import pytest
 import yaml
 
 from lm_tuning import datasets
-from lm_tuning.datasets.finished_file import FinishedFileDataset
 from lm_tuning.datasets.options import OPTIONS
 from lm_tuning.errors import UserError
-from tests.support.tiny_project import run_session, write_project
+from tests.support.tiny_project import run_session
 
 
 def test_options_are_those_of_the_classes() -> None:
     refused = {"version", "credentials", "fs_args", "metadata"}
-    classes = {name: getattr(datasets, name) for name in datasets.__all__} | {
-        "FinishedFileDataset": FinishedFileDataset
-    }
+    classes = {name: getattr(datasets, name) for name in datasets.__all__}
     assert set(OPTIONS) == set(classes)
     for name, kind in classes.items():
         assert OPTIONS[name] == set(inspect.signature(kind).parameters) - refused, name
 
 
 def problems_with(root: Path, entry: str, **changes: Any) -> list[str]:
-    write_project(root)
     catalog = yaml.safe_load((root / "conf" / "base" / "catalog.yml").read_text())
     known = catalog.get(entry, {"type": "lm_tuning.datasets.JSONDataset"})
     overlay = {entry: {**known, "filepath": f"data/{entry}", **changes}}
@@ -39,23 +35,23 @@ def problems_with(root: Path, entry: str, **changes: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("entry", ["tuned_model", "training_summary", "evaluation", "example_splits", "checkpoints"])
-def test_versions_are_refused(tmp_path: Path, entry: str) -> None:
-    (problem,) = problems_with(tmp_path, entry, versioned=True)
+def test_versions_are_refused(project: Path, entry: str) -> None:
+    (problem,) = problems_with(project, entry, versioned=True)
     assert problem.startswith(f"Catalog entry '{entry}': versioned = true: versioned is not supported")
     assert "MLflow" in problem
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/x.json", "gs://bucket/x.json", "memory://x"])
-def test_a_place_that_is_no_local_disk_is_refused(tmp_path: Path, path: str) -> None:
-    (problem,) = problems_with(tmp_path, "evaluation", filepath=path)
+def test_a_place_that_is_no_local_disk_is_refused(project: Path, path: str) -> None:
+    (problem,) = problems_with(project, "evaluation", filepath=path)
     assert problem.startswith(f"Catalog entry 'evaluation': filepath = {path}: ")
     assert "local path" in problem
-    assert not (tmp_path / "bucket").exists()
+    assert not (project / "bucket").exists()
 
 
-def test_unknown_options_and_marks_are_named(tmp_path: Path) -> None:
+def test_unknown_options_and_marks_are_named(project: Path) -> None:
     found = problems_with(
-        tmp_path, "evaluation", credentials="cloud", metadata={"lm_tuning": {"mlflow_artefact": "reports"}}
+        project, "evaluation", credentials="cloud", metadata={"lm_tuning": {"mlflow_artefact": "reports"}}
     )
     assert found == [
         "Catalog entry 'evaluation': JSONDataset has no option credentials. "
@@ -64,22 +60,21 @@ def test_unknown_options_and_marks_are_named(tmp_path: Path) -> None:
     ]
 
 
-def test_an_entry_that_no_pipeline_uses_is_named_with_the_nearest(tmp_path: Path) -> None:
-    (problem,) = problems_with(tmp_path, "evalution")
+def test_an_entry_that_no_pipeline_uses_is_named_with_the_nearest(project: Path) -> None:
+    (problem,) = problems_with(project, "evalution")
     assert problem == "Catalog entry 'evalution' is used by no pipeline. Did you mean evaluation?"
 
 
-def test_a_mistyped_class_is_named_with_the_nearest(tmp_path: Path) -> None:
-    (problem,) = problems_with(tmp_path, "evaluation", type="lm_tuning.datasets.JsonDataset")
+def test_a_mistyped_class_is_named_with_the_nearest(project: Path) -> None:
+    (problem,) = problems_with(project, "evaluation", type="lm_tuning.datasets.JsonDataset")
     assert problem == (
         "Catalog entry 'evaluation': there is no dataset class lm_tuning.datasets.JsonDataset. "
         "Did you mean lm_tuning.datasets.JSONDataset?"
     )
 
 
-def test_an_entry_of_one_s_own_passes(tmp_path: Path) -> None:
-    write_project(tmp_path)
+def test_an_entry_of_one_s_own_passes(project: Path) -> None:
     own = {"my_notes": {"type": "lm_tuning.datasets.JSONDataset", "filepath": "data/notes.json"}}
-    (tmp_path / "conf" / "local" / "catalog.yml").write_text(yaml.safe_dump(own))
-    run_session(tmp_path)
-    assert (tmp_path / "data" / "default" / "evaluation.json").is_file()
+    (project / "conf" / "local" / "catalog.yml").write_text(yaml.safe_dump(own))
+    run_session(project)
+    assert (project / "data" / "default" / "evaluation.json").is_file()

@@ -1,0 +1,72 @@
+"""A report that a node writes while it works, so that one that fails leaves what it knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NoReturn
+
+from kedro.io import AbstractDataset, DatasetError
+
+from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.storage.atomic import write_json_atomic
+
+
+class LiveReport:
+    """A JSON file that is replaced as a whole, as often as there is something new.
+
+    It survives pickling: the copy writes the same file.
+
+    Attributes:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Choose the file; nothing is written before the first report."""
+        self.path = path
+
+    def write(self, report: dict[str, Any]) -> None:
+        """Replace the file.
+
+        Args:
+            report: values that JSON knows.
+
+        Raises:
+            UserError: the disk is full; the previous content stays.
+        """
+        write_json_atomic(self.path, report)
+
+
+class LiveReportDataset(CatalogEntry, AbstractDataset[NoReturn, LiveReport]):
+    """Hand a node a report to write while it works; the same file is the entry that its result is saved to.
+
+    Example:
+        .. code-block:: yaml
+
+            live_health:
+              type: lm_tuning.datasets.LiveReportDataset
+              filepath: data/08_reporting/default/health.json
+    """
+
+    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        """Point at the file.
+
+        Args:
+            filepath: the file; it need not exist.
+            metadata: for plugins and our tracking hook.
+        """
+        self._filepath = Path(filepath)
+        self.metadata = metadata
+
+    def load(self) -> LiveReport:
+        """Return the report, without touching the file."""
+        return LiveReport(self._filepath)
+
+    def save(self, data: NoReturn) -> NoReturn:
+        """Refuse: a node writes the report itself."""
+        raise DatasetError(f"'{self._filepath}' is written by the node that takes the report as input.")
+
+    def _exists(self) -> bool:
+        return True
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": self._filepath}

@@ -1,0 +1,122 @@
+"""What ``mlflow.yml``, the parameters and the environment say about tracking, without asking the tracking store."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lm_tuning.errors import UserError
+from lm_tuning.secrets import mask_address, remember_settings
+from lm_tuning.tracking.address import check_address
+
+if TYPE_CHECKING:
+    from kedro.framework.context import KedroContext
+    from kedro_mlflow.config.kedro_mlflow_config import KedroMlflowConfig
+
+
+def set_up_mlflow(context: KedroContext, experiment: str) -> KedroMlflowConfig:
+    """Do what kedro-mlflow does with its configuration, but for what would wait for the tracking store.
+
+    Args:
+        context: of the session; the configuration becomes its attribute ``mlflow``.
+        experiment: name of the experiment, which is a parameter.
+
+    Returns:
+        The configuration. With a run that the user has opened, the store is that of this run.
+
+    Raises:
+        UserError: ``mlflow.yml`` has unknown keys or values of the wrong type, or the address is none.
+    """
+    import mlflow
+    from kedro_mlflow.config.kedro_mlflow_config import KedroMlflowConfig, _validate_uri
+    from kedro_mlflow.config.resolvers import resolve_random_name
+    from omegaconf import OmegaConf
+    from pydantic import ValidationError
+
+    logging.getLogger("kedro_mlflow").setLevel(logging.WARNING)  # the import above sets it to INFO
+    if not OmegaConf.has_resolver("km.random_name"):
+        OmegaConf.register_new_resolver("km.random_name", resolve_random_name, use_cache=True)
+    root = Path(context.project_path)
+    given = _read_mlflow_config(context)
+    completed = complete_mlflow_config(given, experiment, root)
+    _hide_password(completed["server"]["mlflow_tracking_uri"])
+    context.config_loader["mlflow"] = completed
+    try:
+        config = KedroMlflowConfig.model_validate(completed)
+    except ValidationError as error:
+        wrong = [(".".join(map(str, item["loc"])), item["msg"]) for item in error.errors()]
+        raise UserError([f"mlflow.yml: {key}: {problem}." for key, problem in wrong]) from error
+    if mlflow.active_run() is not None:
+        config.server.mlflow_tracking_uri = mlflow.get_tracking_uri()
+    else:
+        config._export_credentials(context)
+        config._register_request_header_provider(context)
+        server, creation = config.server, config.tracking.experiment.create_experiment_kwargs
+        check_address(str(server.mlflow_tracking_uri), _name_source(given))
+        server.mlflow_tracking_uri = _validate_uri(root, server.mlflow_tracking_uri)
+        if server.mlflow_registry_uri is not None:
+            server.mlflow_registry_uri = _validate_uri(root, server.mlflow_registry_uri)
+        mlflow.set_tracking_uri(server.mlflow_tracking_uri)
+        mlflow.set_registry_uri(server.mlflow_registry_uri)  # type: ignore[arg-type]  # None: as the tracking store
+        if creation.artifact_location is not None:
+            creation.artifact_location = _validate_uri(root, creation.artifact_location)
+        if config.tracking.disable_tracking.disable_autologging:
+            mlflow.autolog(disable=True)
+    context.__setattr__("mlflow", config)  # where kedro-mlflow's users look for it
+    return config
+
+
+def _hide_password(uri: str) -> None:
+    """Keep the password of a tracking server to ourselves."""
+    if mask_address(uri) != uri:
+        remember_settings(uri)
+        # At the end of a run MLflow prints its address, password included.
+        os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+
+
+def _name_source(given: Mapping[str, Any]) -> str:
+    """Say where the address of the store was set."""
+    is_in_file = bool((given.get("server") or {}).get("mlflow_tracking_uri"))
+    return "mlflow.yml: server.mlflow_tracking_uri" if is_in_file else "The environment variable MLFLOW_TRACKING_URI"
+
+
+def _read_mlflow_config(context: KedroContext) -> dict[str, Any]:
+    """Return ``mlflow.yml`` of the environment, or nothing where there is none."""
+    from kedro.config import MissingConfigException
+
+    try:
+        return dict(context.config_loader["mlflow"])
+    except MissingConfigException:
+        return {}
+
+
+def complete_mlflow_config(config: Mapping[str, Any], experiment: str, root: Path) -> dict[str, Any]:
+    """Add what ``mlflow.yml`` leaves open.
+
+    Args:
+        config: content of ``mlflow.yml``.
+        experiment: name of the experiment, which is a parameter.
+        root: project folder; without any tracking URI runs go to a database there.
+
+    Returns:
+        A configuration for kedro-mlflow. A folder for artifacts within the project is left out when a server keeps the
+        runs, since it would mean a folder on the server.
+    """
+    server = dict(config.get("server") or {})
+    uri = (
+        server.get("mlflow_tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+    )
+    tracking = dict(config.get("tracking") or {})
+    creation = dict((tracking.get("experiment") or {}).get("create_experiment_kwargs") or {})
+    is_local = uri.split(":")[0] in {"sqlite", "postgresql", "mysql", "mssql"}
+    if not is_local and "://" not in str(creation.get("artifact_location") or "://"):
+        del creation["artifact_location"]
+    tracking["experiment"] = {
+        **(tracking.get("experiment") or {}),
+        "name": experiment,
+        "create_experiment_kwargs": creation,
+    }
+    return {**config, "server": {**server, "mlflow_tracking_uri": uri}, "tracking": tracking}

@@ -1,0 +1,180 @@
+"""What the driver says of a graphics card while it works: memory, utilization and power, by NVIDIA's NVML.
+
+torch knows only what its own process holds. The driver knows the card: other programs' memory, how much of the time a
+kernel ran, and the power that it takes. Nothing in here waits for the card, and nothing in here fails a training.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_MOST_WAITED_SECONDS = 5.0
+"""For a reading under way when a training ends; a driver that hangs must not hold the training up."""
+
+SAMPLE_SECONDS = 2.0
+"""Time between two readings. The driver itself averages utilization over up to a second."""
+
+
+@dataclass(frozen=True)
+class CardReading:
+    """A card at one moment.
+
+    Attributes:
+        memory_used_bytes: by all programs together.
+        memory_total_bytes: of the card.
+        utilization_fraction: share of the driver's last sampling period in which a kernel ran, 0 to 1; ``None`` where
+            the driver does not tell, as for a part of a card (MIG).
+        power_watts: drawn by the whole card; ``None`` where the driver does not tell.
+    """
+
+    memory_used_bytes: int
+    memory_total_bytes: int
+    utilization_fraction: float | None = None
+    power_watts: float | None = None
+
+    def figures(self) -> dict[str, float]:
+        """Return what is known by the names that reports use."""
+        named = {
+            "gpu_utilization_fraction": self.utilization_fraction,
+            "gpu_memory_used_bytes": self.memory_used_bytes,
+            "gpu_power_watts": self.power_watts,
+        }
+        return {name: value for name, value in named.items() if value is not None}
+
+
+def read_card(uuid: str | None = None) -> CardReading | None:
+    """Ask the driver how a card is doing; it takes about a millisecond once the driver's library is loaded.
+
+    Args:
+        uuid: of the card, see :func:`find_card`; ``None`` takes the driver's first card.
+
+    Returns:
+        The reading; ``None`` without a card, a driver or NVIDIA's package.
+    """
+    with _open_library() as nvml:
+        if nvml is None:
+            return None
+        try:
+            card = nvml.nvmlDeviceGetHandleByUUID(uuid) if uuid else nvml.nvmlDeviceGetHandleByIndex(0)
+            memory = nvml.nvmlDeviceGetMemoryInfo(card)
+        except nvml.NVMLError as error:
+            logger.debug("The driver tells nothing of the card: %s", error)
+            return None
+        utilization = _ask(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(card).gpu / 100)
+        power = _ask(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(card) / 1000)
+        return CardReading(int(memory.used), int(memory.total), utilization, power)
+
+
+def find_card(device: str) -> str | None:
+    """Return the driver's UUID of the card that this process computes on; ``None`` for another device than ``cuda``.
+
+    Args:
+        device: ``cpu``, ``cuda`` or ``mps``.
+    """
+    if device != "cuda":
+        return None
+    import torch
+
+    # CUDA counts the cards that CUDA_VISIBLE_DEVICES lets through, the driver counts all: only the UUID is the same.
+    uuid = str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", ""))
+    return f"GPU-{uuid.removeprefix('GPU-')}" if uuid else None
+
+
+@dataclass
+class CardSampler:
+    """Reads a card again and again from a thread of its own, between entering and leaving a ``with`` block.
+
+    Attributes:
+        uuid: of the card; ``None`` reads nothing at all.
+        seconds: between two readings.
+        latest: the last reading; ``None`` without a card.
+    """
+
+    uuid: str | None
+    seconds: float = SAMPLE_SECONDS
+    latest: CardReading | None = None
+    _readings: list[CardReading] = field(default_factory=list)
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def __enter__(self) -> CardSampler:
+        """Read once; where that succeeds, go on reading."""
+        if self.uuid is not None and self._read():
+            self._thread = threading.Thread(target=self._read_forever, name="card-sampler", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """End the thread."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join(_MOST_WAITED_SECONDS)
+
+    def summary(self) -> dict[str, float]:
+        """Return mean utilization and power and the most memory over all readings; nothing without a card.
+
+        Returns:
+            The names of :meth:`CardReading.figures`, and ``gpu_memory_total_bytes``.
+        """
+        if not self._readings:
+            return {}
+        values: dict[str, list[float]] = {}
+        for reading in self._readings:
+            for name, value in reading.figures().items():
+                values.setdefault(name, []).append(value)
+        means = {name: sum(each) / len(each) for name, each in values.items()}
+        return means | {
+            "gpu_memory_used_bytes": max(values["gpu_memory_used_bytes"]),
+            "gpu_memory_total_bytes": self._readings[0].memory_total_bytes,
+        }
+
+    def _read_forever(self) -> None:
+        with _open_library():  # so that the readings find it open
+            while not self._ended.wait(self.seconds) and self._read():
+                pass
+
+    def _read(self) -> bool:
+        """Take a reading; return whether there was one."""
+        reading = read_card(self.uuid)
+        if reading is not None:
+            self.latest = reading
+            self._readings.append(reading)
+        return reading is not None
+
+
+@contextmanager
+def _open_library() -> Iterator[Any]:
+    """Give NVIDIA's module with its library loaded, or ``None``; the library counts how often it was opened."""
+    try:
+        import pynvml
+    except ImportError:
+        yield None
+        return
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        logger.debug("No NVML: %s", error)
+        yield None
+        return
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _ask(nvml: Any, question: Callable[[], float]) -> float | None:
+    """Return an answer of the driver; ``None`` where it has none for this card."""
+    try:
+        return float(question())
+    except nvml.NVMLError:
+        return None

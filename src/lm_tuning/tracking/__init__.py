@@ -1,0 +1,5 @@
+"""Tracking that never holds a run up: a journal on disk, a thread that sends it to MLflow, and a way to send it later.
+
+It may import MLflow and ``storage``, and neither Kedro nor the other domain packages. Entries: ``journal.Journal``
+takes facts, ``sender.Sender`` sends them, ``later.send_journals`` sends what is left.
+"""

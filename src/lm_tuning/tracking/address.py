@@ -1,0 +1,85 @@
+"""Where runs are kept: an address that MLflow understands, and how patient its requests are."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from lm_tuning.errors import UserError
+from lm_tuning.tracking.trouble import strip_passwords
+
+#: MLflow tries a request eight times, and waits for each up to two minutes. The sender tries again by itself, and what
+#: the user has set wins.
+REQUEST_LIMITS = {"MLFLOW_HTTP_REQUEST_TIMEOUT": "10", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0"}
+_DATABRICKS = ("databricks", "databricks-uc", "uc")
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql")
+
+
+def check_address(uri: str, source: str) -> None:
+    """Refuse an address that no store can have.
+
+    Args:
+        uri: the tracking URI.
+        source: where it was set, for the message.
+
+    Raises:
+        UserError: the scheme is none that MLflow knows, it is a folder, or a server's address lacks its host.
+    """
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking._tracking_service import utils
+
+    stores: Any = utils._tracking_store_registry
+    shown = strip_passwords(uri)
+    fix = "Take http://host:5000 for a server or sqlite:////folder/mlflow.db for a file."
+    try:
+        stores.get_store_builder(uri)
+    except MlflowException as error:
+        raise UserError(f"{source} = {shown!r} is no address of a tracking store that MLflow knows. {fix}") from error
+    parts = urlsplit(uri)
+    is_folder = parts.scheme in {"", "file"} and uri not in _DATABRICKS
+    if is_folder and os.environ.get("MLFLOW_ALLOW_FILE_STORE", "").lower() not in {"true", "1"}:
+        raise UserError(f"{source} = {shown!r} means a folder, which MLflow takes no runs in any more. {fix}")
+    if parts.scheme in {"http", "https"}:
+        try:
+            is_whole = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        except ValueError:  # a port that is no number
+            is_whole = False
+        if not is_whole:
+            raise UserError(f"{source} = {shown!r} names no host, or a port that is no number. {fix}")
+
+
+def is_database(uri: str) -> bool:
+    """Say whether runs go straight to a database, and not to a server before it."""
+    return urlsplit(uri).scheme.split("+")[0] in _DATABASES
+
+
+def lock_name(uri: str) -> str:
+    """Return the name of the lock for whoever makes the tables of a database."""
+    return f"mlflow-{hashlib.sha256(strip_passwords(uri).encode()).hexdigest()[:12]}.lock"
+
+
+def choose_address(stored: str, configured: str) -> str:
+    """Return the address to send to: as it is configured now, with its password, if it is the one that was stored.
+
+    Args:
+        stored: of the journal, without user and password.
+        configured: of this project and this environment.
+    """
+    return configured if strip_passwords(configured) == stored else stored
+
+
+@contextmanager
+def bounded_requests() -> Iterator[None]:
+    """Let MLflow give a request up soon, unless the user has set how long it tries."""
+    ours = {name: value for name, value in REQUEST_LIMITS.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in ours.items():
+            if os.environ.get(name) == value:
+                del os.environ[name]

@@ -1,0 +1,110 @@
+"""What is wrong with a tracking store, in words and by what can be done about it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal, NamedTuple
+
+from lm_tuning.errors import UserError
+
+#: ``away``: try again later. ``denied``: a mistake of configuration, and try again later. ``refused``: the store works,
+#: and will never take this.
+Kind = Literal["away", "denied", "refused"]
+
+_MAX_TEXT = 200
+_DENIED = {401, 403}
+_CLIENT_ERRORS = range(400, 500)
+#: Worth another try, although the store says that the client is at fault.
+_PASSING = {408, 425, 429}
+
+_REASONS = (
+    ("Connection refused", "it refuses the connection"),
+    ("NameResolutionError", "its name is not known"),
+    ("Name or service not known", "its name is not known"),
+    ("getaddrinfo failed", "its name is not known"),
+    ("Failed to resolve", "its name is not known"),
+    ("timed out", "it does not answer"),
+    ("RemoteDisconnected", "it closes the connection without an answer"),
+    ("Connection aborted", "it breaks the connection off"),
+    ("Connection reset", "it breaks the connection off"),
+    ("No route to host", "there is no route to it"),
+    ("Network is unreachable", "there is no network"),
+    ("CERTIFICATE_VERIFY_FAILED", "its certificate cannot be verified"),
+    ("not in a valid JSON format", "what answers there is no MLflow server"),
+    ("database is locked", "another process holds the database"),
+)
+
+
+class Trouble(NamedTuple):
+    """Why a tracking store did not take something.
+
+    Attributes:
+        kind: what can be done.
+        text: the reason, half a sentence.
+    """
+
+    kind: Kind
+    text: str
+
+
+class StoreAway(Exception):  # not an error of ours, hence no Error in the name
+    """Say that the tracking store takes nothing now.
+
+    Attributes:
+        trouble: why.
+    """
+
+    def __init__(self, trouble: Trouble) -> None:
+        """Keep the reason."""
+        self.trouble = trouble
+        super().__init__(trouble.text)
+
+
+def judge(error: BaseException) -> Trouble:
+    """Read what MLflow or the network raised.
+
+    Args:
+        error: what a call has raised.
+    """
+    if isinstance(error, StoreAway):
+        return error.trouble
+    status = _status_of(error)
+    text = describe(error)
+    if status in _DENIED:
+        return Trouble("denied", f"it refuses this user (HTTP {status}: {text})")
+    is_value = isinstance(error, TypeError | ValueError) and not isinstance(error, OSError | UserError)
+    if is_value or (status in _CLIENT_ERRORS and status not in _PASSING):
+        return Trouble("refused", text)
+    return Trouble("away", text)
+
+
+def describe(error: BaseException) -> str:
+    """Say in half a sentence what went wrong, without passwords.
+
+    Args:
+        error: what a call has raised.
+    """
+    text = strip_passwords(str(error))
+    for pattern, reason in _REASONS:
+        if pattern in text:
+            return reason
+    if found := re.search(r"(?:error code|too many) (5\d\d)", text):
+        return f"it answers with error {found[1]}"
+    first = (text.strip().splitlines() or [type(error).__name__])[0]
+    return first if len(first) <= _MAX_TEXT else first[: _MAX_TEXT - 3] + "..."
+
+
+def strip_passwords(text: str) -> str:
+    """Remove user and password from every address in a text."""
+    return re.sub(r"(?<=://)[^/\s]*@", "", text)
+
+
+def _status_of(error: BaseException) -> int | None:
+    """Return the HTTP status behind an error of MLflow, or None."""
+    from mlflow.exceptions import MlflowException
+
+    if not isinstance(error, MlflowException):
+        response = getattr(error, "response", None)
+        return getattr(response, "status_code", None)
+    status: Any = error.get_http_status_code  # MLflow annotates little of itself
+    return int(status())

@@ -1,0 +1,142 @@
+"""Write counts, and text that is not ours, in messages and reports.
+
+Foreign text is everything that this project did not write itself: rows, labels, paths, tokens, templates, messages of
+libraries. It is shown as it is. Only what has no shape, or could drive a terminal, is written as an escape.
+"""
+
+from __future__ import annotations
+
+import re
+
+# Characters that move a cursor, switch colours, ring a bell, end a line unseen, or turn the direction of what follows;
+# lone surrogates cannot be encoded at all. Line breaks and tabs are ordinary text.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+_MARKDOWN = re.compile(r"([\\`*<>|\[\]#~&$])")
+_OUTER_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+# What begins a list, a heading underline or a numbered item when it stands first.
+_FIRST = re.compile(r"^(\d{1,9})([.)](?:\s|$))|^([-+=])")
+
+_SIBILANT = ("s", "x", "z", "ch", "sh")
+_VOWELS = "aeiou"
+
+
+def count_of(number: int, noun: str, plural: str | None = None) -> str:
+    """Write a count with its noun, ``1 class`` or ``1,200 classes``.
+
+    Args:
+        number: how many.
+        noun: the singular; of several words the last one changes.
+        plural: for nouns that do not follow the rules.
+    """
+    return f"{number:,} {noun_for(number, noun, plural)}"
+
+
+def noun_for(number: int, noun: str, plural: str | None = None) -> str:
+    """Return the form of a noun that goes with a number.
+
+    Args:
+        number: how many.
+        noun: the singular; of several words the last one changes.
+        plural: for nouns that do not follow the rules.
+    """
+    if number == 1:
+        return noun
+    if plural is not None:
+        return plural
+    if noun.endswith(_SIBILANT):
+        return f"{noun}es"
+    if noun.endswith("y") and noun[-2:-1] not in _VOWELS:
+        return f"{noun[:-1]}ies"
+    return f"{noun}s"
+
+
+def unit_for(number: int, plural: str) -> str:
+    """Return the form of a unit that goes with a number: ``row`` or ``rows``; ``kB`` has one form.
+
+    Args:
+        number: how many.
+        plural: a noun that follows the rules of `noun_for`.
+    """
+    if number != 1:
+        return plural
+    if plural.endswith("ies"):
+        return f"{plural[:-3]}y"
+    if plural.endswith(("sses", "xes", "ches", "shes")):  # not "sizes" or "phases"
+        return plural[:-2]
+    return plural.removesuffix("s")
+
+
+def visible(text: str) -> str:
+    r"""Write control characters as escapes such as ``\u001b``; everything else stays, line breaks and tabs too.
+
+    Args:
+        text: foreign text, or a message with foreign text in it.
+    """
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found.group()):04x}", text.replace("\r\n", "\\r\n"))
+
+
+def on_one_line(text: str) -> str:
+    """Write text on one line: a line break becomes the sign ``↵``, other runs of space one space.
+
+    Args:
+        text: foreign text.
+    """
+    return " ↵ ".join(" ".join(line.split()) for line in text.splitlines() if not line.isspace() and line)
+
+
+def escape_markdown(text: str) -> str:
+    """Write plain text so that Markdown shows these characters, on one line; also in a cell of a table.
+
+    Args:
+        text: foreign text, or a message with foreign text in it.
+    """
+    return escape_start(escape_signs(on_one_line(visible(text))))
+
+
+def escape_signs(line: str) -> str:
+    """Escape the signs that Markdown reads anywhere in a line.
+
+    Args:
+        line: a part of a line.
+    """
+    return _OUTER_UNDERSCORE.sub(r"\\_", _MARKDOWN.sub(r"\\\1", line))
+
+
+def escape_start(line: str) -> str:
+    """Escape what Markdown would read as the beginning of a list or as an underline.
+
+    Args:
+        line: a whole line, its signs escaped.
+    """
+    return _FIRST.sub(_escape_first, line)
+
+
+def code_span(text: str) -> str:
+    """Write text as Markdown code on one line, whatever backticks are in it. Not for a table, where ``|`` ends a cell.
+
+    Args:
+        text: foreign text, such as a token.
+    """
+    line = on_one_line(visible(text)) if text.strip() else visible(text).replace("\n", "↵")
+    longest = max(map(len, re.findall("`+", line)), default=0)
+    mark = "`" * (longest + 1)
+    # A space at each end, which Markdown takes off again, keeps a backtick at the edge from joining the mark.
+    pad = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{mark}{pad}{line}{pad}{mark}"
+
+
+def fence(text: str) -> str:
+    """Set a text in a Markdown block that no backticks inside it can end.
+
+    Args:
+        text: foreign text of any number of lines.
+    """
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    mark = "`" * max(3, longest + 1)
+    return f"{mark}text\n{visible(text)}\n{mark}"
+
+
+def _escape_first(found: re.Match[str]) -> str:
+    number, end, sign = found.groups()
+    return f"{number}\\{end}" if number else f"\\{sign}"
