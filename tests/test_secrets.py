@@ -143,3 +143,26 @@ def test_an_error_and_its_causes_are_masked_in_place() -> None:
         mask_error(error)
         assert error.args == ("http://***@host", 3)
         assert str(error.__cause__) == "[Errno 2] no http://***@host: 'http://***@host/x'"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "PGPASSWORD",
+        "DB_PASS",
+        "MYSECRETKEY",
+        "SSHPASS",
+        "HF_TOKENS",
+        "MYTOKEN",
+        "JWT",
+        "SENTRY_DSN",
+        "SLACK_WEBHOOK_URL",
+    ],
+)
+def test_names_of_secret_variables_that_are_written_together(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize("name", ["NUM_TOKENIZERS", "BYPASS", "TOKENIZERS_PARALLELISM", "COMPASS_DIR"])
+def test_names_that_only_look_like_it(name: str) -> None:
+    assert not is_secret_name(name)

@@ -21,12 +21,19 @@ MASK = "***"
 # Parts of a name, between its underscores, that say that the value is secret.
 _SECRET_PARTS = frozenset(
     "apikey auth authorization cookie cookies credential credentials key keys passcode passphrase passwd password "
-    "passwords pat pw pwd sas secret secrets sig signature token".split()
+    "pass passwords pat pw pwd sas secret secrets sig signature token jwt".split()
 )
 # Names with such a part whose values are no secrets; PWD is a shell's working folder.
 _HARMLESS = re.compile(r"(?i)(?:^|_)(?:public_key|key_file|token_type)|_(?:file|path|dir|url|sock)$|^PWD$")
 # Names of settings, such as split.key, are words in small letters; variables are written like this.
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
+# Words that are written together with others in names of variables, such as PGPASSWORD and MYSECRETKEY.
+_JOINED = re.compile(
+    r"(?:PASSWORD|PASSWD|PASSPHRASE|SSHPASS|SECRET|SECRETKEY|ENCRYPTIONKEY|APIKEY|TOKEN|ACCESSKEY|CONNECTION_STRING"
+    r"|DSN)S?(?:$|_)"
+)
+# Whoever knows its address may use it.
+_HOOK = re.compile(r"WEBHOOK(?:_URL)?$")
 _NAME_PARTS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 # user:password@ before a host. The second form is for passwords with signs that should have been percent-encoded.
@@ -59,6 +66,8 @@ _TOKEN = re.compile(
     r"(?<![A-Za-z0-9_])(?:"
     r"hf_[A-Za-z0-9]{10,}|gh[pousr]_[A-Za-z0-9]{10,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_\-]{16,}"
     r"|sk-[A-Za-z0-9_\-]{20,}|xox[abprs]-[A-Za-z0-9\-]{10,}|A[KS]IA[0-9A-Z]{16}|AIza[A-Za-z0-9_\-]{30,}"
+    r"|npm_[A-Za-z0-9]{20,}|gsk_[A-Za-z0-9]{20,}|pypi-[A-Za-z0-9_\-]{20,}|ya29\.[A-Za-z0-9_\-]{20,}"
+    r"|SG\.[A-Za-z0-9_\-]{10,}\.[A-Za-z0-9_\-]{10,}"
     r"|dapi[0-9a-f]{32}|eyJ[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}\.[A-Za-z0-9_\-]{8,}"
     r")(?![A-Za-z0-9_])"
 )
@@ -80,6 +89,9 @@ def is_secret_name(name: str) -> bool:
         name: of an environment variable, or of a value in the query of an address.
     """
     parts = {part.lower() for part in _NAME_PARTS.findall(name)}
+    is_variable = _VARIABLE.fullmatch(name) is not None
+    if is_variable and (_HOOK.search(name) or (_JOINED.search(name) and _HARMLESS.search(name) is None)):
+        return True
     return not parts.isdisjoint(_SECRET_PARTS) and _HARMLESS.search(name) is None
 
 

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import re
 
-# Characters that move a cursor, switch colours, ring a bell, end a line unseen, or turn the direction of what follows;
-# lone surrogates cannot be encoded at all. Line breaks and tabs are ordinary text.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+# Characters that cannot be seen (but for joiners, which emoji and Persian need), that move a cursor, switch colours,
+# ring a bell, end a line unseen, or turn the direction of what follows; lone surrogates cannot be encoded at all. Line
+# breaks and tabs are ordinary text.
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060\u2066-\u2069\ufeff\ud800-\udfff]"
+)
 
 _MARKDOWN = re.compile(r"([\\`*<>|\[\]#~&$])")
 _OUTER_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")

@@ -21,6 +21,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     uri, folder = mlflow.get_tracking_uri(), Path.cwd()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", new_store(tmp_path / "store"))
     monkeypatch.delenv("TINY_NODE", raising=False)
+    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # Kedro puts the project's src before it
     # Kedro sets logging up for each package once, which takes the handler of caplog away: not in the middle of a test.
     kedro_project.LOGGING.set_project_logging(PACKAGE)
     before = {name: getattr(kedro_project, name) for name in ("PACKAGE_NAME", "settings", "pipelines")}

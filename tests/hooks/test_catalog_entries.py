@@ -78,3 +78,14 @@ def test_an_entry_of_one_s_own_passes(project: Path) -> None:
     (project / "conf" / "local" / "catalog.yml").write_text(yaml.safe_dump(own))
     run_session(project)
     assert (project / "data" / "default" / "evaluation.json").is_file()
+
+
+def test_a_model_never_takes_the_place_of_other_files(project: Path) -> None:
+    rows = project / "rows"
+    rows.mkdir()
+    (rows / "train.jsonl").write_text("{}")
+    entry = {"tuned_model": {"type": "lm_tuning.datasets.ModelFolderDataset", "filepath": str(rows)}}
+    (project / "conf" / "local" / "catalog.yml").write_text(yaml.safe_dump(entry))
+    with pytest.raises(UserError, match="holds files that are no tuned model"):
+        run_session(project)
+    assert (rows / "train.jsonl").is_file()

@@ -26,6 +26,9 @@ class TestFiles:
             ("mlfow.yml", "mlflow.yml"),
             ("parameters.txt", "parameters.yml"),
             ("parameters", "parameters.yml"),
+            ("parameters_x.YML", "parameters.yml"),
+            ("catalog.toml", "catalog.yml"),
+            ("parameters.jsonc", "parameters.yml"),
         ],
     )
     def test_a_mistyped_file_is_named_with_the_nearest(
@@ -68,6 +71,13 @@ class TestFiles:
         project.write("x/spark.yml", "{}\n")
         (warning,) = read_settled(project.loader("x"), project.root).warnings
         assert warning.startswith("conf/x/spark.yml is read by nothing")
+
+    def test_own_settings_that_an_environment_shuts_out_are_told(self, project: Project) -> None:
+        project.write("local/parameters.yml", "seed: 7\n")
+        project.write("x/parameters.yml", "{}\n")
+        (warning,) = read_settled(project.loader("x"), project.root).warnings
+        assert warning == "conf/local is not read, since --env takes another folder in its place."
+        assert read_settled(project.loader(), project.root).parameters.seed == 7
 
     def test_other_environments_are_let_be(self, project: Project) -> None:
         project.write("y/paramters.yml", "{}\n")

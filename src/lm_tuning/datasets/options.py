@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_tuning.errors import UserError
@@ -67,6 +68,7 @@ def check_entries(config_loader: AbstractConfigLoader) -> None:
         ) from error
     problems = [problem for name, entry in catalog.items() for problem in _problems_of(str(name), entry)]
     problems += _unused(catalog)
+    problems += _foreign_folders(catalog)
     if problems:
         raise UserError(problems)
 
@@ -97,6 +99,21 @@ def _problems_of(name: str, entry: Any) -> Iterator[str]:
             nearest = get_close_matches(str(mark), MARKS, n=1)
             hint = f"Did you mean {nearest[0]}?" if nearest else f"Keys: {', '.join(sorted(MARKS))}."
             yield f"{where}: metadata.lm_tuning has no key {mark}. {hint}"
+
+
+def _foreign_folders(catalog: Mapping[str, Any]) -> list[str]:
+    """List model entries whose folder holds something else, which saving the model would replace."""
+    problems = []
+    for name, entry in catalog.items():
+        if not isinstance(entry, Mapping) or str(entry.get("type")) != f"{PREFIX}ModelFolderDataset":
+            continue
+        folder = Path(str(entry.get("filepath", "")))
+        if folder.is_dir() and any(folder.iterdir()) and not (folder / "tuning.json").is_file():
+            problems.append(
+                f"Catalog entry '{name}': filepath = {folder} holds files that are no tuned model, and saving one "
+                "would replace them. Name a folder of its own."
+            )
+    return problems
 
 
 def _unused(catalog: Mapping[str, Any]) -> list[str]:

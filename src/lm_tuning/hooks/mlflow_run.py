@@ -264,7 +264,7 @@ class MlflowRun:
         header = {
             "uri": strip_passwords(plan.uri),
             "experiment": plan.experiment,
-            "run_name": plan.name,
+            "run_name": mask(plan.name),
             "run_id": run_id,
             "is_ours": plan.is_ours,
             "start_time": now_ms(),

@@ -35,6 +35,18 @@ _SIZES = (
     "n_positions",
     "n_ctx",
 )
+_SHARES = (
+    *(
+        "attention_dropout",
+        "hidden_dropout",
+        "dropout",
+        "activation_dropout",
+        "resid_pdrop",
+        "embd_pdrop",
+        "attn_pdrop",
+    ),
+    *("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "dropout_rate"),
+)
 _NULL_MEANS_DEFAULT = {"head_dim", "num_key_value_heads", "n_inner"}
 _GROUPS = ("text_config", "encoder", "decoder")
 
@@ -55,8 +67,8 @@ def check_config_values(folder: Path) -> None:
         raise UserError([f"{path}: {problem}" for problem in problems])
 
 
-def count_embedding(folder: Path) -> int | None:
-    """Return how many numbers the embedding has that a config describes, ``None`` where it does not say.
+def count_largest_matrix(folder: Path) -> int | None:
+    """Return how many numbers the largest matrix has that a config describes, ``None`` where it does not say.
 
     Args:
         folder: a local model folder whose config has passed :func:`check_config_values`.
@@ -65,8 +77,9 @@ def count_embedding(folder: Path) -> int | None:
     values = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
     assert isinstance(values, dict), "one of two mappings"
     width = next((values[key] for key in _WIDTHS if isinstance(values.get(key), int)), None)
-    rows = values.get("vocab_size")
-    return rows * width if isinstance(rows, int) and width is not None else None
+    wide = (*_SIZES[len(_WIDTHS) : _SIZES.index("head_dim")],)
+    rows = [values[key] for key in wide if isinstance(values.get(key), int)]
+    return max(rows) * width if rows and width is not None else None
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -106,6 +119,10 @@ def _problems_of(config: Mapping[str, Any], prefix: str) -> Iterator[str]:
     for key, value in config.items():
         if isinstance(value, float) and not math.isfinite(value):
             yield f"{prefix}{key} = {value}, which is no finite number."
+    for key in _SHARES:
+        value = config.get(key)
+        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1):
+            yield f"{prefix}{key} = {json.dumps(value)}, and it takes a number from 0 to 1."
     if "architectures" in config and not _are_names(config["architectures"]):
         yield f"{prefix}architectures = {json.dumps(config['architectures'])}, and it takes a list of class names."
     yield from _shape_problems(config, prefix, wrong)

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from lm_tuning.errors import UserError
-from lm_tuning.models.config_values import check_config_values, count_embedding, read_json_object
+from lm_tuning.models.config_values import check_config_values, count_largest_matrix, read_json_object
 
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 TOKENIZER_SIDE_FILES = (
@@ -118,11 +118,11 @@ def _check_headers(files: list[Path]) -> list[Path]:
             problems.append(f"{file} is damaged or no safetensors file ({error}). Copy or download it again.")
     if problems:
         raise UserError(problems)
-    wanted = count_embedding(files[0].parent)
+    wanted = count_largest_matrix(files[0].parent)
     if wanted is not None and wanted > _MOST_EXCESS * max(num_held, 1):
         raise UserError(
-            f"{files[0].parent / 'config.json'} describes an embedding of {wanted:,} numbers, and the weight files "
-            f"hold {num_held:,} in all: vocab_size or the width is wrong, or the files are another model's."
+            f"{files[0].parent / 'config.json'} describes a matrix of {wanted:,} numbers, and the weight files "
+            f"hold {num_held:,} in all: a size in it is wrong, or the files are another model's."
         )
     return files
 

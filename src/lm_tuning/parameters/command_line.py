@@ -6,6 +6,7 @@ from typing import Any
 
 from lm_tuning.parameters.numerals import describe_numeral, is_other_base
 from lm_tuning.parameters.schema import accepts, find_entry
+from lm_tuning.secrets import is_secret_name, remember
 
 _CLOSING = {"[": "]", "{": "}"}
 
@@ -27,6 +28,8 @@ def parse_parameters(text: str) -> dict[str, Any]:
     for item in split_items(text):
         key, equals, value = item.partition("=")
         key = key.strip()
+        if find_entry(key.split(".")) is None and is_secret_name(key.rpartition(".")[2]):
+            remember([value.strip(), value.strip().strip("'\"")])  # a mistyped key; the error log holds its value
         if not equals or not key:
             raise ValueError(
                 f"{item!r} is not of the form key=value; a list needs brackets, and text with commas needs quotes "

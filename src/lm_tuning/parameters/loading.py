@@ -66,6 +66,9 @@ def read_settled(config_loader: AbstractConfigLoader, root: Path) -> Settled:
     sources = Sources(runtime=loader.runtime_params or {}, folders=folders, root=root)
     raw, replaced = settle_alternatives(merged, sources)
     unread, warnings = find_unread_files(Path(loader.conf_source), folders, loader.config_patterns, root)
+    own = Path(loader.conf_source) / loader.default_run_env
+    if own not in folders and any(own.glob("*.yml")):
+        warnings.append(f"{sources.show(own)} is not read, since --env takes another folder in its place.")
     problems = [
         *_check_output(raw, loader, sources),
         *unread,

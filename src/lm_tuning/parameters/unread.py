@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 _READ_SUFFIXES = {".yml", ".yaml", ".json"}
+_NOTES = {".md", ".rst", ".bak", ".orig", ".old", ".swp", ".example", ".sample", ".template"}
 # What Kedro looks for, beside the patterns that the project's settings add.
 _KNOWN_FILES = ("globals.yml", "parameters.yml", "catalog.yml", "mlflow.yml", "credentials.yml")
 _CLOSE_ENOUGH = 0.75
@@ -46,11 +47,11 @@ def find_unread_files(
         for file in sorted(item for item in folder.rglob("*") if item.is_file()):
             name = file.relative_to(folder).as_posix()
             is_yaml = file.suffix in _READ_SUFFIXES
-            if file.name.startswith(".") or file.name.endswith("~"):
+            if file.name.startswith(".") or file.name.endswith("~") or file.suffix.lower() in _NOTES:
                 continue
             if is_yaml and any(_matches(name, pattern) for pattern in every):
                 continue
-            nearest = _nearest_file(file.name) if is_yaml or file.suffix in {"", ".txt"} else None
+            nearest = _nearest_file(file.name)
             told = f"{_show(file, root)} is read by nothing, so what it sets is left out."
             if nearest == "logging.yml":
                 problems.append(

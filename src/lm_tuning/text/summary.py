@@ -216,5 +216,5 @@ def draw_lengths(
             axes.axvline(limit, color="black", linestyle=style, linewidth=1, label=name)
     axes.set_xlabel("tokens")
     axes.set_ylabel("training rows")
-    axes.legend()
+    axes.legend(loc="upper right")
     return figure

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lm_tuning.hooks.run_description import NOT_SET, PARAMETERS_ARTIFACT, find_changes
 from lm_tuning.storage.locks import one_at_a_time
 from lm_tuning.tracking.address import is_database, lock_name
+from lm_tuning.tracking.database import make_database
 from lm_tuning.tracking.journal import Entry, Fact, Journal
 from lm_tuning.tracking.metric_names import has_earlier_names, name_figures, name_step_metrics
 from lm_tuning.tracking.names import distinct_name, distinct_names
@@ -73,6 +74,7 @@ class Delivery:
         if self._client is None:
             from mlflow import MlflowClient
 
+            make_database(self.uri)
             self._client = MlflowClient(tracking_uri=self.uri)
         return self._client
 

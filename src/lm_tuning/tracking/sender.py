@@ -32,6 +32,8 @@ RETRY_SECONDS = 1.0
 #: that the process has read. Where the system does not tell (other than Linux), only facts that are sent count.
 _LIFE_TICKS = 2
 _LIFE_BYTES = 2**18
+#: The longest wait for a store that has never answered, whatever signs of life it shows; a new database takes a part.
+MAX_OPEN_SECONDS = 20.0
 _LOOK_SECONDS = 0.05
 
 
@@ -112,7 +114,8 @@ class Sender:
         Returns:
             Whether the run is there; if not, ``trouble`` says why.
         """
-        self._wait(self._attempted.is_set, patience_seconds)
+        # A server that sends and sends shows life and never an answer.
+        self._wait(self._attempted.is_set, patience_seconds, MAX_OPEN_SECONDS)
         if not self.is_open and self.trouble is None:
             self.trouble = Trouble("away", _describe_silence(self._delivery.uri, patience_seconds))
             self._was_away = True
@@ -148,6 +151,8 @@ class Sender:
         Returns:
             Whether everything was sent. Then the journal is removed, unless facts were set aside.
         """
+        if not self.is_open and at_most_seconds is None:
+            at_most_seconds = MAX_OPEN_SECONDS
         self._ending = True
         self._num_failures = 0
         self._wake.set()

@@ -6,6 +6,7 @@ import re
 from typing import Any, Literal, NamedTuple
 
 from lm_tuning.errors import UserError
+from lm_tuning.secrets import MASK, mask
 
 #: ``away``: try again later. ``denied``: a mistake of configuration, and try again later. ``refused``: the store works,
 #: and will never take this.
@@ -16,6 +17,9 @@ _DENIED = {401, 403}
 _CLIENT_ERRORS = range(400, 500)
 #: Worth another try, although the store says that the client is at fault.
 _PASSING = {408, 425, 429}
+
+#: What a database says whose making was broken off, or that another version of MLflow has made.
+_HALF_MADE = ("_alembic_tmp_", "out-of-date database schema", "duplicate column name", "already exists\n[SQL")
 
 _REASONS = (
     ("Connection refused", "it refuses the connection"),
@@ -90,13 +94,15 @@ def describe(error: BaseException) -> str:
             return reason
     if found := re.search(r"(?:error code|too many) (5\d\d)", text):
         return f"it answers with error {found[1]}"
+    if any(sign in text for sign in _HALF_MADE):
+        return "its tables are half made, or of another version of MLflow: move the file away, or run mlflow db upgrade"
     first = (text.strip().splitlines() or [type(error).__name__])[0]
     return first if len(first) <= _MAX_TEXT else first[: _MAX_TEXT - 3] + "..."
 
 
 def strip_passwords(text: str) -> str:
-    """Remove user and password from every address in a text."""
-    return re.sub(r"(?<=://)[^/\s]*@", "", text)
+    """Remove user and password from every address in a text, and mask what else in it is secret."""
+    return mask(text).replace(f"://{MASK}@", "://")
 
 
 def _status_of(error: BaseException) -> int | None:

@@ -68,7 +68,11 @@ _ALL = [
     HealthCode("updates-keep-failing", "stop", "many updates in a row are skipped for NaN or infinite numbers"),
     HealthCode("most-updates-skipped", "stop", "more than half of the updates are skipped for NaN or infinite numbers"),
     HealthCode("fp16-overflows", "warn", "float16 gradients overflow more often than the search for a scale explains"),
-    HealthCode("gradients-often-clipped", "note", "more than half of the updates are clipped"),
+    HealthCode(
+        "gradients-often-clipped",
+        "note",
+        "more than half of the updates are clipped, by gradients of over ten times the limit",
+    ),
     HealthCode("gradients-far-above-limit", "warn", "most gradients are far larger than the clipping limit"),
     HealthCode("gradient-exploded", "warn", "a gradient norm is many times the usual one"),
     HealthCode("gradient-zero", "warn", "a gradient is exactly zero although there is a loss"),
