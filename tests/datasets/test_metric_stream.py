@@ -170,9 +170,15 @@ def test_without_a_run_nothing_is_logged_and_no_thread_starts() -> None:
     stream.close()
 
 
-def test_dataset_finds_the_active_run(store: tuple[str, str]) -> None:
+def test_dataset_finds_the_active_run(
+    store: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     import mlflow
+    from mlflow.tracking import fluent
 
+    # Another test of this process may have left its experiment active; MLflow then refuses the run.
+    monkeypatch.setattr(fluent, "_active_experiment_id", None)
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_ID", raising=False)
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(store[0])
     try:
