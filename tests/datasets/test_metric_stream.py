@@ -170,9 +170,7 @@ def test_without_a_run_nothing_is_logged_and_no_thread_starts() -> None:
     stream.close()
 
 
-def test_dataset_finds_the_active_run(
-    store: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dataset_finds_the_active_run(store: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     import mlflow
     from mlflow.tracking import fluent
 
