@@ -41,9 +41,7 @@ BROKEN = {
     "deep nesting": ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "cannot be compiled"),
 }
 REAL = {
-    name: value
-    for name, value in vars(templates).items()
-    if name.isupper() and isinstance(value, str) and "{" in value
+    name: value for name, value in vars(templates).items() if name.isupper() and isinstance(value, str) and "{" in value
 }
 
 
