@@ -38,6 +38,7 @@ TEXTS = OBJECTS.replace(" | tojson", "")
 TEMPLATES = {
     "plain": CHAT_TEMPLATE,
     "refusing": templates.GEMMA,
+    "failing": CHAT_TEMPLATE + "{{ messages[0].content + 1 }}",
     "hiding": NO_SYSTEM,
     "empty_thought": EMPTY_THOUGHT,
     "thinking": THINKING,
@@ -117,6 +118,17 @@ def test_rows_that_the_template_refuses_stop_the_run_with_a_way_that_works(proje
     assert text == "<bos><|user|>user\nbe brief\n\nq0<|end|>\n<|user|>model\na0<|end|>"
     assert learned == "a0<|end|>"
     assert len(project.tokens()) == 10
+
+
+@pytest.mark.parametrize("on_bad_row", ["error", "skip"])
+def test_a_template_that_fails_on_every_row_is_told_once(project: Conversations, on_bad_row: str) -> None:
+    rows = [turns(f"q{place}", "a") for place in range(12)]
+    printed = project.tokenize("failing", rows, exit_code=2, data__on_bad_row=on_bad_row, data__max_bad_fraction=0.99)
+    assert printed.count("refuses every row that it is given (12 rows)") == 1
+    assert "chat_template.jinja (see model.name_or_path)" in printed
+    assert "Of rows.jsonl, row 1, it says: can only concatenate str" in printed
+    assert "12 train rows cannot be used" not in printed
+    assert "No training row is left" not in printed
 
 
 def test_skipping_refused_rows_is_bounded_by_the_share_that_may_be_bad(project: Conversations) -> None:

@@ -9,10 +9,14 @@ from typing import Any
 from lm_tuning.data.findings import RowPlaces
 from lm_tuning.data.refusals import HOW_TO_FIX, find_excesses
 from lm_tuning.text.counts import DROPPED, UNUSABLE, SplitCounts, name_rows
+from lm_tuning.text.template_call import REFUSED
+from lm_tuning.wording import count_of
 
 _NUM_ROWS_NAMED = 20
 # Different reasons that are spelled out for a split; a template may name the row in each of its messages.
 _NUM_GROUPS = 10
+# Why a row is refused before the template is given it.
+_BEFORE_TEMPLATE = ("no_assistant_turn", "control_token", "tool_arguments_not_json")
 
 
 def find_unusable(
@@ -48,6 +52,33 @@ def find_unusable(
         return []
     groups = [line for split, of_split in counts.items() for line in _describe_groups(split, of_split, places)]
     return [*groups, *excesses, how_to_fix]
+
+
+def find_template_fault(counts: Mapping[str, SplitCounts], places: RowPlaces, *, template: str) -> list[str]:
+    """Say once that a chat template refuses every row that it is given; then no row is to be mended.
+
+    Args:
+        counts: what happened to the rows, by split.
+        places: where rows stand in their files.
+        template: names the template, to begin a sentence with.
+
+    Returns:
+        One sentence with the template's own words for the first row; none where it takes a row.
+    """
+    num_given = sum(
+        of_split.num_read - sum(of_split.counts[reason] for reason in _BEFORE_TEMPLATE) for of_split in counts.values()
+    )
+    num_refused = sum(of_split.counts[REFUSED] for of_split in counts.values())
+    if not num_refused or num_refused < num_given:
+        return []
+    first = next(of_split for of_split in counts.values() if of_split.counts[REFUSED])
+    row_id = first.rows(REFUSED)[0]
+    file, number = places.find(row_id)
+    return [
+        f"{template} (see model.name_or_path) refuses every row that it is given ({count_of(num_refused, 'row')}). Of "
+        f"{file}, row {number}, it says: {first.detail(REFUSED, row_id).rstrip('. ')}. Fix: repair the template "
+        "(chat_template.jinja in the model's folder), take another model, or change the rows to what it takes."
+    ]
 
 
 def _all_skipped(

@@ -71,7 +71,7 @@ def read_template(tokenizer: Any) -> str:
         return str(tokenizer.get_chat_template())
     except ValueError as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{_describe_origin(tokenizer)} cannot be chosen: {reason.rstrip('.')}. {_FIX}") from error
+        raise UserError(f"{describe_origin(tokenizer)} cannot be chosen: {reason.rstrip('.')}. {_FIX}") from error
 
 
 def check_template(tokenizer: Any, variables: Mapping[str, Any]) -> None:
@@ -89,7 +89,7 @@ def check_template(tokenizer: Any, variables: Mapping[str, Any]) -> None:
     """
     from transformers.utils import chat_template_utils
 
-    where = _describe_origin(tokenizer)
+    where = describe_origin(tokenizer)
     source = read_template(tokenizer)
     compiler = getattr(chat_template_utils, "_compile_jinja_template", None)
     if compiler is None:
@@ -209,8 +209,12 @@ def _describe_fault(where: str, error: Exception) -> str:
     return f"{where}{at} cannot be compiled: {reason.rstrip('.')}. {_FIX}"
 
 
-def _describe_origin(tokenizer: Any) -> str:
-    """Name the model and the file that has the chat template, as far as it lies in a folder."""
+def describe_origin(tokenizer: Any) -> str:
+    """Name the model and the file that has the chat template, as far as it lies in a folder.
+
+    Args:
+        tokenizer: a transformers tokenizer with a chat template.
+    """
     name = str(getattr(tokenizer, "name_or_path", "") or "")
     folder = Path(name)
     if not name or not folder.is_dir():

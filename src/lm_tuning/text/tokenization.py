@@ -28,11 +28,12 @@ from lm_tuning.text.control_tokens import TYPED
 from lm_tuning.text.counts import DROPPED, SplitCounts
 from lm_tuning.text.limit_losses import find_lost_classes, find_lost_splits
 from lm_tuning.text.pair_tokenizer import TARGET_TOO_LONG, PairTokenizer
-from lm_tuning.text.policy import find_unusable
+from lm_tuning.text.policy import find_template_fault, find_unusable
 from lm_tuning.text.rendering import ALTERED, RenderedRows
 from lm_tuning.text.row_tokenizer import RowTokenizer
 from lm_tuning.text.summary import preview_tokens, summarize_split
 from lm_tuning.text.task_tokenizer import TaskTokenizer
+from lm_tuning.text.template_bounds import describe_origin
 from lm_tuning.text.token_table import SPLITS, TokenColumns, TokenTableWriter, open_split, split_path
 from lm_tuning.text.tokens_report import REPORT_NAME, build_tokens_section
 from lm_tuning.text.truncation import TOO_LONG
@@ -161,7 +162,8 @@ def write_tokens(
     for split in SPLITS:
         counts[split].warn(split, places)
     written = {split: open_split(folder, split) for split in SPLITS}
-    problems = find_unusable(counts, splits["files"], on_bad_row=on_bad_row, max_bad_fraction=max_bad_fraction)
+    fault = find_template_fault(counts, places, template=describe_origin(tokenizer))
+    problems = fault or find_unusable(counts, splits["files"], on_bad_row=on_bad_row, max_bad_fraction=max_bad_fraction)
     problems += _find_errors(counts, places, on_altered_content=on_altered_content, **options)
     max_positions = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
     lost = find_lost_splits(counts, written, places, max_positions=max_positions, **options)
@@ -169,7 +171,7 @@ def write_tokens(
     for warning in warnings:
         logger.warning("%s", warning)
     problems += [*lost, *lost_classes]
-    if not len(written["train"]) and not lost:
+    if not len(written["train"]) and not lost and not fault:
         problems.append(_describe_nothing_left(counts["train"], places, **options))
     if problems:
         raise UserError(problems)
