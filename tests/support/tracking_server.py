@@ -52,7 +52,7 @@ class TrackingServer:
         return self._mode
 
     def behave(self, mode: str) -> None:
-        """Say what happens to requests from now on."""
+        """Set what happens to requests from now on."""
         aside = self._mode.with_suffix(".new")
         aside.write_text(mode)
         aside.rename(self._mode)
@@ -92,7 +92,7 @@ class TrackingServer:
 
 
 def _misbehave(app: Any, mode_file: Path) -> Callable[..., Iterable[bytes]]:
-    """Put the mode before an application."""
+    """Wrap an application so that it follows the mode."""
 
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         mode, _, rest = mode_file.read_text().partition(" ")
