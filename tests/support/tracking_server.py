@@ -1,7 +1,7 @@
 """A real MLflow server on loopback that can be told to misbehave, in a process of its own.
 
 What it does is read from a file for each request: ``ok``, ``hang`` (takes the request and never answers), ``500``,
-``junk`` (status 200 and a page), ``endless`` (an answer that goes on and on), ``drop`` (closes the connection), ``401``,
+``junk`` (status 200 and a page), ``endless`` (an answer that never ends), ``drop`` (closes the connection), ``401``,
 or ``ok hang <text>``, which hangs requests whose path holds the text and answers others.
 """
 
