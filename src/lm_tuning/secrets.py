@@ -83,7 +83,7 @@ _authorities: dict[str, str] = {}
 
 
 def is_secret_name(name: str) -> bool:
-    """Say whether the name of a variable tells that its value is secret, as in ``HF_TOKEN`` or ``dbPassword``.
+    """Return whether the name of a variable tells that its value is secret, as in ``HF_TOKEN`` or ``dbPassword``.
 
     Args:
         name: of an environment variable, or of a value in the query of an address.
@@ -255,14 +255,14 @@ def remember_settings(settings: Any, *, group: object = None) -> None:
 
 
 def _holds_secret(group: object, name: object, value: object) -> bool:
-    """Say whether a key names a secret variable and has text; keys in small letters are settings, such as split.key."""
+    """Return whether a key names a secret variable and has text; keys in small letters are settings, as split.key."""
     if not isinstance(name, str) or not isinstance(value, str) or not value:
         return False
     return (group == "variables" or _VARIABLE.fullmatch(name) is not None) and is_secret_name(name)
 
 
 def _can_be_told_apart(value: str) -> bool:
-    """Say whether a secret is unlikely to stand in a text for another reason."""
+    """Return whether a secret is unlikely to stand in a text for another reason."""
     is_plain = len(value) < _MIN_KNOWN_CHARACTERS or _WORD.fullmatch(value) is not None
     return not is_plain and not (os.path.isabs(value) and os.path.exists(value))
 

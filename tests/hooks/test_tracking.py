@@ -20,7 +20,6 @@ from lm_tuning.hooks.mlflow_config import complete_mlflow_config
 from lm_tuning.parameters import Parameters
 from lm_tuning.tracking import sender
 from lm_tuning.tracking.journal import JOURNAL_FOLDER, list_journals
-from lm_tuning.tracking.run_list import find_link
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tiny_project import PARAMETERS, run_session, send_what_is_kept_by, write_project
 from tests.support.tracking_store import history
@@ -91,27 +90,6 @@ def test_a_run_tells_settings_facts_data_results_and_figures(project: Path, tmp_
     reports = {"data_report.json", "data_report.md", "evaluation.json", "health.json", "training_summary.csv"}
     assert artifacts(run, "reports") == {f"reports/{name}" for name in reports}
     assert artifacts(run, "model") == {"model/adapter.bin", "model/tuning.json"}
-
-
-def test_the_list_of_runs_has_a_view_of_loss_score_and_speed_that_users_may_change(project: Path) -> None:
-    import mlflow
-
-    tag = "mlflow.sharedViewState.lm-tuning"
-    run_session(project)
-    (run,) = all_runs()
-    view = json.loads(client().get_experiment(run.info.experiment_id).tags[tag])
-    assert view["name"] == "Loss, score, speed"
-    columns = json.loads(view["state"])["selectedColumns"]
-    assert columns[0] == "metrics.`Loss/train_nats_per_token`"
-    assert "metrics.`test/tuned_nats_per_token`" in columns
-    mlflow.set_tracking_uri(os.environ["MLFLOW_TRACKING_URI"])
-    link = find_link("http://127.0.0.1:5000")
-    assert link is not None
-    assert link.startswith(f"http://127.0.0.1:5000/#/experiments/{run.info.experiment_id}/runs?viewStateShareKey=lm-")
-
-    client().set_experiment_tag(run.info.experiment_id, tag, "of a user")
-    run_session(project)
-    assert client().get_experiment(run.info.experiment_id).tags[tag] == "of a user"
 
 
 def test_two_sessions_of_one_process_are_two_clean_runs(project: Path) -> None:
@@ -286,35 +264,6 @@ def test_resumed_training_goes_on_in_its_run_and_tells_what_changed(
     assert not any("Resumed with other settings" in message for message in caplog.messages)
 
 
-@pytest.mark.parametrize("split", ["validation", ""])
-def test_the_group_of_an_evaluation_is_the_split_that_it_was_made_on(
-    project: Path, monkeypatch: pytest.MonkeyPatch, split: str
-) -> None:
-    monkeypatch.setenv("TINY_SPLIT", split)
-    run_session(project)
-    (run,) = all_runs()
-    groups = {name.rpartition("/")[0] for name in run.data.metrics}
-    assert groups == {"train", "data", *(["validation", "base"] if split else [])}
-
-
-def test_a_resumed_run_of_an_earlier_version_keeps_its_names(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TINY_NODE", "raise")
-    with pytest.raises(RuntimeError):
-        run_session(project)
-    monkeypatch.delenv("TINY_NODE")
-    (run,) = all_runs()
-    # What a version without groups has logged until then.
-    for name in ("loss", "gradient_norm"):
-        client().log_metric(run.info.run_id, name, 3.0, step=1)
-    run_session(project, params=resume_params())
-    (run,) = all_runs()
-    uri = os.environ["MLFLOW_TRACKING_URI"]
-    assert set(history(uri, run.info.run_id, "loss")) == {(1, 3.0), (2, 2.0)}
-    assert losses(run) == [(1, 3.0)]  # of the first session
-    assert run.data.metrics["tuned.nats_per_token"] == 2.5
-    assert run.data.metrics["data_rows_read"] == 7.0
-
-
 def test_a_refused_resume_leaves_its_run_as_it_was_but_for_the_reason(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,21 +317,6 @@ def test_a_run_that_is_gone_is_replaced_with_a_warning(project: Path, caplog: py
     (run,) = all_runs()
     assert run.info.status == "FINISHED"
     assert "is gone, so a new one is started" in caplog.text
-
-
-def test_a_value_too_long_for_a_parameter_is_kept_whole_as_a_file(project: Path, tmp_path: Path) -> None:
-    labels = {f"LABEL_{number}": "x" * 20 for number in range(400)}
-    run_session(project, params={"environment": {"variables": labels}, "data": {"template": "값{text}" * 2000}})
-    (run,) = all_runs()
-    assert run.info.status == "FINISHED"
-    shortened = run.data.params["environment.variables"]
-    assert shortened.startswith('{"LABEL_0": "xxxx')
-    assert len(shortened) == 500
-    assert shortened.endswith("[shortened: 14690 characters, all in parameters.yml]")
-    assert "shortened: 14000 characters" in run.data.params["data.template"]
-    resolved = yaml.safe_load(read_artifact(run, "parameters.yml", tmp_path))
-    assert resolved["environment"]["variables"] == labels
-    assert resolved["data"]["template"] == "값{text}" * 2000
 
 
 def test_a_run_that_the_user_has_opened_is_used_and_left_open(project: Path) -> None:

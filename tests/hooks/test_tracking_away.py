@@ -166,6 +166,21 @@ def test_a_server_that_is_away_costs_seconds_and_is_told_later(
     assert send(project) == (["Nothing is kept: every run has told MLflow everything."], [])
 
 
+def test_an_answer_without_end_keeps_no_run_from_its_nodes(
+    server: TrackingServer, project: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bytes that come in are signs of life, so patience alone would wait for as long as they come."""
+    monkeypatch.setattr(sender, "MAX_OPEN_SECONDS", 2.0)
+    server.behave("endless")
+    run_in(project, "endless")
+    assert (project / "data/default/evaluation.json").is_file()
+    assert waited(said) < 100, "the answer goes on for two minutes"
+    server.behave("ok")
+    assert send(project)[1] == []
+    (run,) = runs(server, "endless")
+    assert run.info.status == "FINISHED"
+
+
 def test_nothing_at_all_answers(
     project: Path, said: list[str], monkeypatch: pytest.MonkeyPatch, server: TrackingServer
 ) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.pipelines.test_whole_run import Project
+from tests.support.patience import PATIENCE_SECONDS
 from tests.support.tracking_store import new_store
 
 USER, PASSWORD, TOKEN = "bob", "Pw-planted-1", "tok-planted-2"
@@ -78,7 +79,7 @@ class SecretProject(Project):
             env={**self.environment, "HF_TOKEN": IN_SHELL, "PWD": str(self.folder), "COLUMNS": "150", **variables},
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=PATIENCE_SECONDS,
         )
         return done.returncode, done.stdout + done.stderr
 

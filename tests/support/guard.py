@@ -34,7 +34,7 @@ class ForbiddenWrite(PermissionError):
 
 
 def find_owner(path: str | bytes | os.PathLike[str]) -> str | None:
-    """Say whose a path is: ``the checkout``, ``the home folder`` or, for what may be written, None.
+    """Return whose a path is: ``the checkout``, ``the home folder`` or, for what may be written, None.
 
     Args:
         path: relative ones are taken from the working directory.

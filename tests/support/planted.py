@@ -1,4 +1,4 @@
-"""A registry of planted faults: each plants one in a training that is otherwise sound, and names the code due."""
+"""A registry of planted faults: each plants one in a training that is otherwise sound, and names the expected code."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class World:
         self.settings = replace(self.settings, **changes)
 
     def write_rows(self, rows: Sequence[Row], *, labels: Sequence[int] | None = None, split: str = "train") -> None:
-        """Put rows in the place of those of a split."""
+        """Replace the rows of a split."""
         with TokenTableWriter(self.paths.tokens / f"{split}.arrow") as writer:
             for index, (row, spans) in enumerate(rows):
                 writer.append(index + 1, list(row), list(spans), label=-1 if labels is None else labels[index])
 
     def copy_model(self) -> Path:
-        """Take a copy of the model folder, to be changed."""
+        """Copy the model folder, to be changed."""
         copy = self.folder / "changed_model"
         shutil.copytree(self.settings.base["name_or_path"], copy)
         self.set(base={**self.settings.base, "name_or_path": str(copy)})
@@ -107,7 +107,7 @@ Plant = Callable[[World], object]
 
 @dataclass(frozen=True)
 class Planted:
-    """A fault and what is due.
+    """A fault and the finding that is expected.
 
     Attributes:
         code: of the finding.

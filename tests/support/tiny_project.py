@@ -111,7 +111,7 @@ def train_model(example_splits, checkpoints, metric_stream, train):
         print("waiting", flush=True)
         time.sleep(120)
     if behaviour.startswith("stuck"):
-        child = subprocess.Popen(["sleep", "1000"])
+        child = subprocess.Popen(["sleep", "100000"])  # longer than any test waits
         print("waiting beside", child.pid, flush=True)
         with stop_on_signal() as stop:
             if behaviour == "stuck step":

@@ -1,8 +1,8 @@
 """A real MLflow server on loopback that can be told to misbehave, in a process of its own.
 
 What it does is read from a file for each request: ``ok``, ``hang`` (takes the request and never answers), ``500``,
-``junk`` (status 200 and a page), ``drop`` (closes the connection), ``401``, or ``ok hang <text>``, which hangs requests
-whose path holds the text and answers others.
+``junk`` (status 200 and a page), ``endless`` (an answer that never ends), ``drop`` (closes the connection), ``401``,
+or ``ok hang <text>``, which hangs requests whose path holds the text and answers others.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
 _HANG_SECONDS = 3600
+_ENDLESS_SECONDS = 120
 
 
 class TrackingServer:
@@ -51,7 +52,7 @@ class TrackingServer:
         return self._mode
 
     def behave(self, mode: str) -> None:
-        """Say what happens to requests from now on."""
+        """Set what happens to requests from now on."""
         aside = self._mode.with_suffix(".new")
         aside.write_text(mode)
         aside.rename(self._mode)
@@ -91,7 +92,7 @@ class TrackingServer:
 
 
 def _misbehave(app: Any, mode_file: Path) -> Callable[..., Iterable[bytes]]:
-    """Put the mode before an application."""
+    """Wrap an application so that it follows the mode."""
 
     def serve(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         mode, _, rest = mode_file.read_text().partition(" ")
@@ -110,10 +111,21 @@ def _misbehave(app: Any, mode_file: Path) -> Callable[..., Iterable[bytes]]:
         if mode == "junk":
             start_response("200 OK", [("Content-Type", "text/html")])
             return [b"<html>Please log in</html>"]
+        if mode == "endless":
+            start_response("200 OK", [("Content-Type", "application/json")])
+            return _send_and_send(mode_file)
         answer: Iterable[bytes] = app(environ, start_response)
         return answer
 
     return serve
+
+
+def _send_and_send(mode_file: Path) -> Iterator[bytes]:
+    """Yield an answer that has no end before the mode changes, or two minutes are over."""
+    began = time.monotonic()
+    while mode_file.read_text() == "endless" and time.monotonic() - began < _ENDLESS_SECONDS:
+        yield b" " * 2**18
+        time.sleep(0.05)
 
 
 def _main(store: str, port: str, folder: str) -> None:

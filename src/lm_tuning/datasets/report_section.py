@@ -66,7 +66,7 @@ class ReportSectionDataset(CatalogEntry, AbstractDataset[dict[str, Any], dict[st
 
     @property
     def is_first(self) -> bool:
-        """Say whether the report begins with this section."""
+        """Return whether the report begins with this section."""
         return self._section == self._sections[0]
 
     def load(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class ReportSectionDataset(CatalogEntry, AbstractDataset[dict[str, Any], dict[st
         write_text_atomic(self._filepath, encoded + "\n")
 
     def mark_earlier(self) -> None:
-        """Say at the head of the Markdown file that it is the report of an earlier run, until a section is saved."""
+        """Note at the head of the Markdown file that it is the report of an earlier run, until a section is saved."""
         path = self._filepath.with_suffix(".md")
         if path.is_file():
             text = path.read_text(encoding="utf-8")

@@ -14,7 +14,7 @@ _OTHER_BASES = re.compile(r"[-+]?0(?:[0-7_]+|b[01_]+|x[0-9a-fA-F_]+)|[-+]?\d[\d_
 
 
 def is_other_base(text: str) -> bool:
-    """Say whether YAML takes a text for a number with another base than ten, and so for another number.
+    """Return whether YAML takes a text for a number with another base than ten, and so for another number.
 
     Args:
         text: a value as it was typed, without quotes.
@@ -27,7 +27,7 @@ def is_other_base(text: str) -> bool:
 
 
 def describe_numeral(text: str) -> str:
-    """Say what YAML makes of such a number and how to write what was meant.
+    """Describe what YAML makes of such a number and how to write what was meant.
 
     Args:
         text: see :func:`is_other_base`.

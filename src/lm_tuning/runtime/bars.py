@@ -55,7 +55,7 @@ class Bar:
         return left if left > 0 else None
 
     def is_idle(self, now: float) -> bool:
-        """Say whether nothing has changed for as long as there is between two lines."""
+        """Return whether nothing has changed for as long as there is between two lines."""
         return now - self.changed_at >= LINE_EVERY_SECONDS
 
     def count(self) -> str:

@@ -67,7 +67,7 @@ class LoadWatch:
         self._before = read_load(self._root)
 
     def describe(self) -> str | None:
-        """Say what kept the processors from this process since the beginning, and what to set.
+        """Describe what kept the processors from this process since the beginning, and what to set.
 
         Returns:
             A sentence without its full stop, such as ``other programs used 1.6 of the 2 processors (…)``; ``None``
@@ -107,7 +107,7 @@ def describe_load(
     root: Path = Path("/"),
     environ: Mapping[str, str] | None = None,
 ) -> str | None:
-    """Say what kept the processors from this process between two readings; see `LoadWatch.describe`.
+    """Describe what kept the processors from this process between two readings; see `LoadWatch.describe`.
 
     Args:
         before: the earlier reading.

@@ -67,12 +67,12 @@ def stop_if_requested() -> None:
 
 
 def is_watched() -> bool:
-    """Say whether a thread acknowledges signals."""
+    """Return whether a thread acknowledges signals."""
     return _Phase.is_watched
 
 
 def set_patient(is_patient: bool) -> None:
-    """Say whether a first request lets the step in hand finish."""
+    """Set whether a first request lets the step in hand finish."""
     _Phase.is_patient = is_patient
 
 
@@ -124,7 +124,7 @@ class Echo:
         self._last = (0, 0.0)
 
     def repeats(self, number: int) -> bool:
-        """Say whether a signal only repeats the one before."""
+        """Return whether a signal only repeats the one before."""
         now = time.monotonic()
         before, at = self._last
         if number == before and now - at < ECHO_SECONDS:

@@ -1,4 +1,4 @@
-"""Say in words why something could not be written: a full disk, a quota, a size limit, a place that takes no files."""
+"""Describe why something could not be written: a full disk, a quota, a size limit, a place that takes no files."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def close_files_of(error: BaseException) -> None:
 
 
 def _lies_beside(filename: object, target: Path) -> bool:
-    """Say whether a file belongs to what was written: the target itself, or anything in its parent folder."""
+    """Return whether a file belongs to what was written: the target itself, or anything in its parent folder."""
     if not isinstance(filename, str | bytes):
         return False
     target = Path(os.path.abspath(target))

@@ -179,7 +179,7 @@ def _deciding(tokenize: TokenizeParameters) -> dict[str, Any]:
 
 
 def _warn_of_older_tokens(token_cache: FolderStore) -> None:
-    """Say why tokens are made again where another version has stored others of the same rows."""
+    """Log why tokens are rebuilt where another version has stored others of the same rows."""
     from lm_tuning.text.tokenization import TOKENS_VERSION
 
     try:
@@ -206,7 +206,7 @@ def _find_positions(base_model: dict[str, Any]) -> int | None:
 
 
 def _warn_of_long_rows(folder: Path, base_model: dict[str, Any], *, task: str) -> None:
-    """Say at once which rows are longer than the positions in the model's config; training refuses or reports them."""
+    """Log at once which rows are longer than the positions in the model's config; training refuses or reports them."""
     from lm_tuning.training.row_lengths import find_long_rows
 
     limit = _find_positions(base_model)

@@ -98,7 +98,7 @@ def describe_result(summary: dict[str, Any]) -> str:
 
 
 def _describe_card(summary: dict[str, Any]) -> str:
-    """Say what the driver told of the graphics card; nothing without one."""
+    """Describe what the driver told of the graphics card; nothing without one."""
     parts = []
     if (busy := summary.get("gpu_utilization_fraction")) is not None:
         parts.append(f"{busy:.0%} busy")
@@ -110,7 +110,7 @@ def _describe_card(summary: dict[str, Any]) -> str:
 
 
 def _describe_own_share(summary: dict[str, Any]) -> str:
-    """Say what checking and reporting took; nothing where no step of this training is timed."""
+    """Describe what checking and reporting took; nothing where no step of this training is timed."""
     if summary["health_fraction"] is None:
         return ""
     return (
