@@ -106,6 +106,37 @@ def test_sizes_that_make_no_model_are_named_with_their_key(
         assert "config.json" in problem
 
 
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize("key", ["bos_token_id", "eos_token_id", "pad_token_id"])
+@pytest.mark.parametrize("value", [-2, 104, "2", True, 1.5, [[1]], {"id": 1}])
+def test_token_ids_that_no_vocabulary_has_are_named(folder: Path, name: str, key: str, value: object) -> None:
+    path = folder / name
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+    (problem,) = problems_of(folder)
+    assert f"{path}: {key} = {json.dumps(value)}, and it takes an integer from 0 to 103" in problem
+
+
+@pytest.mark.parametrize(
+    "values", [{"eos_token_id": [1, 103]}, {"pad_token_id": -1}, {"pad_token_id": None}, {"pad_token_id": 103}]
+)
+def test_token_ids_of_published_models_pass(folder: Path, values: dict[str, Any]) -> None:
+    for name in ("config.json", "generation_config.json"):
+        path = folder / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+    describe_base_model(str(folder))
+    load_model(str(folder))
+
+
+def test_a_type_that_transformers_refuses_is_named_with_file_key_and_value(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "hidden_act": 7}))
+    with pytest.raises(UserError) as caught:
+        load_model(str(folder))
+    (problem,) = caught.value.problems
+    for words in ("config.json", "'hidden_act'", "expected str", "7"):
+        assert words in problem
+
+
 @pytest.mark.parametrize("content", ["[]", "3", '"text"', "{", ""])
 def test_a_config_that_is_no_object_is_named(folder: Path, content: str) -> None:
     (folder / "config.json").write_text(content)

@@ -49,6 +49,7 @@ _SHARES = (
 )
 _NULL_MEANS_DEFAULT = {"head_dim", "num_key_value_heads", "n_inner"}
 _GROUPS = ("text_config", "encoder", "decoder")
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
 def check_config_values(folder: Path) -> None:
@@ -60,11 +61,16 @@ def check_config_values(folder: Path) -> None:
     Raises:
         UserError: with every wrong value, each with file, key and what is allowed; or the file is no JSON object.
     """
-    path = folder / "config.json"
+    path, generation = folder / "config.json", folder / "generation_config.json"
     config = read_json_object(path)
-    problems = list(_problems_of(config, ""))
+    problems = [f"{path}: {problem}" for problem in _problems_of(config, "")]
+    if generation.is_file():
+        groups: list[Any] = [config, config.get("text_config")]
+        sizes = [int(each["vocab_size"]) for each in groups if _has_vocabulary(each)]
+        found = _token_id_problems(read_json_object(generation), "", max(sizes) if sizes else None)
+        problems += [f"{generation}: {problem}" for problem in found]
     if problems:
-        raise UserError([f"{path}: {problem}" for problem in problems])
+        raise UserError(problems)
 
 
 def count_largest_matrix(folder: Path) -> int | None:
@@ -126,6 +132,7 @@ def _problems_of(config: Mapping[str, Any], prefix: str) -> Iterator[str]:
     if "architectures" in config and not _are_names(config["architectures"]):
         yield f"{prefix}architectures = {json.dumps(config['architectures'])}, and it takes a list of class names."
     yield from _shape_problems(config, prefix, wrong)
+    yield from _token_id_problems(config, prefix, config["vocab_size"] if _has_vocabulary(config) else None)
     for group in _GROUPS:
         if isinstance(config.get(group), Mapping):
             yield from _problems_of(config[group], f"{prefix}{group}.")
@@ -146,6 +153,23 @@ def _shape_problems(config: Mapping[str, Any], prefix: str, wrong: set[str]) -> 
     groups = config.get("num_key_value_heads")
     if isinstance(groups, int) and "num_key_value_heads" not in wrong and config[heads] % groups:
         yield f"{prefix}{heads} = {config[heads]} is no multiple of {prefix}num_key_value_heads = {groups}."
+
+
+def _token_id_problems(config: Mapping[str, Any], prefix: str, num_tokens: int | None) -> Iterator[str]:
+    """Check special tokens against the embedding, whose padded part counts; ``None`` where its size is not known."""
+    most = (num_tokens or _MAX_SIZE) - 1
+    for key in _TOKEN_IDS:
+        value = config.get(key)
+        if value is None or (key == "pad_token_id" and value == -1 and not isinstance(value, bool)):
+            continue  # published Llama models have -1 for no pad token
+        ids = value if isinstance(value, list) and key == "eos_token_id" else [value]
+        if not all(isinstance(each, int) and not isinstance(each, bool) and 0 <= each <= most for each in ids):
+            several = ", a list of them" if key == "eos_token_id" else ", -1" if key == "pad_token_id" else ""
+            yield f"{prefix}{key} = {json.dumps(value)}, and it takes an integer from 0 to {most:,}{several} or null."
+
+
+def _has_vocabulary(config: object) -> bool:
+    return isinstance(config, Mapping) and _is_count(config.get("vocab_size"), _MAX_SIZE)
 
 
 def _is_count(value: object, most: int) -> bool:

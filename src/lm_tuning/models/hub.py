@@ -73,6 +73,7 @@ def user_errors(name_or_path: str, what: str) -> Iterator[None]:
     Raises:
         UserError: the block raised one of the errors that a bad name, file or connection leads to.
     """
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
     # A download may take long, so the hub's bars stay.
@@ -80,6 +81,10 @@ def user_errors(name_or_path: str, what: str) -> Iterator[None]:
     try:
         with bars:
             yield
+    except StrictDataclassError as error:
+        # Its first line has the key alone; the cause has key, value and what is allowed.
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise UserError(f"config.json of {name_or_path} has a value that makes no model: {reason}") from error
     except SafetensorError as error:
         raise UserError(f"The weights of {name_or_path} are damaged ({error}). Copy or download them again.") from error
     except ImportError as error:
