@@ -68,7 +68,7 @@ def test_values_of_other_types_are_refused_by_row(write_rows, check):
         f"{path}, row 2: column 'text' holds a number (42), where text is wanted.",
         f"{path}, row 3: column 'text' holds null, where text is wanted.",
         f"{path}, row 4: column 'text' holds a list, where text is wanted.",
-        "Mend these rows, or leave them out and have them counted with data.on_bad_row: skip.",
+        "Fix these rows, or leave them out and have them counted with data.on_bad_row: skip.",
     ]
     assert result.summary["num_rows"] == {"read": 4, "kept": 1, "skipped": 3}
     assert result.findings["wrong_type"]["fate"] == "refused"

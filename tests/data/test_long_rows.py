@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from lm_tuning.data.csv_lines import RecordLines
 from lm_tuning.data.problems import RowProblem
 from lm_tuning.data.raw_files import describe_file
 from lm_tuning.data.reading import ReadSettings, open_rows
@@ -83,6 +84,16 @@ def test_a_damaged_json_row_is_no_long_row(tmp_path):
         rows_of(path)
 
 
+def test_a_long_first_line_of_a_json_file_is_a_row_where_others_follow(tmp_path):
+    path = tmp_path / "a.json"
+    long = json.dumps({"a": "x" * 5000})
+    path.write_text(f'{long}\n\n{{"a": "two"}}\n')
+    assert rows_of(path) == [(1, told(len(long))), (3, "two")]
+    path.write_text(json.dumps({"train": [{"a": "x" * 500}] * 5, "version": 1}) + "\n")
+    with pytest.raises(UserError, match=r"It has the list 'train'.*data\.field: train"):
+        rows_of(path)
+
+
 def test_a_long_record_of_several_lines_ends_with_its_quotes(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('a\n"' + 'line, ""x""\n' * 500 + '"\nnext\n"two\nlines"\n')
@@ -101,6 +112,17 @@ def test_a_header_beyond_the_limit_is_refused(tmp_path):
     path.write_text("a" * 2000 + "\n1\n")
     with pytest.raises(UserError, match=r"a.csv, header: is 2,000 bytes long, and data.max_row_bytes lets 1,000 pass"):
         rows_of(path)
+
+
+def test_a_very_long_header_is_read_to_its_end_once(tmp_path, monkeypatch):
+    path = tmp_path / "a.csv"
+    path.write_text("a;b|c\t" * 1000 + "\n1\n")
+    skips: list[int] = []
+    skip = RecordLines.skip_record
+    monkeypatch.setattr(RecordLines, "skip_record", lambda self: skips.append(1) or skip(self))
+    with pytest.raises(UserError, match=r"a.csv, header: is 6,000 bytes long"):
+        rows_of(path)
+    assert len(skips) == 1
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from lm_tuning.data import example
 from lm_tuning.data.rows import open_examples
-from lm_tuning.errors import UserError
+from lm_tuning.errors import MachineFault, UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.pipelines.example_data.nodes import prepare_raw_examples
@@ -294,3 +295,13 @@ def test_a_class_weight_of_no_class_is_refused_before_rows_are_divided_and_with_
     assert made.rows_reused
     with pytest.raises(UserError, match=refusal):
         Run(task="sequence_classification", train=wrong)
+
+
+def test_a_full_disk_is_no_report_of_unreadable_rows(project, monkeypatch):
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("lm_tuning.data.checked_rows.write_checked_rows", fail)
+    with pytest.raises(MachineFault, match="Could not write 'rows/"):
+        run()
+    assert not Path("rows/current.json").exists()

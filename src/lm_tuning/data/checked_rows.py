@@ -20,6 +20,7 @@ from lm_tuning.data.reading import MAX_ROW_BYTES, ReadSettings, RowSource, open_
 from lm_tuning.data.refusals import find_refusals, log_skipped
 from lm_tuning.data.rows import SPLITS, ExampleTable, preview_rows
 from lm_tuning.data.template import template_columns
+from lm_tuning.data.unread import FINDINGS_NAME, PREVIEW_NAME, SUMMARY_NAME
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.atomic import write_json_atomic
@@ -31,9 +32,6 @@ ROWS_VERSION = 4
 ROWS_NAME = "rows.arrow"
 FACTS_NAME = "facts.npz"
 NAMES_NAME = "names_{}.arrow"
-SUMMARY_NAME = "summary.json"
-PREVIEW_NAME = "preview.json"
-FINDINGS_NAME = "findings.json"
 
 MAX_FILES = 32_767
 """Files that one run can read: the number that ``CheckedRows.files`` holds."""

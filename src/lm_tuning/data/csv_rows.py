@@ -28,6 +28,10 @@ _MAX_FIELD_CHARACTERS = 2**31 - 1
 _TRIED_RECORDS = 100
 
 
+class _HeaderTooLong(UserError):
+    """Say that the first line alone is longer than a row may be, whatever separates its fields."""
+
+
 class CsvRows(RowSource):
     r"""Records with a header; quoted fields may hold separators, quotes and line breaks.
 
@@ -134,11 +138,13 @@ class CsvRows(RowSource):
                         return
                     except RecordTooLong:
                         number += 1
+                        is_one_line = lines.num_lines == first_line
                         num_bytes = lines.num_bytes if is_trial and number else lines.skip_record()
                         if lines.is_unclosed:  # all rows from here to the end would pass for one
                             raise UserError(_explain_unclosed(self.path, number, first_line)) from None
                         if not number:
-                            raise UserError(f"{self.path}, header: {too_long(num_bytes, limit).reason}") from None
+                            kind = _HeaderTooLong if is_one_line else UserError
+                            raise kind(f"{self.path}, header: {too_long(num_bytes, limit).reason}") from None
                         yield number, too_long(num_bytes, limit)
                         if is_trial:
                             return
@@ -167,6 +173,8 @@ class CsvRows(RowSource):
                 num_other += len(cells) != len(header)
                 if number >= _TRIED_RECORDS:
                     break
+        except _HeaderTooLong:
+            raise
         except UserError as error:
             return Trial(header, num_records, num_other, error)
         return Trial(header, num_records, num_other)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from io import TextIOWrapper
-from typing import Any
+from typing import IO, Any
 
 from lm_tuning.data.column_paths import Step, format_path, parse_path
 from lm_tuning.data.json_fields import FieldDamaged, FieldMissing, describe_lists, find_lists, open_field
@@ -23,6 +23,8 @@ from lm_tuning.data.reading import (
     peek_columns,
 )
 from lm_tuning.errors import UserError
+
+_CHUNK_BYTES = 1 << 20
 
 
 class JsonArrayRows(JsonRows):
@@ -114,7 +116,7 @@ def holds_array(raw: RawFile, max_row_bytes: int) -> bool:
 
     Args:
         raw: the file.
-        max_row_bytes: a longer line is no row.
+        max_row_bytes: a longer line is not parsed; where another object begins behind it, it is a row that is too long.
 
     Raises:
         UserError: it cannot be read.
@@ -122,15 +124,24 @@ def holds_array(raw: RawFile, max_row_bytes: int) -> bool:
     with raw.open() as file:
         try:
             skip_mark(file)
-            while peek_bytes(file, 1).isspace():
-                file.read(1)
-            if peek_bytes(file, 1) != b"{":
+            if _skip_space(file) != b"{":
                 return True
-            first = file.readline(max_row_bytes)
-            return not isinstance(parse_line(first), dict)
+            line = file.readline(max_row_bytes + 2)  # 2: a line break counts for nothing
+            if len(line.rstrip(b"\r\n")) <= max_row_bytes:
+                return not isinstance(parse_line(line), dict)
+            while line and not line.endswith(b"\n"):
+                line = file.readline(_CHUNK_BYTES)
+            return _skip_space(file) != b"{"
         except RowProblem:
             return False
         except OSError as error:
             raise beyond_row(raw.path, 0, error) from error
         except (ValueError, RecursionError):
             return True
+
+
+def _skip_space(file: IO[bytes]) -> bytes:
+    """Move behind white space and return the byte that follows, empty at the end."""
+    while (mark := peek_bytes(file, 1)).isspace():
+        file.read(1)
+    return mark

@@ -79,11 +79,10 @@ class ParquetRows(RowSource):
 
 def _size_of_group(group: Any, names: list[str]) -> tuple[int, int]:
     """Return the rows of a row group, and the bytes that the columns which are read take unpacked and encoded."""
-    roots = set(names)
+    # The path of a value inside a column begins with the column's name, which may hold dots itself.
+    roots = tuple(f"{name}." for name in names)
     columns = (group.column(index) for index in range(group.num_columns))
     num_bytes = sum(
-        column.total_uncompressed_size
-        for column in columns
-        if column.path_in_schema in roots or column.path_in_schema.partition(".")[0] in roots
+        column.total_uncompressed_size for column in columns if f"{column.path_in_schema}.".startswith(roots)
     )
     return int(group.num_rows), int(num_bytes)

@@ -18,7 +18,7 @@ MAX_LINES = 100
 ALWAYS_SKIPPED = 3
 """Bad rows that on_bad_row: skip lets pass whatever their share: of four rows, one is a quarter."""
 
-HOW_TO_FIX = "Mend these rows, or leave them out and have them counted with data.on_bad_row: skip."
+HOW_TO_FIX = "Fix these rows, or leave them out and have them counted with data.on_bad_row: skip."
 
 
 def find_refusals(

@@ -15,7 +15,7 @@ _MAX_SHOWN_ROWS = 20
 _MAX_SHOWN_CLASSES = 30
 _MAX_SHOWN_FILES = 50
 _MAX_SHOWN_CHARACTERS = 300
-_FATES = {"skipped": "left out", "refused": "refused: nothing is trained on before they are mended", "kept": "kept"}
+_FATES = {"skipped": "left out", "refused": "refused: nothing is trained on before they are fixed", "kept": "kept"}
 
 
 def build_rows_section(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from lm_tuning.data.findings import Findings
 from lm_tuning.data.mixing import describe_mixing
+from lm_tuning.data.rows import SPLITS
 from lm_tuning.errors import UserError
 from lm_tuning.storage.atomic import write_json_atomic
 
@@ -70,7 +71,7 @@ def write_unread(
     findings = error.findings if isinstance(error, ReadingBrokeOff) else Findings()
     files = [
         {"path": file["path"], "split": split, "source": file.get("source", -1)}
-        for split in ("train", "validation", "test")
+        for split in SPLITS
         for file in raw_examples.get(split) or ()
     ]
     not_begun: dict[str, Any] = {"first_row_id": None, "rows_read": None, "rows_kept": None, "rows_skipped": {}}

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from lm_tuning.errors import UserError
+from lm_tuning.errors import MachineFault, UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.secrets import remember_settings
@@ -70,6 +70,8 @@ def check_examples(
         with check_cache.stage(key) as staged, show_progress() as on_progress:
             summary = write_checked_rows(staged.path, raw_examples, **settings, on_progress=on_progress)
             staged.facts = {"settings": settings, "files": raw_examples}
+    except MachineFault:  # a full disk says nothing about the rows
+        raise
     except UserError as error:
         return _account_for_unread(error, raw_examples, settings, check_cache=check_cache, key=key)
     logger.info("Rows checked: %s, in %s", describe_checked(summary), check_cache.root / key)
