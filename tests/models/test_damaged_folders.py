@@ -79,6 +79,7 @@ def test_an_index_without_a_map_is_named(folder: Path, content: str) -> None:
     [
         ({"num_attention_heads": 0}, ["num_attention_heads = 0"]),
         ({"hidden_size": "big"}, ['hidden_size = "big"']),
+        ({"hidden_size": []}, ["hidden_size = []"]),
         ({"num_hidden_layers": -3}, ["num_hidden_layers = -3"]),
         ({"num_hidden_layers": 10**7}, ["num_hidden_layers = 10000000"]),
         ({"vocab_size": 0}, ["vocab_size = 0"]),
@@ -108,16 +109,44 @@ def test_sizes_that_make_no_model_are_named_with_their_key(
 
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 @pytest.mark.parametrize("key", ["bos_token_id", "eos_token_id", "pad_token_id"])
-@pytest.mark.parametrize("value", [-2, 104, "2", True, 1.5, [[1]], {"id": 1}])
-def test_token_ids_that_no_vocabulary_has_are_named(folder: Path, name: str, key: str, value: object) -> None:
+@pytest.mark.parametrize("value", [-2, 10**9, "2", True, 1.5, [], [[1]], {"id": 1}, ["x"] * 200])
+def test_what_is_no_token_id_is_named(folder: Path, name: str, key: str, value: object) -> None:
     path = folder / name
     path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
     (problem,) = problems_of(folder)
-    assert f"{path}: {key} = {json.dumps(value)}, and it takes an integer from 0 to 103" in problem
+    assert f"{path}: {key} = {json.dumps(value)[:200]}" in problem
+    assert "and it takes an integer from 0 to " in problem
+    assert len(problem) < 1000
+
+
+def test_padding_beyond_the_embedding_is_named(folder: Path) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "pad_token_id": 104}))
+    (problem,) = problems_of(folder)
+    assert f"{path}: pad_token_id = 104, and it takes an integer from 0 to 103, -1 or null." in problem
+
+
+@pytest.mark.parametrize("factor", [float("inf"), float("nan"), "8", 0, None, True])
+def test_a_rotary_embedding_is_stretched_by_a_number(folder: Path, factor: object) -> None:
+    path = folder / "config.json"
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": factor}
+    path.write_text(json.dumps({**json.loads(path.read_text()), "rope_parameters": rope}))
+    (problem,) = problems_of(folder)
+    assert f"{path}: rope_parameters.factor = {json.dumps(factor)}" in problem
 
 
 @pytest.mark.parametrize(
-    "values", [{"eos_token_id": [1, 103]}, {"pad_token_id": -1}, {"pad_token_id": None}, {"pad_token_id": 103}]
+    "values",
+    [
+        {"eos_token_id": [1, 103]},
+        {
+            "bos_token_id": 50256,
+            "eos_token_id": 50256,
+        },  # of the architecture, where a tokenizer of one's own is smaller
+        {"pad_token_id": -1},
+        {"pad_token_id": None},
+        {"pad_token_id": 103},
+    ],
 )
 def test_token_ids_of_published_models_pass(folder: Path, values: dict[str, Any]) -> None:
     for name in ("config.json", "generation_config.json"):

@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from lm_tuning.errors import UserError
 
@@ -48,7 +48,10 @@ _SHARES = (
     *("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "dropout_rate"),
 )
 _NULL_MEANS_DEFAULT = {"head_dim", "num_key_value_heads", "n_inner"}
+_ROPE = ("rope_parameters", "rope_scaling")
+_MAX_STRETCH = 100_000
 _GROUPS = ("text_config", "encoder", "decoder")
+_SHOWN_CHARACTERS = 200
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -117,20 +120,21 @@ def _problems_of(config: Mapping[str, Any], prefix: str) -> Iterator[str]:
         value = config.get(key)
         if key not in config or (value is None and key in _NULL_MEANS_DEFAULT):
             continue
-        if isinstance(value, list) and all(_is_count(item, most) for item in value):
+        if isinstance(value, list) and value and all(_is_count(item, most) for item in value):
             continue  # some architectures have a size for each layer
         if not _is_count(value, most):
             wrong.add(key)
-            yield f"{prefix}{key} = {json.dumps(value)}, and it takes an integer from 1 to {most:,}."
+            yield f"{prefix}{key} = {_show(value)}, and it takes an integer from 1 to {most:,}."
     for key, value in config.items():
         if isinstance(value, float) and not math.isfinite(value):
             yield f"{prefix}{key} = {value}, which is no finite number."
     for key in _SHARES:
         value = config.get(key)
         if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1):
-            yield f"{prefix}{key} = {json.dumps(value)}, and it takes a number from 0 to 1."
+            yield f"{prefix}{key} = {_show(value)}, and it takes a number from 0 to 1."
     if "architectures" in config and not _are_names(config["architectures"]):
-        yield f"{prefix}architectures = {json.dumps(config['architectures'])}, and it takes a list of class names."
+        yield f"{prefix}architectures = {_show(config['architectures'])}, and it takes a list of class names."
+    yield from _rope_problems(config, prefix)
     yield from _shape_problems(config, prefix, wrong)
     yield from _token_id_problems(config, prefix, config["vocab_size"] if _has_vocabulary(config) else None)
     for group in _GROUPS:
@@ -155,17 +159,31 @@ def _shape_problems(config: Mapping[str, Any], prefix: str, wrong: set[str]) -> 
         yield f"{prefix}{heads} = {config[heads]} is no multiple of {prefix}num_key_value_heads = {groups}."
 
 
+def _rope_problems(config: Mapping[str, Any], prefix: str) -> Iterator[str]:
+    for group in _ROPE:
+        if isinstance(config.get(group), Mapping):
+            factor = config[group].get("factor", 1.0)
+            if not (_is_integer(factor) or isinstance(factor, float)) or not 0 < factor <= _MAX_STRETCH:
+                yield f"{prefix}{group}.factor = {_show(factor)}, and it takes a number above 0, up to {_MAX_STRETCH:,}."
+
+
 def _token_id_problems(config: Mapping[str, Any], prefix: str, num_tokens: int | None) -> Iterator[str]:
-    """Check special tokens against the embedding, whose padded part counts; ``None`` where its size is not known."""
-    most = (num_tokens or _MAX_SIZE) - 1
+    """Check the ids of special tokens; ``num_tokens`` has the vocabulary with its padded part, where it is known.
+
+    Only PAD must lie in the vocabulary, since embeddings are built around it. Small models of one's own often keep the
+    BOS and EOS of the architecture they were derived from, and work by their tokenizer's.
+    """
     for key in _TOKEN_IDS:
         value = config.get(key)
-        if value is None or (key == "pad_token_id" and value == -1 and not isinstance(value, bool)):
-            continue  # published Llama models have -1 for no pad token
-        ids = value if isinstance(value, list) and key == "eos_token_id" else [value]
-        if not all(isinstance(each, int) and not isinstance(each, bool) and 0 <= each <= most for each in ids):
-            several = ", a list of them" if key == "eos_token_id" else ", -1" if key == "pad_token_id" else ""
-            yield f"{prefix}{key} = {json.dumps(value)}, and it takes an integer from 0 to {most:,}{several} or null."
+        if value is None:
+            continue
+        most = (num_tokens if key == "pad_token_id" and num_tokens else _MAX_SIZE) - 1
+        are_several = isinstance(value, list) and key == "eos_token_id"
+        ids = value if are_several else [value]
+        # Published models have -1 for a token that they do not have.
+        if not ids or not all(_is_integer(each) and -1 <= each <= most for each in ids):
+            several = ", a list of them" if key == "eos_token_id" else ""
+            yield f"{prefix}{key} = {_show(value)}, and it takes an integer from 0 to {most:,}{several}, -1 or null."
 
 
 def _has_vocabulary(config: object) -> bool:
@@ -173,7 +191,17 @@ def _has_vocabulary(config: object) -> bool:
 
 
 def _is_count(value: object, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+    return _is_integer(value) and 1 <= value <= most
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _show(value: object) -> str:
+    """Write a value as JSON, and of a long one its beginning."""
+    text = json.dumps(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} …"
 
 
 def _are_names(value: object) -> bool:
