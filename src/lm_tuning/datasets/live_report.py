@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 from kedro.io import AbstractDataset, DatasetError
 
 from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.secrets import mask_report
 from lm_tuning.storage.atomic import write_json_atomic
 
 
@@ -25,7 +26,7 @@ class LiveReport:
         self.path = path
 
     def write(self, report: dict[str, Any]) -> None:
-        """Replace the file.
+        """Replace the file; secrets of this run are masked.
 
         Args:
             report: values that JSON knows.
@@ -33,7 +34,7 @@ class LiveReport:
         Raises:
             UserError: the disk is full; the previous content stays.
         """
-        write_json_atomic(self.path, report)
+        write_json_atomic(self.path, mask_report(report))
 
 
 class LiveReportDataset(CatalogEntry, AbstractDataset[NoReturn, LiveReport]):
