@@ -78,7 +78,7 @@ class TrackingHook:
         self._finish("KILLED")  # a run that Ctrl-C in a notebook has left open: Kedro calls no hook then
         self._root = Path(context.project_path)
         self._parameters = load_parameters(context.config_loader, context.project_path)
-        self._config = set_up_mlflow(context, self._parameters.tracking.experiment)
+        self._config = set_up_mlflow(context, self._parameters.tracking)
         self._plugin = MlflowHook()
 
     @hook_impl
