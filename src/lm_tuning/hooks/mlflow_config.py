@@ -42,8 +42,8 @@ def set_up_mlflow(context: KedroContext, tracking: TrackingParameters) -> KedroM
     if not OmegaConf.has_resolver("km.random_name"):
         OmegaConf.register_new_resolver("km.random_name", resolve_random_name, use_cache=True)
     root = Path(context.project_path)
-    given = _read_mlflow_config(context)
-    _refuse_second_names(_validate(_without_nulls(given)), tracking)
+    given = _without_nulls(_read_mlflow_config(context))
+    _refuse_second_names(_validate(given), tracking)
     completed = complete_mlflow_config(given, tracking.experiment, root)
     _hide_password(completed["server"]["mlflow_tracking_uri"])
     context.config_loader["mlflow"] = completed
@@ -94,8 +94,9 @@ def _refuse_second_names(stated: KedroMlflowConfig, tracking: TrackingParameters
     problems = []
     if "name" in experiment.model_fields_set and experiment.name != tracking.experiment:
         problems.append(
-            f"mlflow.yml: tracking.experiment.name = {experiment.name!r}, but runs go to the experiment of "
-            f"the parameter tracking.experiment = {tracking.experiment!r}. Set the parameter, and take the name out of mlflow.yml."
+            f"mlflow.yml: tracking.experiment.name = {experiment.name!r}, but runs go to the experiment of the "
+            f"parameter tracking.experiment = {tracking.experiment!r}. Set the parameter, and take the name out of "
+            "mlflow.yml."
         )
     if run.name is not None and run.name != tracking.run_name:
         problems.append(
