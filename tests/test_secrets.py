@@ -197,7 +197,6 @@ def test_names_that_only_look_like_it(name: str) -> None:
 )  # fmt: skip
 def test_what_was_remembered_is_masked_in_whatever_form_it_is_written(secret: str, write: Callable[[str], str]) -> None:
     written = write(secret)
-    assert secret in written or written != secret
     remember([secret])
     masked = mask_known(f"see {written} there")
     assert "***" in masked and masked.startswith("see ") and masked.endswith(" there")

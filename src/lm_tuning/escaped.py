@@ -1,6 +1,4 @@
-"""Find a known text in whatever form it was written: as it is, or escaped for Python, JSON, HTML, Markdown, a shell or
-an address.
-"""
+"""Find a known text in whatever form it was written: as it is, or escaped for code, pages, addresses or a shell."""
 
 from __future__ import annotations
 
