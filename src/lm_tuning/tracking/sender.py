@@ -177,9 +177,7 @@ class Sender:
         self._wake.set()
         _abandoned[:] = [thread for thread in [*_abandoned, self._thread] if thread.is_alive()]
 
-    def _wait(
-        self, condition: Callable[[], bool], patience: float, at_most: float | None = None
-    ) -> tuple[bool, float]:
+    def _wait(self, condition: Callable[[], bool], patience: float, at_most: float | None = None) -> tuple[bool, float]:
         """Wait for a condition while the sender shows signs of life; return whether it came true, and the seconds."""
         came_true, seconds = wait_patiently(condition, self._life, patience, at_most)
         if not came_true:
