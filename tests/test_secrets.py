@@ -181,8 +181,6 @@ def test_names_that_only_look_like_it(name: str) -> None:
     "secret",
     ["p&ss'w\"rd<1>", "a b+c/d=e%f", "back\\slash\\9", "비밀번호-9", "key😀end1", "-BEGIN-\nx9\n-END-"],
 )
-    "secret", ["p&ss'w\"rd<1>", "a b+c/d=e%f", "back\\slash\\9", "비밀번호-9", "key😀end1", "-BEGIN-\nx9\n-END-"]
-)
 @pytest.mark.parametrize(
     "write",
     [
