@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import html
+import json
+import shlex
+from collections.abc import Callable
+from urllib.parse import quote, quote_plus
+
 import pytest
 
 from lm_tuning import secrets
@@ -11,12 +17,15 @@ from lm_tuning.secrets import (
     is_secret_name,
     mask,
     mask_error,
+    mask_known,
+    mask_report,
     mask_values,
     mask_variable,
     remember,
     remember_settings,
     reveal_address,
 )
+from lm_tuning.wording import escape_markdown
 
 
 @pytest.fixture(autouse=True)
@@ -166,3 +175,50 @@ def test_names_of_secret_variables_that_are_written_together(name: str) -> None:
 @pytest.mark.parametrize("name", ["NUM_TOKENIZERS", "BYPASS", "TOKENIZERS_PARALLELISM", "COMPASS_DIR"])
 def test_names_that_only_look_like_it(name: str) -> None:
     assert not is_secret_name(name)
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ["p&ss'w\"rd<1>", "a b+c/d=e%f", "back\\slash\\9", "비밀번호-9", "key😀end1", "-BEGIN-\nx9\n-END-"],
+)
+@pytest.mark.parametrize(
+    "write",
+    [
+        str,
+        repr,
+        lambda text: repr({"a": [text]}),
+        lambda text: json.dumps(repr(text)),
+        json.dumps,
+        lambda text: json.dumps(text, ensure_ascii=False),
+        html.escape,
+        quote,
+        quote_plus,
+        lambda text: f"x%3D{quote(text, safe='')}%26",
+        lambda text: shlex.join(["kedro", text]),
+        escape_markdown,
+    ],
+)  # fmt: skip
+def test_what_was_remembered_is_masked_in_whatever_form_it_is_written(secret: str, write: Callable[[str], str]) -> None:
+    written = write(secret)
+    remember([secret])
+    masked = mask_known(f"see {written} there")
+    assert "***" in masked and masked.startswith("see ") and masked.endswith(" there")
+    assert not any(part in masked for part in ("ss", "b+c", "slash", "비밀", "😀", "x9", "\\ud83d", "%EB"))
+
+
+def test_an_escape_before_a_secret_does_not_hide_it() -> None:
+    remember(["hunter22"])
+    assert mask_known(r"a\nhunter22 %20hunter22 \x1bhunter22 \u001bhunter22") == r"a\n*** %20*** \x1b*** \u001b***"
+    assert mask_known("ahunter22 hunter22a") == "ahunter22 hunter22a"
+
+
+def test_words_that_only_look_like_a_secret_stay_in_reports() -> None:
+    remember(["hunter22"])
+    report = {"rows": ["TOKEN=abc http://a:b@host", ("hunter22", 1.5)], "n": None}
+    assert mask_report(report) == {"rows": ["TOKEN=abc http://a:b@host", ["***", 1.5]], "n": None}
+
+
+@pytest.mark.parametrize("text", ["\\" * 10**5, "$" * 10**5, "%5c" * 10**5, " " * 10**5])
+def test_known_secrets_are_looked_for_once_at_each_place(text: str) -> None:
+    remember(["$a\\\\b c%d'e", "\\\\\\x99", " x  y-1"])
+    assert mask_known(text) == text

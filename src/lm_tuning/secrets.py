@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from lm_tuning.escaped import find_forms
+
 MASK = "***"
 """What stands in place of a secret."""
 
@@ -100,7 +102,7 @@ def mask(text: str) -> str:
 
     Masked are user and password in addresses, secret values in their queries, values that are assigned to variables
     whose name says that they are secret, authorization headers, tokens of well-known services, and every value that
-    `remember` or `remember_environment` was told.
+    `remember` or `remember_environment` was told, escaped or not.
 
     Args:
         text: anything that will be printed or stored.
@@ -112,8 +114,32 @@ def mask(text: str) -> str:
     masked = _ASSIGNMENT.sub(_mask_assignment, masked)
     masked = _PLAIN_NAME.sub(lambda found: found["start"] + _mask_quoted(found["value"]), masked)
     masked = _TOKEN.sub(MASK, masked)
+    return mask_known(masked)
+
+
+def mask_known(text: str) -> str:
+    """Write a text without the values that `remember` was told, and leave all else as it is.
+
+    For reports, which show words out of rows: those that only look like a secret stay what they are.
+
+    Args:
+        text: anything that will be stored.
+    """
     pattern = _known_pattern
-    return masked if pattern is None else pattern.sub(MASK, masked)
+    return text if pattern is None else pattern.sub(MASK, text)
+
+
+def mask_report(value: Any) -> Any:
+    """Return nested values with `mask_known` applied to every text.
+
+    Args:
+        value: mappings, lists, tuples and plain values, nested at will.
+    """
+    if isinstance(value, str):
+        return mask_known(value)
+    if isinstance(value, Mapping):
+        return {key: mask_report(inner) for key, inner in value.items()}
+    return [mask_report(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def mask_values(value: Any, *, group: object = None) -> Any:
@@ -211,7 +237,7 @@ def reveal_address(masked: str) -> str:
 
 
 def remember(values: Iterable[str]) -> None:
-    """Mask these values from now on, wherever they stand by themselves.
+    """Mask these values from now on, wherever they stand by themselves, as they are or escaped.
 
     Args:
         values: secrets. Very short ones and single plain words are left out, since they stand in other texts by chance;
@@ -219,9 +245,10 @@ def remember(values: Iterable[str]) -> None:
     """
     global _known_pattern  # noqa: PLW0603 - one for the process, as the values are
     with _lock:
-        _known.update(filter(_can_be_told_apart, values))
-        joined = "|".join(map(re.escape, sorted(_known, key=len, reverse=True)))
-        _known_pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{joined})(?![A-Za-z0-9])") if joined else None
+        new = set(filter(_can_be_told_apart, values)) - _known
+        if new:
+            _known.update(new)
+            _known_pattern = find_forms(_known)
 
 
 def remember_environment() -> None:

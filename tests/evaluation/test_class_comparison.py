@@ -17,9 +17,9 @@ from lm_tuning.evaluation.class_comparison import MAX_WRONG_ROWS, SAMPLE_COLUMNS
 from lm_tuning.evaluation.comparison import Comparison, evaluate_models
 from lm_tuning.evaluation.held_out_loss import Predictions
 from lm_tuning.evaluation.report import build_markdown, build_summary, describe_outcome
-from lm_tuning.hooks.run_description import numbers_of
 from lm_tuning.storage.folders import FolderStore
 from lm_tuning.text.token_table import TokenTable, open_split
+from lm_tuning.tracking.run_description import numbers_of
 from tests.evaluation.tiny_tasks import (
     LABEL_MAP,
     make_classifier,

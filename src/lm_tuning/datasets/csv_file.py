@@ -10,6 +10,7 @@ from kedro_datasets._typing import TablePreview
 from kedro_datasets.pandas import CSVDataset as KedroCSVDataset
 
 from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.secrets import mask_report
 from lm_tuning.storage.atomic import replacing_file
 
 
@@ -40,8 +41,8 @@ class CSVDataset(CatalogEntry, KedroCSVDataset):
         return frame
 
     def save(self, data: pd.DataFrame | list[dict[str, Any]]) -> None:
-        """Write a frame, or a list with one dict a row, then replace the file."""
-        frame = data if isinstance(data, pd.DataFrame) else pd.DataFrame(data)
+        """Write a frame, or a list with one dict a row and secrets of this run masked, then replace the file."""
+        frame = data if isinstance(data, pd.DataFrame) else pd.DataFrame(mask_report(data))
         with replacing_file(Path(self._get_save_path())) as aside:
             frame.to_csv(aside, **self._save_args)
         self._invalidate_cache()

@@ -33,6 +33,12 @@ class CatalogEntry:
 
     entry_name: str | None = None
 
+    @property
+    def is_report(self) -> bool:
+        """Whether tracking copies what is stored: a report for people, whose paths nobody opens by it."""
+        marks = (getattr(self, "metadata", None) or {}).get("lm_tuning") or {}
+        return "mlflow_artifact" in marks
+
     def describe_missing(self, path: Path, *, way: Sequence[str] = ()) -> str:
         """Say that nothing is stored and how to make it.
 

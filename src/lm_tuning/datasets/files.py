@@ -16,6 +16,7 @@ from kedro_datasets.json import JSONDataset as KedroJSONDataset
 from kedro_datasets.text import TextDataset as KedroTextDataset
 
 from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.secrets import mask_known, mask_report
 from lm_tuning.storage.atomic import write_bytes_atomic, write_text_atomic
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ class JSONDataset(CatalogEntry, KedroJSONDataset):
         return json.loads(Path(self._get_load_path()).read_text(encoding="utf-8"))
 
     def save(self, data: Any) -> None:
-        """Encode the value, then replace the file."""
+        """Encode the value, then replace the file; in a report secrets of this run are masked."""
+        data = mask_report(data) if self.is_report else data
         write_text_atomic(Path(self._get_save_path()), json.dumps(data, **self._save_args) + "\n")
         self._invalidate_cache()
 
@@ -80,8 +82,8 @@ class TextDataset(CatalogEntry, KedroTextDataset):
         return Path(self._get_load_path()).read_bytes().decode("utf-8")
 
     def save(self, data: str) -> None:
-        """Replace the file."""
-        write_text_atomic(Path(self._get_save_path()), data)
+        """Replace the file; secrets of this run are masked."""
+        write_text_atomic(Path(self._get_save_path()), mask_known(data))
         self._invalidate_cache()
 
     def preview(self) -> HTMLPreview:

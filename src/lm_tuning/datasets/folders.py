@@ -12,6 +12,7 @@ from kedro_datasets._typing import TablePreview
 
 from lm_tuning.datasets.entry import CatalogEntry
 from lm_tuning.datasets.finished import FinishedDataset
+from lm_tuning.datasets.handed import HandedDataset
 from lm_tuning.errors import UserError
 from lm_tuning.storage.atomic import replace_folder, restore_folder
 from lm_tuning.storage.folders import FolderStore, StagedFolder
@@ -146,7 +147,7 @@ class ModelFolderDataset(FinishedDataset):
         return self._filepath.is_dir() and any(self._filepath.iterdir())
 
 
-class FolderDataset(CatalogEntry, AbstractDataset[NoReturn, Path]):
+class FolderDataset(HandedDataset[Path]):
     """Hand a node a folder of its own to work in, such as the one for checkpoints.
 
     Example:
@@ -157,15 +158,7 @@ class FolderDataset(CatalogEntry, AbstractDataset[NoReturn, Path]):
               filepath: data/06_models/default/checkpoints
     """
 
-    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
-        """Point at the folder.
-
-        Args:
-            filepath: the folder; it is made on load.
-            metadata: for plugins and our tracking hook.
-        """
-        self._filepath = Path(filepath)
-        self.metadata = metadata
+    who_writes = "is a working folder; nothing is saved to it by name"
 
     def load(self) -> Path:
         """Return the folder, made if it is absent.
@@ -176,13 +169,3 @@ class FolderDataset(CatalogEntry, AbstractDataset[NoReturn, Path]):
         with explain_full_disk(self._filepath):
             self._filepath.mkdir(parents=True, exist_ok=True)
         return self._filepath
-
-    def save(self, data: NoReturn) -> NoReturn:
-        """Refuse: a node writes into the folder itself."""
-        raise DatasetError(f"'{self._filepath}' is a working folder; nothing is saved to it by name.")
-
-    def _exists(self) -> bool:
-        return True
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": self._filepath}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from kedro.io import AbstractDataset, DatasetError
-
-from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.datasets.handed import HandedDataset
+from lm_tuning.secrets import mask_report
 from lm_tuning.storage.atomic import write_json_atomic
 
 
@@ -25,7 +24,7 @@ class LiveReport:
         self.path = path
 
     def write(self, report: dict[str, Any]) -> None:
-        """Replace the file.
+        """Replace the file; secrets of this run are masked.
 
         Args:
             report: values that JSON knows.
@@ -33,10 +32,10 @@ class LiveReport:
         Raises:
             UserError: the disk is full; the previous content stays.
         """
-        write_json_atomic(self.path, report)
+        write_json_atomic(self.path, mask_report(report))
 
 
-class LiveReportDataset(CatalogEntry, AbstractDataset[NoReturn, LiveReport]):
+class LiveReportDataset(HandedDataset[LiveReport]):
     """Hand a node a report to write while it works; the same file is the entry that its result is saved to.
 
     Example:
@@ -47,26 +46,8 @@ class LiveReportDataset(CatalogEntry, AbstractDataset[NoReturn, LiveReport]):
               filepath: data/08_reporting/default/health.json
     """
 
-    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
-        """Point at the file.
-
-        Args:
-            filepath: the file; it need not exist.
-            metadata: for plugins and our tracking hook.
-        """
-        self._filepath = Path(filepath)
-        self.metadata = metadata
+    who_writes = "is written by the node that takes the report as input"
 
     def load(self) -> LiveReport:
         """Return the report, without touching the file."""
         return LiveReport(self._filepath)
-
-    def save(self, data: NoReturn) -> NoReturn:
-        """Refuse: a node writes the report itself."""
-        raise DatasetError(f"'{self._filepath}' is written by the node that takes the report as input.")
-
-    def _exists(self) -> bool:
-        return True
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": self._filepath}

@@ -11,6 +11,7 @@ from kedro.io import AbstractDataset
 from kedro_datasets._typing import HTMLPreview
 
 from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.secrets import mask_known, mask_report
 from lm_tuning.storage.atomic import write_text_atomic
 
 _EARLIER = "> **This is the report of an earlier run.** A later one began and ended before it had read its rows."
@@ -81,11 +82,12 @@ class ReportSectionDataset(CatalogEntry, AbstractDataset[dict[str, Any], dict[st
         return dict(stored[self._section])
 
     def save(self, data: dict[str, Any]) -> None:
-        """Replace the section in both files and drop the ones after it."""
+        """Replace the section in both files and drop the ones after it; secrets of this run are masked."""
         place = self._sections.index(self._section)
         stored = self._read()
         kept = {name: stored[name] for name in self._sections[:place] if name in stored}
-        kept[self._section] = {"facts": data["facts"], "metrics": data["metrics"], "markdown": data["markdown"]}
+        facts, markdown = mask_report(data["facts"]), mask_known(data["markdown"])
+        kept[self._section] = {"facts": facts, "metrics": data["metrics"], "markdown": markdown}
         encoded = json.dumps(kept, indent=1, ensure_ascii=False)
         text = "\n\n".join([f"# {self._title}", *(section["markdown"].strip() for section in kept.values())])
         write_text_atomic(self._filepath.with_suffix(".md"), text + "\n")

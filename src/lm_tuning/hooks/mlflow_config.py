@@ -16,39 +16,38 @@ if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
     from kedro_mlflow.config.kedro_mlflow_config import KedroMlflowConfig
 
+    from lm_tuning.parameters import TrackingParameters
 
-def set_up_mlflow(context: KedroContext, experiment: str) -> KedroMlflowConfig:
+
+def set_up_mlflow(context: KedroContext, tracking: TrackingParameters) -> KedroMlflowConfig:
     """Do what kedro-mlflow does with its configuration, but for what would wait for the tracking store.
 
     Args:
         context: of the session; the configuration becomes its attribute ``mlflow``.
-        experiment: name of the experiment, which is a parameter.
+        tracking: the group of parameters, which names experiment and run.
 
     Returns:
         The configuration. With a run that the user has opened, the store is that of this run.
 
     Raises:
-        UserError: ``mlflow.yml`` has unknown keys or values of the wrong type, or the address is none.
+        UserError: ``mlflow.yml`` has unknown keys, values of the wrong type, or names that are parameters; or the
+            address is none.
     """
     import mlflow
-    from kedro_mlflow.config.kedro_mlflow_config import KedroMlflowConfig, _validate_uri
+    from kedro_mlflow.config.kedro_mlflow_config import _validate_uri
     from kedro_mlflow.config.resolvers import resolve_random_name
     from omegaconf import OmegaConf
-    from pydantic import ValidationError
 
     logging.getLogger("kedro_mlflow").setLevel(logging.WARNING)  # the import above sets it to INFO
     if not OmegaConf.has_resolver("km.random_name"):
         OmegaConf.register_new_resolver("km.random_name", resolve_random_name, use_cache=True)
     root = Path(context.project_path)
-    given = _read_mlflow_config(context)
-    completed = complete_mlflow_config(given, experiment, root)
+    given = _without_nulls(_read_mlflow_config(context))
+    _refuse_second_names(_validate(given), tracking)
+    completed = complete_mlflow_config(given, tracking.experiment, root)
     _hide_password(completed["server"]["mlflow_tracking_uri"])
     context.config_loader["mlflow"] = completed
-    try:
-        config = KedroMlflowConfig.model_validate(completed)
-    except ValidationError as error:
-        wrong = [(".".join(map(str, item["loc"])), item["msg"]) for item in error.errors()]
-        raise UserError([f"mlflow.yml: {key}: {problem}." for key, problem in wrong]) from error
+    config = _validate(completed)
     if mlflow.active_run() is not None:
         config.server.mlflow_tracking_uri = mlflow.get_tracking_uri()
     else:
@@ -67,6 +66,50 @@ def set_up_mlflow(context: KedroContext, experiment: str) -> KedroMlflowConfig:
             mlflow.autolog(disable=True)
     context.__setattr__("mlflow", config)  # where kedro-mlflow's users look for it
     return config
+
+
+def _validate(content: Mapping[str, Any]) -> KedroMlflowConfig:
+    from kedro_mlflow.config.kedro_mlflow_config import KedroMlflowConfig
+    from pydantic import ValidationError
+
+    try:
+        return KedroMlflowConfig.model_validate(content)
+    except ValidationError as error:
+        wrong = [(".".join(map(str, item["loc"])), item["msg"]) for item in error.errors()]
+        raise UserError([f"mlflow.yml: {key}: {problem}." for key, problem in wrong]) from error
+
+
+def _without_nulls(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what is null, such as a group whose keys are all commented out."""
+    return {
+        key: _without_nulls(value) if isinstance(value, Mapping) else value
+        for key, value in content.items()
+        if value is not None
+    }
+
+
+def _refuse_second_names(stated: KedroMlflowConfig, tracking: TrackingParameters) -> None:
+    """Refuse names in ``mlflow.yml`` that would give way to the parameters without a word."""
+    experiment, run = stated.tracking.experiment, stated.tracking.run
+    problems = []
+    if "name" in experiment.model_fields_set and experiment.name != tracking.experiment:
+        problems.append(
+            f"mlflow.yml: tracking.experiment.name = {experiment.name!r}, but runs go to the experiment of the "
+            f"parameter tracking.experiment = {tracking.experiment!r}. Set the parameter, and take the name out of "
+            "mlflow.yml."
+        )
+    if run.name is not None and run.name != tracking.run_name:
+        problems.append(
+            f"mlflow.yml: tracking.run.name = {run.name!r} would not be used: set the parameter tracking.run_name, and "
+            "take the name out of mlflow.yml."
+        )
+    if run.id is not None:
+        problems.append(
+            f"mlflow.yml: tracking.run.id = {run.id!r} would not be used: to log into an existing run, set the "
+            "environment variable MLFLOW_RUN_ID, and take the id out of mlflow.yml."
+        )
+    if problems:
+        raise UserError(problems)
 
 
 def _hide_password(uri: str) -> None:

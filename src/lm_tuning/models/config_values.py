@@ -164,7 +164,7 @@ def _rope_problems(config: Mapping[str, Any], prefix: str) -> Iterator[str]:
         if isinstance(config.get(group), Mapping):
             factor = config[group].get("factor", 1.0)
             if not (_is_integer(factor) or isinstance(factor, float)) or not 0 < factor <= _MAX_STRETCH:
-                yield f"{prefix}{group}.factor = {_show(factor)}, and it takes a number above 0, up to {_MAX_STRETCH:,}."
+                yield f"{prefix}{group}.factor = {_show(factor)}, and it takes a number above 0, up to {_MAX_STRETCH}."
 
 
 def _token_id_problems(config: Mapping[str, Any], prefix: str, num_tokens: int | None) -> Iterator[str]:

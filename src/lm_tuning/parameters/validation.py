@@ -16,6 +16,7 @@ from lm_tuning.parameters.root import Parameters
 from lm_tuning.parameters.schema import accepts, describe_allowed, find_entry
 from lm_tuning.parameters.sources import Source, Sources
 from lm_tuning.parameters.trainer import OWNED_BY_US
+from lm_tuning.secrets import mask
 
 KeyPath = tuple[str | int, ...]
 
@@ -150,7 +151,7 @@ def _write(value: object) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    text = repr(value)
+    text = mask(repr(value))  # before it is cut: half of an address does not show that it holds a password
     return text if len(text) <= 80 else text[:77] + "..."
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from lm_tuning.storage.atomic import write_text_atomic
+from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -301,6 +302,19 @@ def describe_count(entries: int, files: int) -> str:
         entries: other than files.
         files: of which there are copies.
     """
-    parts = [f"{entries:,} {'entry' if entries == 1 else 'entries'}"] if entries else []
-    parts += [f"{files:,} {'file' if files == 1 else 'files'}"] if files else []
+    parts = [count_of(entries, "entry")] if entries else []
+    parts += [count_of(files, "file")] if files else []
     return " and ".join(parts) or "nothing"
+
+
+def describe_fact(fact: Fact) -> str:
+    """Name a fact as a message does that says what a run lacks.
+
+    Args:
+        fact: as it was added.
+    """
+    if fact["kind"] == "metrics":
+        return f"the metrics {', '.join(fact['values'])} of step {fact['step']}"
+    if fact["kind"] == "tags":
+        return f"the tags {', '.join(fact['values'])}"
+    return str(fact.get("what") or {"settings": "its settings", "end": "its end"}.get(fact["kind"], fact["kind"]))

@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING
 
 from lm_tuning.tracking.address import is_database
 from lm_tuning.tracking.delivery import MAX_BATCH_METRICS, Delivery, joins
-from lm_tuning.tracking.journal import Entry, Journal
-from lm_tuning.tracking.trouble import StoreAway, Trouble, describe, judge, strip_passwords
+from lm_tuning.tracking.journal import Entry, Journal, describe_fact
+from lm_tuning.tracking.patience import wait_patiently, work_of
+from lm_tuning.tracking.trouble import (
+    StoreAway,
+    Trouble,
+    describe,
+    describe_silence,
+    describe_trouble,
+    judge,
+    strip_passwords,
+)
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -28,13 +37,9 @@ BACK_OFF_SECONDS = (5.0, 60.0)
 #: A fact that fails although the store answers is tried this often, with such pauses.
 ATTEMPTS = 3
 RETRY_SECONDS = 1.0
-#: What counts as a sign of life of a call in hand: processor time of the sender, in hundredths of a second, and bytes
-#: that the process has read. Where the system does not tell (other than Linux), only facts that are sent count.
-_LIFE_TICKS = 2
-_LIFE_BYTES = 2**18
-#: The longest wait for a store that has never answered, whatever signs of life it shows; a new database takes a part.
+#: The longest wait over a whole run for a store that has never answered, whatever signs of life it shows; only the last
+#: chance at the end comes on top. Making a new database takes a part of it.
 MAX_OPEN_SECONDS = 20.0
-_LOOK_SECONDS = 0.05
 
 
 _abandoned: list[threading.Thread] = []
@@ -115,9 +120,9 @@ class Sender:
             Whether the run is there; if not, ``trouble`` says why.
         """
         # A server that sends and sends shows life and never an answer.
-        self._wait(self._attempted.is_set, patience_seconds, MAX_OPEN_SECONDS)
+        _, seconds = self._wait(self._attempted.is_set, patience_seconds, MAX_OPEN_SECONDS)
         if not self.is_open and self.trouble is None:
-            self.trouble = Trouble("away", _describe_silence(self._delivery.uri, patience_seconds))
+            self.trouble = self._silence(seconds)
             self._was_away = True
         return self.is_open
 
@@ -137,7 +142,7 @@ class Sender:
             self._wake.set()
             return self._num_attempts >= target or self._done.is_set()
 
-        if not self._wait(is_reached, patience_seconds):
+        if not self._wait(is_reached, patience_seconds)[0]:
             return False
         return self.trouble is None and self.journal.count() == (0, 0)
 
@@ -151,15 +156,16 @@ class Sender:
         Returns:
             Whether everything was sent. Then the journal is removed, unless facts were set aside.
         """
-        if not self.is_open and at_most_seconds is None:
-            at_most_seconds = MAX_OPEN_SECONDS
+        longest = at_most_seconds
+        if longest is None and not self.is_open:
+            longest = max(MAX_OPEN_SECONDS - self.waited_seconds, patience_seconds)
         self._ending = True
         self._num_failures = 0
         self._wake.set()
-        if not self._wait(self._done.is_set, patience_seconds, at_most_seconds) and self.trouble is None:
-            is_cut_short = at_most_seconds is not None
-            text = "the run had to end" if is_cut_short else _describe_silence(self._delivery.uri, patience_seconds)
-            self.trouble = Trouble("away", text)
+        has_ended, seconds = self._wait(self._done.is_set, patience_seconds, longest)
+        if not has_ended and self.trouble is None:
+            is_cut_short = at_most_seconds is not None  # by a signal
+            self.trouble = Trouble("away", "the run had to end") if is_cut_short else self._silence(seconds)
         if self._done.is_set() and self.journal.count() == (0, 0):
             self.journal.remove()
             return True
@@ -174,28 +180,22 @@ class Sender:
         self._wake.set()
         _abandoned[:] = [thread for thread in [*_abandoned, self._thread] if thread.is_alive()]
 
-    def _wait(self, condition: Callable[[], bool], patience: float, at_most: float | None = None) -> bool:
-        """Wait for a condition while the sender shows signs of life; return whether it came true."""
-        life, began = self._life(), time.monotonic()
-        since = began
-        while not condition():
-            time.sleep(_LOOK_SECONDS)
-            now, new = time.monotonic(), self._life()
-            if new != life:
-                life, since = new, now
-            if now - since >= patience or (at_most is not None and now - began >= at_most):
-                self.waited_seconds += now - began
-                return condition()
-        return True
+    def _wait(self, condition: Callable[[], bool], patience: float, at_most: float | None = None) -> tuple[bool, float]:
+        """Wait for a condition while the sender shows signs of life; return whether it came true, and the seconds."""
+        came_true, seconds = wait_patiently(condition, self._life, patience, at_most)
+        if not came_true:
+            self.waited_seconds += seconds
+        return came_true, seconds
 
-    def _life(self) -> tuple[int, int, int]:
+    def _silence(self, seconds: float) -> Trouble:
+        return Trouble("away", describe_silence(seconds, is_database=is_database(self._delivery.uri)))
+
+    def _life(self) -> tuple[int, ...]:
         """Return what grows while the sender gets on: facts sent, its processor time, bytes read by this process.
 
         A call that fails costs time as well. So once one has failed, only facts that are sent count.
         """
-        if self._num_failures:
-            return (self._num_done, 0, 0)
-        return (self._num_done, _ticks_of(self._thread) // _LIFE_TICKS, _bytes_read() // _LIFE_BYTES)
+        return (self._num_done, *(() if self._num_failures else work_of(self._thread)))
 
     def _run(self) -> None:
         try:
@@ -328,7 +328,7 @@ class Sender:
 
     def _give_up(self, entry: Entry, trouble: Trouble) -> bool:
         """Say what the run lacks; return whether that is for good."""
-        what = _name(entry)
+        what = describe_fact(entry.fact)
         if trouble.kind == "refused":
             self._num_refused += 1
             logger.warning("The MLflow run lacks %s: %s", what, trouble.text)
@@ -349,56 +349,3 @@ class Sender:
         if self._was_away:
             self._was_away = False
             logger.info("MLflow at %s answers; what was kept for it is sent.", self.place)
-
-
-def describe_trouble(place: str, trouble: Trouble, folder: Path) -> str:
-    """Say that the store is away, that the run goes on, and where its facts stay.
-
-    Args:
-        place: address of the store, without password.
-        trouble: why.
-        folder: of the journal.
-    """
-    if trouble.kind == "denied":
-        fix = " Check MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN."
-        first = f"MLflow at {place} does not let this run in: {trouble.text}.{fix}"
-    else:
-        first = f"MLflow at {place} is away: {trouble.text}."
-    return (
-        f"{first} The run goes on. What it has to tell is kept in {folder} and sent as soon as MLflow takes it; "
-        "after the run, send it with: kedro send-tracking"
-    )
-
-
-def _describe_silence(uri: str, seconds: float) -> str:
-    if is_database(uri):
-        return f"the database gave no answer for {seconds:.0f} seconds; another process may hold it"
-    return f"it gave no answer for {seconds:.0f} seconds"
-
-
-def _name(entry: Entry) -> str:
-    fact = entry.fact
-    if fact["kind"] == "metrics":
-        return f"the metrics {', '.join(fact['values'])} of step {fact['step']}"
-    if fact["kind"] == "tags":
-        return f"the tags {', '.join(fact['values'])}"
-    return str(fact.get("what") or {"settings": "its settings", "end": "its end"}.get(fact["kind"], fact["kind"]))
-
-
-def _ticks_of(thread: threading.Thread) -> int:
-    """Return how much processor time a thread has taken, in ticks of the system, or 0 where it does not say."""
-    try:
-        with open(f"/proc/self/task/{thread.native_id}/stat", encoding="utf-8", errors="replace") as file:
-            fields = file.read().rpartition(")")[2].split()
-        return int(fields[11]) + int(fields[12])  # in user and in system mode
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def _bytes_read() -> int:
-    """Return how many bytes this process has read so far, or 0 where the system does not say."""
-    try:
-        with open("/proc/self/io", "rb") as file:
-            return int(file.readline().split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0

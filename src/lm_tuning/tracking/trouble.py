@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from lm_tuning.errors import UserError
@@ -114,3 +115,34 @@ def _status_of(error: BaseException) -> int | None:
         return getattr(response, "status_code", None)
     status: Any = error.get_http_status_code  # MLflow annotates little of itself
     return int(status())
+
+
+def describe_trouble(place: str, trouble: Trouble, folder: Path) -> str:
+    """Say that the store is away, that the run goes on, and where its facts stay.
+
+    Args:
+        place: address of the store, without password.
+        trouble: why.
+        folder: of the journal.
+    """
+    if trouble.kind == "denied":
+        fix = " Check MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN."
+        first = f"MLflow at {place} does not let this run in: {trouble.text}.{fix}"
+    else:
+        first = f"MLflow at {place} is away: {trouble.text}."
+    return (
+        f"{first} The run goes on. What it has to tell is kept in {folder} and sent as soon as MLflow takes it; "
+        "after the run, send it with: kedro send-tracking"
+    )
+
+
+def describe_silence(seconds: float, *, is_database: bool) -> str:
+    """Say in half a sentence that the store has not answered.
+
+    Args:
+        seconds: how long.
+        is_database: whether the store is a database, and no server before one.
+    """
+    if is_database:
+        return f"the database gave no answer for {seconds:.0f} seconds; another process may hold it"
+    return f"it gave no answer for {seconds:.0f} seconds"

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from lm_tuning.hooks.run_description import (
+from lm_tuning.storage.folders import FolderStore
+from lm_tuning.tracking.names import clean_name
+from lm_tuning.tracking.run_description import (
     data_digests,
     find_changes,
     flatten_settings,
@@ -16,8 +18,6 @@ from lm_tuning.hooks.run_description import (
     rerun_command,
     shorten,
 )
-from lm_tuning.storage.folders import FolderStore
-from lm_tuning.tracking.names import clean_name
 
 
 def test_settings_are_flat_and_lists_stay_whole() -> None:
