@@ -261,6 +261,11 @@ def keep_a_parameter_out_of_the_model(world: World) -> None:
     world.change_model(lambda model: model.register_parameter("unused", torch.nn.Parameter(torch.ones(3))))
 
 
+@MODEL("parameter-without-gradient", "a list of layers that no row passes")
+def keep_layers_out_of_the_model(world: World) -> None:
+    world.change_model(lambda model: model.add_module("unused", torch.nn.ModuleList([torch.nn.Linear(3, 3)])))
+
+
 @MODEL("frozen-parameter-has-gradient")
 def give_a_frozen_parameter_a_gradient(world: World) -> None:
     sound = StepPlanTrainer._run_micro_batches

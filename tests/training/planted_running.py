@@ -200,7 +200,7 @@ def nearly_fill_the_card(world: World) -> None:
 @RUNNING("memory-beyond-card")
 def spill_into_the_host(world: World) -> None:
     hold(world, held=90 * GIB, total=80 * GIB)
-    world.patch.setattr(watched_memory, "read_card", lambda: CardReading(80 * GIB - 2**20, 80 * GIB))
+    world.patch.setattr(watched_memory, "read_card", lambda uuid: CardReading(80 * GIB - 2**20, 80 * GIB))
 
 
 @RUNNING("throughput-falls")

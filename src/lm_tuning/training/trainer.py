@@ -126,8 +126,9 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         Returns:
             Nats per supervised token of the step (per row for a classifier), a scalar on the device.
         """
-        self.stop.begin_steps()
+        # Before a step begins: a request to stop ends the evaluation at once, and the next resume makes up for it.
         self.make_up_for_evaluation()
+        self.stop.begin_steps()
         model.train()
         if self.state.global_step == 0:
             self._add_or_stop(self.loop.check_trained(self.accelerator.unwrap_model(model)))

@@ -195,6 +195,7 @@ class TrainingWatch:
         learning_rate: float,
         device: str,
         memory_total_bytes: int | None = None,
+        card_uuid: str | None = None,
         has_scaler: bool = False,
         reproduce: Reproduce | None = None,
     ) -> None:
@@ -207,6 +208,7 @@ class TrainingWatch:
             learning_rate: the schedule's peak, as the user asked for it.
             device: ``cpu`` or ``cuda``.
             memory_total_bytes: memory of the GPU; ``None`` asks the device.
+            card_uuid: by which the driver knows it; ``None`` takes the driver's first card.
             has_scaler: whether float16's gradient scaler is at work, which overflows on purpose.
             reproduce: saves a step that was not finite; ``None`` saves none.
         """
@@ -218,7 +220,7 @@ class TrainingWatch:
             GradientSize(max_grad_norm),
             LearningRates(learning_rate),
             LoaderWait(),
-            Memory(memory_total_bytes),
+            Memory(memory_total_bytes, card_uuid),
             Throughput(total_steps),
         ]
         self._raised: set[str] = set()

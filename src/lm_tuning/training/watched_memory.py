@@ -23,9 +23,10 @@ class Memory(WatchedThing):
 
     replays = False
 
-    def __init__(self, total_bytes: int | None) -> None:
-        """Take the GPU's memory; ``None`` without one."""
+    def __init__(self, total_bytes: int | None, card_uuid: str | None = None) -> None:
+        """Take the GPU's memory, ``None`` without one, and the driver's UUID of the card."""
         self.total_bytes = total_bytes
+        self._card_uuid = card_uuid
         self.most_bytes = 0
         self.card: CardReading | None = None
         self._asked_at = -GROWTH_BYTES
@@ -55,7 +56,7 @@ class Memory(WatchedThing):
         self.most_bytes = max(self.most_bytes, now.memory_bytes)
         if self.most_bytes >= self._asked_at + GROWTH_BYTES:
             self._asked_at = self.most_bytes
-            self.card = read_card() or self.card
+            self.card = read_card(self._card_uuid) or self.card
         return (not was_near and self.fraction > MEMORY_FRACTION) or (not was_beyond and self.is_beyond)
 
     def findings(self, *, is_end: bool) -> list[Finding]:
