@@ -417,6 +417,20 @@ def test_a_resumed_run_counts_what_was_before_and_repeats_nothing() -> None:
     assert report.facts["learning_rate_max"] == PEAK
 
 
+def test_failures_after_a_resume_are_a_share_of_the_whole_run() -> None:
+    earlier = {"loss_nats_per_token": 2.0, "gradient_norm": 0.5, "learning_rate": PEAK}
+    report = HealthReport()
+    watch = make_watch(report, 100)
+    watch.replay([{"step": step, **earlier} for step in range(1, 98)])
+    for step in (98, 99, 100):
+        watch.step(**step_row(step, gradient_norm=0.5 if step == 100 else math.nan))
+    watch.finish()  # which most-updates-skipped would stop
+    finding = only(report)
+    assert finding.code == "gradient-not-finite"
+    assert finding.measured.endswith("(and 1 further of 100 steps)")
+    assert report.facts["num_steps_not_finite"] == 2
+
+
 def test_a_run_seen_from_its_middle_is_not_judged_by_its_peak() -> None:
     rows = [step_row(step, learning_rate=rate) for step, rate in enumerate(linear(60, 6), 1)]
     assert watch_run(rows[50:], total_steps=60).findings == []

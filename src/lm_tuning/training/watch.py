@@ -39,8 +39,6 @@ Reproduce = Callable[[int], Path]
 class NotFinite(WatchedThing):
     """Losses and gradients that are NaN or infinite."""
 
-    replays = False  # the rows and files of earlier ones are in the report already
-
     def __init__(self, report: HealthReport, *, has_scaler: bool, reproduce: Reproduce | None) -> None:
         """Take the report, which lists the steps, and what saves one."""
         self.report = report
@@ -63,6 +61,16 @@ class NotFinite(WatchedThing):
             self.streak = 0
             return False
         return self._see_failure(now) or self._begins_to_lose()
+
+    def replay(self, now: StepNumbers) -> None:
+        """Count a step made before a resume; its rows and its file are in the report already."""
+        self.num_steps += 1
+        if now.is_finite:
+            return
+        if self.has_scaler and math.isfinite(now.loss):
+            self.num_overflows += 1
+        else:
+            self.counts["gradient-not-finite" if math.isfinite(now.loss) else "loss-not-finite"] += 1
 
     def _see_failure(self, now: StepNumbers) -> bool:
         self.streak += 1
@@ -278,8 +286,7 @@ class TrainingWatch:
             loss = next(value for name, value in row.items() if name.startswith("loss_nats_per_"))
             now = StepNumbers(row["step"], loss, row["gradient_norm"], row["learning_rate"], 0.0, 0.0, 0, 0, row_ids=())
             for thing in self._things:
-                if thing.replays:
-                    thing.see(now)
+                thing.replay(now)
 
     def finish(self) -> None:
         """Put the findings in terms of the whole run, and add its facts.
