@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lm_tuning.errors import UserError
 from lm_tuning.training.freezing import find_frozen_parameters
 from lm_tuning.training.health import Finding
 from lm_tuning.training.settings import TrainingSettings
@@ -71,7 +72,10 @@ def _unasked_frozen(model: Any, settings: TrainingSettings) -> list[tuple[str, t
     still = [(name, parameter) for name, parameter in still if id(parameter) not in asked]
     if not still:
         return []
-    by_design = _frozen_by_design(settings)
+    try:
+        by_design = _frozen_by_design(settings)
+    except UserError:
+        return []  # a class that cannot be built without weights does not say which of them it never trains
     return [(name, parameter) for name, parameter in still if name not in by_design]
 
 
