@@ -239,6 +239,11 @@ def freeze_everything(world: World) -> None:
     world.change_model(lambda model: freeze(model, ""))
 
 
+@MODEL("nothing-has-gradient", "everything frozen by train.freeze", before_any_row=True)
+def freeze_everything_by_parameter(world: World) -> None:
+    world.set(freeze=["*"])
+
+
 @MODEL("nothing-has-gradient", "everything frozen, a classifier", before_any_row=True)
 def freeze_a_classifier(world: World) -> None:
     classify(world)
