@@ -143,6 +143,12 @@ def round_updates_away(world: World) -> None:
     world.patch.setattr(torch.optim.AdamW, "step", step)
 
 
+@RUNNING("loss-rises")
+def climb(world: World) -> None:
+    scale_gradients(world, -1.0)
+    world.set(max_steps=60)
+
+
 @RUNNING("warm-up-not-finished")
 def end_within_the_warm_up(world: World) -> None:
     world.patch.setattr(job, "check_schedule", lambda *_: None)

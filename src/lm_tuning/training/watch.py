@@ -15,6 +15,7 @@ from typing import Any
 from lm_tuning.training.health import Finding, HealthReport, stop_if_needed
 from lm_tuning.training.learning_rates import LearningRates
 from lm_tuning.training.watched import GradientSize, LoaderWait, StepNumbers, Throughput, WatchedThing
+from lm_tuning.training.watched_loss import LossCourse
 from lm_tuning.training.watched_memory import Memory
 from lm_tuning.wording import count_of
 
@@ -227,6 +228,7 @@ class TrainingWatch:
             NotFinite(report, has_scaler=has_scaler, reproduce=reproduce),
             GradientSize(max_grad_norm),
             LearningRates(learning_rate),
+            LossCourse(total_steps),
             LoaderWait(),
             Memory(memory_total_bytes, card_uuid),
             Throughput(total_steps),
