@@ -239,6 +239,11 @@ def freeze_everything(world: World) -> None:
     world.change_model(lambda model: freeze(model, ""))
 
 
+@MODEL("nothing-has-gradient", "everything frozen by train.freeze", before_any_row=True)
+def freeze_everything_by_parameter(world: World) -> None:
+    world.set(freeze=["*"])
+
+
 @MODEL("nothing-has-gradient", "everything frozen, a classifier", before_any_row=True)
 def freeze_a_classifier(world: World) -> None:
     classify(world)
@@ -259,6 +264,11 @@ def freeze_late(world: World) -> None:
 @MODEL("parameter-without-gradient")
 def keep_a_parameter_out_of_the_model(world: World) -> None:
     world.change_model(lambda model: model.register_parameter("unused", torch.nn.Parameter(torch.ones(3))))
+
+
+@MODEL("parameter-without-gradient", "a list of layers that no row passes")
+def keep_layers_out_of_the_model(world: World) -> None:
+    world.change_model(lambda model: model.add_module("unused", torch.nn.ModuleList([torch.nn.Linear(3, 3)])))
 
 
 @MODEL("frozen-parameter-has-gradient")

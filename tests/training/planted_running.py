@@ -143,6 +143,12 @@ def round_updates_away(world: World) -> None:
     world.patch.setattr(torch.optim.AdamW, "step", step)
 
 
+@RUNNING("loss-rises")
+def climb(world: World) -> None:
+    scale_gradients(world, -1.0)
+    world.set(max_steps=60)
+
+
 @RUNNING("warm-up-not-finished")
 def end_within_the_warm_up(world: World) -> None:
     world.patch.setattr(job, "check_schedule", lambda *_: None)
@@ -200,7 +206,7 @@ def nearly_fill_the_card(world: World) -> None:
 @RUNNING("memory-beyond-card")
 def spill_into_the_host(world: World) -> None:
     hold(world, held=90 * GIB, total=80 * GIB)
-    world.patch.setattr(watched_memory, "read_card", lambda: CardReading(80 * GIB - 2**20, 80 * GIB))
+    world.patch.setattr(watched_memory, "read_card", lambda uuid: CardReading(80 * GIB - 2**20, 80 * GIB))
 
 
 @RUNNING("throughput-falls")

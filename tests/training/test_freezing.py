@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
 
 from lm_tuning.errors import UserError
 from lm_tuning.training.freezing import freeze_modules
+from lm_tuning.training.run import run_training
 from tests.evaluation.tiny_tasks import make_classifier
 from tests.support.tiny import make_model
 
@@ -61,11 +63,10 @@ def test_a_pattern_without_a_match_names_near_ones_and_freezes_nothing():
         freeze_modules(model, ["@@@"])
 
 
-def test_freezing_everything_is_refused():
-    with pytest.raises(UserError, match="leaves nothing to train"):
-        freeze_modules(make_model(), ["model", "lm_head"])
-    with pytest.raises(UserError, match="leaves nothing to train"):
-        freeze_modules(make_model(tied=True), ["model"])
+@pytest.mark.parametrize("patterns", [["*"], ["model"]], ids=["by a star", "a head tied to the embedding"])
+def test_freezing_everything_is_refused(paths, settings, patterns):
+    with pytest.raises(UserError, match=r"\[nothing-has-gradient\].*train\.freeze = \[.*\] freezes the whole model"):
+        run_training(paths, replace(settings, freeze=patterns))
 
 
 def test_a_new_head_has_to_be_trained():

@@ -53,6 +53,22 @@ def test_an_evaluation_is_broken_off_and_made_up_for(
     ]
 
 
+def test_an_evaluation_that_is_made_up_for_can_be_broken_off_again(
+    paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(settings, eval_every_steps=2)
+    for resume in (False, True):
+        with monkeypatch.context() as patch:
+            signal_in_evaluation(patch, 4)
+            with pytest.raises(Interrupted):
+                run_training(paths, replace(settings, resume=resume))
+        latest = checkpoints.find_latest(paths.checkpoints)
+        assert latest is not None
+        assert (latest.step, latest.facts["owes_evaluation"]) == (4, True), "no further step is made for it"
+    resumed = run_training(paths, replace(settings, resume=True))
+    assert [step for step, _ in held_out(resumed)] == [0, 2, 4, 6]
+
+
 def test_the_evaluation_of_the_last_step_is_made_up_for_as_well(
     paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

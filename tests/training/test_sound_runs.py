@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lm_tuning.training.run import TrainingPaths, TrainingSettings
+from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from tests.support.planted import World
 from tests.training.planted_model import LORA
 from tests.training.planted_rows import classify, translate
@@ -56,3 +57,15 @@ def test_a_sound_training_raises_nothing(
     if kind in {"full", "cut small", "padded", "LoRA", "a classifier", "an encoder-decoder"}:
         due = facts["last_layer_measured_gradient_norm"]
         assert facts["last_layer_gradient_norm"] == pytest.approx(due, rel=1e-3)
+
+
+def test_more_epochs_of_a_finished_model_raise_nothing(
+    paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Its loss moves and does not fall any more, which is no fault."""
+    settings = replace(settings, learning_rate=1e-3, max_steps=80)
+    finished = run_training(paths, settings)
+    world = World(paths, settings, monkeypatch, tmp_path)
+    world.set(base={**settings.base, "name_or_path": str(finished.model_folder)})
+    assert world.run() is None
+    assert [finding for finding in world.reports[-1]["findings"] if finding["severity"] != "note"] == []

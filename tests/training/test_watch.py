@@ -124,6 +124,45 @@ def test_a_run_of_no_steps_raises_nothing() -> None:
     assert watch_run([], total_steps=4).findings == []
 
 
+# The loss
+
+
+def watch_losses(losses: Iterable[float]) -> list[str]:
+    return codes(watch_run([step_row(step, loss=loss) for step, loss in enumerate(losses, 1)]))
+
+
+def test_a_loss_that_rises_is_named() -> None:
+    noise = random.Random(1)
+    assert watch_losses(2.0 + min(step, 60) / 40 + noise.uniform(-0.1, 0.1) for step in range(100)) == ["loss-rises"]
+
+
+def test_a_loss_that_rises_in_a_resumed_run_is_named_with_the_steps_of_before() -> None:
+    report = HealthReport()
+    watch = make_watch(report, 60)
+    rates = {"gradient_norm": 0.5, "learning_rate": PEAK}
+    watch.replay([{"step": step, "loss_nats_per_row": 2.0, **rates} for step in range(1, 31)])
+    for step in range(31, 61):
+        watch.step(**step_row(step, loss=4.0))
+    watch.finish()
+    assert only(report).code == "loss-rises"
+    assert only(report).measured.startswith("each of the last 15 steps has a loss of at least 4.0000 nats, and none of")
+
+
+@pytest.mark.parametrize("num_steps", [2, 39, 40, 300])
+def test_a_loss_that_stays_where_it_is_is_no_rise_however_noisy(num_steps: int) -> None:
+    """A finished model, a low rate: heavy tails, rows of two kinds, losses near 0."""
+    for seed in range(100):
+        noise = random.Random(seed)
+        assert watch_losses(noise.lognormvariate(0, 1.5) for _ in range(num_steps)) == []
+        assert watch_losses(noise.choice([0.1, *[3.0] * 20]) for _ in range(num_steps)) == []
+        assert watch_losses(0.01 + 0.001 * step + noise.uniform(0, 0.01) for step in range(min(num_steps, 90))) == []
+
+
+def test_a_rise_that_is_over_at_the_end_or_comes_in_a_short_run_is_none() -> None:
+    assert watch_losses(4.0 if 20 < step < 70 else 2.0 for step in range(100)) == []
+    assert watch_losses(2.0 + step for step in range(39)) == []
+
+
 # Gradients
 
 
@@ -415,6 +454,20 @@ def test_a_resumed_run_counts_what_was_before_and_repeats_nothing() -> None:
     )
     assert report.facts["num_updates"] == 59
     assert report.facts["learning_rate_max"] == PEAK
+
+
+def test_failures_after_a_resume_are_a_share_of_the_whole_run() -> None:
+    earlier = {"loss_nats_per_token": 2.0, "gradient_norm": 0.5, "learning_rate": PEAK}
+    report = HealthReport()
+    watch = make_watch(report, 100)
+    watch.replay([{"step": step, **earlier} for step in range(1, 98)])
+    for step in (98, 99, 100):
+        watch.step(**step_row(step, gradient_norm=0.5 if step == 100 else math.nan))
+    watch.finish()  # which most-updates-skipped would stop
+    finding = only(report)
+    assert finding.code == "gradient-not-finite"
+    assert finding.measured.endswith("(and 1 further of 100 steps)")
+    assert report.facts["num_steps_not_finite"] == 2
 
 
 def test_a_run_seen_from_its_middle_is_not_judged_by_its_peak() -> None:

@@ -58,7 +58,7 @@ def _count_shifts(batch: MicroBatch, decoder_start_id: int | None) -> tuple[int,
     targets = batch.targets
     is_target = targets != IGNORE_INDEX
     if batch.decoder_input_ids is not None:
-        # A decoder reads its targets one place later, from the start token on.
+        # A decoder reads its targets one position later, from the start token on.
         read = batch.decoder_input_ids
         starts = bool((read[:, 0] == decoder_start_id).all()) if decoder_start_id is not None else True
         same = read[:, 1:] == targets[:, :-1]

@@ -67,7 +67,9 @@ class KeepsCheckpoints:
         """Take over the log and the best figure of a checkpoint; ``train`` then starts at its step."""
         self.start_step = self._recorded_step = checkpoint.step
         health = checkpoint.facts.get("health", {"facts": {}, "findings": []})
-        self.health.facts = {**health["facts"], "resumed_from_step": checkpoint.step}
+        # The checks before a resume come once too, however long the run then is.
+        first = health["facts"].get("first_look_seconds", 0.0) + self.health.seconds
+        self.health.facts = {**health["facts"], "resumed_from_step": checkpoint.step, "first_look_seconds": first}
         self.health.findings = [Finding(**finding) for finding in health["findings"]]
         self.health.seconds += checkpoint.facts.get("health_seconds", 0.0)
         self.owes_evaluation = checkpoint.facts.get("owes_evaluation", False)

@@ -96,7 +96,10 @@ class GradientMeasure:
         return self.is_complete
 
     def add(self, nats: torch.Tensor) -> None:
-        """Send the summed loss of rows backward."""
+        """Send the summed loss of rows backward; one that the last layer has no part in ends the measure."""
+        if not nats.requires_grad:
+            self.is_complete = False
+            return
         (self._scale * nats).backward()  # type: ignore[no-untyped-call]
 
     def finish(self, count: int, *, is_random: bool) -> GradientDue | None:

@@ -137,7 +137,8 @@ def look_before_training(
     if alignments:
         health.facts["nats_per_token_by_alignment"] = alignments
     for finding in check_logits(plain.logits, dtype=compute_dtype, has_fresh_head=has_fresh_head):
-        health.add(_name_broken_weights(finding, model) if finding.code == "logits-not-finite" else finding)
+        is_broken = finding.code == "logits-not-finite"
+        health.add(_name_broken_weights(finding, model, compute_dtype=compute_dtype) if is_broken else finding)
     if shifted is not None:
         health.add(shifted)
     # What is not a number, or of other labels, says nothing more of the rest: one cause, one finding.
@@ -206,17 +207,24 @@ def _measure(
     return measure_plain_loss(task, model, rows, shape=shape, device=device), None
 
 
-def _name_broken_weights(finding: Finding, model: torch.nn.Module) -> Finding:
-    """Name the parameters that hold NaN or infinities, if it is they that make the logits so."""
-    broken = [
-        name
+def _name_broken_weights(finding: Finding, model: torch.nn.Module, *, compute_dtype: str) -> Finding:
+    """Name the parameters that hold NaN or infinities, if it is they that make the logits so, and advise on that."""
+    broken = {
+        name: parameter.dtype
         for name, parameter in model.named_parameters()
         if parameter.is_floating_point() and not bool(parameter.detach().isfinite().all())
-    ]
+    }
     if not broken:
+        if compute_dtype != "float16":
+            change = "Look at model.name_or_path: its weights are far too large."
+            finding = replace(finding, change=change)
         return replace(finding, cause="The weights are numbers, and the forward pass overflows.")
-    shown = ", ".join(broken[:SHOWN_NAMES]) + (f" and {len(broken) - SHOWN_NAMES} more" * (len(broken) > SHOWN_NAMES))
-    return replace(finding, cause=f"The weights hold NaN or infinities: {shown}.")
+    names = list(broken)
+    shown = ", ".join(names[:SHOWN_NAMES]) + (f" and {len(names) - SHOWN_NAMES} more" * (len(names) > SHOWN_NAMES))
+    change = "Look at model.name_or_path: it needs weights that are numbers, which no precision makes of these."
+    if torch.float16 in broken.values():
+        change += " Weights that are numbers in their file do not fit into float16: set model.dtype=float32."
+    return replace(finding, cause=f"The weights hold NaN or infinities: {shown}.", change=change)
 
 
 def _ask_model_class(task: TrainingTask, model: Any, row: TokenRow, *, device: str) -> float | None:

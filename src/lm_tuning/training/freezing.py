@@ -33,7 +33,8 @@ def freeze_modules(model: Any, patterns: Sequence[str]) -> list[str]:
         The names of the modules that were frozen, in the model's order.
 
     Raises:
-        UserError: a pattern matches nothing, a new classification head would be frozen, or nothing would be trained.
+        UserError: a pattern matches nothing, or a new classification head would be frozen. That nothing is left to
+            train is a finding of the health checks.
     """
     names = [name for name, _ in model.named_modules() if name]
     found = {pattern: [name for name in names if _matches(name, pattern)] for pattern in patterns}
@@ -46,8 +47,6 @@ def freeze_modules(model: Any, patterns: Sequence[str]) -> list[str]:
         )
     modules = dict(model.named_modules())
     parameters = {id(parameter) for name in frozen for parameter in modules[name].parameters()}
-    if not problems and all(id(parameter) in parameters for parameter in model.parameters()):
-        problems.append(f"train.freeze = {list(patterns)} leaves nothing to train.")
     if problems:
         raise UserError(problems)
     shared = _shared_outside(model, frozen, parameters)

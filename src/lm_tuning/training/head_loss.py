@@ -129,7 +129,7 @@ def choose_head_loss(
     dtype = getattr(torch, compute_dtype)
     if type(head) is not torch.nn.Linear:
         return HeadLoss(head, "head in pieces", None, dtype), f"in pieces through {type(head).__name__}"
-    candidates = _candidates(head, dtype, device)
+    candidates = _candidates(head, dtype, device, label_smoothing)
     if len(candidates) == 1:
         [(name, implementation)] = candidates.items()
         return HeadLoss(head, name, implementation, dtype), f"{name}, a piece of positions at a time"
@@ -137,7 +137,7 @@ def choose_head_loss(
     return HeadLoss(head, name, candidates[name], dtype), reason
 
 
-def _candidates(head: Any, dtype: torch.dtype, device: str) -> dict[str, Implementation]:
+def _candidates(head: Any, dtype: torch.dtype, device: str, label_smoothing: float) -> dict[str, Implementation]:
     """Return what can make the loss here, the plain one first."""
 
     def plain(hidden: Any, weight: Any, bias: Any, targets: Any, smoothing: float) -> torch.Tensor:
@@ -160,6 +160,8 @@ def _candidates(head: Any, dtype: torch.dtype, device: str) -> dict[str, Impleme
         importlib.util.find_spec("cut_cross_entropy") is not None
         and not head.weight.requires_grad
         and dtype in {torch.bfloat16, torch.float16}
+        and head.bias is None
+        and not label_smoothing
     ):
         found["cut cross-entropy"] = _cut_cross_entropy(dtype)
     return found
@@ -182,8 +184,7 @@ def _cut_cross_entropy(dtype: torch.dtype) -> Implementation:
     def cut(hidden: Any, weight: Any, bias: Any, targets: Any, smoothing: float) -> torch.Tensor:
         from cut_cross_entropy import linear_cross_entropy
 
-        if bias is not None or smoothing:
-            raise NotImplementedError("it knows neither a bias nor label smoothing")
+        assert bias is None and not smoothing, "it knows neither, and is no candidate then"
         nats: torch.Tensor = linear_cross_entropy(
             hidden.to(dtype), weight.to(dtype), targets, ignore_index=IGNORE_INDEX, reduction="sum"
         )

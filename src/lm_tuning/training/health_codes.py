@@ -83,6 +83,7 @@ _ALL = [
         "the learning rate is far too low, or stays under a hundredth of its peak",
     ),
     HealthCode("loss-does-not-move", "warn", "rows that were trained on have the loss that they had before"),
+    HealthCode("loss-rises", "warn", "the training loss ends well above where it began"),
     HealthCode("warm-up-not-finished", "warn", "the run ends while the learning rate still rises"),
     HealthCode("peak-rate-not-reached", "warn", "the learning rate never reaches its peak"),
     HealthCode("loader-starves-device", "warn", "the device waits for batches"),

@@ -63,7 +63,9 @@ class LearningRates(WatchedThing):
                     cause="The learning rate is 0 at every step: the warm-up starts from 0 and the run ends with it."
                     if is_zero
                     else "Every update was skipped for NaN or infinite numbers.",
-                    change=shorter if is_zero else "Set train.precision=bfloat16 or float32.",
+                    change=shorter
+                    if is_zero
+                    else "Look at the rows of the steps in the report, or set train.precision=bfloat16 or float32.",
                 )
             ]
         if self.peak < TINY_RATE:

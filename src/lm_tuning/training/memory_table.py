@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 REST = "allocator and other programs"
-"""What a card has given out beyond the tensors that are known: unused pieces, CUDA's own, other programs."""
+"""What a card has given out beyond the tensors that are known: unused blocks, CUDA's own, other programs."""
 
 _GIB = 2**30
 

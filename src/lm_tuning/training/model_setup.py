@@ -43,6 +43,27 @@ class ReadyModel:
     has_fresh_head: bool
 
 
+def build_skeleton_of(settings: TrainingSettings) -> Any:
+    """Build the model that will be trained without weights and adapters, see ``build_skeleton``.
+
+    Args:
+        settings: of the training.
+
+    Raises:
+        UserError: the config cannot be read, is none for the task, or its class cannot be built so.
+    """
+    from lm_tuning.models.loading import build_skeleton
+
+    base = settings.base
+    return build_skeleton(
+        base["name_or_path"],
+        task=settings.task,
+        label_map=settings.label_map,
+        revision=base.get("revision"),
+        trust_remote_code=bool(base.get("trust_remote_code")),
+    )
+
+
 def set_up_model(settings: TrainingSettings) -> ReadyModel:
     """Load tokenizer and weights, seed the run, and put adapters or frozen parts in place.
 
@@ -54,14 +75,14 @@ def set_up_model(settings: TrainingSettings) -> ReadyModel:
     """
     from transformers import set_seed
 
-    from lm_tuning.models.loading import build_skeleton, load_model, load_tokenizer
+    from lm_tuning.models.loading import load_model, load_tokenizer
 
     base = settings.base
     hub: dict[str, Any] = {"revision": base.get("revision"), "trust_remote_code": bool(base.get("trust_remote_code"))}
     kind: dict[str, Any] = {"task": settings.task, "label_map": settings.label_map}
     if settings.method != "full" and settings.lora["target_modules"] != "all-linear":
         # A mistyped name should not cost the time that loading the weights takes.
-        check_targets(build_skeleton(base["name_or_path"], **kind, **hub), settings.lora["target_modules"])
+        check_targets(build_skeleton_of(settings), settings.lora["target_modules"])
     tokenizer = load_tokenizer(base["name_or_path"], **hub)
     set_seed(settings.seed)
     model: Any = load_model(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -128,32 +126,12 @@ def measure_nats(task: TrainingTask, model: Any, row: TokenRow, *, device: str, 
     Returns:
         Nats per supervised token, or of the row.
     """
+    from lm_tuning.evaluation.held_out_loss import evaluating
+
     on_gpu = [torch.cuda.current_device()] if device == "cuda" else []
-    with (
-        _evaluating(model),
-        torch.no_grad(),
-        torch.random.fork_rng(devices=on_gpu),
-        autocast(device, compute_dtype),
-    ):
+    with evaluating(model), torch.random.fork_rng(devices=on_gpu), autocast(device, compute_dtype):
         logits, targets = task.logits_of_alike(model, [row], device=device)
         return float(PLAIN.sum_nats(logits, targets)) / max(len(targets), 1)
-
-
-@contextmanager
-def _evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Put the modules that train into evaluation mode, and back afterwards.
-
-    `eval` and `train` go down a tree of thousands of modules by recursion: beside a small model on a fast card that
-    took nearly as long as the forward pass.
-    """
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def check_movement(before: float, after: float, *, num_steps: int, row_id: int, unit: str) -> Finding | None:

@@ -107,10 +107,10 @@ def tabulate_plan(plan: BatchPlan) -> str:
 def _draw_parts(axes: Axes, plan: BatchPlan) -> None:
     """Draw the parts of the memory as one bar."""
     start = 0.0
-    for place, row in enumerate(plan.memory):
+    for index, row in enumerate(plan.memory):
         size = row["bytes"] / _GIB
         label = f"{row['part']} {size:.2f}" + (" (estimated)" if row["source"] == "estimated" else "")
-        axes.barh(0, size, left=start, color=f"C{place}", label=label)
+        axes.barh(0, size, left=start, color=f"C{index}", label=label)
         start += size
     axes.set_yticks([])
     axes.set_xlabel("memory of the chosen size by part (GiB)")

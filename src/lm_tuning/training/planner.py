@@ -231,20 +231,13 @@ def _estimate_plan(question: _Question, answer: ProbeAnswer) -> BatchPlan:
 
 def _choose_by_arithmetic(question: _Question) -> tuple[int, bool, str]:
     """Choose the usual size of the device, or the largest below it that fits by estimate."""
-    from lm_tuning.models.loading import build_skeleton
+    from lm_tuning.training.model_setup import build_skeleton_of
 
-    settings, base = question.settings, question.settings.base
+    settings = question.settings
     usual = choose_micro_batch_tokens(None, device=settings.device)
     sizes = [size for size in question.budgets if size <= usual] or question.budgets[:1]
     try:
-        skeleton = build_skeleton(
-            base["name_or_path"],
-            task=settings.task,
-            label_map=settings.label_map,
-            revision=base.get("revision"),
-            trust_remote_code=bool(base.get("trust_remote_code")),
-        )
-        estimate = estimate_training(skeleton, settings)
+        estimate = estimate_training(build_skeleton_of(settings), settings)
     except (UserError, AttributeError, KeyError, TypeError, ValueError) as error:
         logger.debug("No estimate of memory: %s", error)
         return sizes[-1], question.modes[0], "this is the usual size for the device"

@@ -41,25 +41,24 @@ def check_rows_before_planning(
     Raises:
         UserError: a finding says stop.
     """
-    from lm_tuning.models.loading import build_skeleton, load_tokenizer
+    from lm_tuning.models.loading import load_tokenizer
+    from lm_tuning.training.model_setup import build_skeleton_of
+    from lm_tuning.training.trained_parts import check_freeze
 
     began = time.perf_counter()
     base = settings.base
-    where: dict[str, Any] = {
-        "revision": base.get("revision"),
-        "trust_remote_code": bool(base.get("trust_remote_code")),
-    }
-    # The head of a classifier adds nothing but its classes, and those are in the label map.
-    task = "seq2seq_lm" if settings.task == "seq2seq_lm" else "causal_lm"
     try:
-        model = build_skeleton(base["name_or_path"], task=task, **where)
+        model = build_skeleton_of(settings)
     except UserError:
         return
-    if settings.label_map is not None:
-        model.config.num_labels = len(settings.label_map)
-    tokenizer = load_tokenizer(base["name_or_path"], **where)
+    tokenizer = load_tokenizer(
+        base["name_or_path"],
+        revision=base.get("revision"),
+        trust_remote_code=bool(base.get("trust_remote_code")),
+    )
     _, found = check_table(train_rows, model, tokenizer, task=settings.task)
     found += _check_held_out(tokens, model, tokenizer, settings.task)
+    found += check_freeze(model, settings)
     # The others are said once the model is there.
     _add(health, (finding for finding in found if finding.severity == "stop"))
     health.seconds += time.perf_counter() - began

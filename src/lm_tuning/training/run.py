@@ -294,6 +294,7 @@ def _set_up_watch(job: Job, health: HealthReport, steps: StepDataset, run_folder
         max_grad_norm=float(job.settings.trainer.get("max_grad_norm", 1.0)),
         learning_rate=job.settings.learning_rate,
         device=job.settings.device,
+        card_uuid=find_card(job.settings.device),
         has_scaler=job.settings.compute_dtype == "float16",
         reproduce=lambda step: save_reproduction(run_folder / "not_finite", step, steps[step - 1], seed=seed),
     )

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from lm_tuning.errors import UserError
 from lm_tuning.training.freezing import find_frozen_parameters
 from lm_tuning.training.health import Finding
 from lm_tuning.training.settings import TrainingSettings
@@ -27,15 +28,9 @@ def check_trained_parts(model: Any, settings: TrainingSettings) -> list[Finding]
     """
     trained = sum(1 for parameter in model.parameters() if parameter.requires_grad)
     if not trained:
-        total = sum(1 for _ in model.parameters())
-        return [
-            Finding(
-                code="nothing-has-gradient",
-                measured=f"none of the model's {total} parameters is trained",
-                expected="some, as train.method says",
-                cause="Everything is frozen.",
-                change="Look at train.freeze, and at what changes the model after it is loaded.",
-                is_fatal=True,
+        return check_freeze(model, settings) or [
+            _describe_nothing_trained(
+                model, "Everything is frozen.", "Look at what changes the model after it is loaded, or while it is."
             )
         ]
     frozen = _unasked_frozen(model, settings)
@@ -60,6 +55,33 @@ def check_trained_parts(model: Any, settings: TrainingSettings) -> list[Finding]
     return _check_reach(model, settings.lora.get("target_modules"))
 
 
+def check_freeze(model: Any, settings: TrainingSettings) -> list[Finding]:
+    """Check that ``train.freeze`` leaves something to train.
+
+    Args:
+        model: with or without weights.
+        settings: of the training: method and ``train.freeze``.
+    """
+    if settings.method != "full" or not settings.freeze:
+        return []
+    asked = find_frozen_parameters(model, settings.freeze)
+    if any(id(parameter) not in asked for parameter in model.parameters()):
+        return []
+    cause = f"train.freeze = {list(settings.freeze)} freezes the whole model."
+    return [_describe_nothing_trained(model, cause, "Name fewer modules in train.freeze.")]
+
+
+def _describe_nothing_trained(model: Any, cause: str, change: str) -> Finding:
+    return Finding(
+        code="nothing-has-gradient",
+        measured=f"none of the model's {sum(1 for _ in model.parameters())} parameters is trained",
+        expected="some, as train.method says",
+        cause=cause,
+        change=change,
+        is_fatal=True,
+    )
+
+
 def _unasked_frozen(model: Any, settings: TrainingSettings) -> list[tuple[str, torch.nn.Parameter]]:
     """Return the parameters that are frozen although nobody asked for it."""
     still = [(name, parameter) for name, parameter in model.named_parameters() if not parameter.requires_grad]
@@ -71,23 +93,18 @@ def _unasked_frozen(model: Any, settings: TrainingSettings) -> list[tuple[str, t
     still = [(name, parameter) for name, parameter in still if id(parameter) not in asked]
     if not still:
         return []
-    by_design = _frozen_by_design(settings)
+    try:
+        by_design = _frozen_by_design(settings)
+    except UserError:
+        return []  # a class that cannot be built without weights does not say which of them it never trains
     return [(name, parameter) for name, parameter in still if name not in by_design]
 
 
 def _frozen_by_design(settings: TrainingSettings) -> set[str]:
     """Return the parameters that the model's class never trains, such as positions that are computed once."""
-    from lm_tuning.models.loading import build_skeleton
+    from lm_tuning.training.model_setup import build_skeleton_of
 
-    base = settings.base
-    skeleton = build_skeleton(
-        base["name_or_path"],
-        task=settings.task,
-        label_map=settings.label_map,
-        revision=base.get("revision"),
-        trust_remote_code=bool(base.get("trust_remote_code")),
-    )
-    return {name for name, parameter in skeleton.named_parameters() if not parameter.requires_grad}
+    return {name for name, parameter in build_skeleton_of(settings).named_parameters() if not parameter.requires_grad}
 
 
 def _check_reach(model: Any, targets: Any) -> list[Finding]:

@@ -126,9 +126,12 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         Returns:
             Nats per supervised token of the step (per row for a classifier), a scalar on the device.
         """
-        self.stop.begin_steps()
+        # Before a step begins: a request to stop ends the evaluation at once, and the next resume makes up for it.
         self.make_up_for_evaluation()
-        model.train()
+        self.stop.begin_steps()
+        # Whatever evaluates puts the mode of each module back; going through thousands of them takes time.
+        if self._batch is None or not model.training:
+            model.train()
         if self.state.global_step == 0:
             self._add_or_stop(self.loop.check_trained(self.accelerator.unwrap_model(model)))
         if self._batch is None and self.loop.layers is not None:

@@ -15,6 +15,7 @@ from typing import Any
 from lm_tuning.training.health import Finding, HealthReport, stop_if_needed
 from lm_tuning.training.learning_rates import LearningRates
 from lm_tuning.training.watched import GradientSize, LoaderWait, StepNumbers, Throughput, WatchedThing
+from lm_tuning.training.watched_loss import LossCourse
 from lm_tuning.training.watched_memory import Memory
 from lm_tuning.wording import count_of
 
@@ -39,8 +40,6 @@ Reproduce = Callable[[int], Path]
 class NotFinite(WatchedThing):
     """Losses and gradients that are NaN or infinite."""
 
-    replays = False  # the rows and files of earlier ones are in the report already
-
     def __init__(self, report: HealthReport, *, has_scaler: bool, reproduce: Reproduce | None) -> None:
         """Take the report, which lists the steps, and what saves one."""
         self.report = report
@@ -63,6 +62,16 @@ class NotFinite(WatchedThing):
             self.streak = 0
             return False
         return self._see_failure(now) or self._begins_to_lose()
+
+    def replay(self, now: StepNumbers) -> None:
+        """Count a step made before a resume; its rows and its file are in the report already."""
+        self.num_steps += 1
+        if now.is_finite:
+            return
+        if self.has_scaler and math.isfinite(now.loss):
+            self.num_overflows += 1
+        else:
+            self.counts["gradient-not-finite" if math.isfinite(now.loss) else "loss-not-finite"] += 1
 
     def _see_failure(self, now: StepNumbers) -> bool:
         self.streak += 1
@@ -195,6 +204,7 @@ class TrainingWatch:
         learning_rate: float,
         device: str,
         memory_total_bytes: int | None = None,
+        card_uuid: str | None = None,
         has_scaler: bool = False,
         reproduce: Reproduce | None = None,
     ) -> None:
@@ -207,6 +217,7 @@ class TrainingWatch:
             learning_rate: the schedule's peak, as the user asked for it.
             device: ``cpu`` or ``cuda``.
             memory_total_bytes: memory of the GPU; ``None`` asks the device.
+            card_uuid: by which the driver knows it; ``None`` takes the driver's first card.
             has_scaler: whether float16's gradient scaler is at work, which overflows on purpose.
             reproduce: saves a step that was not finite; ``None`` saves none.
         """
@@ -217,8 +228,9 @@ class TrainingWatch:
             NotFinite(report, has_scaler=has_scaler, reproduce=reproduce),
             GradientSize(max_grad_norm),
             LearningRates(learning_rate),
+            LossCourse(total_steps),
             LoaderWait(),
-            Memory(memory_total_bytes),
+            Memory(memory_total_bytes, card_uuid),
             Throughput(total_steps),
         ]
         self._raised: set[str] = set()
@@ -276,8 +288,7 @@ class TrainingWatch:
             loss = next(value for name, value in row.items() if name.startswith("loss_nats_per_"))
             now = StepNumbers(row["step"], loss, row["gradient_norm"], row["learning_rate"], 0.0, 0.0, 0, 0, row_ids=())
             for thing in self._things:
-                if thing.replays:
-                    thing.see(now)
+                thing.replay(now)
 
     def finish(self) -> None:
         """Put the findings in terms of the whole run, and add its facts.

@@ -88,6 +88,11 @@ class WatchedThing(ABC):
     def see(self, now: StepNumbers) -> bool:
         """Take a step in, and say whether it is time to look at :meth:`findings`."""
 
+    def replay(self, now: StepNumbers) -> None:
+        """Take a step in that was made before a resume."""
+        if self.replays:
+            self.see(now)
+
     @abstractmethod
     def findings(self, *, is_end: bool) -> list[Finding]:
         """Describe what is wrong by now.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lm_tuning.runtime.nvml import CardReading, read_card
+from lm_tuning.runtime.nvml import read_card
 from lm_tuning.training.health import Finding
 from lm_tuning.training.watched import StepNumbers, WatchedThing
 
@@ -14,21 +14,19 @@ MEMORY_FRACTION = 0.92
 FULL_FRACTION = 0.995
 """Share of the card from which it counts as full: a driver keeps a little for itself."""
 
-GROWTH_BYTES = 64 * 2**20
-"""The card is asked again when the peak has grown by this much; asking takes about a tenth of a millisecond."""
-
 
 class Memory(WatchedThing):
     """A GPU whose memory is nearly full, or that a driver makes larger with the host's."""
 
     replays = False
 
-    def __init__(self, total_bytes: int | None) -> None:
-        """Take the GPU's memory; ``None`` without one."""
+    def __init__(self, total_bytes: int | None, card_uuid: str | None = None) -> None:
+        """Take the GPU's memory, ``None`` without one, and the driver's UUID of the card."""
         self.total_bytes = total_bytes
+        self._card_uuid = card_uuid
         self.most_bytes = 0
-        self.card: CardReading | None = None
-        self._asked_at = -GROWTH_BYTES
+        # Here, since the driver may take a hundredth of a second to answer; what the card has stays the same.
+        self.card = None if total_bytes is None else read_card(card_uuid)
 
     @property
     def fraction(self) -> float:
@@ -48,15 +46,15 @@ class Memory(WatchedThing):
         return bool(self.card_bytes) and self.most_bytes > self.card_bytes
 
     def see(self, now: StepNumbers) -> bool:
-        """Keep the peak, and ask the card when it has grown."""
+        """Keep the peak, and ask the card when it comes near the limit or beyond it."""
         if self.total_bytes is None:
             return False
         was_near, was_beyond = self.fraction > MEMORY_FRACTION, self.is_beyond
         self.most_bytes = max(self.most_bytes, now.memory_bytes)
-        if self.most_bytes >= self._asked_at + GROWTH_BYTES:
-            self._asked_at = self.most_bytes
-            self.card = read_card() or self.card
-        return (not was_near and self.fraction > MEMORY_FRACTION) or (not was_beyond and self.is_beyond)
+        is_news = (not was_near and self.fraction > MEMORY_FRACTION) or (not was_beyond and self.is_beyond)
+        if is_news:
+            self.card = read_card(self._card_uuid) or self.card
+        return is_news
 
     def findings(self, *, is_end: bool) -> list[Finding]:
         """Compare the peak with the memory that there is."""
