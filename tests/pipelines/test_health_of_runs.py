@@ -131,6 +131,14 @@ def test_this_run_s_report_is_left_whatever_ends_the_run(tmp_path: Path) -> None
     project.run("memory", exit_code=2, train__max_steps=3, train__micro_batch_tokens=512)
     assert project.health()["run"]["state"] == "out of memory"
 
+    printed = project.run(exit_code=2, train__method="full", train__freeze="model")
+    assert "[nothing-has-gradient]" in printed
+    assert "freezes the whole model" in printed
+    assert "Traceback" not in printed
+    frozen = project.health()
+    assert (frozen["run"]["state"], frozen["run"]["ended_by"]) == ("stopped", "nothing-has-gradient")
+    assert project.logged(frozen["run"]["mlflow_run_id"]) == frozen
+
     process = project.start("slow", train__max_steps=30)
     assert process.stdout is not None
     while "a step begins" not in (line := process.stdout.readline()):
