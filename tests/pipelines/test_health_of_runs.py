@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.support.project_copy import copy_project
 from tests.support.tiny import save_tiny_model
 
-ROOT = Path(__file__).resolve().parents[2]
 ANIMALS = ["cat", "dog", "bird", "fish", "horse", "sheep", "goat", "duck"]
 
 # A user's own code, which Kedro imports with the project: it plants what TINY_FAULT says.
@@ -54,11 +53,7 @@ class Project:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir()
-        shutil.copy(ROOT / "pyproject.toml", folder)
-        shutil.copytree(ROOT / "conf", folder / "conf")
-        (folder / "conf/local").mkdir(exist_ok=True)
-        shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        copy_project(folder)
         (folder / "src/lm_tuning/planted.py").write_text(FAULTS)
         nodes = folder / "src/lm_tuning/pipelines/train/nodes.py"
         called = "    from lm_tuning.planted import plant\n\n    plant()\n    try:\n        with show_progress()"
@@ -135,6 +130,14 @@ def test_this_run_s_report_is_left_whatever_ends_the_run(tmp_path: Path) -> None
 
     project.run("memory", exit_code=2, train__max_steps=3, train__micro_batch_tokens=512)
     assert project.health()["run"]["state"] == "out of memory"
+
+    printed = project.run(exit_code=2, train__method="full", train__freeze="model")
+    assert "[nothing-has-gradient]" in printed
+    assert "freezes the whole model" in printed
+    assert "Traceback" not in printed
+    frozen = project.health()
+    assert (frozen["run"]["state"], frozen["run"]["ended_by"]) == ("stopped", "nothing-has-gradient")
+    assert project.logged(frozen["run"]["mlflow_run_id"]) == frozen
 
     process = project.start("slow", train__max_steps=30)
     assert process.stdout is not None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,10 +19,10 @@ from typing import Any
 import pytest
 
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.project_copy import copy_project
 from tests.support.shell import Shell
 from tests.support.tiny import save_tiny_model
 
-ROOT = Path(__file__).resolve().parents[2]
 ANIMALS = ["cat", "dog", "bird", "fish", "horse", "sheep", "goat", "duck"]
 
 
@@ -32,11 +31,7 @@ class Project:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        folder.mkdir()
-        shutil.copy(ROOT / "pyproject.toml", folder)
-        shutil.copytree(ROOT / "conf", folder / "conf")
-        (folder / "conf/local").mkdir(exist_ok=True)
-        shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+        copy_project(folder)
         save_tiny_model(folder / "models/tiny")
         self.write_rows(160)
         self.first = ""

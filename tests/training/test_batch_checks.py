@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lm_tuning.text.token_table import TokenTable, TokenTableWriter
-from lm_tuning.training import table_checks
+from lm_tuning.training import batch_checks, table_checks
 from lm_tuning.training.batch_checks import (
     check_gradients,
     check_logits,
@@ -362,6 +362,20 @@ def test_padding_is_compared_with_what_the_lengths_ask_for(tmp_path: Path) -> No
     assert check_padding(batch, num_slots_due=batch.num_slots) == []
     assert check_padding(batch, num_slots_due=int(0.97 * batch.num_slots)) == []
     assert codes(check_padding(batch, num_slots_due=batch.num_tokens // 2)) == ["padding-above-plan"]
+
+
+@pytest.mark.parametrize(
+    ("task", "batching", "advises"),
+    [("causal_lm", "padded", True), ("causal_lm", "packed", False), ("seq2seq_lm", "padded", False)],
+)
+def test_packing_is_advised_where_it_can_be_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, batching: str, advises: bool
+) -> None:
+    steps = make_steps(tmp_path, PAIRS, task=task, batching=batching)
+    monkeypatch.setattr(batch_checks, "count_slots", lambda *_: 1)
+    padded = [finding for finding in batch_checks.look_at_layout(steps) if finding.code == "padding-above-plan"]
+    assert padded
+    assert {"train.batching=packed" in finding.change for finding in padded} == {advises}
 
 
 # Logits

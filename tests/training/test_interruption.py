@@ -69,6 +69,26 @@ def test_an_evaluation_that_is_made_up_for_can_be_broken_off_again(
     assert [step for step, _ in held_out(resumed)] == [0, 2, 4, 6]
 
 
+def test_an_evaluation_that_is_broken_off_at_its_very_end_counts_once(
+    paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = StepPlanTrainer.run_evaluation
+
+    def signalled(self: StepPlanTrainer, at: int) -> dict[str, float]:
+        figures = plain(self, at)
+        if at == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return figures
+
+    settings = replace(settings, eval_every_steps=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(StepPlanTrainer, "run_evaluation", signalled)
+        with pytest.raises(Interrupted):
+            run_training(paths, settings)
+    resumed = run_training(paths, replace(settings, resume=True))
+    assert [step for step, _ in held_out(resumed)] == [0, 2, 4, 6]
+
+
 def test_the_evaluation_of_the_last_step_is_made_up_for_as_well(
     paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

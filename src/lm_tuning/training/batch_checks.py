@@ -63,9 +63,13 @@ def look_at_layout(steps: StepDataset) -> list[Finding]:
     batch = steps[0]
     return [
         *check_micro_batches(batch, pad_id=steps.task.pad_id, decoder_start_id=_decoder_start(steps)),
-        *check_padding(batch, num_slots_due=count_slots(steps, steps.plan.rows_of_step(0))),
+        *check_padding(batch, num_slots_due=count_slots(steps, steps.plan.rows_of_step(0)), may_pack=_may_pack(steps)),
         *check_cuts(steps),
     ]
+
+
+def _may_pack(steps: StepDataset) -> bool:
+    return steps.task.can_pack and steps.batching != "packed"
 
 
 def _decoder_start(steps: StepDataset) -> int | None:
@@ -124,7 +128,7 @@ def check_cuts(steps: StepDataset) -> list[Finding]:
         used += sum(_count_group(steps, np.asarray(group)) for group in groups)
         due += count_slots(steps, rows)
         tokens += int(steps.table.lengths[rows].sum())
-    return _compare_padding(tokens, used, due, "the positions of steps across the run")
+    return _compare_padding(tokens, used, due, "the positions of steps across the run", may_pack=_may_pack(steps))
 
 
 def _count_group(steps: StepDataset, rows: Any) -> int:
@@ -187,17 +191,21 @@ def _find_mask_fault(batch: MicroBatch, pad_id: int) -> str | None:
     return None
 
 
-def check_padding(batch: StepBatch, *, num_slots_due: int) -> list[Finding]:
+def check_padding(batch: StepBatch, *, num_slots_due: int, may_pack: bool = True) -> list[Finding]:
     """Compare a step's padding with the least that its micro-batches need.
 
     Args:
         batch: a step.
         num_slots_due: positions that the same groups of rows take when padded to the longest row of each.
+        may_pack: whether packing the rows is another way.
     """
-    return _compare_padding(batch.num_tokens, batch.num_slots, num_slots_due, "the first step's positions")
+    what = "the first step's positions"
+    return _compare_padding(batch.num_tokens, batch.num_slots, num_slots_due, what, may_pack=may_pack)
 
 
-def _compare_padding(num_tokens: int, num_slots: int, num_slots_due: int, what: str) -> list[Finding]:
+def _compare_padding(
+    num_tokens: int, num_slots: int, num_slots_due: int, what: str, *, may_pack: bool
+) -> list[Finding]:
     share, due = (1 - num_tokens / max(slots, 1) for slots in (num_slots, num_slots_due))
     if share <= due + PADDING_SLACK:
         return []
@@ -207,7 +215,7 @@ def _compare_padding(num_tokens: int, num_slots: int, num_slots_due: int, what: 
             measured=f"{share:.1%} of {what} are padding",
             expected=f"{due:.1%}, with rows of like length together",
             cause="Rows are padded to a fixed length, or are not grouped by length.",
-            change="Look at what lays the micro-batches out, or set train.batching=packed.",
+            change=f"Look at what lays the micro-batches out{', or set train.batching=packed' if may_pack else ''}.",
         )
     ]
 

@@ -167,6 +167,8 @@ class StepLog:
     def record_evaluation(self, step: int, epoch: float, figures: dict[str, float], seconds: float) -> None:
         """Note what was measured on held-out rows after a step, by its name."""
         named = {f"validation_{name}": value for name, value in figures.items()}
+        # A request to stop may come between this and its end; a resume then measures once more.
+        self.evaluations[:] = [row for row in self.evaluations if row["step"] != step]
         self.evaluations.append({"step": step, "epoch": epoch, **named, "seconds": seconds})
         self.on_metrics(step, named)
 
