@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.planted import World
 from tests.training.planted_model import LORA
 from tests.training.planted_rows import classify, translate
@@ -69,3 +72,24 @@ def test_more_epochs_of_a_finished_model_raise_nothing(
     world.set(base={**settings.base, "name_or_path": str(finished.model_folder)})
     assert world.run() is None
     assert [finding for finding in world.reports[-1]["findings"] if finding["severity"] != "note"] == []
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_every_module_trains_in_every_step_whatever_was_evaluated_before(
+    method: str, paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Dropout is off in modules that evaluate: from_pretrained leaves them so, and so does an evaluation."""
+    sound, modes = StepPlanTrainer.micro_batch_loss, []
+
+    def note(self: StepPlanTrainer, model: torch.nn.Module, *arguments: Any) -> Any:
+        modes.append(all(module.training for module in model.modules()))
+        return sound(self, model, *arguments)
+
+    monkeypatch.setattr(StepPlanTrainer, "micro_batch_loss", note)
+    lora = {**LORA, "dropout": 0.2} if method == "lora" else {}
+    settings = replace(settings, method=method, lora=lora, max_steps=24, eval_every_steps=5)
+    result = run_training(paths, settings)
+    assert result.evaluations
+    assert "shortest_row_before_and_after" in result.health["facts"]
+    assert len(modes) >= 24
+    assert all(modes)
