@@ -384,3 +384,13 @@ def test_rows_are_a_path_a_source_or_a_list_of_both(valid: dict[str, Any]) -> No
 )
 def test_a_wrong_source_is_named_by_its_place(valid: dict[str, Any], rows: Any, expected: str) -> None:
     assert one_problem(merged(valid, data={"path": rows})).startswith(expected)
+
+
+def test_a_traceback_shows_no_part_of_a_wrong_value(valid: dict[str, Any]) -> None:
+    """Pydantic cuts long values in the middle, and half a secret is not known for one; our message has the value."""
+    with pytest.raises(UserError) as caught:
+        validate_parameters(
+            merged(valid, data={"template": {"prompt": "Key s3cret-Passw0rd-of-the-store: {question}"}})
+        )
+    assert "s3cret" in caught.value.problems[0]
+    assert caught.value.__cause__ is None or "s3cr" not in str(caught.value.__cause__)

@@ -18,7 +18,9 @@ class ParameterGroup(BaseModel):
     the reference page.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, hide_input_in_errors=True
+    )
 
 
 def _read_scientific(value: object) -> object:

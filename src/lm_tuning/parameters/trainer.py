@@ -53,7 +53,7 @@ BITSANDBYTES_OPTIMIZERS = frozenset(
 )
 
 
-@with_config(ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True))
+@with_config(ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, hide_input_in_errors=True))
 class TrainerSettings(TypedDict, total=False):
     """Settings of transformers' TrainingArguments; a key that is left out keeps the Trainer's default."""
 
