@@ -179,8 +179,8 @@ def run_kedro(pipelines: str, parameters: str) -> None:
 
 def child_tokenize(parameters: str, answer: Path, kind: str) -> None:
     """Tokenize through Kedro; at each tenth of the rows, time the bare tokenizer on the rows that follow."""
-    from lm_tuning.text import tokenization
-    from lm_tuning.text.row_tokenizer import RowTokenizer
+    from lm_tuning.text import tokenize as tokenization
+    from lm_tuning.text.tokenizers.causal_lm import RowTokenizer
 
     original = tokenization.write_tokens
     looks: list[dict[str, float]] = []
@@ -243,7 +243,7 @@ class BareTokenizer:
         """
         from tokenizers import Tokenizer
 
-        from lm_tuning.data.rows import open_examples
+        from lm_tuning.data.store import open_examples
 
         self._kind, self._tokenizer = kind, tokenizer
         self._backend = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
@@ -293,7 +293,8 @@ class BareTokenizer:
 
 def child_train(parameters: str, answer: Path) -> None:
     """Train through Kedro until the first step begins, then leave."""
-    from lm_tuning.training import batches, trainer
+    from lm_tuning.batching import batch as batches
+    from lm_tuning.training import trainer
 
     marks: dict[str, float] = {}
     get_item = batches.StepDataset.__getitem__

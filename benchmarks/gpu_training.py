@@ -55,7 +55,7 @@ def make_model(folder: Path, shape: str) -> None:
 
 def make_tokens(folder: Path, num_rows: int, vocabulary: int, num_classes: int | None) -> None:
     """Write random rows whose tokens are all supervised, or that each have a class."""
-    from lm_tuning.text.token_table import TokenTableWriter
+    from lm_tuning.text.store.table import TokenTableWriter
 
     folder.mkdir(parents=True)
     random = np.random.default_rng(0)

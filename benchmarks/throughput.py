@@ -129,7 +129,7 @@ def run_ours(work: dict[str, Any], options: argparse.Namespace) -> dict[str, Any
     from lm_tuning.runtime.backend import apply_backend
     from lm_tuning.runtime.device import describe_device
     from lm_tuning.runtime.precision import choose_precision
-    from lm_tuning.text.token_table import TokenTableWriter
+    from lm_tuning.text.store.table import TokenTableWriter
     from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
     from tests.support.tiny import make_tokenizer
 
@@ -214,8 +214,8 @@ def run_ours(work: dict[str, Any], options: argparse.Namespace) -> dict[str, Any
 
 def profile_ours(paths: Any, settings: Any, options: argparse.Namespace) -> None:
     """Profile a few steps and write the table and the trace."""
-    from lm_tuning.training.profile_report import write_profile
-    from lm_tuning.training.profiling import profile_training
+    from lm_tuning.training.profile.profiling import profile_training
+    from lm_tuning.training.profile.report import write_profile
 
     profile = profile_training(paths, settings, folder=options.profile, num_steps=2)
     (options.profile / "profile.md").write_text(write_profile(profile, {"work": options.works[0]}))

@@ -35,9 +35,9 @@ def bare(steps: int, rows: int) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import DataCollatorForSeq2Seq, Trainer, TrainerCallback, TrainingArguments, set_seed
 
+    from lm_tuning.batching.step_plan import StepPlan
     from lm_tuning.models.loading import load_model, load_tokenizer
-    from lm_tuning.text.token_table import labels_of, open_split
-    from lm_tuning.training.step_plan import StepPlan
+    from lm_tuning.text.store.table import labels_of, open_split
 
     base = json.loads((PROJECT / f"data/06_models/{OUTPUT}/base_model.json").read_text())
     pointer = json.loads((PROJECT / f"data/05_model_input/{OUTPUT}/tokens/current.json").read_text())

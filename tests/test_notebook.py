@@ -21,7 +21,7 @@ NUM_STEPS = 4
 
 def write_tokens(folder: Path, split: str, words: list[str]) -> None:
     """Write one row a word: it is asked for and answered backwards."""
-    from lm_tuning.text.token_table import TokenTableWriter
+    from lm_tuning.text.store.table import TokenTableWriter
 
     with TokenTableWriter(folder / f"{split}.arrow") as writer:
         for row_id, word in enumerate(words, start=1):
@@ -35,7 +35,7 @@ def train_and_evaluate(
     """Do what the pipelines do, through the same functions and datasets; return the results of both parts."""
     from lm_tuning.datasets import CSVDataset, JSONDataset
     from lm_tuning.datasets.metric_stream import MetricStream
-    from lm_tuning.evaluation.comparison import evaluate_models
+    from lm_tuning.evaluation.results import evaluate_models
     from lm_tuning.storage.folders import FolderStore
     from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 

@@ -20,7 +20,7 @@ from lm_tuning.hooks.parameters import ParametersHook
 from lm_tuning.hooks.secrets import SecretsHook
 from lm_tuning.hooks.stored_inputs import StoredInputsHook
 from lm_tuning.hooks.tracking import TrackingHook
-from lm_tuning.hooks.training_start import TrainingStartHook
+from lm_tuning.hooks.validation import TrainingStartHook
 from lm_tuning.hooks.viz_version import stop_version_search
 from lm_tuning.runtime.collection import collect_rarely
 from lm_tuning.runtime.log_records import install_log_records

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.data.checked_rows import write_checked_rows
-from lm_tuning.data.raw_files import describe_files
-from lm_tuning.data.rows import open_examples
-from lm_tuning.data.split_folder import write_splits
+from lm_tuning.data.check.checked import write_checked_rows
+from lm_tuning.data.sources.describe import describe_files
+from lm_tuning.data.split.folder import write_splits
+from lm_tuning.data.store import open_examples
 from lm_tuning.errors import UserError
 
 READING_SETTINGS = {"format", "columns", "template", "on_bad_row", "max_bad_fraction", "normalize", "max_rows", "task"}

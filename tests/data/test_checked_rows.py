@@ -13,15 +13,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lm_tuning.data import checked_rows, refusals
-from lm_tuning.data.checked_rows import (
+from lm_tuning.data.check import checked as checked_rows
+from lm_tuning.data.check import policy as refusals
+from lm_tuning.data.check.checked import (
     describe_checked,
     open_checked,
     read_checked_summary,
     read_findings,
     write_checked_rows,
 )
-from lm_tuning.data.rows import ExampleTable
+from lm_tuning.data.store import ExampleTable
 from lm_tuning.errors import UserError
 from tests.support.raw_rows import describe_raw
 

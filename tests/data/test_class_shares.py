@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_tuning.data.class_shares import (
+from lm_tuning.data.split.class_shares import (
     choose_shown,
     count_largest,
     find_moved_classes,

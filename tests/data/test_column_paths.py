@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_tuning.data.checked_rows import open_checked, read_findings, write_checked_rows
-from lm_tuning.data.column_paths import format_path, parse_path
-from lm_tuning.data.raw_files import describe_files
-from lm_tuning.data.rows import ExampleTable
+from lm_tuning.data.check.checked import open_checked, read_findings, write_checked_rows
+from lm_tuning.data.format.column_paths import format_path, parse_path
+from lm_tuning.data.sources.describe import describe_files
+from lm_tuning.data.store import ExampleTable
 from lm_tuning.errors import UserError
 
 PAIRS = {"train": [["hi", "a"], ["yo", "b"]], "val": [["hm", "a"]], "notes": {"deep": [{"q": "x"}]}}
@@ -108,7 +108,7 @@ def test_a_field_of_an_object_holds_the_rows_and_pairs_have_columns_by_position(
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 1 << 20])
 def test_a_field_is_found_wherever_chunks_begin(check, monkeypatch, chunk):
-    monkeypatch.setattr("lm_tuning.data.json_window._CHUNK_CHARACTERS", chunk)
+    monkeypatch.setattr("lm_tuning.data.readers.json_window._CHUNK_CHARACTERS", chunk)
     content = (
         '{"a\\"": [1, "]}\\\\", {"x": "\\"["}], "n": -1.5e3, "t": true, "train": [{"text": "on\\u0065"}], "z": null}'
     )

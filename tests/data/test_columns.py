@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.data.columns import check_mapping, choose_mapping, describe_mapping
+from lm_tuning.data.format.columns import check_mapping, choose_mapping, describe_mapping
 from lm_tuning.errors import UserError
 
 PATH = "rows.jsonl"

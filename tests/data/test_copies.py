@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lm_tuning.data.split_folder import describe_splits, read_copies
+from lm_tuning.data.split.folder import describe_splits, read_copies
 from lm_tuning.data.splits_report import build_splits_section
 from lm_tuning.errors import UserError
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.data.columns import ColumnMapping
-from lm_tuning.data.examples import Example, example_reader
-from lm_tuning.data.problems import RowProblem
+from lm_tuning.data.check.problems import RowProblem
+from lm_tuning.data.format.columns import ColumnMapping
+from lm_tuning.data.format.examples import Example, example_reader
 
 TEXT = ColumnMapping("text", {"text": "text"})
 PAIR = ColumnMapping("prompt_response", {"prompt": "q", "response": "a", "system": "s"})

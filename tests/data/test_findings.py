@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lm_tuning.data.findings import MAX_REASONS, Findings, RowPlaces
+from lm_tuning.data.check.findings import MAX_REASONS, Findings, RowPlaces
 
 SOURCES = [
     {"path": "a.jsonl", "split": "train", "first_row_id": 1},

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.data import hub_rows
-from lm_tuning.data.raw_files import describe_files, find_changed_sources
-from lm_tuning.data.reading import ReadSettings, open_rows
+from lm_tuning.data.readers import hub as hub_rows
+from lm_tuning.data.readers.open import ReadSettings, open_rows
+from lm_tuning.data.sources.describe import describe_files, find_changed_sources
 from lm_tuning.errors import Interrupted, UserError
 
 COMMIT, OTHER = "1" * 40, "2" * 40

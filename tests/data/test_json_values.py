@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm_tuning.data.json_values import parse_line
-from lm_tuning.data.problems import RowProblem
+from lm_tuning.data.check.problems import RowProblem
+from lm_tuning.data.readers.json_values import parse_line
 
 VALUE = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),

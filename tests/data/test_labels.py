@@ -7,8 +7,8 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from lm_tuning.data import labels
-from lm_tuning.data.labels import build_label_map, count_classes, find_class_problem, refuse_unknown_weights
+from lm_tuning.data.format import labels
+from lm_tuning.data.format.labels import build_label_map, count_classes, find_class_problem, refuse_unknown_weights
 from lm_tuning.errors import UserError
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lm_tuning.data.local_files import find_local, resolve_path
+from lm_tuning.data.sources.paths import find_local, resolve_path
 from lm_tuning.errors import UserError
 
 ROW = '{"text": "a"}\n'

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_tuning.data.messages import (
+from lm_tuning.data.check.problems import RowProblem
+from lm_tuning.data.format.messages import (
     ROLE_OF_NAME,
     ROLES,
     comparable_messages,
@@ -17,7 +18,6 @@ from lm_tuning.data.messages import (
     read_messages,
     write_messages,
 )
-from lm_tuning.data.problems import RowProblem
 
 TURNS = [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4"}]
 

@@ -16,14 +16,14 @@ import tarfile
 import numpy as np
 import pytest
 
-from lm_tuning.data.near_duplicates import (
+from lm_tuning.data.split.near_duplicates import (
     choose_bands,
     comparable_texts,
     find_near_duplicates,
     hash_shingles,
     sign_texts,
 )
-from lm_tuning.data.rows import ExampleTable, ExampleWriter
+from lm_tuning.data.store import ExampleTable, ExampleWriter
 
 BRIDGE = "The committee will meet again on Thursday to decide whether the bridge can be repaired before winter sets in."
 BAKERY = "Nobody had expected the small bakery on the corner to outlive every other shop in the long and windy street."

@@ -8,9 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lm_tuning.data import parquet_rows
-from lm_tuning.data.raw_opening import RawFile
-from lm_tuning.data.reading import ReadSettings
+from lm_tuning.data.readers import parquet_rows
+from lm_tuning.data.readers.open import ReadSettings
+from lm_tuning.data.sources.opening import RawFile
 
 
 @pytest.mark.parametrize("name", ["chat", "my.chat"])

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.data.raw_files import describe_files, find_changed_sources
+from lm_tuning.data.sources.describe import describe_files, find_changed_sources
 from lm_tuning.errors import UserError
 
 ROW = '{"text": "a"}\n'

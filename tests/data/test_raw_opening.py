@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from lm_tuning.data.raw_files import describe_file
-from lm_tuning.data.raw_opening import RawFile, detect_compression
-from lm_tuning.data.reading import open_rows
+from lm_tuning.data.readers.open import open_rows
+from lm_tuning.data.sources.describe import describe_file
+from lm_tuning.data.sources.opening import RawFile, detect_compression
 from lm_tuning.errors import UserError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {

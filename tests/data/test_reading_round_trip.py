@@ -20,8 +20,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm_tuning.data.raw_files import describe_files
-from lm_tuning.data.reading import open_rows
+from lm_tuning.data.readers.open import open_rows
+from lm_tuning.data.sources.describe import describe_files
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
 TRICKY = st.sampled_from(

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lm_tuning.data.raw_files import describe_files, find_changed_sources
-from lm_tuning.data.reading import open_rows
+from lm_tuning.data.readers.open import open_rows
+from lm_tuning.data.sources.describe import describe_files, find_changed_sources
 from lm_tuning.errors import UserError
 
 ROWS = [{"text": f"row {number}"} for number in range(3)]

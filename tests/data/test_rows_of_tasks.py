@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.data.rows import open_examples
+from lm_tuning.data.store import open_examples
 from lm_tuning.errors import UserError
-from lm_tuning.text.token_table import SPLITS, open_split
-from lm_tuning.text.tokenization import write_tokens
+from lm_tuning.text.store.table import SPLITS, open_split
+from lm_tuning.text.tokenize import write_tokens
 from tests.support.tiny import EOS, ids, make_tokenizer
 
 CLASSIFY, TRANSLATE = "sequence_classification", "seq2seq_lm"

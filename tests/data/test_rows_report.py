@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.data.checked_rows import read_findings, write_checked_rows
+from lm_tuning.data.check.checked import read_findings, write_checked_rows
 from lm_tuning.data.rows_report import build_rows_section
 from lm_tuning.wording import escape_markdown
 from tests.support.raw_rows import describe_raw

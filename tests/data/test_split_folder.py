@@ -11,10 +11,10 @@ import sys
 import pyarrow as pa
 import pytest
 
-from lm_tuning.data.raw_files import describe_files
-from lm_tuning.data.rows import ExampleTable, open_examples
-from lm_tuning.data.split_folder import describe_splits, find_staleness, read_copies
+from lm_tuning.data.sources.describe import describe_files
+from lm_tuning.data.split.folder import describe_splits, find_staleness, read_copies
 from lm_tuning.data.splits_report import build_splits_section
+from lm_tuning.data.store import ExampleTable, open_examples
 from lm_tuning.errors import UserError
 
 SENTENCES = [
@@ -251,8 +251,8 @@ def test_the_division_is_the_same_in_another_process(write_rows, split, tmp_path
     settings = {"stratify": "kind", "group": "book", "validation": 0.2, "test": 0.2, "near_duplicates": "keep_together"}
     here = split(write_rows(rows), **settings)
     code = (
-        "import json, sys; from pathlib import Path; from lm_tuning.data.split_folder import write_splits;"
-        "from lm_tuning.data.rows import open_examples; folder = Path(sys.argv[2]);"
+        "import json, sys; from pathlib import Path; from lm_tuning.data.split.folder import write_splits;"
+        "from lm_tuning.data.store import open_examples; folder = Path(sys.argv[2]);"
         "write_splits(folder, Path(sys.argv[1]), **json.loads(sys.argv[3]));"
         "print(*[row['row_id'] for row in open_examples(folder, 'train').head(99)])"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lm_tuning.text.token_table import TokenTable
+from lm_tuning.text.store.table import TokenTable
 from tests.support.stored import Row, write_rows
 from tests.support.tiny import save_tiny_model
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from lm_tuning.evaluation.classification import (
+from lm_tuning.evaluation.class_scores import (
     count_classes,
     list_confusions,
     measure_majority,

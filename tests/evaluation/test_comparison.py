@@ -13,13 +13,13 @@ import pytest
 import torch
 
 from lm_tuning.errors import UserError
-from lm_tuning.evaluation import language_comparison
-from lm_tuning.evaluation.comparison import Comparison, choose_split, evaluate_models
+from lm_tuning.evaluation import language as language_comparison
 from lm_tuning.evaluation.report import build_markdown, build_summary, describe_outcome
+from lm_tuning.evaluation.results import Comparison, choose_split, evaluate_models
 from lm_tuning.models import loading
 from lm_tuning.models.tuned import load_tuned
 from lm_tuning.storage.folders import FolderStore
-from lm_tuning.text.token_table import TokenTable, open_split
+from lm_tuning.text.store.table import TokenTable, open_split
 from tests.support.rounding import SAME_LOSS
 from tests.support.stored import Row, chat_row, publish_tokens, save_tuned
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lm_tuning.errors import UserError
-from lm_tuning.evaluation.generation import (
+from lm_tuning.generation.generate import (
     collect_prompts,
     cut_at,
     find_first_id,
@@ -22,7 +22,7 @@ from lm_tuning.evaluation.generation import (
     pad_prompts,
 )
 from lm_tuning.text.answer_ends import special_ids
-from lm_tuning.text.token_table import TokenTable
+from lm_tuning.text.store.table import TokenTable
 from tests.evaluation.tiny_tasks import make_seq2seq, write_pairs
 from tests.support.tiny import ASSISTANT, BOS, END, EOS, PAD, SYSTEM, USER, VOCABULARY, ids, make_model, make_tokenizer
 

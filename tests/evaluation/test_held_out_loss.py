@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from lm_tuning.evaluation.held_out_loss import (
+from lm_tuning.batching import chunked_loss as linear_loss
+from lm_tuning.batching.head_loss import choose_head_loss
+from lm_tuning.batching.held_out_loss import (
     HeldOut,
     HeldOutLoss,
     choose_micro_batch_tokens,
     choose_rows,
     measure_held_out,
 )
-from lm_tuning.text.token_table import TokenTable
-from lm_tuning.training import linear_loss
-from lm_tuning.training.head_loss import choose_head_loss
-from lm_tuning.training.tasks import task_of
+from lm_tuning.batching.tasks.base import task_of
+from lm_tuning.text.store.table import TokenTable
 from tests.evaluation.tiny_tasks import make_classifier, make_seq2seq, write_labelled, write_pairs
 from tests.support.rounding import SAME_LOSS
 from tests.support.tiny import END, PAD, VOCABULARY, make_model

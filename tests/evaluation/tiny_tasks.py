@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lm_tuning.text.token_table import TokenTable, TokenTableWriter
+from lm_tuning.text.store.table import TokenTable, TokenTableWriter
 from tests.support.tiny import BOS, EOS, PAD, VOCABULARY, bart_config, ids, make_tokenizer
 
 LABEL_MAP = {"card": 0, "cash": 1, "loan": 2, "none_of_these": 3}

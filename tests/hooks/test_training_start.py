@@ -11,8 +11,8 @@ from kedro.pipeline import Pipeline, node
 
 from lm_tuning.datasets import FolderDataset
 from lm_tuning.errors import UserError
-from lm_tuning.hooks import training_start
-from lm_tuning.hooks.training_start import TrainingStartHook, find_device_problems
+from lm_tuning.hooks import validation as training_start
+from lm_tuning.hooks.validation import TrainingStartHook, find_device_problems
 from lm_tuning.parameters import ModelParameters, TrainParameters
 from lm_tuning.runtime.device import Device
 

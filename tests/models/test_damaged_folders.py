@@ -12,7 +12,7 @@ import pytest
 from lm_tuning.errors import UserError
 from lm_tuning.models.base_model import describe_base_model
 from lm_tuning.models.loading import load_model, load_tokenizer
-from lm_tuning.training.adapters import check_targets
+from lm_tuning.training.setup.adapters import check_targets
 from tests.support.tiny import make_model, save_tiny_model
 
 INDEX = "model.safetensors.index.json"

@@ -276,7 +276,7 @@ def test_class_weights_are_a_word_or_numbers_by_class(valid: dict[str, Any]) -> 
 
 
 def test_severities_are_set_for_findings_that_exist(valid: dict[str, Any]) -> None:
-    from lm_tuning.training.health_codes import CODES
+    from lm_tuning.parameters.health_codes import CODES
 
     code = min(CODES)
     parameters = validate_parameters(merged(valid, train={"health": {"severity": {code: "off"}}}))
@@ -288,7 +288,7 @@ def test_severities_are_set_for_findings_that_exist(valid: dict[str, Any]) -> No
 
 
 def test_the_codes_of_findings_import_no_torch() -> None:
-    script = "import sys, lm_tuning.training.health_codes; sys.exit('torch' in sys.modules)"
+    script = "import sys, lm_tuning.parameters.health_codes; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 

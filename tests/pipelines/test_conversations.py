@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.text.token_table import open_split
+from lm_tuning.text.store.table import open_split
 from tests.pipelines.test_whole_run import Project
 from tests.support import templates
 from tests.support.shell import Shell

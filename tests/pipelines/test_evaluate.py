@@ -98,7 +98,7 @@ def test_the_second_run_reuses_the_base_and_agrees(project: Path, caplog: pytest
 def test_what_was_trained_in_float32_is_measured_in_float32(
     project: Path, monkeypatch: pytest.MonkeyPatch, trained: str | None, chosen: str
 ) -> None:
-    from lm_tuning.evaluation import comparison
+    from lm_tuning.evaluation import results as comparison
     from lm_tuning.runtime import device
 
     fast = replace(device.describe_device(), supports_bf16=True)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lm_tuning.data import example
-from lm_tuning.data.rows import open_examples
+from lm_tuning.data.store import open_examples
 from lm_tuning.errors import MachineFault, UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.train import TrainParameters
@@ -301,7 +301,7 @@ def test_a_full_disk_is_no_report_of_unreadable_rows(project, monkeypatch):
     def fail(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("lm_tuning.data.checked_rows.write_checked_rows", fail)
+    monkeypatch.setattr("lm_tuning.data.check.checked.write_checked_rows", fail)
     with pytest.raises(MachineFault, match="Could not write 'rows/"):
         run()
     assert not Path("rows/current.json").exists()

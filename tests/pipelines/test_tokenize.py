@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.data.raw_files import describe_files
+from lm_tuning.data.sources.describe import describe_files
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.model import ModelParameters
@@ -18,7 +18,7 @@ from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.pipelines.split.nodes import split_settings
 from lm_tuning.pipelines.tokenize.nodes import prepare_base_model, tokenize_examples
 from lm_tuning.storage.folders import FolderStore, read_manifest
-from lm_tuning.text.token_table import open_split
+from lm_tuning.text.store.table import open_split
 from tests.support.tiny import END, bart_config, ids, make_tokenizer, save_tiny_model
 from tests.text.conftest import store_examples
 
@@ -95,7 +95,7 @@ def test_tokens_are_published_with_their_summary_and_reused(project, caplog, mon
     assert facts["base_model"]["name_or_path"] == "model"
     assert figure.startswith(b"\x89PNG")
     assert "Tokens made: 2 train, 0 validation, 0 test rows; train 18 tokens, 22% of them learned" in caplog.text
-    monkeypatch.setattr("lm_tuning.text.summary.draw_lengths", None)  # what is stored is not drawn again
+    monkeypatch.setattr("lm_tuning.text.store.summary.draw_lengths", None)  # what is stored is not drawn again
     again, same, kept, reused = run()
     assert reused
     assert (again, same, kept) == (folder, summary, figure)
@@ -125,7 +125,7 @@ def test_other_settings_make_other_tokens(project, change):
 
 def test_tokens_of_another_version_are_made_again_with_a_word(project, caplog, monkeypatch):
     folder, *_ = run()
-    monkeypatch.setattr("lm_tuning.text.tokenization.TOKENS_VERSION", 99)
+    monkeypatch.setattr("lm_tuning.text.tokenize.TOKENS_VERSION", 99)
     other, *_, reused = run()
     assert (reused, other != folder) == (False, True)
     assert f"The stored tokens in {folder} were made by another version" in caplog.text

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.data.checked_rows import read_findings, write_checked_rows
-from lm_tuning.data.split_folder import write_splits
-from lm_tuning.preflight.inspection import inspect_tokens
+from lm_tuning.data.check.checked import read_findings, write_checked_rows
+from lm_tuning.data.split.folder import write_splits
+from lm_tuning.preflight.figures import inspect_tokens
 from lm_tuning.storage.folders import FolderStore
-from lm_tuning.text.tokenization import write_tokens
+from lm_tuning.text.tokenize import write_tokens
 from tests.support.raw_rows import describe_raw
 from tests.support.tiny import make_tokenizer
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from lm_tuning.preflight.examples import decode_parts
-from lm_tuning.text.token_table import TokenTable
+from lm_tuning.text.store.table import TokenTable
 from tests.preflight.conftest import Look, questions
 from tests.support.stored import write_rows
 from tests.support.tiny import ASSISTANT, END, USER, ids, make_tokenizer

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.preflight.inspection import describe_preflight
+from lm_tuning.preflight.figures import describe_preflight
 from tests.preflight.conftest import Look, questions
 
 
@@ -64,8 +64,8 @@ def test_tokens_of_other_splits_are_refused(look: Look):
 
 def test_looking_imports_no_torch():
     program = (
-        "import lm_tuning.preflight.inspection, lm_tuning.preflight.content, lm_tuning.preflight.page, sys\n"
-        "import lm_tuning.preflight.markdown, lm_tuning.preflight.terminal, lm_tuning.pipelines.preflight\n"
+        "import lm_tuning.preflight.figures, lm_tuning.preflight.report, lm_tuning.reporting.html, sys\n"
+        "import lm_tuning.reporting.markdown, lm_tuning.reporting.terminal, lm_tuning.pipelines.preflight\n"
         "print(sorted({'torch', 'transformers', 'datasets', 'matplotlib'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

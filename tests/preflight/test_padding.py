@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.preflight.padding import choose_steps, measure_padding
-from lm_tuning.text.token_table import TokenTable
-from lm_tuning.training.step_plan import StepPlan
+from lm_tuning.text.store.table import TokenTable
 
 TASKS = ("causal_lm", "sequence_classification", "seq2seq_lm")
 
@@ -55,9 +55,9 @@ def test_source_and_target_are_padded_each_by_itself():
 
 @pytest.mark.parametrize("task_name", TASKS)
 def test_it_agrees_with_the_batches_that_training_makes(tmp_path, task_name):
-    from lm_tuning.text.token_table import TokenTableWriter
-    from lm_tuning.training.batches import StepDataset
-    from lm_tuning.training.tasks import get_task
+    from lm_tuning.batching.batch import StepDataset
+    from lm_tuning.batching.tasks.base import get_task
+    from lm_tuning.text.store.table import TokenTableWriter
     from tests.support.stored import chat_row
 
     with TokenTableWriter(tmp_path / "train.arrow") as writer:

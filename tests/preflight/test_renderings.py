@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.preflight.content import compose_report
-from lm_tuning.preflight.document import Bars, Concerns, Example, Histogram, Paragraph, Report, Section, Table
-from lm_tuning.preflight.markdown import draw_bars, histogram_lines, write_markdown
-from lm_tuning.preflight.page import write_page
-from lm_tuning.preflight.terminal import build_summary
+from lm_tuning.preflight.report import compose_report
+from lm_tuning.reporting.document import Bars, Concerns, Example, Histogram, Paragraph, Report, Section, Table
+from lm_tuning.reporting.html import write_page
+from lm_tuning.reporting.markdown import draw_bars, histogram_lines, write_markdown
+from lm_tuning.reporting.terminal import build_summary
 from tests.preflight.conftest import Look, questions
 
 HOSTILE = '<script>alert(1)</script> | [red]x[/red] `tick` ``` ⟦fake⟧ **b** \x1b[31m "quoted" &lt; {{x}} </pre>'

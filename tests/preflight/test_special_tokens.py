@@ -71,7 +71,7 @@ def test_a_beginning_that_the_model_expects_must_be_there(tmp_path):
 
 @pytest.mark.parametrize("batch_rows", [1, 2, 5])
 def test_counts_do_not_depend_on_how_the_file_is_cut(tmp_path, monkeypatch, batch_rows):
-    from lm_tuning.text import token_table
+    from lm_tuning.text.store import table as token_table
 
     rows = [chat_row("a" * place, "b" * (place % 3)) for place in range(5)]
     whole = inspect(tmp_path, rows)[0]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.preflight.content import compose_report
-from lm_tuning.preflight.inspection import describe_preflight
-from lm_tuning.preflight.markdown import write_markdown
+from lm_tuning.preflight.figures import describe_preflight
+from lm_tuning.preflight.report import compose_report
+from lm_tuning.reporting.markdown import write_markdown
 from tests.preflight.conftest import Look
 from tests.support.tiny import make_tokenizer
 from tests.text.conftest import add_around

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lm_tuning.training.health_codes import CODES
+from lm_tuning.parameters.health_codes import CODES
 from tests.recipes.test_recipes import NO_RECIPES, RECIPES, REPOSITORY, make_loader
 
 PAGES = REPOSITORY / "docs" / "how-to"

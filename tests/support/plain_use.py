@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_tuning.storage.folders import FolderStore
-from lm_tuning.text.token_table import open_split
+from lm_tuning.text.store.table import open_split
 
 PROGRAM = """
 import json, os, sys

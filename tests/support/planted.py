@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from lm_tuning.errors import UserError
-from lm_tuning.text.token_table import TokenTableWriter
+from lm_tuning.text.store.table import TokenTableWriter
 from lm_tuning.training import run as run_module
-from lm_tuning.training.model_setup import ReadyModel
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+from lm_tuning.training.setup.model import ReadyModel
 from tests.support.tiny import ASSISTANT, END, USER, ids
 
 Row = tuple[Sequence[int], Sequence[tuple[int, int]]]

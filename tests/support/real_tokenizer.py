@@ -11,7 +11,7 @@ import pytest
 from lm_tuning.errors import UserError
 from lm_tuning.models.conversion import EMBEDDED_MODEL, find_embedded_gguf, is_converted, quick_gguf_parsing
 from lm_tuning.models.loading import load_tokenizer
-from lm_tuning.text.padding import choose_pad_token
+from lm_tuning.models.padding import choose_pad_token
 
 
 @functools.cache

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lm_tuning.text.token_table import TokenTable, TokenTableWriter
+from lm_tuning.text.store.table import TokenTable, TokenTableWriter
 from tests.support.tiny import ASSISTANT, END, USER, ids, make_model, make_tokenizer
 
 Row = tuple[Sequence[int], Sequence[tuple[int, int]]]

@@ -50,7 +50,7 @@ from pathlib import Path
 from kedro.pipeline import Pipeline, node
 
 from lm_tuning.errors import UserError
-from lm_tuning.training.interruption import stop_on_signal
+from lm_tuning.training.checkpoints.signals import stop_on_signal
 
 
 if os.environ.get("TINY_POOL"):

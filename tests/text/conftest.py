@@ -10,12 +10,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from lm_tuning.data.examples import FIELDS
-from lm_tuning.data.rows import ExampleWriter, example_schema
-from lm_tuning.text.counts import SplitCounts
-from lm_tuning.text.row_tokenizer import RowTokenizer
-from lm_tuning.text.token_table import TokenRow, open_split
-from lm_tuning.text.tokenization import write_tokens
+from lm_tuning.data.format.examples import FIELDS
+from lm_tuning.data.store import ExampleWriter, example_schema
+from lm_tuning.text.store.table import TokenRow, open_split
+from lm_tuning.text.tokenize import write_tokens
+from lm_tuning.text.tokenizers.causal_lm import RowTokenizer
+from lm_tuning.text.tokenizers.counts import SplitCounts
 from tests.support.tiny import SPECIALS
 
 Tokenize = Callable[..., tuple[dict[str, Any], list[TokenRow]]]

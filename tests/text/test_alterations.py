@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.text.alterations import find_alterations
-from lm_tuning.text.rendering import merge_system_turns
-from lm_tuning.text.template_call import TemplateCall
-from lm_tuning.text.tool_arguments import ToolArguments
+from lm_tuning.text.render.alterations import find_alterations
+from lm_tuning.text.render.plain import merge_system_turns
+from lm_tuning.text.render.template_call import TemplateCall
+from lm_tuning.text.render.tool_arguments import ToolArguments
 from tests.support import templates
 from tests.support.tiny import CHAT_TEMPLATE, make_tokenizer
 

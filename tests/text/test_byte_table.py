@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tokenizers import decoders, normalizers
 
-from lm_tuning.text.byte_table import PlacedRows, PlacedTokens, build_byte_table
-from lm_tuning.text.masks import bare_backend
-from lm_tuning.text.token_columns import flatten_ids
+from lm_tuning.text.align.bytes import PlacedRows, PlacedTokens, build_byte_table
+from lm_tuning.text.align.masks import bare_backend
+from lm_tuning.text.store.columns import flatten_ids
 from tests.support import templates
 from tests.support.real_tokenizer import real_tokenizer
 from tests.support.tiny import make_tokenizer
@@ -42,7 +42,7 @@ def test_tokens_that_are_not_bytes_have_no_table():
 
 def test_a_decoder_that_says_something_else_has_no_table(monkeypatch):
     backend = make_byte_tokenizer().backend_tokenizer
-    monkeypatch.setattr("lm_tuning.text.byte_table.is_byte_level", lambda backend: True)
+    monkeypatch.setattr("lm_tuning.text.align.bytes.is_byte_level", lambda backend: True)
     assert build_byte_table(backend) is not None
     backend.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Replace("swer", "x")])
     assert build_byte_table(backend) is None

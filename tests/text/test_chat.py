@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.text.chat import ChatRenderer
-from lm_tuning.text.rendering import RenderedRow, RowRefused
+from lm_tuning.text.render.chat import ChatRenderer
+from lm_tuning.text.render.plain import RenderedRow, RowRefused
 from tests.support import templates
 from tests.support.tiny import CHAT_TEMPLATE, make_tokenizer
 

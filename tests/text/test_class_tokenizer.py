@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.text.token_table import open_split
-from lm_tuning.text.tokenization import read_token_report, write_tokens
+from lm_tuning.text.store.table import open_split
+from lm_tuning.text.tokenize import read_token_report, write_tokens
 from tests.support.tiny import BOS, END, UNK, ids, make_tokenizer
 from tests.text.conftest import add_around, make_bart_tokenizer, make_byte_tokenizer, store_examples
 
@@ -127,7 +127,7 @@ def test_unknown_characters_are_counted(tokenize):
 
 
 def test_classes_stay_with_their_rows_over_many_chunks(tokenize, monkeypatch):
-    monkeypatch.setattr("lm_tuning.text.tokenization._CHUNK_ROWS", 7)
+    monkeypatch.setattr("lm_tuning.text.tokenize._CHUNK_ROWS", 7)
     labels = {str(number): number for number in range(13)}
     rows = [(f"{number}" * (1 + number % 5), str(number % 13)) for number in range(100)]
     _, table = tokenize(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.text.control_tokens import ControlTokens, show
-from lm_tuning.text.rendering import RenderedRow, RowRefused
+from lm_tuning.text.render.control_tokens import ControlTokens, show
+from lm_tuning.text.render.plain import RenderedRow, RowRefused
 from tests.support import templates
 from tests.support.real_tokenizer import real_tokenizer
 from tests.support.tiny import ASSISTANT, CHAT_TEMPLATE, END, SPECIALS, USER, ids, make_tokenizer
@@ -140,7 +140,7 @@ def test_a_row_with_private_use_characters_of_its_own_is_still_told_apart():
 
 
 def test_letters_that_the_tokenizer_cannot_write_are_a_reason_to_drop(monkeypatch):
-    monkeypatch.setattr("lm_tuning.text.masks.RowEncoder._letters_only", lambda encoder: encoder._backend)
+    monkeypatch.setattr("lm_tuning.text.align.masks.RowEncoder._letters_only", lambda encoder: encoder._backend)
     made, counts = tokenize_rows(make_tokenizer(), "prompt_response", [("a", "b", None), TYPED])
     assert [row.row_id for row in made] == [1]
     assert counts.counts["control_token_unspellable"] == 1

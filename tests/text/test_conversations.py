@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm_tuning.text.chat import ChatRenderer
-from lm_tuning.text.rendering import TOOLS_LEFT_OUT, RowRefused
-from lm_tuning.text.token_table import TokenRow
+from lm_tuning.text.render.chat import ChatRenderer
+from lm_tuning.text.render.plain import TOOLS_LEFT_OUT, RowRefused
+from lm_tuning.text.store.table import TokenRow
 from tests.support import templates
 from tests.support.tiny import CHAT_TEMPLATE, make_tokenizer
 from tests.text.conftest import make_byte_tokenizer, tokenize_rows
@@ -133,7 +133,7 @@ def test_tokens_placed_by_bytes_are_those_placed_by_the_library(data):
     }
     fast, counts = tokenize_rows(tokenizer, "messages", rows, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lm_tuning.text.row_tokenizer.build_byte_table", lambda backend: None)
+        patch.setattr("lm_tuning.text.tokenizers.causal_lm.build_byte_table", lambda backend: None)
         slow, slow_counts = tokenize_rows(tokenizer, "messages", rows, **options)
     assert [(row.row_id, row.input_ids.tolist(), row.spans) for row in fast] == [
         (row.row_id, row.input_ids.tolist(), row.spans) for row in slow

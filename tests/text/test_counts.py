@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from lm_tuning.data.findings import RowPlaces
-from lm_tuning.text.counts import CHANGED, DROPPED, SplitCounts
+from lm_tuning.data.check.findings import RowPlaces
+from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED, SplitCounts
 
 PLACES = RowPlaces(
     [

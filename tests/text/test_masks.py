@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from lm_tuning.text.masks import RowEncoder, added_prefix, bare_backend, inner_span, token_span, tokenize_row
-from lm_tuning.text.rendering import RenderedRow, render_plain, render_text
+from lm_tuning.text.align.masks import RowEncoder, added_prefix, bare_backend, inner_span, token_span, tokenize_row
+from lm_tuning.text.render.plain import RenderedRow, render_plain, render_text
 from tests.support.tiny import ASSISTANT, BOS, END, USER, ids, make_tokenizer
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.text.padding import choose_pad_token
+from lm_tuning.models.padding import choose_pad_token
 from tests.support.tiny import END, PAD, UNK, make_tokenizer
 
 
@@ -33,14 +33,14 @@ def test_a_token_that_the_chat_template_writes_is_not_free():
 
 
 def test_the_end_token_is_the_last_resort(monkeypatch):
-    monkeypatch.setattr("lm_tuning.text.padding.PAD_NAMES", ())
+    monkeypatch.setattr("lm_tuning.models.padding.PAD_NAMES", ())
     choice = choose_pad_token(make_tokenizer(pad_token=None))
     assert choice.id == END
     assert "masks come from spans" in choice.reason
 
 
 def test_without_any_candidate_the_user_is_told(monkeypatch):
-    monkeypatch.setattr("lm_tuning.text.padding.PAD_NAMES", ())
+    monkeypatch.setattr("lm_tuning.models.padding.PAD_NAMES", ())
     tokenizer = make_tokenizer(pad_token=None)
     tokenizer.eos_token = None
     with pytest.raises(UserError, match="no pad token, no end token"):

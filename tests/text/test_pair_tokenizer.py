@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.text.token_table import IGNORE_INDEX, TokenRow, labels_of
-from lm_tuning.text.tokenization import read_token_report, write_tokens
+from lm_tuning.text.store.table import IGNORE_INDEX, TokenRow, labels_of
+from lm_tuning.text.tokenize import read_token_report, write_tokens
 from tests.support.tiny import BOS, EOS, UNK, ids, make_tokenizer
 from tests.text.conftest import add_around, learned, make_bart_tokenizer, make_kobart_tokenizer, store_examples
 
@@ -192,7 +192,7 @@ def test_a_target_that_does_not_come_back_is_counted(tokenize):
 
 
 def test_rows_keep_their_order_over_many_chunks_with_some_of_them_dropped(tokenize, monkeypatch):
-    monkeypatch.setattr("lm_tuning.text.tokenization._CHUNK_ROWS", 7)
+    monkeypatch.setattr("lm_tuning.text.tokenize._CHUNK_ROWS", 7)
     rows = [("x" * (1 + number % 9), str(number) * (1 + number % 4), None) for number in range(60)]
     options = {**PAIRS, "truncation": "drop", "max_length_tokens": 8, "max_target_tokens": 5}
     _, table = tokenize(bare(), "prompt_response", rows, **options)

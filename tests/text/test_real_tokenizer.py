@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.text.token_table import open_split
-from lm_tuning.text.tokenization import write_tokens
+from lm_tuning.text.store.table import open_split
+from lm_tuning.text.tokenize import write_tokens
 from tests.support.real_tokenizer import real_tokenizer
 from tests.text.conftest import learned, store_examples
 

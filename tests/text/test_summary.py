@@ -6,15 +6,15 @@ from pathlib import Path
 
 import numpy as np
 
-from lm_tuning.text.counts import SplitCounts
-from lm_tuning.text.summary import (
+from lm_tuning.text.store.summary import (
     describe_tokens,
     draw_lengths,
     length_quantiles,
     mark_learned,
     summarize_split,
 )
-from lm_tuning.text.token_table import TokenTable, TokenTableWriter
+from lm_tuning.text.store.table import TokenTable, TokenTableWriter
+from lm_tuning.text.tokenizers.counts import SplitCounts
 from tests.support.tiny import ASSISTANT, END, USER, ids, make_tokenizer
 
 IDS = [USER, *ids("a"), END, ASSISTANT, *ids("b"), END, USER, *ids("c"), END, ASSISTANT, *ids("d"), END]

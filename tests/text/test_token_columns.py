@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lm_tuning.text.token_columns import (
+from lm_tuning.text.store.columns import (
     columns_of,
     cut_ends,
     flatten_ids,

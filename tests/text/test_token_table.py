@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.text.token_table import (
+from lm_tuning.text.store.table import (
     IGNORE_INDEX,
     TokenColumns,
     TokenTable,

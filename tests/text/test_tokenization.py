@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from lm_tuning.data.rows import ExampleWriter
+from lm_tuning.data.store import ExampleWriter
 from lm_tuning.errors import UserError
-from lm_tuning.text.token_table import IGNORE_INDEX, labels_of, open_split
-from lm_tuning.text.tokenization import read_token_summary, write_tokens
+from lm_tuning.text.store.table import IGNORE_INDEX, labels_of, open_split
+from lm_tuning.text.tokenize import read_token_summary, write_tokens
 from tests.support import templates
 from tests.support.tiny import ASSISTANT, BOS, CHAT_TEMPLATE, END, EOS, SYSTEM, UNK, USER, ids, make_tokenizer
 from tests.text.conftest import learned, store_examples
@@ -198,7 +198,7 @@ def test_messages_need_a_chat_template(tokenize):
 
 
 def test_rows_keep_their_order_and_ids_over_many_chunks(tokenize, monkeypatch):
-    monkeypatch.setattr("lm_tuning.text.tokenization._CHUNK_ROWS", 7)
+    monkeypatch.setattr("lm_tuning.text.tokenize._CHUNK_ROWS", 7)
     rows = [(f"{number}?", f"{number}", None) for number in range(50)]
     summary, table = tokenize(make_tokenizer(), "prompt_response", rows)
     assert [row.row_id for row in table] == list(range(1, 51))
@@ -338,7 +338,7 @@ def test_every_row_keeps_its_source(tmp_path: Path):
 
 
 def test_chunks_are_cut_by_bytes_too(tokenize, monkeypatch):
-    monkeypatch.setattr("lm_tuning.text.tokenization._CHUNK_BYTES", 10)
+    monkeypatch.setattr("lm_tuning.text.tokenize._CHUNK_BYTES", 10)
     _, rows = tokenize(make_tokenizer(), "text", ["a" * length for length in (4, 4, 4, 30, 1, 2, 3)])
     assert [len(row.input_ids) for row in rows] == [5, 5, 5, 31, 2, 3, 4]
 

@@ -9,10 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_tuning.text.chat import ChatRenderer
-from lm_tuning.text.masks import TokenizedRow, bare_backend, tokenize_row
-from lm_tuning.text.rendering import RenderedRow, RowRefused, as_messages, render_plain, render_text
-from lm_tuning.text.truncation import choose_cuts, later_exchanges, place_columns, shorten_prompt, shorten_row
+from lm_tuning.text.align.masks import TokenizedRow, bare_backend, tokenize_row
+from lm_tuning.text.render.chat import ChatRenderer
+from lm_tuning.text.render.plain import RenderedRow, RowRefused, as_messages, render_plain, render_text
+from lm_tuning.text.tokenizers.truncation import (
+    choose_cuts,
+    later_exchanges,
+    place_columns,
+    shorten_prompt,
+    shorten_row,
+)
 from tests.support.tiny import ASSISTANT, END, SYSTEM, USER, ids, make_tokenizer
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lm_tuning.text.token_table import TokenTableWriter
+from lm_tuning.text.store.table import TokenTableWriter
 from lm_tuning.training.run import TrainingPaths, TrainingSettings
 from tests.support.tiny import ASSISTANT, END, USER, ids, save_tiny_model
 

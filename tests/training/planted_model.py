@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from lm_tuning.training import first_loss, tasks
+from lm_tuning.batching.batch import StepDataset
+from lm_tuning.batching.tasks import base as tasks
 from lm_tuning.training import run as run_module
-from lm_tuning.training.batches import StepDataset
-from lm_tuning.training.health import check_layout
+from lm_tuning.training.health.report import check_layout, first_loss
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.planted import Registry, World
 from tests.training.planted_rows import classify
@@ -51,7 +51,7 @@ def let_rows_see_each_other(world: World) -> None:
 
     world.patch.setattr(StepDataset, "__getitem__", forget_borders)
     # A random model hardly looks at its neighbours; any difference beyond rounding is one too many here.
-    world.patch.setattr("lm_tuning.training.health.ROUNDING_NATS", 1e-6)
+    world.patch.setattr("lm_tuning.training.health.report.ROUNDING_NATS", 1e-6)
     world.patch.setattr(
         first_loss,
         "check_layout",
@@ -218,7 +218,7 @@ def freeze_adapters(world: World) -> None:
 
 @MODEL("layers-frozen", "adapters that miss a layer", severity="warn")
 def let_adapters_miss_a_layer(world: World) -> None:
-    from lm_tuning.training import model_setup
+    from lm_tuning.training.setup import model as model_setup
 
     sound = model_setup.add_lora
 

@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from lm_tuning.text.token_table import TOKEN_SCHEMA, TokenTable
-from lm_tuning.training import tasks
-from lm_tuning.training.batches import StepDataset
+from lm_tuning.batching.batch import StepDataset
+from lm_tuning.batching.tasks import base as tasks
+from lm_tuning.text.store.table import TOKEN_SCHEMA, TokenTable
 from tests.support.planted import Registry, World, chat, chats
 from tests.support.tiny import BOS, END, VOCABULARY, ids
 from tests.training.task_rows import label_map, save_tiny_bart, write_task_rows
@@ -225,7 +225,7 @@ def have_few_positions(world: World) -> None:
 
 @ROWS("mask-not-padding")
 def show_the_padding(world: World) -> None:
-    from lm_tuning.training.sequence_to_sequence import SequenceToSequence
+    from lm_tuning.batching.tasks.seq2seq import SequenceToSequence
 
     translate(world)
     sound = SequenceToSequence.lay_out

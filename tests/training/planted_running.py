@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from lm_tuning.runtime.nvml import CardReading
-from lm_tuning.training import job, step_log, watch, watched_memory
+from lm_tuning.training import job, step_log
 from lm_tuning.training import run as run_module
+from lm_tuning.training.health.monitor import TrainingWatch
+from lm_tuning.training.health.report import memory_monitor as watched_memory
+from lm_tuning.training.health.report import monitor as watch
 from lm_tuning.training.step_log import StepLog
 from lm_tuning.training.trainer import StepPlanTrainer
-from lm_tuning.training.watch import TrainingWatch
 from tests.support.planted import Registry, World
 from tests.training.planted_model import scale_gradients
 

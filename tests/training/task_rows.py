@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lm_tuning.text.token_table import TokenTableWriter
+from lm_tuning.text.store.table import TokenTableWriter
 from tests.support.tiny import BOS, END, EOS, PAD, VOCABULARY, bart_config, ids, make_tokenizer
 from tests.training.conftest import WORDS, write_rows
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from lm_tuning.batching.losses import LossShape, balance_classes
+from lm_tuning.batching.step_plan import StepPlan
+from lm_tuning.batching.tasks.base import task_of
 from lm_tuning.errors import UserError
 from lm_tuning.models.loading import load_model
-from lm_tuning.text.token_table import IGNORE_INDEX, open_split
-from lm_tuning.training.losses import LossShape, balance_classes
-from lm_tuning.training.model_setup import set_up_model
+from lm_tuning.text.store.table import IGNORE_INDEX, open_split
 from lm_tuning.training.run import TrainingPaths, TrainingResult, TrainingSettings, run_training
-from lm_tuning.training.step_plan import StepPlan
-from lm_tuning.training.tasks import task_of
+from lm_tuning.training.setup.model import set_up_model
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.rounding import SAME_LOSS
 from tests.training.task_rows import label_map, save_tiny_bart, save_tiny_qwen3, write_labelled, write_task_rows

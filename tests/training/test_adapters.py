@@ -15,7 +15,7 @@ from safetensors import safe_open
 from lm_tuning.errors import UserError
 from lm_tuning.models.loading import build_skeleton, load_model
 from lm_tuning.models.tuned import attach_adapter
-from lm_tuning.training.adapters import add_lora, check_targets, count_parameters, save_adapter, target_names
+from lm_tuning.training.setup.adapters import add_lora, check_targets, count_parameters, save_adapter, target_names
 from tests.recipes.tiny_models import save_model
 
 ARCHITECTURES = ("llama", "qwen3", "gpt_neox", "bart")

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_tuning.text.token_table import IGNORE_INDEX, TokenTable, TokenTableWriter
-from lm_tuning.training.batches import StepBatch, StepDataset
-from lm_tuning.training.cutting import cut_pairs, cut_rows
-from lm_tuning.training.step_loader import StepLoader
-from lm_tuning.training.step_plan import StepPlan
-from lm_tuning.training.tasks import get_task
+from lm_tuning.batching.batch import StepBatch, StepDataset
+from lm_tuning.batching.micro_batches import cut_pairs, cut_rows
+from lm_tuning.batching.step_loader import StepLoader
+from lm_tuning.batching.step_plan import StepPlan
+from lm_tuning.batching.tasks.base import get_task
+from lm_tuning.text.store.table import IGNORE_INDEX, TokenTable, TokenTableWriter
 from tests.support.patience import PATIENCE_SECONDS
 
 TASK = get_task("causal_lm", pad_id=2)

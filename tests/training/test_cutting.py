@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_tuning.training.cutting import choose_batching, choose_micro_batch_tokens, cut_rows
+from lm_tuning.batching.micro_batches import choose_batching, choose_micro_batch_tokens, cut_rows
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from lm_tuning.pipelines.train.nodes import describe_result
 from lm_tuning.runtime.peak import Ceiling
-from lm_tuning.training.result import efficiency_figures, summarize_efficiency
+from lm_tuning.training.results import efficiency_figures, summarize_efficiency
 from lm_tuning.training.step_log import StepLog
 
 H100 = Ceiling("NVIDIA H100 80GB HBM3", "bfloat16", 989.5e12, 776e12)

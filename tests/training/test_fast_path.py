@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 import torch
 
+from lm_tuning.batching import head_loss
+from lm_tuning.batching.head_loss import choose_head_loss
+from lm_tuning.batching.losses import PLAIN, sum_nats
+from lm_tuning.batching.tasks.base import TrainingTask, get_task
 from lm_tuning.errors import UserError
-from lm_tuning.text.token_table import open_split
-from lm_tuning.training import head_loss, lora_forward, packed_attention
-from lm_tuning.training.fast_path import prepare_fast_path
-from lm_tuning.training.head_loss import choose_head_loss
-from lm_tuning.training.layer_compile import CompiledLayers, find_layers, pays
-from lm_tuning.training.losses import PLAIN, sum_nats
-from lm_tuning.training.model_setup import ReadyModel, set_up_model
+from lm_tuning.text.store.table import open_split
+from lm_tuning.training.kernels import lora_forward, packed_attention
+from lm_tuning.training.kernels.compiled_layers import CompiledLayers, find_layers, pays
+from lm_tuning.training.kernels.fast_path import prepare_fast_path
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
-from lm_tuning.training.tasks import TrainingTask, get_task
+from lm_tuning.training.setup.model import ReadyModel, set_up_model
 from tests.support.rounding import SAME_LOSS
 from tests.support.tiny import VOCABULARY, make_model, make_tokenizer
 from tests.training.task_rows import label_map, save_tiny_bart, save_tiny_qwen3, write_task_rows
@@ -104,7 +105,7 @@ def test_a_model_that_looks_back_less_far_than_a_row_is_padded_and_says_why(
 def test_an_attention_that_the_user_chose_stays(
     paths: TrainingPaths, settings: TrainingSettings, device: str, attention: str, batching: str
 ) -> None:
-    from lm_tuning.training.fast_path import _choose_batching
+    from lm_tuning.training.kernels.fast_path import _choose_batching
 
     ready = ready_of(make_model())
     ready.model.set_attn_implementation("sdpa" if attention == "sdpa" else "eager")

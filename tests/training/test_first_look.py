@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
+from lm_tuning.batching.tasks.base import get_task
 from lm_tuning.errors import UserError
-from lm_tuning.text.token_table import TokenRow, TokenTableWriter, open_split
-from lm_tuning.training.first_look import check_fresh_head
-from lm_tuning.training.first_loss import PlainLoss, _group_alike
-from lm_tuning.training.health import HealthReport
+from lm_tuning.text.store.table import TokenRow, TokenTableWriter, open_split
+from lm_tuning.training.health.first_loss import PlainLoss, _group_alike
+from lm_tuning.training.health.first_step import check_fresh_head
+from lm_tuning.training.health.monitor import FAILURES_IN_A_ROW, TrainingWatch
+from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
-from lm_tuning.training.tasks import get_task
-from lm_tuning.training.watch import FAILURES_IN_A_ROW, TrainingWatch
 
 
 def codes(report: dict[str, Any] | HealthReport) -> list[str]:

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from lm_tuning.text.token_table import open_split
-from lm_tuning.training.adapters import add_lora, count_parameters
-from lm_tuning.training.flops import count_flops, flops_per_token
-from lm_tuning.training.freezing import freeze_modules
-from lm_tuning.training.step_plan import StepPlan
+from lm_tuning.batching.step_plan import StepPlan
+from lm_tuning.text.store.table import open_split
+from lm_tuning.training.profile.flops import count_flops, flops_per_token
+from lm_tuning.training.setup.adapters import add_lora, count_parameters
+from lm_tuning.training.setup.freezing import freeze_modules
 from tests.support.tiny import VOCABULARY, bart_config, make_model
 from tests.training.conftest import write_rows
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lm_tuning.errors import UserError
-from lm_tuning.training.freezing import freeze_modules
 from lm_tuning.training.run import run_training
+from lm_tuning.training.setup.freezing import freeze_modules
 from tests.evaluation.tiny_tasks import make_classifier
 from tests.support.tiny import make_model
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.training import checkpoints
+from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.small_disk import mounted

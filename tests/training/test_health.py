@@ -14,20 +14,20 @@ import pytest
 import torch
 
 import lm_tuning
+from lm_tuning.batching.batch import StepDataset
 from lm_tuning.errors import UserError
-from lm_tuning.text.token_table import TokenRow
-from lm_tuning.training import first_loss
-from lm_tuning.training.batches import StepDataset
-from lm_tuning.training.health import (
+from lm_tuning.parameters.health_codes import CODES
+from lm_tuning.text.store.table import TokenRow
+from lm_tuning.training.health.report import (
     Finding,
     HealthReport,
     check_first_step,
     check_layout,
+    first_loss,
     mark_supervised,
     stop_if_needed,
     telling_refusals,
 )
-from lm_tuning.training.health_codes import CODES
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.tiny import ASSISTANT, END, USER, ids, make_tokenizer
@@ -138,7 +138,7 @@ def test_every_code_in_use_is_in_the_table_and_every_code_of_the_table_in_use() 
 
 
 def test_the_table_of_codes_needs_nothing_heavy() -> None:
-    code = "import sys, lm_tuning.training.health_codes as c; assert not {'torch', 'numpy'} & set(sys.modules)"
+    code = "import sys, lm_tuning.parameters.health_codes as c; assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -237,7 +237,7 @@ def test_rows_that_see_each_other_stop_the_run_before_the_weights_change(
     monkeypatch.setattr(StepDataset, "__getitem__", forget_borders)
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: steps_of_the_optimizer.append(1))
     # A random model hardly looks at its neighbours; any difference beyond rounding is one too many here.
-    monkeypatch.setattr("lm_tuning.training.health.ROUNDING_NATS", 1e-6)
+    monkeypatch.setattr("lm_tuning.training.health.report.ROUNDING_NATS", 1e-6)
     monkeypatch.setattr(
         first_loss,
         "check_layout",

@@ -12,8 +12,8 @@ import pytest
 
 from lm_tuning.errors import Interrupted
 from lm_tuning.runtime.stopping import ECHO_SECONDS
-from lm_tuning.training import checkpoints
-from lm_tuning.training.result import TrainingResult
+from lm_tuning.training.checkpoints import format as checkpoints
+from lm_tuning.training.results import TrainingResult
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
 

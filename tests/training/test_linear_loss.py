@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from lm_tuning.text.token_table import IGNORE_INDEX
-from lm_tuning.training import linear_loss
-from lm_tuning.training.linear_loss import checkpointed_sum_nats, linear_sum_nats
+from lm_tuning.batching import chunked_loss as linear_loss
+from lm_tuning.batching.chunked_loss import checkpointed_sum_nats, linear_sum_nats
+from lm_tuning.text.store.table import IGNORE_INDEX
 
 
 def make_parts(*, bias: bool, positions: int = 300) -> tuple[torch.Tensor, ...]:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from lm_tuning.batching.lost_worker import describe_lost_worker, find_lost_worker
 from lm_tuning.errors import MachineFault
 from lm_tuning.progress import OnProgress
-from lm_tuning.training import checkpoints
-from lm_tuning.training.lost_worker import describe_lost_worker, find_lost_worker
+from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lm_tuning.models.loading import build_skeleton
-from lm_tuning.training.memory_arithmetic import (
+from lm_tuning.training.planning.memory import (
     Parameter,
     count_optimizer_state,
     estimate_activations,
@@ -19,8 +19,8 @@ from lm_tuning.training.memory_arithmetic import (
     extrapolate,
     measure_model,
 )
-from lm_tuning.training.model_setup import set_up_model
 from lm_tuning.training.run import TrainingPaths, TrainingSettings
+from lm_tuning.training.setup.model import set_up_model
 from tests.support.tiny import make_model
 
 LORA = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from lm_tuning.training.batch_plan import BatchPlan
-from lm_tuning.training.memory_arithmetic import ModelBytes
-from lm_tuning.training.memory_table import REST, MemoryParts
-from lm_tuning.training.plan_report import draw_plan, tabulate_plan
+from lm_tuning.training.planning.memory import ModelBytes
+from lm_tuning.training.planning.memory_table import REST, MemoryParts
+from lm_tuning.training.planning.plan import BatchPlan
+from lm_tuning.training.planning.report import draw_plan, tabulate_plan
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 
 

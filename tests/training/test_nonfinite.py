@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from lm_tuning.training.batches import MicroBatch, StepBatch
-from lm_tuning.training.nonfinite import GuardsUpdates, guard_update, load_reproduction, save_reproduction
+from lm_tuning.batching.batch import MicroBatch, StepBatch
+from lm_tuning.training.health.nonfinite import GuardsUpdates, guard_update, load_reproduction, save_reproduction
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import torch
 
+from lm_tuning.batching.batch import MicroBatch
 from lm_tuning.errors import UserError
-from lm_tuning.text.token_table import TokenTableWriter
-from lm_tuning.training import out_of_memory
-from lm_tuning.training.batches import MicroBatch
-from lm_tuning.training.checkpoints import RunIdentity, publish_checkpoint
-from lm_tuning.training.out_of_memory import (
+from lm_tuning.text.store.table import TokenTableWriter
+from lm_tuning.training.checkpoints.format import RunIdentity, publish_checkpoint
+from lm_tuning.training.planning import out_of_memory
+from lm_tuning.training.planning.out_of_memory import (
     MemoryReading,
     MemoryUse,
     describe,

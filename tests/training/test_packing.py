@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
-from lm_tuning.text.token_table import TokenTable, TokenTableWriter
-from lm_tuning.training.tasks import get_task
+from lm_tuning.batching.tasks.base import get_task
+from lm_tuning.text.store.table import TokenTable, TokenTableWriter
 from tests.support.tiny import make_model
 
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from lm_tuning.batching.batch import MicroBatch, StepBatch
 from lm_tuning.training import phases, step_log
-from lm_tuning.training.batches import MicroBatch, StepBatch
 from lm_tuning.training.phases import PhaseClock
-from lm_tuning.training.result import summarize_efficiency
+from lm_tuning.training.results import summarize_efficiency
 from lm_tuning.training.step_log import StepLog
 from tests.support.cost import count_calls
 

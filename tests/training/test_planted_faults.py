@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lm_tuning.training.health_codes import CODES
+from lm_tuning.parameters.health_codes import CODES
 from lm_tuning.training.run import TrainingPaths, TrainingSettings
 from tests.support.planted import Planted, World
 from tests.training.planted_model import MODEL

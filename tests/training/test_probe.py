@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 import torch
 
-from lm_tuning.text.token_table import TokenTableWriter, open_split
-from lm_tuning.training.batches import MicroBatch
-from lm_tuning.training.memory_arithmetic import measure_model
-from lm_tuning.training.model_setup import set_up_model
-from lm_tuning.training.out_of_memory import read_memory
-from lm_tuning.training.probe import BudgetProbe, main, probe_budgets, run_probe, switch_checkpointing
-from lm_tuning.training.probe_exchange import ProbeAnswer, ProbeRequest
-from lm_tuning.training.probe_rows import (
+from lm_tuning.batching.batch import MicroBatch
+from lm_tuning.batching.step_plan import StepPlan, step_plan_of
+from lm_tuning.batching.tasks.base import get_task
+from lm_tuning.text.store.table import TokenTableWriter, open_split
+from lm_tuning.training.planning.memory import measure_model
+from lm_tuning.training.planning.out_of_memory import read_memory
+from lm_tuning.training.planning.probe import BudgetProbe, main, probe_budgets, run_probe, switch_checkpointing
+from lm_tuning.training.planning.probe_exchange import ProbeAnswer, ProbeRequest
+from lm_tuning.training.planning.probe_rows import (
     evenly_by_size,
     extreme_rows,
     full_group,
@@ -28,8 +29,7 @@ from lm_tuning.training.probe_rows import (
     sample_steps,
 )
 from lm_tuning.training.run import TrainingPaths, TrainingSettings
-from lm_tuning.training.step_plan import StepPlan, step_plan_of
-from lm_tuning.training.tasks import get_task
+from lm_tuning.training.setup.model import set_up_model
 from tests.support.patience import PATIENCE_SECONDS
 from tests.training.task_rows import WRITERS, label_map, save_tiny_bart
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.training import fast_path, trace_table
-from lm_tuning.training.profile_report import build_summary, group_rows, profile_figures, write_profile
-from lm_tuning.training.profiling import TrainingProfile, profile_training
+from lm_tuning.training.kernels import fast_path
+from lm_tuning.training.profile import trace as trace_table
+from lm_tuning.training.profile.profiling import TrainingProfile, profile_training
+from lm_tuning.training.profile.report import build_summary, group_rows, profile_figures, write_profile
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from tests.training.task_rows import WRITERS, label_map
 

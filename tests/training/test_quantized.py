@@ -18,7 +18,7 @@ from lm_tuning.models import quantization
 from lm_tuning.models.loading import Quantization, load_model
 from lm_tuning.models.quantization import check_quantization, quantized_bits
 from lm_tuning.models.tuned import attach_adapter, load_tuned
-from lm_tuning.training.adapters import add_lora, count_parameters, save_adapter
+from lm_tuning.training.setup.adapters import add_lora, count_parameters, save_adapter
 from tests.recipes.tiny_models import save_model
 from tests.training.test_adapters import IDS, LABEL_MAP, SMALL, logits, task_of_architecture, train
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lm_tuning.models.conversion import EMBEDDED_MODEL, is_converted
-from lm_tuning.text.token_table import TokenTableWriter
+from lm_tuning.text.store.table import TokenTableWriter
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from tests.support.real_tokenizer import real_tokenizer
 

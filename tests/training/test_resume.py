@@ -15,8 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lm_tuning.text.token_table import TokenTableWriter
-from lm_tuning.training import checkpoints
+from lm_tuning.text.store.table import TokenTableWriter
+from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.recipes.tiny_models import save_model

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from lm_tuning.errors import UserError
-from lm_tuning.text.token_table import TokenTableWriter
-from lm_tuning.training import checkpoints
+from lm_tuning.text.store.table import TokenTableWriter
+from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from tests.support.tiny import END, ids
 

@@ -19,20 +19,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lm_tuning.batching.losses import PLAIN
+from lm_tuning.batching.tasks.base import task_of
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.pipelines.train.nodes import describe_result
 from lm_tuning.runtime import nvml
 from lm_tuning.runtime.nvml import CardReading
 from lm_tuning.runtime.peak import Ceiling
 from lm_tuning.runtime.stopping import forget_request, note_request
-from lm_tuning.text.token_table import open_split
-from lm_tuning.training import checkpoints, step_log
-from lm_tuning.training.best_checkpoint import BestCheckpoint
-from lm_tuning.training.first_loss import measure_plain_loss
-from lm_tuning.training.losses import PLAIN
-from lm_tuning.training.result import efficiency_figures
+from lm_tuning.text.store.table import open_split
+from lm_tuning.training import step_log
+from lm_tuning.training.checkpoints import format as checkpoints
+from lm_tuning.training.checkpoints.best_checkpoint import BestCheckpoint
+from lm_tuning.training.health.first_loss import measure_plain_loss
+from lm_tuning.training.results import efficiency_figures
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
-from lm_tuning.training.tasks import task_of
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.rounding import SAME_LOSS
 from tests.training.conftest import write_rows
@@ -69,8 +70,8 @@ def test_a_step_computes_the_same_however_it_is_cut(
 
 
 def test_the_logged_loss_is_the_loss_of_the_rows(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    from lm_tuning.batching.step_plan import StepPlan
     from lm_tuning.models.loading import load_model
-    from lm_tuning.training.step_plan import StepPlan
 
     result = run_training(paths, replace(settings, micro_batch_tokens=40))
     table = open_split(paths.tokens, "train")

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import torch
 
-from lm_tuning.text.token_table import open_split
-from lm_tuning.training.batch_plan import BatchPlan
-from lm_tuning.training.batches import StepDataset
-from lm_tuning.training.health import HealthReport
-from lm_tuning.training.model_setup import set_up_model
-from lm_tuning.training.out_of_memory import MemoryUse
-from lm_tuning.training.probe import BudgetProbe
+from lm_tuning.batching.batch import StepDataset
+from lm_tuning.batching.step_plan import step_plan_of
+from lm_tuning.text.store.table import open_split
+from lm_tuning.training.health.report import HealthReport
+from lm_tuning.training.planning.compiled import SecondLook
+from lm_tuning.training.planning.out_of_memory import MemoryUse
+from lm_tuning.training.planning.plan import BatchPlan
+from lm_tuning.training.planning.probe import BudgetProbe
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
-from lm_tuning.training.second_look import SecondLook
-from lm_tuning.training.step_plan import step_plan_of
+from lm_tuning.training.setup.model import set_up_model
 
 GIB = 2**30
 SPEEDS = {64: 100.0, 128: 120.0, 192: 150.0, 256: 151.0, 384: 200.0}
@@ -182,7 +182,7 @@ def test_a_run_goes_on_with_the_size_that_was_found(
 ) -> None:
     """Workers had prepared steps before; those and all later ones are cut anew, and losses stay what they were."""
     import lm_tuning.training.run as run_module
-    from lm_tuning.training import layer_compile
+    from lm_tuning.training.kernels import compiled_layers as layer_compile
 
     settings = replace(settings, effective_batch_rows=20, max_steps=12, num_epochs=None, micro_batch_tokens=64)
     plain = run_training(paths, settings)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.training import checkpoints
+from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.settings import TrainingSettings
 from tests.support.patience import PATIENCE_SECONDS
 from tests.training.test_resume import LABELS, LORA, write_labelled

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lm_tuning.batching.step_plan import StepPlan, cut_at_limit, split_fullest
 from lm_tuning.errors import UserError
-from lm_tuning.training.step_plan import StepPlan, cut_at_limit, split_fullest
 
 LENGTHS = [5, 9, 3, 7, 7, 2, 8, 6, 4, 1]
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.models.tuned import load_tuned
-from lm_tuning.text.token_table import TokenRow, open_split
+from lm_tuning.text.store.table import TokenRow, open_split
 from lm_tuning.training.run import TrainingPaths, TrainingResult, TrainingSettings, run_training
-from lm_tuning.training.step_plan import StepPlan
 from tests.training.task_rows import save_tiny_t5, write_task_rows
 
 RATE = 0.005

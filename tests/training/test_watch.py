@@ -15,9 +15,9 @@ import torch
 
 from lm_tuning.errors import UserError
 from lm_tuning.runtime.busy import LoadWatch
-from lm_tuning.training.health import Finding, HealthReport
-from lm_tuning.training.learning_rates import check_planned_rates
-from lm_tuning.training.watch import TrainingWatch
+from lm_tuning.training.health.learning_rates import check_planned_rates
+from lm_tuning.training.health.monitor import TrainingWatch
+from lm_tuning.training.health.report import Finding, HealthReport
 from tests.support.cost import count_calls
 
 PEAK = 1e-3
@@ -486,5 +486,6 @@ def test_a_step_costs_the_watch_next_to_nothing() -> None:
 
 
 def test_the_watch_needs_no_torch() -> None:
-    code = "import sys, lm_tuning.training.watch, lm_tuning.training.health_codes; assert 'torch' not in sys.modules"
+    modules = "lm_tuning.training.health.monitor, lm_tuning.parameters.health_codes"
+    code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from lm_tuning.data.local_files import resolve_path
+from lm_tuning.data.sources.paths import resolve_path
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.atomic import write_text_atomic

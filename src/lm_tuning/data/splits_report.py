@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.data.class_shares import name_tied
-from lm_tuning.data.copy_facts import describe_conflict
-from lm_tuning.data.findings import RowPlaces
+from lm_tuning.data.check.findings import RowPlaces
+from lm_tuning.data.check.problems import shorten
 from lm_tuning.data.mixing import rows_per_epoch
-from lm_tuning.data.problems import shorten
-from lm_tuning.data.rows import SPLITS
+from lm_tuning.data.split.class_shares import name_tied
+from lm_tuning.data.split.copies import describe_conflict
+from lm_tuning.data.store import SPLITS
 from lm_tuning.wording import count_of, escape_markdown
 
 _MAX_CLASSES = 30

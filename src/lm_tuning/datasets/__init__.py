@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     )
     from lm_tuning.datasets.live_report import LiveReportDataset
     from lm_tuning.datasets.metric_stream import MetricStreamDataset
-    from lm_tuning.datasets.report_section import ReportSectionDataset
+    from lm_tuning.datasets.report_sections import ReportSectionDataset
 
 __all__ = [
     "CSVDataset",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lm_tuning.data.class_shares import name_tied
-from lm_tuning.evaluation.report_text import (
+from lm_tuning.data.split.class_shares import name_tied
+from lm_tuning.reporting.text import (
     PROMPT_CHARACTERS,
     Block,
     Line,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from lm_tuning.evaluation.report_text import (
+from lm_tuning.reporting.text import (
     ANSWER_CHARACTERS,
     PROMPT_CHARACTERS,
     Block,

@@ -6,7 +6,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from lm_tuning.evaluation import class_report, language_report
-from lm_tuning.evaluation.report_text import (
+from lm_tuning.reporting.text import (
     TERMINAL_CHARACTERS,
     TERMINAL_SAMPLES,
     Block,

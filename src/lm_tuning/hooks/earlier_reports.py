@@ -17,7 +17,7 @@ class EarlierReportsHook:
     @hook_impl(trylast=True)  # behind the lock: another run may be writing the report
     def before_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Mark the reports whose first section the pipeline makes; saving the section takes the mark away."""
-        from lm_tuning.datasets.report_section import ReportSectionDataset
+        from lm_tuning.datasets.report_sections import ReportSectionDataset
 
         for name in sorted(pipeline.all_outputs()):
             dataset = catalog.get(name)

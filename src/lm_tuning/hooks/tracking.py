@@ -23,7 +23,7 @@ from lm_tuning.parameters.loading import load_parameters
 from lm_tuning.runtime.facts import environment_facts, run_facts
 from lm_tuning.runtime.stopping import last_words, stop_if_requested
 from lm_tuning.tracking.run_description import data_digests, name_pipelines, numbers_of, rerun_command
-from lm_tuning.training.checkpoints import find_latest
+from lm_tuning.training.checkpoints.format import find_latest
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from lm_tuning.errors import UserError
 from lm_tuning.models.folders import check_tokenizer_files, check_weight_files, existing_folder, is_local
 from lm_tuning.models.generation_settings import clean_generation_settings
-from lm_tuning.models.heads import HEAD, check_head, settle_head, stored_labels, write_labels
 from lm_tuning.models.hub import check_hub_weights, hub_options, transformers_bars_off, user_errors
+from lm_tuning.models.padding import choose_pad_token
 from lm_tuning.models.quantization import Quantization, check_quantization, prepare_quantized
-from lm_tuning.text.padding import choose_pad_token
+from lm_tuning.models.structure import HEAD, check_head, settle_head, stored_labels, write_labels
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:

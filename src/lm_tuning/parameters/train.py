@@ -59,7 +59,7 @@ def _refuse_unknown_codes(severity: dict[str, Severity]) -> dict[str, Severity]:
     if not severity:
         return severity
     # Only here, since the training package holds them; the module itself imports nothing.
-    from lm_tuning.training.health_codes import CODES
+    from lm_tuning.parameters.health_codes import CODES
 
     unknown = [code for code in severity if code not in CODES]
     if unknown:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from lm_tuning.data.findings import RowPlaces
+from lm_tuning.data.check.findings import RowPlaces
 from lm_tuning.text.decoding import decode
-from lm_tuning.text.token_table import NO_LABEL, TokenRow, TokenTable
+from lm_tuning.text.store.table import NO_LABEL, TokenRow, TokenTable
 
 
 def decode_examples(

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from lm_tuning.text.counts import DROPPED
-from lm_tuning.text.token_table import SPLITS
+from lm_tuning.text.store.table import SPLITS
+from lm_tuning.text.tokenizers.counts import DROPPED
 
 
 def account_for_rows(split_summary: Mapping[str, Any], token_summary: Mapping[str, Any]) -> dict[str, Any]:

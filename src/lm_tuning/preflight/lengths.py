@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from lm_tuning.data.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
-from lm_tuning.text.summary import length_quantiles
-from lm_tuning.text.token_table import Int32Array
+from lm_tuning.data.format.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.text.store.summary import length_quantiles
+from lm_tuning.text.store.table import Int32Array
 
 NUM_BINS = 60
 SHORTENED = {

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lm_tuning.batching.micro_batches import Batching, cut_pairs, cut_rows
+from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.progress import OnProgress, ignore_progress
-from lm_tuning.text.token_table import Int32Array
-from lm_tuning.training.cutting import Batching, cut_pairs, cut_rows
-from lm_tuning.training.step_plan import StepPlan
+from lm_tuning.text.store.table import Int32Array
 
 SAMPLE_ROWS = 200_000
 """Rows looked at in the cut of the steps; their share of padding is that of all rows to a small fraction."""

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from lm_tuning.data.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.format.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.text.align.masks import added_around
 from lm_tuning.text.decoding import decode
-from lm_tuning.text.masks import added_around
-from lm_tuning.text.token_table import Int32Array, Int64Array, open_split
+from lm_tuning.text.store.table import Int32Array, Int64Array, open_split
 from lm_tuning.wording import count_of
 
 _NUM_ENDINGS = 5

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lm_tuning.text.token_table import SPLITS, open_split
-from lm_tuning.training.table_reading import find_outside_ids, find_rows_with
+from lm_tuning.text.store.table import SPLITS, open_split
+from lm_tuning.training.health.table_reading import find_outside_ids, find_rows_with
 
 _SHOWN = 5
 

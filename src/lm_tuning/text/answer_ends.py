@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from lm_tuning.text.token_table import TokenTable
+    from lm_tuning.text.store.table import TokenTable
 
 TURN_END_TOKENS = 2
 """How many tokens from an answer's end its end-of-turn token is looked for (a newline may follow it)."""

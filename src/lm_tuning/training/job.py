@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lm_tuning.batching.losses import LossShape
+from lm_tuning.batching.step_plan import StepPlan, step_plan_of
 from lm_tuning.progress import OnProgress
-from lm_tuning.text.token_table import TokenTable, open_split
-from lm_tuning.training import checkpoints
-from lm_tuning.training.batch_choice import choose_batches, plans_on_device
-from lm_tuning.training.batch_plan import BatchPlan
-from lm_tuning.training.continuation import check_schedule, find_checkpoint, identify_run
-from lm_tuning.training.health import HealthReport
-from lm_tuning.training.losses import LossShape
-from lm_tuning.training.model_setup import choose_loss_shape
-from lm_tuning.training.out_of_memory import MemoryUse
-from lm_tuning.training.pre_checks import check_rows_before_planning
+from lm_tuning.text.store.table import TokenTable, open_split
+from lm_tuning.training.checkpoints import format as checkpoints
+from lm_tuning.training.checkpoints.resume import check_schedule, find_checkpoint, identify_run
+from lm_tuning.training.health.pre_checks import check_rows_before_planning
+from lm_tuning.training.health.report import HealthReport
+from lm_tuning.training.planning.batch_choice import choose_batches, plans_on_device
+from lm_tuning.training.planning.out_of_memory import MemoryUse
+from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
-from lm_tuning.training.step_plan import StepPlan, step_plan_of
+from lm_tuning.training.setup.model import choose_loss_shape
 
 
 @dataclass(frozen=True)

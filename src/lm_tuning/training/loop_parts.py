@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lm_tuning.training.precision_context import autocast
+from lm_tuning.runtime.precision_context import autocast
 
 if TYPE_CHECKING:
-    from lm_tuning.text.token_table import TokenTable
-    from lm_tuning.training.batches import StepDataset
-    from lm_tuning.training.fast_path import FastPath
+    from lm_tuning.batching.batch import StepDataset
+    from lm_tuning.batching.step_plan import StepPlan
+    from lm_tuning.text.store.table import TokenTable
+    from lm_tuning.training.kernels.fast_path import FastPath
     from lm_tuning.training.settings import TrainingSettings
-    from lm_tuning.training.step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ def choose_evaluation(
         if settings.eval_every_steps is not None:
             logger.info("No validation rows: the held-out loss is not measured while training.")
         return None
-    from lm_tuning.evaluation.held_out_loss import choose_rows, measure_held_out
+    from lm_tuning.batching.held_out_loss import choose_rows, measure_held_out
 
     rows = choose_rows(len(table), settings.eval_max_rows, settings.seed)
 

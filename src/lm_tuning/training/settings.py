@@ -42,7 +42,7 @@ class TrainingSettings:
         device: ``cpu`` or ``cuda``.
         attention: ``auto``, ``sdpa``, ``eager`` or ``flash_attention_2``.
         method: ``full``, ``lora`` or ``qlora``.
-        lora: arguments of :func:`lm_tuning.training.adapters.add_lora`.
+        lora: arguments of :func:`lm_tuning.training.setup.adapters.add_lora`.
         qlora: ``bits``, ``quant_type`` and ``double_quant`` of the frozen weights.
         freeze: patterns of module names whose weights stay as they are, with the method ``full``.
         neftune_noise_alpha: strength of the noise on embeddings; ``None`` for none.

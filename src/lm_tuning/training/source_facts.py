@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from lm_tuning.training.health import Finding, HealthReport
+from lm_tuning.training.health.report import Finding, HealthReport
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
+    from lm_tuning.batching.step_plan import StepPlan
     from lm_tuning.training.settings import TrainingSettings
-    from lm_tuning.training.step_plan import StepPlan
 
 logger = logging.getLogger(__name__)
 

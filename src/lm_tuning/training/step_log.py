@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from lm_tuning.batching.batch import StepBatch
 from lm_tuning.runtime.nvml import CardSampler
-from lm_tuning.training.batches import StepBatch
 from lm_tuning.training.phases import PHASES, PhaseClock, StepPhases
 
 OnMetrics = Callable[[int, dict[str, float]], None]

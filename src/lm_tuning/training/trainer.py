@@ -17,23 +17,23 @@ import torch
 from transformers import Trainer
 from transformers.trainer_callback import PrinterCallback
 
+from lm_tuning.batching.batch import StepBatch, StepDataset
+from lm_tuning.batching.losses import sum_nats
+from lm_tuning.batching.step_loader import StepLoader
 from lm_tuning.errors import Interrupted
 from lm_tuning.progress import OnProgress, ignore_progress
-from lm_tuning.training import checkpoints
-from lm_tuning.training.batch_checks import check_gradients
-from lm_tuning.training.batches import StepBatch, StepDataset
-from lm_tuning.training.best_checkpoint import BestCheckpoint
-from lm_tuning.training.checkpointing import KeepsCheckpoints
-from lm_tuning.training.first_gradient import check_logged_norm, norm_of
-from lm_tuning.training.health import Finding, HealthReport, stop_if_needed
-from lm_tuning.training.interruption import StopRequest
-from lm_tuning.training.learning_rates import check_planned_rates
-from lm_tuning.training.loop_settings import LoopSettings
-from lm_tuning.training.losses import sum_nats
-from lm_tuning.training.nonfinite import GuardsUpdates
-from lm_tuning.training.precision_context import autocast
-from lm_tuning.training.replanning import release
-from lm_tuning.training.step_loader import StepLoader
+from lm_tuning.runtime.precision_context import autocast
+from lm_tuning.training.checkpoints import format as checkpoints
+from lm_tuning.training.checkpoints.best_checkpoint import BestCheckpoint
+from lm_tuning.training.checkpoints.saving import KeepsCheckpoints
+from lm_tuning.training.checkpoints.signals import StopRequest
+from lm_tuning.training.health.batch_checks import check_gradients
+from lm_tuning.training.health.first_gradient import check_logged_norm, norm_of
+from lm_tuning.training.health.learning_rates import check_planned_rates
+from lm_tuning.training.health.nonfinite import GuardsUpdates
+from lm_tuning.training.health.report import Finding, HealthReport, stop_if_needed
+from lm_tuning.training.loop import LoopSettings
+from lm_tuning.training.planning.replanning import release
 from lm_tuning.training.step_log import StepLog
 from lm_tuning.wording import count_of
 

@@ -27,7 +27,8 @@ def evaluate_models(
     import pandas as pd
     from rich.console import Console
 
-    from lm_tuning.evaluation import comparison, report
+    from lm_tuning.evaluation import report
+    from lm_tuning.evaluation import results as comparison
     from lm_tuning.models.tuned import read_tuning
     from lm_tuning.runtime.device import describe_device
     from lm_tuning.runtime.precision import choose_precision

@@ -24,7 +24,7 @@ def prepare_raw_examples(data: DataParameters) -> dict[str, Any]:
         What ``describe_files`` says of them, and ``is_example``: the example is all that is read for training.
     """
     from lm_tuning.data.example import is_example, names_example
-    from lm_tuning.data.raw_files import describe_files
+    from lm_tuning.data.sources.describe import describe_files
 
     named = data.model_dump()
     train, validation, test = named["path"], named["validation_path"], named["test_path"]

@@ -34,11 +34,11 @@ def inspect_examples(
 
     from lm_tuning.models.loading import load_tokenizer, read_config
     from lm_tuning.models.positions import position_limit
-    from lm_tuning.preflight.content import compose_report
-    from lm_tuning.preflight.inspection import describe_preflight, inspect_tokens
-    from lm_tuning.preflight.markdown import write_markdown
-    from lm_tuning.preflight.page import write_page
-    from lm_tuning.preflight.terminal import build_summary
+    from lm_tuning.preflight.figures import describe_preflight, inspect_tokens
+    from lm_tuning.preflight.report import compose_report
+    from lm_tuning.reporting.html import write_page
+    from lm_tuning.reporting.markdown import write_markdown
+    from lm_tuning.reporting.terminal import build_summary
 
     where = {name: base_model[name] for name in ("name_or_path", "revision", "trust_remote_code")}
     tokenizer, config = load_tokenizer(**where), read_config(**where)

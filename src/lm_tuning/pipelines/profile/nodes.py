@@ -29,8 +29,8 @@ def profile_steps(
     from rich.console import Console
 
     from lm_tuning.runtime.device import describe_device
-    from lm_tuning.training.profile_report import build_summary, profile_figures, write_profile
-    from lm_tuning.training.profiling import profile_training
+    from lm_tuning.training.profile.profiling import profile_training
+    from lm_tuning.training.profile.report import build_summary, profile_figures, write_profile
     from lm_tuning.training.settings import TrainingPaths
 
     settings = gather_settings(tokenized_examples, base_model, train=train, model=model, seed=seed, task=task)

@@ -41,7 +41,7 @@ def check_examples(
     Returns:
         The folder of checked rows to publish, and the section ``rows`` of the data report.
     """
-    from lm_tuning.data.checked_rows import (
+    from lm_tuning.data.check.checked import (
         ROWS_VERSION,
         describe_checked,
         read_checked_summary,
@@ -108,9 +108,9 @@ def split_examples(
         UserError: the rows cannot be gone on with, see ``find_refusals``; they were checked with other parameters; or a
             class weight is that of no class.
     """
-    from lm_tuning.data.checked_rows import read_checked_summary
-    from lm_tuning.data.labels import refuse_unknown_weights
-    from lm_tuning.data.split_folder import FACTS_VERSION, describe_splits, read_copies, read_summary, write_splits
+    from lm_tuning.data.check.checked import read_checked_summary
+    from lm_tuning.data.format.labels import refuse_unknown_weights
+    from lm_tuning.data.split.folder import FACTS_VERSION, describe_splits, read_copies, read_summary, write_splits
     from lm_tuning.data.splits_report import build_splits_section
     from lm_tuning.progress import show_progress
 
@@ -144,9 +144,9 @@ def _account_for_unread(
     error: UserError, raw_examples: dict[str, Any], settings: dict[str, Any], *, check_cache: FolderStore, key: str
 ) -> tuple[StagedFolder, dict[str, Any]]:
     """Stage what is known of files that could not be read, under a key of its own: the next run reads them again."""
-    from lm_tuning.data.checked_rows import read_findings
+    from lm_tuning.data.check.checked import read_findings
+    from lm_tuning.data.check.unread import write_unread
     from lm_tuning.data.rows_report import build_rows_section
-    from lm_tuning.data.unread import write_unread
 
     names = ("on_bad_row", "max_bad_fraction", "max_rows")
     with check_cache.stage(f"{key}.unread") as staged:

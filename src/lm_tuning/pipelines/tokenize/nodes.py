@@ -90,13 +90,13 @@ def tokenize_examples(
         UserError: the stored splits belong to other rows or parameters, a class weight is that of no class, or the
             limits cut too many of the tokens away.
     """
-    from lm_tuning.data.labels import refuse_unknown_weights
-    from lm_tuning.data.split_folder import find_staleness, read_summary
+    from lm_tuning.data.format.labels import refuse_unknown_weights
+    from lm_tuning.data.split.folder import find_staleness, read_summary
     from lm_tuning.models.loading import load_tokenizer
     from lm_tuning.progress import show_progress
-    from lm_tuning.text.limit_losses import refuse_losses
-    from lm_tuning.text.summary import describe_tokens, read_lengths, write_lengths
-    from lm_tuning.text.tokenization import TOKENS_VERSION, read_token_report, read_token_summary, write_tokens
+    from lm_tuning.text.store.summary import describe_tokens, read_lengths, write_lengths
+    from lm_tuning.text.tokenize import TOKENS_VERSION, read_token_report, read_token_summary, write_tokens
+    from lm_tuning.text.tokenizers.limit_losses import refuse_losses
 
     rows = data.model_dump()
     stale = find_staleness(
@@ -180,7 +180,7 @@ def _deciding(tokenize: TokenizeParameters) -> dict[str, Any]:
 
 def _warn_of_older_tokens(token_cache: FolderStore) -> None:
     """Log why tokens are rebuilt where another version has stored others of the same rows."""
-    from lm_tuning.text.tokenization import TOKENS_VERSION
+    from lm_tuning.text.tokenize import TOKENS_VERSION
 
     try:
         current = token_cache.current()
@@ -207,7 +207,7 @@ def _find_positions(base_model: dict[str, Any]) -> int | None:
 
 def _warn_of_long_rows(folder: Path, base_model: dict[str, Any], *, task: str) -> None:
     """Log at once which rows are longer than the positions in the model's config; training refuses or reports them."""
-    from lm_tuning.training.row_lengths import find_long_rows
+    from lm_tuning.training.health.row_lengths import find_long_rows
 
     limit = _find_positions(base_model)
     for rows in find_long_rows(folder, limit, task=task) if limit else ():

@@ -31,9 +31,9 @@ def train_model(
     task: str,
 ) -> dict[str, Any]:
     """Train; return the tuned model's folder, the logs of steps, and what they and the planning come to, by name."""
-    from lm_tuning.training.health import telling_refusals
-    from lm_tuning.training.plan_report import draw_plan
-    from lm_tuning.training.result import draw_loss_curve, efficiency_figures
+    from lm_tuning.training.health.report import telling_refusals
+    from lm_tuning.training.planning.report import draw_plan
+    from lm_tuning.training.results import draw_loss_curve, efficiency_figures
     from lm_tuning.training.run import TrainingPaths, run_training
 
     with telling_refusals(live_health.write, run_id=metric_stream.run_id, is_resume=train.resume):

@@ -47,9 +47,9 @@ def gather_settings(
     from lm_tuning.runtime.optimizer import describe_optimizer_limit
     from lm_tuning.runtime.precision import choose_precision
     from lm_tuning.storage.folders import read_manifest
-    from lm_tuning.text.token_table import open_split
-    from lm_tuning.text.tokenization import read_token_summary
-    from lm_tuning.training.row_lengths import refuse_long_rows
+    from lm_tuning.text.store.table import open_split
+    from lm_tuning.text.tokenize import read_token_summary
+    from lm_tuning.training.health.row_lengths import refuse_long_rows
     from lm_tuning.training.settings import TrainingSettings
 
     device = describe_device()

@@ -1,0 +1,272 @@
+"""How the loss of a language model's head is made: chosen by a try on the model itself, which also proves it right."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lm_tuning.batching.chunked_loss import checkpointed_sum_nats, compiled_kernel, linear_sum_nats
+from lm_tuning.text.store.table import IGNORE_INDEX
+
+logger = logging.getLogger(__name__)
+
+Implementation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
+"""Takes hidden states, the head's weight and bias, targets and label smoothing; gives summed nats."""
+
+PARITY = 2e-3
+"""Relative difference of loss from plain cross-entropy up to which an implementation counts as right in 16 bits."""
+GRADIENT_PARITY = 3e-2
+_TRIED_POSITIONS = 4096
+_SAME_LOGITS = {torch.float32: 1e-4}
+_SAME_LOGITS_16_BITS = 5e-2
+_ROUNDS = 3
+_REFERENCE_POSITIONS = 512
+
+
+@dataclass(frozen=True)
+class HeadLoss:
+    """The loss of a head over hidden states.
+
+    Attributes:
+        head: the model's output layer.
+        name: what makes the loss, for reports.
+        implementation: for a plain linear head; ``None`` runs the head itself, a piece at a time.
+        compute_dtype: type of the head's products.
+    """
+
+    head: Any
+    name: str
+    implementation: Implementation | None
+    compute_dtype: torch.dtype
+
+    def __call__(
+        self,
+        hidden: torch.Tensor,
+        targets: torch.Tensor,
+        *,
+        label_smoothing: float,
+        hits: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Sum the loss.
+
+        Args:
+            hidden: ``(positions, features)``.
+            targets: ``(positions,)``, ``IGNORE_INDEX`` for none.
+            label_smoothing: share of the target that is spread over the vocabulary.
+            hits: receives what :func:`lm_tuning.batching.chunked_loss.count_hits` counts; only without gradient.
+
+        Returns:
+            A scalar in nats, float32.
+        """
+        if self.implementation is None:
+            return checkpointed_sum_nats(
+                self.head,
+                hidden,
+                targets,
+                label_smoothing=label_smoothing,
+                vocabulary=self.head.out_features,
+                hits=hits,
+            )
+        if not torch.is_grad_enabled():
+            # The others make gradients on the way, which nobody wants here.
+            return linear_sum_nats(
+                hidden,
+                self.head.weight,
+                self.head.bias,
+                targets,
+                label_smoothing=label_smoothing,
+                compute_dtype=self.compute_dtype,
+                hits=hits,
+            )
+        assert hits is None, "training counts no hits"
+        return self.implementation(hidden, self.head.weight, self.head.bias, targets, label_smoothing)
+
+
+def choose_head_loss(
+    model: Any, row: Any, *, device: str, compute_dtype: str, label_smoothing: float = 0.0
+) -> tuple[HeadLoss | None, str]:
+    """Choose what makes the loss of a language model's head.
+
+    First the head is applied to the hidden states of a row: some models scale or bound their logits afterwards, and
+    theirs are left alone. Then every implementation that is there is compared with plain cross-entropy in float32, loss
+    and gradient, and the fastest of the right ones is taken. On a CPU there is one.
+
+    Args:
+        model: a language model with a decoder, in training or not.
+        row: token ids of one row, ``(tokens,)``.
+        device: ``cpu``, ``cuda`` or ``mps``.
+        compute_dtype: type of the products.
+        label_smoothing: as in training.
+
+    Returns:
+        The choice, ``None`` when all logits must be made at once, and the reason in words.
+    """
+    from lm_tuning.batching.tasks.base import backbone_of
+
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    head = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
+    if head is None or not hasattr(head, "out_features"):
+        return None, f"all logits at once, since {type(inner).__name__} has no linear head of its own"
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        inputs = {"input_ids": torch.as_tensor(row, dtype=torch.int64, device=device)[None], "use_cache": False}
+        hidden = backbone_of(model)(**inputs).last_hidden_state
+        ours, theirs = head(hidden).float(), inner(**inputs).logits.float()
+    model.train(was_training)
+    difference = float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6))
+    if difference > _SAME_LOGITS.get(hidden.dtype, _SAME_LOGITS_16_BITS):
+        return None, (
+            f"all logits at once, since {type(inner).__name__} changes them after its head "
+            f"(by up to {difference:.1%} of the largest)"
+        )
+    dtype = getattr(torch, compute_dtype)
+    if type(head) is not torch.nn.Linear:
+        return HeadLoss(head, "head in pieces", None, dtype), f"in pieces through {type(head).__name__}"
+    candidates = _candidates(head, dtype, device, label_smoothing)
+    if len(candidates) == 1:
+        [(name, implementation)] = candidates.items()
+        return HeadLoss(head, name, implementation, dtype), f"{name}, a piece of positions at a time"
+    name, reason = _try_all(candidates, head, hidden[0], label_smoothing=label_smoothing)
+    return HeadLoss(head, name, candidates[name], dtype), reason
+
+
+def _candidates(head: Any, dtype: torch.dtype, device: str, label_smoothing: float) -> dict[str, Implementation]:
+    """Return what can make the loss here, the plain one first."""
+
+    def plain(hidden: Any, weight: Any, bias: Any, targets: Any, smoothing: float) -> torch.Tensor:
+        return linear_sum_nats(hidden, weight, bias, targets, label_smoothing=smoothing, compute_dtype=dtype)
+
+    found: dict[str, Implementation] = {"PyTorch": plain}
+    if device != "cuda":
+        return found
+
+    def compiled(hidden: Any, weight: Any, bias: Any, targets: Any, smoothing: float) -> torch.Tensor:
+        return linear_sum_nats(
+            hidden, weight, bias, targets, label_smoothing=smoothing, compute_dtype=dtype, kernel=compiled_kernel()
+        )
+
+    found["PyTorch compiled"] = compiled
+    if importlib.util.find_spec("liger_kernel") is not None:
+        found["Liger"] = _liger(dtype)
+    # It makes the logits twice, which pays where the head is frozen and the gradient of its weight is not wanted.
+    if (
+        importlib.util.find_spec("cut_cross_entropy") is not None
+        and not head.weight.requires_grad
+        and dtype in {torch.bfloat16, torch.float16}
+        and head.bias is None
+        and not label_smoothing
+    ):
+        found["cut cross-entropy"] = _cut_cross_entropy(dtype)
+    return found
+
+
+def _liger(dtype: torch.dtype) -> Implementation:
+    def liger(hidden: Any, weight: Any, bias: Any, targets: Any, smoothing: float) -> torch.Tensor:
+        from liger_kernel.ops.fused_linear_cross_entropy import LigerFusedLinearCrossEntropyFunction as Fused
+
+        bias = None if bias is None else bias.to(dtype)
+        result: Any = Fused.apply(
+            hidden.to(dtype), weight.to(dtype), targets, bias, None, IGNORE_INDEX, 0.0, smoothing, "sum"
+        )
+        return (result[0] if isinstance(result, tuple) else result).float()  # type: ignore[no-any-return]
+
+    return liger
+
+
+def _cut_cross_entropy(dtype: torch.dtype) -> Implementation:
+    def cut(hidden: Any, weight: Any, bias: Any, targets: Any, smoothing: float) -> torch.Tensor:
+        from cut_cross_entropy import linear_cross_entropy
+
+        assert bias is None and not smoothing, "it knows neither, and is no candidate then"
+        nats: torch.Tensor = linear_cross_entropy(
+            hidden.to(dtype), weight.to(dtype), targets, ignore_index=IGNORE_INDEX, reduction="sum"
+        )
+        return nats.float()
+
+    return cut
+
+
+def _try_all(
+    candidates: dict[str, Implementation],
+    head: Any,
+    hidden: torch.Tensor,
+    *,
+    label_smoothing: float,
+) -> tuple[str, str]:
+    """Time every candidate that is right on as many positions as a micro-batch may have; name the fastest."""
+    repeats = -(-_TRIED_POSITIONS // len(hidden))
+    hidden = hidden.detach().repeat(repeats, 1)[:_TRIED_POSITIONS]
+    generator = torch.Generator(device=hidden.device).manual_seed(0)
+    targets = torch.randint(
+        head.weight.shape[0], (len(hidden),), device=hidden.device, generator=generator, dtype=torch.int64
+    )
+    targets[::7] = IGNORE_INDEX
+    wanted_nats, wanted_gradient = _reference(head, hidden, targets, label_smoothing)
+    seconds: dict[str, float] = {}
+    said = []
+    for name, candidate in candidates.items():
+        try:
+            nats, gradient, took = _time(candidate, head, hidden, targets, label_smoothing)
+        except Exception as error:
+            said.append(f"{name} failed ({type(error).__name__})")
+            continue
+        off = abs(nats - wanted_nats) / abs(wanted_nats)
+        gradient_off = float((gradient - wanted_gradient).norm() / wanted_gradient.norm())
+        if off > PARITY or gradient_off > GRADIENT_PARITY:
+            said.append(f"{name} is off by {off:.1e} (gradient {gradient_off:.1e})")
+        else:
+            seconds[name] = took
+            said.append(f"{name} {1000 * took:.1f} ms")
+    name = min(seconds, key=lambda each: seconds[each]) if seconds else next(iter(candidates))
+    return name, f"{name}, of {', '.join(said)} for {len(hidden)} positions"
+
+
+def _reference(head: Any, hidden: torch.Tensor, targets: torch.Tensor, smoothing: float) -> tuple[float, torch.Tensor]:
+    """Return the loss and the hidden states' gradient in float32, a few positions at a time."""
+    nats, gradients = 0.0, []
+    weight = head.weight.detach().float()
+    bias = None if head.bias is None else head.bias.detach().float()
+    for start in range(0, len(hidden), _REFERENCE_POSITIONS):
+        part = slice(start, start + _REFERENCE_POSITIONS)
+        with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
+            leaf = hidden[part].float().requires_grad_()
+            logits = torch.nn.functional.linear(leaf, weight, bias)
+            loss = torch.nn.functional.cross_entropy(
+                logits, targets[part], ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=smoothing
+            )
+            loss.backward()  # type: ignore[no-untyped-call]
+        nats += loss.item()
+        assert leaf.grad is not None
+        gradients.append(leaf.grad)
+    return nats, torch.cat(gradients)
+
+
+def _time(
+    candidate: Implementation, head: Any, hidden: torch.Tensor, targets: torch.Tensor, smoothing: float
+) -> tuple[float, torch.Tensor, float]:
+    """Return loss, gradient of the hidden states and seconds of the fastest round, the first one not counted."""
+    weight = head.weight.detach().requires_grad_(head.weight.requires_grad)
+    bias = None if head.bias is None else head.bias.detach().requires_grad_(head.bias.requires_grad)
+    best, nats, gradient = float("inf"), 0.0, hidden
+    for turn in range(_ROUNDS + 1):
+        leaf = hidden.clone().requires_grad_()
+        weight.grad = None
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        with torch.enable_grad():
+            loss = candidate(leaf, weight, bias, targets, smoothing)
+            loss.backward()  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        took = time.perf_counter() - began
+        if turn:
+            best = min(best, took)
+        assert leaf.grad is not None
+        nats, gradient = loss.item(), leaf.grad.float()
+    return nats, gradient, best

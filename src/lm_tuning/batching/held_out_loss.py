@@ -1,0 +1,275 @@
+"""Measure a model on held-out rows: the sum of nats over the count of what is supervised, divided once.
+
+A mean of batch means would weigh a token by how its batch was cut; these numbers depend on the rows alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lm_tuning.batching.losses import PLAIN
+from lm_tuning.batching.micro_batches import Batching
+from lm_tuning.evaluation.class_scores import count_classes
+from lm_tuning.progress import OnProgress, ignore_progress
+
+if TYPE_CHECKING:
+    from lm_tuning.batching.batch import MicroBatch
+    from lm_tuning.batching.tasks.base import TrainingTask
+    from lm_tuning.text.store.table import TokenTable
+
+Int64Array = npt.NDArray[np.int64]
+Float32Array = npt.NDArray[np.float32]
+
+PACKED_CHUNK_ROWS = 2048
+LOGIT_BYTES = 4 + 4 + 2
+"""Bytes for one logit: in float32, its log-softmax, and the half-precision value that it came from."""
+CPU_LOGITS_BYTES = 192 * 2**20
+GPU_LOGITS_FRACTION = 1 / 16
+MICRO_BATCH_TOKENS_LIMITS = {"cpu": (256, 1024), "gpu": (1024, 32768)}
+
+
+@dataclass(frozen=True)
+class HeldOutLoss:
+    """A loss as the two sums it is made of, so that parts can be added without bias.
+
+    Attributes:
+        nats: negative log-likelihood of everything supervised, in nats.
+        num_supervised: supervised tokens; for a classifier rows.
+        num_rows: rows with something supervised.
+        unit: what is counted, ``token`` or ``row``.
+    """
+
+    nats: float
+    num_supervised: int
+    num_rows: int
+    unit: Literal["token", "row"] = "token"
+
+    @property
+    def mean_nats(self) -> float:
+        """Mean negative log-likelihood of a supervised token, or of a row; NaN when there is none."""
+        return self.nats / self.num_supervised if self.num_supervised else math.nan
+
+    @property
+    def perplexity(self) -> float:
+        """Exponential of the mean nats; infinite where a float cannot hold it."""
+        try:
+            return math.exp(self.mean_nats)
+        except OverflowError:
+            return math.inf
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The class that a classifier chose for each row.
+
+    Attributes:
+        rows: indices into the table, ``(rows,)``, in the order that they were asked for.
+        classes: the likeliest class of each, ``(rows,)``.
+        probabilities: what the model gave that class, ``(rows,)``, 0 to 1.
+    """
+
+    rows: Int64Array
+    classes: Int64Array
+    probabilities: Float32Array
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What a model does on held-out rows.
+
+    Attributes:
+        loss: summed nats and what they are divided by.
+        metrics: ``accuracy`` and ``macro_f1`` of a classifier; of another task, where hits were counted,
+            ``token_accuracy`` and ``top_5_accuracy``: shares of the supervised tokens that were the likeliest ones, and
+            among the five likeliest.
+        predictions: the classes chosen; ``None`` for other tasks.
+    """
+
+    loss: HeldOutLoss
+    metrics: dict[str, float] = field(default_factory=dict)
+    predictions: Predictions | None = None
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """The mean loss under its name, ``nats_per_token`` or ``nats_per_row``, and the metrics."""
+        return {f"nats_per_{self.loss.unit}": self.loss.mean_nats, **self.metrics}
+
+
+def measure_held_out(
+    task: TrainingTask,
+    model: Any,
+    table: TokenTable,
+    rows: Sequence[int] | Int64Array,
+    *,
+    micro_batch_tokens: int,
+    device: torch.device | str,
+    batching: Batching = "padded",
+    counts_hits: bool = False,
+    on_progress: OnProgress = ignore_progress,
+    label: str = "Held-out loss",
+) -> HeldOut:
+    """Measure rows without training on them, by the plain loss: no label smoothing and no class weights.
+
+    The model comes back in the mode, training or not, in which it was given. Only one micro-batch's logits exist
+    at a time; of a classifier the chosen class of each row is kept. The device is waited for once, at the end.
+
+    Args:
+        task: how rows become tensors, and which logits carry loss.
+        model: a model of that task on ``device``, wrapped or not.
+        table: where the rows lie.
+        rows: row indices; rows with nothing supervised are left out.
+        micro_batch_tokens: most slots of a forward pass; it changes speed and memory, never the result.
+        device: where the model lies.
+        batching: ``packed`` or ``padded``, see :func:`lm_tuning.batching.micro_batches.cut_rows`.
+        counts_hits: whether it is counted how often a supervised token was among the likeliest; a classifier counts
+            its classes in any case.
+        on_progress: told the rows done.
+        label: what the progress is called.
+
+    Returns:
+        The sums over all rows, and what was predicted for them.
+    """
+    scored = np.asarray(rows, dtype=np.int64)
+    scored = scored[table.num_supervised[scored] > 0]
+    groups = _cut_all(task, table, scored, micro_batch_tokens=micro_batch_tokens, batching=batching)
+    # One tensor for all sums: small ones kept between the freed logits would fragment the heap until it holds them all.
+    nats = torch.zeros(len(groups), dtype=torch.float32, device=device)
+    is_classifier = task.unit == "row"
+    classes = torch.zeros(len(scored) if is_classifier else 0, dtype=torch.int64, device=device)
+    probabilities = torch.zeros(len(classes), dtype=torch.float32, device=device)
+    hits = torch.zeros(2, dtype=torch.int64, device=device) if counts_hits and not is_classifier else None
+    num_supervised = done = 0
+    on_progress(label, 0, len(scored), "rows")
+    with evaluating(model):
+        for index, group in enumerate(groups):
+            batch = task.lay_out(table, group, batching=batching).to(device)
+            part = slice(done, done + batch.num_rows)
+            nats[index] = _measure_batch(task, model, batch, classes[part], probabilities[part], hits)
+            num_supervised += batch.num_supervised
+            done += batch.num_rows
+            on_progress(label, done, len(scored), "rows")
+    # One copy to the host for all batches; doubles there, since some devices have none.
+    loss = HeldOutLoss(
+        nats=float(nats.cpu().double().sum()), num_supervised=num_supervised, num_rows=len(scored), unit=task.unit
+    )
+    if hits is not None and num_supervised:
+        likeliest, among_five = (count / num_supervised for count in hits.tolist())
+        return HeldOut(loss, {"token_accuracy": likeliest, "top_5_accuracy": among_five})
+    if not is_classifier:
+        return HeldOut(loss)
+    predictions = _in_order(scored, groups, classes, probabilities)
+    references = table.labels[scored]
+    num_classes = 1 + max(int(references.max(initial=0)), int(predictions.classes.max(initial=0)))
+    counts = count_classes(references, predictions.classes, num_classes=num_classes)
+    return HeldOut(loss, {"accuracy": counts.accuracy, "macro_f1": counts.macro_f1}, predictions)
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Switch dropout and gradients off, and afterwards back to what each module had.
+
+    `eval` goes down a tree of thousands of modules by recursion, those that train nothing included: for one row beside
+    a small model on a fast card that takes nearly as long as the forward pass.
+    """
+    training = [module for module in model.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def choose_rows(num_rows: int, max_rows: int | None, seed: int) -> Int64Array:
+    """Choose rows spread over a split: one from each of equally long stretches.
+
+    Neighbouring rows are often alike (one file, one author), so a spread subset says more than a run of rows.
+
+    Args:
+        num_rows: rows of the split.
+        max_rows: rows wanted; ``None`` means all.
+        seed: decides which row of each stretch is taken.
+
+    Returns:
+        Ascending row indices, ``(min(num_rows, max_rows),)``.
+    """
+    if max_rows is None or max_rows >= num_rows:
+        return np.arange(num_rows, dtype=np.int64)
+    bounds = np.linspace(0, num_rows, max_rows + 1).astype(np.int64)
+    return np.random.default_rng(seed).integers(bounds[:-1], bounds[1:])
+
+
+def choose_micro_batch_tokens(table: TokenTable, *, num_classes: int, on_gpu: bool, memory_bytes: int | None) -> int:
+    """Choose how many token slots an evaluation batch may have, by what its logits take.
+
+    Logits are by far the largest tensor of a forward pass without gradients, and only supervised positions have
+    them, so a table that trains on short answers gets larger batches.
+
+    Args:
+        table: the rows to evaluate.
+        num_classes: logits of one position: words of a language model, classes of a classifier.
+        on_gpu: whether the model lies on an accelerator.
+        memory_bytes: memory of that accelerator; ``None`` when unknown.
+
+    Returns:
+        Token slots of a micro-batch.
+    """
+    supervised_fraction = float(table.num_supervised.sum()) / max(float(table.lengths.sum()), 1.0)
+    room = memory_bytes * GPU_LOGITS_FRACTION if on_gpu and memory_bytes else CPU_LOGITS_BYTES
+    smallest, largest = MICRO_BATCH_TOKENS_LIMITS["gpu" if on_gpu else "cpu"]
+    tokens = room / (num_classes * LOGIT_BYTES * max(supervised_fraction, 0.05))
+    return int(min(max(tokens, smallest), largest))
+
+
+def _measure_batch(  # noqa: PLR0917
+    task: TrainingTask,
+    model: Any,
+    batch: MicroBatch,
+    classes: torch.Tensor,
+    probabilities: torch.Tensor,
+    hits: torch.Tensor | None,
+) -> torch.Tensor:
+    """Sum a micro-batch's nats; of a classifier keep what it chose. The logits are gone when this returns."""
+    if not len(classes):
+        return task.sum_nats(model, batch, PLAIN, hits=hits)
+    logits = task.logits(model, batch)
+    chosen = torch.softmax(logits.float(), dim=-1).max(dim=-1)
+    classes.copy_(chosen.indices)
+    probabilities.copy_(chosen.values)
+    return PLAIN.sum_nats(logits, batch.targets)
+
+
+def _in_order(
+    scored: Int64Array, groups: list[list[int]], classes: torch.Tensor, probabilities: torch.Tensor
+) -> Predictions:
+    """Put predictions, which came as the rows were cut, in the order of the rows asked for."""
+    came = np.array([row for group in groups for row in group], dtype=np.int64)
+    by_row = np.argsort(came, kind="stable")
+    places = by_row[np.searchsorted(came[by_row], scored)]
+    return Predictions(scored, classes.cpu().numpy()[places], probabilities.cpu().numpy()[places])
+
+
+def _cut_all(
+    task: TrainingTask, table: TokenTable, rows: Int64Array, *, micro_batch_tokens: int, batching: Batching
+) -> list[list[int]]:
+    """Cut all rows, sorted by length, into micro-batches.
+
+    Packing compares each row with every open micro-batch, so many rows are packed in parts, each with rows of
+    every length.
+    """
+    rows = rows[np.argsort(-table.lengths[rows], kind="stable")]
+    num_parts = max(1, -(-len(rows) // PACKED_CHUNK_ROWS)) if batching == "packed" else 1
+    groups: list[list[int]] = []
+    for part in range(num_parts):
+        groups += task.cut(table, rows[part::num_parts], budget_tokens=micro_batch_tokens, batching=batching)
+    return groups

@@ -1,0 +1,268 @@
+"""Which rows form each optimizer step: a pure function of seed, epoch, lengths and effective batch.
+
+Everything that makes a run faster (packing, token budgets, ranks, activation checkpointing) only changes
+how a step is cut into micro-batches. What the step computes is fixed here, so resuming is "start at step n".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from lm_tuning.batching.mixing import SourceMix
+from lm_tuning.errors import UserError
+
+if TYPE_CHECKING:
+    from lm_tuning.text.store.table import TokenTable
+    from lm_tuning.training.settings import TrainingSettings
+
+IntArray = npt.NDArray[np.int64]
+
+
+class StepPlan:
+    """Assign the training rows to the optimizer steps of every epoch.
+
+    Each epoch has the same number of steps and uses each row once, or as often as the weight of its source says.
+    With ``effective_batch_rows`` a step has that many rows and the last one of the epoch what is left. With
+    ``effective_batch_tokens`` a step has at most that many tokens, unless one row alone is longer.
+
+    Attributes:
+        num_rows: rows in the training split.
+        mix: how often the rows of each source come up.
+        rows_per_epoch: rows that an epoch's steps hold together, repeated rows counted each time.
+        steps_per_epoch: optimizer steps in one pass over the rows.
+        total_steps: optimizer steps of the whole run.
+    """
+
+    def __init__(
+        self,
+        lengths: npt.ArrayLike,
+        *,
+        seed: int,
+        effective_batch_rows: int | None = None,
+        effective_batch_tokens: int | None = None,
+        num_epochs: int | None = None,
+        max_steps: int | None = None,
+        sources: npt.ArrayLike | None = None,
+        weights: Sequence[float] | None = None,
+    ) -> None:
+        """Lay the plan out; the order of an epoch is drawn when it is first asked for.
+
+        Args:
+            lengths: tokens of each row, shape ``(rows,)``.
+            seed: decides the order of every epoch.
+            effective_batch_rows: rows of one optimizer step; give this or ``effective_batch_tokens``.
+            effective_batch_tokens: most tokens of one optimizer step.
+            num_epochs: passes over the rows; ``None`` means as many as ``max_steps`` needs.
+            max_steps: cap on the optimizer steps; ``None`` means none.
+            sources: place of each row's source in ``weights``, shape ``(rows,)``; ``None`` is one source.
+            weights: times that the rows of each source come up an epoch; ``None``, and 1 for all, is once each.
+
+        Raises:
+            UserError: no rows, not exactly one effective batch, or neither a number of epochs nor of steps.
+        """
+        self._lengths: IntArray = np.asarray(lengths, dtype=np.int64)
+        self.num_rows = len(self._lengths)
+        self.seed = seed
+        self.effective_batch_rows = effective_batch_rows
+        self.effective_batch_tokens = effective_batch_tokens
+        self.mix = SourceMix(np.zeros(self.num_rows) if sources is None else sources, weights)
+        self.rows_per_epoch = int(self.mix.rows_per_epoch.sum())
+        problems = []
+        if self.num_rows == 0:
+            problems.append("The training split has no rows: nothing can be trained.")
+        elif self.rows_per_epoch == 0:
+            problems.append(
+                f"The weights of data.path ({', '.join(map(str, weights or []))}) leave none of the {self.num_rows} "
+                "training rows in an epoch: raise one of them."
+            )
+        if (effective_batch_rows is None) == (effective_batch_tokens is None):
+            problems.append(
+                "Set exactly one of train.effective_batch_rows and train.effective_batch_tokens "
+                f"(now {effective_batch_rows} and {effective_batch_tokens})."
+            )
+        if num_epochs is None and max_steps is None:
+            problems.append("Set train.num_epochs or train.max_steps, or both: the run needs an end.")
+        if problems:
+            raise UserError(problems)
+        self._keep_draws()
+        self.steps_per_epoch = self._count_steps()
+        steps = self.steps_per_epoch * num_epochs if num_epochs is not None else max_steps
+        assert steps is not None
+        self.total_steps = min(steps, max_steps) if max_steps is not None else steps
+
+    def __getstate__(self) -> dict[str, object]:
+        """Leave the drawn epochs behind: loader workers draw their own."""
+        return {name: value for name, value in self.__dict__.items() if name not in {"_epoch", "_attempt"}}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Restore the plan with empty caches."""
+        self.__dict__.update(state)
+        self._keep_draws()
+
+    def rows_of_step(self, step: int) -> IntArray:
+        """Return the indices of the rows that form an optimizer step.
+
+        Args:
+            step: 0-based over the whole run.
+
+        Returns:
+            Row indices, shape ``(rows in the step,)``, in the order of the epoch's draw.
+        """
+        epoch, position = divmod(step, self.steps_per_epoch)
+        order, bounds = self._epoch(epoch)
+        return order[bounds[position] : bounds[position + 1]]
+
+    def epoch_at(self, num_steps: int) -> float:
+        """Return the passes over the data made after a number of steps."""
+        return num_steps / self.steps_per_epoch
+
+    def rows_by_source(self, num_steps: int) -> IntArray:
+        """Count the rows that the first steps of the run train on, ``(sources,)``; a repeated row counts each time."""
+        epochs, rest = divmod(num_steps, self.steps_per_epoch)
+        counts = epochs * self.mix.rows_per_epoch
+        if rest:
+            order, bounds = self._epoch(epochs)
+            counts = counts + self.mix.count(order[: bounds[rest]])
+        return counts
+
+    def digest(self) -> str:
+        """Identify what the steps compute; runs with equal digests have the same rows in every step.
+
+        The number of steps is left out, so that a finished run can be made longer.
+        """
+        content = hashlib.sha256(self._lengths.tobytes())
+        content.update(f"plan-1|{self.seed}|{self.effective_batch_rows}|{self.effective_batch_tokens}".encode())
+        content.update(self.mix.identity())
+        return content.hexdigest()[:16]
+
+    def _keep_draws(self) -> None:
+        """Remember the last draws. The caches belong to the instance, so that a plan can be collected and copied."""
+        self._epoch = lru_cache(maxsize=2)(self._draw_epoch)
+        self._attempt = lru_cache(maxsize=1)(self._draw_attempt)
+
+    def _shuffled(self, *seeds: int) -> IntArray:
+        """Draw an order of an epoch's rows, ``(rows_per_epoch,)``."""
+        random = np.random.default_rng([self.seed, *seeds])
+        return random.permutation(self.num_rows if self.mix.is_plain else self.mix.draw_rows(random))
+
+    def _draw_attempt(self, *seeds: int) -> tuple[IntArray, IntArray]:
+        """Draw an order and cut it by tokens."""
+        assert self.effective_batch_tokens is not None
+        order = self._shuffled(*seeds)
+        return order, cut_at_limit(np.cumsum(self._lengths[order]), self.effective_batch_tokens)
+
+    def _count_steps(self) -> int:
+        if self.effective_batch_rows is not None:
+            return -(-self.rows_per_epoch // self.effective_batch_rows)
+        if self.mix.is_plain:
+            return len(self._attempt(0)[1]) - 1
+        # Epochs of a mixture hold other rows each time, so their tokens differ and with them the steps that they need.
+        # Room for more than two of them show makes it practically certain that every epoch finds rows that fit.
+        counts = [len(self._attempt(epoch)[1]) - 1 for epoch in reversed(range(_SAMPLED_EPOCHS))]
+        return min(2 * max(counts) - min(counts), self.rows_per_epoch)
+
+    def _draw_epoch(self, epoch: int) -> tuple[IntArray, IntArray]:
+        """Return the order of the rows, ``(rows_per_epoch,)``, and the steps' bounds, ``(steps_per_epoch + 1,)``."""
+        if self.effective_batch_rows is not None:
+            bounds = np.minimum(np.arange(self.steps_per_epoch + 1) * self.effective_batch_rows, self.rows_per_epoch)
+            return self._shuffled(epoch), bounds.astype(np.int64)
+        order, bounds = self._attempt(epoch)
+        # Another order fits the rows into more or fewer steps. Epochs must have equal numbers of steps, so
+        # redraw while there are too many, and cut the fullest steps in two while there are too few.
+        attempt = 0
+        while len(bounds) - 1 > self.steps_per_epoch:
+            attempt += 1
+            order, bounds = self._attempt(epoch, attempt) if attempt < _REDRAWS else self._reshuffle_first_epoch(epoch)
+        return order, split_fullest(bounds, self.steps_per_epoch)
+
+    def _reshuffle_first_epoch(self, epoch: int) -> tuple[IntArray, IntArray]:
+        """Keep the steps of epoch 0 and shuffle their order and the rows inside: never too many."""
+        order, bounds = self._attempt(0)
+        random = np.random.default_rng([self.seed, epoch, _REDRAWS, 1])
+        steps = [random.permutation(order[a:b]) for a, b in pairwise(bounds)]
+        steps = [steps[index] for index in random.permutation(len(steps))]
+        sizes = np.array([0, *(len(rows) for rows in steps)], dtype=np.int64)
+        return np.concatenate(steps), np.cumsum(sizes)
+
+
+_REDRAWS = 8
+_SAMPLED_EPOCHS = 2
+_DOUBLINGS = 4
+
+
+def cut_at_limit(ends: IntArray, limit: int) -> IntArray:
+    """Fill steps in order, each up to a limit; a row that is longer stands alone.
+
+    Where a step ends when it starts at a row is looked up for all rows at once. Then the chain of steps is followed, 16
+    steps a jump, since a loop over single steps would take seconds for a million of them.
+
+    Args:
+        ends: running total of tokens, ``(rows,)``, at least one row.
+        limit: most tokens of a step.
+
+    Returns:
+        The steps' bounds, ``(steps + 1,)``, from 0 to the number of rows.
+    """
+    num_rows = len(ends)
+    limits = np.concatenate([[0], ends[:-1]]) + limit
+    following = np.full(num_rows + 1, num_rows, dtype=np.int64)
+    following[:-1] = np.maximum(np.searchsorted(ends, limits, side="right"), np.arange(1, num_rows + 1))
+    jumps = [following]
+    for _ in range(_DOUBLINGS):
+        jumps.append(jumps[-1][jumps[-1]])
+    jump, at, stops = jumps[-1].data, 0, []
+    while at < num_rows:
+        stops.append(at)
+        at = jump[at]
+    bounds = np.array(stops, dtype=np.int64)
+    for smaller in reversed(jumps[:-1]):
+        bounds = np.stack([bounds, smaller[bounds]], axis=1).ravel()
+    return np.append(bounds[: np.searchsorted(bounds, num_rows)], num_rows)
+
+
+def split_fullest(bounds: IntArray, num_steps: int) -> IntArray:
+    """Cut the step with the most rows in two, the first of equals, until there are as many steps as wanted."""
+    missing = num_steps - (len(bounds) - 1)
+    sizes = np.diff(bounds)
+    # Each cut takes one step, so no other than the largest ones can come up.
+    largest = np.argsort(-sizes, kind="stable")[:missing]
+    heap = sorted((-int(sizes[step]), int(bounds[step])) for step in largest)
+    cuts = []
+    for _ in range(missing):
+        size, start = heapq.heappop(heap)
+        assert size < -1, "more steps than rows"
+        left = -size // 2
+        cuts.append(start + left)
+        heapq.heappush(heap, (-left, start))
+        heapq.heappush(heap, (size + left, start + left))
+    return np.sort(np.concatenate([bounds, np.array(cuts, dtype=np.int64)]))
+
+
+def step_plan_of(settings: TrainingSettings, rows: TokenTable) -> StepPlan:
+    """Lay out the steps of a training.
+
+    Args:
+        settings: of the training.
+        rows: that are trained on.
+
+    Raises:
+        UserError: there are no rows, or the run has no end or no effective batch.
+    """
+    return StepPlan(
+        rows.lengths,
+        seed=settings.seed,
+        effective_batch_rows=settings.effective_batch_rows,
+        effective_batch_tokens=settings.effective_batch_tokens,
+        num_epochs=settings.num_epochs,
+        max_steps=settings.max_steps,
+        sources=rows.sources,
+        weights=[float(source["weight"]) for source in settings.sources] or None,
+    )

@@ -1,0 +1,399 @@
+"""Read the files of a run into one Arrow file, checking every row on the way."""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lm_tuning.data.check.findings import Findings, RowPlaces
+from lm_tuning.data.check.problems import MAX_REPORTED, RowProblem, list_columns
+from lm_tuning.data.check.unread import ReadingBrokeOff
+from lm_tuning.data.format.characters import find_odd_characters
+from lm_tuning.data.format.columns import ColumnMapping
+from lm_tuning.data.format.examples import FIELDS, JSON_FIELDS, Example, digest_parts, example_reader, value_reader
+from lm_tuning.data.format.labels import LabelTypes
+from lm_tuning.data.format.text_lengths import TextLengths
+from lm_tuning.data.readers.open import RowSource
+from lm_tuning.data.split.repeated_keys import find_repeats
+from lm_tuning.data.store import BATCH_ROWS, ExampleTable, ExampleWriter
+from lm_tuning.errors import UserError
+from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.wording import count_of
+
+logger = logging.getLogger(__name__)
+
+_REPORT_EVERY_ROWS = 2048
+# More files than this share one progress bar.
+_MAX_BARS = 8
+_NO_KEY = bytes(16)
+# Rows whose new columns are remembered: objects may use anything for keys.
+_MAX_LATE_ROWS = 100
+
+
+@dataclass(frozen=True)
+class OpenedFile:
+    """One file to read.
+
+    Attributes:
+        rows: its rows, opened.
+        split: ``train``, ``validation`` or ``test``.
+        source: place of the training source that it belongs to; -1 for a held-out file.
+    """
+
+    rows: RowSource
+    split: str
+    source: int
+
+
+@dataclass
+class CollectedRows:
+    """What reading found out, row by row as in ``CheckedRows``.
+
+    Attributes:
+        facts: arrays by name: ``files``, ``contents``, ``wholes`` and, with a key, ``keys``.
+        values: number of the row's value by column.
+        names: what these numbers stand for.
+        files: one dict a file, see ``CheckedRows.sources``.
+        findings: every row that something is to be said about.
+        bad_lines: by file, the first bad rows in full.
+        label_types: how many good rows have a label of each JSON type.
+        text_lengths: by field how long the texts of the good rows are, see ``TextLengths``.
+    """
+
+    facts: dict[str, npt.NDArray[Any]]
+    values: dict[str, npt.NDArray[np.int64]]
+    names: dict[str, pa.LargeStringArray]
+    files: list[dict[str, Any]]
+    findings: Findings
+    bad_lines: list[list[str]]
+    label_types: LabelTypes
+    text_lengths: dict[str, dict[str, int | float]]
+
+
+def collect_rows(
+    files: Sequence[OpenedFile],
+    path: Path,
+    *,
+    mapping: ColumnMapping,
+    numbered: Sequence[str],
+    key: str | None,
+    normalize: bool,
+    on_progress: OnProgress = ignore_progress,
+) -> CollectedRows:
+    """Write every good row to one Arrow file and note what splitting needs to know of it.
+
+    A row's ``row_id`` is its 1-based number in its file, plus the last number of the files before it. So ids are
+    unique, those of the first file are its row numbers, and leaving rows out renumbers nothing.
+
+    Memory grows by about 80 bytes a row and 8 bytes a bad row; texts and the values of numbered columns go to disk.
+
+    Args:
+        files: what to read, in this order; their columns are there.
+        path: the Arrow file to write.
+        mapping: what the columns mean.
+        numbered: columns to number the values of, see ``CheckedRows.values``.
+        key: column whose value names a training row for good; None for none.
+        normalize: bring text to NFC.
+        on_progress: told how much of each file was read.
+
+    Raises:
+        ReadingBrokeOff: a file cannot be read to its end; the bad rows before that place are named as well.
+    """
+    collector = _Collector(mapping, numbered, key, normalize=normalize)
+    scratch = path.with_suffix(".values")
+    problems: list[str] = []
+    with (
+        _ValueWriter(scratch, numbered) as values,
+        ExampleWriter(path, mapping.format, is_composed=mapping.is_composed, inspect=collector.inspect) as writer,
+    ):
+        for place, file in enumerate(files):
+            file.rows.select(
+                column
+                for column in dict.fromkeys([*mapping.used_columns, *numbered, *([key] if key else [])])
+                if column in file.rows.columns
+            )
+            try:
+                collector.read(file, writer, values, _file_progress(files, place, on_progress))
+            except UserError as error:
+                problems += [*spell_out(collector.files[-1], collector.bad_lines[-1]), *error.problems]
+    if problems:
+        scratch.unlink()
+        raise ReadingBrokeOff(problems, files=collector.files, findings=collector.findings)
+    keep = collector.drop_repeats(path) if key else None
+    numbers, names = _number_values(scratch, numbered, keep)
+    scratch.unlink()
+    return CollectedRows(
+        collector.facts(keep),
+        numbers,
+        names,
+        collector.files,
+        collector.findings,
+        collector.bad_lines,
+        collector.label_types,
+        collector.text_lengths.describe(keep),
+    )
+
+
+def spell_out(file: Mapping[str, Any], lines: Sequence[str]) -> list[str]:
+    """Return the first bad rows of a file in full, and how many more there are.
+
+    Args:
+        file: see ``CheckedRows.sources``.
+        lines: the first bad rows in full.
+    """
+    rest = sum(file["rows_skipped"].values()) - len(lines)
+    return [*lines, *([f"{file['path']}: {count_of(rest, 'more bad row')}."] if rest else [])]
+
+
+def _file_progress(files: Sequence[OpenedFile], place: int, on_progress: OnProgress) -> Callable[[int, int, str], None]:
+    """Return a function that is told how much of one file was read."""
+    if len(files) <= _MAX_BARS:
+        return partial(on_progress, f"Reading {files[place].rows.name}")
+
+    def report(done: int, total: int, unit: str) -> None:
+        on_progress(f"Reading {len(files):,} files", place + (done == total), len(files), "files")
+
+    return report
+
+
+class _Collector:
+    """Arrays that grow row by row."""
+
+    def __init__(self, mapping: ColumnMapping, numbered: Sequence[str], key: str | None, *, normalize: bool) -> None:
+        self.files: list[dict[str, Any]] = []
+        self.findings = Findings()
+        self.bad_lines: list[list[str]] = []
+        self.label_types = LabelTypes()
+        self.text_lengths = TextLengths(FIELDS[mapping.format])
+        self._label = mapping.columns.get("label")
+        self._read_example: Callable[[Mapping[str, Any]], Example] = example_reader(mapping, normalize=normalize)
+        self._readers = {column: value_reader(column, normalize=normalize) for column in numbered}
+        self._key = key
+        self._read_key = value_reader(key, normalize=normalize) if key else None
+        self._json_fields = [(name, name in JSON_FIELDS) for name in FIELDS[mapping.format]]
+        self._files = array("h")
+        self._contents = bytearray()
+        self._wholes = bytearray()
+        self._keys = bytearray()
+        self._last_id = 0
+
+    def read(
+        self,
+        file: OpenedFile,
+        writer: ExampleWriter,
+        values: _ValueWriter,
+        on_progress: Callable[[int, int, str], None],
+    ) -> None:
+        """Take in one file."""
+        facts: dict[str, Any] = {"path": file.rows.path, "split": file.split, "source": file.source}
+        facts |= {"first_row_id": self._last_id + 1, "rows_read": 0, "rows_kept": 0, "rows_skipped": {}}
+        self.files.append(facts)
+        self.bad_lines.append([])
+        num_before = writer.num_appended
+        try:
+            self._read_rows(file, facts, writer, values, on_progress)
+        except UserError:
+            facts["broke_off"] = True
+            raise
+        finally:
+            facts["rows_kept"] = writer.num_appended - num_before
+            if file.rows.exploding:
+                facts["exploded"] = file.rows.exploding.describe()
+            self._files.extend([len(self.files) - 1] * facts["rows_kept"])
+        _, total, unit = file.rows.progress()
+        on_progress(total, total, unit)
+
+    def _read_rows(
+        self,
+        file: OpenedFile,
+        facts: dict[str, Any],
+        writer: ExampleWriter,
+        values: _ValueWriter,
+        on_progress: Callable[[int, int, str], None],
+    ) -> None:
+        source, first_id, place = file.rows, self._last_id, file.source
+        readers = [reader if column in source.columns else None for column, reader in self._readers.items()]
+        read_key = self._read_key if self._key in source.columns else None
+        read_example, append, append_values = self._read_example, writer.append, values.append
+        label, add_label = self._label, self.label_types.add
+        contents, wholes, keys = self._contents, self._wholes, self._keys
+        has_keys = self._read_key is not None
+        known: set[str] = set(source.columns)
+        late: dict[int, set[str]] = {}
+        number = num_rows = 0
+        _, total, unit = source.progress()
+        on_progress(0, total, unit)
+        try:
+            for number, row in source:
+                num_rows += 1
+                if num_rows % _REPORT_EVERY_ROWS == 0:
+                    done, total, unit = source.progress()
+                    on_progress(min(done, total - 1), total, unit)  # the end comes with the end of the file
+                try:
+                    if row.__class__ is not dict:
+                        raise row  # type: ignore[misc]
+                    example = read_example(row)
+                    found = [reader(row) if reader else None for reader in readers]
+                    key = digest_parts(read_key(row)) if read_key else _NO_KEY
+                except RowProblem as problem:
+                    in_file = source.exploding.where if source.exploding else None
+                    self._note_bad(first_id + number, number, problem, in_file=in_file)
+                    continue
+                if not row.keys() <= known and len(late) < _MAX_LATE_ROWS:
+                    late.setdefault(number, row.keys() - known)
+                    known = known | row.keys()
+                append(first_id + number, example.values, place, example.column_ranges)
+                contents += example.content_digest
+                wholes += example.whole_digest
+                if label:
+                    add_label(row[label])
+                if found:
+                    append_values(found)
+                if has_keys:
+                    keys += key
+                for kind, reason in example.oddities:
+                    self.findings.add(first_id + number, kind, reason, is_bad=False)
+        finally:
+            facts["rows_read"] = num_rows
+            self._last_id += number
+        _warn_of_late_columns(source.path, late)
+
+    def inspect(self, batch: pa.RecordBatch) -> None:
+        """Look for odd characters in rows that are about to be written, and note how long their texts are."""
+        self.text_lengths.add(batch)
+        noted: set[tuple[int, str]] = set()
+        for name, is_json in self._json_fields:
+            for place, kind, reason in find_odd_characters(batch.column(name), is_json=is_json):
+                if (place, kind) not in noted:
+                    noted.add((place, kind))
+                    row_id = batch.column("row_id")[place].as_py()
+                    self.findings.add(row_id, kind, f"{name} {reason}", is_bad=False)
+
+    def drop_repeats(self, path: Path) -> npt.NDArray[np.bool_] | None:
+        """Take rows whose key an earlier training row has out of the file; return which rows stay, None for all."""
+        table = ExampleTable(path)
+        digests = np.frombuffer(self._keys, dtype=np.uint64).reshape(-1, 2)
+        is_train = np.array([file["split"] == "train" for file in self.files])
+        files = np.frombuffer(self._files, dtype=np.int16)
+        repeats, originals = find_repeats(digests, is_train[files])
+        if not len(repeats):
+            return None
+        row_ids = np.concatenate([batch.column("row_id").to_numpy() for batch in table.batches()])
+        places = RowPlaces(self.files)
+        for repeat, original in zip(repeats.tolist(), originals.tolist(), strict=True):
+            name, number = places.find(int(row_ids[original]))
+            file = int(files[repeat])
+            self.files[file]["rows_kept"] -= 1
+            row_id = int(row_ids[repeat])
+            reason = f"column {self._key!r} (split.key) holds the value that row {number} of {name} has."
+            problem = RowProblem("repeated_key", reason)
+            self._note_bad(row_id, row_id - self.files[file]["first_row_id"] + 1, problem, file)
+        keep = np.ones(len(files), dtype=bool)
+        keep[repeats] = False
+        kept_path = path.with_suffix(".kept")
+        start = 0
+        with ExampleWriter(kept_path, table.format, is_composed=table.is_composed) as writer:
+            for batch in table.batches():
+                writer.append_batch(batch.filter(pa.array(keep[start : start + batch.num_rows])))
+                start += batch.num_rows
+        kept_path.replace(path)
+        return keep
+
+    def facts(self, keep: npt.NDArray[np.bool_] | None) -> dict[str, npt.NDArray[Any]]:
+        """Return the arrays of the rows that stay."""
+        found: dict[str, npt.NDArray[Any]] = {
+            "files": np.frombuffer(self._files, dtype=np.int16),
+            "contents": np.frombuffer(self._contents, dtype=np.uint64).reshape(-1, 2),
+            "wholes": np.frombuffer(self._wholes, dtype=np.uint64).reshape(-1, 2),
+        }
+        if self._key:
+            found["keys"] = np.frombuffer(self._keys, dtype=np.uint64).reshape(-1, 2)
+        return found if keep is None else {name: values[keep] for name, values in found.items()}
+
+    def _note_bad(
+        self, row_id: int, number: int, problem: RowProblem, file: int = -1, *, in_file: str | None = None
+    ) -> None:
+        """Note a row that cannot be used; ``in_file`` says where an exploded one stands in its file."""
+        reason = f"{problem.reason} (In the file: {in_file}.)" if in_file else problem.reason
+        self.findings.add(row_id, problem.kind, reason, is_bad=True)
+        counts = self.files[file]["rows_skipped"]
+        counts[problem.kind] = counts.get(problem.kind, 0) + 1
+        if len(self.bad_lines[file]) < MAX_REPORTED:
+            self.bad_lines[file].append(f"{self.files[file]['path']}, {in_file or f'row {number}'}: {problem.reason}")
+
+
+def _warn_of_late_columns(path: str, late: Mapping[int, set[str]]) -> None:
+    """Tell of columns that were not there yet when the columns of a file were looked at."""
+    if late:
+        names = sorted(name for columns in late.values() for name in columns)
+        logger.warning(
+            "%s: columns that first appear in row %d or later are not used: %s. To use them, let a row among the first "
+            "1,000 have them.",
+            path,
+            min(late),
+            list_columns(names),
+        )
+
+
+class _ValueWriter:
+    """Put the values of numbered columns aside in an Arrow file; a context manager."""
+
+    def __init__(self, path: Path, columns: Sequence[str]) -> None:
+        self._schema = pa.schema([(str(place), pa.large_string()) for place in range(len(columns))])
+        self._rows: list[list[str | None]] = []
+        self._sink = pa.OSFile(str(path), "wb")
+        self._writer = pa.ipc.new_file(self._sink, self._schema)
+
+    def append(self, values: list[str | None]) -> None:
+        """Add the values of one row."""
+        self._rows.append(values)
+        if len(self._rows) == BATCH_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if self._rows:
+            arrays = [pa.array(column, pa.large_string()) for column in zip(*self._rows, strict=True)]
+            self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
+            self._rows.clear()
+
+    def __enter__(self) -> _ValueWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._flush()
+            self._writer.close()
+        self._sink.close()
+
+
+def _number_values(
+    path: Path, columns: Sequence[str], keep: npt.NDArray[np.bool_] | None
+) -> tuple[dict[str, npt.NDArray[np.int64]], dict[str, pa.LargeStringArray]]:
+    """Number the values of each column in the order in which they first appear; missing ones are -1."""
+    if not columns:
+        return {}, {}
+    table = pa.ipc.open_file(pa.memory_map(str(path), "r")).read_all()
+    if keep is not None:
+        table = table.filter(pa.array(keep))
+    values: dict[str, npt.NDArray[np.int64]] = {}
+    names: dict[str, pa.LargeStringArray] = {}
+    for place, column in enumerate(columns):
+        chunks = table.column(place).dictionary_encode().chunks
+        numbers = list(_indices(chunks))
+        values[column] = np.concatenate(numbers) if numbers else np.zeros(0, dtype=np.int64)
+        names[column] = chunks[-1].dictionary if chunks else pa.array([], pa.large_string())
+    return values, names
+
+
+def _indices(chunks: list[pa.DictionaryArray]) -> Iterator[npt.NDArray[np.int64]]:
+    for chunk in chunks:
+        yield chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)

@@ -1,0 +1,256 @@
+"""Name values inside nested rows: ``translation.en``, ``instances[0].output``, ``meta["a.b"]``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from difflib import get_close_matches
+from typing import Any
+
+from lm_tuning.data.check.problems import RowProblem, describe_value, list_columns
+
+Step = str | int
+"""A key of an object, or the 0-based index of an element of a list (negative ones count from its end)."""
+
+_STEP = re.compile(
+    r"""(?P<dot>\.)?(?P<key>[^.\[\]]+)|\[(?P<index>-?\d{1,9})\]|\[(?:"(?P<double>[^"]*)"|'(?P<single>[^']*)')\]"""
+)
+_PLAIN_KEY = re.compile(r"[^.\[\]]+")
+_MAX_LISTED_KEYS = 10
+_MAX_DEPTH = 4
+_MAX_NAMES = 200
+_MISSING = object()
+
+
+def parse_path(text: str) -> tuple[Step, ...] | None:
+    """Cut a path into its steps.
+
+    Keys are parted by dots; a key that holds a dot or a bracket stands in brackets and quotes. A number in brackets is
+    the index of an element, from 0; a number behind a dot is a key, or an index where there is a list.
+
+    Args:
+        text: the path as typed.
+
+    Returns:
+        The steps; None where the text is no path, such as ``a..b`` or ``a[``.
+    """
+    steps: list[Step] = []
+    at = 0
+    while at < len(text):
+        match = _STEP.match(text, at)
+        if match is None or (match["key"] is not None and bool(match["dot"]) == (at == 0)):
+            return None
+        quoted = match["double"] if match["double"] is not None else match["single"]
+        if match["index"] is not None:
+            steps.append(int(match["index"]))
+        else:
+            steps.append(match["key"] if match["key"] is not None else quoted)
+        at = match.end()
+    return tuple(steps) or None
+
+
+def format_path(steps: Iterable[Step]) -> str:
+    """Write steps as a user would type them; the opposite of ``parse_path``.
+
+    Args:
+        steps: keys and indices.
+    """
+    text = ""
+    for step in steps:
+        if isinstance(step, int):
+            text += f"[{step}]"
+        elif _PLAIN_KEY.fullmatch(step):
+            text += f".{step}" if text else step
+        else:
+            text += f"['{step}']" if '"' in step else f'["{step}"]'
+    return text
+
+
+class NotThere(LookupError):
+    """Say where a path ends in a row.
+
+    Attributes:
+        reason: a part of a sentence, such as ``'translation' has no key 'en'``.
+        is_wrong_type: a value of another type stands in the way; otherwise there is just nothing: a missing key, a list
+            that is too short, or null.
+    """
+
+    def __init__(self, reason: str, *, is_wrong_type: bool) -> None:
+        """Keep both.
+
+        Args:
+            reason: where the path ends.
+            is_wrong_type: whether a value of another type stands in the way.
+        """
+        self.reason = reason
+        self.is_wrong_type = is_wrong_type
+        super().__init__(reason)
+
+
+def reach(row: Mapping[str, Any], steps: tuple[Step, ...]) -> Any:
+    """Return the value at a path.
+
+    Args:
+        row: one row.
+        steps: see ``parse_path``.
+
+    Raises:
+        NotThere: the path ends before.
+    """
+    value: Any = row
+    for depth, step in enumerate(steps):
+        kind = value.__class__
+        if kind is dict:
+            inner = value.get(step if step.__class__ is str else str(step), _MISSING)
+            if inner is _MISSING:
+                raise NotThere(_no_key(value, steps, depth), is_wrong_type=False)
+            value = inner
+        elif kind is list and (step.__class__ is int or (isinstance(step, str) and step.isdecimal())):
+            try:
+                value = value[int(step)]
+            except IndexError:
+                length = f"{len(value):,} element{'s' * (len(value) != 1)}"
+                raise NotThere(
+                    f"{_at(steps, depth)} has {length} and none at index {step}", is_wrong_type=False
+                ) from None
+        elif value is None:
+            raise NotThere(f"{_at(steps, depth)} is null", is_wrong_type=False)
+        else:
+            wanted = "a list" if isinstance(step, int) else "an object"
+            raise NotThere(
+                f"{_at(steps, depth)} holds {describe_value(value)}, where {wanted} is wanted", is_wrong_type=True
+            )
+    return value
+
+
+def explain_missing(row: Mapping[str, Any], column: str) -> str | None:
+    """Say where the path of a column ends in a row.
+
+    Args:
+        row: one row, its nested values still in it.
+        column: a column name.
+
+    Returns:
+        A part of a sentence; None where the name is no path into something that the row has.
+    """
+    steps = parse_path(column)
+    if steps is None or len(steps) == 1 or str(steps[0]) not in row:
+        return None
+    try:
+        reach(row, steps)
+    except NotThere as error:
+        return error.reason
+    return None
+
+
+class PathColumns:
+    """Columns that are named by path: they are put beside the other columns of each row."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self._steps: dict[str, tuple[Step, ...]] = {}
+
+    def __bool__(self) -> bool:
+        """Say whether there are any."""
+        return bool(self._steps)
+
+    def add(self, name: str, steps: tuple[Step, ...]) -> None:
+        """Add a column.
+
+        Args:
+            name: the path as typed.
+            steps: its steps.
+        """
+        self._steps[name] = steps
+
+    def roots(self, names: Iterable[str]) -> list[str]:
+        """Return the columns of the file that some columns are taken from.
+
+        Args:
+            names: columns by path and others.
+        """
+        return [str(self._steps[name][0]) if name in self._steps else name for name in names]
+
+    def names_in(self, row: Mapping[str, Any]) -> set[str]:
+        """Return the columns that a row has a value for, of the right types on the way.
+
+        Args:
+            row: one row.
+        """
+        names = set()
+        for name, steps in self._steps.items():
+            with suppress(NotThere):
+                reach(row, steps)
+                names.add(name)
+        return names
+
+    def fill(
+        self, rows: Iterable[tuple[int, dict[str, Any] | RowProblem]]
+    ) -> Iterator[tuple[int, dict[str, Any] | RowProblem]]:
+        """Add the columns to each row; a row in which a path meets a value of another type becomes its problem.
+
+        Args:
+            rows: rows with their numbers, as a file has them.
+        """
+        paths = list(self._steps.items())
+        for number, row in rows:
+            yield number, _filled(row, paths) if isinstance(row, dict) else row
+
+
+def nested_names(row: Mapping[str, Any]) -> list[str]:
+    """Return the paths of the values inside a row, for suggestions: of lists the first element's.
+
+    Args:
+        row: one row.
+    """
+    names: list[str] = []
+
+    def collect(value: Any, steps: tuple[Step, ...]) -> None:
+        if len(steps) > _MAX_DEPTH or len(names) >= _MAX_NAMES:
+            return
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                collect(inner, (*steps, key))
+        elif isinstance(value, list) and value and isinstance(value[0], dict | list):
+            collect(value[0], (*steps, 0))
+        elif len(steps) > 1:
+            names.append(format_path(steps))
+
+    collect(dict(row), ())
+    return names[:_MAX_NAMES]
+
+
+def suggest_path(column: str, names: Iterable[str]) -> str | None:
+    """Return the nested path that a column name probably means: one that ends in it, else the nearest.
+
+    Args:
+        column: a name that the file lacks.
+        names: see ``nested_names``.
+    """
+    listed = list(names)
+    ending = [name for name in listed if name.endswith((f".{column}", f'["{column}"]'))]
+    return next(iter(ending or get_close_matches(column, listed, n=1)), None)
+
+
+def _filled(row: dict[str, Any], paths: list[tuple[str, tuple[Step, ...]]]) -> dict[str, Any] | RowProblem:
+    filled = dict(row)
+    for name, steps in paths:
+        try:
+            filled[name] = reach(row, steps)
+        except NotThere as error:
+            if error.is_wrong_type:
+                return RowProblem("wrong_type", f"column {name!r}: {error.reason}.")
+    return filled
+
+
+def _no_key(value: Mapping[str, Any], steps: tuple[Step, ...], depth: int) -> str:
+    keys = list(value)
+    listed = list_columns(keys[:_MAX_LISTED_KEYS])
+    more = f" and {len(keys) - _MAX_LISTED_KEYS:,} more" if len(keys) > _MAX_LISTED_KEYS else ""
+    has = f"its keys: {listed}{more}" if keys else "it is empty"
+    return f"{_at(steps, depth)} has no key {str(steps[depth])!r} ({has})"
+
+
+def _at(steps: tuple[Step, ...], depth: int) -> str:
+    return repr(format_path(steps[:depth])) if depth else "the row"

@@ -1,0 +1,286 @@
+"""Decide what the columns of a file mean: which format the rows have, and which column plays which part."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+
+from lm_tuning.data.check.problems import list_columns
+from lm_tuning.data.format.conventions import (
+    CONTENT_NAMES,
+    MESSAGES,
+    OPTIONAL_NAMES,
+    PROMPT_RESPONSE,
+    TEXT,
+    TEXT_LABEL,
+    find_conventions,
+)
+from lm_tuning.data.format.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION, find_format_problem
+from lm_tuning.data.format.template import template_columns
+from lm_tuning.errors import UserError
+
+logger = logging.getLogger(__name__)
+
+FORMATS = (TEXT, PROMPT_RESPONSE, MESSAGES, TEXT_LABEL)
+
+_NEEDED_PARTS: Mapping[str, tuple[str, ...]] = {
+    TEXT: ("text",),
+    PROMPT_RESPONSE: ("prompt", "response"),
+    MESSAGES: ("messages",),
+    TEXT_LABEL: ("text", "label"),
+}
+# What a template renders, for the formats that can have one.
+_RENDERED_PART: Mapping[str, str] = {TEXT: "text", PROMPT_RESPONSE: "prompt", TEXT_LABEL: "text"}
+
+
+# Comparing a name with very many others takes longer than a suggestion is worth.
+_MAX_COMPARED = 1000
+
+
+def _nothing(column: str) -> str:
+    """Say nothing more about a column."""
+    return ""
+
+
+@dataclass(frozen=True)
+class ColumnMapping:
+    """What the columns mean.
+
+    Attributes:
+        format: ``text``, ``prompt_response``, ``messages`` or ``text_label``.
+        columns: column by part: ``text``, ``prompt``, ``response``, ``system``, ``messages``, ``tools`` or ``label``.
+        template: renders the prompt (or the text) from columns; None when a column holds it.
+        appended: column whose text, where a row has any, goes behind the prompt after an empty line; None for none.
+        read_off: the file whose column names said all this; None when parameters did.
+    """
+
+    format: str
+    columns: dict[str, str] = field(default_factory=dict)
+    template: str | None = None
+    appended: str | None = None
+    read_off: str | None = None
+
+    @property
+    def is_composed(self) -> bool:
+        """Say whether the prompt, or the text, is made of columns and of fixed text between them."""
+        return self.template is not None or self.appended is not None
+
+    @property
+    def used_columns(self) -> list[str]:
+        """Name every column that is read, each once."""
+        rendered = template_columns(self.template) if self.template else []
+        appended = [self.appended] if self.appended else []
+        return list(dict.fromkeys([*self.columns.values(), *rendered, *appended]))
+
+
+def choose_mapping(
+    available: list[str],
+    *,
+    path: str,
+    format: str = "auto",
+    columns: Mapping[str, str | None] | None = None,
+    template: str | None = None,
+    task: str = "causal_lm",
+    explain: Callable[[str], str] = _nothing,
+    inside: Callable[[], str] = lambda: "",
+) -> ColumnMapping:
+    """Decide on format and columns from what the user says and, where that is nothing, from the column names.
+
+    Args:
+        available: the column names of the file.
+        path: the file, as messages name it.
+        format: one of ``FORMATS``; ``auto`` finds it out.
+        columns: column by part, as in ``data.columns``; None where not given.
+        template: ``data.template``.
+        task: text with a label is only chosen by itself for ``sequence_classification``.
+        explain: says more about a column that is not there, see ``RowSource.explain_missing``.
+        inside: says how values inside the columns are named, see ``RowSource.describe_inside``.
+
+    Returns:
+        The mapping; every column in it is available.
+
+    Raises:
+        UserError: columns that are not there, parts that are missing or do not go together, a template that does not
+            parse, names that fit no format, or a format that the task cannot learn from.
+    """
+    given = {part: column for part, column in (columns or {}).items() if column is not None}
+    if given or template is not None:
+        mapping = _given_mapping(given, template, format, available, task=task, inside=inside)
+    else:
+        mapping = _conventional_mapping(available, path=path, format=format, task=task, inside=inside)
+    problem = find_format_problem(mapping.format, task=task, path=path)
+    if problem:
+        raise UserError(problem)
+    check_mapping(mapping, available, path=path, explain=explain)
+    return mapping
+
+
+def check_mapping(
+    mapping: ColumnMapping, available: list[str], *, path: str, explain: Callable[[str], str] = _nothing
+) -> None:
+    """Refuse a mapping that names columns which a file does not have.
+
+    Args:
+        mapping: see ``choose_mapping``.
+        available: the column names of the file.
+        path: the file, as messages name it.
+        explain: says more about a column that is not there.
+
+    Raises:
+        UserError: naming each column, its parameter, the nearest name and the columns that are there.
+    """
+    origin = f" (read off the column names of {mapping.read_off})" if mapping.read_off else ""
+    places = [(f"data.columns.{part}{origin}", column) for part, column in mapping.columns.items()]
+    if mapping.template:
+        places += [("data.template", column) for column in template_columns(mapping.template)]
+    problems = [
+        missing_column(key, column, available, path=path, more=explain(column))
+        for key, column in places
+        if column not in available
+    ]
+    if problems:
+        raise UserError(problems)
+
+
+def missing_column(key: str, column: str, available: list[str], *, path: str, more: str = "") -> str:
+    """Write the message for a column that is not there.
+
+    Args:
+        key: the parameter that names it.
+        column: its name.
+        available: the column names of the file.
+        path: the file.
+        more: sentences about what is there instead.
+    """
+    nearest = get_close_matches(column, available[:_MAX_COMPARED], n=1)
+    suggestion = f" Did you mean {nearest[0]!r}?" if nearest and "Did you mean" not in more else ""
+    return (
+        f"{key} names the column {column!r}, which {path} does not have.{suggestion} "
+        f"Its columns: {list_columns(available)}.{more}"
+    )
+
+
+def _given_mapping(
+    given: dict[str, str],
+    template: str | None,
+    wanted: str,
+    available: list[str],
+    *,
+    task: str,
+    inside: Callable[[], str],
+) -> ColumnMapping:
+    """Build the mapping from the parameters; a needed part that they leave out may bear its own name in the file."""
+    problems: list[str] = []
+    if template is not None:
+        try:
+            template_columns(template)
+        except ValueError as error:
+            problems.append(f"data.template: {error}")
+            template = ""  # stands for one that parses, so that the other problems are found as well
+    chosen = wanted if wanted != "auto" else _format_of(set(given), task=task)
+    if chosen is None:
+        listed = [f"data.columns.{part}" for part in given] + ["data.template"] * (template is not None)
+        problems.append(f"No format follows from {' and '.join(listed)} alone. {_WAYS}")
+        raise UserError(problems)
+    rendered = _RENDERED_PART.get(chosen)
+    if template is not None and rendered is None:
+        problems.append(f"data.template cannot be used with the format {chosen!r}; set it to null.")
+    if template is not None and rendered in given:
+        problems.append(
+            f"data.template and data.columns.{rendered} both say what the {rendered} is. Set one of them to null."
+        )
+    for part in _NEEDED_PARTS[chosen]:
+        if part in given or (template is not None and part == rendered):
+            continue
+        if part in available:
+            given = {**given, part: part}
+        else:
+            problems.append(
+                f"The format {chosen!r} needs data.columns.{part}: the column that holds the {part}. Columns that are "
+                f"there: {list_columns(available)}.{inside()}"
+            )
+    allowed = (*_NEEDED_PARTS[chosen], *OPTIONAL_NAMES.get(chosen, ()))
+    problems += [
+        f"data.columns.{part} has no use in the format {chosen!r}; set it to null."
+        for part in given
+        if part not in allowed
+    ]
+    if problems:
+        raise UserError(problems)
+    return ColumnMapping(chosen, {part: given[part] for part in allowed if part in given}, template)
+
+
+def _format_of(parts: set[str], *, task: str) -> str | None:
+    """Tell the format from the parts that were given, and where they leave it open from the task."""
+    if "messages" in parts:
+        return MESSAGES
+    if "response" in parts or "prompt" in parts:
+        return PROMPT_RESPONSE
+    if "label" in parts or task == SEQUENCE_CLASSIFICATION:
+        return TEXT_LABEL
+    if "text" in parts:
+        return TEXT
+    return PROMPT_RESPONSE if task == SEQ2SEQ_LM else None
+
+
+def _conventional_mapping(
+    available: list[str], *, path: str, format: str, task: str, inside: Callable[[], str]
+) -> ColumnMapping:
+    """Find the one format whose usual column names are all there, and say what is read as what."""
+    found = find_conventions(available, format=format, task=task)
+    if not found:
+        asked = "a format" if format == "auto" else f"the format {format!r}"
+        raise UserError(
+            f"{path} has the columns {list_columns(available)}; no usual names of {asked} are there.{inside()} {_WAYS}"
+        )
+    if len(found) > 1:
+        listed = "; or ".join(f"{one.describe()} ({one.format})" for one in found)
+        keys = list(dict.fromkeys(f"data.columns.{part}" for one in found for part in one.columns))
+        raise UserError(
+            f"{path} has the columns {list_columns(available)}, which can be read in {len(found)} ways: {listed}. Say "
+            f"which columns are meant: {', '.join(keys)}."
+        )
+    (convention,) = found
+    columns = {**convention.columns}
+    columns |= {part: part for part in OPTIONAL_NAMES.get(convention.format, ()) if part in available}
+    mapping = ColumnMapping(convention.format, columns, appended=convention.appended, read_off=path)
+    _log_reading(mapping, available, path=path)
+    return mapping
+
+
+def describe_mapping(mapping: ColumnMapping) -> str:
+    """Say which column is read as what.
+
+    Args:
+        mapping: see ``choose_mapping``.
+    """
+    said = [f"{part} from {column!r}" for part, column in mapping.columns.items()]
+    if mapping.template:
+        listed = ", ".join(repr(column) for column in template_columns(mapping.template))
+        said.insert(0, f"{_RENDERED_PART[mapping.format]} from the template with {listed or 'no column'}")
+    if mapping.appended:
+        said.insert(1, f"{mapping.appended!r} behind the prompt after an empty line")
+    return ", ".join(said)
+
+
+def _log_reading(mapping: ColumnMapping, available: list[str], *, path: str) -> None:
+    rest = [column for column in available if column not in mapping.used_columns]
+    telling = [column for column in rest if column.strip().lower() in CONTENT_NAMES]
+    logger.log(
+        logging.WARNING if telling else logging.INFO,
+        "Read %s as %s, by the column names: %s%s.%s",
+        path,
+        mapping.format,
+        describe_mapping(mapping),
+        f"; not used: {list_columns(rest)}" if rest else "",
+        f" If the model should see {list_columns(telling)}, put it into a data.template." if telling else "",
+    )
+
+
+_WAYS = (
+    "Name the columns that hold the parts: data.columns.text; or data.columns.prompt and data.columns.response; or "
+    "data.columns.messages; or data.columns.text and data.columns.label. data.template can render a prompt from "
+    'several columns, such as "Summarize:\\n{dialogue}", next to data.columns.response.'
+)

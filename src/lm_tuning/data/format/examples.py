@@ -1,0 +1,275 @@
+"""Bring a row to its format: checked, normalized, in a fixed order of fields, with a digest that finds copies."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable, Mapping
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+from lm_tuning.data.check.problems import RowProblem, describe_value
+from lm_tuning.data.format.column_paths import explain_missing
+from lm_tuning.data.format.columns import ColumnMapping
+from lm_tuning.data.format.conventions import MESSAGES, PROMPT_RESPONSE, TEXT, TEXT_LABEL
+from lm_tuning.data.format.messages import (
+    add_system,
+    comparable_messages,
+    describe_oddities,
+    read_messages,
+    read_tools,
+    write_messages,
+)
+from lm_tuning.data.format.template import Composed, normalize_composed, template_renderer
+
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    TEXT: ("text",),
+    PROMPT_RESPONSE: ("prompt", "response", "system"),
+    MESSAGES: ("messages", "tools"),
+    TEXT_LABEL: ("text", "label"),
+}
+"""Fields of an example by format, in the order of storage; ``system`` and ``tools`` may be null."""
+
+JSON_FIELDS = frozenset({"messages", "tools"})
+"""Fields whose text is JSON."""
+
+DIGEST_BYTES = 16
+
+# No text that a person wrote holds this.
+_SEPARATOR = "\x00\x1f\x00"
+
+Row = Mapping[str, Any]
+ReadField = Callable[[Row], str]
+ReadComposed = Callable[[Row], Composed]
+
+
+class Example(NamedTuple):
+    """One checked row.
+
+    Attributes:
+        values: one value a field of the format.
+        content_digest: 16 bytes, equal for rows whose content is the same after trimming and NFC, whatever the label.
+        whole_digest: the same with the label, so that copies with another label are told apart.
+        oddities: kind and reason of what is unusual in it; the row is used all the same.
+        column_ranges: start and end of each column in a composed prompt, or text, in characters, end to end.
+    """
+
+    values: tuple[str | None, ...]
+    content_digest: bytes
+    whole_digest: bytes
+    oddities: tuple[tuple[str, str], ...] = ()
+    column_ranges: tuple[int, ...] = ()
+
+
+def example_reader(mapping: ColumnMapping, *, normalize: bool) -> Callable[[Row], Example]:
+    """Return a function that turns a row into an example.
+
+    Args:
+        mapping: what the columns mean.
+        normalize: bring text to NFC, which changes no meaning; nothing else is ever changed.
+
+    Returns:
+        The function. It raises ``RowProblem`` for a row that cannot be used.
+    """
+    columns = mapping.columns
+    if mapping.format == MESSAGES:
+        return _messages_reader(columns, normalize=normalize)
+    readers = {part: text_reader(column, normalize=normalize) for part, column in columns.items() if part != "label"}
+    composed = "prompt" if mapping.format == PROMPT_RESPONSE else "text"
+    if mapping.template:
+        read_composed = _rendered_reader(mapping.template, normalize=normalize)
+    elif mapping.appended:
+        read_composed = _appending_reader(readers[composed], mapping.appended, normalize=normalize)
+    else:
+        read_composed = _whole_reader(readers[composed])
+    if mapping.format == PROMPT_RESPONSE:
+        return _prompt_response_reader(read_composed, readers["response"], columns.get("system"), normalize)
+    if mapping.format == TEXT_LABEL:
+        return _text_label_reader(read_composed, value_reader(columns["label"], normalize=normalize))
+
+    def read(row: Row) -> Example:
+        text, edges = read_composed(row)
+        digest = digest_parts(text.strip())
+        return Example((text,), digest, digest, column_ranges=edges)
+
+    return read
+
+
+def text_reader(column: str, *, normalize: bool) -> ReadField:
+    """Return a function that takes the text of a column.
+
+    Args:
+        column: its name.
+        normalize: bring it to NFC.
+
+    Returns:
+        The function. It raises ``RowProblem`` for a missing column, another type and blank text.
+    """
+
+    def read(row: Row) -> str:
+        value = row.get(column)
+        if value.__class__ is not str:
+            raise _wrong_value(row, column, "text")
+        if not value or value.isspace():
+            raise RowProblem("empty", f"column {column!r} is empty.")
+        return unicodedata.normalize("NFC", value) if normalize and not value.isascii() else value
+
+    return read
+
+
+def value_reader(column: str, *, normalize: bool) -> ReadField:
+    """Return a function that takes a class, group or stratum: text, or a whole number or boolean as its text.
+
+    It is a name, so space around it does not count.
+
+    Args:
+        column: its name.
+        normalize: bring it to NFC.
+
+    Returns:
+        The function. It raises ``RowProblem`` for anything else, and for an empty value.
+    """
+
+    def read(row: Row) -> str:
+        value = row.get(column)
+        if value.__class__ is bool:
+            return "true" if value else "false"
+        if value.__class__ is int:
+            return str(value)
+        if value.__class__ is not str:
+            if value is None and column in row:
+                raise RowProblem("missing_value", f"column {column!r} holds null.")
+            raise _wrong_value(row, column, "text or a whole number")
+        if not value or value.isspace():
+            raise RowProblem("missing_value", f"column {column!r} is empty.")
+        value = value.strip()
+        _encoded(value)
+        return unicodedata.normalize("NFC", value) if normalize and not value.isascii() else value
+
+    return read
+
+
+def digest_parts(*parts: str) -> bytes:
+    """Return 16 bytes that are equal for equal parts after NFC.
+
+    Args:
+        parts: texts; where one ends and the next begins counts.
+
+    Raises:
+        RowProblem: a part holds half of a surrogate pair, which no UTF-8 file can hold.
+    """
+    text = _SEPARATOR.join(parts)
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+    return blake2b(_encoded(text), digest_size=DIGEST_BYTES).digest()
+
+
+def _digest_labelled(text: str, label: str) -> tuple[bytes, bytes]:
+    """Return the digest of a text and that of text and label, reading the text once."""
+    if not text.isascii():
+        text = unicodedata.normalize("NFC", text)
+    state = blake2b(_encoded(text), digest_size=DIGEST_BYTES)
+    content = state.digest()
+    state.update(_encoded(_SEPARATOR + unicodedata.normalize("NFC", label)))
+    return content, state.digest()
+
+
+def _encoded(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise RowProblem(
+            "lone_surrogate",
+            f"holds half of a surrogate pair (\\u{ord(text[error.start]):04x}), which is no character.",
+        ) from error
+
+
+def _prompt_response_reader(
+    read_prompt: ReadComposed, read_response: ReadField, system_column: str | None, normalize: bool
+) -> Callable[[Row], Example]:
+    read_system = _optional_reader(system_column, normalize=normalize)
+
+    def read(row: Row) -> Example:
+        prompt, edges = read_prompt(row)
+        response = read_response(row)
+        system = read_system(row) if read_system else None
+        digest = digest_parts(prompt.strip(), response.strip(), (system or "").strip())
+        return Example((prompt, response, system), digest, digest, (), edges)
+
+    return read
+
+
+def _text_label_reader(read_text: ReadComposed, read_label: ReadField) -> Callable[[Row], Example]:
+    def read(row: Row) -> Example:
+        text, edges = read_text(row)
+        try:
+            label = read_label(row)
+        except RowProblem as problem:
+            raise RowProblem("unlabelled", f"unlabelled: {problem.reason}") from problem
+        return Example((text, label), *_digest_labelled(text.strip(), label), (), edges)
+
+    return read
+
+
+def _messages_reader(columns: Mapping[str, str], *, normalize: bool) -> Callable[[Row], Example]:
+    column, tools_column = columns["messages"], columns.get("tools")
+    read_system = _optional_reader(columns.get("system"), normalize=normalize)
+
+    def read(row: Row) -> Example:
+        if row.get(column) is None:
+            raise _wrong_value(row, column, "a list of messages")
+        messages = read_messages(row[column], column=column)
+        system = read_system(row) if read_system else None
+        if system:
+            messages = add_system(messages, system)
+        text = write_messages(messages, normalize=normalize)
+        found = read_tools(row.get(tools_column), column=tools_column) if tools_column else None
+        tools = write_messages(found, normalize=normalize) if found else None
+        digest = digest_parts(comparable_messages(messages, text), *([tools] if tools else []))
+        return Example((text, tools), digest, digest, describe_oddities(messages))
+
+    return read
+
+
+def _optional_reader(column: str | None, *, normalize: bool) -> Callable[[Row], str | None] | None:
+    """Return a function that takes text which rows may lack: null, an empty cell and a missing key mean none."""
+    if column is None:
+        return None
+    read_text = text_reader(column, normalize=normalize)
+
+    def read(row: Row) -> str | None:
+        return None if row.get(column) in (None, "") else read_text(row)
+
+    return read
+
+
+def _whole_reader(read_text: ReadField) -> ReadComposed:
+    """Return a function that takes a text which no fixed text is put around."""
+    return lambda row: (read_text(row), ())
+
+
+def _appending_reader(read_prompt: ReadField, column: str, *, normalize: bool) -> ReadComposed:
+    """Return a function that puts the text of a second column, where a row has any, behind the prompt."""
+
+    def read(row: Row) -> Composed:
+        prompt = read_prompt(row)
+        value = row.get(column)
+        if value is None or (value.__class__ is str and not value.strip()):
+            return prompt, (0, len(prompt))
+        if value.__class__ is not str:
+            raise _wrong_value(row, column, "text")
+        text = f"{prompt}\n\n{unicodedata.normalize('NFC', value) if normalize else value}"
+        return text, (0, len(prompt), len(prompt) + 2, len(text))
+
+    return read
+
+
+def _rendered_reader(template: str, *, normalize: bool) -> ReadComposed:
+    render = template_renderer(template)
+    return (lambda row: normalize_composed(render(row))) if normalize else render
+
+
+def _wrong_value(row: Row, column: str, wanted: str) -> RowProblem:
+    if column not in row:
+        reason = explain_missing(row, column)
+        return RowProblem("missing_column", f"has no column {column!r}{f': {reason}' if reason else ''}.")
+    return RowProblem("wrong_type", f"column {column!r} holds {describe_value(row[column])}, where {wanted} is wanted.")

@@ -1,0 +1,200 @@
+"""Stream CSV or TSV records: every value is text, exactly as it stands between the separators."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from io import TextIOWrapper
+
+from lm_tuning.data.check.problems import RowProblem, shorten, too_long
+from lm_tuning.data.readers.csv_delimiters import AUTO, Trial, choose_delimiter, describe_delimiter
+from lm_tuning.data.readers.csv_lines import RecordLines, RecordTooLong
+from lm_tuning.data.readers.open import (
+    DEFAULT_SETTINGS,
+    MAX_COLUMNS,
+    ReadSettings,
+    Row,
+    RowSource,
+    beyond_row,
+    check_columns,
+)
+from lm_tuning.data.sources.opening import RawFile
+from lm_tuning.data.sources.raw_bytes import locate_undecodable
+from lm_tuning.errors import UserError
+from lm_tuning.wording import count_of
+
+# The module's own limit of 131,072 characters refuses long documents; it holds for the process.
+_MAX_FIELD_CHARACTERS = 2**31 - 1
+_TRIED_RECORDS = 100
+
+
+class _HeaderTooLong(UserError):
+    """Say that the first line alone is longer than a row may be, whatever separates its fields."""
+
+
+class CsvRows(RowSource):
+    r"""Records with a header; quoted fields may hold separators, quotes and line breaks.
+
+    In a file whose lines end in ``\r\n``, the line breaks inside fields are the same convention and become ``\n``.
+    """
+
+    def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings = DEFAULT_SETTINGS) -> None:
+        """Find out what separates the fields, and read the header.
+
+        Args:
+            raw: a file in UTF-8, with or without a byte-order mark.
+            file_format: ``csv`` or ``tsv``.
+            settings: the separator, and the limit of a row.
+
+        Raises:
+            UserError: the header is missing, damaged, too long or names a column twice, or nothing follows it.
+        """
+        super().__init__(raw, file_format, settings)
+        csv.field_size_limit(_MAX_FIELD_CHARACTERS)
+        with raw.open() as file:
+            try:
+                self._has_crlf = file.readline(settings.max_row_bytes).endswith(b"\r\n")
+            except OSError as error:
+                raise beyond_row(self.path, 0, error) from error
+        self._separator = choose_delimiter(
+            self._try, path=self.path, file_format=file_format, given=self._declared() or settings.delimiter
+        )
+        records = self._records(self._separator, is_trial=True)
+        _, header = next(records, (0, []))
+        assert not isinstance(header, RowProblem), "a header that is too long raises"
+        if not any(name.strip() for name in header):
+            raise UserError(f"{self.path} has no header: its first line must name the columns.")
+        check_columns(self.path, header)
+        self.columns = self._header = header
+        if next(records, None) is None:
+            raise UserError(f"{self.path} has a header and no rows.")
+
+    def explain_missing(self, column: str) -> str:
+        """Say more about a missing column, see ``RowSource``: what separates the fields may be another character."""
+        told = super().explain_missing(column)
+        return told + (
+            self._told_separator() or ("" if told else " If these are values, the file lacks a header line.")
+        )
+
+    def describe_inside(self) -> str:
+        """Say that the fields may be separated by another character, where it looks so."""
+        return super().describe_inside() + self._told_separator()
+
+    def _told_separator(self) -> str:
+        mark = next((mark for mark in ";\t|," if len(self._header) == 1 and mark in self._header[0]), None)
+        if mark is None or mark == self._separator:
+            return ""
+        return f" The fields seem to be separated by {describe_delimiter(mark)}: set data.delimiter to it."
+
+    def _declared(self) -> str | None:
+        """Return the separator that the file itself declares; None where data.delimiter says one, or it does not."""
+        if self.settings.delimiter != AUTO:
+            return None
+        with self.raw.open() as raw, TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
+            try:
+                return RecordLines(file, self.settings.max_row_bytes).declared
+            except (OSError, UnicodeDecodeError):
+                return None  # reading the header says what is wrong
+
+    def _rows(self) -> Iterator[tuple[int, Row | RowProblem]]:
+        columns = self._header
+        width = len(columns)
+        records = self._records(self._separator)
+        next(records)
+        for number, cells in records:
+            if isinstance(cells, RowProblem):
+                yield number, cells
+            elif len(cells) == width:
+                yield number, dict(zip(columns, cells, strict=True))
+            else:
+                yield (
+                    number,
+                    RowProblem(
+                        "wrong_field_count",
+                        f"has {count_of(len(cells), 'field')}, where the header names {width}; it begins "
+                        f"{shorten(cells[0])!r}.",
+                    ),
+                )
+
+    def _records(self, separator: str, *, is_trial: bool = False) -> Iterator[tuple[int, list[str] | RowProblem]]:
+        """Yield the fields of each record that is not blank, the header as number 0, or the problem of one.
+
+        A trial ends with a record that is too long, whose end may be gigabytes away.
+        """
+        limit = self.settings.max_row_bytes
+        with self.raw.open() as raw, TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
+            number = -1
+            try:
+                lines = RecordLines(file, limit)
+                first_line = lines.num_lines + 1
+                while True:
+                    try:
+                        for cells in csv.reader(lines, delimiter=separator, strict=True):
+                            if cells:
+                                number += 1
+                                yield number, _with_plain_breaks(cells) if self._has_crlf else cells
+                            lines.end_record()
+                            first_line = lines.num_lines + 1
+                        return
+                    except RecordTooLong:
+                        number += 1
+                        is_one_line = lines.num_lines == first_line
+                        num_bytes = lines.num_bytes if is_trial and number else lines.skip_record()
+                        if lines.is_unclosed:  # all rows from here to the end would pass for one
+                            raise UserError(_explain_unclosed(self.path, number, first_line)) from None
+                        if not number:
+                            kind = _HeaderTooLong if is_one_line else UserError
+                            raise kind(f"{self.path}, header: {too_long(num_bytes, limit).reason}") from None
+                        yield number, too_long(num_bytes, limit)
+                        if is_trial:
+                            return
+                        first_line = lines.num_lines + 1
+            except csv.Error as error:
+                raise UserError(_explain(self.path, number + 1, first_line, lines.num_lines, error)) from error
+            except UnicodeDecodeError as error:
+                raise locate_undecodable(self.raw) from error
+            except OSError as error:
+                raise beyond_row(self.path, max(number, 0), error) from error
+
+    def _try(self, separator: str) -> Trial:
+        """Read the first records with a separator."""
+        header: list[str] = []
+        num_records = num_other = 0
+        try:
+            for number, cells in self._records(separator, is_trial=True):
+                if isinstance(cells, RowProblem):
+                    continue
+                if not number:
+                    header = cells
+                    if len(header) > MAX_COLUMNS:  # it is refused whatever follows
+                        break
+                    continue
+                num_records += 1
+                num_other += len(cells) != len(header)
+                if number >= _TRIED_RECORDS:
+                    break
+        except _HeaderTooLong:
+            raise
+        except UserError as error:
+            return Trial(header, num_records, num_other, error)
+        return Trial(header, num_records, num_other)
+
+
+def _with_plain_breaks(cells: list[str]) -> list[str]:
+    return [cell.replace("\r\n", "\n") if "\r" in cell else cell for cell in cells]
+
+
+def _explain(path: str, number: int, first_line: int, line: int, error: csv.Error) -> str:
+    if "unexpected end of data" in str(error):
+        return _explain_unclosed(path, number, first_line)
+    return (
+        f"{_name_record(path, number, first_line)}: {error} in line {line}. Write a quote inside a quoted field twice."
+    )
+
+
+def _explain_unclosed(path: str, number: int, first_line: int) -> str:
+    return f"{_name_record(path, number, first_line)}: a quoted field begins here and never ends."
+
+
+def _name_record(path: str, number: int, first_line: int) -> str:
+    return f"{path}, row {number} (line {first_line})" if number else f"{path}, header"

@@ -1,0 +1,206 @@
+"""Find and open files at addresses such as s3://bucket/rows.jsonl, through whatever driver fsspec has for them."""
+
+from __future__ import annotations
+
+import io
+import re
+from typing import Any
+
+from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.secrets import conceal_address, mask, reveal_address
+from lm_tuning.storage.digests import digest_values
+
+_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_PACKAGE_OF_PROTOCOL = {
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "az": "adlfs",
+    "gcs": "gcsfs",
+    "gs": "gcsfs",
+    "http": "aiohttp",
+    "https": "aiohttp",
+    "oss": "ossfs",
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "sftp": "paramiko",
+    "ssh": "paramiko",
+}
+# What file systems call the marks that change when a file does.
+_CONTENT_MARKS = (
+    "etag",
+    "checksum",
+    "md5hash",
+    "crc32c",
+    "content_md5",
+    "sha256",
+    "blob_id",
+    "versionid",
+    "generation",
+    "lastmodified",
+    "last_modified",
+    "updated",
+    "mtime",
+    "created",
+)
+_CONNECT_SECONDS = 15.0
+_SILENCE_SECONDS = 120.0
+
+
+def is_address(text: str) -> bool:
+    """Say whether a path is an address with a protocol; ``file://`` is a way to write a local path and none.
+
+    Args:
+        text: a path as typed.
+    """
+    return _ADDRESS.match(text) is not None and not text.startswith("file://")
+
+
+def list_remote(address: str, *, key: str) -> list[dict[str, Any]]:
+    """Find the files that an address stands for.
+
+    Args:
+        address: one file, a folder or a glob pattern.
+        key: the parameter that names it.
+
+    Returns:
+        ``path`` (full address, its secrets masked; ``open_remote`` knows them), ``num_bytes`` (None where the other
+        side does not say) and ``digest`` (of its marks of change: size, etag, checksum, time) by file, sorted by path.
+
+    Raises:
+        UserError: a driver is missing, or the place cannot be reached or holds nothing of that name.
+    """
+    protocol, _, rest = address.partition("://")
+    system, path = _connect(address, f"{key} names '{address}'")
+    chain = rest.partition("::")[2]
+    try:
+        if has_pattern(path) and not system.exists(path):
+            names = sorted(system.glob(path))
+        elif not path.endswith("/") and system.isfile(path):
+            names = [path]
+        else:
+            names = sorted(system.find(path)) if system.isdir(path) else [path]
+        infos = [(name, dict(system.info(name))) for name in names]
+    except FileNotFoundError as error:
+        raise UserError(f"{key} names '{address}', which does not exist.") from error
+    except Interrupted:
+        raise
+    except Exception as error:  # each driver has error classes of its own
+        raise UserError(f"{key} names '{address}', which cannot be read: {_first_line(error)}") from error
+    files = []
+    for name, info in infos:
+        if info.get("type") == "directory":
+            continue
+        full = conceal_address(f"{protocol}://{name}::{chain}" if chain else str(system.unstrip_protocol(name)))
+        size = info.get("size")
+        num_bytes = int(size) if size is not None else None
+        marks = {mark.lower(): str(value) for mark, value in info.items() if mark.lower() in _CONTENT_MARKS}
+        files.append({"path": full, "num_bytes": num_bytes, "digest": digest_values([full, num_bytes, marks])})
+    return files
+
+
+def open_remote(address: str) -> io.RawIOBase:
+    """Open one file at an address for reading bytes from its start.
+
+    Args:
+        address: as ``list_remote`` gives it; a process that did not list it must have been told the secrets in the
+            parameters, see ``remember_settings``.
+
+    Returns:
+        An unbuffered stream. Reading raises ``OSError`` whatever the driver raises.
+
+    Raises:
+        UserError: it cannot be opened.
+    """
+    system, path = _connect(reveal_address(address), f"Rows are at '{address}'")
+    try:
+        return _Guarded(system.open(path, "rb"), system)
+    except Interrupted:
+        raise
+    except Exception as error:  # each driver has error classes of its own
+        raise UserError(f"{address} cannot be opened: {_first_line(error)}") from error
+
+
+def has_pattern(path: str) -> bool:
+    """Say whether a path has one of the signs of a glob pattern: ``*``, ``?`` or ``[``.
+
+    Args:
+        path: a path or address; the question mark of a web address is no sign.
+    """
+    return any(mark in path for mark in ("*", "[")) or ("?" in path and not path.startswith(("http://", "https://")))
+
+
+def _connect(address: str, problem: str) -> tuple[Any, str]:
+    """Return the file system of an address and the path in it; ``problem`` begins the messages."""
+    import fsspec
+
+    protocol = address.partition("://")[0]
+    if protocol == "hf":
+        from lm_tuning.data.readers.hub import require_hub
+
+        require_hub(f"{problem}, on the hub")
+    options: dict[str, Any] = {}
+    if protocol in ("http", "https"):
+        options["client_kwargs"] = _patient_client()
+    try:
+        system, path = fsspec.core.url_to_fs(address, **options)
+    except ImportError as error:
+        package = _PACKAGE_OF_PROTOCOL.get(protocol)
+        way_out = f"pip install {package}" if package else _first_line(error)
+        raise UserError(f"{problem}; reading {protocol}:// needs another package: {way_out}") from error
+    except (Interrupted, UserError):
+        raise
+    except Exception as error:  # bad credentials, unknown protocols, malformed addresses
+        raise UserError(f"{problem}, which cannot be read: {_first_line(error)}") from error
+    return system, path
+
+
+def _patient_client() -> dict[str, Any]:
+    """Bound the wait for an answer, not the time that a large file takes."""
+    try:
+        import aiohttp
+    except ImportError:
+        return {}  # the driver's own message follows
+    timeout = aiohttp.ClientTimeout(
+        total=None, connect=_CONNECT_SECONDS, sock_connect=_CONNECT_SECONDS, sock_read=_SILENCE_SECONDS
+    )
+    return {"timeout": timeout}
+
+
+class _Guarded(io.RawIOBase):
+    """A driver's file whose errors are all ``OSError``."""
+
+    def __init__(self, file: Any, system: Any) -> None:
+        self._file = file
+        self._system = system  # an archive is closed with the last mention of its file system
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return bool(self._file.seekable())
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return int(self._file.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._file.tell())
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        try:
+            data = self._file.read(len(view))
+        except (OSError, Interrupted):
+            raise
+        except Exception as error:  # each driver has error classes of its own
+            raise OSError(_first_line(error)) from error
+        view[: len(data)] = data
+        return len(data)
+
+
+def _first_line(error: BaseException) -> str:
+    return mask((str(error).strip() or type(error).__name__).splitlines()[0])

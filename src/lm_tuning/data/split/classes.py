@@ -1,0 +1,328 @@
+"""Account for the classes of a division, and refuse one that leaves nothing to tell apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lm_tuning.data.check.checked import CheckedRows
+from lm_tuning.data.check.findings import RowPlaces
+from lm_tuning.data.check.problems import shorten
+from lm_tuning.data.format.labels import describe_unknown_classes
+from lm_tuning.data.format.task_formats import SEQUENCE_CLASSIFICATION
+from lm_tuning.data.split.assign import TRAIN
+from lm_tuning.data.split.class_shares import choose_shown, describe_moved, list_moved, summarize_classes
+from lm_tuning.data.split.copies import list_rows
+from lm_tuning.data.store import SPLITS
+from lm_tuning.errors import UserError
+from lm_tuning.wording import count_of
+
+_MAX_LISTED_CLASSES = 1000
+_MAX_SHOWN_CLASSES = 30
+_MAX_WARNED_CLASSES = 10
+_MAX_RARE_CLASSES = 20
+
+Ints = npt.NDArray[np.int64]
+Splits = npt.NDArray[np.int8]
+
+
+def class_facts(
+    rows: CheckedRows, stratify: str | None, splits: Splits, rare: Mapping[int, int]
+) -> dict[str, Any] | None:
+    """Say how the classes fell, the largest first.
+
+    Args:
+        rows: what was read.
+        stratify: the column; None for none.
+        splits: see ``count_shared``.
+        rare: number of rows by class, for classes that were too small to be divided.
+    """
+    if stratify is None:
+        return None
+    names, table = rows.names[stratify], count_by_split(rows, stratify, splits)
+    listed = np.argsort(-table.sum(axis=0), kind="stable")[:_MAX_LISTED_CLASSES].tolist()
+    return {
+        "column": stratify,
+        "num_classes": len(names),
+        "rows_by_split": {names[place]: dict(zip(SPLITS, table[:, place].tolist(), strict=True)) for place in listed},
+        "num_only_in_train": len(rare),
+        "only_in_train": {names[place]: rare[place] for place in list(rare)[:_MAX_LISTED_CLASSES]},
+    }
+
+
+def share_facts(rows: CheckedRows, column: str | None, splits: Splits) -> dict[str, Any] | None:
+    """Say which classes are largest in each split, and whose share differs a lot between train and a held-out split.
+
+    Args:
+        rows: what was read.
+        column: of the label, else of the strata; None where rows have neither.
+        splits: see ``count_shared``.
+
+    Returns:
+        ``column``, ``num_classes`` (of the splits), ``splits``: see ``summarize_classes``, by split; ``shown``: rows by
+        split of some 30 classes, the largest of each split among them; ``moved``: see ``list_moved``, by held-out split
+        (the first 1,000).
+    """
+    if column is None:
+        return None
+    names, table = rows.names[column], count_by_split(rows, column, splits)
+    shown = choose_shown(list(table), most=_MAX_SHOWN_CLASSES)
+    return {
+        "column": column,
+        "num_classes": int((table.sum(axis=0) > 0).sum()),
+        "splits": {name: summarize_classes(table[place], names) for place, name in enumerate(SPLITS)},
+        "shown": {
+            names[place]: dict(zip(SPLITS, table[:, place].tolist(), strict=True))
+            for place in shown
+            if table[:, place].any()
+        },
+        "moved": {
+            name: list_moved(table[TRAIN], table[place], names)[:_MAX_LISTED_CLASSES]
+            for place, name in enumerate(SPLITS)
+            if place != TRAIN
+        },
+    }
+
+
+def untrained_facts(rows: CheckedRows, label: str | None, splits: Splits, row_ids: Ints) -> dict[str, Any] | None:
+    """Find the classes of held-out rows that the training split has not, though a training file has them.
+
+    Args:
+        rows: what was read.
+        label: the column of the class; None where rows have none.
+        splits: see ``count_shared``.
+        row_ids: ``(rows,)``.
+
+    Returns:
+        ``column``, ``num_classes``, ``can_stratify`` (whether any class has a row for every split), and of the held-out
+        rows of these classes ``num_rows``, ``first_row_ids`` and ``num_rows_by_class`` (the largest 1,000); None where
+        there is no such class.
+    """
+    if label is None:
+        return None
+    names, in_files = rows.names[label], _count_in_training_files(rows, label)
+    table = count_by_split(rows, label, splits)
+    counts = table[TRAIN + 1 :].sum(axis=0)
+    untrained = (in_files > 0) & (table[TRAIN] == 0) & (counts > 0)
+    if not untrained.any():
+        return None
+    listed = np.argsort(-(counts * untrained), kind="stable")[: min(int(untrained.sum()), _MAX_LISTED_CLASSES)]
+    held_out = (rows.values[label] >= 0) & (splits > TRAIN)
+    held_out[held_out] = untrained[rows.values[label][held_out]]
+    return {
+        "column": label,
+        "num_classes": int(untrained.sum()),
+        "can_stratify": bool(in_files.max() >= len(SPLITS)),
+        "num_rows_by_class": {names[place]: int(counts[place]) for place in listed.tolist()},
+        **list_rows(held_out, row_ids),
+    }
+
+
+def count_by_split(rows: CheckedRows, column: str, splits: Splits) -> Ints:
+    """Count the rows of each class in each split, ``(splits, classes)``.
+
+    Args:
+        rows: what was read.
+        column: of the class.
+        splits: see ``count_shared``.
+    """
+    ids, num_classes = rows.values[column], len(rows.names[column])
+    return np.stack(
+        [np.bincount(ids[(splits == place) & (ids >= 0)], minlength=num_classes) for place in range(len(SPLITS))]
+    )
+
+
+def refuse_classes(
+    rows: CheckedRows,
+    splits: Splits,
+    row_ids: Ints,
+    *,
+    label: str | None,
+    task: str,
+    settings: Mapping[str, Any],
+    max_rows: int | None,
+) -> list[str]:
+    """Refuse a division that leaves a classifier one class to train on, or held-out classes that it cannot know.
+
+    Args:
+        rows: what was read.
+        splits: see ``count_shared``.
+        row_ids: ``(rows,)``.
+        label: the column of the class; None where rows have none.
+        task: the ``task`` parameter.
+        settings: of the division, by the name of their parameters.
+        max_rows: ``data.max_rows``.
+
+    Returns:
+        A sentence about a single class, where the task is no classification and it is no error; else nothing.
+
+    Raises:
+        UserError: classes and numbers of rows, why, and how to fix it.
+    """
+    if label is None:
+        return []
+    table, names = count_by_split(rows, label, splits), rows.names[label]
+    found: list[str] = []
+    in_files = _count_in_training_files(rows, label)
+    present = np.flatnonzero(table[TRAIN])
+    if len(present) == 1 and (in_files > 0).sum() > 1:
+        found.append(_describe_single(rows, splits, label, place=int(present[0]), settings=settings))
+    if task != SEQUENCE_CLASSIFICATION:
+        return found
+    num_rows = np.where(in_files == 0, table.sum(axis=0), 0)
+    found += describe_unknown_classes(
+        {names[place]: int(num_rows[place]) for place in np.flatnonzero(num_rows).tolist()},
+        lambda name: _rows_of_class(rows, label, names.index(name), splits, row_ids),
+        RowPlaces(rows.sources),
+        max_rows=max_rows,
+    )
+    if found:
+        raise UserError(found)
+    return []
+
+
+def class_warnings(facts: Mapping[str, Any], rows: CheckedRows) -> Iterator[str]:
+    """Yield sentences about classes that were not divided, that nobody learns, or whose share differs.
+
+    Args:
+        facts: of ``divide_rows``: ``classes``, ``folds``, ``untrained_classes`` and ``class_shares``.
+        rows: what was read.
+    """
+    if facts["classes"] and facts["classes"]["only_in_train"]:
+        num_rare, rare = facts["classes"]["num_only_in_train"], facts["classes"]["only_in_train"]
+        listed = ", ".join(
+            f"{shorten(name)!r} ({count_of(count, 'row')})" for name, count in list(rare.items())[:_MAX_RARE_CLASSES]
+        )
+        more = f" and {num_rare - _MAX_RARE_CLASSES:,} more" if num_rare > _MAX_RARE_CLASSES else ""
+        yield f"Too few rows to be in every {'fold' if facts['folds'] else 'split'}, so only in train: {listed}{more}."
+    yield from _untrained_warnings(facts)
+    yield from _share_warnings(facts, rows)
+
+
+def _untrained_warnings(facts: Mapping[str, Any]) -> Iterator[str]:
+    untrained = facts["untrained_classes"]
+    if not untrained:
+        return
+    column, num_classes, num_rows = untrained["column"], untrained["num_classes"], untrained["num_rows"]
+    listed = ", ".join(repr(shorten(name)) for name in list(untrained["num_rows_by_class"])[:_MAX_WARNED_CLASSES])
+    more = f" and {num_classes - _MAX_WARNED_CLASSES:,} more" if num_classes > _MAX_WARNED_CLASSES else ""
+    remedy = "give these classes more rows"
+    if not facts["classes"] or facts["classes"]["column"] != column:
+        stratify = f"set split.stratify: {column}"
+        remedy = (
+            f"{stratify}, which keeps a class of few rows in train, or {remedy}"
+            if untrained["can_stratify"]
+            else f"{remedy}, {len(SPLITS)} or more, and {stratify}"
+        )
+    yield (
+        f"Held-out rows of classes that no training row has: {num_rows:,}, of "
+        f"{count_of(num_classes, 'class', 'classes')} in column {column!r} ({listed}{more}). These classes are never "
+        f"learned, so no answer to these rows can be right. Remedy: {remedy}."
+    )
+
+
+def _share_warnings(facts: Mapping[str, Any], rows: CheckedRows) -> Iterator[str]:
+    shares = facts["class_shares"]
+    if not shares:
+        return
+    paths = {name: [str(file["path"]) for file in rows.sources if file["split"] == name] for name in SPLITS}
+    for name, moved in shares["moved"].items():
+        if not moved:
+            continue
+        column = shares["column"]
+        if paths[name]:
+            where = shorten(", ".join(paths[name]), 200)
+            fix = (
+                f"add training rows of classes that are rarer in train, or take rows out of {where}, until the shares "
+                f"are alike. If {name} shows the classes as they come in use, keep it, and read its figures by class "
+                "and beside the best constant answer"
+            )
+        elif facts["classes"] and facts["classes"]["column"] == column:
+            fix = "rows that stay together allow no better division with this seed: set another seed, or hold out more"
+        else:
+            fix = f"set split.stratify: {column}"
+        yield (
+            f"Classes in column {column!r} whose share differs a lot between train and {name}, by more than chance: "
+            f"{describe_moved(moved, split=name)}. Fix: {fix}."
+        )
+
+
+def _describe_single(rows: CheckedRows, splits: Splits, label: str, *, place: int, settings: Mapping[str, Any]) -> str:
+    """Say which class is left, where the others are, and what to do."""
+    names, ids = rows.names[label], rows.values[label]
+    num_left = int(((ids == place) & (splits == TRAIN)).sum())
+    has_file = {file["split"] for file in rows.sources}
+    from_train = np.array([file["split"] == SPLITS[TRAIN] for file in rows.sources], dtype=bool)[rows.files]
+    others = np.flatnonzero(_count_in_training_files(rows, label))
+    others = others[others != place]
+    is_other = np.isin(ids, others) & from_train
+    dropped = int((is_other & (splits < 0)).sum())
+    fates = [f"{name} {count:,}" for name, count in zip(SPLITS, _by_split(is_other, splits), strict=True) if count]
+    fates += [f"left out as copies {dropped:,}"] if dropped else []
+    listed = ", ".join(repr(shorten(names[other])) for other in others[:_MAX_WARNED_CLASSES].tolist())
+    more = f" and {len(others) - _MAX_WARNED_CLASSES:,} more" if len(others) > _MAX_WARNED_CLASSES else ""
+    ways = []
+    if int(is_other.sum()) > dropped:
+        ways += _ways_to_divide(rows, label, from_train & (splits >= 0), has_file, settings)
+    if dropped:
+        keys = [f"split.{key}: drop" for key in ("duplicates", "near_duplicates") if settings[key] == "drop"]
+        by = ", or split.duplicates_by: row, which keeps copies under another label" * (
+            settings["duplicates_by"] == "text"
+        )
+        ways.append(f"keep the copies (now {' and '.join(keys)}){by}")
+    ways.append("add rows of other classes")
+    return (
+        f"Only one class is left in train: {shorten(names[place], 100)!r} ({count_of(num_left, 'row')}), and at least "
+        f"2 are needed to tell them apart. The {count_of(int(is_other.sum()), 'row')} of the other "
+        f"{'class' if len(others) == 1 else f'{len(others):,} classes'} in column {label!r} ({listed}{more}) went "
+        f"elsewhere: {', '.join(fates)}. Fix: {'; or '.join(ways)}."
+    )
+
+
+def _ways_to_divide(
+    rows: CheckedRows,
+    label: str,
+    in_pool: npt.NDArray[np.bool_],
+    has_file: set[str],
+    settings: Mapping[str, Any],
+) -> list[str]:
+    """Say how the rows can be divided so that train keeps several classes; no way that the rows do not allow."""
+    held_out = [f"split.{name}: {settings[name]}" for name in SPLITS[1:] if settings[name] and name not in has_file]
+    num_parts = 1 + len(held_out)
+    if settings["num_folds"]:
+        held_out = [f"split.num_folds: {settings['num_folds']}"]
+        num_parts = settings["num_folds"] + bool(settings["test"] and "test" not in has_file)
+    group, ids = settings["group"], rows.values[label]
+    units = rows.values[group] if group else np.arange(len(ids))
+    classes = np.unique(np.stack([units[in_pool], ids[in_pool]]), axis=1)[1]
+    ways = []
+    # A class of fewer units than there are parts stays in train; with such classes alone nothing could be held out.
+    if settings["stratify"] != label and np.bincount(classes).max() >= num_parts:
+        ways.append(f"set split.stratify: {label}, which keeps rows of each class in train")
+    if group:
+        strata = f" and split.stratify: {label}" if settings["stratify"] != label else ""
+        ways.append(f"set split.group: null{strata} (now {group}: rows of a group stay together)")
+        ways.append("give the other classes more groups")
+    return [*ways, f"hold out less (now {', '.join(held_out)})"]
+
+
+def _by_split(rows: npt.NDArray[np.bool_], splits: Splits) -> list[int]:
+    return [int((rows & (splits == place)).sum()) for place in range(len(SPLITS))]
+
+
+def _count_in_training_files(rows: CheckedRows, label: str) -> Ints:
+    ids = rows.values[label]
+    from_train = np.array([file["split"] == SPLITS[TRAIN] for file in rows.sources], dtype=bool)[rows.files]
+    return np.bincount(ids[(ids >= 0) & from_train], minlength=len(rows.names[label]))
+
+
+def _rows_of_class(
+    rows: CheckedRows, label: str, place: int, splits: Splits, row_ids: Ints
+) -> tuple[int, dict[str, int]]:
+    """Return the id of the first row of a class, and its rows by split."""
+    of_class = (rows.values[label] == place) & (splits >= 0)
+    counts = {name: count for name, count in zip(SPLITS, _by_split(of_class, splits), strict=True) if count}
+    return int(row_ids[of_class].min()), counts

@@ -1,0 +1,328 @@
+"""Account for copies: how many there are, what was left out, which splits share texts, and which texts have labels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lm_tuning.data.check.findings import RowPlaces
+from lm_tuning.data.check.problems import shorten
+from lm_tuning.data.split.duplicates import is_later_copy
+from lm_tuning.data.store import SPLITS
+from lm_tuning.wording import count_of
+
+_MAX_LISTED_ROWS = 20
+_MAX_LISTED_TEXTS = 20
+_MAX_ROWS_OF_TEXT = 4
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Splits = npt.NDArray[np.int8]
+
+
+def num_different(ids: Ints) -> int:
+    """Count the numbers from 0 that are given without gaps.
+
+    Args:
+        ids: any shape.
+    """
+    return int(ids.max()) + 1 if len(ids) else 0
+
+
+def count_shared(ids: Ints, splits: Splits) -> dict[str, int]:
+    """Count the numbers that occur in two splits, for each pair of splits.
+
+    Args:
+        ids: ``(rows,)``: below 0 for none.
+        splits: ``(rows,)``: index in ``SPLITS``, below 0 for a row that is left out.
+    """
+    present = presence(ids, splits)
+    return {pair: int((present[one] & present[other]).sum()) for pair, one, other in _pairs()}
+
+
+def presence(ids: Ints, splits: Splits) -> Mask:
+    """Say which numbers occur in which split, ``(splits, numbers)``.
+
+    Args:
+        ids: ``(rows,)``: below 0 for none.
+        splits: see ``count_shared``.
+    """
+    present = np.zeros((len(SPLITS), num_different(ids)), dtype=bool)
+    for place in range(len(SPLITS)):
+        present[place, ids[(splits == place) & (ids >= 0)]] = True
+    return present
+
+
+def list_rows(rows: Mask, row_ids: Ints) -> dict[str, Any]:
+    """Count rows and list the first of them.
+
+    Args:
+        rows: ``(rows,)``: which.
+        row_ids: ``(rows,)``.
+    """
+    ids = row_ids[rows]
+    first = np.sort(ids if len(ids) <= _MAX_LISTED_ROWS else np.partition(ids, _MAX_LISTED_ROWS)[:_MAX_LISTED_ROWS])
+    return {"num_rows": len(ids), "first_row_ids": first.tolist()}
+
+
+def copy_facts(
+    contents: Ints,
+    wholes: Ints,
+    splits: Splits,
+    file_splits: Splits,
+    row_ids: Ints,
+    *,
+    is_dropped: Mask,
+    handling: str,
+    by: str,
+    labels: Ints | None,
+    names: Sequence[str],
+) -> dict[str, Any]:
+    """Count the copies before the division and after it.
+
+    Args:
+        contents: ``(rows,)``: equal numbers for equal texts, from 0 without gaps.
+        wholes: the same with the label.
+        splits: see ``count_shared``.
+        file_splits: ``(rows,)``: split of the file that the row stands in.
+        row_ids: ``(rows,)``.
+        is_dropped: ``(rows,)``: rows left out as copies.
+        handling: ``split.duplicates``.
+        by: ``split.duplicates_by``.
+        labels: ``(rows,)``: number of the row's label; None where rows have none.
+        names: what the numbers of ``labels`` stand for.
+
+    Returns:
+        ``num_copies``: rows read that repeat the text of another one; ``num_dropped`` and ``num_dropped_by_file``: rows
+        left out for it, by the split of their file; ``num_kept``: rows of the splits that repeat the text of another
+        one there; ``num_label_conflicts``: those of ``num_kept`` that no row of the same text and label comes before;
+        ``num_shared_texts``: texts in more than one split; ``conflicts``: texts with more than one label in the splits.
+    """
+    is_kept = splits >= 0
+    kept_texts, kept_wholes = (len(np.unique(ids[is_kept])) for ids in (contents, wholes))
+    return {
+        "handling": handling,
+        "by": by,
+        "num_copies": len(contents) - num_different(contents),
+        "num_dropped": int(is_dropped.sum()),
+        "num_dropped_by_file": {
+            name: int((is_dropped & (file_splits == place)).sum()) for place, name in enumerate(SPLITS)
+        },
+        "num_kept": int(is_kept.sum()) - kept_texts,
+        "num_label_conflicts": kept_wholes - kept_texts,
+        "num_shared_texts": int((presence(contents, splits).sum(axis=0) > 1).sum()),
+        "conflicts": None
+        if labels is None
+        else _describe_conflicts(contents, wholes, splits, row_ids, labels=labels, names=names),
+    }
+
+
+def list_copies(contents: Ints, splits: Splits, row_ids: Ints, *, is_dropped: Mask) -> dict[str, Ints]:
+    """Return the ids of copies: ``left_out``, and ``exact``, rows of the splits that repeat an earlier one there.
+
+    Args:
+        contents: see ``copy_facts``.
+        splits: see ``count_shared``.
+        row_ids: ``(rows,)``: ascending in the order of reading, training files first, then those of held-out rows.
+        is_dropped: see ``copy_facts``.
+    """
+    is_kept = splits >= 0
+    return {
+        "exact": _later_copies(contents[is_kept], row_ids[is_kept]),
+        "left_out": np.sort(row_ids[is_dropped]),
+    }
+
+
+def list_near_copies(contents: Ints, units: Ints, splits: Splits, row_ids: Ints) -> Ints:
+    """Return the ids of rows of the splits that are almost like an earlier one there, without its exact copies.
+
+    Args:
+        contents: see ``copy_facts``.
+        units: ``(rows,)``: equal numbers for rows that are almost the same.
+        splits: see ``count_shared``.
+        row_ids: see ``list_copies``.
+    """
+    is_kept = splits >= 0
+    ids = row_ids[is_kept]
+    return np.setdiff1d(_later_copies(units[is_kept], ids), _later_copies(contents[is_kept], ids))
+
+
+def describe_overlap(contents: Ints, splits: Splits, row_ids: Ints) -> dict[str, Any]:
+    """Count the rows on each side whose text stands in both splits of a pair, and list the first of them.
+
+    Args:
+        contents: see ``copy_facts``.
+        splits: see ``count_shared``.
+        row_ids: ``(rows,)``.
+
+    Returns:
+        By pair, for the pairs that share something: by split ``num_rows`` and ``first_row_ids``.
+    """
+    present = presence(contents, splits)
+    found: dict[str, Any] = {}
+    for pair, one, other in _pairs():
+        is_shared = present[one] & present[other]
+        if is_shared.any():
+            sides = ((SPLITS[place], (splits == place) & is_shared[contents]) for place in (one, other))
+            found[pair] = {name: list_rows(rows, row_ids) for name, rows in sides}
+    return found
+
+
+def count_other_labels(contents: Ints, wholes: Ints, splits: Splits) -> dict[str, dict[str, int]]:
+    """Count the rows of shared texts that the other split of a pair has under other labels only.
+
+    Args:
+        contents: see ``copy_facts``.
+        wholes: the same with the label.
+        splits: see ``count_shared``.
+
+    Returns:
+        By pair, for the pairs that share something, and by split.
+    """
+    present, whole_present = presence(contents, splits), presence(wholes, splits)
+    return {
+        pair: {
+            SPLITS[side]: int(((splits == side) & present[opposite][contents] & ~whole_present[opposite][wholes]).sum())
+            for side, opposite in ((one, other), (other, one))
+        }
+        for pair, one, other in _pairs()
+        if (present[one] & present[other]).any()
+    }
+
+
+def describe_copies(copies: Mapping[str, Any]) -> str:
+    """Say in a few words how many copies there are and what became of them, for the log.
+
+    Args:
+        copies: what ``copy_facts`` returned.
+    """
+    num_copies, num_dropped = copies["num_copies"], copies["num_dropped"]
+    if not num_copies:
+        return "no duplicates"
+    found = count_of(num_copies, "duplicate")
+    if copies["handling"] == "drop":
+        if num_dropped == num_copies:
+            return f"{found} dropped"
+        others = f"{copies['num_kept']:,} kept, the text under another label (split.duplicates_by: row)"
+        return f"{found}, {num_dropped:,} dropped" + (f", {others}" if copies["num_kept"] else "")
+    shared = count_of(copies["num_shared_texts"], "text")
+    if copies["num_shared_texts"]:
+        return f"{found}, {shared} in more than one split"
+    return f"{found} {'ignored' if copies['handling'] == 'ignore' else 'kept together'}"
+
+
+def copy_warnings(facts: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield sentences about labels that contradict each other and about texts that two splits share.
+
+    Args:
+        facts: of ``divide_rows``: ``duplicates``, ``overlap``, ``overlap_rows`` and ``overlap_other_labels``.
+        sources: the files, see ``CheckedRows``.
+    """
+    copies = facts["duplicates"]
+    conflicts = copies["conflicts"]
+    if conflicts and conflicts["num_texts"]:
+        counts = ", ".join(f"{name} {count:,}" for name, count in conflicts["num_rows_by_split"].items() if count)
+        first = describe_conflict(conflicts["first"][0], RowPlaces(sources))
+        key = "split.duplicates_by: text"
+        if copies["handling"] != "drop":
+            key = f"split.duplicates: drop with {key}"
+        yield (
+            f"Texts with more than one label: {conflicts['num_texts']:,}, in {count_of(conflicts['num_rows'], 'row')} "
+            f"({counts}), such as {first}. No answer is right for all rows of such a text. Fix: correct the labels, or "
+            f"set {key}, which keeps one row of each text: a test row before a validation row before a training row, "
+            "else the first."
+        )
+    has_file = {source["split"] for source in sources} - {SPLITS[0]}
+    for pair, count in facts["overlap"].items():
+        if count:
+            num_rows = {name: side["num_rows"] for name, side in facts["overlap_rows"][pair].items()}
+            others = facts["overlap_other_labels"][pair]
+            yield _describe_shared(count, num_rows, others, has_file=has_file, handling=copies["handling"])
+
+
+def describe_conflict(conflict: Mapping[str, Any], places: RowPlaces, *, max_characters: int = 40) -> str:
+    """Name the first rows of a text with more than one label, each with its label.
+
+    Args:
+        conflict: one of ``first`` of the conflicts, see ``copy_facts``.
+        places: where rows stand in their files.
+        max_characters: of a label that are shown.
+    """
+    named = []
+    for row_id, label in zip(conflict["row_ids"], conflict["labels"], strict=True):
+        path, number = places.find(row_id)
+        named.append(f"{path}, row {number:,} ({shorten(label, max_characters)!r})")
+    more = conflict["num_rows"] - len(named)
+    return " and ".join(named) + (f" and {count_of(more, 'more row')}" if more else "")
+
+
+def _describe_shared(
+    num_texts: int, num_rows: Mapping[str, int], others: Mapping[str, int], *, has_file: set[str], handling: str
+) -> str:
+    """Say what two splits share, and what takes it away."""
+    first, second = num_rows
+    # Left out is the row of the training files, and of two files of held-out rows that of validation.
+    giver = second if first in has_file and second not in has_file else first
+    num_other = others[giver]
+    rows = ", ".join(f"{count_of(count, 'row')} of {name}" for name, count in num_rows.items())
+    if others == num_rows:
+        meaning = f"under other labels, so what {first} says of them is wrong in {second}"
+    else:
+        meaning = f"so what is measured on {second} looks too good"
+        if num_other:
+            meaning += f"; {count_of(num_other, 'row')} of {giver} under another label"
+    said = f"{first} and {second} share {count_of(num_texts, 'text')} ({rows}), {meaning}."
+    if not has_file & {first, second}:
+        return (
+            f"{said} Fix: set split.duplicates: keep_together, which puts copies on one side, or drop, which keeps one "
+            "of them."
+        )
+    if handling == "drop":
+        return f"{said} Fix: set split.duplicates_by: text, which leaves them out of {giver} whatever their label."
+    key = "split.duplicates: drop" + (" with split.duplicates_by: text" if num_other else "")
+    return f"{said} Fix: set {key}, which leaves them out of {giver}."
+
+
+def _describe_conflicts(
+    contents: Ints, wholes: Ints, splits: Splits, row_ids: Ints, *, labels: Ints, names: Sequence[str]
+) -> dict[str, Any]:
+    """Find the texts that have more than one label in the splits, those with the first rows first."""
+    kept = np.flatnonzero(splits >= 0)
+    firsts = kept[np.unique(wholes[kept], return_index=True)[1]]
+    num_labels = np.bincount(contents[firsts], minlength=num_different(contents))
+    rows = kept[num_labels[contents[kept]] > 1]
+    rows = rows[np.argsort(row_ids[rows], kind="stable")]
+    texts, first_places = np.unique(contents[rows], return_index=True)
+    listed = []
+    for text in texts[np.argsort(first_places)][:_MAX_LISTED_TEXTS].tolist():
+        of_text = rows[contents[rows] == text]
+        # A row of each label says more than the first rows.
+        shown = np.sort(np.unique(wholes[of_text], return_index=True)[1])[:_MAX_ROWS_OF_TEXT]
+        listed.append(
+            {
+                "num_rows": len(of_text),
+                "row_ids": row_ids[of_text[shown]].tolist(),
+                "labels": [names[label] for label in labels[of_text[shown]].tolist()],
+            }
+        )
+    return {
+        "num_texts": len(texts),
+        "num_rows": len(rows),
+        "num_rows_by_split": {name: int((splits[rows] == place).sum()) for place, name in enumerate(SPLITS)},
+        "first": listed,
+    }
+
+
+def _later_copies(ids: Ints, row_ids: Ints) -> Ints:
+    """Return the ids of the rows that repeat one of a smaller id."""
+    order = np.argsort(row_ids, kind="stable")
+    return row_ids[order][is_later_copy(ids[order])]
+
+
+def _pairs() -> Iterator[tuple[str, int, int]]:
+    for one, other in combinations(range(len(SPLITS)), 2):
+        yield f"{SPLITS[one]}_{SPLITS[other]}", one, other

@@ -1,0 +1,359 @@
+"""Decide the split of every row from its content, group and class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lm_tuning.data.check.checked import CheckedRows
+from lm_tuning.data.split.assign import IN_TEST, TEST, TRAIN, VALIDATION, assign_folds, assign_splits, split_sizes
+from lm_tuning.data.split.classes import class_facts, share_facts, untrained_facts
+from lm_tuning.data.split.copies import (
+    copy_facts,
+    count_other_labels,
+    count_shared,
+    describe_overlap,
+    list_copies,
+    list_near_copies,
+)
+from lm_tuning.data.split.duplicates import is_later_copy, join_units, number_by_appearance
+from lm_tuning.data.split.facts import describe_warnings, group_facts, measure_leakage, near_facts
+from lm_tuning.data.split.near_duplicates import NearDuplicates
+from lm_tuning.data.store import SPLITS
+from lm_tuning.errors import UserError
+
+LEFT_OUT = -1
+
+Ints = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Division:
+    """Where each row goes, and what there is to say about it.
+
+    Attributes:
+        splits: ``(rows,)``: place in ``SPLITS``, ``LEFT_OUT`` for a dropped copy.
+        facts: for the summary: ``wanted_rows``, ``duplicates``, ``near_duplicates``, ``overlap``, ``overlap_rows``,
+            ``overlap_other_labels``, ``leakage``, ``groups``, ``classes``, ``class_shares``, ``untrained_classes`` and
+            ``folds``.
+        warnings: sentences for the log.
+        copies: ids of rows: ``exact``, those of the splits that repeat an earlier one there, ``left_out``, those
+            dropped as copies, and ``near`` when somebody looked.
+    """
+
+    splits: npt.NDArray[np.int8]
+    facts: dict[str, Any]
+    warnings: list[str]
+    copies: dict[str, Ints]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    splits: npt.NDArray[np.int8]
+    rare_classes: Mapping[int, int]
+    wanted: dict[str, int]
+    folds: dict[str, Any] | None = None
+
+
+def key_order(rows: CheckedRows) -> Ints:
+    """Return the order in which rows of the training files follow their key; rows of held-out files come after.
+
+    Args:
+        rows: with ``keys``.
+    """
+    assert rows.keys is not None, "rows are ordered by a key that they do not have"
+    return np.lexsort((rows.keys[:, 1], rows.keys[:, 0], splits_of_files(rows) != TRAIN))
+
+
+def take_rows(rows: CheckedRows, order: Ints) -> CheckedRows:
+    """Return what is known of the rows in another order.
+
+    Args:
+        rows: in any order.
+        order: ``(rows,)``: place of each row to take.
+    """
+    return replace(
+        rows,
+        files=rows.files[order],
+        contents=rows.contents[order],
+        wholes=rows.wholes[order],
+        values={column: values[order] for column, values in rows.values.items()},
+        keys=None if rows.keys is None else rows.keys[order],
+    )
+
+
+def splits_of_files(rows: CheckedRows) -> npt.NDArray[np.int8]:
+    """Return the split of the file that each row stands in, ``(rows,)``: ``TRAIN`` for rows that are divided."""
+    splits = np.array([SPLITS.index(file["split"]) for file in rows.sources], dtype=np.int8)
+    return splits[rows.files]
+
+
+def divide_rows(
+    rows: CheckedRows,
+    row_ids: Ints,
+    *,
+    contents: Ints,
+    wholes: Ints,
+    near: NearDuplicates | None,
+    validation: float | int,
+    test: float | int,
+    group: str | None,
+    stratify: str | None,
+    label: str | None,
+    num_folds: int | None,
+    fold: int,
+    duplicates: str,
+    near_duplicates: str,
+    near_duplicate_similarity: float,
+    seed: int,
+    duplicates_by: str = "row",
+) -> Division:
+    """Divide the rows of the training files, beside those of files that are a split by themselves.
+
+    Args:
+        rows: what was read. With ``keys`` they are in the order of the keys, and the division follows seed and key
+            alone: classes are numbered and copies chosen in this order, and units are drawn by their smallest key.
+        row_ids: ``(rows,)``: for what is listed.
+        contents: ``(rows,)``: equal numbers for equal content, from 0 in the order of the rows.
+        wholes: the same with the label.
+        near: which contents are almost the same; None when nobody looked.
+        validation: see ``split_sizes``; without effect when validation has files of its own or is a fold.
+        test: the same.
+        group: column whose equal values stay together; None for none.
+        stratify: column whose classes are divided alike; None for none.
+        label: column of the class; None for none.
+        num_folds: folds that the rows outside test are cut into; None for no folds.
+        fold: the fold that is validation.
+        duplicates: ``keep_together`` puts all copies of a content on one side; ``drop`` keeps the first copy, and one
+            in a held-out file before one in the training file; ``ignore`` looks away.
+        near_duplicates: the same for rows that are almost the same, though no row of a held-out file is dropped for
+            them; ``report`` moves none.
+        near_duplicate_similarity: what ``near`` was found with.
+        seed: fixes the division.
+        duplicates_by: ``drop`` leaves out rows of the same text and label (``row``) or of the same text (``text``).
+
+    Returns:
+        The split of each row. Rows of a held-out file never move.
+
+    Raises:
+        UserError: too few rows, groups or classes for what was asked.
+    """
+    file_splits = splits_of_files(rows)
+    priority = np.int8(len(SPLITS)) - file_splits
+    near_units = None if near is None else near.units[contents]
+    is_copy = is_near_copy = np.zeros(len(contents), dtype=bool)
+    if duplicates == "drop":
+        is_copy = is_later_copy(contents if duplicates_by == "text" else wholes, priority)
+    if near_units is not None and near_duplicates == "drop":
+        labels = rows.values[label] if label and duplicates_by == "row" else None
+        is_near_copy = _is_later_near_copy(near_units, labels, is_copy, priority)
+        is_near_copy &= file_splits == TRAIN
+    dropped = is_copy | is_near_copy
+    from_train = file_splits == TRAIN
+    pool = ~dropped & from_train
+    left_out = _explain_left_out(is_copy & from_train, is_near_copy & from_train)
+
+    joined = near_units if near_duplicates in ("keep_together", "drop") else None
+    if joined is None and duplicates != "ignore":
+        joined = contents
+    units = _units(None if joined is None else joined[pool], rows.values[group][pool] if group else None, pool)
+    choice = _choose(
+        rows,
+        pool,
+        units,
+        validation=validation,
+        test=test,
+        stratify=stratify,
+        num_folds=num_folds,
+        fold=fold,
+        seed=seed,
+        unit_name=f"groups of {group!r}" if group else "different rows" if joined is not None else "rows",
+        explanation=_explain_units(group, duplicates, near_duplicates, left_out=left_out, num_folds=num_folds),
+        left_out=left_out,
+    )
+    splits = np.where(dropped, np.int8(LEFT_OUT), file_splits)
+    splits[pool] = choice.splits
+    wanted = {name: int((splits == place).sum()) for place, name in enumerate(SPLITS)} | choice.wanted
+    facts: dict[str, Any] = {
+        "wanted_rows": {name: wanted[name] for name in SPLITS},
+        "duplicates": copy_facts(
+            contents,
+            wholes,
+            splits,
+            file_splits,
+            row_ids,
+            is_dropped=is_copy,
+            handling=duplicates,
+            by=duplicates_by,
+            labels=rows.values[label] if label else None,
+            names=rows.names[label] if label else (),
+        ),
+        "near_duplicates": near
+        and near_facts(
+            near,
+            near_units,
+            row_ids,
+            handling=near_duplicates,
+            similarity=near_duplicate_similarity,
+            num_dropped=int(is_near_copy.sum()),
+        ),
+        "overlap": count_shared(contents, splits),
+        "overlap_rows": describe_overlap(contents, splits, row_ids),
+        "overlap_other_labels": count_other_labels(contents, wholes, splits),
+        "leakage": measure_leakage(contents, near, splits, row_ids),
+        "groups": group_facts(rows, group, splits),
+        "classes": class_facts(rows, stratify, splits, choice.rare_classes),
+        "class_shares": share_facts(rows, label or stratify, splits),
+        "untrained_classes": untrained_facts(rows, label, splits, row_ids),
+        "folds": choice.folds,
+    }
+    copies = list_copies(contents, splits, row_ids, is_dropped=is_copy)
+    if near_units is not None:
+        copies["near"] = list_near_copies(contents, near_units, splits, row_ids)
+    return Division(splits, facts, describe_warnings(facts, rows, splits), copies)
+
+
+def _is_later_near_copy(units: Ints, labels: Ints | None, is_copy: Mask, priority: npt.NDArray[np.int8]) -> Mask:
+    """Say of each row whether another one of its unit, and with its label, is the one to keep."""
+    kept = np.flatnonzero(~is_copy)
+    ids = units[kept] if labels is None else units[kept] * (int(labels.max(initial=-1)) + 2) + labels[kept] + 1
+    is_later = np.zeros(len(units), dtype=bool)
+    is_later[kept] = is_later_copy(ids, priority[kept])
+    return is_later
+
+
+def _units(joined: Ints | None, groups: Ints | None, pool: Mask) -> Ints:
+    """Number the rows that must stay together."""
+    if groups is not None and joined is not None:
+        return join_units(joined, number_by_appearance(groups))
+    if groups is not None:
+        return number_by_appearance(groups)
+    if joined is not None:
+        return number_by_appearance(joined)
+    return np.arange(int(pool.sum()), dtype=np.int64)
+
+
+def _explain_left_out(is_copy: Mask, is_near_copy: Mask) -> str:
+    """Say how many of some rows were dropped as copies, and by which key; nothing where none was."""
+    keys = [
+        f"split.{name}: drop"
+        for name, rows in (("duplicates", is_copy), ("near_duplicates", is_near_copy))
+        if rows.any()
+    ]
+    num_rows = int((is_copy | is_near_copy).sum())
+    return f"copies that were left out before: {num_rows:,} ({' and '.join(keys)})" if keys else ""
+
+
+def _explain_units(
+    group: str | None, duplicates: str, near_duplicates: str, *, left_out: str, num_folds: int | None
+) -> str:
+    """Say why the rows make no more units, and what to do; the end of a message."""
+    reasons, ways = [], []
+    if group:
+        reasons.append(f"rows of a group stay together (split.group: {group})")
+        ways.append("set split.group: null, where rows of a group may be on both sides")
+    if near_duplicates in ("keep_together", "drop"):
+        reasons.append(f"rows that are almost the same stay together (split.near_duplicates: {near_duplicates})")
+        ways.append("set split.near_duplicates: report")
+    if duplicates == "keep_together":
+        reasons.append("rows of the same content stay together (split.duplicates: keep_together)")
+        ways.append("set split.duplicates: ignore, where copies may be on both sides")
+    if num_folds:
+        ways.append("cut fewer folds (split.num_folds) or hold out no test (split.test: 0)")
+    else:
+        ways.append("hold out less (split.validation: 0 or split.test: 0)")
+        ways.append("name files of their own for held-out rows (data.validation_path, data.test_path)")
+    why = " and ".join(reasons) or "each stays whole"
+    why += f"; {left_out}" if left_out else ""
+    return f"{why}. Remedy: add rows that differ; or {'; or '.join(ways)}."
+
+
+def _choose(
+    rows: CheckedRows,
+    pool: Mask,
+    units: Ints,
+    *,
+    validation: float | int,
+    test: float | int,
+    stratify: str | None,
+    num_folds: int | None,
+    fold: int,
+    seed: int,
+    unit_name: str,
+    explanation: str,
+    left_out: str,
+) -> _Choice:
+    """Choose the split of each row of the pool."""
+    has_file = {file["split"] for file in rows.sources}
+    num_rows = int(pool.sum())
+    test = 0 if "test" in has_file else test
+    validation = 0 if "validation" in has_file or num_folds else validation
+    try:
+        sizes = split_sizes(num_rows, validation=validation, test=test)
+    except UserError as error:
+        if not left_out:
+            raise
+        raise UserError([*error.problems, f"{left_out[0].upper()}{left_out[1:]}."]) from error
+    classes = rows.values[stratify][pool] if stratify else None
+    class_names = None
+    marks = None
+    if rows.keys is not None:
+        firsts = np.unique(units, return_index=True)[1]
+        marks = rows.keys[pool][firsts]
+        if classes is not None:
+            # Numbers that come from the order in the files would let that order decide between equal shares.
+            class_names, firsts = np.unique(classes, return_index=True)
+            class_names = class_names[np.argsort(firsts, kind="stable")]
+            classes = number_by_appearance(classes)
+
+    def named(rare: Mapping[int, int]) -> dict[int, int]:
+        return {place if class_names is None else int(class_names[place]): count for place, count in rare.items()}
+
+    wanted = {name: size for name, size in zip(SPLITS, sizes, strict=True) if name == "train" or name not in has_file}
+    if not num_folds:
+        asked = [f"split.{name}: {size}" for name, size in (("validation", validation), ("test", test)) if size]
+        chosen = assign_splits(
+            units,
+            sizes=sizes,
+            seed=seed,
+            classes=classes,
+            marks=marks,
+            unit_name=unit_name,
+            explanation=f"{' and '.join(asked)} ask{'s' * (len(asked) == 1)} for them and {explanation}",
+        )
+        empty = [name for place, name in enumerate(SPLITS) if sizes[place] and not (chosen.splits == place).any()]
+        if empty:
+            raise UserError(
+                f"split.stratify: {stratify!r} leaves no row for {' and '.join(empty)}, since a class with fewer "
+                f"{unit_name} than there are splits stays in train; classes of that kind: "
+                f"{len(chosen.rare_classes):,}. Does the column hold classes?"
+            )
+        return _Choice(chosen.splits, named(chosen.rare_classes), wanted)
+    cut = assign_folds(
+        units,
+        num_folds=num_folds,
+        test_rows=sizes[2],
+        seed=seed,
+        classes=classes,
+        marks=marks,
+        unit_name=unit_name,
+        explanation=explanation,
+    )
+    splits = np.full(num_rows, TRAIN, dtype=np.int8)
+    splits[cut.folds == IN_TEST] = TEST
+    splits[cut.folds == fold] = VALIDATION
+    counts = np.bincount(cut.folds[cut.folds >= 0], minlength=num_folds).tolist()
+    rare = named(cut.rare_classes)
+    folds = {
+        "num_folds": num_folds,
+        "fold": fold,
+        "num_rows_by_fold": counts,
+        "num_rows_always_in_train": sum(rare.values()),
+    }
+    # Folds of whole units cannot be asked for a size; test can.
+    return _Choice(splits, rare, {"test": sizes[2]} if "test" in wanted else {}, folds)

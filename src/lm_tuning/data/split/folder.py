@@ -1,0 +1,320 @@
+"""Make the folder of splits from checked rows: find what is alike, divide, write, and sum up."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from lm_tuning.data.format.task_formats import CAUSAL_LM
+from lm_tuning.data.split.assign import TRAIN
+from lm_tuning.data.split.copies import describe_copies
+from lm_tuning.data.store import SPLITS, ExampleTable, open_examples, preview_rows, write_selected
+from lm_tuning.errors import UserError
+from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.storage.atomic import write_json_atomic
+from lm_tuning.wording import count_of
+
+logger = logging.getLogger(__name__)
+
+SUMMARY_NAME = "summary.json"
+PREVIEW_NAME = "preview.json"
+COPIES_NAME = "copies.npz"
+FACTS_VERSION = 2
+"""Raise it when the summary says more of the same division: stored splits with an earlier one are written again."""
+
+_SCRATCH_NAME = "signatures.tmp"
+_NUM_PREVIEW_ROWS = 5
+
+
+def write_splits(
+    folder: Path,
+    checked: Path,
+    *,
+    validation: float | int = 0.05,
+    test: float | int = 0.05,
+    group: str | None = None,
+    stratify: str | None = None,
+    key: str | None = None,
+    num_folds: int | None = None,
+    fold: int = 0,
+    duplicates: str = "keep_together",
+    duplicates_by: str = "row",
+    near_duplicates: str = "ignore",
+    near_duplicate_similarity: float = 0.8,
+    seed: int = 42,
+    task: str = CAUSAL_LM,
+    on_progress: OnProgress = ignore_progress,
+) -> dict[str, Any]:
+    """Write ``train.arrow``, ``validation.arrow``, ``test.arrow``, ``summary.json``, ``preview.json``, ``copies.npz``.
+
+    Rows keep the order of their files within a split, and rows of a file that is a split by itself never move. Memory
+    grows by about 200 bytes a row; texts stay on disk.
+
+    Args:
+        folder: an empty folder.
+        checked: the folder of checked rows, with the columns of ``group``, ``stratify`` and ``key`` noted.
+        validation: a float is a fraction, an int a number of rows; without effect when validation has a file.
+        test: the same.
+        group: column whose equal values stay in one split.
+        stratify: column whose classes are divided alike.
+        key: column that names a row for good; the division then follows it and not the order of the rows.
+        num_folds: folds that the rows outside test are cut into, in place of ``validation``; None for none.
+        fold: the fold that is validation, from 0.
+        duplicates: ``keep_together``, ``drop`` or ``ignore``, see ``divide_rows``.
+        duplicates_by: what makes a dropped row a copy: ``row``, its text and label, or ``text`` alone.
+        near_duplicates: ``keep_together``, ``drop``, ``report`` or ``ignore``.
+        near_duplicate_similarity: from which two rows count as near duplicates, above 0 and at most 1.
+        seed: fixes the division.
+        task: the ``task`` parameter: a classifier refuses held-out classes that no training row has.
+        on_progress: told the progress of comparing and writing.
+
+    Returns:
+        The summary, as stored.
+
+    Raises:
+        UserError: sizes, groups, classes or folds that the rows do not allow.
+    """
+    from lm_tuning.data.check.checked import ROWS_NAME, open_checked
+    from lm_tuning.data.split.classes import refuse_classes
+    from lm_tuning.data.split.divide import divide_rows, key_order, take_rows
+    from lm_tuning.data.split.duplicates import number_equal
+    from lm_tuning.data.split.near_duplicates import find_near_duplicates
+
+    rows = open_checked(checked)
+    checked_summary = read_summary(checked)
+    _check_folds(num_folds, fold, has_validation=any(file["split"] == "validation" for file in rows.sources))
+    table = ExampleTable(checked / ROWS_NAME)
+    row_ids = _row_ids(table)
+    order = None
+    if key:
+        order = key_order(rows)
+        rows, row_ids = take_rows(rows, order), row_ids[order]
+    contents = number_equal(rows.contents)
+    label = _numbered_label(checked_summary, rows.values)
+    near = None
+    if near_duplicates != "ignore":
+        firsts = np.unique(contents, return_index=True)[1]
+        near = find_near_duplicates(
+            table,
+            firsts if order is None else order[firsts],
+            folder / _SCRATCH_NAME,
+            similarity=near_duplicate_similarity,
+            on_progress=on_progress,
+        )
+    division = divide_rows(
+        rows,
+        row_ids,
+        contents=contents,
+        wholes=number_equal(rows.wholes),
+        near=near,
+        validation=validation,
+        test=test,
+        group=group,
+        stratify=stratify,
+        label=label,
+        num_folds=num_folds,
+        fold=fold,
+        duplicates=duplicates,
+        duplicates_by=duplicates_by,
+        near_duplicates=near_duplicates,
+        near_duplicate_similarity=near_duplicate_similarity,
+        seed=seed,
+    )
+    warnings = division.warnings + refuse_classes(
+        rows,
+        division.splits,
+        row_ids,
+        label=label,
+        task=task,
+        settings={
+            "validation": validation,
+            "test": test,
+            "group": group,
+            "stratify": stratify,
+            "num_folds": num_folds,
+            "duplicates": duplicates,
+            "duplicates_by": duplicates_by,
+            "near_duplicates": near_duplicates,
+        },
+        max_rows=checked_summary["max_rows"],
+    )
+    for warning in warnings:
+        logger.warning(warning)
+    sources = _count_sources(checked_summary["sources"], rows.files[division.splits == TRAIN], rows.sources)
+    splits = division.splits
+    if order is not None:
+        splits = np.empty_like(division.splits)
+        splits[order] = division.splits
+    del rows, row_ids, contents, near, order
+    num_rows = len(splits)
+    on_progress("Writing splits", 0, num_rows, "rows")
+    num_written = write_selected(
+        table, folder, splits, on_rows=lambda done: on_progress("Writing splits", done, num_rows, "rows")
+    )
+    summary = {
+        "facts_version": FACTS_VERSION,
+        "rows": num_written,
+        **{name: checked_summary[name] for name in ("format", "columns", "template")},
+        "seed": seed,
+        "key": key,
+        "max_rows": checked_summary["max_rows"],
+        "text_lengths": checked_summary.get("text_lengths"),
+        "files": checked_summary["files"],
+        "sources": sources,
+        "label_map": checked_summary.get("label_map"),
+        **division.facts,
+        "warnings": warnings,
+    }
+    np.savez(folder / COPIES_NAME, **cast("dict[str, Any]", division.copies))
+    write_json_atomic(folder / SUMMARY_NAME, summary)
+    write_json_atomic(folder / PREVIEW_NAME, _preview(folder))
+    return summary
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """Return the summary of a stored folder.
+
+    Args:
+        folder: what the split pipeline stored.
+    """
+    summary: dict[str, Any] = json.loads((folder / SUMMARY_NAME).read_text(encoding="utf-8"))
+    return summary
+
+
+def read_copies(folder: Path) -> dict[str, npt.NDArray[np.int64]]:
+    """Return the ids of copies: ``exact`` and perhaps ``near`` ones in the splits, and those that were ``left_out``.
+
+    Args:
+        folder: what the split pipeline stored.
+    """
+    with np.load(folder / COPIES_NAME) as stored:
+        return {name: stored[name] for name in stored.files}
+
+
+def describe_splits(summary: Mapping[str, Any]) -> str:
+    """Say in a line what a summary holds, for the log.
+
+    Args:
+        summary: see ``write_splits``.
+    """
+    counts = ", ".join(f"{count:,} {split}" for split, count in summary["rows"].items())
+    parts = [counts, describe_copies(summary["duplicates"])]
+    near = summary["near_duplicates"]
+    if near:
+        parts.append(f"{_describe_near(near, summary['leakage'])} (at {near['rows_per_second'] or 0:,} rows/s)")
+    if summary["leakage"]["num_rows"]:
+        num_rows = summary["leakage"]["num_rows"]
+        parts.append(f"{count_of(num_rows, 'held-out row')} {'stands' if num_rows == 1 else 'stand'} in train too")
+    skipped = sum(sum(file["rows_skipped"].values()) for file in summary["files"])
+    if skipped:
+        parts.append(f"{count_of(skipped, 'bad row')} skipped")
+    if summary["groups"]:
+        groups = summary["groups"]
+        parts.append(f"{count_of(groups['num_groups'], 'group')} of {groups['column']!r} kept whole")
+    if summary["folds"]:
+        parts.append(f"validation is fold {summary['folds']['fold']} of 0 to {summary['folds']['num_folds'] - 1}")
+    return "; ".join(parts)
+
+
+def _describe_near(near: Mapping[str, Any], leakage: Mapping[str, Any]) -> str:
+    """Say how many texts are almost like an earlier one, and what became of their rows."""
+    if not near["num_near_copies"]:
+        return "no near duplicates"
+    found = count_of(near["num_near_copies"], "near duplicate")
+    if near["handling"] == "drop":
+        return f"{found}, {count_of(near['num_dropped'], 'row')} dropped"
+    if near["handling"] == "report":
+        return f"{found} reported"
+    leaks = any(leakage[name]["near"]["num_rows"] for name in SPLITS[1:])
+    return f"{found}, not all in one split" if leaks else f"{found} kept together"
+
+
+def find_staleness(
+    facts: Mapping[str, Any],
+    *,
+    sources: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    digest_cache: Path | None,
+) -> list[str]:
+    """Name what stored splits were made from and the present parameters or files do not say.
+
+    Args:
+        facts: of the splits' manifest: ``settings``, and ``files`` as ``describe_files`` gave them.
+        sources: ``train``, ``validation`` and ``test`` as the parameters name them.
+        settings: what the split pipeline would work with now.
+        digest_cache: see ``digest_file``.
+
+    Returns:
+        One sentence a difference. A raw file that is gone since cannot have changed, so it is none.
+    """
+    from lm_tuning.data.sources.describe import find_changed_sources
+
+    found = [
+        f"{name}: the stored splits were made with {facts['settings'].get(name)!r}, the parameters say "
+        f"{settings.get(name)!r}"
+        for name in dict.fromkeys([*facts["settings"], *settings])
+        if facts["settings"].get(name) != settings.get(name)
+    ]
+    found += find_changed_sources(
+        facts["files"],
+        train=sources["train"],
+        validation=sources["validation"],
+        test=sources["test"],
+        digest_cache=digest_cache,
+    )
+    return found
+
+
+def _check_folds(num_folds: int | None, fold: int, *, has_validation: bool) -> None:
+    problems = []
+    if num_folds and not 0 <= fold < num_folds:
+        problems.append(
+            f"split.fold: {fold} is no fold of split.num_folds: {num_folds}; folds are counted from 0 to "
+            f"{num_folds - 1}."
+        )
+    if num_folds and has_validation:
+        problems.append(
+            f"split.num_folds: {num_folds} makes validation one of the folds, and data.validation_path names rows for "
+            "it. Leave one of the two out."
+        )
+    if problems:
+        raise UserError(problems)
+
+
+def _row_ids(table: ExampleTable) -> npt.NDArray[np.int64]:
+    parts = [batch.column("row_id").to_numpy() for batch in table.batches()]
+    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
+
+
+def _numbered_label(checked_summary: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
+    label = (checked_summary["columns"] or {}).get("label")
+    return label if label in values else None
+
+
+def _count_sources(
+    sources: list[dict[str, Any]], train_files: npt.NDArray[np.int16], files: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Say how many rows of train each source gave."""
+    source_of_file = np.array([file["source"] for file in files], dtype=np.int64)
+    counts = np.bincount(source_of_file[train_files], minlength=len(sources))
+    return [
+        {"path": source["path"], "weight": source["weight"], "num_rows": int(count)}
+        for source, count in zip(sources, counts, strict=True)
+    ]
+
+
+def _preview(folder: Path) -> dict[str, Any]:
+    """Return the first rows of each split as a table."""
+    data: list[list[Any]] = []
+    columns: list[str] = []
+    for split in SPLITS:
+        names, rows = preview_rows(open_examples(folder, split), _NUM_PREVIEW_ROWS)
+        columns = columns or (["split", *names] if rows else [])
+        data += [[split, *row] for row in rows]
+    return {"columns": columns, "data": data}

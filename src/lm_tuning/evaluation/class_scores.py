@@ -1,0 +1,195 @@
+"""Score a classifier by counts of rows, and the class that a guess without a model would take.
+
+A class counts in macro-F1 when it occurs among the evaluated rows or among the predictions: a class of the label map
+that is in neither says nothing about the model, and would pull the mean down by a 0 that nobody could have avoided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from lm_tuning.data.split.class_shares import count_largest
+
+Int64Array = npt.NDArray[np.int64]
+IntArray = npt.NDArray[np.integer[Any]]
+
+MAX_CONFUSIONS = 20
+
+
+@dataclass(frozen=True)
+class ClassCounts:
+    """What every score of a classifier is made of.
+
+    Attributes:
+        rows: evaluated rows of each class, ``(classes,)``.
+        predicted: rows that each class was predicted for, ``(classes,)``.
+        right: rows of each class that were predicted to be of it, ``(classes,)``.
+    """
+
+    rows: Int64Array
+    predicted: Int64Array
+    right: Int64Array
+
+    @property
+    def accuracy(self) -> float:
+        """Share of the rows whose class was predicted, 0 to 1; NaN without rows."""
+        num_rows = int(self.rows.sum())
+        return int(self.right.sum()) / num_rows if num_rows else math.nan
+
+    @property
+    def macro_f1(self) -> float:
+        """Mean F1 of the classes that occur among the rows or the predictions, 0 to 1; NaN without rows.
+
+        Each class weighs the same, however rare it is.
+        """
+        occurring = self.rows + self.predicted > 0
+        return float(self.f1[occurring].mean()) if occurring.any() else math.nan
+
+    @property
+    def f1(self) -> npt.NDArray[np.float64]:
+        """Harmonic mean of precision and recall of each class, ``(classes,)``; 0 for one that does not occur."""
+        f1: npt.NDArray[np.float64] = 2 * self.right / np.maximum(self.rows + self.predicted, 1)
+        return f1
+
+
+def count_classes(references: IntArray, predictions: IntArray, *, num_classes: int) -> ClassCounts:
+    """Count rows, predictions and agreements by class.
+
+    Args:
+        references: class of each row, ``(rows,)``.
+        predictions: predicted class of each row, ``(rows,)``.
+        num_classes: classes of the label map.
+    """
+    return ClassCounts(
+        rows=np.bincount(references, minlength=num_classes),
+        predicted=np.bincount(predictions, minlength=num_classes),
+        right=np.bincount(references[references == predictions], minlength=num_classes),
+    )
+
+
+def tabulate_classes(counts: ClassCounts, names: Sequence[str]) -> list[dict[str, Any]]:
+    """List the classes that occur, the worst first.
+
+    Args:
+        counts: counts by class.
+        names: name of each class, in the order of their ids.
+
+    Returns:
+        ``class``, ``num_rows``, ``num_predicted``, ``precision`` (``None`` for a class that was never predicted),
+        ``recall`` (``None`` for one without rows) and ``f1`` of each class among the rows or the predictions. Of
+        equally good ones the larger comes first.
+    """
+    f1 = counts.f1
+    occurring = np.flatnonzero(counts.rows + counts.predicted).tolist()
+    table = []
+    for place in sorted(occurring, key=lambda place: (f1[place], -counts.rows[place], place)):
+        rows, predicted, right = (int(part[place]) for part in (counts.rows, counts.predicted, counts.right))
+        table.append(
+            {
+                "class": names[place],
+                "num_rows": rows,
+                "num_predicted": predicted,
+                "precision": right / predicted if predicted else None,
+                "recall": right / rows if rows else None,
+                "f1": float(f1[place]),
+            }
+        )
+    return table
+
+
+def list_confusions(
+    references: IntArray, predictions: IntArray, names: Sequence[str], *, max_confusions: int = MAX_CONFUSIONS
+) -> list[dict[str, Any]]:
+    """List which classes are taken for which other ones, the most frequent first.
+
+    Args:
+        references: class of each row, ``(rows,)``.
+        predictions: predicted class of each row, ``(rows,)``.
+        names: name of each class, in the order of their ids.
+        max_confusions: most pairs to list.
+
+    Returns:
+        ``reference``, ``predicted``, ``num_rows`` and ``fraction`` (of the reference's rows) of each pair.
+    """
+    wrong = references != predictions
+    pairs = references[wrong].astype(np.int64) * len(names) + predictions[wrong]
+    found, num_rows = np.unique(pairs, return_counts=True)
+    rows_of_class = np.bincount(references, minlength=len(names))
+    confusions = []
+    for place in np.argsort(-num_rows, kind="stable")[:max_confusions]:
+        reference, predicted = divmod(int(found[place]), len(names))
+        confusions.append(
+            {
+                "reference": names[reference],
+                "predicted": names[predicted],
+                "num_rows": int(num_rows[place]),
+                "fraction": int(num_rows[place]) / int(rows_of_class[reference]),
+            }
+        )
+    return confusions
+
+
+@dataclass(frozen=True)
+class ConstantAnswer:
+    """What always answering one class reaches on the evaluated rows.
+
+    Attributes:
+        place: id of the class; the lowest id of equally frequent ones.
+        num_tied: classes that are equally frequent where the class was chosen, itself included.
+        accuracy: 0 to 1; NaN without rows.
+        macro_f1: 0 to 1; NaN without rows.
+    """
+
+    place: int
+    num_tied: int
+    accuracy: float
+    macro_f1: float
+
+
+@dataclass(frozen=True)
+class MajorityClass(ConstantAnswer):
+    """What a guess that knows only how frequent the classes are in training reaches on held-out rows.
+
+    Attributes:
+        nats_per_row: mean negative logarithm of the frequency that the row's class has in training; infinite when an
+            evaluated class has no training row.
+    """
+
+    nats_per_row: float
+
+
+def measure_constant(class_rows: IntArray, references: IntArray) -> ConstantAnswer:
+    """Measure what always answering the most frequent class reaches.
+
+    Args:
+        class_rows: rows of each class that decide which one is most frequent, ``(classes,)``, not all 0. Those of
+            ``references`` themselves give the best constant answer that there is.
+        references: class of each evaluated row, ``(rows,)``.
+    """
+    assert class_rows.any(), "a class is chosen from some rows"
+    place = int(class_rows.argmax())
+    counts = count_classes(references, np.full_like(references, place), num_classes=len(class_rows))
+    return ConstantAnswer(
+        place=place, num_tied=count_largest(class_rows), accuracy=counts.accuracy, macro_f1=counts.macro_f1
+    )
+
+
+def measure_majority(class_rows: IntArray, references: IntArray) -> MajorityClass:
+    """Measure the line that a classifier must beat.
+
+    Args:
+        class_rows: training rows of each class, ``(classes,)``, not all 0.
+        references: class of each evaluated row, ``(rows,)``.
+    """
+    constant = measure_constant(class_rows, references)
+    nats = math.nan
+    if len(references):
+        seen = class_rows[references]
+        nats = float(-np.log(seen / int(class_rows.sum())).mean()) if seen.all() else math.inf
+    return MajorityClass(**vars(constant), nats_per_row=nats)

@@ -1,0 +1,319 @@
+"""Answer held-out prompts greedily or by beam search, in padded batches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from lm_tuning.batching.held_out_loss import evaluating
+from lm_tuning.models.positions import check_answer_room, position_limit
+from lm_tuning.models.stored_generation import stop_ids_of
+from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.text.answer_ends import common_first_id, end_of_answer, special_ids
+from lm_tuning.text.tokenizers.truncation import shorten_prompt
+from lm_tuning.wording import count_of
+
+if TYPE_CHECKING:
+    from lm_tuning.text.store.table import TokenTable
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A row cut before its last answer.
+
+    Attributes:
+        row_id: identity of the row.
+        input_ids: what the model is given, ``(prompt tokens,)``.
+        reference_ids: the answer that the row has, end of turn included, ``(answer tokens,)``.
+    """
+
+    row_id: int
+    input_ids: list[int]
+    reference_ids: list[int]
+
+
+def collect_prompts(table: TokenTable, rows: Iterable[int]) -> list[Prompt]:
+    """Cut rows before their last supervised span.
+
+    Args:
+        table: where the rows lie.
+        rows: row indices.
+
+    Returns:
+        One prompt for each row that has one, in the given order. A row supervised from its start (plain text) has
+        none: position 0 is never supervised, so a first token alone is not taken for a prompt.
+    """
+    prompts = []
+    for index in rows:
+        row = table[index]
+        if row.spans and row.spans[-1][0] > 1:
+            start, end = row.spans[-1]
+            ids = row.input_ids.tolist()
+            prompts.append(Prompt(row.row_id, ids[:start], ids[start:end]))
+    return prompts
+
+
+def find_stop_ids(model: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> list[int]:
+    """Collect the tokens at which an answer ends.
+
+    They are the tokenizer's and the model's end tokens and the special tokens that end the answers in the rows:
+    chat templates often end a turn with another token than the text's.
+
+    Args:
+        model: a language model.
+        tokenizer: the tokenizer that made the rows.
+        prompts: rows whose answers show how a turn ends.
+
+    Returns:
+        Token ids, ascending.
+    """
+    special = special_ids(tokenizer)
+    ends = (end_of_answer(prompt.reference_ids, special) for prompt in prompts)
+    return sorted(stop_ids_of(_unwrapped(model), tokenizer) | {end for end in ends if end is not None})
+
+
+def find_first_id(tokenizer: Any, prompts: Sequence[Prompt], *, stop_ids: Iterable[int]) -> int | None:
+    """Find the special token that all answers of an encoder-decoder begin with, such as BART's ``<s>``.
+
+    A published model forces it while generating, by settings that are set aside here; read off the rows, it is the
+    same for both models, and right for those whose tokenizer puts none.
+
+    Args:
+        tokenizer: the tokenizer that made the rows.
+        prompts: rows with their answers.
+        stop_ids: tokens that end an answer, which no answer is made to begin with.
+
+    Returns:
+        The token id; ``None`` when the answers begin with different tokens or with ordinary ones.
+    """
+    answers = (prompt.reference_ids for prompt in prompts)
+    return common_first_id(answers, special_ids(tokenizer), stop_ids=stop_ids)
+
+
+def own_first_id(model: Any) -> int | None:
+    """Return the token that a model's own settings make its answers begin with, ``None`` without one.
+
+    Args:
+        model: a language model.
+    """
+    return getattr(_unwrapped(model).generation_config, "forced_bos_token_id", None)
+
+
+def generate_answers(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_new_tokens: int,
+    batch_rows: int,
+    stop_ids: Sequence[int],
+    pad_id: int,
+    device: torch.device | str,
+    num_beams: int = 1,
+    first_id: int | None = None,
+    special_ids: Collection[int] = (),
+    on_progress: OnProgress = ignore_progress,
+    label: str = "Generating",
+) -> list[list[int]]:
+    """Let a model answer each prompt with its most likely tokens.
+
+    A causal model goes on after the prompt; an encoder-decoder reads it with its encoder. What the model's own
+    generation settings say about sampling or penalties is set aside, so that two models are compared by the same
+    rule. A prompt that leaves no room for the answer in the model's context is cut, see ``shorten_prompt``.
+
+    Args:
+        model: a language model on ``device``; mode and generation settings are given back as they were.
+        prompts: token ids of each prompt, at least one.
+        max_new_tokens: longest answer.
+        batch_rows: prompts answered at once; it changes speed and memory, and in float32 not the answers.
+        stop_ids: tokens that end an answer; they are not part of it.
+        pad_id: fills shorter prompts, behind an attention mask: their start for a causal model, their end for an
+            encoder, whose positions count from its first token.
+        device: where the model lies.
+        num_beams: beginnings of an answer that are pursued at once; 1 takes the likeliest token each time.
+        first_id: token that every answer of an encoder-decoder is made to begin with; ``None`` for none.
+        special_ids: tokens that stay in a prompt which is cut.
+        on_progress: told the tokens of the answers as they come; the total is the most that there can still be, and
+            falls as answers end. Under beam search every answer counts until its batch is done.
+        label: what the progress is called.
+
+    Returns:
+        The new token ids of each prompt, in the order of the prompts.
+
+    Raises:
+        UserError: an answer of that length leaves no room for a prompt.
+    """
+    from transformers import StoppingCriteriaList
+
+    reads_apart = _is_encoder_decoder(model)
+    context = position_limit(_unwrapped(model).config)
+    check_answer_room(_unwrapped(model).config, max_new_tokens=max_new_tokens)
+    room = context if context is None or reads_apart else context - max_new_tokens
+    kept = [
+        list(prompt) if room is None or len(prompt) <= room else shorten_prompt(prompt, room, special_ids)
+        for prompt in prompts
+    ]
+    num_cut = sum(len(short) < len(prompt) for short, prompt in zip(kept, prompts, strict=True))
+    if num_cut:
+        logger.warning(
+            "Too long to answer, so cut in the middle: %s; the context is %s tokens.",
+            count_of(num_cut, "prompt"),
+            context,
+        )
+
+    answers: list[list[int]] = [[] for _ in prompts]
+    # Longest first: neighbours need little padding, and what does not fit into memory fails at once.
+    order = sorted(range(len(kept)), key=lambda index: -len(kept[index]))
+    counter = _TokenCounter(
+        stop_ids, max_new_tokens=max_new_tokens, num_waiting=len(order), num_beams=num_beams, device=device
+    )
+    on_progress(label, 0, counter.most_tokens, "tokens")
+    counter.on_step = lambda: on_progress(label, counter.num_tokens, counter.most_tokens, "tokens")
+    settings = {
+        "max_new_tokens": max_new_tokens,
+        "num_beams": num_beams,
+        "eos_token_id": list(stop_ids) or None,
+        "pad_token_id": pad_id,
+        "decoder_start_token_id": _unwrapped(model).config.decoder_start_token_id if reads_apart else None,
+        "forced_bos_token_id": first_id if reads_apart else None,
+    }
+    with evaluating(model), _plain_generation(model, settings) as config:
+        for first in range(0, len(order), batch_rows):
+            chosen = order[first : first + batch_rows]
+            input_ids, attention_mask = pad_prompts(
+                [kept[index] for index in chosen], pad_id=pad_id, side="right" if reads_apart else "left"
+            )
+            counter.start_batch(len(chosen))
+            output = model.generate(
+                input_ids=input_ids.to(device),
+                attention_mask=attention_mask.to(device),
+                generation_config=config,
+                stopping_criteria=StoppingCriteriaList([counter]),
+            )
+            counter.end_batch()
+            num_given = 1 if reads_apart else input_ids.shape[1]
+            for index, tokens in zip(chosen, output[:, num_given:].tolist(), strict=True):
+                answers[index] = cut_at(tokens, stop_ids)
+    return answers
+
+
+class _TokenCounter:
+    """Count the tokens of answers while ``generate`` makes them, which asks it after each token whether to stop.
+
+    It never stops anything. Its sum waits for the device once a token, as ``generate`` itself does. Beams are shown
+    to it in an order of their own, so there it counts a token for each row and step.
+
+    Attributes:
+        num_tokens: tokens that belong to answers so far.
+        on_step: called after each step.
+    """
+
+    def __init__(
+        self,
+        stop_ids: Sequence[int],
+        *,
+        max_new_tokens: int,
+        num_waiting: int,
+        num_beams: int,
+        device: torch.device | str,
+    ) -> None:
+        self.num_tokens = 0
+        self.on_step: Callable[[], None] = lambda: None
+        self._stops = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
+        self._max_new_tokens = max_new_tokens
+        self._num_waiting = num_waiting
+        self._has_beams = num_beams > 1
+        self._num_running = self._steps = 0
+        self._is_running = torch.zeros(0, dtype=torch.bool, device=device)
+
+    @property
+    def most_tokens(self) -> int:
+        """Tokens in the end if no answer ends early from here on."""
+        left = self._num_running * (self._max_new_tokens - self._steps) + self._num_waiting * self._max_new_tokens
+        return self.num_tokens + left
+
+    def start_batch(self, num_rows: int) -> None:
+        """Take rows out of those that wait."""
+        self._num_waiting -= num_rows
+        self._num_running, self._steps = num_rows, 0
+        self._is_running = torch.ones(num_rows, dtype=torch.bool, device=self._stops.device)
+
+    def end_batch(self) -> None:
+        """Take beams that ended before the longest answer out of what is still to come."""
+        if self._has_beams:
+            self._num_running = 0
+            self.on_step()
+
+    def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
+        if not self._has_beams:
+            self._is_running &= ~torch.isin(input_ids[:, -1], self._stops)
+            self._num_running = int(self._is_running.sum())
+        self._steps += 1
+        self.num_tokens += self._num_running
+        self.on_step()
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
+def pad_prompts(
+    prompts: Sequence[Sequence[int]], *, pad_id: int, side: Literal["left", "right"]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Lay prompts one under another.
+
+    Args:
+        prompts: token ids of each prompt.
+        pad_id: fills shorter prompts.
+        side: where; ``left`` makes all prompts end in the last column.
+
+    Returns:
+        ``input_ids`` and ``attention_mask``, both ``(batch, sequence)``; the mask comes from lengths, so a prompt
+        may hold the pad id itself.
+    """
+    width = max(map(len, prompts))
+    input_ids = torch.full((len(prompts), width), pad_id, dtype=torch.long)
+    attention_mask = torch.zeros((len(prompts), width), dtype=torch.long)
+    for index, prompt in enumerate(prompts):
+        start = width - len(prompt) if side == "left" else 0
+        part = slice(start, start + len(prompt))
+        input_ids[index, part] = torch.tensor(prompt, dtype=torch.long)
+        attention_mask[index, part] = 1
+    return input_ids, attention_mask
+
+
+def cut_at(tokens: Sequence[int], stop_ids: Iterable[int]) -> list[int]:
+    """Return the tokens before the first stop token; after it a batch only holds padding."""
+    stops = set(stop_ids)
+    end = next((index for index, token in enumerate(tokens) if token in stops), len(tokens))
+    return list(tokens[:end])
+
+
+def _unwrapped(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _is_encoder_decoder(model: Any) -> bool:
+    return bool(getattr(_unwrapped(model).config, "is_encoder_decoder", False))
+
+
+@contextmanager
+def _plain_generation(model: Any, settings: dict[str, Any]) -> Iterator[Any]:
+    """Put plain settings in place of the model's own, which ``generate`` would merge in and warn about."""
+    from transformers import GenerationConfig
+
+    make_config: Any = GenerationConfig
+    config = make_config(do_sample=False, use_cache=True, **settings)
+    # An adapter's wrapper has settings of its own, which it hands to the model inside.
+    owners = [model] if _unwrapped(model) is model else [model, _unwrapped(model)]
+    before = [owner.generation_config for owner in owners]
+    for owner in owners:
+        owner.generation_config = config
+    try:
+        yield config
+    finally:
+        for owner, settings_before in zip(owners, before, strict=True):
+            owner.generation_config = settings_before

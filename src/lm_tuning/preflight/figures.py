@@ -1,0 +1,252 @@
+"""Gather all figures of the look before training."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lm_tuning.batching.micro_batches import choose_batching, choose_micro_batch_tokens
+from lm_tuning.data.format.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.errors import UserError
+from lm_tuning.preflight.examples import decode_examples
+from lm_tuning.preflight.fates import account_for_rows
+from lm_tuning.preflight.issues import LEVELS, find_concerns
+from lm_tuning.preflight.labels import count_labels
+from lm_tuning.preflight.lengths import measure_lengths
+from lm_tuning.preflight.padding import choose_steps, measure_padding
+from lm_tuning.preflight.schedule import describe_schedule, plan_steps
+from lm_tuning.preflight.special_tokens import inspect_special_tokens, judge_special_tokens
+from lm_tuning.preflight.vocabulary import measure_vocabulary
+from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.storage.folders import read_manifest
+from lm_tuning.text.store.table import SPLITS, open_split
+from lm_tuning.wording import count_of
+
+# What transformers gives where a tokenizer's files name no longest text is about 1e30.
+_NO_LIMIT = 10**12
+_COPIED = (
+    *("rows", "duplicates", "near_duplicates", "leakage", "overlap", "groups", "folds", "untrained_classes"),
+    *("class_shares", "warnings"),
+)
+
+
+def inspect_tokens(
+    tokens: Path,
+    splits: Path,
+    tokenizer: Any,
+    *,
+    model_name: str,
+    token_summary: Mapping[str, Any],
+    split_summary: Mapping[str, Any],
+    findings: Mapping[str, Any],
+    device: str,
+    attention: str,
+    max_length_tokens: int,
+    max_positions: int | None = None,
+    seed: int,
+    effective_batch_rows: int | None,
+    effective_batch_tokens: int | None,
+    num_epochs: int | None,
+    max_steps: int | None,
+    micro_batch_tokens: int | None,
+    batching: Any,
+    warmup_steps: float,
+    eval_every_steps: int | None,
+    save_every_steps: int | None,
+    load_best: bool,
+    num_examples: int,
+    num_embeddings: int | None = None,
+    on_progress: OnProgress = ignore_progress,
+) -> dict[str, Any]:
+    """Look at stored tokens as training will use them. Needs neither torch nor the model's weights.
+
+    Args:
+        tokens: folder of tokens.
+        splits: folder of the splits that they were made from.
+        tokenizer: the tokenizer that made them.
+        model_name: name or folder of the model, for the report.
+        token_summary: what tokenizing says about the rows.
+        split_summary: what splitting says about them.
+        findings: what reading found, by kind: ``num_rows``, ``meaning`` and ``fate``.
+        device: ``cpu``, ``cuda`` or ``mps``: where training would run.
+        attention: see ``choose_batching``.
+        max_length_tokens: the limit that the tokens were made with.
+        max_positions: positions in the model's config; ``None`` where it names none.
+        seed: order of rows.
+        effective_batch_rows: rows of a step; this or ``effective_batch_tokens``.
+        effective_batch_tokens: most tokens of a step.
+        num_epochs: passes over the rows; ``None`` means as many as ``max_steps`` needs.
+        max_steps: cap on the steps; ``None`` means none.
+        micro_batch_tokens: most slots of a micro-batch; ``None`` chooses by device.
+        batching: ``auto``, ``packed`` or ``padded``.
+        warmup_steps: a number of steps, or below 1 a fraction of all.
+        eval_every_steps: steps between held-out measurements; ``None`` for none.
+        save_every_steps: steps between checkpoints; ``None`` for none.
+        load_best: whether the weights with the lowest held-out loss are taken.
+        num_examples: rows to decode.
+        num_embeddings: token ids that the model embeds, as its configuration says; ``None`` where it does not.
+        on_progress: receives rows and steps looked at.
+
+    Returns:
+        All figures, as JSON holds them: ``metrics`` (numbers by name), ``concerns`` (what to mind, the gravest first)
+        and one entry a section.
+
+    Raises:
+        UserError: the tokens were made from other splits, or the parameters allow no plan.
+    """
+    made_from, present = read_manifest(tokens)["facts"]["sources"]["splits"], read_manifest(splits)["key"]
+    if made_from != present:
+        raise UserError(
+            f"The tokens in {tokens} were made from other splits ({made_from}) than the present ones ({present}). "
+            "Run the whole look: kedro run --pipelines=preflight."
+        )
+    task = token_summary["task"]
+    if task == SEQ2SEQ_LM and batching == "packed":
+        raise UserError(
+            "train.batching: packed cannot be used with task: seq2seq_lm, since an encoder would see the neighbours of "
+            "a source. Set it to auto or padded."
+        )
+    table = open_split(tokens, "train")
+    sources = token_summary["sources"]
+    asked = {"effective_batch_rows": effective_batch_rows, "effective_batch_tokens": effective_batch_tokens}
+    asked |= {"num_epochs": num_epochs, "max_steps": max_steps}
+    plan = plan_steps(table, sources=sources, seed=seed, **asked)
+    steps = choose_steps(plan)
+    budget = choose_micro_batch_tokens(micro_batch_tokens, device=device)
+    chosen = choose_batching(batching, device=device, attention=attention, can_pack=task != SEQ2SEQ_LM)
+    of_train = token_summary["splits"]["train"]
+    max_target_tokens = token_summary.get("max_target_tokens")
+    special = inspect_special_tokens(tokens, tokenizer, task=task, on_progress=on_progress)
+    figures: dict[str, Any] = {
+        "task": task,
+        "model": model_name,
+        "device": device,
+        "format": split_summary["format"],
+        "rendering": token_summary["rendering"],
+        "context_tokens": min(
+            (limit for limit in (tokenizer.model_max_length, max_positions) if limit and limit < _NO_LIMIT),
+            default=None,
+        ),
+        "num_rows": {split: token_summary["splits"][split]["num_rows"] for split in SPLITS},
+        "num_tokens": {split: token_summary["splits"][split]["num_tokens"] for split in SPLITS},
+        "files": [{name: file[name] for name in ("path", "split", "rows_read")} for file in split_summary["files"]],
+        "rows": account_for_rows(split_summary, token_summary),
+        "findings": {
+            kind: {name: one[name] for name in ("num_rows", "meaning", "fate")} for kind, one in findings.items()
+        },
+        "changed": of_train["changed"],
+        "splits": {name: split_summary[name] for name in _COPIED},
+        "lengths": measure_lengths(
+            table.lengths,
+            table.num_supervised,
+            max_length_tokens=max_length_tokens,
+            summary=of_train,
+            task=task,
+            max_target_tokens=max_target_tokens,
+        ),
+        "padding": measure_padding(
+            plan,
+            table.lengths,
+            steps,
+            micro_batch_tokens=budget,
+            batching=chosen,
+            max_length_tokens=max_length_tokens,
+            targets=table.num_supervised if task == SEQ2SEQ_LM else None,
+            max_target_tokens=max_target_tokens or 0,
+            on_progress=on_progress,
+        ),
+        "schedule": describe_schedule(
+            plan,
+            table,
+            steps,
+            sources=sources,
+            **asked,
+            warmup_steps=warmup_steps,
+            eval_every_steps=eval_every_steps,
+            save_every_steps=save_every_steps,
+            load_best=load_best,
+        ),
+        "labels": count_labels(splits, split_summary, rows_by_class=_rows_by_class(token_summary)),
+        "vocabulary": measure_vocabulary(tokens, tokenizer, num_embeddings=num_embeddings),
+        "special_tokens": {**special, "judgements": judge_special_tokens(special)},
+        "examples": decode_examples(
+            table, tokenizer, split_summary, num_examples=num_examples, label_map=token_summary["label_map"]
+        ),
+    }
+    concerns = find_concerns(figures)
+    return {"metrics": _metrics(figures, concerns), "concerns": concerns, **figures}
+
+
+def _rows_by_class(token_summary: Mapping[str, Any]) -> dict[str, dict[str, int]] | None:
+    """Return the rows with tokens by split and class, where classes are what is learned."""
+    if token_summary["task"] != SEQUENCE_CLASSIFICATION:
+        return None
+    return {split: token_summary["splits"][split]["rows_by_class"] for split in SPLITS}
+
+
+def describe_preflight(figures: Mapping[str, Any]) -> list[str]:
+    """Say the outcome in a few lines for the log.
+
+    Args:
+        figures: see ``inspect_tokens``.
+    """
+    schedule, lengths, padding = figures["schedule"], figures["lengths"], figures["padding"]
+    if figures["task"] == SEQUENCE_CLASSIFICATION:
+        labels = figures["labels"]
+        learned = (
+            f"{count_of(labels['num_classes'], 'class')}, the largest with {labels['majority_fraction']:.1%} "
+            "of the rows"
+        )
+    else:
+        learned = f"{lengths['supervised_fraction']:.1%} of the tokens learned"
+    choice = next(one for one in padding["choices"] if one["name"] == padding["batching"])
+    lines = [
+        f"Preflight: {count_of(figures['rows']['num_rows_read'], 'row')} read, {lengths['num_rows']:,} trained on; "
+        f"{count_of(schedule['steps_per_epoch'], 'step')} and {count_of(schedule['tokens_per_epoch'], 'token')} an "
+        f"epoch, {count_of(schedule['total_steps'], 'step')} in all; {learned}; "
+        f"padding {choice['padding_fraction']:.1%} ({padding['batching']})."
+    ]
+    counts = Counter(concern["level"] for concern in figures["concerns"])
+    if counts["stop"]:
+        lines.append("Training would refuse to start, or be in vain; see what to mind.")
+    if counts:
+        lines.append(f"What to mind: {', '.join(count_of(counts[level], level) for level in LEVELS if counts[level])}.")
+    return [*lines, "All of it, with every example: preflight.html and preflight.md, beside the data report."]
+
+
+def _metrics(figures: Mapping[str, Any], concerns: list[dict[str, str]]) -> dict[str, float]:
+    lengths, schedule, padding = figures["lengths"], figures["schedule"], figures["padding"]
+    fractions = {choice["name"]: choice["padding_fraction"] for choice in padding["choices"]}
+    metrics = {
+        "data_supervised_fraction": lengths["supervised_fraction"],
+        "data_tokens_per_row_mean": lengths["quantiles"]["row"]["mean"],
+        "data_tokens_per_row_p99": lengths["quantiles"]["row"]["p99"],
+        "data_tokens_per_row_max": lengths["quantiles"]["row"]["max"],
+        **_target_metrics(figures),
+        "data_rows_at_limit_fraction": lengths["at_limit_fraction"],
+        **{f"data_padding_fraction_{name}": fraction for name, fraction in fractions.items()},
+        "data_steps_per_epoch": schedule["steps_per_epoch"],
+        "data_tokens_per_epoch": schedule["tokens_per_epoch"],
+        "data_total_steps": schedule["total_steps"],
+        "data_total_tokens": schedule["tokens_of_run"],
+        "data_end_learned_fraction": figures["special_tokens"]["end_learned_fraction"],
+        "data_preflight_stops": sum(concern["level"] == "stop" for concern in concerns),
+        "data_preflight_warnings": sum(concern["level"] == "warning" for concern in concerns),
+    }
+    if figures["labels"]:
+        metrics["data_majority_fraction"] = figures["labels"]["majority_fraction"]
+    return {name: float(value) for name, value in metrics.items() if value is not None}
+
+
+def _target_metrics(figures: Mapping[str, Any]) -> dict[str, float]:
+    """Tell the lengths of source and target apart, for rows that have them."""
+    if figures["task"] != SEQ2SEQ_LM:
+        return {}
+    quantiles = figures["lengths"]["quantiles"]
+    return {
+        f"data_tokens_per_{side}_{name}": quantiles[side][name]
+        for side in ("source", "target")
+        for name in ("mean", "p99", "max")
+    }

@@ -1,0 +1,273 @@
+"""Gather what a user would not expect, the gravest first, each with what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lm_tuning.data.format.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.preflight.row_issues import LIMITS, about_labels, about_rows, about_splits, advise_limit, concern
+from lm_tuning.wording import count_of
+
+LEVELS = ("stop", "warning", "note")
+"""``stop``: training refuses, or is in vain. ``warning``: results will be worse than they need be, or look better than
+they are. ``note``: nothing wrong, but good to know."""
+
+_FEW_STEPS = 20
+
+
+def find_concerns(figures: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Look through all figures.
+
+    Args:
+        figures: what ``inspect_tokens`` has gathered.
+
+    Returns:
+        ``level`` (see ``LEVELS``), ``section``, ``text`` and ``advice`` of each concern, sorted by level.
+    """
+    found = [
+        *_about_schedule(figures["schedule"], figures["num_rows"], figures["lengths"]["quantiles"]["row"]["max"]),
+        *_about_vocabulary(figures.get("vocabulary")),
+        *_about_tokens(figures),
+        *_about_lengths(figures["lengths"], figures["task"], context_tokens=figures["context_tokens"]),
+        *_about_context(figures["lengths"], figures["context_tokens"]),
+        *about_rows(figures),
+        *about_splits(figures["splits"], figures["num_rows"]),
+        *about_labels(
+            figures["labels"],
+            figures["task"],
+            untrained=figures["splits"]["untrained_classes"],
+            shares=figures["splits"]["class_shares"],
+        ),
+        *_about_padding(figures["padding"]),
+    ]
+    return sorted(found, key=lambda concern: LEVELS.index(concern["level"]))
+
+
+def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longest: int) -> Iterator[dict[str, str]]:
+    steps, per_epoch, warmup = facts["total_steps"], facts["steps_per_epoch"], facts["warmup_steps_of_run"]
+    rows, tokens = facts["effective_batch_rows"], facts["effective_batch_tokens"]
+    rows_per_step = facts["rows_per_epoch"] / per_epoch
+    if warmup and warmup >= steps:
+        yield concern(
+            "stop",
+            "schedule",
+            f"The warm-up takes {count_of(warmup, 'step')}, but the run has {steps:,}: training refuses to start.",
+            "Lower train.trainer.warmup_steps (below 1 it is a fraction of all steps), or train for longer.",
+        )
+    elif warmup > steps // 2:
+        yield concern(
+            "warning",
+            "schedule",
+            f"The warm-up takes {warmup:,} of {count_of(steps, 'step')}.",
+            "Lower train.trainer.warmup_steps; 0.03 to 0.1 of the steps is usual.",
+        )
+    if facts["load_best"] and not num_rows["validation"]:
+        yield concern(
+            "stop",
+            "schedule",
+            "train.load_best compares validation losses, and there are no validation rows: training refuses to start.",
+            "Set split.validation or data.validation_path, or train.load_best to false.",
+        )
+    if facts["epochs"] < 1:
+        yield concern(
+            "warning",
+            "schedule",
+            f"The run ends after {facts['epochs']:.2f} epochs: {1 - facts['epochs']:.0%} of the rows are never seen.",
+            "Raise train.max_steps, or take it as meant for a trial.",
+        )
+    if rows is not None and rows > facts["rows_per_epoch"]:
+        yield concern(
+            "warning",
+            "schedule",
+            f"A step takes {count_of(rows, 'row')}, but an epoch has {facts['rows_per_epoch']:,}: each epoch is a "
+            "single step.",
+            "Lower train.effective_batch_rows to at most a tenth of the rows.",
+        )
+    elif per_epoch > 1 and steps >= per_epoch and facts["last_step_rows"] * 2 < rows_per_step:
+        yield concern(
+            "note",
+            "schedule",
+            f"The last step of every epoch has {count_of(facts['last_step_rows'], 'row')}, where the others have about "
+            f"{rows_per_step:,.0f}: its gradient is noisier.",
+            "It weighs as much as any other step; a batch size that divides the rows evenly avoids it.",
+        )
+    if tokens is not None and tokens < longest:
+        yield concern(
+            "warning",
+            "schedule",
+            f"A step takes at most {count_of(tokens, 'token')}, but rows have up to {longest:,}: such a row is a "
+            "step by itself.",
+            "Raise train.effective_batch_tokens to several times the longest row.",
+        )
+    if steps < _FEW_STEPS:
+        yield concern(
+            "note",
+            "schedule",
+            f"The whole run has {count_of(steps, 'step')}, which is few for a schedule to mean anything.",
+            "Lower the effective batch, or train for more epochs.",
+        )
+    for name, what in (("eval_every_steps", "validation loss is measured"), ("save_every_steps", "checkpoint is made")):
+        if facts[name] and facts[name] > steps:
+            yield concern(
+                "note",
+                "schedule",
+                f"train.{name} is {facts[name]:,}, but the run has {count_of(steps, 'step')}: no {what} on the way.",
+                f"Lower train.{name}.",
+            )
+
+
+def _about_vocabulary(facts: Mapping[str, Any] | None) -> Iterator[dict[str, str]]:
+    if facts is None or facts["num_embeddings"] is None:
+        return
+    num_tokens, num_embeddings = facts["num_tokens"], facts["num_embeddings"]
+    beyond = {split: number for split, number in facts["num_rows_beyond"].items() if number}
+    advice = (
+        "Take the tokenizer that belongs to the model, or enlarge the embedding once (resize_token_embeddings) and "
+        "save the model; then run the tokenize pipeline again."
+    )
+    if beyond:
+        rows = ", ".join(count_of(number, f"{split} row") for split, number in beyond.items())
+        ids = ", ".join(f"{token_id} ({token!r})" for token_id, token in facts["ids_beyond"].items())
+        first = next(str(facts["rows_beyond"][split][0]) for split in beyond)
+        yield concern(
+            "stop",
+            "special_tokens",
+            f"The model embeds {num_embeddings:,} token ids and the tokenizer has {num_tokens:,}: {rows} hold ids that "
+            f"the model does not know, such as {ids} in row {first}. Training refuses to start.",
+            advice,
+        )
+    elif num_tokens > num_embeddings:
+        yield concern(
+            "stop",
+            "special_tokens",
+            f"The tokenizer has {num_tokens:,} tokens and the model embeds {num_embeddings:,}. Training refuses to "
+            "start, although no row has such a token yet.",
+            advice,
+        )
+
+
+def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    advice = {
+        "Does the model learn to stop?": "Use a chat template that ends each answer with the model's end token; where "
+        "ends were cut, raise tokenize.max_length_tokens as far as the model goes, or shorten the rows.",
+        **{
+            f"Does each {noun} begin once?": "Take the token out of the data or the chat template, so that one of them "
+            "writes it."
+            for noun in ("row", "source", "target")
+        },
+        "Does each source end?": "Tokenize again: kedro run --pipelines=tokenize.",
+        "Is padding told apart from the end?": "Nothing to do here.",
+    }
+    for judgement in figures["special_tokens"]["judgements"]:
+        if judgement["verdict"] == "bad":
+            yield concern("warning", "special_tokens", judgement["answer"], advice[judgement["question"]])
+    empty = figures["lengths"]["num_rows_without_learned"]
+    if empty:
+        yield concern(
+            "warning",
+            "lengths",
+            f"No token is learned in {count_of(empty, 'training row')}.",
+            "Look at tokenize.loss_on.",
+        )
+    supervised_fraction = figures["lengths"]["supervised_fraction"]
+    if figures["task"] == CAUSAL_LM and supervised_fraction < 0.02:
+        yield concern(
+            "note",
+            "lengths",
+            f"Only {supervised_fraction:.2%} of the tokens are learned: nearly all the time goes into reading prompts.",
+            "Shorten the prompts if they allow it; tokenize.loss_on says what is learned.",
+        )
+
+
+def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int | None) -> Iterator[dict[str, str]]:
+    cut, num_rows = facts["num_rows_cut"], facts["num_rows"]
+    limits = {name: f"tokenize.{name}={facts[name]}" for name in LIMITS if name in facts}
+    by_length, by_target = limits["max_length_tokens"], limits.get("max_target_tokens", "")
+    advice = advise_limit(facts, context_tokens=context_tokens)
+    if task == SEQUENCE_CLASSIFICATION:
+        shortened = cut["end_cut"] + cut["text_shortened"]
+        yield from _about_cut("text", shortened, num_rows, f"{by_length}.", advice)
+    elif task == SEQ2SEQ_LM:
+        yield from _about_cut("source", cut["source_cut"], num_rows, f"{by_length}.", advice)
+        yield from _about_cut(
+            "end of the target",
+            cut["target_cut"],
+            num_rows,
+            f"{by_target}: the model learns to stop in the middle.",
+            advise_limit(facts, "max_target_tokens", context_tokens=context_tokens),
+            tolerated=0.0,
+        )
+    else:
+        yield from _about_cut(
+            "end of the answer",
+            cut["answer_shortened"] + cut["end_cut"],
+            num_rows,
+            f"{by_length}: the model learns answers without an end.",
+            advice,
+            tolerated=0.0,
+        )
+        shortened = max(cut["prompt_shortened"], cut["old_turns_dropped"])
+        yield from _about_cut("prompt", shortened, num_rows, f"{by_length}.", advice)
+    emptied = cut["prompt_emptied"]
+    if emptied:
+        yield concern(
+            "warning",
+            "lengths",
+            f"Nothing is left of a prompt, or of one of its columns or turns, in {count_of(emptied, 'training row')} "
+            f"({emptied / num_rows:.2%}) by {by_length}.",
+            advice,
+        )
+
+
+def _about_cut(
+    what: str, num_cut: int, num_rows: int, reason: str, advice: str, *, tolerated: float = 0.01
+) -> Iterator[dict[str, str]]:
+    """Warn of rows that a limit cuts; a share of them that can be tolerated is worth a note."""
+    if num_cut:
+        yield concern(
+            "warning" if num_cut > tolerated * num_rows else "note",
+            "lengths",
+            f"The {what} is cut in {count_of(num_cut, 'training row')} ({num_cut / num_rows:.2%}) by {reason}",
+            advice,
+        )
+
+
+def _about_context(facts: Mapping[str, Any], context_tokens: int | None) -> Iterator[dict[str, str]]:
+    quantiles = facts["quantiles"]
+    # An encoder-decoder has room for a source and, apart from that, for a target.
+    parts = {"source": "max_length_tokens", "target": "max_target_tokens"}
+    if "source" not in quantiles:
+        parts = {"row": "max_length_tokens"}
+    for part, name in parts.items():
+        longest = quantiles[part]["max"]
+        if context_tokens is not None and longest > context_tokens:
+            yield concern(
+                "warning",
+                "lengths",
+                f"{part.capitalize()}s have up to {count_of(longest, 'token')}, but the model is made for "
+                f"{context_tokens:,}.",
+                f"Set tokenize.{name} to {context_tokens} at most.",
+            )
+
+
+def _about_padding(padding: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    chosen = next(choice for choice in padding["choices"] if choice["name"] == padding["batching"])
+    if chosen["padding_fraction"] > 0.2:
+        advice = "A larger effective batch lets rows of like length come together."
+        if any(choice["name"] == "packed" for choice in padding["choices"]):
+            advice = f"train.batching=packed leaves none; {advice[0].lower()}{advice[1:]}"
+        yield concern(
+            "warning",
+            "padding",
+            f"{chosen['padding_fraction']:.0%} of all positions would be padding.",
+            advice,
+        )
+    if padding["num_rows_over_budget"]:
+        yield concern(
+            "note",
+            "padding",
+            f"Longer than a micro-batch of {padding['micro_batch_tokens']:,} tokens: "
+            f"{count_of(padding['num_rows_over_budget'], 'row')}. Each passes alone, and memory is set by the longest.",
+            "Raise train.micro_batch_tokens if memory allows, or lower tokenize.max_length_tokens.",
+        )

@@ -1,0 +1,364 @@
+"""Turn the figures into a report: what is shown, in which order and words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lm_tuning.data.format.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.preflight.labels import lay_out_labels
+from lm_tuning.reporting.document import Block, Concerns, Example, Histogram, Paragraph, Report, Section, Table
+from lm_tuning.reporting.wording import shorten_path, write_count, write_large, write_percent
+from lm_tuning.wording import count_of
+
+_MAX_FILES = 20
+
+_RENDERINGS = {"chat template": "written by the chat template", "plain text": "as plain text"}
+
+_WAYS = {
+    "fixed": "every row to tokenize.max_length_tokens",
+    "longest_row": "every row to the longest row",
+    "random": "rows of a step as they come, to its longest",
+    "padded": "rows of a step sorted by length (train.batching: padded)",
+    "packed": "rows of a step end to end (train.batching: packed)",
+}
+
+
+# The same where source and target are padded each by itself.
+_PAIR_WAYS = {
+    **_WAYS,
+    "fixed": "every source to tokenize.max_length_tokens, every target to tokenize.max_target_tokens",
+    "longest_row": "every source to the longest, every target to the longest",
+    "random": "rows of a step as they come, to its longest source and target",
+}
+
+_PARTS = {
+    "row": "whole row",
+    "prompt": "only read",
+    "answer": "learned",
+    "source": "source (only read)",
+    "target": "target (learned)",
+}
+_DRAWN = {"row": "whole row", "answer": "learned part", "source": "source", "target": "target"}
+
+
+def compose_report(figures: Mapping[str, Any]) -> Report:
+    """Lay out the whole report.
+
+    Args:
+        figures: see ``inspect_tokens``.
+    """
+    schedule, lengths, padding = figures["schedule"], figures["lengths"], figures["padding"]
+    has_classes = figures["task"] == SEQUENCE_CLASSIFICATION
+    sections = [
+        Section("concerns", "What to mind", list(_concerns(figures))),
+        Section("examples", "What the model will see", list(_examples(figures))),
+        Section("rows", "What becomes of each row", list(_rows(figures))),
+        Section("splits", "Splits and copies", list(_splits(figures))),
+        Section("lengths", "Lengths", list(_lengths(lengths))),
+        Section("padding", "Padding", list(_padding(padding, _PAIR_WAYS if figures["task"] == SEQ2SEQ_LM else _WAYS))),
+        Section("schedule", "Steps", list(_schedule(schedule))),
+        Section("special_tokens", "Tokens that begin, end and fill", list(_special_tokens(figures["special_tokens"]))),
+    ]
+    labels = figures["labels"]
+    if labels:
+        sections.insert(4, Section("labels", "Classes", list(lay_out_labels(labels, are_learned=has_classes))))
+    return Report(
+        title="Preflight",
+        subtitle=f"{figures['format']} rows, {_RENDERINGS[figures['rendering']]}, for {figures['model']}",
+        tiles=[
+            ("rows trained on", write_count(lengths["num_rows"])),
+            ("tokens an epoch", write_large(schedule["tokens_per_epoch"])),
+            ("classes", write_count(labels["num_classes"]))
+            if has_classes
+            else ("learned tokens", write_percent(lengths["supervised_fraction"])),
+            ("steps in all", write_count(schedule["total_steps"])),
+            ("epochs", f"{schedule['epochs']:.2f}"),
+            ("padding", write_percent(_fraction_of(padding, padding["batching"]))),
+        ],
+        sections=sections,
+    )
+
+
+def _concerns(figures: Mapping[str, Any]) -> Iterator[Block]:
+    if figures["concerns"]:
+        yield Concerns(figures["concerns"])
+    else:
+        yield Paragraph("Nothing stands out.")
+
+
+def _examples(figures: Mapping[str, Any]) -> Iterator[Block]:
+    if figures["task"] == SEQUENCE_CLASSIFICATION:
+        learned = "What is learned is the class that stands above each, from the last token."
+    elif figures["task"] == SEQ2SEQ_LM:
+        learned = "The source comes first; the target, which is learned, is marked."
+    else:
+        learned = "What is marked is learned; the rest is only read."
+    yield Paragraph(
+        f"The first training rows, decoded from their tokens. {learned} Line breaks and control tokens are shown, "
+        "since a missing one is easily overlooked."
+    )
+    for number, example in enumerate(figures["examples"], start=1):
+        yield Example(
+            title=f"Example {number}",
+            caption=f"{shorten_path(example['file'])}, row {example['row']:,} (row id {example['row_id']}): "
+            f"{_describe_size(example, figures['task'])}",
+            parts=example["parts"],
+        )
+
+
+def _describe_size(example: Mapping[str, Any], task: str) -> str:
+    num_tokens, num_learned = example["num_tokens"], example["num_supervised"]
+    if task == SEQUENCE_CLASSIFICATION:
+        return f"{count_of(num_tokens, 'token')}, class {example['label']!r} (id {example['label_id']})"
+    if task == SEQ2SEQ_LM:
+        return f"{count_of(num_tokens - num_learned, 'token')} of source, {num_learned:,} of target"
+    return f"{count_of(num_tokens, 'token')}, {num_learned:,} learned"
+
+
+def _rows(figures: Mapping[str, Any]) -> Iterator[Block]:
+    facts = figures["rows"]
+    total = facts["num_rows_read"]
+    yield Table(
+        "Rows by fate",
+        ["fate", "reason", "rows", "share"],
+        [
+            [
+                fate["stage"],
+                fate["reason"],
+                write_count(fate["num_rows"]),
+                write_percent(fate["num_rows"] / max(total, 1)),
+            ]
+            for fate in facts["fates"]
+        ],
+        text_columns=(0, 1),
+        total=["read", "", write_count(total), write_percent(1.0)],
+    )
+    files = figures["files"]
+    yield Table(
+        "Files",
+        ["file", "read for", "rows"],
+        [[shorten_path(file["path"]), file["split"], write_count(file["rows_read"])] for file in files[:_MAX_FILES]],
+        text_columns=(0, 1),
+        is_brief=False,
+    )
+    if len(files) > _MAX_FILES:
+        yield Paragraph(f"and {count_of(len(files) - _MAX_FILES, 'more file')}.")
+
+
+def _splits(figures: Mapping[str, Any]) -> Iterator[Block]:
+    splits = figures["splits"]
+    total = max(sum(splits["rows"].values()), 1)
+    yield Table(
+        "Rows by split",
+        ["split", "rows", "share", "rows with tokens", "tokens"],
+        [
+            [
+                name,
+                write_count(rows),
+                write_percent(rows / total),
+                write_count(figures["num_rows"][name]),
+                write_count(figures["num_tokens"][name]),
+            ]
+            for name, rows in splits["rows"].items()
+        ],
+    )
+    copies, near, leakage = splits["duplicates"], splits["near_duplicates"], splits["leakage"]
+    rows = [
+        ["rows read that repeat another", write_count(copies["num_copies"]), f"split.duplicates: {copies['handling']}"],
+        ["left out for it", write_count(copies["num_dropped"]), ""],
+    ]
+    conflicts = copies["conflicts"]
+    if conflicts:
+        texts = count_of(conflicts["num_texts"], "text")
+        rows.append(["rows of a text with more than one label", write_count(conflicts["num_rows"]), texts])
+    if near:
+        rows.append(
+            [
+                "rows almost like another",
+                write_count(near["num_near_copies"]),
+                f"split.near_duplicates: {near['handling']}",
+            ]
+        )
+    else:
+        rows.append(["rows almost like another", "not looked for", "split.near_duplicates: ignore"])
+    share = f"{write_percent(leakage['fraction'])} of the held-out rows"
+    rows.append(["held-out rows that stand in train too", write_count(leakage["num_rows"]), share])
+    yield Table("Copies", ["what", "rows", ""], rows, text_columns=(0, 2))
+
+
+def _lengths(facts: Mapping[str, Any]) -> Iterator[Block]:
+    quantiles, histogram = facts["quantiles"], facts["histogram"]
+    names = list(quantiles["row"])
+    limits = {name: facts[name] for name in ("max_length_tokens", "max_target_tokens") if name in facts}
+    yield Table(
+        "Tokens a row",
+        ["part", *names],
+        [[_PARTS[part], *(f"{of_part[name]:,.0f}" for name in names)] for part, of_part in quantiles.items()],
+    )
+    limit = limits["max_length_tokens"]
+    yield Histogram(
+        "Training rows by length",
+        "tokens",
+        histogram["edges"],
+        {_DRAWN[name]: counts for name, counts in histogram.items() if name != "edges"},
+        (limit, "tokenize.max_length_tokens") if limit <= histogram["edges"][-1] else None,
+    )
+    size = f"{count_of(facts['num_tokens'], 'token')} in {count_of(facts['num_rows'], 'row')}"
+    if facts["supervised_fraction"] is not None:
+        size += f", {write_percent(facts['supervised_fraction'])} of them learned"
+    num_at_limit = facts["num_rows_at_limit"]
+    at_limit = (
+        f"{count_of(num_at_limit, 'source' if 'source' in quantiles else 'row')} "
+        f"({write_percent(facts['at_limit_fraction'])}) {'is' if num_at_limit == 1 else 'are'} as long as "
+        f"tokenize.max_length_tokens: {limit} allows"
+    )
+    if "max_target_tokens" in limits:
+        at_limit += (
+            f", and {count_of(facts['num_targets_at_limit'], 'target')} as long as tokenize.max_target_tokens: "
+            f"{limits['max_target_tokens']} allows"
+        )
+    yield Paragraph(f"{size}. {at_limit}.")
+    for name, key in (("max_length_tokens", "limits"), ("max_target_tokens", "target_limits")):
+        if key in facts:
+            yield _limits_table(name, facts[key])
+
+
+def _limits_table(name: str, choices: list[dict[str, Any]]) -> Table:
+    return Table(
+        f"What another tokenize.{name} would cut",
+        ["limit", "", "rows cut", "share", "tokens cut", "share"],
+        [
+            [
+                write_count(choice["limit"]),
+                ", ".join(choice["named"]),
+                write_count(choice["rows_over"]),
+                write_percent(choice["rows_fraction"]),
+                write_count(choice["tokens_over"]),
+                write_percent(choice["tokens_fraction"]),
+            ]
+            for choice in choices
+        ],
+        text_columns=(1,),
+    )
+
+
+def _padding(facts: Mapping[str, Any], ways: Mapping[str, str]) -> Iterator[Block]:
+    yield Table(
+        "Share of positions that are padding",
+        ["way to batch", "padding", "micro-batches a step", ""],
+        [
+            [
+                ways[choice["name"]],
+                write_percent(choice["padding_fraction"]),
+                "" if choice["micro_batches_per_step"] is None else f"{choice['micro_batches_per_step']:,.1f}",
+                "this run" if choice["name"] == facts["batching"] else "",
+            ]
+            for choice in facts["choices"]
+        ],
+        text_columns=(0, 3),
+    )
+    basis = f"{count_of(facts['num_steps'], 'step')} ({count_of(facts['num_rows'], 'row')})"
+    yield Paragraph(
+        f"Cut as training cuts them, at {write_count(facts['micro_batch_tokens'])} positions a micro-batch, from "
+        + (f"{basis} spread over the {facts['of']}." if facts["is_sample"] else f"all {basis} of the {facts['of']}.")
+    )
+
+
+def _schedule(facts: Mapping[str, Any]) -> Iterator[Block]:
+    if facts["effective_batch_rows"] is not None:
+        batch = f"train.effective_batch_rows: {facts['effective_batch_rows']}"
+    else:
+        batch = f"train.effective_batch_tokens: {facts['effective_batch_tokens']}"
+    yield Table(
+        "The run",
+        ["", "steps", "rows", "tokens"],
+        [
+            [
+                "an epoch",
+                write_count(facts["steps_per_epoch"]),
+                write_count(facts["rows_per_epoch"]),
+                write_count(facts["tokens_per_epoch"]),
+            ],
+            [
+                f"the run ({facts['epochs']:.2f} epochs)",
+                write_count(facts["total_steps"]),
+                write_count(facts["rows_of_run"]),
+                write_count(facts["tokens_of_run"]),
+            ],
+            ["warm-up", write_count(facts["warmup_steps_of_run"]), "", ""],
+        ],
+    )
+    rows = [
+        [name, *(f"{value[part]:,.0f}" for part in ("min", "mean", "max"))]
+        for name, value in (
+            ("rows", facts["rows_per_step"]),
+            ("tokens", facts["tokens_per_step"]),
+            ("learned tokens", facts["supervised_tokens_per_step"]),
+        )
+        if value["max"]
+    ]
+    yield Table(f"A step ({batch})", ["", "least", "mean", "most"], rows)
+    measured = facts["steps_measured"]
+    num_steps = count_of(measured["num_steps"], "step")
+    spread = "spread over" if measured["is_sample"] else "that make up"
+    yield Paragraph(f"Least, mean and most are of {num_steps} {spread} the {measured['of']}.")
+    if len(facts["sources"]) > 1 or any(source["weight"] != 1 for source in facts["sources"]):
+        yield Table(
+            "Sources",
+            ["source", "weight", "rows", "rows an epoch", "tokens an epoch", "share of tokens", "each row"],
+            [
+                [
+                    shorten_path(source["path"]),
+                    f"{source['weight']:g}",
+                    write_count(source["num_rows"]),
+                    write_count(source["rows_per_epoch"]),
+                    write_count(source["tokens_per_epoch"]),
+                    write_percent(source["tokens_per_epoch"] / max(facts["tokens_per_epoch"], 1)),
+                    _times(source),
+                ]
+                for source in facts["sources"]
+            ],
+            text_columns=(0, 6),
+        )
+
+
+def _times(source: Mapping[str, Any]) -> str:
+    """Say how often a row of the source comes up in an epoch."""
+    whole, drawn = source["times_each"], source["rows_drawn"]
+    always = {0: "", 1: "once", 2: "twice"}.get(whole, f"{whole} times")
+    if not drawn:
+        return always or "never"
+    draw = f"{write_percent(drawn / source['num_rows'])} drawn anew each epoch"
+    return f"{always}, and {draw} once more" if always else draw
+
+
+def _special_tokens(facts: Mapping[str, Any]) -> Iterator[Block]:
+    words = {"good": "good", "note": "mind", "bad": "bad"}
+    yield Table(
+        "Questions",
+        ["question", "", "answer"],
+        [[item["question"], words[item["verdict"]], item["answer"]] for item in facts["judgements"]],
+        text_columns=(0, 1, 2),
+    )
+    if not facts["endings"]:
+        return
+    yield Table(
+        "Last learned token of a row",
+        ["token", "id", "rows", "share", ""],
+        [
+            [
+                end["token"] if end["is_control"] else repr(end["token"]),
+                str(end["id"]),
+                write_count(end["num_rows"]),
+                write_percent(end["num_rows"] / max(facts["num_rows"], 1)),
+                "control token" if end["is_control"] else "ordinary token",
+            ]
+            for end in facts["endings"]
+        ],
+        text_columns=(0, 4),
+    )
+
+
+def _fraction_of(padding: Mapping[str, Any], name: str) -> float:
+    return next(float(one["padding_fraction"]) for one in padding["choices"] if one["name"] == name)

@@ -1,0 +1,192 @@
+"""What a user would not expect of the rows, their splits and their classes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lm_tuning.data.format.task_formats import SEQUENCE_CLASSIFICATION
+from lm_tuning.data.split.class_shares import describe_moved
+from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED
+from lm_tuning.wording import count_of
+
+# What tokenizing changes that is worth a word, and what of it loses something that a row says.
+_LOST = {"turn_left_out", "reasoning_left_out", "tools_left_out"}
+_TOLD = {
+    "content_not_verbatim",
+    "not_round_trip",
+    "control_token_kept",
+    "answer_not_learned",
+    "earlier_answer_shortened",
+    *_LOST,
+}
+
+LIMITS = {"max_length_tokens": "limits", "max_target_tokens": "target_limits"}
+"""Where the lengths' figures say what other limits would cut."""
+_FEW_ROWS_CUT = 0.01
+
+
+def concern(level: str, section: str, text: str, advice: str) -> dict[str, str]:
+    """Return one concern as ``find_concerns`` lists it.
+
+    Args:
+        level: see ``LEVELS`` of the module ``concerns``.
+        section: of the report that it belongs to.
+        text: what was found.
+        advice: what to do about it.
+    """
+    return {"level": level, "section": section, "text": text, "advice": advice}
+
+
+def advise_limit(facts: Mapping[str, Any], name: str = "max_length_tokens", *, context_tokens: int | None) -> str:
+    """Name the lowest limit that cuts next to nothing, or the highest that the model takes."""
+    choices = [choice for choice in facts[LIMITS[name]] if choice["limit"] > facts[name]]
+    within = [choice for choice in choices if context_tokens is None or choice["limit"] <= context_tokens]
+    for choice in within:
+        if choice["rows_fraction"] <= _FEW_ROWS_CUT:
+            what = f"cut {count_of(choice['rows_over'], 'row')}" if choice["rows_over"] else "hold every row"
+            return f"tokenize.{name}={choice['limit']} would {what}, if model and memory allow."
+    if len(within) == len(choices) or context_tokens is None:
+        return f"Raise tokenize.{name}."
+    apart = "shorten or split the longer rows, or take a model for longer ones"
+    if facts[name] >= context_tokens:
+        return f"The model takes {context_tokens:,} tokens at most, so {apart}."
+    left = f", which would cut {count_of(within[-1]['rows_over'], 'row')} or fewer" if within else ""
+    return f"The model takes {context_tokens:,} tokens at most: tokenize.{name}={context_tokens}{left}; else {apart}."
+
+
+def about_rows(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """Yield what reading and tokenizing did to the rows.
+
+    Args:
+        figures: what ``inspect_tokens`` has gathered.
+    """
+    num_read = figures["rows"]["num_rows_read"]
+    for kind, finding in figures["findings"].items():
+        is_lost = finding["fate"] == "skipped"
+        share = finding["num_rows"] / max(num_read, 1)
+        fate = "left out" if is_lost else "kept as they are"
+        yield concern(
+            "warning" if is_lost and share > 0.01 else "note",
+            "rows",
+            f"{count_of(finding['num_rows'], 'row')} ({share:.2%}) {fate}: {finding['meaning']} ({kind}).",
+            "Their files, numbers and reasons are in the data report.",
+        )
+    for fate in figures["rows"]["fates"]:
+        if fate["stage"].startswith("dropped"):
+            share = fate["num_rows"] / max(num_read, 1)
+            reasons = {DROPPED["too_long"]: "max_length_tokens", DROPPED["target_too_long"]: "max_target_tokens"}
+            limit = reasons.get(fate["reason"])
+            context_tokens = figures["context_tokens"]
+            advice = f"{advise_limit(figures['lengths'], limit, context_tokens=context_tokens)} " if limit else ""
+            yield concern(
+                "warning" if share > 0.01 else "note",
+                "rows",
+                f"{count_of(fate['num_rows'], 'row')} {fate['stage']}: {fate['reason']}.",
+                f"{advice}The data report names them.",
+            )
+    for reason, num_rows in figures["changed"].items():
+        if reason in _TOLD:
+            yield concern(
+                "warning" if reason in _LOST else "note",
+                "rows",
+                f"{count_of(num_rows, 'training row')}: {CHANGED[reason]}.",
+                "The data report names the first.",
+            )
+
+
+def about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Iterator[dict[str, str]]:
+    """Yield what the division of the rows left.
+
+    Args:
+        splits: the figures of the splits.
+        num_rows: rows by split.
+    """
+    for warning in splits["warnings"]:
+        yield concern("warning", "splits", warning, "See the part on splits in the data report.")
+    held_out = num_rows["validation"] + num_rows["test"]
+    if not held_out:
+        yield concern(
+            "warning",
+            "splits",
+            "No row is held out: nothing will show whether the model got better or only learned the rows by heart.",
+            "Set split.validation and split.test.",
+        )
+    elif held_out < 30:
+        yield concern(
+            "note",
+            "splits",
+            f"Held out: only {count_of(held_out, 'row')}. What is measured on so few is mostly chance.",
+            "Raise split.validation and split.test.",
+        )
+    copies = splits["duplicates"]
+    total = sum(splits["rows"].values())
+    if copies["num_kept"] > 0.1 * total:
+        # Rows of one text under several labels stay unless the text alone makes a copy.
+        keys = ["split.duplicates=drop"] if copies["handling"] != "drop" else []
+        keys += ["split.duplicates_by=text"] if copies["num_label_conflicts"] > 0.1 * total or not keys else []
+        left_out = f"{copies['num_dropped']:,}" if copies["num_dropped"] else "none"
+        yield concern(
+            "note",
+            "splits",
+            f"Rows of the splits that repeat another one: {copies['num_kept']:,} of {total:,}; left out: {left_out}.",
+            f"{' with '.join(keys)} keeps one of each text.",
+        )
+
+
+def about_labels(
+    labels: Mapping[str, Any] | None,
+    task: str,
+    *,
+    untrained: Mapping[str, Any] | None,
+    shares: Mapping[str, Any] | None,
+) -> Iterator[dict[str, str]]:
+    """Yield what the classes of the rows are like.
+
+    Args:
+        labels: the figures of the classes; ``None`` for rows without.
+        task: the ``task`` parameter.
+        untrained: classes that no training row has.
+        shares: shares of the classes in the splits.
+    """
+    if labels is None:
+        return
+    # What the division did is among its own warnings; tokenizing may have dropped the rows of more classes.
+    known = untrained["num_rows_by_class"] if untrained and untrained["column"] == labels["column"] else ()
+    lost = [name for name in labels["not_in_train"] if name not in known]
+    if lost:
+        names = ", ".join(map(repr, lost[:5]))
+        yield concern(
+            "warning",
+            "labels",
+            f"Classes without a training row ({len(lost):,}) cannot be learned: {names}.",
+            "Divide with split.stratify, or take those rows out.",
+        )
+    if labels["num_held_out_missing"]:
+        yield concern(
+            "note",
+            "labels",
+            f"Without a held-out row, so never measured: {labels['num_held_out_missing']:,} of "
+            f"{count_of(labels['num_classes'], 'class', 'classes')}.",
+            "Divide with split.stratify, or hold out more rows.",
+        )
+    # What the splits showed is among their warnings; tokenizing may have moved more.
+    told = shares["moved"] if shares and shares["column"] == labels["column"] else {}
+    for split, moved in labels["moved"].items():
+        if moved and not told.get(split):
+            yield concern(
+                "warning",
+                "labels",
+                f"Classes whose share differs a lot between train and {split}, by more than chance: "
+                f"{describe_moved(moved, split=split)}.",
+                "Divide with split.stratify, or make the shares of files of your own alike.",
+            )
+    if labels["majority_fraction"] > 0.8 and labels["num_classes"] > 1:
+        yield concern(
+            "warning",
+            "labels",
+            f"Always answering {labels['largest']!r} would be right for {labels['majority_fraction']:.1%} of the "
+            "training rows.",
+            "Compare results with this share, not with zero; measure each class by itself."
+            + (" train.class_weights=balanced weighs rare classes more." if task == SEQUENCE_CLASSIFICATION else ""),
+        )

@@ -1,0 +1,202 @@
+"""Write a report as one HTML file that needs nothing else: no script, no network."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator, Sequence
+
+from lm_tuning.reporting.document import Bars, Block, Concerns, Example, Histogram, Paragraph, Report, Section, Table
+from lm_tuning.reporting.page_style import STYLE
+from lm_tuning.reporting.visible_text import PARAMETER, shorten_middle, show_unseen
+from lm_tuning.wording import on_one_line
+
+MAX_PART_CHARACTERS = 4000
+_HISTOGRAM_WIDTH, _HISTOGRAM_HEIGHT = 600, 110
+_LEVELS = {"stop": "Stop", "warning": "Warning", "note": "Note"}
+# Space that would not be seen: at either end of a part, or before a line break.
+_SPACE = re.compile(r"\n|\t|^ +| +(?=\n)| +$")
+
+
+def write_page(report: Report) -> str:
+    """Write the whole page.
+
+    Args:
+        report: see ``compose_report``.
+    """
+    title = _text(report.title)
+    links = "".join(f'<li><a href="#{section.key}">{_text(section.title)}</a></li>' for section in report.sections)
+    tiles = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in report.tiles)
+    body = "\n".join(_write_section(section) for section in report.sections)
+    # The policy is a second lock behind the escaping: nothing in a row could load or run anything.
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>{title}: {_text(report.subtitle)}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<header>
+<h1>{title}</h1>
+<p class="subtitle">{_text(report.subtitle)}</p>
+<dl class="tiles">{tiles}</dl>
+</header>
+<nav aria-label="Contents"><ul>{links}</ul></nav>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def _write_section(section: Section) -> str:
+    blocks = "\n".join(part for block in section.blocks for part in _write_block(block))
+    heading = f'<h2 id="{section.key}-title">{_text(section.title)}</h2>'
+    return f'<section id="{section.key}" aria-labelledby="{section.key}-title">\n{heading}\n{blocks}\n</section>'
+
+
+def _write_block(block: Block) -> Iterator[str]:
+    match block:
+        case Paragraph():
+            yield f"<p>{_text(block.text)}</p>"
+        case Table():
+            yield _write_table(block)
+        case Bars():
+            yield _write_bars(block)
+        case Histogram():
+            yield _write_histogram(block)
+        case Concerns():
+            yield '<ul class="concerns">'
+            for item in block.items:
+                yield (
+                    f'<li class="{item["level"]}"><strong>{_LEVELS[item["level"]]}</strong> '
+                    f'<span>{_text(item["text"])} <span class="advice">{_text(item["advice"])}</span></span></li>'
+                )
+            yield "</ul>"
+        case Example():
+            yield f"<h3>{_text(block.title)}</h3>"
+            yield f"<p>{_text(block.caption)}</p>"
+            label = f"{_text(block.title)}, decoded"
+            yield f'<pre tabindex="0" role="region" aria-label="{label}">{"".join(_write_parts(block))}</pre>'
+
+
+def _write_parts(example: Example) -> Iterator[str]:
+    for part in example.parts:
+        text = _show_space(show_unseen(shorten_middle(part["text"], MAX_PART_CHARACTERS)))
+        if part["is_control"]:
+            text = f'<span class="control">{text}</span>'
+        yield f"<mark>{text}</mark>" if part["is_learned"] else text
+
+
+def _show_space(text: str) -> str:
+    """Escape a text and put signs where space would be overlooked; a screen reader does not read them."""
+    signs = {"\n": '<span class="space" aria-hidden="true">↵</span>\n', "\t": _sign("→")}
+    pieces, at = [], 0
+    for found in _SPACE.finditer(text):
+        pieces.append(html.escape(text[at : found.start()]))
+        pieces.append(signs.get(found.group()) or _sign("·" * len(found.group())))
+        at = found.end()
+    return "".join([*pieces, html.escape(text[at:])])
+
+
+def _sign(sign: str) -> str:
+    return f'<span class="space" aria-hidden="true">{sign}</span>'
+
+
+def _write_table(table: Table) -> str:
+    def cell(place: int, text: str) -> str:
+        kind = ' class="number"' if place not in table.text_columns else ""
+        return f'<th scope="row"{kind}>{_text(text)}</th>' if place == 0 else f"<td{kind}>{_text(text)}</td>"
+
+    head = "".join(_head_cell(name, is_number=place not in table.text_columns) for place, name in enumerate(table.head))
+    rows = "".join(f"<tr>{''.join(cell(*item) for item in enumerate(row))}</tr>" for row in table.rows)
+    total = ""
+    if table.total:
+        total = f"<tfoot><tr>{''.join(cell(*item) for item in enumerate(table.total))}</tr></tfoot>"
+    return _scrolling(
+        f"<table><caption>{_text(table.title)}</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{rows}</tbody>{total}</table>",
+        table.title,
+    )
+
+
+def _head_cell(name: str, *, is_number: bool) -> str:
+    kind = ' class="number"' if is_number else ""
+    return f'<th scope="col"{kind}>{_text(name)}</th>' if name else f"<td{kind}></td>"
+
+
+def _write_bars(bars: Bars) -> str:
+    longest = max(bars.values, default=0) or 1
+    rows = "".join(
+        f'<tr><th scope="row">{_text(shorten_middle(name, 80))}</th>'
+        f'<td class="bar" aria-hidden="true"><div style="width:{100 * value / longest:.2f}%"></div></td>'
+        f'<td class="number">{_text(shown)}</td></tr>'
+        for name, value, shown in zip(bars.names, bars.values, bars.shown, strict=True)
+    )
+    return _scrolling(
+        f'<table class="bars"><caption>{_text(bars.title)}</caption><tbody>{rows}</tbody></table>', bars.title
+    )
+
+
+def _write_histogram(histogram: Histogram) -> str:
+    """Draw one panel a quantity, each with its own scale, above one axis; words stay text, so they do not shrink."""
+    first, last = histogram.edges[0], histogram.edges[-1]
+    panels = []
+    for name, counts in histogram.counts.items():
+        most = max(counts, default=0)
+        alt = (
+            f"Histogram of {name} in {histogram.unit}: {_describe_peak(histogram.edges, counts)}, from {first:,} to "
+            f"{last:,}"
+        )
+        panels.append(
+            f'<div class="panel-name">{_text(name)} <span>highest bar {most:,}</span></div>'
+            f'<svg viewBox="0 0 {_HISTOGRAM_WIDTH} {_HISTOGRAM_HEIGHT}" preserveAspectRatio="none" role="img" '
+            f'aria-label="{_text(alt)}">{"".join(_draw(histogram, counts))}</svg>'
+        )
+    middle = (first + last) // 2
+    axis = (
+        f'<div class="axis"><span>{first:,}</span><span>{middle:,}</span><span>{last:,} {histogram.unit}</span></div>'
+    )
+    mark = ""
+    if histogram.mark:
+        mark = f'<p class="legend">Dashed: {_text(histogram.mark[1])} ({histogram.mark[0]:,})</p>'
+    return f"<figure><figcaption>{_text(histogram.title)}</figcaption>{''.join(panels)}{axis}{mark}</figure>"
+
+
+def _draw(histogram: Histogram, counts: Sequence[int]) -> Iterator[str]:
+    most = max(counts, default=0) or 1
+    width = _HISTOGRAM_WIDTH / max(len(counts), 1)
+    for place, count in enumerate(counts):
+        if count:
+            height = max(count / most * (_HISTOGRAM_HEIGHT - 2), 1.5)
+            yield (
+                f'<rect x="{place * width:.2f}" y="{_HISTOGRAM_HEIGHT - height:.2f}" width="{width * 0.92:.2f}" '
+                f'height="{height:.2f}"/>'
+            )
+    if histogram.mark:
+        first, last = histogram.edges[0], histogram.edges[-1]
+        x = (histogram.mark[0] - first) / max(last - first, 1) * _HISTOGRAM_WIDTH
+        yield f'<line x1="{x:.2f}" x2="{x:.2f}" y1="0" y2="{_HISTOGRAM_HEIGHT}"/>'
+
+
+def _describe_peak(edges: Sequence[int], counts: Sequence[int]) -> str:
+    if not any(counts):
+        return "no rows"
+    place = max(range(len(counts)), key=counts.__getitem__)
+    return f"most rows ({counts[place]:,}) at {edges[place]:,} to {edges[place + 1] - 1:,}"
+
+
+def _scrolling(table: str, title: str) -> str:
+    """Let a wide table scroll by itself, by keyboard too."""
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(title, set_apart=False)}">{table}</div>'
+
+
+def _text(text: str, *, set_apart: bool = True) -> str:
+    """Escape plain text; names of parameters become code, where markup may stand."""
+    escaped = html.escape(on_one_line(show_unseen(text)))
+    return PARAMETER.sub(r"<code>\g<0></code>", escaped) if set_apart else escaped

@@ -1,0 +1,247 @@
+"""Know the bytes of every token of a byte-level tokenizer, so that tokens can be placed in their text at once.
+
+GPT-2, Llama 3, Qwen, SmolLM2 and most others are byte-level: each token stands for some bytes, and the bytes of a row's
+tokens, end to end, are its text. That makes two things cheap for whole batches: proving that the tokens spell the text,
+and finding the tokens that hold a range of it, without the character positions that the tokenizer would otherwise keep
+for each token.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from lm_tuning.text.store.table import Int32Array, Int64Array
+
+_CHECKED_AT_ONCE = 4096
+
+
+class ByteTable:
+    """Bytes of every token.
+
+    Attributes:
+        lengths: bytes of each token, ``(vocabulary,)``.
+    """
+
+    def __init__(self, tokens: list[bytes]) -> None:
+        """Keep the bytes.
+
+        Args:
+            tokens: by id; empty where there is no token.
+        """
+        self._values = pa.array(tokens, type=pa.binary())
+        self.lengths: Int32Array = np.fromiter(map(len, tokens), dtype=np.int32, count=len(tokens))
+
+    def spell(self, ids: Int32Array) -> pa.Buffer:
+        """Return the bytes of some tokens end to end.
+
+        Args:
+            ids: token ids, ``(tokens,)``.
+        """
+        return self._values.take(pa.array(ids)).buffers()[2] or pa.py_buffer(b"")
+
+
+def build_byte_table(backend: Any) -> ByteTable | None:
+    """Build the table, and check every token of it against the tokenizer's own decoder.
+
+    Args:
+        backend: a tokenizer of the ``tokenizers`` library.
+
+    Returns:
+        The table; ``None`` where tokens are not bytes, or the decoder makes something else of any of them.
+    """
+    if not is_byte_level(backend):
+        return None
+    tokens = [backend.id_to_token(index) for index in range(backend.get_vocab_size(with_added_tokens=True))]
+    if None in tokens:  # a vocabulary with holes
+        vocabulary = backend.get_vocab(with_added_tokens=True)
+        tokens = [None] * (max(vocabulary.values()) + 1)
+        for token, index in vocabulary.items():
+            tokens[index] = token
+    added = backend.get_added_tokens_decoder()
+    letters = _byte_letters()
+    values = [_bytes_of(token, letters) if token else b"" for token in tokens]
+    for index, token in added.items():
+        values[index] = token.content.encode()
+    ids = [index for index, token in enumerate(tokens) if token is not None and index not in added]
+    for start in range(0, len(ids), _CHECKED_AT_ONCE):
+        some = ids[start : start + _CHECKED_AT_ONCE]
+        wanted = b"".join([values[index] for index in some]).decode(errors="replace")
+        if backend.decode(some, skip_special_tokens=False) != wanted:
+            return None
+    return ByteTable(values)
+
+
+def _bytes_of(token: str, letters: dict[int, int]) -> bytes:
+    try:
+        return token.translate(letters).encode("latin-1")
+    except UnicodeEncodeError:  # not written in letters for bytes: it stands for itself
+        return token.encode()
+
+
+def is_byte_level(backend: Any) -> bool:
+    """Say whether tokens stand for bytes.
+
+    Args:
+        backend: a tokenizer of the ``tokenizers`` library.
+    """
+    from tokenizers import decoders
+
+    return isinstance(backend.decoder, decoders.ByteLevel)
+
+
+class PlacedTokens:
+    """Tokens of one row and the characters that they hold, as the tokenizers library would say it.
+
+    It answers the same questions as that library's ``Encoding``. A token that holds a part of a character holds all of
+    it.
+    """
+
+    def __init__(self, ids: list[int], starts: npt.ArrayLike, ends: npt.ArrayLike) -> None:
+        """Keep the places.
+
+        Args:
+            ids: token ids, ``(tokens,)``.
+            starts: first character of each token, ``(tokens,)``, ascending.
+            ends: character behind each token, ``(tokens,)``, ascending.
+        """
+        self.ids = ids
+        self._starts: Int64Array = np.asarray(starts, dtype=np.int64)
+        self._ends: Int64Array = np.asarray(ends, dtype=np.int64)
+
+    def __len__(self) -> int:
+        """Count the tokens."""
+        return len(self.ids)
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        """Return the characters of every token, half-open."""
+        return list(zip(self._starts.tolist(), self._ends.tolist(), strict=True))
+
+    def char_to_token(self, place: int) -> int | None:
+        """Return the first token that holds a character.
+
+        Args:
+            place: of the character; ``None`` comes back where no token holds it.
+        """
+        token = int(np.searchsorted(self._ends, place, side="right"))
+        return token if token < len(self.ids) and self._starts[token] <= place else None
+
+    def token_to_chars(self, token: int) -> tuple[int, int]:
+        """Return the characters of a token, half-open.
+
+        Args:
+            token: its position.
+        """
+        return int(self._starts[token]), int(self._ends[token])
+
+
+class PlacedRows:
+    """Tokens of some rows, placed in their text to the byte.
+
+    Attributes:
+        ids: token ids of all rows end to end, ``(tokens,)``.
+        offsets: ``(rows + 1,)``: where each row starts in ``ids``.
+        proven: ``(rows,)``: whether the bytes of the tokens are those of the text; places are right only if all
+            are.
+    """
+
+    def __init__(self, table: ByteTable, texts: list[str], ids: Int32Array, offsets: Int64Array) -> None:
+        """Compare tokens and texts.
+
+        Args:
+            table: the bytes of tokens.
+            texts: one a row.
+            ids: token ids of all rows end to end, ``(tokens,)``.
+            offsets: ``(rows + 1,)``: where each row starts in ``ids``.
+        """
+        self.ids = ids
+        self.offsets = offsets
+        text = "".join(texts)
+        data = text.encode()
+        self._chars = np.cumsum([0, *map(len, texts)])
+        # Where each character starts; not kept where every character is a byte.
+        self._places: Int64Array | None = None
+        if len(data) != len(text):
+            is_start = (np.frombuffer(data, dtype=np.uint8) & 0xC0) != 0x80
+            self._places = np.append(np.flatnonzero(is_start), len(data))
+        self._bytes = self._to_bytes(self._chars)
+        lengths = table.lengths[ids]
+        self._ends = np.cumsum(lengths, dtype=np.int64)
+        self._starts = self._ends - lengths
+        spelled = np.concatenate([[0], self._ends])[offsets]
+        buffer = table.spell(ids)
+        self.proven: npt.NDArray[np.bool_]
+        if np.array_equal(spelled, self._bytes) and buffer.equals(pa.py_buffer(data)):
+            self.proven = np.ones(len(texts), dtype=np.bool_)
+        else:
+            got = buffer.to_pybytes()
+            rows = zip(spelled[:-1], spelled[1:], self._bytes[:-1], self._bytes[1:], strict=True)
+            self.proven = np.fromiter((got[a:b] == data[c:d] for a, b, c, d in rows), dtype=np.bool_, count=len(texts))
+
+    def spans(self, rows: Int64Array, starts: Int64Array, ends: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Find the tokens that hold ranges of characters; one that lies across an edge is inside.
+
+        Args:
+            rows: row of each range, ``(ranges,)``.
+            starts: first character in the text of the row, ``(ranges,)``.
+            ends: character behind the range, ``(ranges,)``.
+
+        Returns:
+            First token of each range and the one behind it, counted from the start of the row, both ``(ranges,)``.
+        """
+        chars = self._chars[rows]
+        first = np.searchsorted(self._ends, self._to_bytes(chars + starts), side="right")
+        after = np.searchsorted(self._starts, self._to_bytes(chars + ends), side="left")
+        after = np.where(ends > starts, after, first)
+        tokens = self.offsets[rows]
+        return first - tokens, after - tokens
+
+    def are_crossed(self, rows: Int64Array, places: Int64Array) -> npt.NDArray[np.bool_]:
+        """Say at which places a token reaches from one side to the other.
+
+        Args:
+            rows: row of each place, ``(places,)``.
+            places: characters in the text of the row, ``(places,)``.
+        """
+        if not len(rows):
+            return np.zeros(0, dtype=np.bool_)
+        at = self._to_bytes(self._chars[rows] + places)
+        token = np.searchsorted(self._ends, at, side="right")
+        inside = (at > self._bytes[rows]) & (at < self._bytes[rows + 1])
+        crossed: npt.NDArray[np.bool_] = inside & (self._starts[np.minimum(token, len(self.ids) - 1)] < at)
+        return crossed
+
+    def row(self, index: int) -> PlacedTokens:
+        """Return the tokens of one row with the characters that they hold.
+
+        Args:
+            index: of the row.
+        """
+        part = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+        starts, ends = self._starts[part], self._ends[part]
+        if self._places is not None:
+            starts = np.searchsorted(self._places, starts, side="right") - 1
+            ends = np.searchsorted(self._places, ends, side="left")
+        base = self._chars[index]
+        return PlacedTokens(self.ids[part].tolist(), starts - base, ends - base)
+
+    def _to_bytes(self, chars: Int64Array) -> Int64Array:
+        return chars if self._places is None else self._places[chars]
+
+
+@cache
+def _byte_letters() -> dict[int, int]:
+    """Return the byte of each letter that byte-level vocabularies write bytes with.
+
+    Printable characters of Latin-1 stand for themselves, the others follow each other from U+0100.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(256) if byte not in set(printable)]
+    # What is not a letter of that alphabet must not pass for a byte.
+    others = {byte: 0xFFFF for byte in hidden}
+    return {**others, **{byte: byte for byte in printable}, **{0x100 + i: byte for i, byte in enumerate(hidden)}}

@@ -1,0 +1,294 @@
+"""Carry character ranges over to tokens: which positions are learned, and which may be cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from lm_tuning.text.align.bytes import PlacedTokens
+from lm_tuning.text.render.plain import CharRange, RenderedRow, RowRefused
+from lm_tuning.text.store.table import Span
+
+UNSPELLABLE = "control_token_unspellable"
+
+
+@dataclass(slots=True)
+class TokenizedRow:
+    """One row as tokens, before its length is looked at.
+
+    Attributes:
+        ids: token ids.
+        spans: half-open token positions that are learned.
+        num_prefixed: ids in front that the text does not hold.
+    """
+
+    ids: list[int]
+    spans: list[Span]
+    num_prefixed: int
+
+
+@contextmanager
+def bare_backend(tokenizer: Any) -> Iterator[Any]:
+    """Lend the Rust tokenizer without what it does after tokenizing.
+
+    Post-processors add special tokens, which templates do themselves, and some shorten the character positions of
+    tokens that begin with a space, so that the first token of an answer would seem to be missing.
+
+    Args:
+        tokenizer: a fast transformers tokenizer; it must not be used for anything else inside the block.
+    """
+    backend = tokenizer.backend_tokenizer
+    processor, truncation, padding = backend.post_processor, backend.truncation, backend.padding
+    backend.post_processor = None
+    backend.no_truncation()
+    backend.no_padding()
+    try:
+        yield backend
+    finally:
+        backend.post_processor = processor
+        if truncation is not None:
+            backend.enable_truncation(**truncation)
+        if padding is not None:
+            backend.enable_padding(**padding)
+
+
+def added_prefix(tokenizer: Any) -> list[int]:
+    """Return the ids that the tokenizer itself puts before a text, such as a beginning-of-text token.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+
+    Returns:
+        The ids, mostly one or none.
+    """
+    return added_around(tokenizer)[0]
+
+
+def added_around(tokenizer: Any, *, is_target: bool = False) -> tuple[list[int], list[int]]:
+    """Return the ids that the tokenizer itself puts before and behind a text.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        is_target: as for a text that an encoder-decoder is to write; some tokenizers begin it with another language.
+
+    Returns:
+        The ids before and those behind.
+    """
+    probe = "a"
+    bare = tokenizer(probe, add_special_tokens=False)["input_ids"]
+    whole = tokenizer(text_target=probe) if is_target else tokenizer(probe, add_special_tokens=True)
+    full = whole["input_ids"]
+    for start in range(len(full) - len(bare) + 1):
+        if full[start : start + len(bare)] == bare:
+            return list(full[:start]), list(full[start + len(bare) :])
+    return [], []
+
+
+class RowEncoder:
+    """Tokenize rows so that no token lies across the place where generation begins, and typed letters stay letters.
+
+    A tokenizer may join the end of the scaffolding and the start of an answer (a line break and an indentation, say).
+    A model that learned from such a token never sees it when it generates, since its prompt ends in between. Such
+    rows are tokenized in pieces, unless that would change their text (some tokenizers put a space before every piece).
+    """
+
+    def __init__(self, backend: Any, control_ids: frozenset[int] = frozenset()) -> None:
+        """Take a tokenizer.
+
+        Args:
+            backend: lent by ``bare_backend``.
+            control_ids: tokens that typed letters must not become.
+        """
+        self._backend = backend
+        self._control_ids = control_ids
+        # The same vocabulary without the added tokens, which are matched before anything else: made when first needed.
+        self._letters: Any = None
+
+    def encode(self, rows: list[RenderedRow]) -> list[Any]:
+        """Tokenize rows and keep the characters of every token.
+
+        Args:
+            rows: rows as text.
+
+        Returns:
+            One encoding a row, or what answers like one. A row whose typed control token cannot be written as letters
+            has its refusal instead.
+        """
+        encodings: list[Any] = list(self._backend.encode_batch([row.text for row in rows], add_special_tokens=False))
+        for i, row in enumerate(rows):
+            try:
+                if row.as_text:
+                    encodings[i] = self.encode_in_pieces(row, [])
+                crossed = [place for place in row.openings if _is_crossed(encodings[i], place, len(row.text))]
+                if crossed:
+                    joined = self.encode_in_pieces(row, crossed)
+                    if self.decode(joined.ids) == self.decode(encodings[i].ids):
+                        encodings[i] = joined
+            except RowRefused as refusal:
+                encodings[i] = refusal
+        return encodings
+
+    def encode_in_pieces(self, row: RenderedRow, cuts: list[int]) -> PlacedTokens:
+        """Tokenize what lies between cuts, and typed control tokens, each for itself.
+
+        Args:
+            row: the row as text.
+            cuts: characters that no token may lie across.
+
+        Raises:
+            RowRefused: a typed control token cannot be written as letters.
+        """
+        ids: list[int] = []
+        starts: list[int] = []
+        ends: list[int] = []
+        typed = dict(row.as_text)
+        edges = sorted({0, len(row.text), *cuts, *(edge for chars in row.as_text for edge in chars)})
+        # A cut inside the letters of a typed token would be no cut between contents.
+        edges = [edge for edge in edges if not any(start < edge < end for start, end in row.as_text)]
+        for start, end in pairwise(edges):
+            piece = row.text[start:end]
+            if start in typed:
+                found, places = self._inside(self._letters_only(), piece)
+                if not self._control_ids.isdisjoint(found):
+                    raise RowRefused(UNSPELLABLE, f"the tokenizer cannot write {piece!r} as letters")
+            elif row.as_text and start:
+                found, places = self._inside(self._backend, piece)
+            else:
+                encoding = self._backend.encode(piece, add_special_tokens=False)
+                found, places = encoding.ids, encoding.offsets
+            ids += found
+            starts += [start + low for low, _ in places]
+            ends += [start + high for _, high in places]
+        return PlacedTokens(ids, starts, ends)
+
+    def decode(self, ids: list[int]) -> str:
+        """Return the text of tokens, control tokens included.
+
+        Args:
+            ids: token ids.
+        """
+        return str(self._backend.decode(ids, skip_special_tokens=False))
+
+    def _letters_only(self) -> Any:
+        if self._letters is None:
+            self._letters = Tokenizer(self._backend.model)
+            if self._backend.normalizer is not None:
+                self._letters.normalizer = self._backend.normalizer
+            if self._backend.pre_tokenizer is not None:
+                self._letters.pre_tokenizer = self._backend.pre_tokenizer
+        return self._letters
+
+    @staticmethod
+    def _inside(tokenizer: Any, piece: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Tokenize a piece from the middle of a text: behind a line break no tokenizer puts a space before it."""
+        lead = tokenizer.encode("\n", add_special_tokens=False).ids
+        encoding = tokenizer.encode("\n" + piece, add_special_tokens=False)
+        ids, places = encoding.ids, encoding.offsets
+        num = len(lead)
+        if ids[:num] == lead and (len(ids) == num or places[num][0] >= 1):
+            return ids[num:], [(low - 1, high - 1) for low, high in places[num:]]
+        encoding = tokenizer.encode(piece, add_special_tokens=False)
+        return encoding.ids, encoding.offsets
+
+
+def _is_crossed(encoding: Any, place: int, num_chars: int) -> bool:
+    token = encoding.char_to_token(place) if 0 < place < num_chars else None
+    return token is not None and encoding.token_to_chars(token)[0] < place
+
+
+def token_span(encoding: Any, chars: CharRange, num_chars: int) -> Span:
+    """Find the tokens that hold a range of characters.
+
+    A token that lies across an edge counts as inside, so no character of an answer is ever left out.
+
+    Args:
+        encoding: of the ``tokenizers`` library, made by a bare backend.
+        chars: half-open character range.
+        num_chars: length of the text.
+
+    Returns:
+        Half-open token positions; empty for an empty range.
+    """
+    start, end = chars
+    num_tokens = len(encoding)
+    if end <= start:
+        at = num_tokens if start >= num_chars else encoding.char_to_token(start)
+        return (at, at) if at is not None else _span_by_offsets(encoding, chars)
+    first = encoding.char_to_token(start)
+    if end >= num_chars:
+        return (first, num_tokens) if first is not None else _span_by_offsets(encoding, chars)
+    after = encoding.char_to_token(end)
+    if first is None or after is None:
+        # A normalizer dropped that character, so no token stands for it.
+        return _span_by_offsets(encoding, chars)
+    if encoding.token_to_chars(after)[0] < end:
+        after += 1
+    return first, after
+
+
+def inner_span(encoding: Any, chars: CharRange, num_chars: int) -> Span:
+    """Find the tokens that hold nothing but a range of characters, so that they can go without touching the rest.
+
+    Args:
+        encoding: of the ``tokenizers`` library, made by a bare backend.
+        chars: half-open character range.
+        num_chars: length of the text.
+
+    Returns:
+        Half-open token positions, possibly empty.
+    """
+    first, after = token_span(encoding, chars, num_chars)
+    if first < after and encoding.token_to_chars(first)[0] < chars[0]:
+        first += 1
+    if first < after and encoding.token_to_chars(after - 1)[1] > chars[1]:
+        after -= 1
+    return first, after
+
+
+def _span_by_offsets(encoding: Any, chars: CharRange) -> Span:
+    start, end = chars
+    offsets = encoding.offsets
+    first = next((i for i, (_, high) in enumerate(offsets) if high > start), len(offsets))
+    after = next((i for i, (low, _) in enumerate(offsets) if low >= end), len(offsets))
+    return first, max(first, after)
+
+
+def tokenize_row(
+    row: RenderedRow, encoding: Any, *, loss_on: str, prefix: list[int], end_id: int | None
+) -> TokenizedRow:
+    """Put ids and spans of one row together.
+
+    Args:
+        row: the row as text.
+        encoding: its tokens, made by a bare backend.
+        loss_on: ``assistant`` for every answer, ``completion`` for the last one, ``all`` for everything.
+        prefix: ids that belong before every text; left out when the text begins with them already.
+        end_id: appended when no end-of-turn token closes the row; ``None`` when the tokenizer has no end token.
+
+    Returns:
+        The row as tokens.
+    """
+    num_chars = len(row.text)
+    ids: list[int] = encoding.ids
+    num_prefixed = 0 if ids[: len(prefix)] == prefix else len(prefix)
+
+    def shifted(chars: CharRange) -> Span:
+        start, end = token_span(encoding, chars, num_chars)
+        return start + num_prefixed, end + num_prefixed
+
+    if loss_on == "all":
+        spans = [(0, num_prefixed + len(ids))]
+    else:
+        spans = [shifted(chars) for chars in (row.answers[-1:] if loss_on == "completion" else row.answers)]
+    if num_prefixed:
+        ids = [*prefix, *ids]
+    if not row.is_closed and end_id is not None:
+        ids = ids if ids[-1:] == [end_id] else [*ids, end_id]
+        # The end is learned with the answer that it ends, even when that answer is empty.
+        spans[-1] = (spans[-1][0], len(ids))
+    return TokenizedRow(ids, spans, num_prefixed)

@@ -1,0 +1,212 @@
+"""Find what a chat template leaves out of a conversation or changes in it, by rendering it a second time with marks.
+
+A name that is looked for in the text proves nothing: the tool ``add`` also stands in "address". So each part of a
+conversation gets a mark that stands nowhere else, and what the template shows is what has its mark in the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lm_tuning.text.render.plain import (
+    EARLIER_SHORTENED,
+    NOT_VERBATIM,
+    REASONING_LEFT_OUT,
+    TOOLS_LEFT_OUT,
+    TURN_LEFT_OUT,
+    Message,
+    RowRefused,
+    Tools,
+)
+from lm_tuning.text.render.template_call import TemplateCall
+
+REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Keys of a turn that hold what was thought before its content was said; transformers takes them for one another."""
+
+# Digits alone: JSON escapes none, capital letters leave them as they are, and nothing is trimmed or split at them.
+_MARK = "9081726354{:06d}4536271809"
+
+
+class Marks:
+    """Hand out marks, and remember what each stands for."""
+
+    def __init__(self) -> None:
+        """Start with none."""
+        self.of_content: dict[int, str] = {}
+        self.of_reasoning: dict[int, str] = {}
+        self.of_tools: list[str] = []
+        self._num = 0
+
+    def new(self) -> str:
+        """Return a mark that was not there before."""
+        self._num += 1
+        return _MARK.format(self._num)
+
+    def for_tool(self) -> str:
+        """Return a mark for a part of a tool or of its call."""
+        self.of_tools.append(self.new())
+        return self.of_tools[-1]
+
+
+def mark_messages(messages: list[Message], marks: Marks) -> list[Message]:
+    """Put a mark at the end of every content and reasoning, and into every tool call.
+
+    Args:
+        messages: the conversation, left as it is.
+        marks: receives what the marks stand for.
+    """
+    marked = []
+    for turn, given in enumerate(messages):
+        message = dict(given)
+        content = message.get("content")
+        if isinstance(content, str) and content.strip():
+            marks.of_content[turn] = marks.new()
+            message["content"] = content + marks.of_content[turn]
+        thoughts = {key: message[key] for key in REASONING_FIELDS if _says_something(message.get(key))}
+        if thoughts:
+            mark = marks.of_reasoning[turn] = marks.new()
+            message |= {key: thought + mark if isinstance(thought, str) else mark for key, thought in thoughts.items()}
+        if message.get("tool_calls"):
+            message["tool_calls"] = [_mark_call(call, marks) for call in message["tool_calls"]]
+        marked.append(message)
+    return marked
+
+
+def mark_tools(tools: Tools | None, marks: Marks) -> Tools | None:
+    """Put marks into the name, the description and the parameters of every tool.
+
+    Args:
+        tools: as the chat template gets them, left as they are.
+        marks: receives what the marks stand for.
+    """
+    return [_mark_tool(tool, marks) for tool in tools] if tools else tools
+
+
+def find_alterations(call: TemplateCall, messages: list[Message], tools: Tools | None, text: str) -> list[str]:
+    """Say what a template does to one conversation.
+
+    An earlier answer of which less is shown than the same template shows while it is the last one is no alteration:
+    templates leave old reasoning out on purpose, when a model answers as well as here.
+
+    Args:
+        call: renders with the template.
+        messages: the conversation.
+        tools: what it may call.
+        text: the conversation as text.
+
+    Returns:
+        Keys of the counts that the row goes into, each once.
+    """
+    marks = Marks()
+    marked, marked_tools = mark_messages(messages, marks), mark_tools(tools, marks)
+    try:
+        shown = call(marked, marked_tools)
+    except RowRefused:  # the template judges what it is given, and what it shows cannot be told apart
+        return []
+    notes: dict[str, None] = {}
+    earlier: dict[int, str] = {}
+
+    def is_left_out(turn: int, mark: str) -> bool:
+        """Say whether a part is missing for another reason than that later turns follow."""
+        if mark in shown:
+            return False
+        if messages[turn]["role"] == "assistant" and turn < len(messages) - 1:
+            if turn not in earlier:
+                earlier[turn] = _render_or_nothing(call, marked[: turn + 1], marked_tools)
+            if mark in earlier[turn]:
+                notes[EARLIER_SHORTENED] = None
+                return False
+        return True
+
+    for turn, mark in marks.of_reasoning.items():
+        if is_left_out(turn, mark):
+            notes[REASONING_LEFT_OUT] = None
+    for turn, mark in marks.of_content.items():
+        content = messages[turn]["content"]
+        if is_left_out(turn, mark):
+            notes[TURN_LEFT_OUT] = None
+        elif content not in text or (mark in shown and content + mark not in shown):
+            is_last = messages[turn]["role"] != "assistant" or turn == len(messages) - 1
+            before = "" if is_last else _render_or_nothing(call, messages[: turn + 1], tools)
+            notes[EARLIER_SHORTENED if content in before else NOT_VERBATIM] = None
+    if not all(mark in shown for mark in marks.of_tools):
+        notes[TOOLS_LEFT_OUT] = None
+    return list(notes)
+
+
+def find_hidden_tools(call: TemplateCall, messages: list[Message], tools: Tools) -> list[str]:
+    """Say whether a template leaves out something of the tools that it is given.
+
+    Args:
+        call: renders with the template.
+        messages: a conversation.
+        tools: what it may call.
+
+    Returns:
+        Keys of the counts that such rows go into.
+    """
+    marks = Marks()
+    shown = _render_or_nothing(call, messages, mark_tools(tools, marks))
+    return [TOOLS_LEFT_OUT] if shown and not all(mark in shown for mark in marks.of_tools) else []
+
+
+def functions_of(calls: Any) -> Iterator[dict[str, Any]]:
+    """Yield what is called by each tool call: in ``function``, or in the call itself.
+
+    Args:
+        calls: ``tool_calls`` of a turn.
+    """
+    for call in calls or ():
+        if isinstance(call, dict):
+            function = call.get("function")
+            yield function if isinstance(function, dict) else call
+
+
+def _says_something(value: Any) -> bool:
+    return bool(value.strip() if isinstance(value, str) else value)
+
+
+def _render_or_nothing(call: TemplateCall, messages: list[Message], tools: Tools | None) -> str:
+    try:
+        return call(messages, tools)
+    except RowRefused:
+        return ""
+
+
+def _mark_call(call: Any, marks: Marks) -> Any:
+    if not isinstance(call, dict):
+        return call
+    function = call.get("function")
+    if isinstance(function, dict):
+        return {**call, "function": _mark_function(function, marks)}
+    return _mark_function(call, marks)
+
+
+def _mark_function(function: dict[str, Any], marks: Marks) -> dict[str, Any]:
+    marked = dict(function)
+    if isinstance(marked.get("name"), str):
+        marked["name"] += marks.for_tool()
+    arguments = marked.get("arguments")
+    if isinstance(arguments, dict) and arguments:
+        mark = marks.for_tool()
+        marked["arguments"] = {**arguments, mark: mark}
+    elif isinstance(arguments, str) and arguments.strip():
+        marked["arguments"] = arguments + marks.for_tool()
+    return marked
+
+
+def _mark_tool(tool: dict[str, Any], marks: Marks) -> dict[str, Any]:
+    function = tool.get("function")
+    if isinstance(function, dict):
+        return {**tool, "function": _mark_tool(function, marks)}
+    marked = dict(tool)
+    for key in ("name", "description"):
+        if isinstance(marked.get(key), str) and marked[key].strip():
+            marked[key] += marks.for_tool()
+    parameters = marked.get("parameters")
+    properties = parameters.get("properties") if isinstance(parameters, dict) else None
+    if isinstance(parameters, dict) and isinstance(properties, dict) and properties:
+        mark = marks.for_tool()
+        marked["parameters"] = {**parameters, "properties": {**properties, mark: {"type": "string"}}}
+    return marked

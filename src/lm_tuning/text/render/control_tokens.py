@@ -1,0 +1,193 @@
+"""Find control tokens, such as ``<|im_end|>``, that somebody typed inside a row.
+
+A tokenizer makes the token itself of such letters, wherever they stand. In a conversation that would end a turn in the
+middle of a sentence, so there the letters are tokenized as letters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from lm_tuning.text.render.plain import CharRange, Message, RenderedRow, RowRefused, Tools
+
+TYPED = "control_token"
+TYPED_AS_TEXT = "control_token_as_text"
+TYPED_KEPT = "control_token_kept"
+
+# Private-use characters stand in for tokens while a template is rendered: none trims or changes them. Two ranges, for
+# a row that holds characters of one of them itself.
+_STAND_INS = (0xF0000, 0x100000)
+_NEVER = re.compile(r"(?!)")
+
+
+class ControlTokens:
+    """Control tokens of a tokenizer, and what is done with typed ones.
+
+    Attributes:
+        ids: of all control tokens.
+    """
+
+    def __init__(self, tokenizer: Any, *, template: str | None, policy: str) -> None:
+        """Collect the tokens.
+
+        Control tokens are the added tokens that are marked special. Others that the chat template writes, such as
+        ``<tool_response>``, count in every turn but the assistant's, which may reason and call in their terms.
+
+        Args:
+            tokenizer: a transformers tokenizer.
+            template: source of the chat template; ``None`` without one.
+            policy: ``as_text``, ``keep``, ``drop`` or ``error``.
+        """
+        added = {str(token): int(index) for index, token in tokenizer.added_tokens_decoder.items()}
+        special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+        special = {token for token in special if token and not token.isspace()}
+        written = {token for token in added if template and token.strip() and token in template}
+        self._policy = policy
+        self._names = sorted(special | written)
+        self._special = _any_of(special)
+        self._any = _any_of(special | written)
+        self.ids = frozenset(added[name] for name in self._names)
+
+    def find_in_text(self, text: str) -> str | None:
+        """Return the first control token in running text.
+
+        Args:
+            text: what is looked through.
+        """
+        found = self._special.search(text)
+        return found[0] if found else None
+
+    def find_in_turns(self, messages: list[Message]) -> str | None:
+        """Return the first control token in the turns of a conversation.
+
+        Args:
+            messages: the conversation; text in all values but the role is looked through.
+        """
+        for message in messages:
+            pattern = self._special if message["role"] == "assistant" else self._any
+            for key, value in message.items():
+                if key == "role":
+                    continue
+                found = pattern.search(value) if value.__class__ is str else _search_inside(pattern, value)
+                if found:
+                    return found[0]
+        return None
+
+    def find_in_tools(self, tools: Tools) -> str | None:
+        """Return the first control token in the description of tools.
+
+        Args:
+            tools: as the chat template gets them.
+        """
+        found = _search_inside(self._any, tools)
+        return found[0] if found else None
+
+    def settle(self, token: str) -> str:
+        """Decide on a row with a typed token.
+
+        Args:
+            token: the first one in it.
+
+        Returns:
+            The count that the row goes into: ``TYPED_KEPT`` or ``TYPED_AS_TEXT``.
+
+        Raises:
+            RowRefused: such rows are dropped, or stop the run.
+        """
+        if self._policy in ("drop", "error"):
+            raise RowRefused(TYPED, f"holds {token!r}")
+        return TYPED_KEPT if self._policy == "keep" else TYPED_AS_TEXT
+
+    def mark_text(self, row: RenderedRow) -> None:
+        """Note where letters have to stay letters in a row that no template wrote.
+
+        Args:
+            row: the row as text.
+        """
+        row.as_text = [found.span() for found in self._special.finditer(row.text)]
+
+    def hide(self, messages: list[Message], tools: Tools | None) -> tuple[list[Message], Tools | None, dict[str, str]]:
+        """Put a stand-in for every typed token, so that what a template writes can be told from what was typed.
+
+        Args:
+            messages: the conversation.
+            tools: what it may call.
+
+        Returns:
+            Both with stand-ins, and the token of each stand-in.
+        """
+        written = json.dumps([messages, tools], ensure_ascii=False)
+        base = next(
+            (base for base in _STAND_INS if not any(base <= ord(character) < base + 0x10000 for character in written)),
+            None,
+        )
+        if base is None:
+            raise RowRefused(TYPED, "holds a control token, and private-use characters of both planes")
+        stand_ins = {name: chr(base + place) for place, name in enumerate(self._names)}
+        hidden = [
+            {
+                key: value if key == "role" else _replace_inside(self._pattern_of(message), value, stand_ins)
+                for key, value in message.items()
+            }
+            for message in messages
+        ]
+        tools = _replace_inside(self._any, tools, stand_ins) if tools else tools
+        return hidden, tools, {stand_in: name for name, stand_in in stand_ins.items()}
+
+    def _pattern_of(self, message: Message) -> re.Pattern[str]:
+        return self._special if message["role"] == "assistant" else self._any
+
+
+def show(row: RenderedRow, tokens: dict[str, str]) -> RenderedRow:
+    """Put the typed tokens back and note where their letters stand.
+
+    Args:
+        row: rendered with stand-ins.
+        tokens: the token of each stand-in.
+    """
+    pieces: list[str] = []
+    as_text: list[CharRange] = []
+    edges = [0]
+    length = 0
+    for character in row.text:
+        token = tokens.get(character, character)
+        if token is not character:
+            as_text.append((length, length + len(token)))
+        length += len(token)
+        pieces.append(token)
+        edges.append(length)
+
+    def moved(ranges: list[CharRange]) -> list[CharRange]:
+        return [(edges[start], edges[end]) for start, end in ranges]
+
+    openings = [edges[place] for place in row.openings]
+    return RenderedRow(
+        "".join(pieces), moved(row.prompts), moved(row.answers), row.is_closed, openings, row.notes, as_text
+    )
+
+
+def _any_of(tokens: set[str]) -> re.Pattern[str]:
+    longest_first = sorted(tokens, key=lambda token: (-len(token), token))
+    return re.compile("|".join(map(re.escape, longest_first))) if tokens else _NEVER
+
+
+def _search_inside(pattern: re.Pattern[str], value: Any) -> re.Match[str] | None:
+    if isinstance(value, str):
+        return pattern.search(value)
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list):
+        return next((found for part in value if (found := _search_inside(pattern, part))), None)
+    return None
+
+
+def _replace_inside(pattern: re.Pattern[str], value: Any, stand_ins: dict[str, str]) -> Any:
+    if isinstance(value, str):
+        return pattern.sub(lambda found: stand_ins[found[0]], value)
+    if isinstance(value, dict):
+        return {key: _replace_inside(pattern, part, stand_ins) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_replace_inside(pattern, part, stand_ins) for part in value]
+    return value

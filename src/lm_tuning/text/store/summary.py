@@ -1,0 +1,220 @@
+"""Say what tokenizing did to the rows: how long they are, what share is learned, what was cut or left out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lm_tuning.data.format.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.text.decoding import decode
+from lm_tuning.text.store.table import SPLITS, Int32Array, Span, TokenRow, TokenTable, open_split
+from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED, SplitCounts
+from lm_tuning.text.tokenizers.limit_losses import measure_losses
+from lm_tuning.wording import count_of, noun_for
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
+LENGTHS_NAME = "lengths.png"
+LEARNED_MARKS = ("⟦", "⟧")
+
+_NUM_PREVIEW_ROWS = 5
+
+
+def summarize_split(
+    table: TokenTable, counts: SplitCounts, *, task: str = CAUSAL_LM, label_map: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """Sum up one split.
+
+    Args:
+        table: its tokens.
+        counts: what happened to its rows.
+        task: the ``task`` parameter.
+        label_map: id by name of the classes, for ``sequence_classification``.
+
+    Returns:
+        Row and token counts, quantiles of the length in tokens, rows changed and dropped by reason, how many rows were
+        too long and by how much, and ``lost_to_limits``, see ``measure_losses``. For rows with classes the rows of each
+        class (``rows_by_class``) and the share of the largest (``majority_fraction``); for others the learned tokens
+        and their share. For rows of source and target the quantiles of both, and the same about targets that were too
+        long.
+    """
+    num_tokens = int(table.lengths.sum(dtype=np.int64))
+    facts: dict[str, Any] = {"num_rows_read": counts.num_read, "num_rows": len(table), "num_tokens": num_tokens}
+    if task == SEQUENCE_CLASSIFICATION:
+        facts |= _count_classes(table, label_map or {})
+    else:
+        num_supervised = int(table.num_supervised.sum(dtype=np.int64))
+        facts["num_supervised_tokens"] = num_supervised
+        facts["supervised_fraction"] = num_supervised / num_tokens if num_tokens else None
+    facts["length_tokens"] = length_quantiles(table.lengths)
+    if task == SEQ2SEQ_LM:
+        facts["source_tokens"] = length_quantiles(table.lengths - table.num_supervised)
+        facts["target_tokens"] = length_quantiles(table.num_supervised)
+    facts |= {
+        "changed": {reason: counts.counts[reason] for reason in CHANGED if counts.counts[reason]},
+        "dropped": {reason: counts.counts[reason] for reason in DROPPED if counts.counts[reason]},
+        "too_long": counts.long_rows.describe(),
+        "lost_to_limits": measure_losses(table, counts, task=task),
+    }
+    if task == SEQ2SEQ_LM:
+        facts["targets_too_long"] = counts.long_targets.describe()
+    return facts
+
+
+def _count_classes(table: TokenTable, label_map: Mapping[str, int]) -> dict[str, Any]:
+    """Count the rows of each class, in the order of the label map."""
+    rows = np.bincount(table.labels, minlength=len(label_map))
+    return {
+        "num_classes": int((rows > 0).sum()),
+        "rows_by_class": {name: int(rows[place]) for name, place in label_map.items()},
+        "majority_fraction": int(rows.max()) / len(table) if len(table) else None,
+    }
+
+
+def length_quantiles(lengths: Int32Array) -> dict[str, float] | None:
+    """Return quantiles and mean of lengths in tokens.
+
+    Args:
+        lengths: ``(rows,)``.
+
+    Returns:
+        By name; every quantile is a length that occurs. ``None`` without rows.
+    """
+    if not len(lengths):
+        return None
+    values = np.quantile(lengths, list(QUANTILES.values()), method="higher")
+    return {**{name: int(value) for name, value in zip(QUANTILES, values, strict=True)}, "mean": float(lengths.mean())}
+
+
+def describe_tokens(summary: Mapping[str, Any]) -> str:
+    """Say in a line what a summary holds, for the log.
+
+    Args:
+        summary: as ``write_tokens`` returns it.
+    """
+    splits = summary["splits"]
+    rows = ", ".join(f"{facts['num_rows']:,} {name}" for name, facts in splits.items())
+    train = splits["train"]
+    lengths = train["length_tokens"]
+    noun = noun_for(list(splits.values())[-1]["num_rows"], "row")
+    line = f"{rows} {noun}; train {count_of(train['num_tokens'], 'token')}"
+    a_row = f"{lengths['p50']} a row at the median, {lengths['max']} at most"
+    if summary["task"] == SEQUENCE_CLASSIFICATION:
+        largest = f"the largest has {train['majority_fraction']:.1%} of the training rows"
+        line += f", {a_row}; {count_of(train['num_classes'], 'class')}, {largest}"
+    elif summary["task"] == SEQ2SEQ_LM:
+        line += "; " + "; ".join(
+            f"{part}s of {train[f'{part}_tokens']['p50']} at the median, {train[f'{part}_tokens']['max']} at most"
+            for part in ("source", "target")
+        )
+    else:
+        line += f", {train['supervised_fraction']:.0%} of them learned, {a_row}"
+    dropped = sum(sum(facts["dropped"].values()) for facts in splits.values())
+    return f"{line}; {count_of(dropped, 'row')} dropped" if dropped else line
+
+
+def mark_learned(tokenizer: Any, row: TokenRow) -> str:
+    """Decode a row with the learned parts between ``⟦`` and ``⟧``.
+
+    Args:
+        tokenizer: the tokenizer that made it.
+        row: a row of a token table.
+    """
+    opening, closing = LEARNED_MARKS
+    parts: list[str] = []
+    edges: list[Span] = [*row.spans, (len(row.input_ids), len(row.input_ids))]
+    at = 0
+    for start, end in edges:
+        parts.append(decode(tokenizer, row.input_ids[at:start]))
+        if end > start:
+            parts.append(f"{opening}{decode(tokenizer, row.input_ids[start:end])}{closing}")
+        at = end
+    return "".join(parts)
+
+
+def preview_tokens(
+    folder: Path, tokenizer: Any, *, task: str = CAUSAL_LM, label_map: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """Return the first rows of each split as a table.
+
+    Args:
+        folder: tokenized splits.
+        tokenizer: the tokenizer that made them.
+        task: the ``task`` parameter; rows with classes show theirs in place of the learned tokens.
+        label_map: id by name of the classes.
+
+    Returns:
+        ``columns`` and ``data``.
+    """
+    names = {place: name for name, place in (label_map or {}).items()}
+    has_classes = task == SEQUENCE_CLASSIFICATION
+    data = []
+    for split in SPLITS:
+        table = open_split(folder, split)
+        for row in (table[i] for i in range(min(_NUM_PREVIEW_ROWS, len(table)))):
+            learned = names[row.label] if has_classes else row.num_supervised
+            data.append([split, row.row_id, len(row.input_ids), learned, mark_learned(tokenizer, row)])
+    return {
+        "columns": ["split", "row_id", "length", "label" if has_classes else "num_supervised", "text"],
+        "data": data,
+    }
+
+
+def write_lengths(folder: Path, **limits: Any) -> None:
+    """Keep a picture of the lengths with the tokens, so that a run that reuses them draws nothing.
+
+    Args:
+        folder: tokenized splits.
+        limits: see ``draw_lengths``.
+    """
+    draw_lengths(folder, **limits).savefig(folder / LENGTHS_NAME, dpi=120)
+
+
+def read_lengths(folder: Path) -> bytes:
+    """Return the picture of the lengths as PNG.
+
+    Args:
+        folder: what the tokenize pipeline stored.
+    """
+    return (Path(folder) / LENGTHS_NAME).read_bytes()
+
+
+def draw_lengths(
+    folder: Path, *, max_length_tokens: int, max_target_tokens: int | None = None, task: str = CAUSAL_LM
+) -> Figure:
+    """Draw how long the training rows are, and how much of them is learned.
+
+    Args:
+        folder: tokenized splits.
+        max_length_tokens: the limit, drawn as a line where rows come near it.
+        max_target_tokens: the limit of targets, likewise, for ``seq2seq_lm``.
+        task: the ``task`` parameter: it says which parts rows have.
+    """
+    from matplotlib.figure import Figure
+
+    table = open_split(folder, "train")
+    parts = {"whole row": table.lengths, "learned part": table.num_supervised}
+    limits = {"max_length_tokens": max_length_tokens}
+    if task == SEQUENCE_CLASSIFICATION:
+        parts = {"whole row": table.lengths}
+    elif task == SEQ2SEQ_LM:
+        parts = {"source": table.lengths - table.num_supervised, "target": table.num_supervised}
+        limits |= {"max_target_tokens": max_target_tokens} if max_target_tokens else {}
+    figure = Figure(figsize=(8, 4), layout="constrained")
+    axes = figure.subplots()
+    longest = max(int(lengths.max(initial=1)) for lengths in parts.values())
+    bins = np.linspace(0, longest + 1, min(60, longest + 1) + 1).tolist()
+    for name, lengths in parts.items():
+        axes.hist(lengths, bins=bins, label=name, alpha=0.6)
+    for (name, limit), style in zip(limits.items(), ("--", ":"), strict=False):
+        if longest > limit // 2:
+            axes.axvline(limit, color="black", linestyle=style, linewidth=1, label=name)
+    axes.set_xlabel("tokens")
+    axes.set_ylabel("training rows")
+    axes.legend(loc="upper right")
+    return figure

@@ -1,0 +1,210 @@
+"""What turning rows into tokens has in common, whatever the model is to learn of them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from itertools import chain
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from lm_tuning.text.align.bytes import ByteTable, is_byte_level
+from lm_tuning.text.align.masks import RowEncoder, bare_backend, inner_span
+from lm_tuning.text.align.placing import RowPlacer
+from lm_tuning.text.render.control_tokens import TYPED_AS_TEXT, ControlTokens
+from lm_tuning.text.render.plain import RenderedRow, RenderedRows, RowRefused
+from lm_tuning.text.store.columns import BoolArray
+from lm_tuning.text.store.table import Int64Array, TokenColumns
+from lm_tuning.text.tokenizers.counts import LongRows, SplitCounts
+from lm_tuning.text.tokenizers.truncation import PROMPT_EMPTIED, choose_cuts, is_emptied
+
+NOT_ROUND_TRIP = "not_round_trip"
+NO_TEXT_LEFT = "no_text_left"
+
+_CUTTING = ("truncate_prompt", "truncate_end")
+
+Rendered = TypeVar("Rendered")
+
+
+class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
+    """Turn rows into ids and what is learned of them; a context manager, since it borrows the tokenizer's backend.
+
+    Rows go through ``render``, ``encode`` and ``finish``; ``encode`` may run in another thread.
+
+    Attributes:
+        uses_template: whether the chat template writes the rows.
+    """
+
+    uses_template = False
+    _bytes: ByteTable | None = None
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        *,
+        truncation: str,
+        cut_prompt_at: str = "middle",
+        control_tokens: str,
+        template: str | None = None,
+    ) -> None:
+        """Take a tokenizer.
+
+        Args:
+            tokenizer: a fast transformers tokenizer, for nothing else while the block lasts.
+            truncation: ``truncate_prompt``, ``truncate_end``, ``drop`` or ``error``.
+            cut_prompt_at: where ``truncate_prompt`` cuts: ``middle``, ``end`` or ``start``.
+            control_tokens: what happens to typed control tokens: ``as_text``, ``keep``, ``drop``, ``error``, or
+                ``auto``, which is ``as_text``.
+            template: source of the chat template that writes the rows; ``None`` without one.
+        """
+        policy = "as_text" if control_tokens == "auto" else control_tokens
+        self._truncation = truncation
+        self._cut_prompt_at = cut_prompt_at
+        self._control = ControlTokens(tokenizer, template=template, policy=policy)
+        # Byte-level tokenizers can spell everything; SmolLM2's and others' unknown token is one for something else.
+        self._is_byte_level = is_byte_level(tokenizer.backend_tokenizer)
+        self._unknown_id: int | None = None if self._is_byte_level else tokenizer.unk_token_id
+        self._backend_block = bare_backend(tokenizer)
+
+    def __enter__(self) -> Self:
+        """Borrow the backend."""
+        self._backend = self._backend_block.__enter__()
+        self._encoder = RowEncoder(self._backend, self._control.ids)
+        self._placer = RowPlacer(self._backend, self._encoder, self._bytes)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Give the backend back."""
+        self._backend_block.__exit__(*error)
+
+    @abstractmethod
+    def render(self, batch: pa.RecordBatch, counts: SplitCounts) -> RenderedRows:
+        """Write rows as text.
+
+        Args:
+            batch: rows of a stored split.
+            counts: receives the rows that cannot be rendered.
+
+        Returns:
+            The others.
+        """
+
+    def encode(self, rendered: RenderedRows) -> list[Any]:
+        """Tokenize rendered rows on all cores; other threads go on meanwhile.
+
+        Args:
+            rendered: what ``render`` returned.
+
+        Returns:
+            One encoding a row, and then one a target where rows have targets.
+        """
+        texts = [row.text for row in [*rendered.rows, *(rendered.targets or [])]]
+        return list(self._backend.encode_batch_fast(texts, add_special_tokens=False))
+
+    @abstractmethod
+    def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
+        """Put ids together, find what is learned and make long rows fit.
+
+        Args:
+            rendered: what ``render`` returned.
+            encodings: what ``encode`` made of it.
+            counts: receives what happens to the rows.
+
+        Returns:
+            The rows that are kept.
+        """
+
+    def _render_each(
+        self, batch: pa.RecordBatch, fields: Sequence[str], render: Callable[..., Rendered], counts: SplitCounts
+    ) -> tuple[list[int], list[Rendered]]:
+        """Render rows from some of their fields; return the places of those for which that goes, and what was made."""
+        row_ids = batch.column("row_id")
+        counts.num_read += batch.num_rows
+        places: list[int] = []
+        made: list[Rendered] = []
+        values: Iterable[tuple[Any, ...]] = zip(*(batch.column(name).to_pylist() for name in fields), strict=True)
+        for place, parts in enumerate(values):
+            try:
+                made.append(render(*parts))
+            except RowRefused as refusal:
+                counts.add(refusal.reason, row_ids[place].as_py(), refusal.detail)
+                continue
+            places.append(place)
+        return places, made
+
+    def _look_through(self, row: RenderedRow) -> RenderedRow:
+        """Settle what happens to control tokens typed in a text that no template writes."""
+        found = self._control.find_in_text(row.text)
+        if found:
+            note = self._control.settle(found)
+            row.notes.append(note)
+            if note == TYPED_AS_TEXT:
+                self._control.mark_text(row)
+        return row
+
+    def _spell(
+        self, rows: list[RenderedRow], encodings: list[Any], row_ids: Int64Array, kept: BoolArray, counts: SplitCounts
+    ) -> list[list[int]]:
+        """Return the ids of texts, typed control tokens as letters; rows for which that cannot be done are refused."""
+        refused: dict[int, Any] = {}
+        tokens: list[list[int]] = [encoding.ids for encoding in encodings]
+        self._placer.spell_typed(rows, tokens, refused)
+        for place, refusal in refused.items():
+            if kept[place]:
+                kept[place] = False
+                counts.add(refusal.reason, int(row_ids[place]), refusal.detail)
+        return tokens
+
+    def _settle_long(
+        self,
+        lengths: Int64Array,
+        row_ids: Int64Array,
+        kept: BoolArray,
+        counts: SplitCounts,
+        *,
+        limit: int,
+        dropped_as: str,
+        noted_in: LongRows,
+    ) -> BoolArray:
+        """Say which rows lose their end, ``(rows,)``; long rows that are not to be cut are dropped from ``kept``."""
+        is_long = kept & (lengths > limit)
+        noted_in.add(lengths[is_long], limit=limit)
+        is_cut = is_long & (self._truncation in _CUTTING)
+        counts.add_rows(dropped_as, row_ids[is_long & ~is_cut])
+        kept &= is_cut | ~is_long
+        return is_cut
+
+    def _shorten_texts(
+        self,
+        rendered: RenderedRows,
+        tokens: list[list[int]],
+        room: Int64Array,
+        is_cut: BoolArray,
+        counts: SplitCounts,
+    ) -> None:
+        """Cut long texts in place of their ends: the longest column first, none of the fixed text between columns.
+
+        Args:
+            rendered: the rows.
+            tokens: token ids of each text; those of rows that are cut are replaced.
+            room: ``(rows,)``: tokens that the text of each row may keep.
+            is_cut: ``(rows,)``: which rows are cut.
+            counts: receives rows of which a column, or all, goes.
+        """
+        if self._truncation != "truncate_prompt":
+            return
+        for place in np.flatnonzero(is_cut & (room > 0)).tolist():
+            row, num_kept = rendered.rows[place], int(room[place])
+            [encoding] = self._encoder.encode([row])
+            spans = [inner_span(encoding, chars, len(row.text)) for chars in rendered.yielding(place)]
+            num_cut = min(len(tokens[place]) - num_kept, sum(end - start for start, end in spans))
+            cuts = choose_cuts(spans, encoding.offsets, num_cut=num_cut, cut_at=self._cut_prompt_at)
+            if is_emptied(spans, cuts):
+                counts.add(PROMPT_EMPTIED, int(rendered.row_ids[place]))
+            edges = [0, *chain.from_iterable(sorted(cuts)), len(encoding.ids)]
+            kept = [encoding.ids[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
+            # Fixed text alone may be too long.
+            tokens[place] = [*chain.from_iterable(kept)][:num_kept]

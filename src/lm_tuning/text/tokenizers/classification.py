@@ -1,0 +1,168 @@
+"""Turn labelled texts into token ids and classes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from lm_tuning.data.check.findings import RowPlaces
+from lm_tuning.data.format.labels import describe_unknown_classes
+from lm_tuning.data.store import ExampleTable
+from lm_tuning.errors import UserError
+from lm_tuning.text.align.masks import added_prefix
+from lm_tuning.text.render.plain import RenderedRows, column_ranges_of, render_text
+from lm_tuning.text.store.columns import begins_with, cut_ends, flatten_ids, hold_token, put_around, take_rows
+from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns
+from lm_tuning.text.tokenizers.base import NO_TEXT_LEFT, NOT_ROUND_TRIP, TaskTokenizer
+from lm_tuning.text.tokenizers.counts import SplitCounts
+from lm_tuning.text.tokenizers.truncation import END_CUT, TOO_LONG
+
+TEXT_SHORTENED = "text_shortened"
+
+
+class ClassTokenizer(TaskTokenizer):
+    """Tokenize texts as they are, with what the tokenizer puts before them; the class goes beside, not into, the text.
+
+    No end token is added: the class is read off the last token of the text.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        label_map: Mapping[str, int],
+        *,
+        max_length_tokens: int,
+        truncation: str,
+        cut_prompt_at: str = "middle",
+        control_tokens: str = "auto",
+    ) -> None:
+        """Take a tokenizer and the classes.
+
+        Args:
+            tokenizer: see ``TaskTokenizer``.
+            label_map: id by name of all classes that occur, from 0 without gaps.
+            max_length_tokens: tokens that a row may have; longer ones are cut or dropped.
+            truncation: see ``TaskTokenizer``; the text gives way as a prompt does.
+            cut_prompt_at: see ``TaskTokenizer``.
+            control_tokens: see ``TaskTokenizer``.
+        """
+        super().__init__(tokenizer, truncation=truncation, cut_prompt_at=cut_prompt_at, control_tokens=control_tokens)
+        self._limit = max_length_tokens
+        self._prefix = added_prefix(tokenizer)
+        names = sorted(label_map, key=label_map.__getitem__)
+        assert [label_map[name] for name in names] == [*range(len(names))], "ids of classes have gaps"
+        self._names = pa.array(names, type=pa.string())
+
+    def render(self, batch: pa.RecordBatch, counts: SplitCounts) -> RenderedRows:
+        """Take the texts, and number the classes."""
+        places, rows = self._render_each(batch, ("text",), lambda text: self._look_through(render_text(text)), counts)
+        labels = pc.index_in(batch.column("label"), value_set=self._names)
+        assert not labels.null_count, "refuse_unknown_classes comes first"
+        return RenderedRows(
+            batch.column("row_id").to_numpy()[places],
+            batch.column("source").to_numpy()[places],
+            rows,
+            conversations=[None] * len(rows),
+            labels=labels.to_numpy()[places],
+            columns=column_ranges_of(batch, places),
+        )
+
+    def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
+        """Put together what belongs before each text and as many of its tokens as the limit allows."""
+        row_ids = rendered.row_ids
+        kept = np.ones(len(row_ids), dtype=np.bool_)
+        tokens = self._spell(rendered.rows, encodings, row_ids, kept, counts)
+        ids, offsets, lengths = self._put_before(tokens)
+        is_cut = self._settle_long(
+            lengths, row_ids, kept, counts, limit=self._limit, dropped_as=TOO_LONG, noted_in=counts.long_rows
+        )
+        has_text = np.minimum(lengths, self._limit) > len(self._prefix)
+        counts.add_rows(NO_TEXT_LEFT, row_ids[kept & ~has_text])
+        kept &= has_text
+        is_cut &= kept
+        if is_cut.any():
+            added = lengths - np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
+            self._shorten_texts(rendered, tokens, self._limit - added, is_cut, counts)
+            ids, offsets, _ = self._put_before(tokens)
+            ids, offsets = cut_ends(ids, offsets, self._limit)
+        counts.add_rows(END_CUT if self._truncation == "truncate_end" else TEXT_SHORTENED, row_ids[is_cut])
+        if self._unknown_id is not None:
+            counts.add_rows(NOT_ROUND_TRIP, row_ids[kept & hold_token(ids, offsets, self._unknown_id)])
+        counts.add_notes([row.notes for row in rendered.rows], row_ids, kept)
+        if is_cut.any():
+            ids, offsets = cut_ends(ids, offsets, self._limit)
+        columns = TokenColumns(
+            row_ids,
+            rendered.sources,
+            ids,
+            offsets,
+            np.empty(0, dtype=np.int32),
+            np.zeros(len(row_ids) + 1, dtype=np.int64),
+            rendered.labels,
+        )
+        return columns if kept.all() else take_rows(columns, np.flatnonzero(kept))
+
+    def _put_before(self, tokens: list[list[int]]) -> tuple[Int32Array, Int64Array, Int64Array]:
+        """Return ids, offsets and lengths of texts with what belongs before each."""
+        ids, offsets = flatten_ids(tokens)
+        nowhere = np.zeros(len(tokens), dtype=np.bool_)
+        has_before = ~begins_with(ids, offsets, self._prefix) if self._prefix else nowhere
+        ids, offsets = put_around(ids, offsets, before=self._prefix, has_before=has_before, after=0, has_after=nowhere)
+        return ids, offsets, np.diff(offsets)
+
+
+def refuse_unknown_classes(
+    tables: Mapping[str, ExampleTable],
+    label_map: Mapping[str, int] | None,
+    places: RowPlaces,
+    *,
+    max_rows: int | None = None,
+) -> None:
+    """Refuse rows of classes that no training row has, before anything is tokenized.
+
+    Args:
+        tables: rows by split.
+        label_map: id by name of the training rows' classes; ``None`` where there are none.
+        places: where rows stand in their files.
+        max_rows: ``data.max_rows``: rows that were read of each file; ``None`` for all.
+
+    Raises:
+        UserError: a line for each of these classes (up to 20, those with most rows) with its number of rows and the
+            first of them.
+    """
+    if not label_map:
+        raise UserError("task: sequence_classification needs classes, and the stored splits have none.")
+    unknown = _find_unknown_classes(tables, pa.array(label_map, type=pa.string()))
+    problems = describe_unknown_classes(
+        {label: sum(found.num_rows.values()) for label, found in unknown.items()},
+        lambda label: (unknown[label].first_row_id, unknown[label].num_rows),
+        places,
+        max_rows=max_rows,
+    )
+    if problems:
+        raise UserError(problems)
+
+
+@dataclass
+class _UnknownClass:
+    """Rows of a class that no training row has: their number by split, and the id of the first."""
+
+    first_row_id: int
+    num_rows: dict[str, int] = field(default_factory=dict)
+
+
+def _find_unknown_classes(tables: Mapping[str, ExampleTable], names: pa.Array) -> dict[str, _UnknownClass]:
+    """Count the rows of each class that is none of the names."""
+    found: dict[str, _UnknownClass] = {}
+    for split, table in tables.items():
+        for batch in table.batches():
+            labels, row_ids = batch.column("label"), batch.column("row_id")
+            for place in pc.indices_nonzero(pc.invert(pc.is_in(labels, value_set=names))).to_pylist():
+                one = found.setdefault(labels[place].as_py(), _UnknownClass(row_ids[place].as_py()))
+                one.num_rows[split] = one.num_rows.get(split, 0) + 1
+    return found

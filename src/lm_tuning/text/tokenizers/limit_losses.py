@@ -1,0 +1,217 @@
+"""Measure what the limits on length take away, and refuse limits that take most of it, a whole split or a class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+
+from lm_tuning.data.check.findings import RowPlaces
+from lm_tuning.data.check.problems import shorten
+from lm_tuning.data.format.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.store import ExampleTable
+from lm_tuning.errors import UserError
+from lm_tuning.text.store.table import Int32Array, TokenTable
+from lm_tuning.text.tokenizers.counts import DROPPED, LongRows, SplitCounts
+from lm_tuning.wording import count_of
+
+# What tokenizing counts for rows that were made to fit; the whole row was too long, or its source or target.
+_SHORTENED = (
+    *("old_turns_dropped", "prompt_shortened", "prompt_emptied", "answer_shortened", "end_cut", "text_shortened"),
+    "source_cut",
+)
+_LOST_TO_LENGTH = ("too_long", "no_answer_left", "no_text_left")
+_LOST_TO_TARGET = ("target_too_long", "no_target_left")
+_CUTTING = ("truncate_prompt", "truncate_end")
+_MAX_NAMED = 10
+
+
+def measure_losses(table: TokenTable, counts: SplitCounts, *, task: str) -> dict[str, Any]:
+    """Count the tokens that the limits cut out of the rows of a split, dropped rows included.
+
+    Args:
+        table: the rows that are left.
+        counts: what happened to the rows.
+        task: the ``task`` parameter.
+
+    Returns:
+        ``num_tokens_lost``, and ``fraction`` of all tokens that the rows had; of a dropped row of source and target the
+        part that was too long counts.
+    """
+    whole = table.lengths - table.num_supervised if task == SEQ2SEQ_LM else table.lengths
+    lost = _lost(counts.long_rows, whole, table, counts, _SHORTENED)
+    if task == SEQ2SEQ_LM:
+        lost += _lost(counts.long_targets, table.num_supervised, table, counts, ("target_cut",))
+    total = int(table.lengths.sum(dtype=np.int64)) + lost
+    return {"num_tokens_lost": lost, "fraction": lost / total if total else 0.0}
+
+
+def refuse_losses(
+    summary: Mapping[str, Any], *, max_lost_fraction: float, max_positions: int | None, model_name: str
+) -> None:
+    """Refuse tokens of which the limits have cut too large a part away, before anything is trained on the rest.
+
+    Args:
+        summary: as ``write_tokens`` stores it.
+        max_lost_fraction: ``tokenize.max_lost_fraction``: largest share of the training rows' tokens that may be lost.
+        max_positions: longest row that the model takes; ``None`` where it names none.
+        model_name: of the model, for the message.
+
+    Raises:
+        UserError: the share that is lost, what lets it pass, and how to lose less.
+    """
+    train = summary["splits"]["train"]
+    losses = train.get("lost_to_limits")
+    if not losses or losses["fraction"] <= max_lost_fraction:
+        return
+    num_lost, fraction = losses["num_tokens_lost"], losses["fraction"]
+    limits = {"max_length_tokens": train["too_long"], "max_target_tokens": train.get("targets_too_long")}
+    limits = {name: beyond for name, beyond in limits.items() if beyond and beyond["num_rows"]}
+    named = " and ".join(f"tokenize.{name} = {summary[name]}" for name in limits)
+    longer = "; ".join(
+        f"{count_of(beyond['num_rows'], 'row')} beyond tokenize.{name}, the longest with "
+        f"{beyond['max_length_tokens']:,} tokens"
+        for name, beyond in limits.items()
+    )
+    ways = [
+        advise_limit(name, beyond["max_length_tokens"], present=summary[name], max_positions=max_positions)
+        for name, beyond in limits.items()
+    ]
+    takes = "" if max_positions is None else f" {model_name} takes at most {max_positions:,} tokens."
+    raise UserError(
+        f"{named} cut{'s' * (len(limits) == 1)} {fraction:.1%} of the tokens of the training rows away "
+        f"({num_lost:,} of {train['num_tokens'] + num_lost:,}), and tokenize.max_lost_fraction = {max_lost_fraction:g} "
+        f"lets {max_lost_fraction:.1%} pass: of {count_of(train['num_rows_read'], 'training row')} {longer}.{takes} "
+        f"Fix: {'; '.join(ways)}; or set tokenize.max_lost_fraction = 1 to train on what is left."
+    )
+
+
+def advise_limit(name: str, longest: int, *, present: int, max_positions: int | None) -> str:
+    """Say which limit keeps more of the rows, as far as the model goes.
+
+    Args:
+        name: ``max_length_tokens`` or ``max_target_tokens``.
+        longest: tokens of the longest row.
+        present: the limit as it is.
+        max_positions: longest row that the model takes; ``None`` where it names none.
+    """
+    if max_positions is None or longest <= max_positions:
+        return f"tokenize.{name} = {longest} would hold every row, if memory allows"
+    apart = "shorten or split the longer rows, or take a model for longer ones"
+    if present >= max_positions:
+        return apart
+    return f"raise tokenize.{name} to {max_positions} at most, which is all that the model takes, and {apart}"
+
+
+def find_lost_splits(
+    counts: Mapping[str, SplitCounts],
+    written: Mapping[str, TokenTable],
+    places: RowPlaces,
+    *,
+    max_length_tokens: int,
+    truncation: str,
+    max_target_tokens: int | None = None,
+    max_positions: int | None = None,
+    **_: Any,
+) -> list[str]:
+    """Name the splits all of whose rows are lost, where a limit on length has taken some of them.
+
+    Args:
+        counts: what happened to the rows, by split.
+        written: the rows that are left, by split.
+        places: where rows stand in their files.
+        max_length_tokens: tokens that a row may have.
+        truncation: what happens to longer rows.
+        max_target_tokens: tokens that a target may have; ``None`` for rows without.
+        max_positions: longest row that the model takes; ``None`` where it names none.
+        **_: other parameters of the rows.
+
+    Returns:
+        A sentence for each: the limit, the rows by reason, the shortest of them, and how to keep them.
+    """
+    problems = []
+    for split, of_split in counts.items():
+        lost = {
+            "max_length_tokens": (of_split.long_rows, _LOST_TO_LENGTH, max_length_tokens),
+            "max_target_tokens": (of_split.long_targets, _LOST_TO_TARGET, max_target_tokens),
+        }
+        lost = {
+            name: (beyond, reasons, limit)
+            for name, (beyond, reasons, limit) in lost.items()
+            if beyond.shortest and any(of_split.counts[reason] for reason in reasons)
+        }
+        if len(written[split]) or not lost or truncation == "error":
+            continue
+        limits = f"tokenize.max_length_tokens = {max_length_tokens}"
+        if max_target_tokens is not None:
+            limits += f" and tokenize.max_target_tokens = {max_target_tokens}"
+        dropped = "; ".join(of_split.describe(reason, places) for reason in DROPPED if of_split.counts[reason])
+        ways, sizes = [], []
+        for name, (beyond, _reasons, _limit) in lost.items():
+            what = "target" if name == "max_target_tokens" else "row"
+            sizes.append(f"the shortest {what} beyond tokenize.{name} has {count_of(beyond.shortest, 'token')}")
+            if max_positions is None or beyond.shortest <= max_positions:
+                ways.append(f"raise tokenize.{name} to {beyond.shortest} or more")
+        if truncation not in _CUTTING:
+            ways.append("set tokenize.truncation to truncate_prompt or truncate_end")
+        ways.append("shorten these rows")
+        if split != "train":
+            ways.append(f"hold out other rows, or none (split.{split} = 0, data.{split}_path = null)")
+        article = {"train": "No training row"}.get(split, f"No {split} row")
+        problems.append(
+            f"{article} is left after tokenizing with {limits}. Read: {of_split.num_read:,}. Dropped: {dropped}. "
+            f"{'; '.join(sizes).capitalize()}. Fix: {'; or '.join(ways)}."
+        )
+    return problems
+
+
+def find_lost_classes(
+    examples: ExampleTable, written: TokenTable, label_map: Mapping[str, int] | None, *, task: str, **limits: Any
+) -> tuple[list[str], list[str]]:
+    """Name the classes that have training rows, all of which tokenizing dropped.
+
+    Args:
+        examples: the training rows.
+        written: those that are left.
+        label_map: id by name of the classes.
+        task: the ``task`` parameter: of a classification alone.
+        **limits: parameters of the rows, for the message.
+
+    Returns:
+        Problems, where no two classes are left, and warnings, where some are.
+    """
+    if task != SEQUENCE_CLASSIFICATION or not label_map or not len(written) or limits["truncation"] == "error":
+        return [], []
+    before = np.zeros(len(label_map), dtype=np.int64)
+    for batch in examples.batches():
+        for item in pc.value_counts(batch.column("label")).to_pylist():
+            before[label_map[item["values"]]] += item["counts"]
+    after = np.bincount(written.labels, minlength=len(label_map))
+    lost = {name: int(before[place]) for name, place in label_map.items() if before[place] and not after[place]}
+    if not lost:
+        return [], []
+    listed = ", ".join(
+        f"{shorten(name)!r} ({count_of(count, 'row')})" for name, count in list(lost.items())[:_MAX_NAMED]
+    )
+    more = f" and {len(lost) - _MAX_NAMED:,} more" if len(lost) > _MAX_NAMED else ""
+    said = (
+        f"Classes all of whose training rows are dropped in tokenizing (tokenize.max_length_tokens = "
+        f"{limits['max_length_tokens']}, tokenize.truncation = {limits['truncation']}): {listed}{more}."
+    )
+    fix = "Fix: raise tokenize.max_length_tokens, or set tokenize.truncation to truncate_prompt or truncate_end."
+    left = [name for name, place in label_map.items() if after[place]]
+    if len(left) > 1:
+        return [], [f"{said} They are never learned. {fix}"]
+    num_rows = count_of(len(written), "row")
+    return [f"{said} Only one class is left in train: {shorten(left[0], 100)!r} ({num_rows}). {fix}"], []
+
+
+def _lost(
+    beyond: LongRows, lengths: Int32Array, table: TokenTable, counts: SplitCounts, reasons: tuple[str, ...]
+) -> int:
+    """Return the tokens of the rows beyond a limit, without those that are left of them."""
+    shortened = np.fromiter({row_id for reason in reasons for row_id in counts.rows(reason)}, dtype=np.int64)
+    left = int(lengths[np.isin(table.row_ids, shortened)].sum(dtype=np.int64))
+    return beyond.num_tokens - left

@@ -1,0 +1,179 @@
+"""Write the checkpoints of a training as it goes on, and go on from one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lm_tuning.models.loading import transformers_bars_off
+from lm_tuning.training.checkpoints import format as checkpoints
+from lm_tuning.training.checkpoints.best_checkpoint import BestCheckpoint
+from lm_tuning.training.health.report import Finding, HealthReport
+
+if TYPE_CHECKING:
+    from lm_tuning.batching.batch import StepDataset
+    from lm_tuning.training.loop import LoopSettings
+    from lm_tuning.training.step_log import StepLog
+
+logger = logging.getLogger(__name__)
+
+
+class KeepsCheckpoints:
+    """Checkpoints of a transformers Trainer that are whole or not there; stands before ``Trainer`` among the bases.
+
+    Attributes:
+        steps: of the run.
+        loop: where checkpoints go and how many stay.
+        step_log: numbers of the steps so far, which go with a checkpoint.
+        health: findings so far, likewise.
+        best: the best evaluation so far.
+        start_step: optimizer steps done before this process.
+        seconds_before: that training took before this process, until the checkpoint.
+        total_seconds_before: the same with loading and checks.
+        run_began: when the training of this process began, loading and checks included; by ``time.perf_counter``.
+        began: when this process began to train, by ``time.perf_counter``.
+        owes_evaluation: a request to stop broke the evaluation of the present step off.
+    """
+
+    steps: StepDataset
+    loop: LoopSettings
+    step_log: StepLog
+    health: HealthReport
+    best: BestCheckpoint
+    start_step: int
+    seconds_before: float = 0.0
+    total_seconds_before: float = 0.0
+    run_began: float = 0.0
+    began: float = 0.0
+    owes_evaluation: bool = False
+    args: Any
+    accelerator: Any
+    model: Any
+    optimizer: Any
+    state: Any
+    lr_scheduler: Any
+    save_model: Any
+    _recorded_step: int
+    _save_optimizer_and_scheduler: Any
+    _save_scaler: Any
+    _save_rng_state: Any
+
+    def continue_from(self, checkpoint: checkpoints.Checkpoint) -> None:
+        """Take over the log and the best figure of a checkpoint; ``train`` then starts at its step."""
+        self.start_step = self._recorded_step = checkpoint.step
+        health = checkpoint.facts.get("health", {"facts": {}, "findings": []})
+        # The checks before a resume come once too, however long the run then is.
+        first = health["facts"].get("first_look_seconds", 0.0) + self.health.seconds
+        self.health.facts = {**health["facts"], "resumed_from_step": checkpoint.step, "first_look_seconds": first}
+        self.health.findings = [Finding(**finding) for finding in health["findings"]]
+        self.health.seconds += checkpoint.facts.get("health_seconds", 0.0)
+        self.owes_evaluation = checkpoint.facts.get("owes_evaluation", False)
+        self.seconds_before = checkpoint.facts.get("training_seconds", 0.0)
+        # Checkpoints of earlier versions do not have the whole time.
+        self.total_seconds_before = checkpoint.facts.get("total_seconds", self.seconds_before)
+        before = checkpoint.facts.get("total_steps")
+        if before != len(self.steps):
+            logger.warning(
+                "The run was laid out for %s steps and now has %d: the learning rate follows the schedule of %d steps "
+                "from here on.",
+                before,
+                len(self.steps),
+                len(self.steps),
+            )
+        log_file = checkpoint.path / checkpoints.STEP_LOG
+        self.step_log.restore(json.loads(log_file.read_text()), num_steps=checkpoint.step)
+        best = checkpoint.facts.get("best")
+        if best is not None and best["metric"] == self.best.metric:
+            self.best = BestCheckpoint(**best)
+        else:
+            self.best = self._find_best()
+
+    def _find_best(self) -> BestCheckpoint:
+        """Look for the best figure among the evaluations before a resume, for a run that was led by another one."""
+        best = BestCheckpoint(self.best.metric)
+        kept = {each.step for each in checkpoints.list_complete(self.loop.run_folder)}
+        for row in self.step_log.evaluations:
+            value, step = row.get(f"validation_{best.metric}"), row["step"]
+            if value is None or (self.loop.protect_best and step not in kept):
+                continue  # not measured then, or its weights are gone
+            if best.is_beaten_by(value):
+                best = BestCheckpoint(best.metric, value, step)
+        return best
+
+    def _saves_at(self, step: int, *, last: bool) -> bool:
+        every = self.loop.save_every_steps
+        return every is not None and step > 0 and (last or step % every == 0)
+
+    def write_checkpoint(self) -> checkpoints.Checkpoint:
+        """Write everything a resume needs, aside, and rename it when it is whole.
+
+        Raises:
+            UserError: the disk is full, or takes no files for another reason; earlier checkpoints are kept.
+        """
+        step = self.state.global_step
+        best = None if self.best.value is None else asdict(self.best)
+        with checkpoints.writing_checkpoint(
+            self.loop.run_folder, step, estimated_bytes=self._estimate_checkpoint_bytes
+        ) as staging:
+            with transformers_bars_off():
+                self.save_model(str(staging), _internal_call=True)
+            self._save_optimizer_and_scheduler(str(staging))
+            self._save_scaler(str(staging))
+            self._save_rng_state(str(staging))
+            self.state.save_to_json(str(staging / "trainer_state.json"))
+            (staging / checkpoints.STEP_LOG).write_text(json.dumps(self.step_log.to_json()))
+            written = checkpoints.publish_checkpoint(
+                staging,
+                self.loop.run_folder,
+                step=step,
+                identity=self.loop.identity,
+                run_id=self.loop.run_id,
+                facts={
+                    "total_steps": len(self.steps),
+                    "best": best,
+                    "health": self.health.to_json(),
+                    "training_seconds": self.seconds_before + time.perf_counter() - self.began,
+                    "total_seconds": self.total_seconds_before + time.perf_counter() - self.run_began,
+                    "health_seconds": self.health.seconds,
+                    **({"owes_evaluation": True} if self.owes_evaluation else {}),
+                },
+            )
+        protected = self.loop.run_folder / f"checkpoint-{self.best.step}" if self.loop.protect_best else None
+        checkpoints.prune(self.loop.run_folder, keep=self.loop.keep_checkpoints, protect=protected)
+        self.loop.on_checkpoint()
+        logger.info("Checkpoint of step %d written to %s", step, written.path)
+        return written
+
+    def _estimate_checkpoint_bytes(self) -> int:
+        """Return the size of the weights that are saved and of the optimizer's state, in bytes."""
+        model = self.accelerator.unwrap_model(self.model)
+        saves_all = not hasattr(model, "peft_config")
+        state = [value for values in self.optimizer.state.values() for value in values.values()]
+        tensors = [
+            *(weight for weight in model.parameters() if saves_all or weight.requires_grad),
+            *(value for value in state if isinstance(value, torch.Tensor)),
+        ]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Restore both, then let the present learning rate and number of steps hold.
+
+        The stored scheduler would bring back the old peak rate, and the rate of a finished schedule is 0.
+        """
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        scheduler = self.lr_scheduler
+        if checkpoint is None or not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
+            return
+        scheduler.base_lrs = [self.args.learning_rate for _ in scheduler.base_lrs]
+        rates = [
+            base * factor(scheduler.last_epoch)
+            for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
+        ]
+        for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+            group["lr"], group["initial_lr"] = rate, self.args.learning_rate
+        scheduler._last_lr = rates

@@ -1,0 +1,350 @@
+"""Look at tokens, micro-batches, logits and gradients around the first step: each check names what it finds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from lm_tuning.text.store.table import IGNORE_INDEX
+from lm_tuning.training.health.alignment import check_targets
+from lm_tuning.training.health.report import Finding, HealthReport
+from lm_tuning.training.health.table_checks import check_table, check_tokenizer, step_teaches_nothing
+from lm_tuning.wording import count_of
+
+if TYPE_CHECKING:
+    import torch
+
+    from lm_tuning.batching.batch import MicroBatch, StepBatch, StepDataset
+
+PADDING_SLACK = 0.05
+"""Padding beyond what the rows' lengths ask for, as a share of all positions, that is not worth a word."""
+
+LARGEST_SPREAD = 30.0
+"""Standard deviation of a position's logits; language models have 1 to 5."""
+
+LARGEST_LOGIT = {"float32": 1e4, "bfloat16": 1e3, "float16": 1e3}
+"""In 16 bits, numbers above it are rounded by half a nat or more."""
+
+SHOWN_NAMES = 5
+
+_CUTS_LOOKED_AT = 8
+"""Steps whose cuts are looked at, spread over the run; only lengths are read for it."""
+
+
+def look_at_rows(health: HealthReport, model: Any, tokenizer: Any, steps: StepDataset) -> None:
+    """Run the checks that need no forward pass, on the token table and on the first step.
+
+    Args:
+        health: receives facts and findings; what the table was found to hold before is not said again.
+        model: as it will be trained.
+        tokenizer: the model's.
+        steps: the run's steps.
+    """
+    findings: list[Finding] = []
+    if "rows_looked_at" not in health.facts:
+        facts, in_table = check_table(steps.table, model, tokenizer, task=steps.task.name)
+        health.facts.update(facts)
+        findings += [*check_tokenizer(tokenizer, model), *in_table]
+    findings += look_at_layout(steps)
+    for finding in findings:
+        if not health.has(finding.code):
+            health.add(finding)
+
+
+def look_at_layout(steps: StepDataset) -> list[Finding]:
+    """Check how the first step is laid out, and how the run's steps are cut.
+
+    Args:
+        steps: the run's steps.
+    """
+    batch = steps[0]
+    return [
+        *check_micro_batches(batch, pad_id=steps.task.pad_id, decoder_start_id=_decoder_start(steps)),
+        *check_padding(batch, num_slots_due=count_slots(steps, steps.plan.rows_of_step(0)), may_pack=_may_pack(steps)),
+        *check_cuts(steps),
+    ]
+
+
+def _may_pack(steps: StepDataset) -> bool:
+    return steps.task.can_pack and steps.batching != "packed"
+
+
+def _decoder_start(steps: StepDataset) -> int | None:
+    return getattr(steps.task, "decoder_start_id", None)
+
+
+def count_slots(steps: StepDataset, rows: Any) -> int:
+    """Count the positions that rows need when they are cut as well as their lengths allow.
+
+    It is told from the lengths alone, apart from what cuts the steps of a run: rows that are padded lie beside those
+    of like length, packed ones one after another, filled up to what the kernels want.
+
+    Args:
+        steps: the run's steps.
+        rows: indices of the rows of one step.
+    """
+    lengths = np.sort(steps.table.lengths[rows].astype(np.int64))[::-1]
+    if steps.task.name == "seq2seq_lm":
+        targets = steps.table.num_supervised[rows].astype(np.int64)
+        sources = steps.table.lengths[rows].astype(np.int64) - targets
+        order = np.lexsort((-sources, -sources - targets))
+        return _count_padded([*zip(sources[order].tolist(), targets[order].tolist(), strict=True)], steps)
+    if steps.batching == "packed":
+        groups = steps.task.cut(steps.table, rows, budget_tokens=steps.micro_batch_tokens, batching="packed")
+        sizes = [int(steps.table.lengths[np.asarray(group)].sum()) for group in groups]
+        return sum(-(-size // steps.task.packing.slot_multiple) * steps.task.packing.slot_multiple for size in sizes)
+    return _count_padded([(length, 0) for length in lengths.tolist()], steps)
+
+
+def _count_padded(shapes: list[tuple[int, int]], steps: StepDataset) -> int:
+    """Count positions of rows in order, each ``(source, target)`` padded to the longest of its micro-batch."""
+    slots = num_rows = source = target = 0
+    for next_source, next_target in shapes:
+        wider = max(source, next_source), max(target, next_target)
+        if num_rows and sum(wider) * (num_rows + 1) > steps.micro_batch_tokens:
+            slots += num_rows * (source + target)
+            num_rows, wider = 0, (next_source, next_target)
+        num_rows += 1
+        source, target = wider
+    return slots + num_rows * (source + target)
+
+
+def check_cuts(steps: StepDataset) -> list[Finding]:
+    """Compare how some steps of the run are cut with the least padding that their rows' lengths allow.
+
+    Args:
+        steps: the run's steps; padded ones, since packed rows need no neighbours of like length.
+    """
+    total = steps.plan.total_steps
+    if steps.batching == "packed" or total < 1:
+        return []
+    used = due = tokens = 0
+    for step in sorted({round(index * (total - 1) / (_CUTS_LOOKED_AT - 1)) for index in range(_CUTS_LOOKED_AT)}):
+        rows = steps.plan.rows_of_step(step)
+        groups = steps.task.cut(steps.table, rows, budget_tokens=steps.micro_batch_tokens, batching=steps.batching)
+        used += sum(_count_group(steps, np.asarray(group)) for group in groups)
+        due += count_slots(steps, rows)
+        tokens += int(steps.table.lengths[rows].sum())
+    return _compare_padding(tokens, used, due, "the positions of steps across the run", may_pack=_may_pack(steps))
+
+
+def _count_group(steps: StepDataset, rows: Any) -> int:
+    """Count the positions of one padded micro-batch."""
+    lengths = steps.table.lengths[rows].astype(np.int64)
+    if steps.task.name != "seq2seq_lm":
+        return len(rows) * int(lengths.max())
+    targets = steps.table.num_supervised[rows]
+    return len(rows) * int((lengths - targets).max() + targets.max())
+
+
+def check_micro_batches(batch: StepBatch, *, pad_id: int, decoder_start_id: int | None = None) -> list[Finding]:
+    """Check that a step teaches something, and that targets and masks are those of its tokens.
+
+    Args:
+        batch: a step, on the CPU.
+        pad_id: id of the padding.
+        decoder_start_id: what an encoder-decoder's targets start from; ``None`` for other models.
+    """
+    found = []
+    if batch.num_supervised == 0:
+        found.append(step_teaches_nothing(step=batch.step + 1, num_tokens=batch.num_tokens))
+    shifted = check_targets(batch, decoder_start_id=decoder_start_id)
+    if shifted is not None:
+        found.append(shifted)
+    for index, micro_batch in enumerate(batch.micro_batches):
+        fault = _find_mask_fault(micro_batch, pad_id)
+        if fault is not None:
+            found.append(
+                Finding(
+                    code="mask-not-padding",
+                    measured=f"in micro-batch {index + 1} of step {batch.step + 1} {fault}",
+                    expected="1 for every token of a row, 0 for the padding after them",
+                    cause="The model would read padding, or miss tokens.",
+                    change="Look at what lays the micro-batches out; the parameters do not decide it.",
+                )
+            )
+            break
+    return found
+
+
+def _find_mask_fault(batch: MicroBatch, pad_id: int) -> str | None:
+    ids = batch.input_ids.numpy()
+    decoded = 0 if batch.decoder_input_ids is None else int((batch.targets.numpy() != IGNORE_INDEX).sum())
+    num_read = batch.num_tokens - decoded
+    if batch.attention_mask is None:
+        if batch.decoder_input_ids is not None and ids.size != num_read:
+            return f"an encoder reads {ids.size - num_read} padded positions, since there is no mask"
+        return None
+    mask = batch.attention_mask.numpy() != 0
+    counts = mask.sum(axis=1)
+    if counts.min() == 0:
+        return f"the mask hides all of row {int(counts.argmin()) + 1}"
+    if (mask != (np.arange(mask.shape[1])[None] < counts[:, None])).any():
+        return "the mask has holes, or hides the beginning of rows"
+    if counts.sum() != num_read:
+        return f"the mask shows {count_of(int(counts.sum()), 'position')} of {count_of(num_read, 'real token')}"
+    if (ids[~mask] != pad_id).any():
+        return "the mask hides something that is not padding"
+    return None
+
+
+def check_padding(batch: StepBatch, *, num_slots_due: int, may_pack: bool = True) -> list[Finding]:
+    """Compare a step's padding with the least that its micro-batches need.
+
+    Args:
+        batch: a step.
+        num_slots_due: positions that the same groups of rows take when padded to the longest row of each.
+        may_pack: whether packing the rows is another way.
+    """
+    what = "the first step's positions"
+    return _compare_padding(batch.num_tokens, batch.num_slots, num_slots_due, what, may_pack=may_pack)
+
+
+def _compare_padding(
+    num_tokens: int, num_slots: int, num_slots_due: int, what: str, *, may_pack: bool
+) -> list[Finding]:
+    share, due = (1 - num_tokens / max(slots, 1) for slots in (num_slots, num_slots_due))
+    if share <= due + PADDING_SLACK:
+        return []
+    return [
+        Finding(
+            code="padding-above-plan",
+            measured=f"{share:.1%} of {what} are padding",
+            expected=f"{due:.1%}, with rows of like length together",
+            cause="Rows are padded to a fixed length, or are not grouped by length.",
+            change=f"Look at what lays the micro-batches out{', or set train.batching=packed' if may_pack else ''}.",
+        )
+    ]
+
+
+def check_logits(logits: Mapping[str, float], *, dtype: str = "float32", has_fresh_head: bool = False) -> list[Finding]:
+    """Compare the logits before step 1 with what sound models have.
+
+    Args:
+        logits: ``mean``, ``variance_over_classes`` (of one position, mean over positions), ``min`` and ``max``.
+        dtype: they were computed in.
+        has_fresh_head: whether the head is new, which may start with equal logits.
+    """
+    spread = math.sqrt(max(logits["variance_over_classes"], 0.0))
+    summary = f"logits have a mean of {logits['mean']:.4g}, a spread of {spread:.4g} and lie between "
+    summary += f"{logits['min']:.4g} and {logits['max']:.4g} ({dtype})"
+    if math.isnan(logits["mean"]) or logits["max"] == math.inf:
+        return [
+            Finding(
+                code="logits-not-finite",
+                measured=summary,
+                expected="numbers",
+                cause="The weights hold NaN, or the forward pass overflows.",
+                change="Look at model.name_or_path, and set train.precision=bfloat16 or float32.",
+            )
+        ]
+    limit = LARGEST_LOGIT.get(dtype, 1e4)
+    # A model may rule tokens out with minus infinity, so only finite values are measured.
+    largest = max(abs(value) for value in (logits["min"], logits["max"]) if math.isfinite(value))
+    if largest > limit or (math.isfinite(spread) and spread > LARGEST_SPREAD):
+        return [
+            Finding(
+                code="logits-out-of-range",
+                measured=summary,
+                expected=f"a spread of at most {LARGEST_SPREAD:g} and values within ±{limit:g}",
+                cause="The weights are broken or were scaled, or the head does not belong to the backbone.",
+                change="Look at model.name_or_path, and set train.precision=float32 to tell rounding from weights.",
+            )
+        ]
+    if spread == 0 and not has_fresh_head:
+        return [
+            Finding(
+                code="logits-flat",
+                measured=summary,
+                expected="logits that differ",
+                cause="The head's weights are all zero, as when a checkpoint's head was not loaded.",
+                change="Look at model.name_or_path.",
+            )
+        ]
+    return []
+
+
+def expected_fresh_head_loss(logits: torch.Tensor, labels: torch.Tensor | None = None) -> tuple[float, float]:
+    """Say at what loss a head of random weights starts.
+
+    Its logits have nothing to do with the labels, so a row loses ``logsumexp(z) - z_y`` with a random y: log of the
+    classes plus half the variance of z over the classes. Their scatter is the spread of z, over the root of the rows.
+    Rows of one class scatter together where a backbone gives all rows nearly the same state; the band then goes by
+    how the labels are spread, if they are given.
+
+    Args:
+        logits: ``(rows, classes)``.
+        labels: class of each row, ``(rows,)``.
+
+    Returns:
+        The expected loss in nats per row, and four standard deviations of it.
+    """
+    import torch
+
+    num_rows, num_classes = logits.shape
+    variance = float(logits.detach().float().var(dim=-1, correction=0).mean())
+    share = 1 / num_rows
+    if labels is not None:
+        counts = torch.bincount(labels.flatten(), minlength=num_classes).double()
+        share = max(share, float((counts / num_rows).square().sum()))
+    return math.log(num_classes) + variance / 2, 4 * math.sqrt(variance * share)
+
+
+def check_gradients(model: torch.nn.Module) -> list[Finding]:
+    """Check after a backward pass, before the weights change, that what is trained has a gradient and nothing else.
+
+    A gradient of zeros is fine: an adapter's first matrix has one as long as its second is zero.
+
+    Args:
+        model: after the backward pass of step 1.
+    """
+    missing, frozen, num_trained = [], [], 0
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            num_trained += 1
+            if parameter.grad is None:
+                missing.append(name)
+        elif parameter.grad is not None:
+            frozen.append(name)
+    found = []
+    if len(missing) == num_trained:
+        found.append(
+            Finding(
+                code="nothing-has-gradient",
+                measured=f"none of {num_trained} trained parameters has a gradient after the first backward pass",
+                expected="a gradient for each",
+                cause="The loss does not reach them: everything is frozen, or the graph is cut, as activation "
+                "checkpointing does when no input asks for a gradient.",
+                change="Look at train.freeze and train.lora.target_modules, and try "
+                "train.gradient_checkpointing=false.",
+            )
+        )
+    elif missing:
+        found.append(
+            Finding(
+                code="parameter-without-gradient",
+                measured=f"{len(missing)} of {num_trained} trained parameters have no gradient: {_name(missing)}",
+                expected="a gradient for each",
+                cause="The forward pass does not use them, so they stay as they are.",
+                change="Name them in train.freeze, or leave them out of train.lora.target_modules.",
+            )
+        )
+    if frozen:
+        found.append(
+            Finding(
+                code="frozen-parameter-has-gradient",
+                measured=f"{len(frozen)} frozen parameters have a gradient: {_name(frozen)}",
+                expected="none, which would cost memory and count in the gradient norm",
+                cause="They were frozen after a backward pass, or a custom backward pass writes to them.",
+                change="Freeze through train.freeze or train.method alone.",
+            )
+        )
+    return found
+
+
+def _name(names: list[str]) -> str:
+    shown = ", ".join(names[:SHOWN_NAMES])
+    return shown if len(names) <= SHOWN_NAMES else f"{shown} and {len(names) - SHOWN_NAMES} more"

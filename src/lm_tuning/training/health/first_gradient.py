@@ -1,0 +1,194 @@
+"""The gradient that the first step must have: measured by an ordinary backward pass, compared before any update.
+
+A loss that is right may still be sent backward scaled: by what wraps the backward pass, adds gradients up or averages
+them over ranks. The norm that is clipped and logged then is off by a factor that the loss does not show. It is enough
+to look at the last layer for that, whose gradient costs little beside the forward pass that is made anyway.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lm_tuning.training.health.report import Finding
+
+FACTOR = 4.0
+"""A norm this many times the measured one, or this part of it, is no rounding."""
+
+RANDOM_FACTOR = 8.0
+"""Likewise where dropout or noise makes the gradient of the step another one."""
+
+SAME_NORM = 0.05
+"""Relative difference of the logged norm from that of the gradients themselves: it is the same number."""
+
+MOST_LOGITS = {"cpu": 2**28, "cuda": 2**30}
+"""Logits of rows that go backward together; a longer row would need several gigabytes for them, which the training
+itself never makes."""
+
+FP16_SCALE = 1024.0
+"""Small gradients vanish in float16 unless the loss is scaled up."""
+
+
+@dataclass(frozen=True)
+class GradientDue:
+    """What the gradient of the first step must be.
+
+    Attributes:
+        norm: of the gradients of ``parameters``, of the mean loss over the step.
+        parameters: those of the last layer that are trained.
+        is_random: whether training draws random zeros or noise, so that its gradient is another one.
+    """
+
+    norm: float
+    parameters: list[torch.nn.Parameter]
+    is_random: bool
+
+
+class GradientMeasure:
+    """Collect the gradient of the last layer over rows of a plain forward pass.
+
+    Attributes:
+        is_complete: whether every row went backward.
+    """
+
+    def __init__(self, model: Any, *, device: str, compute_dtype: str, vocabulary: int) -> None:
+        """Find the parameters; nothing runs.
+
+        Args:
+            model: as it will be trained.
+            device: ``cpu`` or ``cuda``.
+            compute_dtype: type of the forward pass.
+            vocabulary: logits of a position; 0 where they are few.
+        """
+        self.parameters = last_trained_parameters(model)
+        self.is_complete = bool(self.parameters)
+        self._model = model
+        self._most_tokens = MOST_LOGITS.get(device, MOST_LOGITS["cpu"]) // max(vocabulary, 1)
+        self._scale = FP16_SCALE if compute_dtype == "float16" else 1.0
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Let nothing but the last layer ask for gradients, and throw these away afterwards."""
+        wanted = {id(parameter) for parameter in self.parameters}
+        others = [
+            parameter
+            for parameter in self._model.parameters()
+            if parameter.requires_grad and id(parameter) not in wanted
+        ]
+        for parameter in others:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in others:
+                parameter.requires_grad_(True)
+            for parameter in self.parameters:
+                parameter.grad = None
+
+    def takes(self, num_tokens: int) -> bool:
+        """Say whether rows with so many tokens are to go backward; one that is too long ends the measure."""
+        self.is_complete = self.is_complete and num_tokens <= self._most_tokens
+        return self.is_complete
+
+    def add(self, nats: torch.Tensor) -> None:
+        """Send the summed loss of rows backward; one that the last layer has no part in ends the measure."""
+        if not nats.requires_grad:
+            self.is_complete = False
+            return
+        (self._scale * nats).backward()  # type: ignore[no-untyped-call]
+
+    def finish(self, count: int, *, is_random: bool) -> GradientDue | None:
+        """Return what was measured; ``None`` where it cannot be told. Call it while still watching.
+
+        Args:
+            count: supervised tokens, or rows of a classifier.
+            is_random: whether training draws random zeros or noise.
+        """
+        if not self.is_complete or not count:
+            return None
+        norm = norm_of(self.parameters) / (self._scale * count)
+        return GradientDue(norm, self.parameters, is_random) if math.isfinite(norm) and norm > 0 else None
+
+
+def last_trained_parameters(model: Any) -> list[torch.nn.Parameter]:
+    """Return the trained parameters of the last layer that has any; the classification head's where no layer has."""
+    layers = [list(module) for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module) > 0]
+    # The outermost list comes before those within its layers; a decoder's comes after its encoder's.
+    outermost: list[list[torch.nn.Module]] = []
+    inside: set[int] = set()
+    for entries in layers:
+        if id(entries[0]) not in inside:
+            outermost.append(entries)
+        for entry in entries:
+            inside.update(id(part) for part in entry.modules())
+    for entries in reversed(outermost):
+        for layer in reversed(entries):
+            trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
+            if trained:
+                return trained
+    return []
+
+
+def norm_of(parameters: Sequence[torch.nn.Parameter]) -> float:
+    """Return the norm of the gradients of parameters together; 0 where none has one."""
+    norms = [
+        torch.linalg.vector_norm(each.grad.detach(), dtype=torch.float32)
+        for each in parameters
+        if each.grad is not None
+    ]
+    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+
+
+def check_first_gradient(due: GradientDue, *, scale: float, num_micro_batches: int) -> Finding | None:
+    """Compare the gradients of step 1, before clipping, with what is due.
+
+    Args:
+        due: what was measured before the step.
+        scale: by which float16's scaler has multiplied them.
+        num_micro_batches: micro-batches of the step.
+    """
+    norm = norm_of(due.parameters) / scale
+    factor = RANDOM_FACTOR if due.is_random else FACTOR
+    ratio = norm / due.norm
+    if not math.isfinite(norm) or 1 / factor <= ratio <= factor:
+        return None  # NaN and infinity are another check's
+    cause = (
+        "The gradient is scaled on its way back, although the loss is right: by what wraps the backward pass, adds "
+        "gradients up or averages them."
+    )
+    if num_micro_batches > 1 and math.isclose(ratio, num_micro_batches, rel_tol=SAME_NORM):
+        cause += f" The factor equals the {num_micro_batches} micro-batches of the step."
+    return Finding(
+        code="first-gradient-off",
+        measured=f"the gradient of step 1 has a norm of {norm:.4g} in the last layer, {ratio:.3g} times what its rows "
+        "have",
+        expected=f"about {due.norm:.4g} (a factor of {factor:g} either way), by a backward pass over the same rows "
+        "before it",
+        cause=cause,
+        change="Look at what changes the backward pass; the learning rate and train.trainer.max_grad_norm would only "
+        "hide it.",
+    )
+
+
+def check_logged_norm(actual: float, logged: float) -> Finding | None:
+    """Compare the norm that step 1 logs and is clipped by with that of the gradients themselves.
+
+    Args:
+        actual: of all gradients, after the backward pass.
+        logged: by the Trainer.
+    """
+    if not (math.isfinite(actual) and math.isfinite(logged)) or math.isclose(actual, logged, rel_tol=SAME_NORM):
+        return None
+    ratio = logged / actual if actual else math.inf
+    return Finding(
+        code="first-gradient-off",
+        measured=f"step 1 logs a gradient norm of {logged:.4g}, {ratio:.3g} times that of its gradients",
+        expected=f"{actual:.4g}, as they are after the backward pass",
+        cause="Something between the backward pass and clipping scales them, or the norm alone.",
+        change="Look at what changes clipping or the optimizer's step.",
+    )

@@ -1,0 +1,293 @@
+"""The loss that the first step must have: measured before it by a plain forward pass, compared when it is made."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lm_tuning.batching.batch import StepBatch
+from lm_tuning.batching.losses import PLAIN, LossShape, sum_nats
+from lm_tuning.batching.tasks.base import TrainingTask, classification_head
+from lm_tuning.runtime.precision_context import autocast
+from lm_tuning.training.health.first_gradient import GradientDue, GradientMeasure, check_first_gradient, norm_of
+from lm_tuning.training.health.movement import Movement
+from lm_tuning.training.health.report import HealthReport, Severity, check_first_step, check_layout, stop_if_needed
+
+if TYPE_CHECKING:
+    from lm_tuning.text.store.table import TokenRow
+
+logger = logging.getLogger(__name__)
+
+ALIKE_TOKENS = {"cpu": 512, "cuda": 2048}
+"""Tokens of rows of one length that go through the model side by side: a GPU is hardly busy with one row."""
+
+FRESH_HEAD_SPREAD = 0.1
+"""Largest standard deviation of a fresh head's logits: above it the first loss lies visibly over log(classes)."""
+
+
+@dataclass(frozen=True)
+class FirstLossDue:
+    """What the first step's loss must be, and what is said if it is something else.
+
+    Attributes:
+        task: which logits carry loss.
+        shape: label smoothing and class weights.
+        nats: measured before the step by a plain forward pass, in nats per supervised token, or per row.
+        tolerance: allowed relative difference.
+        severity: of a difference whose cause is not the layout of the micro-batches.
+        batching: how the micro-batches are laid out.
+        fresh_head_classes: classes of a new classification head; ``None`` for other models.
+        device: ``cpu`` or ``cuda``.
+        compute_dtype: type of the forward pass.
+        gradient: the gradient norm that is due; ``None`` where it was not measured.
+        movement: rows whose loss is measured again later; ``None`` for none.
+    """
+
+    task: TrainingTask
+    shape: LossShape
+    nats: float
+    tolerance: float
+    severity: Severity
+    batching: str
+    fresh_head_classes: int | None
+    device: str
+    compute_dtype: str
+    gradient: GradientDue | None = None
+    movement: Movement | None = None
+
+    def check_gradient(self, health: HealthReport, batch: StepBatch, *, scale: float) -> None:
+        """Compare the gradient of step 1 with what is due, after its backward pass and before the weights change.
+
+        Args:
+            health: receives the finding.
+            batch: the first step.
+            scale: by which float16's scaler has multiplied the gradients.
+
+        Raises:
+            UserError: they differ, and the finding says stop.
+        """
+        if self.gradient is None or health.has("first-loss-off"):
+            return  # what scales a loss scales its gradient too
+        began = time.perf_counter()
+        health.facts["last_layer_gradient_norm"] = norm_of(self.gradient.parameters) / scale
+        finding = check_first_gradient(self.gradient, scale=scale, num_micro_batches=len(batch.micro_batches))
+        health.seconds += time.perf_counter() - began
+        if finding is not None:
+            health.add(finding)
+            stop_if_needed(health)
+
+    def measure_layout(self, health: HealthReport, model: Any, batch: StepBatch) -> bool:
+        """Measure the step again, through its micro-batches but without dropout; add a finding if they change it.
+
+        Returns:
+            Whether rows alone and rows in micro-batches agree.
+        """
+        on_gpu = [torch.cuda.current_device()] if self.device == "cuda" else []
+        with torch.random.fork_rng(devices=on_gpu), autocast(self.device, self.compute_dtype):
+            path = measure_training_path(self.task, model, batch, shape=self.shape, device=self.device)
+        health.facts[f"first_step_through_micro_batches_nats_per_{self.task.unit}"] = path
+        if not math.isfinite(path):
+            return True  # that is no matter of how rows lie beside each other
+        finding = check_layout(self.nats, path, tolerance=max(self.tolerance, 0.02), batching=self.batching)
+        if finding is not None:
+            health.add(finding)
+        return finding is None
+
+    def check(self, health: HealthReport, model: Any, batch: StepBatch, logged: float) -> None:
+        """Compare what step 1 logs with what is due, after its backward pass and before the weights change.
+
+        Args:
+            health: receives the finding.
+            model: with the weights that ``logged`` was computed with.
+            batch: the first step.
+            logged: its loss, in nats per supervised token, or per row.
+
+        Raises:
+            UserError: they differ, and the finding says stop.
+        """
+        began = time.perf_counter()
+        health.facts[f"first_step_logged_nats_per_{self.task.unit}"] = logged
+        if not math.isfinite(self.nats):
+            return  # said before the step
+        finding = check_first_step(
+            self.nats,
+            logged,
+            tolerance=self.tolerance,
+            num_micro_batches=len(batch.micro_batches),
+            severity=self.severity,
+            unit=self.task.unit,
+            fresh_head_classes=self.fresh_head_classes,
+        )
+        if finding is None:
+            logger.info(
+                "Step 1 logged %.4f nats per %s, as measured before it (%.4f).", logged, self.task.unit, self.nats
+            )
+        elif self.measure_layout(health, model, batch):
+            health.add(finding)
+        health.seconds += time.perf_counter() - began
+        stop_if_needed(health)
+
+
+def scale_fresh_head(task: TrainingTask, model: Any, batch: StepBatch, *, device: torch.device | str) -> float | None:
+    """Scale a fresh classification head so that its logits hardly differ, and the first loss is log(classes).
+
+    A head with the usual random weights starts at log(classes) plus half the variance of its logits, which differs
+    from model to model and hides a loss that is off for another reason.
+
+    Args:
+        task: the classification.
+        model: with a head of random weights, on ``device``.
+        batch: a whole step to measure the logits on, so that the scale does not depend on how it is cut.
+        device: where the model is.
+
+    Returns:
+        The standard deviation of the logits before scaling; ``None`` when it was small enough.
+    """
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        logits = [task.logits(model, micro_batch.to(device)).float() for micro_batch in batch.micro_batches]
+        spread = float(torch.cat(logits).std())
+        if spread > FRESH_HEAD_SPREAD:
+            for parameter in _head_parameters(model):
+                parameter.mul_(FRESH_HEAD_SPREAD / spread)
+    model.train(was_training)
+    return spread if spread > FRESH_HEAD_SPREAD else None
+
+
+def fresh_head_spread(model: Any) -> float:
+    """Return the standard deviation of a classification head's weights.
+
+    Args:
+        model: a classifier, with adapters or without.
+    """
+    return float(torch.cat([parameter.detach().float().flatten() for parameter in _head_parameters(model)]).std())
+
+
+def _head_parameters(model: Any) -> list[torch.nn.Parameter]:
+    """Return what is trained of a head: an adapter library keeps the original beside that copy."""
+    head = classification_head(model)
+    return [parameter for name, parameter in head.named_parameters() if "original" not in name]
+
+
+@dataclass(frozen=True)
+class PlainLoss:
+    """The loss of rows, each run alone or beside others of its length.
+
+    Attributes:
+        nats: per supervised token, or per row for a classifier, all rows together.
+        logits: ``mean``, ``variance_over_classes`` (of one target, mean over them), ``min`` and ``max``.
+        shortest_row: the shortest of the rows.
+        shortest_nats: its own loss without smoothing and class weights, per supervised token, or of the row.
+        count: supervised tokens of all rows, or rows of a classifier.
+        class_logits: ``(rows, classes)`` on the CPU, of a classifier; ``None`` for other tasks.
+        labels: class of each of these rows, ``(rows,)``.
+    """
+
+    nats: float
+    logits: dict[str, float]
+    shortest_row: TokenRow
+    shortest_nats: float
+    count: int = 0
+    class_logits: torch.Tensor | None = None
+    labels: torch.Tensor | None = None
+
+
+def measure_plain_loss(
+    task: TrainingTask,
+    model: Any,
+    rows: Sequence[TokenRow],
+    *,
+    shape: LossShape,
+    device: torch.device | str,
+    gradient: GradientMeasure | None = None,
+) -> PlainLoss:
+    """Measure the loss of rows with an ordinary forward pass, one by one or with others of the same length.
+
+    Nothing of the training path is used: no micro-batch, no packing, no padding, no selected positions, no gradient. So
+    it tells what the first step's loss must be.
+
+    Args:
+        task: which logits carry loss.
+        model: a model of that task; its mode is put back afterwards.
+        rows: tokenized rows.
+        shape: label smoothing and class weights.
+        device: where the model is.
+        gradient: receives the loss of each of them, to be sent backward; ``None`` for no gradient.
+    """
+    was_training = model.training
+    model.eval()
+    nats, count = 0.0, 0
+    statistics, weights, class_logits, labels = [], [], [], []
+    shortest, shortest_nats = rows[0], math.nan
+    for alike in _group_alike(task, rows, torch.device(device).type):
+        goes_back = gradient is not None and gradient.takes(sum(len(row.input_ids) for row in alike))
+        with torch.set_grad_enabled(goes_back):
+            logits, targets = task.logits_of_alike(model, alike, device=device)
+            if not len(targets):
+                continue  # rows without anything supervised
+            summed = shape.sum_nats(logits, targets)
+            if goes_back and gradient is not None:
+                gradient.add(summed)
+        with torch.no_grad():
+            logits = logits.detach()
+            nats += float(summed)
+            count += len(targets)
+            values = logits.float()
+            statistics.append(
+                torch.stack([values.mean(), values.var(dim=-1, correction=0).mean(), values.amin(), values.amax()])
+            )
+            weights.append(len(targets))
+            if math.isnan(shortest_nats) or len(alike[0].input_ids) < len(shortest.input_ids):
+                shortest, first = alike[0], slice(alike[0].num_supervised)
+                shortest_nats = float(PLAIN.sum_nats(logits[first], targets[first])) / max(len(targets[first]), 1)
+            if task.unit == "row":
+                class_logits.append(values.cpu())
+                labels.append(targets.cpu())
+    model.train(was_training)
+    table = torch.stack(statistics).cpu()
+    mean, variance = (table[:, :2] * torch.tensor(weights)[:, None]).sum(dim=0) / count
+    described = {
+        "mean": float(mean),
+        "variance_over_classes": float(variance),
+        "min": float(table[:, 2].min()),
+        "max": float(table[:, 3].max()),
+    }
+    plain = PlainLoss(nats / count, described, shortest, shortest_nats, count=count)
+    if not class_logits:
+        return plain
+    return replace(plain, class_logits=torch.cat(class_logits), labels=torch.cat(labels))
+
+
+def _group_alike(task: TrainingTask, rows: Sequence[TokenRow], device: str) -> Iterator[list[TokenRow]]:
+    """Put rows of the same shape together, as many as a long row alone would take."""
+    most = ALIKE_TOKENS.get(device, ALIKE_TOKENS["cpu"])
+    by_shape: dict[tuple[int, ...], list[TokenRow]] = {}
+    for row in rows:
+        by_shape.setdefault(task.shape_of(row), []).append(row)
+    for alike in by_shape.values():
+        num_rows = max(most // max(len(alike[0].input_ids), 1), 1)
+        for start in range(0, len(alike), num_rows):
+            yield alike[start : start + num_rows]
+
+
+def measure_training_path(
+    task: TrainingTask, model: Any, batch: StepBatch, *, shape: LossShape, device: torch.device | str
+) -> float:
+    """Measure the loss of the same rows through the micro-batches that training uses, without gradient.
+
+    Returns:
+        Nats per supervised token of the step, or per row.
+    """
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        nats = sum(float(sum_nats(task, model, micro.to(device), shape=shape)) for micro in batch.micro_batches)
+    model.train(was_training)
+    return nats / batch.num_supervised

@@ -1,0 +1,342 @@
+"""Look at the first step before it is made: what loss is due, what is trained, what the model will see."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lm_tuning.batching.batch import StepBatch, StepDataset
+from lm_tuning.batching.losses import PLAIN, LossShape
+from lm_tuning.batching.tasks.base import TrainingTask
+from lm_tuning.runtime.precision_context import autocast
+from lm_tuning.text.decoding import decode
+from lm_tuning.text.store.table import NO_LABEL
+from lm_tuning.training.health.alignment import check_alignment
+from lm_tuning.training.health.batch_checks import SHOWN_NAMES, check_logits, expected_fresh_head_loss
+from lm_tuning.training.health.first_gradient import GradientDue, GradientMeasure
+from lm_tuning.training.health.first_loss import FirstLossDue, PlainLoss, measure_plain_loss
+from lm_tuning.training.health.movement import begin_movement
+from lm_tuning.training.health.report import (
+    DROPOUT_TOLERANCE,
+    Finding,
+    HealthReport,
+    Severity,
+    has_dropout,
+    mark_supervised,
+    stop_if_needed,
+)
+from lm_tuning.training.kernels import packed_attention
+from lm_tuning.training.planning.out_of_memory import is_out_of_memory
+from lm_tuning.wording import count_of
+
+if TYPE_CHECKING:
+    from lm_tuning.text.store.table import TokenRow
+
+logger = logging.getLogger(__name__)
+
+MODEL_LOSS_TOLERANCE = 0.01
+"""Relative difference from which the loss that a model class returns counts as another one."""
+
+WORSE_FACTOR = 1.1
+"""A base model is suspicious when its loss is this many times that of an untrained head."""
+
+
+def look_before_training(
+    health: HealthReport,
+    model: Any,
+    tokenizer: Any,
+    steps: StepDataset,
+    *,
+    shape: LossShape,
+    has_fresh_head: bool,
+    has_noise: bool,
+    device: str,
+    compute_dtype: str,
+    learning_rate: float,
+    tolerance: float,
+    severity: Severity,
+) -> FirstLossDue | None:
+    """Fill the health report and say what is due, without touching the run's random state.
+
+    Args:
+        health: receives facts and findings.
+        model: on its device, as it will be trained.
+        tokenizer: the model's.
+        steps: the run's steps.
+        shape: label smoothing and class weights.
+        has_fresh_head: whether the classification head is new.
+        has_noise: whether training adds noise to embeddings.
+        device: ``cpu`` or ``cuda``.
+        compute_dtype: type of the forward pass.
+        learning_rate: the schedule's peak.
+        tolerance: allowed relative difference of losses.
+        severity: of a first loss that is off.
+
+    Returns:
+        The first step's loss and gradient by a plain forward and backward pass, to compare the first step with;
+        ``None`` where the step has nothing supervised and the run goes on all the same.
+
+    Raises:
+        UserError: a check found what must not be trained on.
+    """
+    began = time.perf_counter()
+    task = steps.task
+    batch = steps[0]
+    rows = [steps.table[int(row)] for row in steps.plan.rows_of_step(0)]
+    if not batch.num_supervised:
+        return None  # there is no loss to measure, which the health report says
+    is_random = has_noise or has_dropout(model)
+    on_gpu = [torch.cuda.current_device()] if device == "cuda" else []
+    with torch.random.fork_rng(devices=on_gpu), autocast(device, compute_dtype):
+        plain, gradient = _measure(
+            task, model, rows, shape=shape, device=device, compute_dtype=compute_dtype, is_random=is_random
+        )
+        own = _ask_model_class(task, model, plain.shortest_row, device=device)
+        alignments, shifted = check_alignment(task, model, plain.shortest_row, plain.shortest_nats, device=device)
+    due = FirstLossDue(
+        task=task,
+        shape=shape,
+        nats=plain.nats,
+        tolerance=max(tolerance, DROPOUT_TOLERANCE) if is_random else tolerance,
+        severity=severity,
+        batching=steps.batching,
+        fresh_head_classes=_num_classes(model, task) if has_fresh_head else None,
+        device=device,
+        compute_dtype=compute_dtype,
+    )
+    untrained = _untrained_nats(model, task, rows, shape)
+    health.facts.update(
+        {
+            "task": task.name,
+            f"untrained_head_nats_per_{task.unit}": untrained,
+            f"first_step_measured_nats_per_{task.unit}": plain.nats,
+            "first_loss_tolerance": due.tolerance,
+            "first_step_rows": len(rows),
+            "first_step_tokens": batch.num_tokens,
+            **_describe_supervision(task, batch),
+            "first_step_padding_fraction": 1 - batch.num_tokens / batch.num_slots,
+            "first_step_micro_batches": len(batch.micro_batches),
+            "model_loss_of_shortest_row": own,
+            "our_loss_of_shortest_row": plain.shortest_nats,
+            "logits": plain.logits,
+            "pad_token": tokenizer.pad_token,
+            "pad_token_id": tokenizer.pad_token_id,
+            "eos_token": tokenizer.eos_token,
+            "eos_token_id": tokenizer.eos_token_id,
+            "bos_token": tokenizer.bos_token,
+            "pad_is_eos": tokenizer.pad_token_id == tokenizer.eos_token_id,
+            "attention": _attention_path(model, steps),
+            "first_example": _show_row(model, tokenizer, rows[0]),
+        }
+    )
+    if alignments:
+        health.facts["nats_per_token_by_alignment"] = alignments
+    for finding in check_logits(plain.logits, dtype=compute_dtype, has_fresh_head=has_fresh_head):
+        is_broken = finding.code == "logits-not-finite"
+        health.add(_name_broken_weights(finding, model, compute_dtype=compute_dtype) if is_broken else finding)
+    if shifted is not None:
+        health.add(shifted)
+    # What is not a number, or of other labels, says nothing more of the rest: one cause, one finding.
+    is_sound = math.isfinite(plain.nats) and shifted is None
+    if is_sound:
+        _check_model_loss(health, own, plain.shortest_nats)
+    # Randomness makes the step itself a vague witness of its layout; without it, the step says as much as this would.
+    agrees = is_sound and (not is_random or due.measure_layout(health, model, batch))
+    if agrees and has_fresh_head:
+        check_fresh_head(health, plain)
+    elif agrees and plain.nats > WORSE_FACTOR * untrained:
+        health.add(
+            Finding(
+                code="worse-than-untrained",
+                measured=f"the base model has {plain.nats:.3f} nats per {task.unit} on the first rows",
+                expected=f"less than the {untrained:.3f} of an untrained head, for which all "
+                f"{_num_classes(model, task)} are equally likely",
+                cause="The text is not what the model was trained on, or tokenizer and model do not belong together.",
+                change="Look at model.name_or_path and at the first example in the health report.",
+            )
+        )
+    health.seconds += time.perf_counter() - began
+    _say(health, task)
+    health.tell()
+    stop_if_needed(health)
+    if not is_sound:
+        return due
+    if gradient is not None:
+        health.facts["last_layer_measured_gradient_norm"] = gradient.norm
+    movement = begin_movement(
+        task,
+        model,
+        plain.shortest_row,
+        plain.shortest_nats,
+        peak=learning_rate,
+        device=device,
+        compute_dtype=compute_dtype,
+    )
+    return replace(due, gradient=gradient, movement=movement)
+
+
+def _measure(
+    task: TrainingTask,
+    model: Any,
+    rows: list[TokenRow],
+    *,
+    shape: LossShape,
+    device: str,
+    compute_dtype: str,
+    is_random: bool,
+) -> tuple[PlainLoss, GradientDue | None]:
+    """Measure loss and gradient of the first step's rows; the loss alone where memory does not suffice for both."""
+    # Only language models have a logit for every token of a vocabulary at every position.
+    vocabulary = 0 if task.unit == "row" else _num_classes(model, task)
+    measure = GradientMeasure(model, device=device, compute_dtype=compute_dtype, vocabulary=vocabulary)
+    try:
+        with measure.watching():
+            plain = measure_plain_loss(task, model, rows, shape=shape, device=device, gradient=measure)
+            return plain, measure.finish(plain.count, is_random=is_random)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    logger.info("The gradient before step 1 is not measured: it does not fit into the memory beside the model.")
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    return measure_plain_loss(task, model, rows, shape=shape, device=device), None
+
+
+def _name_broken_weights(finding: Finding, model: torch.nn.Module, *, compute_dtype: str) -> Finding:
+    """Name the parameters that hold NaN or infinities, if it is they that make the logits so, and advise on that."""
+    broken = {
+        name: parameter.dtype
+        for name, parameter in model.named_parameters()
+        if parameter.is_floating_point() and not bool(parameter.detach().isfinite().all())
+    }
+    if not broken:
+        if compute_dtype != "float16":
+            change = "Look at model.name_or_path: its weights are far too large."
+            finding = replace(finding, change=change)
+        return replace(finding, cause="The weights are numbers, and the forward pass overflows.")
+    names = list(broken)
+    shown = ", ".join(names[:SHOWN_NAMES]) + (f" and {len(names) - SHOWN_NAMES} more" * (len(names) > SHOWN_NAMES))
+    change = "Look at model.name_or_path: it needs weights that are numbers, which no precision makes of these."
+    if torch.float16 in broken.values():
+        change += " Weights that are numbers in their file do not fit into float16: set model.dtype=float32."
+    return replace(finding, cause=f"The weights hold NaN or infinities: {shown}.", change=change)
+
+
+def _ask_model_class(task: TrainingTask, model: Any, row: TokenRow, *, device: str) -> float | None:
+    """Return the loss of one row as the model's class gives it."""
+    was_training = model.training
+    model.eval()
+    with torch.no_grad():
+        own = task.model_loss(model, row, device=device)
+    model.train(was_training)
+    return own
+
+
+def _check_model_loss(health: HealthReport, own: float | None, ours: float) -> None:
+    if own is None or math.isclose(own, ours, rel_tol=MODEL_LOSS_TOLERANCE, abs_tol=0.01):
+        return
+    health.add(
+        Finding(
+            code="model-loss-differs",
+            measured=f"the model's class gives the first step's shortest row a loss of {own:.4f}",
+            expected=f"{ours:.4f}, the mean over what is supervised in it",
+            cause="Its loss is another one (a sum, a scaled one, or of other positions).",
+            change="Nothing has to be changed: the loss that is trained on and logged is not taken from the model.",
+        )
+    )
+
+
+def check_fresh_head(health: HealthReport, plain: PlainLoss) -> None:
+    """Compare a fresh head's loss with what its own logits make likely: chance, plus what their spread costs."""
+    assert plain.class_logits is not None and plain.labels is not None, "only classifiers have one"
+    measured = float(PLAIN.sum_nats(plain.class_logits, plain.labels)) / len(plain.labels)
+    expected, band = expected_fresh_head_loss(plain.class_logits, plain.labels)
+    health.facts["fresh_head_expected_nats_per_row"] = expected
+    # The band is of the spread alone; a hundredth beyond it is the arithmetic's.
+    band += 0.01 * expected
+    if abs(measured - expected) > band:
+        health.add(
+            Finding(
+                code="fresh-head-off",
+                measured=f"the new head has {measured:.4f} nats per row on the first rows",
+                expected=f"{expected:.4f} ± {band:.4f}: log(classes) and half the variance of the logits",
+                cause="The head is not new, or the labels do not fit its classes.",
+                change="Look at the label map in the data report and at model.name_or_path.",
+            )
+        )
+
+
+def _num_classes(model: Any, task: TrainingTask) -> int:
+    if task.unit == "row":
+        return int(model.config.num_labels)
+    return int(model.get_input_embeddings().weight.shape[0])
+
+
+def _untrained_nats(model: Any, task: TrainingTask, rows: list[TokenRow], shape: LossShape) -> float:
+    """Return the loss of these rows when all classes are equally likely; weights of few rows are not 1 in the mean."""
+    num_classes = _num_classes(model, task)
+    if shape.class_weights is None:
+        return math.log(num_classes)
+    labels = torch.tensor([row.label for row in rows])
+    return float(shape.sum_nats(torch.zeros(len(rows), num_classes), labels)) / len(rows)
+
+
+def _describe_supervision(task: TrainingTask, batch: StepBatch) -> dict[str, Any]:
+    if task.unit == "row":
+        return {"first_step_labelled_rows": batch.num_supervised}
+    return {
+        "first_step_supervised_tokens": batch.num_supervised,
+        "first_step_supervised_fraction": batch.num_supervised / batch.num_tokens,
+    }
+
+
+def _show_row(model: Any, tokenizer: Any, row: TokenRow) -> str:
+    """Write a row with what it teaches between marks."""
+    if row.label == NO_LABEL:
+        return mark_supervised(tokenizer, row)
+    name = (getattr(model.config, "id2label", None) or {}).get(row.label, row.label)
+    return f"{decode(tokenizer, row.input_ids)} ⟦{name}⟧"
+
+
+def _attention_path(model: Any, steps: StepDataset) -> str:
+    implementation = getattr(model.config, "_attn_implementation", "unknown")
+    if steps.task.name == "seq2seq_lm":
+        return f"{implementation}, padded sources kept out by a mask"
+    if implementation == packed_attention.NAME:
+        on_gpu = next(model.parameters()).is_cuda
+        how = "in one variable-length kernel" if on_gpu else "row by row"
+        return f"each packed row attends to itself, {how}, without a mask"
+    if steps.batching == "packed":
+        return f"{implementation}, packed rows kept apart by an explicit mask (no flash kernel)"
+    return f"{implementation}, right-padded without a mask (flash kernel possible)"
+
+
+def _say(health: HealthReport, task: TrainingTask) -> None:
+    facts = health.facts
+    supervised = (
+        f"{facts['first_step_supervised_tokens']} supervised ({facts['first_step_supervised_fraction']:.1%})"
+        if task.unit == "token"
+        else "one class each"
+    )
+    logger.info(
+        "Before step 1: measured loss %.4f nats/%s (an untrained head would have %.2f); %s, %s, "
+        "%s, padding %.1f %%, %s; PAD %r (%s EOS %r); attention: %s",
+        facts[f"first_step_measured_nats_per_{task.unit}"],
+        task.unit,
+        facts[f"untrained_head_nats_per_{task.unit}"],
+        count_of(facts["first_step_rows"], "row"),
+        count_of(facts["first_step_tokens"], "token"),
+        supervised,
+        100 * facts["first_step_padding_fraction"],
+        count_of(facts["first_step_micro_batches"], "micro-batch"),
+        facts["pad_token"],
+        "equals" if facts["pad_is_eos"] else "differs from",
+        facts["eos_token"],
+        facts["attention"],
+    )
+    logger.info("First example, supervised part between ⟦ and ⟧:\n%s", facts["first_example"])

@@ -1,0 +1,164 @@
+"""Read a token table once for the checks of its rows; needs no model, no forward pass and no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from lm_tuning.text.store.table import NO_LABEL, TokenTable
+
+SHOWN_ROWS = 5
+
+
+@dataclass
+class SeenRows:
+    """What was read of a table.
+
+    Attributes:
+        smallest_id: of all rows; 0 at most.
+        largest_id: of all rows; 0 at least.
+        num_rows: rows that BOS and ends were looked for in.
+        num_doubled_bos: of them, rows that begin with two BOS.
+        num_taught_ends: of them, rows with a supervised end token.
+        contradictions: what the columns of the table say against each other, with the first rows.
+    """
+
+    smallest_id: int = 0
+    largest_id: int = 0
+    num_rows: int = 0
+    num_doubled_bos: int = 0
+    num_taught_ends: int = 0
+    contradictions: list[str] = field(default_factory=list)
+
+
+def read_rows(
+    table: TokenTable, *, bos_id: int | None, end_ids: set[int], task: str, tokens_looked_at: int
+) -> SeenRows:
+    """Go over a table.
+
+    Args:
+        table: tokenized rows.
+        bos_id: the tokenizer's BOS; ``None`` for none.
+        end_ids: tokens that may end a turn.
+        task: ``causal_lm``, ``sequence_classification`` or ``seq2seq_lm``.
+        tokens_looked_at: tokens among which BOS and ends are looked for, evenly spread over a larger table.
+    """
+    seen = SeenRows()
+    wrong: dict[str, list[int]] = {}
+    for batch in table.batches():
+        if not batch.num_rows:
+            continue
+        ids, starts, stops = _parts(batch.column("input_ids"))
+        used = ids[starts[0] : stops[-1]]
+        if len(used):
+            seen.smallest_id = min(seen.smallest_id, int(used.min()))
+            seen.largest_id = max(seen.largest_id, int(used.max()))
+        row_ids = batch.column("row_id").to_numpy()
+        for what, is_wrong in _contradictions(batch, task).items():
+            wrong.setdefault(what, []).extend(row_ids[is_wrong].tolist())
+    seen.contradictions = [f"{what} ({name_rows(rows)})" for what, rows in wrong.items() if rows]
+    if not seen.contradictions:  # spans that point outside their rows cannot be followed
+        for batch in _spread_batches(table, tokens_looked_at):
+            _look_at_ends(seen, batch, bos_id, np.fromiter(end_ids, dtype=np.int64))
+    return seen
+
+
+def find_rows_with(table: TokenTable, low: int, high: int) -> list[int]:
+    """Return the row ids of rows that hold a token id below ``low`` or from ``high`` on."""
+    found: list[int] = []
+    for batch in table.batches():
+        ids, starts, stops = _parts(batch.column("input_ids"))
+        is_outside = (ids < low) | (ids >= high)
+        counts = np.concatenate([[0], np.cumsum(is_outside)])
+        has_outside = counts[stops] > counts[starts]
+        found += batch.column("row_id").to_numpy()[has_outside].tolist()
+    return found
+
+
+def find_outside_ids(table: TokenTable, low: int, high: int) -> list[int]:
+    """Return the different token ids of a table that are below ``low`` or from ``high`` on."""
+    found: set[int] = set()
+    for batch in table.batches():
+        ids, starts, stops = _parts(batch.column("input_ids"))
+        used = ids[starts[0] : stops[-1]] if batch.num_rows else ids[:0]
+        found.update(np.unique(used[(used < low) | (used >= high)]).tolist())
+    return sorted(found)
+
+
+def name_rows(row_ids: list[int]) -> str:
+    """Name rows by their ids, as the data reports number them."""
+    shown = ", ".join(str(row_id) for row_id in row_ids[:SHOWN_ROWS])
+    more = f" and {len(row_ids) - SHOWN_ROWS:,} more" if len(row_ids) > SHOWN_ROWS else ""
+    return f"row{'' if len(row_ids) == 1 else 's'} {shown}{more}"
+
+
+def _contradictions(batch: Any, task: str) -> dict[str, Any]:
+    """Compare the columns of a batch; return by description which rows are wrong, ``(rows,)`` booleans."""
+    _, starts, stops = _parts(batch.column("input_ids"))
+    spans, span_starts, span_stops = _parts(batch.column("spans"))
+    lengths = batch.column("length").to_numpy()
+    labels = batch.column("label").to_numpy()
+    supervised = batch.column("num_supervised").to_numpy()
+    found: dict[str, Any] = {"the column of lengths does not count the tokens": lengths != stops - starts}
+    is_odd = (span_stops - span_starts) % 2 == 1
+    found["spans have a start without an end"] = is_odd
+    if is_odd.any() or (span_starts % 2).any():
+        return found
+    pairs = spans[: len(spans) // 2 * 2].reshape(-1, 2).astype(np.int64)
+    first, last = span_starts // 2, span_stops // 2
+    row_of_pair = np.repeat(np.arange(len(first)), last - first)
+    used = pairs[first[0] : last[-1]]
+    is_bad = (used[:, 0] < 1) | (used[:, 1] <= used[:, 0]) | (used[:, 1] > (stops - starts)[row_of_pair])
+    follows = np.zeros(len(used), dtype=bool)
+    follows[1:] = (row_of_pair[1:] == row_of_pair[:-1]) & (used[1:, 0] < used[:-1, 1])
+    found["spans lie outside their row or overlap"] = _rows_with(row_of_pair[is_bad | follows], len(first))
+    covered = np.bincount(row_of_pair, weights=used[:, 1] - used[:, 0], minlength=len(first))
+    found["the column of supervised tokens does not count the spans"] = supervised != covered + (labels != NO_LABEL)
+    if task == "seq2seq_lm":
+        ends = np.zeros(len(first), dtype=np.int64)
+        ends[row_of_pair] = used[:, 1]
+        has_target = last > first
+        found["the target does not end the row, or is not one span"] = has_target & (
+            (last - first != 1) | (ends != stops - starts)
+        )
+    return found
+
+
+def _rows_with(rows: Any, num_rows: int) -> Any:
+    is_in = np.zeros(num_rows, dtype=bool)
+    is_in[rows] = True
+    return is_in
+
+
+def _look_at_ends(seen: SeenRows, batch: Any, bos_id: int | None, ends: Any) -> None:
+    """Count rows with two BOS and rows whose end is supervised."""
+    ids, starts, stops = _parts(batch.column("input_ids"))
+    spans, span_starts, span_stops = _parts(batch.column("spans"))
+    seen.num_rows += len(starts)
+    if bos_id is not None:
+        first = starts[stops - starts >= 2]
+        seen.num_doubled_bos += int(((ids[first] == bos_id) & (ids[first + 1] == bos_id)).sum())
+    with_spans = span_stops > span_starts
+    span_ends = spans[span_stops[with_spans] - 1]
+    last_spans = spans[span_stops[with_spans] - 2]
+    row_starts = starts[with_spans]
+    is_end = np.isin(ids[row_starts + span_ends - 1], ends)
+    # A newline may follow the end of a turn inside the same span.
+    longer = span_ends - 2 >= last_spans
+    is_end[longer] |= np.isin(ids[row_starts[longer] + span_ends[longer] - 2], ends)
+    seen.num_taught_ends += int(is_end.sum())
+
+
+def _spread_batches(table: TokenTable, num_tokens: int) -> Iterator[Any]:
+    stride = max(1, -(-int(table.lengths.sum(dtype=np.int64)) // num_tokens))
+    return (batch for batch in islice(table.batches(), 0, None, stride) if batch.num_rows)
+
+
+def _parts(column: Any) -> tuple[Any, Any, Any]:
+    """Return the flat values of a list column, and where each row starts and stops in them."""
+    offsets = column.offsets.to_numpy()
+    return column.values.to_numpy(), offsets[:-1], offsets[1:]

@@ -1,0 +1,170 @@
+"""Make a model's steps fast without changing what they compute: packing, attention, loss, adapters, compiling.
+
+Each of these has conditions, and each says what it chose and why. What a step computes is fixed by the step plan, and
+the look before step 1 compares it with an ordinary forward pass of each row, so a choice that were wrong would stop the
+run.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lm_tuning.batching.head_loss import choose_head_loss
+from lm_tuning.batching.micro_batches import Batching, choose_batching
+from lm_tuning.batching.tasks.base import Packing
+from lm_tuning.errors import UserError
+from lm_tuning.runtime.precision_context import autocast
+from lm_tuning.training.kernels import lora_forward, packed_attention
+from lm_tuning.training.kernels.compiled_layers import CompiledLayers, find_layers, pays
+from lm_tuning.wording import count_of
+
+if TYPE_CHECKING:
+    from lm_tuning.batching.step_plan import StepPlan
+    from lm_tuning.text.store.table import TokenTable
+    from lm_tuning.training.settings import TrainingSettings
+    from lm_tuning.training.setup.model import ReadyModel
+
+logger = logging.getLogger(__name__)
+
+_GPU_SLOT_MULTIPLE = 128
+"""Matrix products on a GPU run in tiles of 128 rows."""
+
+_ROWS_LOOKED_AT = 64
+_EAGER_FLOPS = {9: 250e12, 8: 100e12}
+"""Operations a second that 16-bit training reaches without compiling, by the major compute capability, roughly."""
+_OLDER_FLOPS = 30e12
+
+
+@dataclass
+class FastPath:
+    """What was chosen for a model.
+
+    Attributes:
+        batching: how rows share a micro-batch.
+        facts: the choices and their reasons, for the health report.
+        layers: decoder layers that run compiled; ``None`` for none.
+    """
+
+    batching: Batching
+    facts: dict[str, str] = field(default_factory=dict)
+    layers: CompiledLayers | None = None
+    _attention: str | None = None
+
+    def undo(self, model: Any) -> None:
+        """Leave the model as it was, so that what is stored or evaluated of it carries nothing of ours."""
+        if self.layers is not None:
+            self.layers.switch_off()
+        lora_forward.remove(model)
+        if self._attention is not None:
+            _inner(model).set_attn_implementation(self._attention)
+
+
+def prepare_fast_path(
+    ready: ReadyModel, settings: TrainingSettings, train_rows: TokenTable, plan: StepPlan | None = None
+) -> FastPath:
+    """Choose what makes the steps fast, and put it in place.
+
+    Args:
+        ready: model and task; the model's attention and adapter layers are changed, the task learns what was chosen.
+        settings: of the training.
+        train_rows: all rows that are trained on.
+        plan: of the run, for the estimate whether compiling pays; ``None`` leaves layers as they are.
+
+    Raises:
+        UserError: packing was asked for and the model carries a state from row to row.
+    """
+    model, task = ready.model, ready.task
+    longest = int(train_rows.lengths.max(initial=0))
+    fast = _choose_batching(ready, settings, longest)
+    if settings.method != "full":
+        lean = lora_forward.install(model)
+        fast.facts["adapters"] = (
+            f"lean forward pass in {count_of(lean, 'layer')}" if lean else "the library's forward pass"
+        )
+    if task.name == "causal_lm":
+        with autocast(settings.device, settings.compute_dtype):
+            task.head_loss, reason = choose_head_loss(
+                model,
+                _short_row(train_rows),
+                device=settings.device,
+                compute_dtype=settings.compute_dtype,
+                label_smoothing=settings.label_smoothing,
+            )
+        fast.facts["head_loss"] = reason
+    if plan is not None:
+        fast.layers, fast.facts["compile"] = _choose_compiling(ready, settings, train_rows, plan)
+    for name, reason in fast.facts.items():
+        logger.info("%s: %s.", _NAMES[name], reason)
+    return fast
+
+
+_NAMES = {"batching": "Batching", "adapters": "Adapters", "head_loss": "Loss of the head", "compile": "Compiled layers"}
+
+
+def _choose_batching(ready: ReadyModel, settings: TrainingSettings, longest: int) -> FastPath:
+    """Pack rows where the model's attention can be told where they begin, or where a mask costs little."""
+    task, wanted = ready.task, settings.batching
+    if not task.can_pack:
+        if wanted == "packed":
+            raise UserError("train.batching = packed: an encoder-decoder cannot be packed; set auto or padded.")
+        return FastPath("padded", {"batching": "padded, rows of like length together: an encoder looks both ways"})
+    if wanted == "padded":
+        return FastPath("padded", {"batching": "padded, as train.batching says"})
+    if settings.attention != "auto":
+        batching = choose_batching(wanted, device=settings.device, attention=settings.attention)
+        what = "rows kept apart by a mask" if batching == "packed" else "rows of like length together"
+        reason = f"{batching}, {what}, since model.attention = {settings.attention}"
+        return FastPath(batching, {"batching": reason})
+    why_not = packed_attention.why_not(ready.model, device=settings.device, longest_row_tokens=longest)
+    if why_not is not None:
+        if wanted == "packed":
+            raise UserError(f"train.batching = packed cannot be had: {why_not}. Set train.batching to auto or padded.")
+        reason = f"padded, rows of like length together, since {why_not}"
+        return FastPath("padded", {"batching": reason})
+    packed_attention.register()
+    inner = _inner(ready.model)
+    before = inner.config._attn_implementation
+    inner.set_attn_implementation(packed_attention.NAME)
+    on_gpu = settings.device == "cuda"
+    task.packing = Packing(by_bounds=True, slot_multiple=_GPU_SLOT_MULTIPLE if on_gpu else 1)
+    how = "one variable-length kernel" if on_gpu and settings.compute_dtype != "float32" else "row by row"
+    return FastPath("packed", {"batching": f"packed without padding, attention {how}"}, _attention=before)
+
+
+def _choose_compiling(
+    ready: ReadyModel, settings: TrainingSettings, train_rows: TokenTable, plan: StepPlan
+) -> tuple[CompiledLayers | None, str]:
+    inner = _inner(ready.model)
+    layers = find_layers(inner)
+    compiled = CompiledLayers(layers, embeddings=inner.get_input_embeddings())
+    if settings.compile is False:
+        return None, "no, as train.compile says"
+    if not layers:
+        return None, f"no, since {type(inner).__name__} has no list of like layers"
+    if settings.compile is None:
+        if settings.device != "cuda":
+            return None, "no, since training runs on the CPU"
+        epochs = plan.total_steps / plan.steps_per_epoch
+        num_tokens = epochs * float(train_rows.lengths.sum())
+        parameters = sum(parameter.numel() for parameter in ready.model.parameters())
+        flops = _EAGER_FLOPS.get(torch.cuda.get_device_capability()[0], _OLDER_FLOPS)
+        worth, estimate = pays(num_tokens=num_tokens, parameters=parameters, flops=flops)
+        if not worth:
+            return None, f"no, since {estimate}"
+        return compiled, f"{count_of(len(layers), 'layer')}, since {estimate}"
+    slow = "" if settings.device == "cuda" else "; on a CPU that seldom pays, and rows are still attended to one by one"
+    return compiled, f"{count_of(len(layers), 'layer')}, as train.compile says{slow}"
+
+
+def _short_row(table: TokenTable) -> Any:
+    """Return the token ids of a short row among the first ones."""
+    place = int(table.lengths[:_ROWS_LOOKED_AT].argmin())
+    return table[place].input_ids.copy()
+
+
+def _inner(model: Any) -> Any:
+    return model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -1,0 +1,188 @@
+"""Attention over packed rows: each row attends to itself alone, and nothing is computed between rows.
+
+Where rows lie end to end in one sequence, an ordinary attention needs a mask of all positions by all positions, which
+keeps it from its flash kernel. These functions are told where rows begin instead. On a GPU PyTorch's variable-length
+flash kernel runs all rows in one launch; elsewhere, and for types that the kernel does not take, each row goes through
+PyTorch's causal attention, which computes the same.
+"""
+
+from __future__ import annotations
+
+import inspect
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.nn.attention import varlen
+from torch.nn.functional import scaled_dot_product_attention
+
+from lm_tuning.runtime.ranges import work_range
+from lm_tuning.training.profile.trace import ATTENTION
+from lm_tuning.wording import count_of
+
+NAME = "lm_tuning_packed"
+"""How transformers' models ask for it."""
+
+_KERNEL_TYPES = (torch.bfloat16, torch.float16)
+_MAX_KERNEL_HEAD = 256
+_UNREADABLE = ("softcap", "s_aux", "attn_logit_softcapping", "position_bias")
+_DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")
+_LINEAR_LAYERS = ("linear_attention", "mamba", "conv", "recurrent", "chunked_attention")
+
+
+def register() -> None:
+    """Make the attention known to transformers under :data:`NAME`; it has no mask function, so no mask is made."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, packed_attention)
+
+
+def why_not(model: Any, *, device: str, longest_row_tokens: int) -> str | None:
+    """Say why rows cannot be packed for a model without an explicit mask.
+
+    Args:
+        model: a causal model, with adapters or not.
+        device: ``cpu``, ``cuda`` or ``mps``.
+        longest_row_tokens: of all rows that it will see.
+
+    Returns:
+        The end of a sentence that begins with "since"; ``None`` where they can.
+    """
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    kind = type(inner).__name__
+    if not getattr(inner, "_supports_attention_backend", False) or not _takes_kwargs(inner):
+        return f"{kind} does not hand attention over to a function of ours"
+    config = inner.config.get_text_config()
+    layers = getattr(config, "layer_types", None) or []
+    linear = sorted({layer for layer in layers if any(part in layer for part in _LINEAR_LAYERS)})
+    if linear:
+        return f"{kind} has layers of the kind {', '.join(linear)}, which carry a state from row to row"
+    window = getattr(config, "sliding_window", None)
+    slides = "sliding_attention" in layers or (not layers and getattr(config, "use_sliding_window", True))
+    if window is not None and slides and longest_row_tokens > window:
+        return f"{kind} looks back {count_of(window, 'token')} at most and the longest row has {longest_row_tokens}"
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        return f"{kind} bounds its attention scores, which the kernel for packed rows does not"
+    dropped = max(getattr(config, name, None) or 0.0 for name in _DROPOUTS)
+    if device == "cuda" and dropped:
+        return f"{kind} drops {dropped:.0%} of its attention weights, which the kernel for packed rows does not"
+    if getattr(config, "alibi", False):
+        return f"{kind} adds a bias to its attention scores, which the kernel for packed rows does not"
+    return None
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    cu_seq_lens_q: torch.Tensor | None = None,
+    max_length_q: int | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend within rows.
+
+    Args:
+        module: the attention layer, asked for nothing but whether it is causal.
+        query: ``(1, heads, tokens, head)``.
+        key: ``(1, key_heads, tokens, head)``; several query heads may share one.
+        value: as ``key``.
+        attention_mask: none; transformers makes no mask for a function that it has no mask function of.
+        scaling: multiplies the scores; ``None`` is one over the root of the head's size.
+        dropout: share of attention weights that are dropped.
+        cu_seq_lens_q: where rows begin, and at its end the number of tokens, ``(rows + 1,)``, int32; ``None`` for
+            ordinary batches, which may be ``(batch, heads, tokens, head)`` and are padded at their ends.
+        max_length_q: tokens of the longest row, or any larger number.
+        **others: settings of the layer; those that would change the result are refused.
+
+    Returns:
+        ``(batch, tokens, heads, head)``, and no weights.
+
+    Raises:
+        ValueError: for a setting that this attention does not know how to follow.
+    """
+    unknown = [name for name in _UNREADABLE if others.get(name) is not None]
+    if unknown or attention_mask is not None:
+        raise ValueError(f"attention over packed rows knows no {', '.join(unknown) or 'mask'}")
+    with work_range(ATTENTION):
+        attended = _attend(
+            query, key, value, bounds=cu_seq_lens_q, longest=max_length_q, scaling=scaling, dropout=dropout
+        )
+    return attended, None
+
+
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    bounds: torch.Tensor | None,
+    longest: int | None,
+    scaling: float | None,
+    dropout: float,
+) -> torch.Tensor:
+    """Run the kernel that takes these tensors; see :func:`packed_attention` for shapes."""
+    grouped = query.shape[1] != key.shape[1]
+    if bounds is None:
+        out = scaled_dot_product_attention(
+            query, key, value, dropout_p=dropout, is_causal=query.shape[2] > 1, scale=scaling, enable_gqa=grouped
+        )
+        return out.transpose(1, 2)
+    if torch.is_autocast_enabled(query.device.type):
+        # What autocast does before PyTorch's own attention; norms of float32 weights leave float32 queries and keys.
+        dtype = torch.get_autocast_dtype(query.device.type)
+        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+    if query.is_cuda and query.dtype in _KERNEL_TYPES and query.shape[-1] <= _MAX_KERNEL_HEAD and not dropout:
+        assert longest is not None
+        return _varlen(query, key, value, bounds=bounds, longest=longest, scaling=scaling)
+    rows = [
+        scaled_dot_product_attention(
+            query[:, :, a:b],
+            key[:, :, a:b],
+            value[:, :, a:b],
+            dropout_p=dropout,
+            is_causal=True,
+            scale=scaling,
+            enable_gqa=grouped,
+        )
+        for a, b in pairwise(bounds.tolist())
+        if b > a
+    ]
+    return torch.cat(rows, dim=2).transpose(1, 2)
+
+
+def _varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    *,
+    bounds: torch.Tensor,
+    longest: int,
+    scaling: float | None,
+) -> torch.Tensor:
+    """Run the variable-length kernel; its heads come second and a batch of 1 is left out."""
+    query, key, value = (part.transpose(1, 2).squeeze(0) for part in (query, key, value))
+    out = _KERNEL(query, key, value, bounds, bounds, longest, longest, scale=scaling, **_KERNEL_OPTIONS)
+    return out.unsqueeze(0)  # type: ignore[no-any-return]
+
+
+def _read_options(known: Any) -> dict[str, Any]:
+    """Return how this PyTorch is told to look back only, and that query heads share keys; both changed over time."""
+    options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    return options | ({"enable_gqa": True} if "enable_gqa" in known else {})
+
+
+# Read once, since a compiled layer cannot read signatures.
+_KERNEL: Any = varlen.varlen_attn
+_KERNEL_OPTIONS = _read_options(inspect.signature(_KERNEL).parameters)
+
+
+def _takes_kwargs(model: Any) -> bool:
+    """Say whether what is passed to the model reaches its attention layers."""
+    backbone = getattr(model, model.base_model_prefix, model)
+    parameters = inspect.signature(type(backbone).forward).parameters.values()
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

@@ -1,0 +1,192 @@
+"""A choice of how steps are cut, and how it is made of a curve of speed and memory."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lm_tuning.batching.step_plan import StepPlan
+from lm_tuning.text.store.table import TokenTable
+from lm_tuning.training.planning.probe_exchange import ProbeAnswer, ProbePoint
+from lm_tuning.training.planning.probe_rows import sample_steps
+from lm_tuning.training.settings import TrainingSettings
+
+MEMORY_FRACTION = 0.88
+"""Share of the memory that a training may take: beyond it the allocator begins to give back and ask anew."""
+
+START_TOKENS = {"cpu": 128, "cuda": 2048}
+"""The smallest budget that is tried as long as it fits: below it a device is hardly busy."""
+
+_FEWEST_TOKENS = 64
+_MOST_DOUBLINGS = 5
+SAME_SPEED = 0.99
+"""Sizes that reach this share of the fastest one count as equally fast."""
+_LOOKED_AT_STEPS = 64
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How steps are cut, and what that choice rests on.
+
+    Attributes:
+        micro_batch_tokens: most token slots of a micro-batch.
+        activation_checkpointing: whether activations are computed again in the backward pass.
+        curve: the budgets that were looked at, see :class:`ProbePoint` for the keys; empty for an estimate.
+        reason: what was chosen and why, one sentence.
+        seconds: that planning took.
+        cached: whether the plan was made before.
+        facts: what the curve belongs to: device, ``total_bytes``, ``memory_fraction``, bytes of weights, gradients and
+            optimizer state, ``other_programs_bytes``.
+        not_tried: budgets that there was no time for.
+        warning: why nothing could be measured; ``None`` when it was.
+        file: where it is kept for the next training; ``None`` for one that was not measured.
+        memory: what the memory goes into, see
+            :meth:`lm_tuning.training.planning.memory_table.MemoryParts.table`; empty as long as no model is loaded.
+    """
+
+    micro_batch_tokens: int
+    activation_checkpointing: bool
+    curve: list[dict[str, Any]]
+    reason: str
+    seconds: float
+    cached: bool
+    facts: dict[str, Any] = field(default_factory=dict)
+    not_tried: list[int] = field(default_factory=list)
+    warning: str | None = None
+    file: str | None = None
+    memory: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def choice(self) -> dict[str, Any] | None:
+        """Return the point of the curve that was chosen; ``None`` without a curve."""
+        # Once compiled layers were measured, the choice is among those.
+        compiled = any(point["compiled"] for point in self.curve)
+        wanted = (self.micro_batch_tokens, self.activation_checkpointing, compiled)
+        for point in self.curve:
+            if (point["micro_batch_tokens"], point["activation_checkpointing"], point["compiled"]) == wanted:
+                return point
+        return None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> BatchPlan:
+        """Read what :meth:`to_json` wrote.
+
+        Raises:
+            TypeError: it was written by another version.
+        """
+        return cls(**value)
+
+
+def list_budgets(settings: TrainingSettings, table: TokenTable, steps: StepPlan) -> tuple[list[int], int]:
+    """List the token budgets that can make a difference: from the longest row to a whole step.
+
+    Args:
+        settings: of the training.
+        table: of the training rows.
+        steps: which rows form each step.
+
+    Returns:
+        Budgets, ascending, and the place of the one that is tried first.
+    """
+    if settings.micro_batch_tokens is not None:
+        return [settings.micro_batch_tokens], 0
+    lengths = table.lengths
+    largest = 0
+    for rows in sample_steps(steps, _LOOKED_AT_STEPS):
+        of_step = lengths[rows]
+        # Padded, a whole step is one micro-batch only if all of its rows are as long as its longest.
+        largest = max(largest, len(rows) * int(of_step.max()) if _may_pad(settings) else int(of_step.sum()))
+    fewest = max(_round_up(int(lengths.max(initial=1))), _FEWEST_TOKENS)
+    first = max(START_TOKENS.get(settings.device, START_TOKENS["cpu"]), fewest)
+    most = max(min(_round_up(largest), first << _MOST_DOUBLINGS), fewest)
+    powers = [1 << exponent for exponent in range(6, most.bit_length() + 1)]
+    grid = sorted({size for power in powers for size in (power, power + power // 2) if fewest <= size < most})
+    budgets = sorted({*(size for size in grid if size >= first), *_smaller(grid, fewest, first), most})
+    start = next((place for place, size in enumerate(budgets) if size >= first), len(budgets) - 1)
+    return budgets, start
+
+
+def choose_point(points: list[ProbePoint]) -> ProbePoint | None:
+    """Choose the fastest point that fits; among equally fast ones the one that takes least.
+
+    Args:
+        points: of the curve.
+
+    Returns:
+        The choice; the one that takes least when none fits; ``None`` when none was measured.
+    """
+    measured = [point for point in points if point.tokens_per_second is not None]
+    fitting = [point for point in measured if point.fits]
+    if not fitting:
+        return min(measured, key=lambda point: point.predicted_total_bytes or 0, default=None)
+    fastest = max(point.tokens_per_second or 0.0 for point in fitting)
+    equal = [point for point in fitting if (point.tokens_per_second or 0.0) >= SAME_SPEED * fastest]
+    return min(equal, key=lambda point: (point.activation_checkpointing, point.predicted_total_bytes or 0))
+
+
+def explain_choice(choice: ProbePoint, answer: ProbeAnswer) -> str:
+    """Say in one sentence what was chosen and why no other.
+
+    Args:
+        choice: from :func:`choose_point`.
+        answer: of the probe.
+    """
+    total = answer.facts.get("total_bytes") or 0
+    limit = answer.facts.get("memory_fraction", MEMORY_FRACTION)
+    with_checkpointing = " with activation checkpointing" if choice.activation_checkpointing else ""
+    said = [
+        f"{choice.micro_batch_tokens:,} tokens{with_checkpointing}: {choice.tokens_per_second or 0:,.0f} tokens/s at "
+        f"{_share(choice.predicted_total_bytes, total)} of memory"
+    ]
+    if not choice.fits:
+        said.append(f"nothing that was tried takes less than the share of {limit:.0%}, and this takes least")
+    for point in answer.points:
+        if point is choice:
+            continue
+        if point.activation_checkpointing == choice.activation_checkpointing:
+            if point.micro_batch_tokens < choice.micro_batch_tokens or not choice.fits:
+                continue
+            size = f"{point.micro_batch_tokens:,}"
+        elif point.micro_batch_tokens == choice.micro_batch_tokens:
+            size = "without it" if choice.activation_checkpointing else "with activation checkpointing it"
+        else:
+            continue
+        said.append(_compare(point, choice, size, total))
+    if answer.not_tried:
+        said.append(f"no time for {answer.not_tried[0]:,} and more")
+    return "; ".join(said)
+
+
+def _may_pad(settings: TrainingSettings) -> bool:
+    return settings.batching != "packed" or settings.task == "seq2seq_lm"
+
+
+def _smaller(grid: list[int], fewest: int, first: int) -> list[int]:
+    """Return what is tried when the first budget does not fit: halves of it that still hold the longest row."""
+    sizes = [size for size in grid if size < first and (size & (size - 1) == 0)]
+    return sizes or [fewest]
+
+
+def _round_up(tokens: int) -> int:
+    return -(-tokens // _FEWEST_TOKENS) * _FEWEST_TOKENS
+
+
+def _share(size: int | None, total: int) -> str:
+    return f"{(size or 0) / total:.0%}" if total else "an unknown share"
+
+
+def _compare(point: ProbePoint, choice: ProbePoint, size: str, total: int) -> str:
+    if point.outcome == "out of memory":
+        return f"{size} ran out of memory"
+    if point.outcome == "predicted":
+        return f"{size} would take {_share(point.predicted_total_bytes, total)}"
+    speed = f"{point.tokens_per_second or 0:,.0f} tokens/s"
+    if not point.fits:
+        return f"{size} takes {_share(point.predicted_total_bytes, total)} ({speed})"
+    ratio = (point.tokens_per_second or 0.0) / (choice.tokens_per_second or 1.0)
+    said = "hardly faster" if ratio > 1 else "no faster" if ratio >= SAME_SPEED else "slower"
+    return f"{size} was {said} ({speed})"

@@ -1,0 +1,206 @@
+"""Profile a few steps of a training as it would really run, and leave nothing of it behind but the measurement."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from lm_tuning.batching.step_plan import step_plan_of
+from lm_tuning.errors import Interrupted
+from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.text.store.table import open_split
+from lm_tuning.training.profile.trace import STEP_RANGE, TraceTable, read_trace
+from lm_tuning.training.run import run_training
+from lm_tuning.training.settings import TrainingPaths, TrainingSettings
+
+TRACE_NAME = "trace.json.gz"
+NUM_STEPS = 3
+NUM_WARM_UP_STEPS = 5
+
+
+@dataclass(frozen=True)
+class TrainingProfile:
+    """What was seen.
+
+    Attributes:
+        table: the device's work, summed up.
+        trace: the trace itself, a gzipped Chrome trace.
+        tokens_per_second: real tokens, the median of the steps before the profiler ran, without the first; ``None``
+            where there were too few.
+    """
+
+    table: TraceTable
+    trace: Path
+    tokens_per_second: float | None
+
+
+class _EnoughSeen(Exception):  # the way out of a training that has served its purpose, and no error
+    """End the training from within."""
+
+
+@dataclass
+class _StepRecorder:
+    """Take the metrics of a training, which come at the end of each step, and profile the steps after the first ones.
+
+    Metrics come one step late: those of step n at the end of step n + 1.
+    """
+
+    trace: Path
+    device: str
+    num_steps: int
+    num_warm_up_steps: int
+    speeds: list[float] = field(default_factory=list)
+    num_ended: int = 1
+    _profiler: Any = None
+    _range: Any = None
+
+    def __call__(self, step: int, metrics: dict[str, float]) -> None:
+        """Note that a step has ended.
+
+        Raises:
+            _EnoughSeen: the last one to profile has.
+        """
+        if "tokens_per_second" not in metrics:
+            return  # an evaluation's
+        self.num_ended += 1
+        if self._profiler is None:
+            self.speeds.append(metrics["tokens_per_second"])
+        if self.num_ended == self.num_warm_up_steps:
+            self._start()
+        elif self._profiler is not None:
+            self._end_step()
+            if self.num_ended == self.num_warm_up_steps + self.num_steps:
+                self._finish()
+                raise _EnoughSeen
+            self._begin_step()
+
+    def stop(self) -> None:
+        """Switch the profiler off when the training has ended on its own, as by an error."""
+        if self._profiler is not None:
+            self._end_step()
+            with _without_profiler_warning():
+                self._profiler.stop()
+            self._profiler = None
+
+    def _start(self) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        activities = [ProfilerActivity.CPU]
+        if self.device == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._wait_for_device()
+        self._profiler = profile(activities=activities)
+        with _without_profiler_warning():
+            self._profiler.start()
+        self._begin_step()
+
+    def _finish(self) -> None:
+        self._wait_for_device()
+        profiler, self._profiler = self._profiler, None
+        with _without_profiler_warning():
+            profiler.stop()
+        profiler.export_chrome_trace(str(self.trace))
+
+    def _begin_step(self) -> None:
+        from torch.profiler import record_function
+
+        self._range = record_function(f"{STEP_RANGE} {self.num_ended + 1}")
+        self._range.__enter__()
+
+    def _end_step(self) -> None:
+        if self._range is not None:
+            self._range.__exit__(None, None, None)
+            self._range = None
+
+    def _wait_for_device(self) -> None:
+        """Let work that was queued before be over: only here, where the profile begins and ends."""
+        if self.device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+
+
+@contextmanager
+def _without_profiler_warning() -> Iterator[None]:
+    """Hide what torch 2.11 warns of at every use: that earlier cycles are forgotten. Here there is one."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning: Profiler clears events at the end of each cycle")
+        yield
+
+
+def profile_training(
+    paths: TrainingPaths,
+    settings: TrainingSettings,
+    *,
+    folder: Path,
+    num_steps: int = NUM_STEPS,
+    num_warm_up_steps: int = NUM_WARM_UP_STEPS,
+    on_progress: OnProgress = ignore_progress,
+) -> TrainingProfile:
+    """Run the first steps of a training as it would really run, and profile the last of them.
+
+    The run is laid out in full, so that what depends on its length, such as the learning rate and whether compiling
+    pays, is decided as for the real one; it ends after the profiled steps. Nothing is evaluated or saved, and
+    checkpoints are neither read nor written. A batch plan is taken from where the training keeps it, and kept there.
+
+    Args:
+        paths: tokens to read, and where batch plans lie.
+        settings: of the training to profile.
+        folder: where the trace goes; made if missing.
+        num_steps: steps to profile. A trace of a step holds every operation of each of its micro-batches.
+        num_warm_up_steps: steps before them, in which memory is reserved and layers are compiled; at least 2.
+        on_progress: receives the steps done.
+
+    Raises:
+        UserError: the training cannot be run as it is set.
+        Interrupted: a signal asked to stop.
+    """
+    assert num_steps >= 1 and num_warm_up_steps >= 2, (num_steps, num_warm_up_steps)
+    folder.mkdir(parents=True, exist_ok=True)
+    trace = folder / TRACE_NAME
+    needed = num_warm_up_steps + num_steps + 1
+    settings = replace(
+        settings,
+        save_every_steps=None,
+        eval_every_steps=None,
+        early_stopping_evals=None,
+        load_best=False,
+        resume=False,
+        probe_first_step=False,
+        run_id=None,
+    )
+    if step_plan_of(settings, open_split(paths.tokens, "train")).total_steps < needed:
+        settings = replace(settings, num_epochs=None, max_steps=needed, trainer={**settings.trainer, "warmup_steps": 0})
+    plans = paths.plans or paths.checkpoints / "batch_plans"
+    recorder = _StepRecorder(trace, settings.device, num_steps, num_warm_up_steps)
+
+    def show(what: str, done: int, total: int | None, unit: str) -> None:
+        """Count the steps of the profile, not those that the whole training would have."""
+        if what == "Training":
+            on_progress("Profiling", done, needed - 1, unit)
+        else:
+            on_progress(what, done, total, unit)
+
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".run-") as scratch:
+        try:
+            run_training(
+                TrainingPaths(tokens=paths.tokens, checkpoints=Path(scratch), plans=plans),
+                settings,
+                on_progress=show,
+                on_metrics=recorder,
+            )
+        except _EnoughSeen:
+            on_progress("Profiling", needed - 1, needed - 1, "steps")
+        except Interrupted as stop:
+            raise Interrupted(stop.signal_name, "The profile was not finished, and nothing of it is kept.") from stop
+        finally:
+            recorder.stop()
+    table = read_trace(trace)
+    warm = recorder.speeds[1:]  # the first step has one-time set-up in it
+    return TrainingProfile(table=table, trace=trace, tokens_per_second=statistics.median(warm) if warm else None)
