@@ -49,7 +49,7 @@ _MODULES = {
     "StoredFolderDataset": "folders",
     "LiveReportDataset": "live_report",
     "MetricStreamDataset": "metric_stream",
-    "ReportSectionDataset": "report_section",
+    "ReportSectionDataset": "report_sections",
 }
 
 
