@@ -128,7 +128,7 @@ def test_the_notebook_shows_runs_curves_and_samples(
     from mlflow import MlflowClient
     from mlflow.entities import Param
 
-    from lm_tuning.tracking.metric_names import name_figures
+    from lm_tuning.tracking.names import name_figures
     from lm_tuning.tracking.run_description import flatten_settings, numbers_of
 
     (tmp_path / "conf" / "base").mkdir(parents=True)

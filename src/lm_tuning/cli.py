@@ -62,7 +62,7 @@ def find_user_error(error: BaseException | None) -> UserError | None:
         if isinstance(cause, UserError):
             return cause
         if isinstance(cause, yaml.YAMLError | UnicodeDecodeError):
-            from lm_tuning.parameters.unreadable import describe_unreadable
+            from lm_tuning.parameters.unread import describe_unreadable
 
             root = Path(find_kedro_project(Path.cwd()) or Path.cwd())
             unreadable = describe_unreadable(cause, [root / "conf"], root)
@@ -149,7 +149,7 @@ _HIDE_WHAT_IS_EXPLAINED = _HideWhatIsExplained()
 
 def _read_params(context: click.Context, option: click.Parameter, value: Any) -> dict[str, Any]:
     """Read ``--params``; a configuration file behind ``--config`` gives groups already."""
-    from lm_tuning.parameters.command_line import parse_parameters
+    from lm_tuning.parameters.loading import parse_parameters
 
     if isinstance(value, dict):
         return value
@@ -232,8 +232,7 @@ def parameters(metadata: ProjectMetadata, env: str | None, params: dict[str, Any
 @explain_errors
 def schema(metadata: ProjectMetadata, check: bool) -> None:
     """Write the JSON schema (for editors) and the reference page of the parameters to docs/reference."""
-    from lm_tuning.parameters.reference import render_reference
-    from lm_tuning.parameters.schema import editor_schema
+    from lm_tuning.parameters.schema import editor_schema, render_reference
 
     folder = metadata.project_path / "docs" / "reference"
     texts = {"parameters.schema.json": editor_schema(), "parameters.md": render_reference()}

@@ -108,7 +108,7 @@ def test_a_field_of_an_object_holds_the_rows_and_pairs_have_columns_by_position(
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 1 << 20])
 def test_a_field_is_found_wherever_chunks_begin(check, monkeypatch, chunk):
-    monkeypatch.setattr("lm_tuning.data.readers.json_window._CHUNK_CHARACTERS", chunk)
+    monkeypatch.setattr("lm_tuning.data.readers.json_values._CHUNK_CHARACTERS", chunk)
     content = (
         '{"a\\"": [1, "]}\\\\", {"x": "\\"["}], "n": -1.5e3, "t": true, "train": [{"text": "on\\u0065"}], "z": null}'
     )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lm_tuning.data.check.problems import RowProblem
+from lm_tuning.data.check.findings import RowProblem
 from lm_tuning.data.readers.json_values import parse_line
 
 VALUE = st.recursive(

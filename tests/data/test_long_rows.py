@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from lm_tuning.data.check.problems import RowProblem
-from lm_tuning.data.readers.csv_lines import RecordLines
+from lm_tuning.data.check.findings import RowProblem
+from lm_tuning.data.readers.csv import RecordLines
 from lm_tuning.data.readers.open import ReadSettings, open_rows
 from lm_tuning.data.sources.describe import describe_file
-from lm_tuning.data.sources.unpacking import Unpacked
+from lm_tuning.data.sources.opening import Unpacked
 from lm_tuning.errors import UserError
 
 LIMIT = 1000
@@ -70,7 +70,7 @@ def test_a_long_row_is_named_with_its_size_and_reading_goes_on(tmp_path, kind, a
 
 @pytest.mark.parametrize("chunk", [1, 3, 64])
 def test_the_end_of_a_long_json_row_is_found_wherever_chunks_begin(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr("lm_tuning.data.readers.json_window._CHUNK_CHARACTERS", chunk)
+    monkeypatch.setattr("lm_tuning.data.readers.json_values._CHUNK_CHARACTERS", chunk)
     path = tmp_path / "a.json"
     long = json.dumps({"a": '"}]\\' * 60, "b": [{"c": "\\"}] * 40})
     path.write_text(f'[{{"a": "one"}}, {long}, {{"a": "two"}}]')

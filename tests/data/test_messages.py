@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_tuning.data.check.problems import RowProblem
+from lm_tuning.data.check.findings import RowProblem
 from lm_tuning.data.format.messages import (
     ROLE_OF_NAME,
     ROLES,

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from lm_tuning.data.readers import parquet_rows
+from lm_tuning.data.readers import columnar
 from lm_tuning.data.readers.open import ReadSettings
 from lm_tuning.data.sources.opening import RawFile
 
@@ -21,6 +21,6 @@ def test_a_struct_beyond_the_limit_is_known_by_its_size(
     path = tmp_path / "rows.parquet"
     chat = [{"text": "x" * 5000 + str(number)} for number in range(3)]
     pq.write_table(pa.table({name: chat, "other": [1, 2, 3]}), path, row_group_size=1, compression="none")
-    rows = parquet_rows.ParquetRows(RawFile({"path": str(path)}), "parquet", ReadSettings(max_row_bytes=1000))
-    monkeypatch.setattr(parquet_rows, "batch_rows", lambda *_, **__: pytest.fail("it was read"))
+    rows = columnar.ParquetRows(RawFile({"path": str(path)}), "parquet", ReadSettings(max_row_bytes=1000))
+    monkeypatch.setattr(columnar, "batch_rows", lambda *_, **__: pytest.fail("it was read"))
     assert [number for number, _ in rows._rows()] == [1, 2, 3]

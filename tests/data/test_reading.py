@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.data.check.problems import RowProblem
+from lm_tuning.data.check.findings import RowProblem
 from lm_tuning.data.readers.open import ReadSettings, RowSource, open_rows
 from lm_tuning.data.sources.describe import describe_file
 from lm_tuning.errors import UserError
@@ -89,7 +89,7 @@ def test_columns_are_those_of_all_first_rows(tmp_path):
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64, 1 << 20])
 def test_json_arrays_are_streamed_in_pieces_of_any_size(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr("lm_tuning.data.readers.json_window._CHUNK_CHARACTERS", chunk)
+    monkeypatch.setattr("lm_tuning.data.readers.json_values._CHUNK_CHARACTERS", chunk)
     rows: list[Any] = [{"text": 'a "quoted" }, ]\n값', "n": [1, {"b": None}]}, {"text": "x" * 100}, {"text": ""}]
     for text in (json.dumps(rows), json.dumps(rows, indent=2, ensure_ascii=False), f" {json.dumps(rows)} \n\n"):
         assert rows_of(file_of(tmp_path, "a.json", b"\xef\xbb\xbf" + text.encode())) == list(enumerate(rows, 1))
@@ -110,7 +110,7 @@ def test_json_arrays_are_streamed_in_pieces_of_any_size(tmp_path, monkeypatch, c
     ],
 )
 def test_damaged_json_arrays_name_the_row(tmp_path, monkeypatch, text, expected, chunk):
-    monkeypatch.setattr("lm_tuning.data.readers.json_window._CHUNK_CHARACTERS", chunk)
+    monkeypatch.setattr("lm_tuning.data.readers.json_values._CHUNK_CHARACTERS", chunk)
     assert expected in message_of(file_of(tmp_path, "a.json", text))
 
 

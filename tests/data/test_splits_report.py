@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lm_tuning.data.check.problems import shorten
+from lm_tuning.data.check.findings import shorten
 from lm_tuning.data.split.folder import read_copies
 from lm_tuning.data.splits_report import build_splits_section
 

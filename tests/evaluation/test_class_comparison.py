@@ -15,8 +15,7 @@ from rich.console import Console
 
 from lm_tuning.batching.held_out_loss import Predictions
 from lm_tuning.evaluation.classes import MAX_WRONG_ROWS, SAMPLE_COLUMNS, choose_samples, sort_out
-from lm_tuning.evaluation.report import build_markdown, build_summary, describe_outcome
-from lm_tuning.evaluation.results import Comparison, evaluate_models
+from lm_tuning.evaluation.results import Comparison, build_markdown, build_summary, describe_outcome, evaluate_models
 from lm_tuning.storage.folders import FolderStore
 from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.tracking.run_description import numbers_of

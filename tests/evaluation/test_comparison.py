@@ -13,9 +13,15 @@ import pytest
 import torch
 
 from lm_tuning.errors import UserError
-from lm_tuning.evaluation import language as language_comparison
-from lm_tuning.evaluation.report import build_markdown, build_summary, describe_outcome
-from lm_tuning.evaluation.results import Comparison, choose_split, evaluate_models
+from lm_tuning.evaluation import language
+from lm_tuning.evaluation.results import (
+    Comparison,
+    build_markdown,
+    build_summary,
+    choose_split,
+    describe_outcome,
+    evaluate_models,
+)
 from lm_tuning.models import loading
 from lm_tuning.models.tuned import load_tuned
 from lm_tuning.storage.folders import FolderStore
@@ -99,7 +105,7 @@ def test_samples_belong_to_their_rows(tuned: Path, tokens: Path, tmp_path: Path)
         assert row["prompt"] == f"what is {number}?"
         assert row["reference"] == f"it is {number} {'x' * (number % 7)}"
     assert any(row["base"] != row["tuned"] for row in compared.answers)
-    assert tuple(compared.answers[0]) == compared.columns == language_comparison.ANSWER_COLUMNS
+    assert tuple(compared.answers[0]) == compared.columns == language.ANSWER_COLUMNS
 
 
 def test_rouge_is_the_mean_over_the_answers(tuned: Path, tokens: Path, tmp_path: Path) -> None:
@@ -117,9 +123,9 @@ def test_the_base_evaluation_is_reused(
     first = compare(tuned, tokens, cache.root)
     cache.publish(first.base_evaluation)
     measured: list[str] = []
-    measure = language_comparison.measure_model
+    measure = language.measure_model
     monkeypatch.setattr(
-        language_comparison, "measure_model", lambda *args, **kw: measured.append(kw["name"]) or measure(*args, **kw)
+        language, "measure_model", lambda *args, **kw: measured.append(kw["name"]) or measure(*args, **kw)
     )
 
     with caplog.at_level(logging.INFO):

@@ -21,7 +21,7 @@ from lm_tuning.generation.generate import (
     generate_answers,
     pad_prompts,
 )
-from lm_tuning.text.answer_ends import special_ids
+from lm_tuning.text.decoding import special_ids
 from lm_tuning.text.store.table import TokenTable
 from tests.evaluation.tiny_tasks import make_seq2seq, write_pairs
 from tests.support.tiny import ASSISTANT, BOS, END, EOS, PAD, SYSTEM, USER, VOCABULARY, ids, make_model, make_tokenizer

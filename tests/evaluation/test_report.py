@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from lm_tuning.evaluation.report import build_markdown, build_summary, describe_outcome
+from lm_tuning.evaluation.results import build_markdown, build_summary, describe_outcome
 from lm_tuning.reporting.text import shorten, split_shared
 
 FACTS: dict[str, Any] = {"tuned_folder": "data/06_models/default/tuned_model", "tokens_per_second": 1234.5}

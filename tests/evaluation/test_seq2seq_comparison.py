@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.evaluation.report import build_markdown, describe_outcome
-from lm_tuning.evaluation.results import Comparison, evaluate_models
+from lm_tuning.evaluation.results import Comparison, build_markdown, describe_outcome, evaluate_models
 from lm_tuning.storage.folders import FolderStore
 from tests.evaluation.tiny_tasks import make_seq2seq, save_base, save_tuned_task, write_pairs
 from tests.support.rounding import SAME_LOSS

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from lm_tuning.tracking.journal import MAX_COPIED_BYTES, Journal
-from lm_tuning.tracking.run_list import find_link
+from lm_tuning.tracking.run_description import find_link
 from tests.hooks.test_tracking import all_runs, artifacts, client, losses, read_artifact, resume_params
 from tests.support.tiny_project import run_session
 from tests.support.tracking_store import history

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.parameters.command_line import parse_parameters, split_items
+from lm_tuning.parameters.loading import parse_parameters, split_items
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_rows_have_what_the_task_learns_from(valid: dict[str, Any], task: str, w
 
 
 def test_the_formats_of_tasks_are_those_of_the_readers() -> None:
-    from lm_tuning.data.format.task_formats import TASK_FORMATS
+    from lm_tuning.data.format.conventions import TASK_FORMATS
     from lm_tuning.parameters.conflicts import FORMATS_BY_TASK
 
     assert {task: (format,) for task, format in FORMATS_BY_TASK.items()} == {

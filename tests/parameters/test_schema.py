@@ -7,8 +7,7 @@ import jsonschema
 import pytest
 import yaml
 
-from lm_tuning.parameters.reference import render_reference
-from lm_tuning.parameters.schema import accepts, editor_schema, find_entry, join_words, walk_keys
+from lm_tuning.parameters.schema import accepts, editor_schema, find_entry, join_words, render_reference, walk_keys
 
 from .conftest import REPOSITORY
 

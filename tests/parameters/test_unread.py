@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from lm_tuning.parameters.command_line import parse_parameters
-from lm_tuning.parameters.loading import read_settled
+from lm_tuning.parameters.loading import parse_parameters, read_settled
 from tests.parameters.conftest import Project
 
 Problems = Callable[..., list[str]]

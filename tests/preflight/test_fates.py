@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.preflight.fates import account_for_rows
+from lm_tuning.preflight.figures import account_for_rows
 
 
 def summaries(**changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from lm_tuning.reporting.visible_text import PARAMETER, escape_markdown, shorten_middle, show_unseen
+from lm_tuning.reporting.text import PARAMETER, escape_markdown, shorten_middle, show_unseen
 
 
 def test_what_has_no_shape_gets_one():

@@ -6,7 +6,7 @@ import gc
 import subprocess
 import sys
 
-from lm_tuning.runtime.collection import collect_rarely, restore_collection
+from lm_tuning.runtime.threads import collect_rarely, restore_collection
 
 
 def test_collection_is_rare_and_comes_back() -> None:

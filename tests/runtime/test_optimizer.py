@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lm_tuning.runtime.optimizer import describe_optimizer_limit
+from lm_tuning.runtime.backend import describe_optimizer_limit
 
 
 def test_paging_without_a_gpu_is_said_to_be_none() -> None:

@@ -23,8 +23,8 @@ PACKAGE = "tiny_project"
 
 SETTINGS = """
 from lm_tuning.hooks.locking import OutputLockHook
-from lm_tuning.hooks.parameters import ParametersHook
-from lm_tuning.hooks.stored_inputs import StoredInputsHook
+from lm_tuning.hooks.validation import ParametersHook
+from lm_tuning.hooks.validation import StoredInputsHook
 from lm_tuning.hooks.tracking import TrackingHook
 
 HOOKS = (TrackingHook(), OutputLockHook(), StoredInputsHook(), ParametersHook())

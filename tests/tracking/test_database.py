@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.tracking.database import make_database
+from lm_tuning.tracking.address import make_database
 from lm_tuning.tracking.trouble import describe, strip_passwords
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lm_tuning.tracking.metric_names import name_figures, name_step_metrics
+from lm_tuning.tracking.names import name_figures, name_step_metrics
 
 
 def test_training_and_held_out_figures_have_groups_of_their_own_and_their_loss_is_in_the_first() -> None:

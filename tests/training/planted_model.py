@@ -11,7 +11,8 @@ import torch
 from lm_tuning.batching.batch import StepDataset
 from lm_tuning.batching.tasks import base as tasks
 from lm_tuning.training import run as run_module
-from lm_tuning.training.health.report import check_layout, first_loss
+from lm_tuning.training.health import first_loss
+from lm_tuning.training.health.report import check_layout
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.planted import Registry, World
 from tests.training.planted_rows import classify

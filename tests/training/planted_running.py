@@ -10,9 +10,8 @@ import torch
 from lm_tuning.runtime.nvml import CardReading
 from lm_tuning.training import job, step_log
 from lm_tuning.training import run as run_module
+from lm_tuning.training.health import memory_monitor, monitor
 from lm_tuning.training.health.monitor import TrainingWatch
-from lm_tuning.training.health.report import memory_monitor as watched_memory
-from lm_tuning.training.health.report import monitor as watch
 from lm_tuning.training.step_log import StepLog
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.planted import Registry, World
@@ -67,7 +66,7 @@ def break_three_of_four_for_long(world: World) -> None:
 
 @RUNNING("fp16-overflows")
 def overflow(world: World) -> None:
-    world.patch.setattr(watch, "OVERFLOWS_AT_START", 0)
+    world.patch.setattr(monitor, "OVERFLOWS_AT_START", 0)
     world.patch.setattr(
         run_module,
         "TrainingWatch",
@@ -197,7 +196,7 @@ def run_out_of_memory_once(world: World) -> None:
 def hold(world: World, *, held: int, total: int) -> None:
     """Let the process hold so many bytes of a card that has so many."""
     world.patch.setattr(step_log, "_peak_memory_bytes", lambda on_gpu: held)
-    world.patch.setattr(watch, "card_memory_bytes", lambda device: total)
+    world.patch.setattr(monitor, "card_memory_bytes", lambda device: total)
 
 
 @RUNNING("memory-near-limit")
@@ -208,7 +207,7 @@ def nearly_fill_the_card(world: World) -> None:
 @RUNNING("memory-beyond-card")
 def spill_into_the_host(world: World) -> None:
     hold(world, held=90 * GIB, total=80 * GIB)
-    world.patch.setattr(watched_memory, "read_card", lambda uuid: CardReading(80 * GIB - 2**20, 80 * GIB))
+    world.patch.setattr(memory_monitor, "read_card", lambda uuid: CardReading(80 * GIB - 2**20, 80 * GIB))
 
 
 @RUNNING("throughput-falls")

@@ -16,6 +16,7 @@ from lm_tuning.batching.batch import MicroBatch, StepBatch, StepDataset
 from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.batching.tasks.base import get_task
 from lm_tuning.text.store.table import TokenTable, TokenTableWriter
+from lm_tuning.training.health import batch_checks, table_checks
 from lm_tuning.training.health.batch_checks import (
     check_gradients,
     check_logits,
@@ -24,7 +25,7 @@ from lm_tuning.training.health.batch_checks import (
     expected_fresh_head_loss,
     look_at_rows,
 )
-from lm_tuning.training.health.report import Finding, HealthReport, batch_checks, table_checks
+from lm_tuning.training.health.report import Finding, HealthReport
 from lm_tuning.training.health.table_checks import check_table, check_tokenizer, find_positions
 from tests.support.tiny import ASSISTANT, BOS, END, PAD, USER, VOCABULARY, ids, make_model, make_tokenizer
 

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_tuning.batching.batch import StepBatch, StepDataset
+from lm_tuning.batching.batch import StepBatch, StepDataset, StepLoader
 from lm_tuning.batching.micro_batches import cut_pairs, cut_rows
-from lm_tuning.batching.step_loader import StepLoader
 from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.batching.tasks.base import get_task
 from lm_tuning.text.store.table import IGNORE_INDEX, TokenTable, TokenTableWriter

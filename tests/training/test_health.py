@@ -18,12 +18,12 @@ from lm_tuning.batching.batch import StepDataset
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.health_codes import CODES
 from lm_tuning.text.store.table import TokenRow
+from lm_tuning.training.health import first_loss
 from lm_tuning.training.health.report import (
     Finding,
     HealthReport,
     check_first_step,
     check_layout,
-    first_loss,
     mark_supervised,
     stop_if_needed,
     telling_refusals,

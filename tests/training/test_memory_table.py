@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from lm_tuning.training.planning.memory import ModelBytes
-from lm_tuning.training.planning.memory_table import REST, MemoryParts
+from lm_tuning.training.planning.memory import REST, MemoryParts, ModelBytes
 from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.planning.report import draw_plan, tabulate_plan
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from lm_tuning.batching.batch import MicroBatch, StepBatch
-from lm_tuning.training import phases, step_log
-from lm_tuning.training.phases import PhaseClock
+from lm_tuning.training import step_log
 from lm_tuning.training.results import summarize_efficiency
-from lm_tuning.training.step_log import StepLog
+from lm_tuning.training.step_log import PhaseClock, StepLog
 from tests.support.cost import count_calls
 
 
@@ -34,7 +33,7 @@ def wait(monkeypatch: pytest.MonkeyPatch) -> Wait:
         now += seconds
 
     clock = SimpleNamespace(perf_counter=lambda: now)
-    monkeypatch.setattr(phases, "time", clock)
+    monkeypatch.setattr(step_log, "time", clock)
     monkeypatch.setattr(step_log, "time", clock)
     return pass_by
 

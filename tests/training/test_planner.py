@@ -17,7 +17,7 @@ import pytest
 
 from lm_tuning.batching.step_plan import step_plan_of
 from lm_tuning.text.store.table import TokenTableWriter, open_split
-from lm_tuning.training.planning import plan_store, planner
+from lm_tuning.training.planning import plan, planner
 from lm_tuning.training.planning.plan import BatchPlan, choose_point, explain_choice, list_budgets
 from lm_tuning.training.planning.probe_exchange import ProbeAnswer, ProbePoint
 from lm_tuning.training.planning.report import NOT_COMPILED, draw_plan, tabulate_plan
@@ -206,7 +206,7 @@ def test_a_process_that_cannot_start_leaves_an_estimate(
 
 def test_a_plan_that_cannot_be_kept_serves_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("no folder")
-    plan_store.keep_plan(tmp_path / "file" / "plan.json", BatchPlan(64, False, [], "", 1.0, False))
+    plan.keep_plan(tmp_path / "file" / "plan.json", BatchPlan(64, False, [], "", 1.0, False))
     assert "could not be kept" in caplog.text
 
 
@@ -271,14 +271,14 @@ def test_a_plan_that_cannot_be_used_any_more_is_not_there(tmp_path: Path) -> Non
     reading = planner.read_memory("cpu")
     plan = BatchPlan(64, False, [], "", 1.0, False, facts={"other_programs_bytes": 2**30})
     file = tmp_path / "plan.json"
-    assert plan_store.read_plan(file, reading) is None
+    assert plan.read_plan(file, reading) is None
     file.write_text(json.dumps(plan.to_json()))
-    assert plan_store.read_plan(file, reading) == plan
+    assert plan.read_plan(file, reading) == plan
     crowded = replace(reading, total=2**36, others=2**30 + 2**34)
-    assert plan_store.read_plan(file, crowded) is None, "another program has come onto the device"
+    assert plan.read_plan(file, crowded) is None, "another program has come onto the device"
     for content in ("{", '{"micro_batch_tokens": 3}', "[]", '{"unknown": 1}'):
         file.write_text(content)
-        assert plan_store.read_plan(file, reading) is None, content
+        assert plan.read_plan(file, reading) is None, content
 
 
 def point(tokens: int, speed: float | None, share: float, **changes: Any) -> ProbePoint:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
+from lm_tuning.data.check.findings import shorten
 from lm_tuning.data.check.policy import ALWAYS_SKIPPED
-from lm_tuning.data.check.problems import shorten
 from lm_tuning.data.format.examples import JSON_FIELDS
 from lm_tuning.wording import count_of, escape_markdown, fence
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.data.check.findings import RowPlaces
-from lm_tuning.data.check.problems import shorten
+from lm_tuning.data.check.findings import RowPlaces, shorten
 from lm_tuning.data.mixing import rows_per_epoch
 from lm_tuning.data.split.class_shares import name_tied
 from lm_tuning.data.split.copies import describe_conflict

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lm_tuning.data.check.problems import shorten
+from lm_tuning.data.check.findings import shorten
 from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.errors import UserError
 

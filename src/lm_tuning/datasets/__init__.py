@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from lm_tuning.datasets.csv_file import CSVDataset
     from lm_tuning.datasets.files import FigureDataset, JSONDataset, TextDataset
-    from lm_tuning.datasets.finished_file import FinishedFileDataset
     from lm_tuning.datasets.folders import (
         FolderDataset,
         FolderStoreDataset,
         ModelFolderDataset,
         StoredFolderDataset,
     )
-    from lm_tuning.datasets.live_report import LiveReportDataset
+    from lm_tuning.datasets.handed import FinishedFileDataset
     from lm_tuning.datasets.metric_stream import MetricStreamDataset
-    from lm_tuning.datasets.report_sections import ReportSectionDataset
+    from lm_tuning.datasets.report_sections import LiveReportDataset, ReportSectionDataset
 
 __all__ = [
     "CSVDataset",
@@ -42,12 +41,12 @@ _MODULES = {
     "FigureDataset": "files",
     "JSONDataset": "files",
     "TextDataset": "files",
-    "FinishedFileDataset": "finished_file",
+    "FinishedFileDataset": "handed",
     "FolderDataset": "folders",
     "FolderStoreDataset": "folders",
     "ModelFolderDataset": "folders",
     "StoredFolderDataset": "folders",
-    "LiveReportDataset": "live_report",
+    "LiveReportDataset": "report_sections",
     "MetricStreamDataset": "metric_stream",
     "ReportSectionDataset": "report_sections",
 }

@@ -11,8 +11,7 @@ from kedro.io import AbstractDataset, DatasetError
 from kedro_datasets._typing import TablePreview
 
 from lm_tuning.datasets.entry import CatalogEntry
-from lm_tuning.datasets.finished import FinishedDataset
-from lm_tuning.datasets.handed import HandedDataset
+from lm_tuning.datasets.handed import FinishedDataset, HandedDataset
 from lm_tuning.errors import UserError
 from lm_tuning.storage.atomic import replace_folder, restore_folder
 from lm_tuning.storage.folders import FolderStore, StagedFolder

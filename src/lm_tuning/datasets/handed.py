@@ -1,13 +1,15 @@
-"""What a node writes into by itself: a dataset only hands it over."""
+"""What a node writes by itself: a dataset hands it a place to write to, or gives what is written its place."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from kedro.io import AbstractDataset, DatasetError
 
 from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.storage.atomic import replacing_file
 
 _Handed = TypeVar("_Handed")
 
@@ -40,3 +42,50 @@ class HandedDataset(CatalogEntry, AbstractDataset[NoReturn, _Handed]):
 
     def _describe(self) -> dict[str, Any]:
         return {"filepath": self._filepath}
+
+
+class FinishedDataset(CatalogEntry, AbstractDataset[Path, Path]):
+    """Base of datasets that keep one finished file or folder; a subclass says how it is moved and when it is there."""
+
+    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
+        """Point at the place.
+
+        Args:
+            filepath: where the file or folder is kept.
+            metadata: for plugins and our tracking hook.
+        """
+        self._filepath = Path(filepath)
+        self.metadata = metadata
+
+    def load(self) -> Path:
+        """Return the path.
+
+        Raises:
+            UserError: if it is missing, naming entry, path and the pipeline that makes it (as the cause of Kedro's
+                ``DatasetError``).
+        """
+        self.require(self._filepath, self._exists())
+        return self._filepath
+
+    def _describe(self) -> dict[str, Any]:
+        return {"filepath": self._filepath}
+
+
+class FinishedFileDataset(FinishedDataset):
+    """Move a finished file, such as a trace, to where it is kept; the file of before stays until then.
+
+    Example:
+        .. code-block:: yaml
+
+            profile_trace:
+              type: lm_tuning.datasets.FinishedFileDataset
+              filepath: data/08_reporting/default/profile/trace.json.gz
+    """
+
+    def save(self, data: Path) -> None:
+        """Move a file here, also from another disk."""
+        with replacing_file(self._filepath) as aside:
+            shutil.move(data, aside)
+
+    def _exists(self) -> bool:
+        return self._filepath.is_file()

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from kedro.io import AbstractDataset, DatasetError
 
 from lm_tuning.datasets.entry import CatalogEntry
-from lm_tuning.tracking.current import current_journal
+from lm_tuning.tracking.active_run import current_journal
 from lm_tuning.tracking.delivery import STEP, Delivery, now_ms
 from lm_tuning.tracking.journal import Journal
 from lm_tuning.tracking.sender import Sender

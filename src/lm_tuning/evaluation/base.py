@@ -1,10 +1,12 @@
-"""Measure one language model on held-out rows: its loss and its answers."""
+"""Measure one language model on held-out rows, and keep the measurement of a base so that it is made once."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_tuning.batching.held_out_loss import (
@@ -22,9 +24,10 @@ from lm_tuning.generation.generate import (
     own_first_id,
 )
 from lm_tuning.progress import OnProgress, ignore_progress
-from lm_tuning.runtime.precision_context import autocast
-from lm_tuning.text.answer_ends import special_ids
-from lm_tuning.text.decoding import decode
+from lm_tuning.runtime.precision import autocast
+from lm_tuning.storage.digests import digest_values
+from lm_tuning.storage.folders import FolderStore, StagedFolder
+from lm_tuning.text.decoding import decode, special_ids
 
 if TYPE_CHECKING:
     from lm_tuning.batching.tasks.base import TrainingTask
@@ -179,3 +182,65 @@ def decode_answers(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str
 def finite(value: float) -> float | None:
     """Return the value, ``None`` where JSON has no number for it."""
     return value if math.isfinite(value) else None
+
+
+BASE_EVALUATION_VERSION = 3
+"""Raise it when a model is measured in another way, so that older base evaluations are not reused."""
+
+MEASUREMENT_NAME = "measurement.json"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Two models on the same rows.
+
+    Attributes:
+        result: figures and samples, by the keys of the result.
+        answers: one row each, with ``columns``.
+        columns: names of the answers' values, in their order.
+        base_evaluation: the measurement of the base, stored already or staged for it.
+        warnings: what the user should know about the figures.
+    """
+
+    result: dict[str, Any]
+    answers: list[dict[str, Any]]
+    columns: tuple[str, ...]
+    base_evaluation: StagedFolder | Path
+    warnings: list[str] = field(default_factory=list)
+
+
+def base_evaluation_key(**deciding: Any) -> str:
+    """Return the key of a base evaluation.
+
+    Args:
+        **deciding: everything that its figures depend on.
+    """
+    return digest_values({"version": BASE_EVALUATION_VERSION, **deciding})
+
+
+def read_base_evaluation(folder: Path) -> Any:
+    """Read what :func:`stage_base_evaluation` wrote.
+
+    Args:
+        folder: a stored base evaluation.
+    """
+    return json.loads((folder / MEASUREMENT_NAME).read_text(encoding="utf-8"))
+
+
+def stage_base_evaluation(
+    cache: FolderStore, key: str, values: Any, *, columns: Sequence[str], rows: Sequence[Sequence[Any]]
+) -> StagedFolder:
+    """Write a base evaluation where publishing finds it.
+
+    Args:
+        cache: where base evaluations are kept.
+        key: see :func:`base_evaluation_key`.
+        values: the measurement; what ``json.dumps`` takes.
+        columns: titles of the preview.
+        rows: the preview's rows.
+    """
+    staged = cache.stage(key)
+    (staged.path / MEASUREMENT_NAME).write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
+    preview = {"columns": list(columns), "data": [list(row) for row in rows]}
+    (staged.path / "preview.json").write_text(json.dumps(preview, ensure_ascii=False), encoding="utf-8")
+    return staged

@@ -16,8 +16,7 @@ from lm_tuning.batching.held_out_loss import (
     measure_held_out,
 )
 from lm_tuning.data.split.class_shares import choose_shown, describe_moved, list_moved
-from lm_tuning.evaluation.base import decode_answers, finite
-from lm_tuning.evaluation.base_evaluation import Compared, base_evaluation_key, stage_base_evaluation
+from lm_tuning.evaluation.base import Compared, base_evaluation_key, decode_answers, finite, stage_base_evaluation
 from lm_tuning.evaluation.class_scores import (
     ConstantAnswer,
     Int64Array,
@@ -28,7 +27,7 @@ from lm_tuning.evaluation.class_scores import (
     measure_majority,
     tabulate_classes,
 )
-from lm_tuning.runtime.precision_context import autocast
+from lm_tuning.runtime.precision import autocast
 from lm_tuning.storage.folders import FolderStore
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from lm_tuning.batching.held_out_loss import evaluating
-from lm_tuning.models.positions import check_answer_room, position_limit
-from lm_tuning.models.stored_generation import stop_ids_of
+from lm_tuning.models.generation_settings import stop_ids_of
+from lm_tuning.models.structure import check_answer_room, position_limit
 from lm_tuning.progress import OnProgress, ignore_progress
-from lm_tuning.text.answer_ends import common_first_id, end_of_answer, special_ids
+from lm_tuning.text.decoding import common_first_id, end_of_answer, special_ids
 from lm_tuning.text.tokenizers.truncation import shorten_prompt
 from lm_tuning.wording import count_of
 

@@ -1,4 +1,4 @@
-"""Give each run its output folders alone."""
+"""Give each run its output folders alone, and keep an earlier run's report from passing for its own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from lm_tuning.storage.locks import OutputLock
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
+    from kedro.io import CatalogProtocol
+    from kedro.pipeline import Pipeline
+
 
 #: Lock files lie apart from the results, so that a user may delete the results of an output at any time.
 LOCK_FOLDER = Path("data/.locks")
@@ -69,3 +72,17 @@ class OutputLockHook:
         lock, self._lock = self._lock, None
         if lock is not None:
             lock.release()
+
+
+class EarlierReportsHook:
+    """Mark each report that a run will write, so that a run which ends before leaves none that looks like its own."""
+
+    @hook_impl(trylast=True)  # behind the lock: another run may be writing the report
+    def before_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+        """Mark the reports whose first section the pipeline makes; saving the section takes the mark away."""
+        from lm_tuning.datasets.report_sections import ReportSectionDataset
+
+        for name in sorted(pipeline.all_outputs()):
+            dataset = catalog.get(name)
+            if isinstance(dataset, ReportSectionDataset) and dataset.is_first:
+                dataset.mark_earlier()

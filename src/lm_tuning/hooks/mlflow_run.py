@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from lm_tuning.errors import UserError
 from lm_tuning.hooks.locking import LOCK_FOLDER
 from lm_tuning.secrets import mask, mask_values
-from lm_tuning.tracking.active_run import enter_run, leave_run
+from lm_tuning.tracking.active_run import enter_run, leave_run, set_current
 from lm_tuning.tracking.address import bounded_requests
-from lm_tuning.tracking.current import set_current
 from lm_tuning.tracking.delivery import Delivery, now_ms
 from lm_tuning.tracking.journal import JOURNAL_FOLDER, Journal, describe_count, find_journal, is_stand_in, read_run_id
 from lm_tuning.tracking.run_description import flatten_settings

@@ -1,20 +1,27 @@
-"""Check, before the first node, what a training asks of the device and of its checkpoints."""
+"""Check before the first node: every parameter, what a pipeline starts from, and what a training asks for."""
 
 from __future__ import annotations
 
+import logging
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 
+from lm_tuning.datasets.entry import CatalogEntry, find_way
+from lm_tuning.datasets.options import check_entries
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.loading import read_settled
 from lm_tuning.runtime.device import Device, probe_device
 
 if TYPE_CHECKING:
+    from kedro.framework.context import KedroContext
     from kedro.io import CatalogProtocol
     from kedro.pipeline import Pipeline
 
     from lm_tuning.parameters import ModelParameters, TrainParameters
+
 
 TRAINING_NODES = {"train_model", "profile_steps"}
 
@@ -76,3 +83,64 @@ def find_device_problems(device: Device, train: TrainParameters, model: ModelPar
             "train.qlora.bits = 4, or train.lora.use_dora = false."
         )
     return problems
+
+
+class StoredInputsHook:
+    """Tell datasets their names, and stop a run whose inputs are missing."""
+
+    @hook_impl
+    def after_catalog_created(self, catalog: CatalogProtocol) -> None:
+        """Tell each dataset of ours which entry it is, for its messages."""
+        for name, dataset in catalog.items():
+            if isinstance(dataset, CatalogEntry):
+                dataset.entry_name = name
+
+    @hook_impl(tryfirst=True)
+    def before_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+        """Look for every input that no node of this run makes.
+
+        Raises:
+            UserError: naming each missing entry, its path and the pipelines that lead there from what is stored.
+        """
+
+        def is_missing(name: str) -> bool:
+            dataset = catalog.get(name)
+            return isinstance(dataset, CatalogEntry) and not dataset.exists()  # type: ignore[attr-defined]
+
+        missing = sorted(filter(is_missing, pipeline.inputs()))
+        if not missing:
+            return
+        way = find_way(missing, is_missing=is_missing)
+        problems = []
+        for name in missing:
+            dataset = catalog.get(name)
+            assert isinstance(dataset, CatalogEntry)
+            problems.append(dataset.describe_missing(Path(getattr(dataset, "_filepath", name)), way=way))
+        raise UserError(problems)
+
+
+logger = logging.getLogger(__name__)
+
+
+class ParametersHook:
+    """Check all parameters, also those that the requested pipelines do not use."""
+
+    @hook_impl(tryfirst=True)
+    def after_context_created(self, context: KedroContext) -> None:
+        """Validate the merged parameters and make relative paths mean the project folder.
+
+        Kedro validates only the ``params:`` inputs of nodes that run, and only later, when it builds the catalog. A
+        missing environment folder is found here too: left alone it ends in a misleading message from a later plugin.
+
+        Raises:
+            UserError: with every problem at once.
+        """
+        os.chdir(context.project_path)
+        settled = read_settled(context.config_loader, context.project_path)
+        check_entries(context.config_loader)
+        # What a nearer setting replaced must be gone for the nodes too, which Kedro hands the loader's values.
+        context.config_loader["parameters"] = settled.raw
+        for line in settled.replaced:
+            logger.info("%s", line)
+        for line in settled.warnings:
+            logger.warning("%s", line)

@@ -1,11 +1,20 @@
-"""Repair generation settings that could not be saved again."""
+"""Settings of generation that are stored with a tuned model, so that other programs answer as it was evaluated.
+
+A chat template often ends a turn with another token than the one that the model's own settings stop at. A model that
+was trained to end its answers with ``<|end|>`` then runs on to the limit wherever plain ``generate`` is called.
+Settings that came with a base model and could not be saved again are repaired.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+from pathlib import Path
 from typing import Any
 
 from lm_tuning.errors import UserError
+from lm_tuning.models.folders import is_local
+from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -78,3 +87,191 @@ def _reasons(settings: Any) -> str:
         told = [line for line in lines if line != "GenerationConfig is invalid:" and not line.startswith("If you're")]
         return " ".join(told)
     return ""
+
+
+GENERATION_NAME = "generation_config.json"
+CARD_NAME = "README.md"
+
+
+def settings_of_answers(
+    model: Any,
+    tokenizer: Any,
+    *,
+    learned_stop_ids: list[int],
+    first_id: int | None,
+    pad_id: int,
+    num_beams: int,
+) -> Any:
+    """Build the settings by which a tuned model is evaluated: its likeliest answer, ended where it learned to end.
+
+    What the base model's settings say of sampling, penalties and lengths is left out, as it is in the evaluation.
+
+    Args:
+        model: the tuned model, wrapped or not; its end tokens stay end tokens.
+        tokenizer: the model's; its end token is one too.
+        learned_stop_ids: tokens that end the answers in the training rows.
+        first_id: the token that every answer of an encoder-decoder begins with; ``None`` for none.
+        pad_id: fills shorter rows of a batch.
+        num_beams: number of beams; 1 answers greedily.
+
+    Returns:
+        A ``GenerationConfig``.
+    """
+    from transformers import GenerationConfig
+
+    make_config: Any = GenerationConfig
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    known = stop_ids_of(inner, tokenizer)
+    missing = sorted(set(learned_stop_ids) - known)
+    if missing:
+        logger.info(
+            "Answers end in %s, at which %s does not stop by its own settings: the tuned model's %s names it.",
+            ", ".join(str(tokenizer.convert_ids_to_tokens(token)) for token in missing),
+            getattr(inner, "name_or_path", "") or "the base model",
+            GENERATION_NAME,
+        )
+    has_encoder = bool(getattr(inner.config, "is_encoder_decoder", False))
+    return make_config(
+        do_sample=False,
+        num_beams=num_beams,
+        bos_token_id=getattr(inner.generation_config, "bos_token_id", None),
+        eos_token_id=sorted(known | set(learned_stop_ids)) or None,
+        pad_token_id=pad_id,
+        decoder_start_token_id=inner.config.decoder_start_token_id if has_encoder else None,
+        forced_bos_token_id=first_id if has_encoder else None,
+    )
+
+
+def stop_ids_of(model: Any, tokenizer: Any) -> set[int]:
+    """Return the tokens at which a model stops by its settings and its tokenizer.
+
+    Args:
+        model: a language model, not wrapped.
+        tokenizer: the model's.
+    """
+    stops: set[int] = set()
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    for ids in (tokenizer.eos_token_id, configured):
+        stops.update([ids] if isinstance(ids, int) else ids or [])
+    return stops
+
+
+def take_stored_settings(model: Any, folder: Path) -> None:
+    """Give a base model the settings that were stored with its adapter; leave it alone where none were.
+
+    Args:
+        model: the base model inside the adapter's wrapper.
+        folder: a tuned model.
+    """
+    if (folder / GENERATION_NAME).is_file():
+        from transformers import GenerationConfig
+
+        model.generation_config = GenerationConfig.from_pretrained(str(folder))
+
+
+def complete_adapter_config(folder: Path, base: dict[str, Any]) -> None:
+    """Name an adapter's base so that peft finds it from anywhere: a local folder in full, a hub name by its revision.
+
+    Args:
+        folder: what peft has written; its ``adapter_config.json`` is changed.
+        base: ``name_or_path`` and ``revision`` of the base model.
+    """
+    path = folder / "adapter_config.json"
+    config = json.loads(path.read_text(encoding="utf-8"))
+    name = str(base["name_or_path"])
+    config["base_model_name_or_path"] = str(Path(name).expanduser().absolute()) if is_local(name) else name
+    config["revision"] = base.get("revision")
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+_LOADERS = {
+    "causal_lm": ("AutoModelForCausalLM", "AutoPeftModelForCausalLM"),
+    "seq2seq_lm": ("AutoModelForSeq2SeqLM", "AutoPeftModelForSeq2SeqLM"),
+    "sequence_classification": ("AutoModelForSequenceClassification", "AutoPeftModelForSequenceClassification"),
+}
+
+
+def write_card(folder: Path, facts: dict[str, Any], *, label_map: dict[str, int] | None, pad_id: int) -> None:
+    """Write a README for people who use the model without this project: what it is, and the calls that load it.
+
+    Args:
+        folder: the tuned model.
+        facts: ``method``, ``task``, ``quantization``, ``base`` and ``compute_dtype``, as in ``tuning.json``.
+        label_map: id of each class by its name; ``None`` without classes.
+        pad_id: id of the pad token.
+    """
+    base = facts["base"]
+    what = "Weights" if facts["method"] == "full" else "An adapter"
+    lines = [
+        f"# {what} of {base['name_or_path']}",
+        "",
+        f"{what} for `{facts['task']}`, trained by LM Tuning with the method `{facts['method']}` "
+        f"({count_of(facts['finished_step'], 'step')}). `tuning.json` has the details.",
+        "",
+        "## Use it with transformers",
+        "",
+        "```python",
+        *_loading_code(facts, label_map=label_map, pad_id=pad_id),
+        "```",
+        "",
+    ]
+    if facts["task"] != "sequence_classification":
+        lines += [
+            f"`{GENERATION_NAME}` holds the settings that the model is evaluated with: the end tokens that it learned, "
+            "and no sampling.",
+        ]
+        if facts["method"] != "full":
+            lines += [
+                "An adapter takes its base model's settings unless it is told of these, and then may not stop where it "
+                "learned to: pass them, as above.",
+            ]
+        lines += ["Say how long an answer may be with `max_new_tokens`.", ""]
+    (folder / CARD_NAME).write_text("\n".join(lines), encoding="utf-8")
+
+
+def _loading_code(facts: dict[str, Any], *, label_map: dict[str, int] | None, pad_id: int) -> list[str]:
+    """Return lines that set ``tokenizer`` and ``model``, given ``folder``."""
+    is_full, generates = facts["method"] == "full", facts["task"] != "sequence_classification"
+    loader = _LOADERS[facts["task"]][0 if is_full else 1]
+    names = ["AutoTokenizer"]
+    names += [loader] if is_full else []
+    names += ["GenerationConfig"] if generates and not is_full else []
+    held = facts["quantization"]
+    if held is not None:
+        names.append("BitsAndBytesConfig")
+    lines = ["import torch"] if held is not None else []
+    lines += [] if is_full else [f"from peft import {loader}"]
+    lines += [f"from transformers import {', '.join(sorted(names))}", "", 'folder = "."  # where this file lies']
+    lines += ["tokenizer = AutoTokenizer.from_pretrained(folder)"]
+    options = [] if is_full or not generates else ["generation_config=GenerationConfig.from_pretrained(folder)"]
+    if label_map is not None and not is_full:
+        options.append(f"num_labels={len(label_map)}")
+    if held is not None:
+        options.append(f"quantization_config=BitsAndBytesConfig({_quantization_code(facts)})")
+    if facts["base"].get("trust_remote_code"):
+        options.append("trust_remote_code=True  # the base model comes with code of its own")
+    if not options:
+        lines += [f"model = {loader}.from_pretrained(folder)"]
+    else:
+        lines += [f"model = {loader}.from_pretrained(", "    folder,", *(f"    {option}," for option in options), ")"]
+    if not generates:
+        lines += [f"model.config.pad_token_id = {pad_id}"]
+        if not is_full:
+            lines += [
+                "",
+                "import json",
+                "",
+                'labels = json.load(open(f"{folder}/label_map.json"))  # id of each class by its name',
+                "model.config.id2label = {index: name for name, index in labels.items()}",
+            ]
+    return lines
+
+
+def _quantization_code(facts: dict[str, Any]) -> str:
+    held = facts["quantization"]
+    if held["bits"] == 8:
+        return "load_in_8bit=True"
+    return (
+        f'load_in_4bit=True, bnb_4bit_quant_type="{held["quant_type"]}", '
+        f"bnb_4bit_use_double_quant={held['double_quant']}, bnb_4bit_compute_dtype=torch.{facts['compute_dtype']}"
+    )

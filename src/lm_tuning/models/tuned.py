@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_tuning.errors import UserError
+from lm_tuning.models.generation_settings import take_stored_settings
 from lm_tuning.models.loading import load_model, load_tokenizer
 from lm_tuning.models.quantization import Quantization
-from lm_tuning.models.stored_generation import take_stored_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

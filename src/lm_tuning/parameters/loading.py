@@ -1,4 +1,7 @@
-"""Parameters from Kedro's configuration loader: read, checked, and the same in parameters and catalog."""
+"""Parameters from Kedro's configuration loader: read, checked, and the same in parameters and catalog.
+
+What is set in the nearer layer wins; the text behind ``--params`` is read with the declared types in mind.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,79 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from lm_tuning.errors import UserError
-from lm_tuning.parameters.layers import settle_alternatives
-from lm_tuning.parameters.numerals import find_numerals
 from lm_tuning.parameters.root import Parameters
-from lm_tuning.parameters.sources import Sources
-from lm_tuning.parameters.unread import find_unread_files, find_unread_globals
-from lm_tuning.parameters.unreadable import describe_unreadable
+from lm_tuning.parameters.schema import accepts, find_entry
+from lm_tuning.parameters.sources import Sources, describe_numeral, find_numerals, is_other_base
+from lm_tuning.parameters.unread import describe_unreadable, find_unread_files, find_unread_globals
 from lm_tuning.parameters.validation import validate_parameters
+from lm_tuning.secrets import is_secret_name, remember
 
 if TYPE_CHECKING:
     from kedro.config import AbstractConfigLoader, OmegaConfigLoader
+
+
+# Of each set one alternative can hold. Layers, the nearest first: --params, the environment's folder, conf/base.
+_ALTERNATIVES: tuple[tuple[tuple[str, ...], ...], ...] = (
+    (("train.effective_batch_rows",), ("train.effective_batch_tokens",)),
+    (
+        ("data.columns.text",),
+        ("data.columns.prompt", "data.columns.response", "data.columns.system"),
+        ("data.columns.messages", "data.columns.tools"),
+    ),
+    (("split.num_folds",), ("data.validation_path",)),
+)
+
+
+def settle_alternatives(raw: Mapping[str, Any], sources: Sources) -> tuple[dict[str, Any], list[str]]:
+    """Take out settings that one in a nearer layer replaces.
+
+    ``conf/base`` sets ``train.effective_batch_tokens``; a user who sets ``train.effective_batch_rows`` on top means it
+    in its place. Two alternatives in one layer are left as they are: that is a contradiction, told by the checks.
+
+    Args:
+        raw: the merged parameters as plain values, by group and key.
+        sources: where they were written.
+
+    Returns:
+        The parameters, with null in place of what was replaced, and a line for each replacement.
+    """
+    settled, lines = dict(raw), []
+    for alternatives in _ALTERNATIVES:
+        chosen = [[key for key in keys if _value(settled, key) is not None] for keys in alternatives]
+        layers = [min((sources.layer(key.split(".")) for key in keys), default=None) for keys in chosen]
+        known = [layer for layer in layers if layer is not None]
+        if len(known) < 2 or known.count(min(known)) > 1:
+            continue
+        nearest = layers.index(min(known))
+        winner = chosen[nearest][0]
+        for keys in (keys for position, keys in enumerate(chosen) if position != nearest):
+            for key in keys:
+                lines.append(
+                    f"{_show(settled, winner, sources)} takes the place of {_show(settled, key, sources)}: only one of "
+                    "them can hold."
+                )
+                _set_null(settled, key)
+    return settled, lines
+
+
+def _value(raw: Any, key: str) -> Any:
+    for part in key.split("."):
+        raw = raw.get(part) if isinstance(raw, Mapping) else None
+    return raw
+
+
+def _show(raw: Mapping[str, Any], key: str, sources: Sources) -> str:
+    source = sources.find(key.split("."))
+    return f"{key} = {_value(raw, key)}" + (f" ({source.place})" if source else "")
+
+
+def _set_null(raw: dict[str, Any], key: str) -> None:
+    """Set a key to None in copies of its groups, since the configuration loader keeps the groups themselves."""
+    *groups, last = key.split(".")
+    for group in groups:
+        raw[group] = dict(raw[group])
+        raw = raw[group]
+    raw[last] = None
 
 
 def load_parameters(config_loader: AbstractConfigLoader, root: Path) -> Parameters:
@@ -149,3 +215,76 @@ def _check_output(raw: Mapping[str, Any], config_loader: OmegaConfigLoader, sour
         f"globals.yml alone. Set it in the environment's globals.yml (output: {named}) and leave it out of the "
         f"parameters.{place}"
     ]
+
+
+_CLOSING = {"[": "]", "{": "}"}
+
+
+def parse_parameters(text: str) -> dict[str, Any]:
+    r"""Read ``group.key=value,group.key=value`` into nested groups.
+
+    Values are YAML, except that a key that wants text keeps what was typed where YAML would make something else of it:
+    ``model.revision=01`` is ``"01"``, and ``data.columns.label=no`` is ``"no"``. Commas inside brackets, braces or
+    quotes do not end a value: ``train.lora.target_modules=[q_proj,v_proj]``.
+
+    Raises:
+        ValueError: when a part has no ``=`` or no key, or a value is not YAML.
+    """
+    from omegaconf import OmegaConf
+    from yaml import YAMLError
+
+    parsed = OmegaConf.create()
+    for item in split_items(text):
+        key, equals, value = item.partition("=")
+        key = key.strip()
+        if find_entry(key.split(".")) is None and is_secret_name(key.rpartition(".")[2]):
+            remember([value.strip(), value.strip().strip("'\"")])  # a mistyped key; the error log holds its value
+        if not equals or not key:
+            raise ValueError(
+                f"{item!r} is not of the form key=value; a list needs brackets, and text with commas needs quotes "
+                "inside the shell's: --params 'a.b=[x,y],c.d=\"one, two\"'"
+            )
+        try:
+            read = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
+        except YAMLError as error:
+            raise ValueError(f"{item!r} cannot be read as YAML; put the value in quotes") from error
+        assert isinstance(read, dict)
+        kept = _keep_text(key, value.strip(), read["value"])
+        if not isinstance(kept, str) and is_other_base(value):
+            raise ValueError(f"{item}: {describe_numeral(value.strip())}")
+        OmegaConf.update(parsed, key, kept, force_add=True)
+    return dict(OmegaConf.to_container(parsed))  # type: ignore[arg-type]
+
+
+def _keep_text(key: str, typed: str, read: Any) -> Any:
+    """Return what was typed where the key wants text and YAML read something else."""
+    entry = find_entry(key.split("."))
+    if not entry or isinstance(read, (str, dict, list)) or accepts(entry, read) or not accepts(entry, typed):
+        return read
+    return typed
+
+
+def split_items(text: str) -> list[str]:
+    """Split at commas outside brackets, braces and quotes; a quote counts only where a value or an item starts."""
+    items: list[str] = []
+    expected: list[str] = []
+    start, quote = 0, ""
+    opens_value = False
+    for position, letter in enumerate(text):
+        if quote:
+            if letter == quote and (quote == "'" or text[position - 1] != "\\"):
+                quote = ""
+            continue
+        if letter in "'\"" and opens_value:
+            quote = letter
+        elif letter in _CLOSING and (opens_value or expected):
+            expected.append(_CLOSING[letter])
+        elif expected and letter == expected[-1]:
+            expected.pop()
+        elif letter == "," and not expected:
+            items.append(text[start:position].strip())
+            start = position + 1
+        if not letter.isspace():
+            opens_value = letter in "=[{:," and (letter == "=" or bool(expected))
+    items.append(text[start:].strip())
+    return [item for item in items if item]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_tuning.data.format.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.text.store.summary import length_quantiles
 from lm_tuning.text.store.table import Int32Array
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lm_tuning.data.format.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.preflight.labels import lay_out_labels
 from lm_tuning.reporting.document import Block, Concerns, Example, Histogram, Paragraph, Report, Section, Table
-from lm_tuning.reporting.wording import shorten_path, write_count, write_large, write_percent
+from lm_tuning.reporting.text import shorten_path, write_count, write_large, write_percent
 from lm_tuning.wording import count_of
 
 _MAX_FILES = 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lm_tuning.data.format.task_formats import SEQUENCE_CLASSIFICATION
+from lm_tuning.data.format.conventions import SEQUENCE_CLASSIFICATION
 from lm_tuning.data.split.class_shares import describe_moved
 from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED
 from lm_tuning.wording import count_of

@@ -1,4 +1,4 @@
-"""Check the tokens that say where a text begins, ends, and is no text at all."""
+"""Check the tokens that say where a text begins and ends, and the ids of all rows against what the model embeds."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from lm_tuning.data.format.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.align.masks import added_around
 from lm_tuning.text.decoding import decode
-from lm_tuning.text.store.table import Int32Array, Int64Array, open_split
+from lm_tuning.text.store.table import SPLITS, Int32Array, Int64Array, open_split
+from lm_tuning.training.health.table_reading import find_outside_ids, find_rows_with
 from lm_tuning.wording import count_of
 
 _NUM_ENDINGS = 5
@@ -254,3 +255,35 @@ def _judge_begin(bos: dict[str, Any], num_rows: int, *, noun: str = "row") -> di
 
 def _verdict(question: str, answer: str, verdict: str) -> dict[str, str]:
     return {"question": question, "answer": answer, "verdict": verdict}
+
+
+_SHOWN = 5
+
+
+def measure_vocabulary(tokens: Path, tokenizer: Any, *, num_embeddings: int | None) -> dict[str, Any]:
+    """Count rows with token ids that the model does not embed.
+
+    Args:
+        tokens: folder of tokens.
+        tokenizer: the tokenizer that made them.
+        num_embeddings: token ids that the model embeds; ``None`` where its configuration does not say.
+
+    Returns:
+        ``num_tokens`` of the tokenizer, ``num_embeddings``, and of the rows of each split that hold other ids
+        ``num_rows_beyond``, ``rows_beyond`` (the first row ids) and ``ids_beyond`` (ids with their tokens).
+    """
+    facts: dict[str, Any] = {"num_tokens": len(tokenizer), "num_embeddings": num_embeddings}
+    beyond: dict[str, list[int]] = {split: [] for split in SPLITS}
+    ids: set[int] = set()
+    if num_embeddings is not None:
+        for split in SPLITS:
+            table = open_split(tokens, split)
+            found = find_outside_ids(table, 0, num_embeddings)
+            ids.update(found)
+            if found:
+                beyond[split] = find_rows_with(table, 0, num_embeddings)
+    return facts | {
+        "num_rows_beyond": {split: len(rows) for split, rows in beyond.items()},
+        "rows_beyond": {split: rows[:_SHOWN] for split, rows in beyond.items()},
+        "ids_beyond": {str(token_id): tokenizer.convert_ids_to_tokens(token_id) for token_id in sorted(ids)[:_SHOWN]},
+    }

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from lm_tuning.reporting.document import Bars, Block, Concerns, Example, Histogram, Paragraph, Report, Table
-from lm_tuning.reporting.visible_text import escape_markdown, shorten_middle, show_unseen
+from lm_tuning.reporting.text import escape_markdown, shorten_middle, show_unseen
 from lm_tuning.text.store.summary import LEARNED_MARKS
 from lm_tuning.wording import fence
 

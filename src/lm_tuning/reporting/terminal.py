@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lm_tuning.reporting.document import Bars, Block, Concerns, Example, Histogram, Paragraph, Report, Table
 from lm_tuning.reporting.markdown import draw_bars, histogram_lines, marked_runs
-from lm_tuning.reporting.visible_text import shorten_middle, show_unseen
+from lm_tuning.reporting.text import shorten_middle, show_unseen
 from lm_tuning.wording import on_one_line
 
 if TYPE_CHECKING:

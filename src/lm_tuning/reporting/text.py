@@ -1,11 +1,15 @@
-"""Shape numbers and texts for the reports of an evaluation."""
+"""Write figures, paths and text from rows as a reader of a report wants them: safe, plain to see, and short."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
+
+from lm_tuning.wording import escape_signs, escape_start, on_one_line
 
 PROMPT_CHARACTERS = 400
 ANSWER_CHARACTERS = 400
@@ -119,3 +123,94 @@ def _signed(value: float, decimals: int) -> str:
 def _whole_lines(text: str) -> str:
     """Cut a text after its last line break."""
     return text[: text.rfind("\n") + 1]
+
+
+def write_count(number: int) -> str:
+    """Write a whole number with commas.
+
+    Args:
+        number: any size.
+    """
+    return f"{number:,}"
+
+
+def write_large(number: float) -> str:
+    """Write a number with three digits and a letter for thousands, millions or billions.
+
+    Args:
+        number: not negative.
+    """
+    for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if number >= size:
+            return f"{number / size:.3g} {letter}"
+    return f"{number:,.0f}"
+
+
+def write_percent(fraction: float) -> str:
+    """Write a share so that little is not taken for nothing, nor almost all for all.
+
+    Args:
+        fraction: from 0 to 1.
+    """
+    if 0 < fraction < 0.0005:
+        return "< 0.1%"
+    if 0.9995 <= fraction < 1:
+        return "> 99.9%"
+    return f"{fraction:.1%}"
+
+
+def shorten_path(path: str) -> str:
+    """Keep the last parts of a long path.
+
+    Args:
+        path: a file.
+    """
+    parts = PurePath(path).parts
+    return path if len(parts) <= 4 else "/".join(("…", *parts[-3:]))
+
+
+# Control characters, and those that turn the direction of what follows or take no room.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
+# A setting of ours, such as train.batching=packed, but no file, such as train.csv.
+PARAMETER = re.compile(
+    r"(?<![\w./\\-])(?:data|split|tokenize|train|evaluate|model|preflight)\."
+    r"(?!(?:csv|tsv|jsonl?|parquet|arrow|txt|md|html|png|zip|gz|zst|xz|bz2)\b)"
+    r"[a-z_]+(?:\.[a-z_]+)*(?:[:=] ?[a-z0-9_.]*[a-z0-9_])?\b"
+)
+
+
+def show_unseen(text: str) -> str:
+    r"""Write characters without a shape as ``\u200b``; line breaks and tabs stay.
+
+    Args:
+        text: what stands in a row.
+    """
+    return _UNSEEN.sub(lambda found: f"\\u{ord(found.group()):04x}", text.replace("\r\n", "\\r\n"))
+
+
+def shorten_middle(text: str, max_characters: int) -> str:
+    """Cut a long text in the middle and say how much is missing.
+
+    Args:
+        text: any text.
+        max_characters: characters to keep.
+    """
+    if len(text) <= max_characters:
+        return text
+    end = max_characters // 3
+    start = max_characters - end
+    return f"{text[:start]} … {len(text) - max_characters:,} characters … {text[-end:]}"
+
+
+def escape_markdown(text: str) -> str:
+    """Write plain text for Markdown, on one line; names of parameters become code.
+
+    Args:
+        text: plain text, perhaps with words out of rows in it.
+    """
+    line = on_one_line(show_unseen(text))
+    parts, at = [], 0
+    for found in PARAMETER.finditer(line):
+        parts += [escape_signs(line[at : found.start()]), f"`{found.group()}`"]
+        at = found.end()
+    return escape_start("".join([*parts, escape_signs(line[at:])]))

@@ -1,6 +1,7 @@
 """Set torch's own switches, and read back what torch says they are.
 
-Hooks do not run in ranks or in processes that they start, so both call `apply_backend`.
+Hooks do not run in ranks or in processes that they start, so both call `apply_backend`. What an optimizer cannot do on
+the device is said before a training.
 """
 
 from __future__ import annotations
@@ -115,3 +116,22 @@ def _choose_num_threads(num_threads: int | Literal["auto"]) -> tuple[int | None,
     if num_threads != "auto":
         return num_threads, f"environment.num_threads={num_threads}"
     return None, "torch's own choice"
+
+
+def describe_optimizer_limit(name: str | None, *, device: str) -> str | None:
+    """Say what a named optimizer does otherwise than its name says on this device.
+
+    Args:
+        name: ``train.trainer.optim``; ``None`` for the Trainer's default.
+        device: ``cpu``, ``cuda`` or ``mps``.
+
+    Returns:
+        A sentence for a warning, or None.
+    """
+    if name is not None and name.startswith("paged_") and device != "cuda":
+        plain = name.removeprefix("paged_")
+        return (
+            f"train.trainer.optim = {name} pages its state between the memories of a GPU and of the CPU, and training "
+            f"runs on the {device.upper()}: the state is not paged, as with {plain}."
+        )
+    return None

@@ -1,12 +1,15 @@
-"""Choose the number format of weights and of matrix products, and say why."""
+"""Choose the dtype of weights and of matrix products, say why, and open the autocast context that follows from it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from lm_tuning.errors import UserError
 from lm_tuning.runtime.device import Device
+
+if TYPE_CHECKING:
+    import torch
 
 DType = Literal["float32", "bfloat16", "float16"]
 
@@ -141,3 +144,17 @@ def _find_warning(device: Device, method: str, weights: DType, compute: DType) -
             "of the weights; model.dtype=auto keeps float32 master weights."
         )
     return " ".join(warnings) or None
+
+
+def autocast(device: str, compute_dtype: str) -> torch.autocast:
+    """Return the context in which a forward pass computes as training does.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        compute_dtype: type of matrix products.
+    """
+    import torch
+
+    enabled = compute_dtype != "float32"
+    dtype = getattr(torch, compute_dtype) if enabled else None
+    return torch.autocast(device_type=device, dtype=dtype, enabled=enabled)

@@ -2,10 +2,15 @@
 
 They must be set before torch is imported: OpenMP and MKL read theirs when they are loaded, CUDA when it starts. Worker
 processes and ranks inherit them.
+
+Python looks for reference cycles hardly ever while packages load, and as usual while training: loading torch,
+transformers, peft and MLflow makes a million objects, none of them garbage; what that took of a start stands in
+``docs/lab-log.md``.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import logging
@@ -243,3 +248,17 @@ def _set(environ: MutableMapping[str, str], name: str, value: str | None) -> Non
     else:
         environ[name] = marked[name] = value
     environ[MARKER] = json.dumps(marked)
+
+
+_AS_STARTED = gc.get_threshold()
+_RARELY = (100_000, 50, 1000)
+
+
+def collect_rarely() -> None:
+    """Look for cycles after 100,000 new objects, not 700 or 2,000; they stay bounded, unlike with it switched off."""
+    gc.set_threshold(*_RARELY)
+
+
+def restore_collection() -> None:
+    """Go back to Python's own pace, so that a cycle that holds tensors is freed soon."""
+    gc.set_threshold(*_AS_STARTED)

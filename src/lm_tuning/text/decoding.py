@@ -1,10 +1,17 @@
-"""Turn token ids back into the text that they stand for, and into no other."""
+"""Turn token ids back into the text that they stand for, and find the tokens at which answers begin and end."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from lm_tuning.text.store.table import TokenTable
 
 
 def decode(tokenizer: Any, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
@@ -38,3 +45,77 @@ def _without_cleanup(tokenizer: Any) -> Iterator[None]:
         yield
     finally:
         decoder.cleanup = True
+
+
+TURN_END_TOKENS = 2
+"""How many tokens from an answer's end its end-of-turn token is looked for (a newline may follow it)."""
+
+MAX_ROWS = 4096
+"""Rows that are looked at, evenly spread over a larger table."""
+
+MIN_FRACTION = 0.01
+"""Share of the answers that a token must end. An answer that was cut may end anywhere, also just behind ``<think>``."""
+
+
+@dataclass(frozen=True)
+class AnswerEnds:
+    """What the answers of a table have in common.
+
+    Attributes:
+        stop_ids: control tokens that end answers, ascending.
+        first_id: the control token that all answers begin with; ``None`` when they begin with text or differently.
+    """
+
+    stop_ids: list[int]
+    first_id: int | None
+
+
+def special_ids(tokenizer: Any) -> set[int]:
+    """Return the ids of all control tokens, any of which may end a turn.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+    """
+    added = tokenizer.added_tokens_decoder.items()
+    return {*tokenizer.all_special_ids, *(int(index) for index, token in added if token.special)}
+
+
+def end_of_answer(answer: Sequence[int], special: set[int]) -> int | None:
+    """Return the control token that ends an answer, ``None`` when it ends in text.
+
+    Args:
+        answer: token ids, ``(answer tokens,)``.
+        special: see :func:`special_ids`.
+    """
+    return next((int(token) for token in reversed(answer[-TURN_END_TOKENS:]) if int(token) in special), None)
+
+
+def common_first_id(answers: Iterable[Sequence[int]], special: set[int], *, stop_ids: Iterable[int]) -> int | None:
+    """Find the control token that all answers begin with, such as BART's ``<s>``.
+
+    Args:
+        answers: token ids of each answer.
+        special: see :func:`special_ids`.
+        stop_ids: tokens that end an answer, which no answer is made to begin with.
+
+    Returns:
+        The token id; ``None`` when the answers begin with different tokens or with ordinary ones.
+    """
+    firsts = {int(answer[0]) for answer in answers} - set(stop_ids)
+    return firsts.pop() if len(firsts) == 1 and firsts <= special else None
+
+
+def learned_ends(table: TokenTable, tokenizer: Any) -> AnswerEnds:
+    """Look at the answers that a model learns.
+
+    Args:
+        table: training rows with spans that carry loss.
+        tokenizer: the tokenizer that made them.
+    """
+    special = special_ids(tokenizer)
+    chosen = np.linspace(0, max(len(table) - 1, 0), min(len(table), MAX_ROWS)).astype(int)
+    rows = (table[index] for index in chosen)
+    answers = [row.input_ids[start:end].tolist() for row in rows for start, end in row.spans]
+    counts = Counter(end for answer in answers if (end := end_of_answer(answer, special)) is not None)
+    stop_ids = sorted(token for token, count in counts.items() if count >= MIN_FRACTION * len(answers))
+    return AnswerEnds(stop_ids, common_first_id(answers, special, stop_ids=stop_ids))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lm_tuning.data.check.findings import RowPlaces
-from lm_tuning.data.format.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.split.class_shares import choose_shown
 from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED, NUM_DETAILS, SplitCounts
 from lm_tuning.wording import code_span, count_of, escape_markdown

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lm_tuning.data.check.findings import RowPlaces
-from lm_tuning.data.format.task_formats import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION, find_format_problem
+from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION, find_format_problem
 from lm_tuning.data.store import ExampleTable, open_examples
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress

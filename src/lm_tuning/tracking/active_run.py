@@ -1,8 +1,10 @@
-"""Make a run MLflow's active one, or leave it, without asking the tracking store: ``mlflow.start_run`` would wait."""
+"""The run that this process tracks now, made MLflow's active one without asking the store, which would wait."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+from lm_tuning.tracking.journal import Journal
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -37,3 +39,20 @@ def _fluent() -> Any:
     from mlflow.tracking import fluent
 
     return fluent
+
+
+_journals: list[Journal] = []
+
+
+def set_current(journal: Journal | None) -> None:
+    """Say which journal takes what is logged from now on.
+
+    Args:
+        journal: of the run, or None when it has ended.
+    """
+    _journals[:] = [] if journal is None else [journal]
+
+
+def current_journal() -> Journal | None:
+    """Return the journal of the run of now, or None where nothing is tracked."""
+    return _journals[0] if _journals else None

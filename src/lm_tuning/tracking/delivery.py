@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_tuning.storage.locks import one_at_a_time
-from lm_tuning.tracking.address import is_database, lock_name
-from lm_tuning.tracking.database import make_database
+from lm_tuning.tracking.address import is_database, lock_name, make_database
 from lm_tuning.tracking.journal import Entry, Fact, Journal
-from lm_tuning.tracking.metric_names import has_earlier_names, name_figures, name_step_metrics
-from lm_tuning.tracking.names import distinct_name, distinct_names
-from lm_tuning.tracking.run_description import NOT_SET, PARAMETERS_ARTIFACT, find_changes
-from lm_tuning.tracking.run_list import offer_view
+from lm_tuning.tracking.names import distinct_name, distinct_names, has_earlier_names, name_figures, name_step_metrics
+from lm_tuning.tracking.run_description import NOT_SET, PARAMETERS_ARTIFACT, find_changes, offer_view
 from lm_tuning.tracking.trouble import StoreAway, Trouble
 
 if TYPE_CHECKING:

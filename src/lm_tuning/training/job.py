@@ -1,8 +1,10 @@
-"""What a training is, settled before a model is loaded: its rows, its steps, and where it goes on."""
+"""What a training is, settled before a model is loaded: its rows by source, its steps, and where it goes on."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
+from typing import Any
 
 from lm_tuning.batching.losses import LossShape
 from lm_tuning.batching.step_plan import StepPlan, step_plan_of
@@ -11,12 +13,13 @@ from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.resume import check_schedule, find_checkpoint, identify_run
 from lm_tuning.training.health.pre_checks import check_rows_before_planning
-from lm_tuning.training.health.report import HealthReport
-from lm_tuning.training.planning.batch_choice import choose_batches, plans_on_device
+from lm_tuning.training.health.report import Finding, HealthReport
 from lm_tuning.training.planning.out_of_memory import MemoryUse
 from lm_tuning.training.planning.plan import BatchPlan
+from lm_tuning.training.planning.planner import choose_batches, plans_on_device
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 from lm_tuning.training.setup.model import choose_loss_shape
+from lm_tuning.wording import count_of
 
 
 @dataclass(frozen=True)
@@ -97,3 +100,38 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
         shape=shape,
         batch_plan=batch_plan,
     )
+
+
+logger = logging.getLogger(__name__)
+
+
+def describe_sources(plan: StepPlan, settings: TrainingSettings) -> list[dict[str, Any]]:
+    """Return the facts of each source; none where all rows come from one file without a weight."""
+    return plan.mix.describe(settings.sources, plan.rows_by_source(plan.total_steps)) if settings.sources else []
+
+
+def say_sources(health: HealthReport, plan: StepPlan, settings: TrainingSettings) -> None:
+    """State what each source gives to an epoch, where there is something to state."""
+    if len(settings.sources) < 2 and plan.mix.is_plain:
+        return
+    for source in describe_sources(plan, settings):
+        logger.info(
+            "Source %s: %s rows x %g = %s rows an epoch, %.1f %% of it; %s in this run",
+            source["path"],
+            f"{source['num_rows']:,}",
+            source["weight"],
+            f"{source['rows_per_epoch']:,}",
+            100 * source["rows_per_epoch"] / plan.rows_per_epoch,
+            f"{source['num_rows_trained']:,}",
+        )
+        if source["num_rows"] and not source["rows_per_epoch"]:
+            health.add(
+                Finding(
+                    code="source-left-out",
+                    severity="warn",
+                    measured=f"no row of {source['path']} is trained on",
+                    expected=f"some of its {count_of(source['num_rows'], 'row')}",
+                    cause=f"Its weight of {source['weight']:g} makes less than half a row an epoch.",
+                    change="Raise its weight in data.path, or take it out.",
+                )
+            )

@@ -1,13 +1,18 @@
-"""What the loop around the optimizer steps is told."""
+"""What the loop around the optimizer steps is told, and its parts: loader, held-out evaluation, Trainer arguments."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from lm_tuning.batching.losses import LossShape
+from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.health.first_loss import FirstLossDue
 from lm_tuning.training.health.report import Finding
@@ -15,6 +20,13 @@ from lm_tuning.training.kernels.compiled_layers import CompiledLayers
 from lm_tuning.training.planning.compiled import SecondLook
 from lm_tuning.training.planning.out_of_memory import MemoryUse
 from lm_tuning.training.planning.replanning import Replanner
+
+if TYPE_CHECKING:
+    from lm_tuning.batching.batch import StepDataset
+    from lm_tuning.batching.step_plan import StepPlan
+    from lm_tuning.text.store.table import TokenTable
+    from lm_tuning.training.kernels.fast_path import FastPath
+    from lm_tuning.training.settings import TrainingSettings
 
 
 @dataclass
@@ -60,3 +72,70 @@ class LoopSettings:
     second_look: SecondLook | None = None
     check_trained: Callable[[Any], list[Finding]] = lambda model: []
     on_checkpoint: Callable[[], object] = lambda: None
+
+
+logger = logging.getLogger(__name__)
+
+
+def choose_workers(settings: TrainingSettings) -> int:
+    """Use worker processes beside a GPU; on a CPU they would take the cores that train."""
+    if settings.num_loader_workers is not None:
+        return settings.num_loader_workers
+    return 2 if settings.device == "cuda" else 0
+
+
+def choose_evaluation(
+    model: Any, table: TokenTable, steps: StepDataset, settings: TrainingSettings, fast: FastPath
+) -> Callable[[], dict[str, float]] | None:
+    """Return what measures figures on held-out rows, by name; ``None`` without such rows."""
+    if len(table) == 0 or not np.any(table.num_supervised):
+        if settings.eval_every_steps is not None:
+            logger.info("No validation rows: the held-out loss is not measured while training.")
+        return None
+    from lm_tuning.batching.held_out_loss import choose_rows, measure_held_out
+
+    rows = choose_rows(len(table), settings.eval_max_rows, settings.seed)
+
+    def evaluate() -> dict[str, float]:
+        paused = fast.layers.paused() if fast.layers is not None else nullcontext()
+        with paused, autocast(settings.device, settings.compute_dtype):
+            held_out = measure_held_out(
+                steps.task,
+                model,
+                table,
+                rows,
+                micro_batch_tokens=steps.micro_batch_tokens,
+                device=settings.device,
+                counts_hits=True,
+            )
+        return held_out.figures
+
+    return evaluate
+
+
+def training_arguments(settings: TrainingSettings, plan: StepPlan, run_folder: Path) -> Any:
+    """Return the arguments of transformers' Trainer: ours where a loop of ours does the work, the user's otherwise."""
+    from transformers import TrainingArguments
+
+    return TrainingArguments(
+        output_dir=str(run_folder),
+        max_steps=plan.total_steps,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=1,
+        learning_rate=settings.learning_rate,
+        bf16=settings.compute_dtype == "bfloat16",
+        fp16=settings.compute_dtype == "float16",
+        use_cpu=settings.device == "cpu",
+        seed=settings.seed,
+        activation_checkpointing=settings.activation_checkpointing,
+        neftune_noise_alpha=settings.neftune_noise_alpha,
+        logging_strategy="no",
+        eval_strategy="no",
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        logging_nan_inf_filter=False,
+        remove_unused_columns=False,
+        ignore_data_skip=True,
+        **settings.trainer,
+    )

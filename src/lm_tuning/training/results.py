@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lm_tuning.models.generation_settings import complete_adapter_config, write_card
 from lm_tuning.models.loading import transformers_bars_off
-from lm_tuning.models.stored_generation import complete_adapter_config, write_card
 from lm_tuning.storage.atomic import sync_folder
 from lm_tuning.storage.write_failures import close_files_of, explain_full_disk
 from lm_tuning.training.checkpoints import format as checkpoints
-from lm_tuning.training.phases import PHASES
 from lm_tuning.training.setup.adapters import save_adapter
+from lm_tuning.training.step_log import PHASES
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:

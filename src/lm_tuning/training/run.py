@@ -9,30 +9,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm_tuning.batching.batch import StepDataset
-from lm_tuning.batching.lost_worker import explain_lost_worker
-from lm_tuning.models.stored_generation import settings_of_answers
+from lm_tuning.batching.batch import StepDataset, explain_lost_worker
+from lm_tuning.models.generation_settings import settings_of_answers
 from lm_tuning.progress import OnProgress, ignore_progress
-from lm_tuning.runtime.collection import restore_collection
 from lm_tuning.runtime.nvml import CardSampler, find_card
 from lm_tuning.runtime.peak import find_ceiling
-from lm_tuning.text.answer_ends import learned_ends
+from lm_tuning.runtime.threads import restore_collection
+from lm_tuning.text.decoding import learned_ends
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.signals import stop_on_signal
 from lm_tuning.training.health.batch_checks import look_at_rows
 from lm_tuning.training.health.first_step import look_before_training
 from lm_tuning.training.health.monitor import TrainingWatch
 from lm_tuning.training.health.nonfinite import save_reproduction
-from lm_tuning.training.health.pre_checks import check_before_any_row
+from lm_tuning.training.health.pre_checks import check_before_any_row, check_trained_parts
 from lm_tuning.training.health.report import HealthReport, OnHealth, RunState, ignore_health, stop_if_needed
-from lm_tuning.training.health.trained_parts import check_trained_parts
-from lm_tuning.training.job import Job, settle
+from lm_tuning.training.job import Job, describe_sources, say_sources, settle
 from lm_tuning.training.kernels.fast_path import FastPath, prepare_fast_path
-from lm_tuning.training.loop import LoopSettings
-from lm_tuning.training.loop_parts import choose_evaluation, choose_workers, training_arguments
-from lm_tuning.training.phases import PhaseClock
+from lm_tuning.training.loop import LoopSettings, choose_evaluation, choose_workers, training_arguments
 from lm_tuning.training.planning.compiled import SecondLook
-from lm_tuning.training.planning.memory_table import count_memory, say_memory
+from lm_tuning.training.planning.memory import count_memory, say_memory
 from lm_tuning.training.planning.out_of_memory import MemoryUse, explain_out_of_memory
 from lm_tuning.training.planning.replanning import Replanner
 from lm_tuning.training.profile.flops import count_flops, flops_per_token
@@ -40,8 +36,7 @@ from lm_tuning.training.results import TrainingResult, save_tuned_model, summari
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 from lm_tuning.training.setup.adapters import count_parameters
 from lm_tuning.training.setup.model import scale_head, set_up_model
-from lm_tuning.training.source_facts import describe_sources, say_sources
-from lm_tuning.training.step_log import OnMetrics, StepLog, ignore_metrics
+from lm_tuning.training.step_log import OnMetrics, PhaseClock, StepLog, ignore_metrics
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:

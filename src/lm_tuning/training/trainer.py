@@ -17,15 +17,13 @@ import torch
 from transformers import Trainer
 from transformers.trainer_callback import PrinterCallback
 
-from lm_tuning.batching.batch import StepBatch, StepDataset
+from lm_tuning.batching.batch import StepBatch, StepDataset, StepLoader
 from lm_tuning.batching.losses import sum_nats
-from lm_tuning.batching.step_loader import StepLoader
 from lm_tuning.errors import Interrupted
 from lm_tuning.progress import OnProgress, ignore_progress
-from lm_tuning.runtime.precision_context import autocast
+from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.checkpoints import format as checkpoints
-from lm_tuning.training.checkpoints.best_checkpoint import BestCheckpoint
-from lm_tuning.training.checkpoints.saving import KeepsCheckpoints
+from lm_tuning.training.checkpoints.saving import BestCheckpoint, KeepsCheckpoints
 from lm_tuning.training.checkpoints.signals import StopRequest
 from lm_tuning.training.health.batch_checks import check_gradients
 from lm_tuning.training.health.first_gradient import check_logged_norm, norm_of

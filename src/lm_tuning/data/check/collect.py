@@ -14,16 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lm_tuning.data.check.findings import Findings, RowPlaces
-from lm_tuning.data.check.problems import MAX_REPORTED, RowProblem, list_columns
+from lm_tuning.data.check.findings import MAX_REPORTED, Findings, RowPlaces, RowProblem, list_columns
 from lm_tuning.data.check.unread import ReadingBrokeOff
-from lm_tuning.data.format.characters import find_odd_characters
+from lm_tuning.data.format.characters import TextLengths, find_odd_characters
 from lm_tuning.data.format.columns import ColumnMapping
 from lm_tuning.data.format.examples import FIELDS, JSON_FIELDS, Example, digest_parts, example_reader, value_reader
 from lm_tuning.data.format.labels import LabelTypes
-from lm_tuning.data.format.text_lengths import TextLengths
 from lm_tuning.data.readers.open import RowSource
-from lm_tuning.data.split.repeated_keys import find_repeats
+from lm_tuning.data.split.duplicates import find_repeats
 from lm_tuning.data.store import BATCH_ROWS, ExampleTable, ExampleWriter
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress

@@ -8,7 +8,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
-from lm_tuning.data.check.problems import RowProblem, describe_value, list_columns
+from lm_tuning.data.check.findings import RowProblem, describe_value, list_columns
 
 Step = str | int
 """A key of an object, or the 0-based index of an element of a list (negative ones count from its end)."""

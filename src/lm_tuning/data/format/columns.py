@@ -7,17 +7,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
-from lm_tuning.data.check.problems import list_columns
+from lm_tuning.data.check.findings import list_columns
 from lm_tuning.data.format.conventions import (
     CONTENT_NAMES,
     MESSAGES,
     OPTIONAL_NAMES,
     PROMPT_RESPONSE,
+    SEQ2SEQ_LM,
+    SEQUENCE_CLASSIFICATION,
     TEXT,
     TEXT_LABEL,
     find_conventions,
+    find_format_problem,
 )
-from lm_tuning.data.format.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION, find_format_problem
 from lm_tuning.data.format.template import template_columns
 from lm_tuning.errors import UserError
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from lm_tuning.data.check.problems import RowProblem, describe_value
+from lm_tuning.data.check.findings import RowProblem, describe_value
 from lm_tuning.data.format.column_paths import explain_missing
 from lm_tuning.data.format.columns import ColumnMapping
 from lm_tuning.data.format.conventions import MESSAGES, PROMPT_RESPONSE, TEXT, TEXT_LABEL

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from lm_tuning.data.check.problems import RowProblem, describe_value
+from lm_tuning.data.check.findings import RowProblem, describe_value
 from lm_tuning.data.format.column_paths import NotThere, Step, format_path, parse_path, reach
 from lm_tuning.errors import UserError
 

@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.data.check.findings import RowPlaces
-from lm_tuning.data.check.problems import shorten
+from lm_tuning.data.check.findings import RowPlaces, shorten
 from lm_tuning.errors import UserError
 from lm_tuning.wording import count_of
 

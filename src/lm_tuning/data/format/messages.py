@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from lm_tuning.data.check.problems import RowProblem, describe_value, shorten
+from lm_tuning.data.check.findings import RowProblem, describe_value, shorten
 
 ROLES = ("system", "user", "assistant", "tool")
 

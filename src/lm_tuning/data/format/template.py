@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from string import Formatter
 from typing import Any
 
-from lm_tuning.data.check.problems import RowProblem, describe_value
+from lm_tuning.data.check.findings import RowProblem, describe_value
 
 _Part = tuple[str, str | None]
 

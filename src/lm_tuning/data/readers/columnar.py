@@ -1,16 +1,20 @@
-"""Turn Arrow columns into plain Python values of the types that they declare."""
+"""Stream the rows of Parquet and Arrow files: the columns that are used, as plain values of the types they declare."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from lm_tuning.data.check.problems import RowProblem, too_long
-from lm_tuning.data.readers.open import Row
+from lm_tuning.data.check.findings import RowProblem, too_long
+from lm_tuning.data.readers.open import DEFAULT_SETTINGS, ReadSettings, Row, RowSource, beyond_row, check_columns
+from lm_tuning.data.sources.opening import RawFile
+from lm_tuning.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 BATCH_ROWS = 2048
 """Rows that are turned into Python values at a time, where they are short."""
@@ -191,3 +195,138 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nulls(inner) for inner in value]
     return value
+
+
+class ParquetRows(RowSource):
+    """The rows of a Parquet file; values keep the types that the file declares, see ``column_readers``."""
+
+    def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings = DEFAULT_SETTINGS) -> None:
+        """Read the schema.
+
+        Args:
+            raw: the file.
+            file_format: ``parquet``.
+            settings: the limit of a row.
+
+        Raises:
+            UserError: the file is no Parquet, has no rows, or names a column twice.
+        """
+        super().__init__(raw, file_format, settings)
+        with self._open() as file:
+            self.columns = list(file.schema_arrow.names)
+            self._num_rows = int(file.metadata.num_rows)
+        if not self._num_rows:
+            raise UserError(f"{self.path} has no rows.")
+        check_columns(self.path, self.columns)
+        self._rows_done = 0
+
+    def _rows(self) -> Iterator[tuple[int, Row | RowProblem]]:
+        import pyarrow as pa
+
+        names = self.selected
+        limit = self.settings.max_row_bytes
+        number = self._rows_done = 0
+        with self._open() as file:
+            readers = column_readers(file.schema_arrow, names)
+            try:
+                for group in range(file.metadata.num_row_groups):
+                    num_rows, num_bytes = _size_of_group(file.metadata.row_group(group), names)
+                    if num_rows == 1 and num_bytes > limit:  # known without reading it
+                        number += 1
+                        yield number, too_long(num_bytes, limit)
+                        continue
+                    # Arrow holds a batch as a whole, so long rows are read few at a time.
+                    num_wanted = max(1, min(BATCH_ROWS, BATCH_BYTES * num_rows // max(num_bytes, 1)))
+                    for batch in file.iter_batches(num_wanted, row_groups=[group], columns=names):
+                        for row in batch_rows(batch, readers, max_row_bytes=limit):
+                            number += 1
+                            yield number, row
+                        self._rows_done = number
+            except (OSError, pa.ArrowException) as error:
+                raise beyond_row(self.path, number, error) from error
+
+    def _progress(self) -> tuple[int, int, str]:
+        return self._rows_done, self._num_rows, "rows"
+
+    @contextmanager
+    def _open(self) -> Iterator[Any]:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        with self.raw.open_stored() as stored:
+            try:
+                file = pq.ParquetFile(stored)
+            except (OSError, pa.ArrowException) as error:
+                raise UserError(f"{self.path} is no readable Parquet file: {error}") from error
+            yield file
+
+
+def _size_of_group(group: Any, names: list[str]) -> tuple[int, int]:
+    """Return the rows of a row group, and the bytes that the columns which are read take unpacked and encoded."""
+    # The path of a value inside a column begins with the column's name, which may hold dots itself.
+    roots = tuple(f"{name}." for name in names)
+    columns = (group.column(index) for index in range(group.num_columns))
+    num_bytes = sum(
+        column.total_uncompressed_size for column in columns if f"{column.path_in_schema}.".startswith(roots)
+    )
+    return int(group.num_rows), int(num_bytes)
+
+
+_FILE_MAGIC = b"ARROW1"
+
+
+class ArrowRows(RowSource):
+    """The rows of an Arrow or Feather file; values keep the types that the file declares, see ``column_readers``."""
+
+    def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings = DEFAULT_SETTINGS) -> None:
+        """Read the schema.
+
+        Args:
+            raw: the file.
+            file_format: ``arrow``.
+            settings: the limit of a row.
+
+        Raises:
+            UserError: the file is no Arrow, has no rows, or names a column twice.
+        """
+        super().__init__(raw, file_format, settings)
+        with self._open() as (schema, batches):
+            self.columns = list(schema.names)
+            check_columns(self.path, self.columns)
+            if not any(batch.num_rows for batch in batches):
+                raise UserError(f"{self.path} has no rows.")
+
+    def _rows(self) -> Iterator[tuple[int, Row | RowProblem]]:
+        names = self.selected
+        number = 0
+        with self._open() as (schema, batches):
+            readers = column_readers(schema, names)
+            for batch in batches:
+                for row in batch_rows(batch, readers, max_row_bytes=self.settings.max_row_bytes):
+                    number += 1
+                    yield number, row
+
+    @contextmanager
+    def _open(self) -> Iterator[tuple[Any, Iterator[Any]]]:
+        """Yield the schema and the batches of rows."""
+        import pyarrow as pa
+
+        with self.raw.open_stored() as file:
+            try:
+                is_file = file.peek(8)[:6] == _FILE_MAGIC  # type: ignore[attr-defined]
+                reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
+            except (OSError, pa.ArrowException) as error:
+                raise UserError(f"{self.path} is no readable Arrow file: {error}") from error
+            yield reader.schema, self._batches(reader, is_file=is_file)
+
+    def _batches(self, reader: Any, *, is_file: bool) -> Iterator[Any]:
+        import pyarrow as pa
+
+        number = 0
+        batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else iter(reader)
+        try:
+            for batch in batches:
+                yield batch
+                number += batch.num_rows
+        except (OSError, pa.ArrowException) as error:
+            raise beyond_row(self.path, number, error) from error

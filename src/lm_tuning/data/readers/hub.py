@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lm_tuning.data.check.problems import RowProblem
+from lm_tuning.data.check.findings import RowProblem
 from lm_tuning.data.readers.columnar import BATCH_ROWS, batch_rows, column_readers
 from lm_tuning.data.readers.open import DEFAULT_SETTINGS, ReadSettings, Row, RowSource, check_columns
 from lm_tuning.data.sources.opening import RawFile

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from lm_tuning.data.check.problems import RowProblem, shorten, too_long
-from lm_tuning.data.readers.json_fields import describe_lists, lists_in
-from lm_tuning.data.readers.json_rows import JsonRows
-from lm_tuning.data.readers.json_values import explain_error, parse_line
+from lm_tuning.data.check.findings import RowProblem, shorten, too_long
+from lm_tuning.data.readers.json_array import describe_lists, lists_in
+from lm_tuning.data.readers.json_values import JsonRows, explain_error, parse_line
 from lm_tuning.data.readers.open import (
     DEFAULT_SETTINGS,
     ReadSettings,
@@ -16,8 +15,7 @@ from lm_tuning.data.readers.open import (
     beyond_row,
     peek_columns,
 )
-from lm_tuning.data.sources.opening import RawFile
-from lm_tuning.data.sources.raw_bytes import skip_mark
+from lm_tuning.data.sources.opening import RawFile, skip_mark
 
 _CHUNK_BYTES = 1 << 20
 

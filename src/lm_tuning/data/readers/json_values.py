@@ -1,14 +1,21 @@
-"""Parse JSON without losing anything in silence: no NaN, no key that stands twice in one object, no rounded integer."""
+"""Parse JSON without losing anything in silence: no NaN, no key that stands twice in one object, no rounded integer.
+
+A text of any size is parsed value by value with little of it in memory. A row is an object with columns, or a list
+whose columns are its positions.
+"""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
+from io import TextIOWrapper
 from typing import Any, NoReturn
 
 import orjson
 
-from lm_tuning.data.check.problems import RowProblem, shorten
+from lm_tuning.data.check.findings import RowProblem, describe_value, shorten, too_long
+from lm_tuning.data.readers.open import Row, RowSource
 
 _UNSURE = -1
 _SIMPLE = frozenset({str, int, bool, type(None)})
@@ -134,3 +141,217 @@ def _object_of_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _EXACT = json.JSONDecoder(object_pairs_hook=_object_of_pairs, parse_constant=_refuse_constant)
+
+
+_CHUNK_CHARACTERS = 1 << 20
+_SPACE = re.compile(r"[ \t\r\n]*")
+_MARK = re.compile(r'["\[\]{}]')
+_DEPTH_OF_MARK = {'"': 0, "[": 1, "{": 1, "]": -1, "}": -1}
+_SCALAR_END = re.compile(r"[,\]}\s]")
+
+
+class JsonWindow:
+    """A part of a text file that moves forward."""
+
+    def __init__(self, file: TextIOWrapper, max_value_bytes: int) -> None:
+        """Begin where the file stands.
+
+        Args:
+            file: the text.
+            max_value_bytes: of a value that is parsed.
+        """
+        self._file = file
+        self._max_value_bytes = max_value_bytes
+        self._text = ""
+        self._at = 0
+        self._constants: list[str] = []
+        self._decode = json.JSONDecoder(parse_constant=self._constants.append).raw_decode
+
+    def peek(self) -> str:
+        """Return the next character that is no space, empty at the end of the file."""
+        while True:
+            match = _SPACE.match(self._text, self._at)
+            assert match is not None
+            self._at = match.end()
+            if self._at < len(self._text):
+                return self._text[self._at]
+            if not self._read_on(_CHUNK_CHARACTERS):
+                return ""
+
+    def take(self) -> str:
+        """Return the same as ``peek`` and move behind it."""
+        mark = self.peek()
+        self._at += len(mark)
+        return mark
+
+    def glance(self) -> str:
+        """Return the text ahead, for a message."""
+        return shorten(self._text[self._at : self._at + 200])
+
+    def decode(self) -> Any:
+        """Return the JSON value that begins here, or what is wrong with it as a row, and move behind it.
+
+        A value that is too long is passed by with little of it in memory.
+
+        Raises:
+            ValueError: it is not JSON.
+            RecursionError: it is nested too deeply.
+        """
+        self.peek()
+        while True:
+            ahead = len(self._text) - self._at
+            self._constants.clear()
+            try:
+                value, end = self._decode(self._text, self._at)
+            except (ValueError, RecursionError):
+                if ahead > self._max_value_bytes:
+                    num_bytes = self.skip(keep=self._max_value_bytes)
+                    if num_bytes is None:
+                        raise
+                    return too_long(num_bytes, self._max_value_bytes)
+                if not self._read_on(min(max(_CHUNK_CHARACTERS, ahead), self._max_value_bytes + 1 - ahead)):
+                    raise
+                continue
+            # A number may go on behind the edge of the window; objects and texts end with a mark.
+            if end < len(self._text) or isinstance(value, dict | list | str) or not self._read_on(_CHUNK_CHARACTERS):
+                value = self._checked(value, end)
+                self._at = end
+                return value
+
+    def skip(self, *, keep: int = 0) -> int | None:
+        """Move behind the value that begins here without parsing it; only its brackets and quotes are looked at.
+
+        Args:
+            keep: a value that ends within so many characters stays: the window does not move.
+
+        Returns:
+            Its bytes, None where it stayed. At the end of the file the value ends as well.
+        """
+        mark = self.peek()
+        advance = _NestedScan().advance if mark in ('"', "[", "{") else _end_of_scalar
+        num_bytes = 0
+        at = start = self._at
+        while True:
+            at, is_over = advance(self._text, at)
+            if is_over:
+                if not num_bytes and at - start <= keep:
+                    return None
+                self._at = at
+                return num_bytes + _num_bytes(self._text[start:at])
+            num_bytes += _num_bytes(self._text[start:])
+            at -= len(self._text)  # 1 where the last character escapes the first one of the next chunk
+            self._text = self._file.read(_CHUNK_CHARACTERS)
+            self._at = start = 0
+            if not self._text:
+                return num_bytes
+
+    def _checked(self, value: Any, end: int) -> Any:
+        """Return a value that was parsed, or the problem of a row that JSON allows no other way to read."""
+        length = end - self._at
+        if length * 4 > self._max_value_bytes:  # a character is four bytes at most
+            num_bytes = _num_bytes(self._text[self._at : end])
+            if num_bytes > self._max_value_bytes:
+                return too_long(num_bytes, self._max_value_bytes)
+        if self._constants:
+            return constant_problem(self._constants[0])
+        if value.__class__ is not dict or has_each_key_once(value, self._text, self._at, end):
+            return value
+        try:
+            return parse_exactly(self._text[self._at : end])
+        except RowProblem as problem:
+            return problem
+
+    def _read_on(self, num_characters: int) -> bool:
+        more = self._file.read(num_characters)
+        self._text = self._text[self._at :] + more
+        self._at = 0
+        return bool(more)
+
+
+def found(window: JsonWindow) -> str:
+    """Say what stands next in a window, for a message."""
+    return f"{window.peek()!r} stands" if window.peek() else "the file ends"
+
+
+class _NestedScan:
+    """Find the end of an object, a list or a text in chunks of it."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._is_text = False
+
+    def advance(self, text: str, at: int) -> tuple[int, bool]:
+        """Return where the value ends and True, or where to go on in the next chunk and False."""
+        while at < len(text):
+            if self._is_text:
+                at, self._is_text = _end_of_text(text, at)
+            else:
+                match = _MARK.search(text, at)
+                if match is None:
+                    return len(text), False
+                at = match.end()
+                self._is_text = match[0] == '"'
+                self._depth += _DEPTH_OF_MARK[match[0]]
+            if not self._depth and not self._is_text:
+                return at, True
+        return at, False
+
+
+def _end_of_scalar(text: str, at: int) -> tuple[int, bool]:
+    match = _SCALAR_END.search(text, at)
+    return (match.start(), True) if match else (len(text), False)
+
+
+def _end_of_text(text: str, at: int) -> tuple[int, bool]:
+    """Look for the closing quote of a JSON text from a position inside it.
+
+    Returns:
+        The position behind the quote and False; or the position to go on at and True, one behind the end where the last
+        character escapes the next one.
+    """
+    quote = -1
+    while True:
+        if quote < at:
+            quote = text.find('"', at)
+        escape = text.find("\\", at, quote if quote >= 0 else len(text))
+        if escape < 0:
+            return (quote + 1, False) if quote >= 0 else (len(text), True)
+        at = escape + 2
+        if at > len(text):
+            return at, True
+
+
+def _num_bytes(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
+
+
+class JsonRows(RowSource):
+    """Rows of a JSON file; what the first one is, an object or a list, all have to be."""
+
+    _by_position: bool | None = None
+
+    def _as_row(self, value: Any) -> Row | RowProblem:
+        """Return the row that a JSON value is, or why it is none.
+
+        The elements of a list are the columns ``0``, ``1``, …; a list of objects is no row of columns.
+        """
+        if value.__class__ is dict:
+            if self._by_position is None:
+                self._by_position = False
+            if not self._by_position:
+                return value
+        elif value.__class__ is list and value and not any(item.__class__ is dict for item in value):
+            if self._by_position is None:
+                self._by_position = True
+            if self._by_position:
+                return {str(position): item for position, item in enumerate(value)}
+        elif isinstance(value, RowProblem):
+            return value
+        wanted = "a list, as in the first row," if self._by_position else "an object with columns"
+        return RowProblem("not_an_object", f"holds {describe_value(value)}, where {wanted} is wanted.")
+
+    def describe_inside(self) -> str:
+        """Say how the columns of lists are named, see ``RowSource``."""
+        if self._by_position:
+            return ' The rows are lists, and their columns are positions in quotes, such as data.columns.text: "0".'
+        return super().describe_inside()

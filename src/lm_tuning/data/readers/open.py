@@ -9,11 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lm_tuning.data.check.problems import RowProblem, list_columns
+from lm_tuning.data.check.findings import RowProblem, list_columns
 from lm_tuning.data.format.column_paths import PathColumns, explain_missing, nested_names, parse_path, suggest_path
 from lm_tuning.data.format.exploding import Exploding
-from lm_tuning.data.sources.opening import RawFile
-from lm_tuning.data.sources.raw_bytes import peek_bytes
+from lm_tuning.data.sources.opening import RawFile, peek_bytes
 from lm_tuning.errors import UserError
 from lm_tuning.wording import count_of
 
@@ -248,11 +247,11 @@ def _open_source(file: Mapping[str, Any], settings: ReadSettings) -> RowSource:
         return HubRows(file, settings)
     raw = RawFile(file)
     if file_format == "parquet":
-        from lm_tuning.data.readers.parquet_rows import ParquetRows
+        from lm_tuning.data.readers.columnar import ParquetRows
 
         return ParquetRows(raw, file_format, settings)
     if file_format == "arrow":
-        from lm_tuning.data.readers.arrow_rows import ArrowRows
+        from lm_tuning.data.readers.columnar import ArrowRows
 
         return ArrowRows(raw, file_format, settings)
     _refuse_other_encodings(raw)

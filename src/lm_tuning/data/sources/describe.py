@@ -10,9 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from lm_tuning.data.sources.opening import MAGIC_BYTES, RawFile, detect_compression
-from lm_tuning.data.sources.paths import LocalFiles, find_local, resolve_path
+from lm_tuning.data.sources.paths import (
+    KNOWN_SUFFIXES,
+    TEXT_FORMATS,
+    LocalFiles,
+    find_local,
+    resolve_path,
+    suffix_format,
+)
 from lm_tuning.data.sources.remote import is_address, list_remote
-from lm_tuning.data.sources.suffixes import KNOWN_SUFFIXES, TEXT_FORMATS, suffix_format
 from lm_tuning.errors import UserError
 from lm_tuning.secrets import conceal_address
 from lm_tuning.storage.digests import digest_file, digest_files

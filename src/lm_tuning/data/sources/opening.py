@@ -1,14 +1,168 @@
-"""Open a file of rows wherever it lies, unpack it on the way, and know how much of it has been read."""
+"""Open a file of rows wherever it lies, unpack it in chunks of bounded size, and know how much of it has been read."""
 
 from __future__ import annotations
 
+import codecs
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
-from lm_tuning.data.sources.unpacking import Unpacked
-from lm_tuning.errors import UserError
+from lm_tuning.errors import Interrupted, UserError
+
+_PACKED_BYTES = 1 << 15
+_UNPACKED_BYTES = 1 << 20
+# Its package has no limit for the output; a block of 128 kB of one repeated byte is four bytes long.
+_PACKED_BYTES_OF_ZSTD = 512
+
+
+class _Member(Protocol):
+    """One of the compressed streams that a file may hold one after the other.
+
+    Attributes:
+        eof: its end was reached.
+        needs_input: nothing more comes out before something goes in.
+    """
+
+    eof: bool
+    needs_input: bool
+
+    def unpack(self, packed: bytes) -> tuple[bytes, bytes]:
+        """Return what came out, about 1 MB at most, and what of the input is still to be handed in."""
+
+
+class Unpacked(io.RawIOBase):
+    """The unpacked bytes of a compressed stream, which may have several members one after the other.
+
+    What was unpacked is always handed out before the error behind it is raised.
+    """
+
+    def __init__(self, stored: IO[bytes], compression: str) -> None:
+        """Wrap a stream at its start.
+
+        Args:
+            stored: the compressed bytes; closed with this object.
+            compression: ``gzip``, ``zstd``, ``bz2`` or ``xz``.
+
+        Raises:
+            UserError: a package is missing.
+        """
+        self._stored = stored
+        self._compression = compression
+        self._new_member = _member_class(compression)
+        self._member: _Member | None = None
+        self._packed = b""
+        self._ready = memoryview(b"")
+
+    def readable(self) -> bool:
+        """Say that it can be read."""
+        return True
+
+    def close(self) -> None:
+        """Close the stream below as well."""
+        self._stored.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        """Fill a buffer as far as unpacked bytes are at hand; 0 at the end.
+
+        Raises:
+            OSError: the compressed data is damaged or breaks off.
+        """
+        while not self._ready and self._unpack_more():
+            pass
+        view = memoryview(buffer).cast("B")
+        num_bytes = min(len(view), len(self._ready))
+        view[:num_bytes] = self._ready[:num_bytes]
+        self._ready = self._ready[num_bytes:]
+        return num_bytes
+
+    def _unpack_more(self) -> bool:
+        """Unpack the next chunk; return whether there was one."""
+        if not self._packed and (self._member is None or self._member.needs_input):
+            self._packed = self._stored.read(_PACKED_BYTES)
+            if not self._packed:
+                if self._member is None:
+                    return False
+                raise OSError(f"the {self._compression} data breaks off before its end")
+        if self._member is None:
+            self._packed = self._packed.lstrip(b"\0")  # padding between members and behind the last
+            if not self._packed:
+                return True
+            self._member = self._new_member()
+        try:
+            ready, self._packed = self._member.unpack(self._packed)
+        except Interrupted:
+            raise
+        except Exception as error:  # each of the four modules has an error class of its own
+            raise OSError(f"the {self._compression} data is damaged ({error})") from error
+        self._ready = memoryview(ready)
+        if self._member.eof:
+            self._member = None
+        return True
+
+
+class _Gzip:
+    def __init__(self) -> None:
+        import zlib
+
+        self._unpacker = zlib.decompressobj(wbits=31)
+        self.eof = False
+        self.needs_input = True
+
+    def unpack(self, packed: bytes) -> tuple[bytes, bytes]:
+        ready = self._unpacker.decompress(packed, _UNPACKED_BYTES)
+        self.eof = self._unpacker.eof
+        return ready, self._unpacker.unused_data if self.eof else self._unpacker.unconsumed_tail
+
+
+class _Buffering:
+    """bz2 and xz: the unpacker keeps what it was given until it has handed out all of it."""
+
+    def __init__(self, unpacker: Any) -> None:
+        self._unpacker = unpacker
+        self.eof = False
+        self.needs_input = True
+
+    def unpack(self, packed: bytes) -> tuple[bytes, bytes]:
+        ready = self._unpacker.decompress(packed, _UNPACKED_BYTES)
+        self.eof = self._unpacker.eof
+        self.needs_input = self._unpacker.needs_input
+        return ready, self._unpacker.unused_data if self.eof else b""
+
+
+class _Zstd:
+    def __init__(self) -> None:
+        import zstandard
+
+        self._unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
+        self.eof = False
+        self.needs_input = True
+
+    def unpack(self, packed: bytes) -> tuple[bytes, bytes]:
+        ready = self._unpacker.decompress(packed[:_PACKED_BYTES_OF_ZSTD])
+        self.eof = self._unpacker.eof
+        return ready, (self._unpacker.unused_data if self.eof else b"") + packed[_PACKED_BYTES_OF_ZSTD:]
+
+
+def _member_class(compression: str) -> Callable[[], _Member]:
+    """Return a function that makes what unpacks one member."""
+    if compression == "gzip":
+        return _Gzip
+    if compression == "bz2":
+        import bz2
+
+        return lambda: _Buffering(bz2.BZ2Decompressor())
+    if compression == "xz":
+        import lzma
+
+        return lambda: _Buffering(lzma.LZMADecompressor(lzma.FORMAT_XZ))
+    try:
+        import zstandard  # noqa: F401
+    except ImportError as error:
+        raise UserError("Reading .zst files needs the package zstandard: pip install zstandard") from error
+    return _Zstd
+
 
 MAGIC_BYTES = 10
 """Bytes at the beginning of a file that ``detect_compression`` looks at."""
@@ -102,3 +256,56 @@ def detect_compression(start: bytes) -> str | None:
     if start.startswith(b"BZh") and start[4:10] in (b"1AY&SY", b"\x17\x72\x45\x38\x50\x90"):
         return "bz2"
     return "xz" if start.startswith(b"\xfd7zXZ\x00") else None
+
+
+_CHUNK_BYTES = 1 << 20
+
+
+def skip_mark(file: IO[bytes]) -> int:
+    """Move a file behind its UTF-8 byte-order mark.
+
+    Args:
+        file: a buffered stream at its start.
+
+    Returns:
+        Number of bytes skipped: 3 or 0.
+    """
+    has_mark = peek_bytes(file, 3) == codecs.BOM_UTF8
+    return len(file.read(3)) if has_mark else 0
+
+
+def peek_bytes(file: IO[bytes], num_bytes: int) -> bytes:
+    """Look at the next bytes of a buffered stream without moving on.
+
+    Args:
+        file: a buffered stream.
+        num_bytes: how many at most.
+    """
+    return bytes(file.peek(num_bytes)[:num_bytes])  # type: ignore[attr-defined]
+
+
+def locate_undecodable(raw: RawFile) -> UserError:
+    """Find the first byte that is not UTF-8 and say where it is.
+
+    Args:
+        raw: a file that failed to decode.
+    """
+    offset, line = 0, 1
+    rest = b""
+    with raw.open() as file:
+        while True:
+            chunk = file.read(_CHUNK_BYTES)
+            data = rest + chunk
+            try:
+                num_decoded = codecs.utf_8_decode(data, "strict", not chunk)[1]
+            except UnicodeDecodeError as error:
+                line += data.count(b"\n", 0, error.start)
+                return UserError(
+                    f"{raw.path}, line {line}: byte {offset + error.start:,} of the file (0x{data[error.start]:02x}) "
+                    "is not UTF-8. Save the file as UTF-8; spreadsheets often write a regional encoding such as cp949."
+                )
+            if not chunk:
+                return UserError(f"{raw.path} is not UTF-8. Save the file as UTF-8.")
+            line += data.count(b"\n", 0, num_decoded)
+            offset += num_decoded
+            rest = data[num_decoded:]

@@ -1,4 +1,7 @@
-"""Find the local files that a path stands for: one file, a folder, a pattern, or what `datasets` saved to disk."""
+"""Find the local files that a path stands for, and tell from their names how they are written and packed.
+
+A path is one file, a folder, a pattern, or what `datasets` saved to disk.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,53 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PureWindowsPath
 from urllib.parse import unquote, urlparse
 
-from lm_tuning.data.sources.suffixes import KNOWN_SUFFIXES, suffix_format
 from lm_tuning.errors import UserError
 from lm_tuning.wording import count_of
+
+FORMAT_OF_SUFFIX: Mapping[str, str] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "json",
+    ".csv": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
+"""File formats by the suffix that names them."""
+
+TEXT_FORMATS = ("jsonl", "json", "csv", "tsv")
+"""Formats that are read packed as well."""
+
+COMPRESSION_OF_SUFFIX: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
+"""How a file is packed, by the suffix that follows the one of its format."""
+
+KNOWN_SUFFIXES = f"{', '.join(FORMAT_OF_SUFFIX)}; behind the first five may stand {', '.join(COMPRESSION_OF_SUFFIX)}"
+"""The suffixes that are read, for messages."""
+
+
+def suffix_format(path: str) -> tuple[str | None, str | None]:
+    """Return format and compression that the name of a file tells, None where it tells none.
+
+    Args:
+        path: a path or address; what follows the question mark of a web address does not count.
+    """
+    name = path.partition("::")[0]
+    if name.startswith(("http://", "https://")):
+        name = name.partition("?")[0].partition("#")[0]
+    name = name.replace("\\", "/").rsplit("/", 1)[-1].lower()
+    compression = None
+    for suffix, packed in COMPRESSION_OF_SUFFIX.items():
+        if name.endswith(suffix):
+            name, compression = name.removesuffix(suffix), packed
+    stem, dot, suffix = name.rpartition(".")
+    return (FORMAT_OF_SUFFIX.get(dot + suffix) if stem or dot else None), compression
+
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 # Names that end like this mean a file, so that a missing one is not looked for on the hub.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.data.check.problems import shorten
+from lm_tuning.data.check.findings import shorten
 
 MAX_LARGEST = 10
 """Classes of a split that are listed as its largest."""

@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.check.checked import CheckedRows
-from lm_tuning.data.check.findings import RowPlaces
-from lm_tuning.data.check.problems import shorten
+from lm_tuning.data.check.findings import RowPlaces, shorten
+from lm_tuning.data.format.conventions import SEQUENCE_CLASSIFICATION
 from lm_tuning.data.format.labels import describe_unknown_classes
-from lm_tuning.data.format.task_formats import SEQUENCE_CLASSIFICATION
 from lm_tuning.data.split.assign import TRAIN
 from lm_tuning.data.split.class_shares import choose_shown, describe_moved, list_moved, summarize_classes
 from lm_tuning.data.split.copies import list_rows

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.data.check.findings import RowPlaces
-from lm_tuning.data.check.problems import shorten
+from lm_tuning.data.check.findings import RowPlaces, shorten
 from lm_tuning.data.split.duplicates import is_later_copy
 from lm_tuning.data.store import SPLITS
 from lm_tuning.wording import count_of

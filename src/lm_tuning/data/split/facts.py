@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.check.checked import CheckedRows
-from lm_tuning.data.check.problems import shorten
+from lm_tuning.data.check.findings import shorten
 from lm_tuning.data.split.assign import TRAIN
 from lm_tuning.data.split.classes import class_warnings
 from lm_tuning.data.split.copies import copy_warnings, count_shared, list_rows, num_different, presence

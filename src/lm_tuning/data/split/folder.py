@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.data.format.task_formats import CAUSAL_LM
+from lm_tuning.data.format.conventions import CAUSAL_LM
 from lm_tuning.data.split.assign import TRAIN
 from lm_tuning.data.split.copies import describe_copies
 from lm_tuning.data.store import SPLITS, ExampleTable, open_examples, preview_rows, write_selected

@@ -27,8 +27,7 @@ def evaluate_models(
     import pandas as pd
     from rich.console import Console
 
-    from lm_tuning.evaluation import report
-    from lm_tuning.evaluation import results as comparison
+    from lm_tuning.evaluation import results
     from lm_tuning.models.tuned import read_tuning
     from lm_tuning.runtime.device import describe_device
     from lm_tuning.runtime.precision import choose_precision
@@ -45,7 +44,7 @@ def evaluate_models(
         weights_dtype=model.dtype,
     )
     with show_progress() as on_progress:
-        compared = comparison.evaluate_models(
+        compared = results.evaluate_models(
             tuned_model,
             tokenized_examples,
             base_evaluation_cache,
@@ -69,8 +68,8 @@ def evaluate_models(
         "tuned_folder": str(tuned_model),
         **{name: tuning.get(name) for name in ("tokens_per_second", "samples_per_second", "steps_per_second")},
     }
-    logger.info("%s", report.describe_outcome(compared.result))
-    Console().print(report.build_summary(compared.result, **facts))
+    logger.info("%s", results.describe_outcome(compared.result))
+    Console().print(results.build_summary(compared.result, **facts))
     # A frame rather than a list, so that the file has its header even without rows.
     answers = pd.DataFrame(compared.answers, columns=list(compared.columns))
-    return compared.base_evaluation, compared.result, report.build_markdown(compared.result, **facts), answers
+    return compared.base_evaluation, compared.result, results.build_markdown(compared.result, **facts), answers

@@ -33,7 +33,7 @@ def inspect_examples(
     from rich.console import Console
 
     from lm_tuning.models.loading import load_tokenizer, read_config
-    from lm_tuning.models.positions import position_limit
+    from lm_tuning.models.structure import position_limit
     from lm_tuning.preflight.figures import describe_preflight, inspect_tokens
     from lm_tuning.preflight.report import compose_report
     from lm_tuning.reporting.html import write_page

@@ -39,7 +39,7 @@ def prepare_base_model(model: ModelParameters, evaluate: EvaluateParameters, tas
     """
     from lm_tuning.models.base_model import describe_base_model
     from lm_tuning.models.loading import check_model
-    from lm_tuning.models.positions import check_answer_room
+    from lm_tuning.models.structure import check_answer_room
     from lm_tuning.progress import show_progress
 
     with show_progress() as on_progress:
@@ -198,7 +198,7 @@ def _warn_of_older_tokens(token_cache: FolderStore) -> None:
 def _find_positions(base_model: dict[str, Any]) -> int | None:
     """Return the positions in the model's config; ``None`` where it names none."""
     from lm_tuning.models.loading import read_config
-    from lm_tuning.models.positions import position_limit
+    from lm_tuning.models.structure import position_limit
 
     return position_limit(
         read_config(**{name: base_model[name] for name in ("name_or_path", "revision", "trust_remote_code")})
@@ -207,7 +207,7 @@ def _find_positions(base_model: dict[str, Any]) -> int | None:
 
 def _warn_of_long_rows(folder: Path, base_model: dict[str, Any], *, task: str) -> None:
     """Log at once which rows are longer than the positions in the model's config; training refuses or reports them."""
-    from lm_tuning.training.health.row_lengths import find_long_rows
+    from lm_tuning.training.health.table_reading import find_long_rows
 
     limit = _find_positions(base_model)
     for rows in find_long_rows(folder, limit, task=task) if limit else ():

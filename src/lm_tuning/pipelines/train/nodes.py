@@ -6,8 +6,8 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from lm_tuning.datasets.live_report import LiveReport
 from lm_tuning.datasets.metric_stream import MetricStream
+from lm_tuning.datasets.report_sections import LiveReport
 from lm_tuning.parameters import EvaluateParameters, ModelParameters, TrainParameters
 from lm_tuning.pipelines.train.run_settings import gather_settings
 from lm_tuning.progress import show_progress

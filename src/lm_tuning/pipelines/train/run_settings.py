@@ -43,13 +43,13 @@ def gather_settings(
         UserError: the tokens were made for another task, rows are longer than the model can take, or the formats do
             not go with the device.
     """
+    from lm_tuning.runtime.backend import describe_optimizer_limit
     from lm_tuning.runtime.device import describe_device
-    from lm_tuning.runtime.optimizer import describe_optimizer_limit
     from lm_tuning.runtime.precision import choose_precision
     from lm_tuning.storage.folders import read_manifest
     from lm_tuning.text.store.table import open_split
     from lm_tuning.text.tokenize import read_token_summary
-    from lm_tuning.training.health.row_lengths import refuse_long_rows
+    from lm_tuning.training.health.table_reading import refuse_long_rows
     from lm_tuning.training.settings import TrainingSettings
 
     device = describe_device()

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from lm_tuning.data.check.problems import shorten
+from lm_tuning.data.check.findings import shorten
 from lm_tuning.text.render.alterations import functions_of
 from lm_tuning.text.render.plain import Message, RowRefused, Tools
 from lm_tuning.text.render.template_call import TemplateCall

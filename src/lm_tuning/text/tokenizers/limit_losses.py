@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from lm_tuning.data.check.findings import RowPlaces
-from lm_tuning.data.check.problems import shorten
-from lm_tuning.data.format.task_formats import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.check.findings import RowPlaces, shorten
+from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.store import ExampleTable
 from lm_tuning.errors import UserError
 from lm_tuning.text.store.table import Int32Array, TokenTable

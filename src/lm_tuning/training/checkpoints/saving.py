@@ -1,24 +1,52 @@
-"""Write the checkpoints of a training as it goes on, and go on from one."""
+"""Write the checkpoints of a training as it goes on, know the best of them, and go on from one."""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.training.checkpoints import format as checkpoints
-from lm_tuning.training.checkpoints.best_checkpoint import BestCheckpoint
 from lm_tuning.training.health.report import Finding, HealthReport
 
 if TYPE_CHECKING:
     from lm_tuning.batching.batch import StepDataset
     from lm_tuning.training.loop import LoopSettings
     from lm_tuning.training.step_log import StepLog
+
+
+HIGHER_IS_BETTER = {"nats_per_token": False, "nats_per_row": False, "accuracy": True, "macro_f1": True}
+"""Every figure that a checkpoint can be the best by, and which way is better."""
+
+
+@dataclass
+class BestCheckpoint:
+    """The best held-out figure seen so far.
+
+    Attributes:
+        metric: which figure.
+        value: the best one; ``None`` before the first evaluation.
+        step: optimizer step that it was measured after.
+    """
+
+    metric: str
+    value: float | None = None
+    step: int = 0
+
+    def is_beaten_by(self, value: float) -> bool:
+        """Say whether another figure is better; one that is not a number never is."""
+        if math.isnan(value):
+            return False
+        if self.value is None:
+            return True
+        return value > self.value if HIGHER_IS_BETTER[self.metric] else value < self.value
+
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ import torch
 from lm_tuning.batching.batch import StepBatch
 from lm_tuning.batching.losses import PLAIN, LossShape, sum_nats
 from lm_tuning.batching.tasks.base import TrainingTask, classification_head
-from lm_tuning.runtime.precision_context import autocast
+from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.health.first_gradient import GradientDue, GradientMeasure, check_first_gradient, norm_of
 from lm_tuning.training.health.movement import Movement
 from lm_tuning.training.health.report import HealthReport, Severity, check_first_step, check_layout, stop_if_needed

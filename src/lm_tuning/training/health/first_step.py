@@ -13,7 +13,7 @@ import torch
 from lm_tuning.batching.batch import StepBatch, StepDataset
 from lm_tuning.batching.losses import PLAIN, LossShape
 from lm_tuning.batching.tasks.base import TrainingTask
-from lm_tuning.runtime.precision_context import autocast
+from lm_tuning.runtime.precision import autocast
 from lm_tuning.text.decoding import decode
 from lm_tuning.text.store.table import NO_LABEL
 from lm_tuning.training.health.alignment import check_alignment

@@ -11,7 +11,7 @@ import torch
 
 from lm_tuning.batching.losses import PLAIN
 from lm_tuning.batching.tasks.base import TrainingTask
-from lm_tuning.runtime.precision_context import autocast
+from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.health.report import Finding, HealthReport
 
 if TYPE_CHECKING:

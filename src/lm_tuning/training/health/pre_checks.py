@@ -1,11 +1,17 @@
-"""Checks of rows, tokenizer and trained parts that come before any row goes through the model."""
+"""Checks of rows, tokenizer and trained parts that come before any row goes through the model.
+
+Trained parts are compared with what was asked for: layers frozen by mistake, adapters that miss layers.
+"""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from lm_tuning.errors import UserError
 from lm_tuning.text.store.table import open_split, split_path
@@ -16,11 +22,12 @@ from lm_tuning.training.health.table_checks import (
     check_table,
     check_tokenizer,
 )
+from lm_tuning.training.settings import TrainingSettings
+from lm_tuning.training.setup.freezing import find_frozen_parameters
 
 if TYPE_CHECKING:
     from lm_tuning.text.store.table import TokenTable
     from lm_tuning.training.job import Job
-    from lm_tuning.training.settings import TrainingSettings
     from lm_tuning.training.setup.model import ReadyModel
 
 
@@ -42,7 +49,6 @@ def check_rows_before_planning(
         UserError: a finding says stop.
     """
     from lm_tuning.models.loading import load_tokenizer
-    from lm_tuning.training.health.trained_parts import check_freeze
     from lm_tuning.training.setup.model import build_skeleton_of
 
     began = time.perf_counter()
@@ -76,8 +82,6 @@ def check_before_any_row(health: HealthReport, ready: ReadyModel, job: Job) -> N
     Raises:
         UserError: a finding says stop.
     """
-    from lm_tuning.training.health.trained_parts import check_trained_parts
-
     began = time.perf_counter()
     model, tokenizer, task = ready.model, ready.tokenizer, job.settings.task
     facts, found = check_table(job.train_rows, model, tokenizer, task=task)
@@ -108,3 +112,152 @@ def _add(health: HealthReport, findings: Iterable[Finding]) -> None:
     for finding in findings:
         if finding.code not in said:
             health.add(finding)
+
+
+SHOWN_NAMES = 5
+
+
+def check_trained_parts(model: Any, settings: TrainingSettings) -> list[Finding]:
+    """Check that all that should be trained asks for a gradient.
+
+    Args:
+        model: as it will be trained.
+        settings: of the training: method, ``train.freeze``, adapter targets.
+    """
+    trained = sum(1 for parameter in model.parameters() if parameter.requires_grad)
+    if not trained:
+        return check_freeze(model, settings) or [
+            _describe_nothing_trained(
+                model, "Everything is frozen.", "Look at what changes the model after it is loaded, or while it is."
+            )
+        ]
+    frozen = _unasked_frozen(model, settings)
+    if frozen:
+        where = _describe_layers(model, {id(parameter) for _, parameter in frozen})
+        names = [name for name, _ in frozen]
+        return [
+            Finding(
+                code="layers-frozen",
+                measured=f"{len(frozen)} of {trained + len(frozen)} parameters that should be trained are "
+                f"frozen{where}: {_name(names)}",
+                expected="all of them trained: train.freeze does not name them"
+                if settings.method == "full"
+                else "every adapter trained",
+                cause="Something froze them after the model was loaded, or while it was.",
+                change="Freeze through train.freeze alone, which also tells the planner; look at code that sets "
+                "requires_grad.",
+            )
+        ]
+    if settings.method == "full":
+        return []
+    return _check_reach(model, settings.lora.get("target_modules"))
+
+
+def check_freeze(model: Any, settings: TrainingSettings) -> list[Finding]:
+    """Check that ``train.freeze`` leaves something to train.
+
+    Args:
+        model: with or without weights.
+        settings: of the training: method and ``train.freeze``.
+    """
+    if settings.method != "full" or not settings.freeze:
+        return []
+    asked = find_frozen_parameters(model, settings.freeze)
+    if any(id(parameter) not in asked for parameter in model.parameters()):
+        return []
+    cause = f"train.freeze = {list(settings.freeze)} freezes the whole model."
+    return [_describe_nothing_trained(model, cause, "Name fewer modules in train.freeze.")]
+
+
+def _describe_nothing_trained(model: Any, cause: str, change: str) -> Finding:
+    return Finding(
+        code="nothing-has-gradient",
+        measured=f"none of the model's {sum(1 for _ in model.parameters())} parameters is trained",
+        expected="some, as train.method says",
+        cause=cause,
+        change=change,
+        is_fatal=True,
+    )
+
+
+def _unasked_frozen(model: Any, settings: TrainingSettings) -> list[tuple[str, torch.nn.Parameter]]:
+    """Return the parameters that are frozen although nobody asked for it."""
+    still = [(name, parameter) for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    if settings.method != "full":
+        # MiCA trains the first matrix of each pair alone.
+        kinds = (".lora_", ".modules_to_save.") if settings.lora.get("init") != "mica" else (".lora_A.",)
+        return [(name, parameter) for name, parameter in still if any(kind in name for kind in kinds)]
+    asked = find_frozen_parameters(model, settings.freeze or ())
+    still = [(name, parameter) for name, parameter in still if id(parameter) not in asked]
+    if not still:
+        return []
+    try:
+        by_design = _frozen_by_design(settings)
+    except UserError:
+        return []  # a class that cannot be built without weights does not say which of them it never trains
+    return [(name, parameter) for name, parameter in still if name not in by_design]
+
+
+def _frozen_by_design(settings: TrainingSettings) -> set[str]:
+    """Return the parameters that the model's class never trains, such as positions that are computed once."""
+    from lm_tuning.training.setup.model import build_skeleton_of
+
+    return {name for name, parameter in build_skeleton_of(settings).named_parameters() if not parameter.requires_grad}
+
+
+def _check_reach(model: Any, targets: Any) -> list[Finding]:
+    """Find layers that have no adapter where others of the same list have one."""
+    if isinstance(targets, list) and any(re.search(r"(^|\.)\d+\.", target) for target in targets):
+        return []  # targets that name layers by their numbers are meant so
+    for name, layers in _layer_lists(model):
+        reached = [any(parameter.requires_grad for parameter in layer.parameters()) for layer in layers]
+        missing = [str(index) for index, is_reached in enumerate(reached) if not is_reached]
+        if missing and len(missing) < len(layers):
+            return [
+                Finding(
+                    code="layers-frozen",
+                    severity="warn",
+                    measured=f"{len(missing)} of the {len(layers)} layers of {name} have no adapter: {_name(missing)}",
+                    expected="an adapter in every layer, or targets that name layers by their numbers",
+                    cause="The layers are not alike, and these have no module with the names in "
+                    "train.lora.target_modules.",
+                    change="Set train.lora.target_modules: all-linear, or add the names that these layers use.",
+                )
+            ]
+    return []
+
+
+def _layer_lists(model: Any) -> Iterator[tuple[str, list[torch.nn.Module]]]:
+    """Return the outermost lists of layers with parameters, with their names: decoder layers, an encoder's too."""
+    seen: list[str] = []
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.ModuleList) and not any(name.startswith(f"{outer}.") for outer in seen):
+            seen.append(name)
+            layers = [layer for layer in module if any(True for _ in layer.parameters())]
+            if len(layers) > 1:
+                yield name, layers
+
+
+def _describe_layers(model: Any, frozen: set[int]) -> str:
+    """Say which layers are frozen as a whole, as the end of a clause; empty where none is."""
+    for name, layers in _layer_lists(model):
+        whole = [
+            str(index)
+            for index, layer in enumerate(layers)
+            if all(id(parameter) in frozen for parameter in layer.parameters() if _counts(parameter, frozen))
+            and any(id(parameter) in frozen for parameter in layer.parameters())
+        ]
+        if whole:
+            plural = "s" if len(whole) > 1 else ""
+            return f", among them layer{plural} {_name(whole)} of {name} ({len(whole)} of {len(layers)})"
+    return ""
+
+
+def _counts(parameter: torch.nn.Parameter, frozen: set[int]) -> bool:
+    """Say whether a parameter is one that should be trained."""
+    return parameter.requires_grad or id(parameter) in frozen
+
+
+def _name(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:SHOWN_NAMES])
+    return shown if len(names) <= SHOWN_NAMES else f"{shown} and {len(names) - SHOWN_NAMES} more"

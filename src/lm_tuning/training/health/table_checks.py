@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_tuning.models.positions import Positions, find_positions
+from lm_tuning.models.structure import Positions, find_positions
 from lm_tuning.text.store.table import NO_LABEL, TokenTable
 from lm_tuning.training.health.report import Finding, Severity
 from lm_tuning.training.health.table_reading import (

@@ -17,8 +17,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from lm_tuning.training.planning.out_of_memory import read_memory
-from lm_tuning.training.planning.plan import SAME_SPEED, BatchPlan, choose_point, explain_choice, list_budgets
-from lm_tuning.training.planning.plan_store import keep_plan, read_plan
+from lm_tuning.training.planning.plan import (
+    SAME_SPEED,
+    BatchPlan,
+    choose_point,
+    explain_choice,
+    keep_plan,
+    list_budgets,
+    read_plan,
+)
 from lm_tuning.training.planning.probe import BudgetProbe, try_budget
 from lm_tuning.training.planning.probe_exchange import ProbeAnswer, ProbePoint
 

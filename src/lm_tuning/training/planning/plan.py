@@ -1,12 +1,18 @@
-"""A choice of how steps are cut, and how it is made of a curve of speed and memory."""
+"""A choice of how steps are cut, how it is made of a curve of speed and memory, and how it is kept for the device."""
 
 from __future__ import annotations
 
+import json
+import logging
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from lm_tuning.batching.step_plan import StepPlan
+from lm_tuning.errors import UserError
+from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.text.store.table import TokenTable
+from lm_tuning.training.planning.out_of_memory import MemoryReading
 from lm_tuning.training.planning.probe_exchange import ProbeAnswer, ProbePoint
 from lm_tuning.training.planning.probe_rows import sample_steps
 from lm_tuning.training.settings import TrainingSettings
@@ -41,7 +47,7 @@ class BatchPlan:
         warning: why nothing could be measured; ``None`` when it was.
         file: where it is kept for the next training; ``None`` for one that was not measured.
         memory: what the memory goes into, see
-            :meth:`lm_tuning.training.planning.memory_table.MemoryParts.table`; empty as long as no model is loaded.
+            :meth:`lm_tuning.training.planning.memory.MemoryParts.table`; empty as long as no model is loaded.
     """
 
     micro_batch_tokens: int
@@ -190,3 +196,39 @@ def _compare(point: ProbePoint, choice: ProbePoint, size: str, total: int) -> st
     ratio = (point.tokens_per_second or 0.0) / (choice.tokens_per_second or 1.0)
     said = "hardly faster" if ratio > 1 else "no faster" if ratio >= SAME_SPEED else "slower"
     return f"{size} was {said} ({speed})"
+
+
+logger = logging.getLogger(__name__)
+
+_CHANGED_MEMORY_FRACTION = 0.02
+
+
+def keep_plan(file: Path, plan: BatchPlan) -> None:
+    """Write a plan for the next training; without it that one plans again.
+
+    Args:
+        file: to write.
+        plan: to keep.
+    """
+    try:
+        write_json_atomic(file, plan.to_json())
+    except (OSError, UserError) as error:
+        logger.warning("The plan of micro-batches could not be kept in %s: %s", file, error)
+
+
+def read_plan(file: Path, reading: MemoryReading) -> BatchPlan | None:
+    """Return a plan of before, unless other programs hold much more of the device than then.
+
+    Args:
+        file: that it may lie in.
+        reading: the device's memory now.
+    """
+    try:
+        plan = BatchPlan.from_json(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+    more = reading.others - int(plan.facts.get("other_programs_bytes", 0))
+    if more > _CHANGED_MEMORY_FRACTION * reading.total:
+        logger.info("Other programs hold %.1f GiB more of the device than when %s was made.", more / 2**30, file)
+        return None
+    return plan

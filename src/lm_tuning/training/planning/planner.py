@@ -3,6 +3,7 @@
 The effective batch is the user's and stays as it is; only how many tokens go through the model at once is chosen here,
 and whether activations are checkpointed. Bigger is faster only up to a point: a card whose memory is nearly full spends
 its time on moving blocks about, so the speed is measured, in a process of its own, before the training loads anything.
+On a CPU the size is fixed.
 """
 
 from __future__ import annotations
@@ -31,8 +32,15 @@ from lm_tuning.storage.digests import digest_values
 from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.training.planning.memory import estimate_training
 from lm_tuning.training.planning.out_of_memory import MemoryReading, read_memory
-from lm_tuning.training.planning.plan import MEMORY_FRACTION, BatchPlan, choose_point, explain_choice, list_budgets
-from lm_tuning.training.planning.plan_store import keep_plan, read_plan
+from lm_tuning.training.planning.plan import (
+    MEMORY_FRACTION,
+    BatchPlan,
+    choose_point,
+    explain_choice,
+    keep_plan,
+    list_budgets,
+    read_plan,
+)
 from lm_tuning.training.planning.probe_exchange import ProbeAnswer, ProbeRequest
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 
@@ -327,3 +335,50 @@ def _say(on_progress: OnProgress, done: int, total: int) -> None:
 
 def _modes(asked: bool | None) -> list[bool]:
     return [False, True] if asked is None else [asked]
+
+
+def plans_on_device(settings: TrainingSettings) -> bool:
+    """Say whether sizes are chosen by sending rows through the model, before the training itself loads it."""
+    is_open = settings.micro_batch_tokens is None or settings.activation_checkpointing is None
+    return settings.device == "cuda" and is_open
+
+
+def choose_batches(
+    paths: TrainingPaths, settings: TrainingSettings, *, on_progress: OnProgress = ignore_progress
+) -> tuple[TrainingSettings, BatchPlan]:
+    """Settle the tokens of a micro-batch and activation checkpointing where the settings leave them open.
+
+    Args:
+        paths: where the tokens lie, and where plans are kept.
+        settings: of the training.
+        on_progress: receives the sizes tried.
+
+    Returns:
+        Settings with both settled, and the plan that they come from.
+    """
+    tokens, checkpointing = settings.micro_batch_tokens, settings.activation_checkpointing
+    if plans_on_device(settings):
+        plan = plan_batches(
+            paths,
+            settings,
+            cache_folder=paths.plans or paths.checkpoints / "batch_plans",
+            memory_fraction=settings.memory_fraction,
+            on_progress=on_progress,
+        )
+    else:
+        settled = choose_micro_batch_tokens(tokens, device=settings.device)
+        why = f"the usual size on a {settings.device.upper()}" if tokens is None else "as train.micro_batch_tokens says"
+        plan = BatchPlan(
+            micro_batch_tokens=settled,
+            activation_checkpointing=bool(checkpointing),
+            curve=[],
+            reason=f"{settled:,} tokens, {why}",
+            seconds=0.0,
+            cached=False,
+        )
+    chosen = replace(
+        settings,
+        micro_batch_tokens=plan.micro_batch_tokens,
+        activation_checkpointing=plan.activation_checkpointing,
+    )
+    return chosen, plan

@@ -2,7 +2,8 @@
 
 ``python -m lm_tuning.training.planning.probe request.json answer.json`` loads the model as training does, runs forward
 and backward passes over real rows and writes down what they took. There is no optimizer, no step is made and no file
-but the answer is written. The answer is renewed after every measurement, so that a process that dies leaves what it knew.
+but the answer is written. The answer is renewed after every measurement, so that a process that dies leaves what it
+knew.
 
 Layers are not compiled here, which would take longer than everything else: speeds are those of the uncompiled model.
 A training that compiles its layers measures once more from there, see :mod:`lm_tuning.training.planning.compiled`.
@@ -28,8 +29,8 @@ from lm_tuning.batching.micro_batches import Batching
 from lm_tuning.batching.step_plan import step_plan_of
 from lm_tuning.errors import UserError
 from lm_tuning.runtime.backend import apply_backend
-from lm_tuning.runtime.collection import collect_rarely, restore_collection
-from lm_tuning.runtime.precision_context import autocast
+from lm_tuning.runtime.precision import autocast
+from lm_tuning.runtime.threads import collect_rarely, restore_collection
 from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.training.planning.memory import ModelBytes, extrapolate, measure_model

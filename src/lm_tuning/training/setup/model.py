@@ -12,7 +12,7 @@ from lm_tuning.batching.losses import LossShape, balance_classes
 from lm_tuning.batching.tasks.base import TrainingTask, task_of
 from lm_tuning.data.format.labels import refuse_unknown_weights
 from lm_tuning.errors import UserError
-from lm_tuning.runtime.precision_context import autocast
+from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.health.first_loss import fresh_head_spread, scale_fresh_head
 from lm_tuning.training.settings import TrainingSettings
 from lm_tuning.training.setup.adapters import add_lora, check_targets
