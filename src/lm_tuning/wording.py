@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 
+LEARNED_MARKS = ("⟦", "⟧")
+
+
 # Characters that cannot be seen (but for joiners, which emoji and Persian need), that move a cursor, switch colours,
 # ring a bell, end a line unseen, or turn the direction of what follows; lone surrogates cannot be encoded at all. Line
 # breaks and tabs are ordinary text.
@@ -143,3 +146,9 @@ def fence(text: str) -> str:
 def _escape_first(found: re.Match[str]) -> str:
     number, end, sign = found.groups()
     return f"{number}\\{end}" if number else f"\\{sign}"
+
+
+def write_speed(per_second: float) -> str:
+    """Write how many there are in a second, with three digits at least."""
+    decimals = 0 if per_second >= 100 else 1 if per_second >= 10 else 2 if per_second >= 1 else 4
+    return f"{per_second:,.{decimals}f}"

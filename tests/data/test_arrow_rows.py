@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lm_tuning.data.check.findings import RowProblem
-from lm_tuning.data.readers.open import RowSource, open_rows
+from lm_tuning.data.readers.base import RowSource
+from lm_tuning.data.readers.open import open_rows
 from lm_tuning.data.sources.describe import describe_file
 from lm_tuning.errors import UserError
 

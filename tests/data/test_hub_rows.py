@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from lm_tuning.data.readers import hub as hub_rows
-from lm_tuning.data.readers.open import ReadSettings, open_rows
+from lm_tuning.data.readers.base import ReadSettings
+from lm_tuning.data.readers.open import open_rows
 from lm_tuning.data.sources.describe import describe_files, find_changed_sources
 from lm_tuning.errors import Interrupted, UserError
 

@@ -17,8 +17,9 @@ import pytest
 import zstandard
 
 from lm_tuning.data.check.findings import RowProblem
+from lm_tuning.data.readers.base import ReadSettings
 from lm_tuning.data.readers.csv import RecordLines
-from lm_tuning.data.readers.open import ReadSettings, open_rows
+from lm_tuning.data.readers.open import open_rows
 from lm_tuning.data.sources.describe import describe_file
 from lm_tuning.data.sources.opening import Unpacked
 from lm_tuning.errors import UserError

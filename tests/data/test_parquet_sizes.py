@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lm_tuning.data.readers import columnar
-from lm_tuning.data.readers.open import ReadSettings
+from lm_tuning.data.readers.base import ReadSettings
 from lm_tuning.data.sources.opening import RawFile
 
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from lm_tuning.data.check.findings import RowProblem
-from lm_tuning.data.readers.open import ReadSettings, RowSource, open_rows
+from lm_tuning.data.readers.base import ReadSettings, RowSource
+from lm_tuning.data.readers.open import open_rows
 from lm_tuning.data.sources.describe import describe_file
 from lm_tuning.errors import UserError
 

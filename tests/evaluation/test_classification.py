@@ -7,12 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from lm_tuning.evaluation.class_scores import (
-    count_classes,
-    list_confusions,
-    measure_majority,
-    tabulate_classes,
-)
+from lm_tuning.batching.class_counts import count_classes
+from lm_tuning.evaluation.class_scores import list_confusions, measure_majority, tabulate_classes
 
 NAMES = ["red", "green", "blue", "grey"]
 # Red: 3 rows, 2 of them found, predicted twice. Green: 2 rows, 1 found, predicted twice. Blue: 1 row, found, predicted

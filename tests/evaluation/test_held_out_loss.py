@@ -21,7 +21,7 @@ from lm_tuning.batching.held_out_loss import (
     choose_rows,
     measure_held_out,
 )
-from lm_tuning.batching.tasks.base import task_of
+from lm_tuning.batching.tasks.registry import task_of
 from lm_tuning.text.store.table import TokenTable
 from tests.evaluation.tiny_tasks import make_classifier, make_seq2seq, write_labelled, write_pairs
 from tests.support.rounding import SAME_LOSS

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lm_tuning.batching.batch import StepDataset
+from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.batching.tasks import base as tasks
 from lm_tuning.training import run as run_module
 from lm_tuning.training.health import first_loss

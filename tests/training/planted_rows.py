@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from lm_tuning.batching.batch import StepDataset
+from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.batching.tasks import base as tasks
 from lm_tuning.text.store.table import TOKEN_SCHEMA, TokenTable
 from tests.support.planted import Registry, World, chat, chats

@@ -14,10 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_tuning.batching.batch import StepBatch, StepDataset, StepLoader
+from lm_tuning.batching.batch import StepBatch
 from lm_tuning.batching.micro_batches import cut_pairs, cut_rows
+from lm_tuning.batching.step_loader import StepDataset, StepLoader
 from lm_tuning.batching.step_plan import StepPlan
-from lm_tuning.batching.tasks.base import get_task
+from lm_tuning.batching.tasks.registry import get_task
 from lm_tuning.text.store.table import IGNORE_INDEX, TokenTable, TokenTableWriter
 from tests.support.patience import PATIENCE_SECONDS
 

@@ -15,8 +15,9 @@ import torch
 
 from lm_tuning.batching import head_loss
 from lm_tuning.batching.head_loss import choose_head_loss
-from lm_tuning.batching.losses import PLAIN, sum_nats
-from lm_tuning.batching.tasks.base import TrainingTask, get_task
+from lm_tuning.batching.losses import PLAIN
+from lm_tuning.batching.tasks.base import TrainingTask
+from lm_tuning.batching.tasks.registry import get_task
 from lm_tuning.errors import UserError
 from lm_tuning.text.store.table import open_split
 from lm_tuning.training.kernels import lora_forward, packed_attention
@@ -53,7 +54,7 @@ def ready_of(model: Any) -> ReadyModel:
 def packed_sum(ready: ReadyModel, table: Any, batching: Any) -> float:
     batch = ready.task.lay_out(table, list(range(len(table))), batching=batching)
     with torch.no_grad():
-        return float(sum_nats(ready.task, ready.model, batch))
+        return float(ready.task.sum_nats(ready.model, batch))
 
 
 def test_packed_rows_have_the_loss_of_each_row_alone(paths: TrainingPaths, settings: TrainingSettings) -> None:
@@ -334,7 +335,7 @@ class TestCompiledLayers:
             layers.switch_on()
             for rows in ([0, 1, 2], [3, 4], [5], [6, 7, 8, 9]):
                 batch = ready.task.lay_out(table, rows, batching="packed")
-                sum_nats(ready.task, ready.model, batch, shape=PLAIN).backward()
+                ready.task.sum_nats(ready.model, batch).backward()
         packed_attention.register()
         assert len(layers.layers) > 1
         assert not counters["graph_break"]

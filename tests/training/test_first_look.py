@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from lm_tuning.batching.tasks.base import get_task
+from lm_tuning.batching.tasks.registry import get_task
 from lm_tuning.errors import UserError
 from lm_tuning.text.store.table import TokenRow, TokenTableWriter, open_split
 from lm_tuning.training.health.first_loss import PlainLoss, _group_alike

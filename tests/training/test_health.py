@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import lm_tuning
-from lm_tuning.batching.batch import StepDataset
+from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.health_codes import CODES
 from lm_tuning.text.store.table import TokenRow

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lm_tuning.batching.batch import describe_lost_worker, find_lost_worker
+from lm_tuning.batching.step_loader import describe_lost_worker, find_lost_worker
 from lm_tuning.errors import MachineFault
 from lm_tuning.progress import OnProgress
 from lm_tuning.training.checkpoints import format as checkpoints

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.batching.step_plan import step_plan_of
 from lm_tuning.text.store.table import TokenTableWriter, open_split
 from lm_tuning.training.planning import plan, planner
 from lm_tuning.training.planning.plan import BatchPlan, choose_point, explain_choice, list_budgets
 from lm_tuning.training.planning.probe_exchange import ProbeAnswer, ProbePoint
 from lm_tuning.training.planning.report import NOT_COMPILED, draw_plan, tabulate_plan
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+from lm_tuning.training.settings import step_plan_of
 from tests.support.patience import PATIENCE_SECONDS
 from tests.training.conftest import write_rows
 

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from lm_tuning.batching.batch import MicroBatch
-from lm_tuning.batching.step_plan import StepPlan, step_plan_of
-from lm_tuning.batching.tasks.base import get_task
+from lm_tuning.batching.step_plan import StepPlan
+from lm_tuning.batching.tasks.registry import get_task
 from lm_tuning.text.store.table import TokenTableWriter, open_split
 from lm_tuning.training.planning.memory import measure_model
 from lm_tuning.training.planning.out_of_memory import read_memory
@@ -29,6 +29,7 @@ from lm_tuning.training.planning.probe_rows import (
     sample_steps,
 )
 from lm_tuning.training.run import TrainingPaths, TrainingSettings
+from lm_tuning.training.settings import step_plan_of
 from lm_tuning.training.setup.model import set_up_model
 from tests.support.patience import PATIENCE_SECONDS
 from tests.training.task_rows import WRITERS, label_map, save_tiny_bart

@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file
 
 from lm_tuning.batching.losses import PLAIN
-from lm_tuning.batching.tasks.base import task_of
+from lm_tuning.batching.tasks.registry import task_of
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.pipelines.train.nodes import describe_result
 from lm_tuning.runtime import nvml

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from lm_tuning.runtime.ranges import STEP_RANGE
 from lm_tuning.training.profile import trace as trace_table
-from lm_tuning.training.profile.trace import STEP_RANGE, group_of, read_trace, sum_up
+from lm_tuning.training.profile.trace import group_of, read_trace, sum_up
 
 
 def event(name: str, cat: str, ts: float, dur: float, *, tid: int = 1, external: int | None = None) -> dict[str, Any]:

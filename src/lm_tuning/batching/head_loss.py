@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from lm_tuning.batching.chunked_loss import checkpointed_sum_nats, compiled_kernel, linear_sum_nats
+from lm_tuning.models.structure import inner_model
 from lm_tuning.text.store.table import IGNORE_INDEX
 
 logger = logging.getLogger(__name__)
@@ -107,9 +108,9 @@ def choose_head_loss(
     Returns:
         The choice, ``None`` when all logits must be made at once, and the reason in words.
     """
-    from lm_tuning.batching.tasks.base import backbone_of
+    from lm_tuning.models.structure import backbone_of
 
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = inner_model(model)
     head = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
     if head is None or not hasattr(head, "out_features"):
         return None, f"all logits at once, since {type(inner).__name__} has no linear head of its own"

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from lm_tuning.batching.class_counts import count_classes
 from lm_tuning.batching.losses import PLAIN
 from lm_tuning.batching.micro_batches import Batching
-from lm_tuning.evaluation.class_scores import count_classes
 from lm_tuning.progress import OnProgress, ignore_progress
 
 if TYPE_CHECKING:

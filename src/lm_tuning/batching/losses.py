@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy
 
-from lm_tuning.batching.batch import MicroBatch
-from lm_tuning.batching.tasks.base import TrainingTask
 from lm_tuning.text.store.table import IGNORE_INDEX
 
 
@@ -51,23 +49,6 @@ class LossShape:
 
 
 PLAIN = LossShape()
-
-
-def sum_nats(task: TrainingTask, model: Any, batch: MicroBatch, *, shape: LossShape = PLAIN) -> torch.Tensor:
-    """Run the model on a micro-batch and sum the loss of what is supervised in it.
-
-    The model is never given labels, so whatever its class calls a loss (mean, sum, scaled) does not matter.
-
-    Args:
-        task: which logits carry loss.
-        model: a model of that task, wrapped or not, on the micro-batch's device.
-        batch: the rows.
-        shape: label smoothing and class weights.
-
-    Returns:
-        A scalar in nats, float32.
-    """
-    return task.sum_nats(model, batch, shape)
 
 
 def balance_classes(counts: Any) -> tuple[float, ...]:

@@ -20,8 +20,7 @@ from lm_tuning.batching.mixing import SourceMix
 from lm_tuning.errors import UserError
 
 if TYPE_CHECKING:
-    from lm_tuning.text.store.table import TokenTable
-    from lm_tuning.training.settings import TrainingSettings
+    pass
 
 IntArray = npt.NDArray[np.int64]
 
@@ -244,25 +243,3 @@ def split_fullest(bounds: IntArray, num_steps: int) -> IntArray:
         heapq.heappush(heap, (-left, start))
         heapq.heappush(heap, (size + left, start + left))
     return np.sort(np.concatenate([bounds, np.array(cuts, dtype=np.int64)]))
-
-
-def step_plan_of(settings: TrainingSettings, rows: TokenTable) -> StepPlan:
-    """Lay out the steps of a training.
-
-    Args:
-        settings: of the training.
-        rows: that are trained on.
-
-    Raises:
-        UserError: there are no rows, or the run has no end or no effective batch.
-    """
-    return StepPlan(
-        rows.lengths,
-        seed=settings.seed,
-        effective_batch_rows=settings.effective_batch_rows,
-        effective_batch_tokens=settings.effective_batch_tokens,
-        num_epochs=settings.num_epochs,
-        max_steps=settings.max_steps,
-        sources=rows.sources,
-        weights=[float(source["weight"]) for source in settings.sources] or None,
-    )

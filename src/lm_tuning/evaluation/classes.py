@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lm_tuning.batching.class_counts import Int64Array, count_classes
 from lm_tuning.batching.held_out_loss import (
     HeldOut,
     Predictions,
@@ -19,9 +20,7 @@ from lm_tuning.data.split.class_shares import choose_shown, describe_moved, list
 from lm_tuning.evaluation.base import Compared, base_evaluation_key, decode_answers, finite, stage_base_evaluation
 from lm_tuning.evaluation.class_scores import (
     ConstantAnswer,
-    Int64Array,
     MajorityClass,
-    count_classes,
     list_confusions,
     measure_constant,
     measure_majority,
@@ -171,7 +170,7 @@ def measure_classifier(
         compute_dtype: type of the matrix products.
         **reporting: ``on_progress``.
     """
-    from lm_tuning.batching.tasks.base import task_of
+    from lm_tuning.batching.tasks.registry import task_of
 
     if micro_batch_tokens is None:
         micro_batch_tokens = choose_micro_batch_tokens(

@@ -194,7 +194,7 @@ def _measure_both(
     measuring: dict[str, Any],
 ) -> tuple[Measurement, Measurement, StagedFolder | Path]:
     """Measure the base model, unless that was done before, and the tuned one; never hold two models."""
-    from lm_tuning.batching.tasks.base import task_of
+    from lm_tuning.batching.tasks.registry import task_of
     from lm_tuning.models.tuned import attach_adapter, load_tuned
 
     def measure(model: Any, name: str, *, has_own_ends: bool = False) -> Measurement:

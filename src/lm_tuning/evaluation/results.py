@@ -21,8 +21,7 @@ from lm_tuning.reporting.text import (
 from lm_tuning.runtime.log_records import protect
 from lm_tuning.storage.folders import FolderStore, StagedFolder, read_manifest
 from lm_tuning.text.store.table import TokenTable, open_split
-from lm_tuning.training.step_log import write_speed
-from lm_tuning.wording import code_span, escape_markdown
+from lm_tuning.wording import code_span, escape_markdown, write_speed
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

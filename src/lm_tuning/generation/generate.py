@@ -12,7 +12,7 @@ import torch
 
 from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.models.generation_settings import stop_ids_of
-from lm_tuning.models.structure import check_answer_room, position_limit
+from lm_tuning.models.structure import check_answer_room, inner_model, position_limit
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.decoding import common_first_id, end_of_answer, special_ids
 from lm_tuning.text.tokenizers.truncation import shorten_prompt
@@ -76,7 +76,7 @@ def find_stop_ids(model: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> list
     """
     special = special_ids(tokenizer)
     ends = (end_of_answer(prompt.reference_ids, special) for prompt in prompts)
-    return sorted(stop_ids_of(_unwrapped(model), tokenizer) | {end for end in ends if end is not None})
+    return sorted(stop_ids_of(inner_model(model), tokenizer) | {end for end in ends if end is not None})
 
 
 def find_first_id(tokenizer: Any, prompts: Sequence[Prompt], *, stop_ids: Iterable[int]) -> int | None:
@@ -103,7 +103,7 @@ def own_first_id(model: Any) -> int | None:
     Args:
         model: a language model.
     """
-    return getattr(_unwrapped(model).generation_config, "forced_bos_token_id", None)
+    return getattr(inner_model(model).generation_config, "forced_bos_token_id", None)
 
 
 def generate_answers(
@@ -152,8 +152,8 @@ def generate_answers(
     from transformers import StoppingCriteriaList
 
     reads_apart = _is_encoder_decoder(model)
-    context = position_limit(_unwrapped(model).config)
-    check_answer_room(_unwrapped(model).config, max_new_tokens=max_new_tokens)
+    context = position_limit(inner_model(model).config)
+    check_answer_room(inner_model(model).config, max_new_tokens=max_new_tokens)
     room = context if context is None or reads_apart else context - max_new_tokens
     kept = [
         list(prompt) if room is None or len(prompt) <= room else shorten_prompt(prompt, room, special_ids)
@@ -180,7 +180,7 @@ def generate_answers(
         "num_beams": num_beams,
         "eos_token_id": list(stop_ids) or None,
         "pad_token_id": pad_id,
-        "decoder_start_token_id": _unwrapped(model).config.decoder_start_token_id if reads_apart else None,
+        "decoder_start_token_id": inner_model(model).config.decoder_start_token_id if reads_apart else None,
         "forced_bos_token_id": first_id if reads_apart else None,
     }
     with evaluating(model), _plain_generation(model, settings) as config:
@@ -292,12 +292,8 @@ def cut_at(tokens: Sequence[int], stop_ids: Iterable[int]) -> list[int]:
     return list(tokens[:end])
 
 
-def _unwrapped(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
 def _is_encoder_decoder(model: Any) -> bool:
-    return bool(getattr(_unwrapped(model).config, "is_encoder_decoder", False))
+    return bool(getattr(inner_model(model).config, "is_encoder_decoder", False))
 
 
 @contextmanager
@@ -308,7 +304,7 @@ def _plain_generation(model: Any, settings: dict[str, Any]) -> Iterator[Any]:
     make_config: Any = GenerationConfig
     config = make_config(do_sample=False, use_cache=True, **settings)
     # An adapter's wrapper has settings of its own, which it hands to the model inside.
-    owners = [model] if _unwrapped(model) is model else [model, _unwrapped(model)]
+    owners = [model] if inner_model(model) is model else [model, inner_model(model)]
     before = [owner.generation_config for owner in owners]
     for owner in owners:
         owner.generation_config = config

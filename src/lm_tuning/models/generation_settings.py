@@ -14,6 +14,7 @@ from typing import Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.folders import is_local
+from lm_tuning.models.structure import inner_model
 from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
@@ -120,7 +121,7 @@ def settings_of_answers(
     from transformers import GenerationConfig
 
     make_config: Any = GenerationConfig
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = inner_model(model)
     known = stop_ids_of(inner, tokenizer)
     missing = sorted(set(learned_stop_ids) - known)
     if missing:

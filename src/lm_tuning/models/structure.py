@@ -1,12 +1,17 @@
-"""What a model is made of beside its layers: its classification head, and how many positions it has."""
+"""What a model is made of: its backbone, its head, and how many positions it has."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lm_tuning.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
 
 logger = logging.getLogger(__name__)
 
@@ -194,3 +199,37 @@ def check_answer_room(config: Any, *, max_new_tokens: int) -> None:
         f"{limit} positions{why}. Set evaluate.max_new_tokens to {way}, or evaluate.num_generate_rows = 0 to measure "
         "without answers."
     )
+
+
+def keeps_logits(model: Any) -> bool:
+    """Say whether the model's forward can compute the logits of chosen positions alone."""
+    model_class: Any = type(inner_model(model))
+    return _forward_keeps_logits(model_class)
+
+
+@functools.cache
+def _forward_keeps_logits(model_class: Any) -> bool:
+    """Read it off the signature, once a class: this is asked for every micro-batch."""
+    return "logits_to_keep" in inspect.signature(model_class.forward).parameters
+
+
+def classification_head(model: Any) -> torch.nn.Module:
+    """Return the head that turns hidden states into class logits."""
+    head: torch.nn.Module = classifier_parts(model)[1]
+    return head
+
+
+def inner_model(model: Any) -> Any:
+    """Return the model itself, out of the wrapper that holds its adapters."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def backbone_of(model: Any) -> Any:
+    """Return the part of a model that ends with hidden states; adapters sit inside it."""
+    inner = inner_model(model)
+    return getattr(inner, inner.base_model_prefix)
+
+
+def classifier_parts(model: Any) -> tuple[Any, Any]:
+    """Return the backbone and the head of a classifier; adapters sit inside both."""
+    return backbone_of(model), inner_model(model).score

@@ -6,16 +6,12 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
 
 from lm_tuning.parameters.data import SourceParameters
+from lm_tuning.parameters.groups import ParameterGroups
 from lm_tuning.parameters.trainer import BITSANDBYTES_OPTIMIZERS
 from lm_tuning.parameters.trainer_arguments import DEFAULT_SCHEDULE, find_optimizer_problems, find_schedule_problems
 from lm_tuning.wording import count_of
-
-if TYPE_CHECKING:
-    from lm_tuning.parameters.root import Parameters
-
 
 # Of the tasks that do not learn from every format.
 FORMATS_BY_TASK = {"sequence_classification": "text_label", "seq2seq_lm": "prompt_response"}
@@ -34,7 +30,7 @@ class Conflict:
     problem: str
 
 
-def find_conflicts(parameters: Parameters) -> list[Conflict]:
+def find_conflicts(parameters: ParameterGroups) -> list[Conflict]:
     """List every conflict between parameters that are valid one by one."""
     checks = (
         _check_length_of_training,
@@ -55,7 +51,7 @@ def find_conflicts(parameters: Parameters) -> list[Conflict]:
     return [conflict for check in checks for conflict in check(parameters)]
 
 
-def _check_length_of_training(parameters: Parameters) -> Iterator[Conflict]:
+def _check_length_of_training(parameters: ParameterGroups) -> Iterator[Conflict]:
     train = parameters.train
     if train.num_epochs is None and train.max_steps is None:
         yield Conflict(
@@ -64,7 +60,7 @@ def _check_length_of_training(parameters: Parameters) -> Iterator[Conflict]:
         )
 
 
-def _check_batch(parameters: Parameters) -> Iterator[Conflict]:
+def _check_batch(parameters: ParameterGroups) -> Iterator[Conflict]:
     train, tokenize = parameters.train, parameters.tokenize
     longest, lengths = tokenize.max_length_tokens, f"tokenize.max_length_tokens = {tokenize.max_length_tokens}"
     length_keys = ["tokenize.max_length_tokens"]
@@ -89,7 +85,7 @@ def _check_batch(parameters: Parameters) -> Iterator[Conflict]:
         )
 
 
-def _check_task(parameters: Parameters) -> Iterator[Conflict]:
+def _check_task(parameters: ParameterGroups) -> Iterator[Conflict]:
     train, task = parameters.train, parameters.task
     if task != "sequence_classification":
         only_classes = {
@@ -137,7 +133,7 @@ def _check_task(parameters: Parameters) -> Iterator[Conflict]:
         )
 
 
-def _check_method(parameters: Parameters) -> Iterator[Conflict]:
+def _check_method(parameters: ParameterGroups) -> Iterator[Conflict]:
     train, quantization = parameters.train, parameters.train.qlora
     if train.freeze is not None and train.method != "full":
         yield Conflict(
@@ -153,7 +149,7 @@ def _check_method(parameters: Parameters) -> Iterator[Conflict]:
         )
 
 
-def _check_adapter(parameters: Parameters) -> Iterator[Conflict]:
+def _check_adapter(parameters: ParameterGroups) -> Iterator[Conflict]:
     train, lora = parameters.train, parameters.train.lora
     if train.method == "full":
         return
@@ -182,7 +178,7 @@ def _check_adapter(parameters: Parameters) -> Iterator[Conflict]:
         )
 
 
-def _check_evaluations(parameters: Parameters) -> Iterator[Conflict]:
+def _check_evaluations(parameters: ParameterGroups) -> Iterator[Conflict]:
     train = parameters.train
     evals = train.early_stopping_evals
     if evals is None:
@@ -201,7 +197,7 @@ def _check_evaluations(parameters: Parameters) -> Iterator[Conflict]:
         )
 
 
-def _check_best_checkpoint(parameters: Parameters) -> Iterator[Conflict]:
+def _check_best_checkpoint(parameters: ParameterGroups) -> Iterator[Conflict]:
     train = parameters.train
     if not train.load_best:
         return
@@ -226,12 +222,12 @@ def _check_best_checkpoint(parameters: Parameters) -> Iterator[Conflict]:
         )
 
 
-def _has_no_validation(parameters: Parameters) -> bool:
+def _has_no_validation(parameters: ParameterGroups) -> bool:
     split = parameters.split
     return split.validation == 0 and parameters.data.validation_path is None and split.num_folds is None
 
 
-def _check_warmup(parameters: Parameters) -> Iterator[Conflict]:
+def _check_warmup(parameters: ParameterGroups) -> Iterator[Conflict]:
     train = parameters.train
     warmup = train.trainer.get("warmup_steps", 0)
     if not warmup or train.max_steps is None:
@@ -246,7 +242,7 @@ def _check_warmup(parameters: Parameters) -> Iterator[Conflict]:
         )
 
 
-def _check_schedule(parameters: Parameters) -> Iterator[Conflict]:
+def _check_schedule(parameters: ParameterGroups) -> Iterator[Conflict]:
     train, trainer = parameters.train, parameters.train.trainer
     schedule, given = trainer.get("lr_scheduler_type", DEFAULT_SCHEDULE), trainer.get("lr_scheduler_kwargs", {})
     keys = ("train.trainer.lr_scheduler_type", "train.trainer.lr_scheduler_kwargs")
@@ -260,7 +256,7 @@ def _check_schedule(parameters: Parameters) -> Iterator[Conflict]:
         )
 
 
-def _check_optimizer(parameters: Parameters) -> Iterator[Conflict]:
+def _check_optimizer(parameters: ParameterGroups) -> Iterator[Conflict]:
     trainer = parameters.train.trainer
     name, arguments = trainer.get("optim"), trainer.get("optim_args")
     for problem in find_optimizer_problems(name, arguments) if arguments else ():
@@ -279,7 +275,7 @@ def _check_optimizer(parameters: Parameters) -> Iterator[Conflict]:
         )
 
 
-def _check_precision(parameters: Parameters) -> Iterator[Conflict]:
+def _check_precision(parameters: ParameterGroups) -> Iterator[Conflict]:
     train, model = parameters.train, parameters.model
     if train.method == "full" and model.dtype == "float16":
         yield Conflict(
@@ -301,7 +297,7 @@ def _check_precision(parameters: Parameters) -> Iterator[Conflict]:
         )
 
 
-def _check_split(parameters: Parameters) -> Iterator[Conflict]:
+def _check_split(parameters: ParameterGroups) -> Iterator[Conflict]:
     split, data = parameters.split, parameters.data
     fractions = [
         value
@@ -316,7 +312,7 @@ def _check_split(parameters: Parameters) -> Iterator[Conflict]:
         )
 
 
-def _check_folds(parameters: Parameters) -> Iterator[Conflict]:
+def _check_folds(parameters: ParameterGroups) -> Iterator[Conflict]:
     split, data = parameters.split, parameters.data
     if split.num_folds is None:
         if split.fold:
@@ -340,7 +336,7 @@ def _check_folds(parameters: Parameters) -> Iterator[Conflict]:
         )
 
 
-def _check_sources(parameters: Parameters) -> Iterator[Conflict]:
+def _check_sources(parameters: ParameterGroups) -> Iterator[Conflict]:
     data = parameters.data
     held_out = (("data.validation_path", data.validation_path), ("data.test_path", data.test_path))
     for key, rows in (("data.path", data.path), *held_out):

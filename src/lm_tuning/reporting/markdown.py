@@ -7,8 +7,7 @@ from itertools import groupby
 
 from lm_tuning.reporting.document import Bars, Block, Concerns, Example, Histogram, Paragraph, Report, Table
 from lm_tuning.reporting.text import escape_markdown, shorten_middle, show_unseen
-from lm_tuning.text.store.summary import LEARNED_MARKS
-from lm_tuning.wording import fence
+from lm_tuning.wording import LEARNED_MARKS, fence
 
 MAX_RUN_CHARACTERS = 1500
 BAR_CHARACTERS = 30

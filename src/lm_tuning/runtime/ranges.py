@@ -13,7 +13,20 @@ from typing import Any
 
 import torch
 
-from lm_tuning.training.profile.trace import WORK_RANGE
+STEP_RANGE = "training step"
+"""How the ranges of profiled steps are named in a trace, before their number."""
+WORK_RANGE = "lm_tuning: "
+"""How the code names what it does in a trace, before one of :data:`GROUPS`."""
+ATTENTION = "attention"
+PRODUCTS = "matrix products"
+LOSS = "loss"
+ELEMENTWISE = "norms and element-wise"
+OPTIMIZER = "optimizer and clipping"
+QUANTIZED = "quantized weights"
+COPIES = "copies and casts"
+COMMUNICATION = "communication"
+OTHER = "other"
+GROUPS = (PRODUCTS, ATTENTION, LOSS, ELEMENTWISE, OPTIMIZER, QUANTIZED, COPIES, COMMUNICATION, OTHER)
 
 
 def is_recording() -> bool:
@@ -25,7 +38,7 @@ def work_range(group: str) -> AbstractContextManager[object]:
     """Return a context that names what runs in it.
 
     Args:
-        group: one of :data:`lm_tuning.training.profile.trace.GROUPS`.
+        group: one of :data:`lm_tuning.runtime.ranges.GROUPS`.
     """
     if not is_recording():
         return nullcontext()
@@ -38,7 +51,7 @@ def module_range(module: torch.nn.Module | None, group: str) -> Iterator[None]:
 
     Args:
         module: part of a model; ``None`` names nothing.
-        group: one of :data:`lm_tuning.training.profile.trace.GROUPS`.
+        group: one of :data:`lm_tuning.runtime.ranges.GROUPS`.
     """
     if module is None or not is_recording():
         yield

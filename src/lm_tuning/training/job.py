@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lm_tuning.batching.losses import LossShape
-from lm_tuning.batching.step_plan import StepPlan, step_plan_of
+from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.progress import OnProgress
 from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.training.checkpoints import format as checkpoints
@@ -17,7 +17,7 @@ from lm_tuning.training.health.report import Finding, HealthReport
 from lm_tuning.training.planning.out_of_memory import MemoryUse
 from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.planning.planner import choose_batches, plans_on_device
-from lm_tuning.training.settings import TrainingPaths, TrainingSettings
+from lm_tuning.training.settings import TrainingPaths, TrainingSettings, step_plan_of
 from lm_tuning.training.setup.model import choose_loss_shape
 from lm_tuning.wording import count_of
 

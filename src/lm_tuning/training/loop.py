@@ -22,7 +22,7 @@ from lm_tuning.training.planning.out_of_memory import MemoryUse
 from lm_tuning.training.planning.replanning import Replanner
 
 if TYPE_CHECKING:
-    from lm_tuning.batching.batch import StepDataset
+    from lm_tuning.batching.step_loader import StepDataset
     from lm_tuning.batching.step_plan import StepPlan
     from lm_tuning.text.store.table import TokenTable
     from lm_tuning.training.kernels.fast_path import FastPath

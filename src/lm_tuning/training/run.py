@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm_tuning.batching.batch import StepDataset, explain_lost_worker
+from lm_tuning.batching.step_loader import StepDataset, explain_lost_worker
 from lm_tuning.models.generation_settings import settings_of_answers
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.nvml import CardSampler, find_card
@@ -105,7 +105,7 @@ def _run(
     with explain_out_of_memory(memory):
         ceiling = find_ceiling(settings.device, settings.compute_dtype)  # before the model takes the memory
         ready = set_up_model(settings)
-        check_before_any_row(health, ready, job)
+        check_before_any_row(health, ready, job.settings, rows=job.train_rows, plan=job.plan, tokens=job.paths.tokens)
         fast = prepare_fast_path(ready, settings, job.train_rows, job.plan)
         steps = StepDataset(
             job.train_rows,

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-TaskName = Literal["causal_lm", "sequence_classification", "seq2seq_lm"]
+from lm_tuning.batching.step_plan import StepPlan
+from lm_tuning.batching.tasks.base import TaskName
+from lm_tuning.text.store.table import TokenTable
 
 
 @dataclass(frozen=True)
@@ -122,3 +124,25 @@ class TrainingSettings:
     trainer: dict[str, Any] = field(default_factory=dict)
     num_beams: int = 1
     run_id: str | None = None
+
+
+def step_plan_of(settings: TrainingSettings, rows: TokenTable) -> StepPlan:
+    """Lay out the steps of a training.
+
+    Args:
+        settings: of the training.
+        rows: that are trained on.
+
+    Raises:
+        UserError: there are no rows, or the run has no end or no effective batch.
+    """
+    return StepPlan(
+        rows.lengths,
+        seed=settings.seed,
+        effective_batch_rows=settings.effective_batch_rows,
+        effective_batch_tokens=settings.effective_batch_tokens,
+        num_epochs=settings.num_epochs,
+        max_steps=settings.max_steps,
+        sources=rows.sources,
+        weights=[float(source["weight"]) for source in settings.sources] or None,
+    )

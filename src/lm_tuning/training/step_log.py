@@ -19,6 +19,7 @@ import torch
 
 from lm_tuning.batching.batch import StepBatch
 from lm_tuning.runtime.nvml import CardSampler
+from lm_tuning.wording import write_speed
 
 Phase = Literal["forward", "backward", "optimizer"]
 
@@ -349,12 +350,6 @@ class StepLog:
         )
         self.own_seconds += time.perf_counter() - began
         self.on_step({**facts, "loss": loss, "gradient_norm": gradient_norm})
-
-
-def write_speed(per_second: float) -> str:
-    """Write how many there are in a second, with three digits at least."""
-    decimals = 0 if per_second >= 100 else 1 if per_second >= 10 else 2 if per_second >= 1 else 4
-    return f"{per_second:,.{decimals}f}"
 
 
 def _peak_memory_bytes(on_gpu: bool) -> int:

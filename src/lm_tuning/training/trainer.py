@@ -17,8 +17,8 @@ import torch
 from transformers import Trainer
 from transformers.trainer_callback import PrinterCallback
 
-from lm_tuning.batching.batch import StepBatch, StepDataset, StepLoader
-from lm_tuning.batching.losses import sum_nats
+from lm_tuning.batching.batch import StepBatch
+from lm_tuning.batching.step_loader import StepDataset, StepLoader
 from lm_tuning.errors import Interrupted
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.precision import autocast
@@ -228,7 +228,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         # The Trainer wraps the model's own forward pass for this, and a task may run a part of the model instead.
         compute = "bfloat16" if self.args.bf16 else "float16" if self.args.fp16 else "float32"
         with autocast(self.args.device.type, compute):
-            return sum_nats(self.steps.task, model, micro_batch, shape=self.loop.shape) / total
+            return self.steps.task.sum_nats(model, micro_batch, self.loop.shape) / total
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Leave the Trainer's estimate out; it is made for other batches."""

@@ -19,7 +19,8 @@ from lm_tuning.data.format.columns import ColumnMapping, check_mapping, choose_m
 from lm_tuning.data.format.labels import MAX_CLASSES, build_label_map, count_classes, trained_names
 from lm_tuning.data.format.template import template_columns
 from lm_tuning.data.mixing import describe_mixing
-from lm_tuning.data.readers.open import MAX_ROW_BYTES, ReadSettings, RowSource, open_rows
+from lm_tuning.data.readers.base import MAX_ROW_BYTES, ReadSettings, RowSource
+from lm_tuning.data.readers.open import open_rows
 from lm_tuning.data.store import SPLITS, ExampleTable, preview_rows
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress

@@ -20,7 +20,7 @@ from lm_tuning.data.format.characters import TextLengths, find_odd_characters
 from lm_tuning.data.format.columns import ColumnMapping
 from lm_tuning.data.format.examples import FIELDS, JSON_FIELDS, Example, digest_parts, example_reader, value_reader
 from lm_tuning.data.format.labels import LabelTypes
-from lm_tuning.data.readers.open import RowSource
+from lm_tuning.data.readers.base import RowSource
 from lm_tuning.data.split.duplicates import find_repeats
 from lm_tuning.data.store import BATCH_ROWS, ExampleTable, ExampleWriter
 from lm_tuning.errors import UserError

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lm_tuning.data.check.findings import RowProblem, too_long
-from lm_tuning.data.readers.open import DEFAULT_SETTINGS, ReadSettings, Row, RowSource, beyond_row, check_columns
+from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, Row, RowSource, beyond_row, check_columns
 from lm_tuning.data.sources.opening import RawFile
 from lm_tuning.errors import UserError
 

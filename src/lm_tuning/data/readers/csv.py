@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from io import TextIOWrapper
 
 from lm_tuning.data.check.findings import RowProblem, shorten, too_long
-from lm_tuning.data.readers.csv_delimiters import AUTO, Trial, choose_delimiter, describe_delimiter
-from lm_tuning.data.readers.open import (
+from lm_tuning.data.readers.base import (
     DEFAULT_SETTINGS,
     MAX_COLUMNS,
     ReadSettings,
@@ -21,6 +20,7 @@ from lm_tuning.data.readers.open import (
     beyond_row,
     check_columns,
 )
+from lm_tuning.data.readers.csv_delimiters import AUTO, Trial, choose_delimiter, describe_delimiter
 from lm_tuning.data.sources.opening import RawFile, locate_undecodable
 from lm_tuning.errors import UserError
 from lm_tuning.wording import count_of

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from lm_tuning.data.readers.open import MAX_COLUMNS
+from lm_tuning.data.readers.base import MAX_COLUMNS
 from lm_tuning.errors import UserError
 from lm_tuning.wording import count_of
 

@@ -9,14 +9,8 @@ from typing import IO, Any
 
 from lm_tuning.data.check.findings import RowProblem, list_columns, shorten
 from lm_tuning.data.format.column_paths import Step, format_path, parse_path
+from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, Row, beyond_row, peek_columns
 from lm_tuning.data.readers.json_values import JsonRows, JsonWindow, explain_error, found, parse_line
-from lm_tuning.data.readers.open import (
-    DEFAULT_SETTINGS,
-    ReadSettings,
-    Row,
-    beyond_row,
-    peek_columns,
-)
 from lm_tuning.data.sources.opening import RawFile, locate_undecodable, peek_bytes, skip_mark
 from lm_tuning.errors import UserError
 

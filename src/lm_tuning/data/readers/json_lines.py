@@ -6,15 +6,9 @@ from collections.abc import Iterator
 from itertools import islice
 
 from lm_tuning.data.check.findings import RowProblem, shorten, too_long
+from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, Row, beyond_row, peek_columns
 from lm_tuning.data.readers.json_array import describe_lists, lists_in
 from lm_tuning.data.readers.json_values import JsonRows, explain_error, parse_line
-from lm_tuning.data.readers.open import (
-    DEFAULT_SETTINGS,
-    ReadSettings,
-    Row,
-    beyond_row,
-    peek_columns,
-)
 from lm_tuning.data.sources.opening import RawFile, skip_mark
 
 _CHUNK_BYTES = 1 << 20

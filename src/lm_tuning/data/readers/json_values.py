@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import orjson
 
 from lm_tuning.data.check.findings import RowProblem, describe_value, shorten, too_long
-from lm_tuning.data.readers.open import Row, RowSource
+from lm_tuning.data.readers.base import Row, RowSource
 
 _UNSURE = -1
 _SIMPLE = frozenset({str, int, bool, type(None)})

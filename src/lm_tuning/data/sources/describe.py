@@ -210,7 +210,7 @@ def _describe_source(
         return [_completed(file, key) for file in _files_at(text, key)]
     found = find_local(text, key=key, split=source["split"] or split)
     if found is None:
-        from lm_tuning.data.readers.hub import describe_hub_split
+        from lm_tuning.data.sources.hub import describe_hub_split
 
         wanted = {"config": source["config"], "revision": source["revision"]}
         return [describe_hub_split(text, key=key, split=source["split"] or split, **wanted)]

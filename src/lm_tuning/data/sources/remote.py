@@ -135,7 +135,7 @@ def _connect(address: str, problem: str) -> tuple[Any, str]:
 
     protocol = address.partition("://")[0]
     if protocol == "hf":
-        from lm_tuning.data.readers.hub import require_hub
+        from lm_tuning.data.sources.hub import require_hub
 
         require_hub(f"{problem}, on the hub")
     options: dict[str, Any] = {}

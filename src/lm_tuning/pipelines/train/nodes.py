@@ -76,7 +76,7 @@ def describe_result(summary: dict[str, Any]) -> str:
     """Say in one paragraph what the training did and what it cost."""
     if not summary["num_steps"]:
         return "No step was made."
-    from lm_tuning.training.step_log import write_speed
+    from lm_tuning.wording import write_speed
 
     unit = summary["unit"]
     first, last = summary[f"first_loss_nats_per_{unit}"], summary[f"last_loss_nats_per_{unit}"]

@@ -13,14 +13,13 @@ from lm_tuning.text.decoding import decode
 from lm_tuning.text.store.table import SPLITS, Int32Array, Span, TokenRow, TokenTable, open_split
 from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED, SplitCounts
 from lm_tuning.text.tokenizers.limit_losses import measure_losses
-from lm_tuning.wording import count_of, noun_for
+from lm_tuning.wording import LEARNED_MARKS, count_of, noun_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
 LENGTHS_NAME = "lengths.png"
-LEARNED_MARKS = ("⟦", "⟧")
 
 _NUM_PREVIEW_ROWS = 5
 

@@ -16,7 +16,7 @@ from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.health.report import Finding, HealthReport
 
 if TYPE_CHECKING:
-    from lm_tuning.batching.batch import StepDataset
+    from lm_tuning.batching.step_loader import StepDataset
     from lm_tuning.training.loop import LoopSettings
     from lm_tuning.training.step_log import StepLog
 

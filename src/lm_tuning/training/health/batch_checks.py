@@ -17,7 +17,8 @@ from lm_tuning.wording import count_of
 if TYPE_CHECKING:
     import torch
 
-    from lm_tuning.batching.batch import MicroBatch, StepBatch, StepDataset
+    from lm_tuning.batching.batch import MicroBatch, StepBatch
+    from lm_tuning.batching.step_loader import StepDataset
 
 PADDING_SLACK = 0.05
 """Padding beyond what the rows' lengths ask for, as a share of all positions, that is not worth a word."""

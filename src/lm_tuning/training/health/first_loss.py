@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lm_tuning.batching.batch import StepBatch
-from lm_tuning.batching.losses import PLAIN, LossShape, sum_nats
-from lm_tuning.batching.tasks.base import TrainingTask, classification_head
+from lm_tuning.batching.losses import PLAIN, LossShape
+from lm_tuning.batching.tasks.base import TrainingTask
+from lm_tuning.models.structure import classification_head
 from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.health.first_gradient import GradientDue, GradientMeasure, check_first_gradient, norm_of
 from lm_tuning.training.health.movement import Movement
@@ -288,6 +289,6 @@ def measure_training_path(
     was_training = model.training
     model.eval()
     with torch.no_grad():
-        nats = sum(float(sum_nats(task, model, micro.to(device), shape=shape)) for micro in batch.micro_batches)
+        nats = sum(float(task.sum_nats(model, micro.to(device), shape)) for micro in batch.micro_batches)
     model.train(was_training)
     return nats / batch.num_supervised

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lm_tuning.batching.batch import StepBatch, StepDataset
+from lm_tuning.batching.batch import StepBatch
 from lm_tuning.batching.losses import PLAIN, LossShape
+from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.batching.tasks.base import TrainingTask
 from lm_tuning.runtime.precision import autocast
 from lm_tuning.text.decoding import decode

@@ -17,6 +17,7 @@ from lm_tuning.batching.head_loss import choose_head_loss
 from lm_tuning.batching.micro_batches import Batching, choose_batching
 from lm_tuning.batching.tasks.base import Packing
 from lm_tuning.errors import UserError
+from lm_tuning.models.structure import inner_model
 from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.kernels import lora_forward, packed_attention
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers, find_layers, pays
@@ -60,7 +61,7 @@ class FastPath:
             self.layers.switch_off()
         lora_forward.remove(model)
         if self._attention is not None:
-            _inner(model).set_attn_implementation(self._attention)
+            inner_model(model).set_attn_implementation(self._attention)
 
 
 def prepare_fast_path(
@@ -126,7 +127,7 @@ def _choose_batching(ready: ReadyModel, settings: TrainingSettings, longest: int
         reason = f"padded, rows of like length together, since {why_not}"
         return FastPath("padded", {"batching": reason})
     packed_attention.register()
-    inner = _inner(ready.model)
+    inner = inner_model(ready.model)
     before = inner.config._attn_implementation
     inner.set_attn_implementation(packed_attention.NAME)
     on_gpu = settings.device == "cuda"
@@ -138,7 +139,7 @@ def _choose_batching(ready: ReadyModel, settings: TrainingSettings, longest: int
 def _choose_compiling(
     ready: ReadyModel, settings: TrainingSettings, train_rows: TokenTable, plan: StepPlan
 ) -> tuple[CompiledLayers | None, str]:
-    inner = _inner(ready.model)
+    inner = inner_model(ready.model)
     layers = find_layers(inner)
     compiled = CompiledLayers(layers, embeddings=inner.get_input_embeddings())
     if settings.compile is False:
@@ -164,7 +165,3 @@ def _short_row(table: TokenTable) -> Any:
     """Return the token ids of a short row among the first ones."""
     place = int(table.lengths[:_ROWS_LOOKED_AT].argmin())
     return table[place].input_ids.copy()
-
-
-def _inner(model: Any) -> Any:
-    return model.get_base_model() if hasattr(model, "get_base_model") else model

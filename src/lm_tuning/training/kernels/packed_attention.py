@@ -16,8 +16,8 @@ import torch
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
 
-from lm_tuning.runtime.ranges import work_range
-from lm_tuning.training.profile.trace import ATTENTION
+from lm_tuning.models.structure import inner_model
+from lm_tuning.runtime.ranges import ATTENTION, work_range
 from lm_tuning.wording import count_of
 
 NAME = "lm_tuning_packed"
@@ -48,7 +48,7 @@ def why_not(model: Any, *, device: str, longest_row_tokens: int) -> str | None:
     Returns:
         The end of a sentence that begins with "since"; ``None`` where they can.
     """
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = inner_model(model)
     kind = type(inner).__name__
     if not getattr(inner, "_supports_attention_backend", False) or not _takes_kwargs(inner):
         return f"{kind} does not hand attention over to a function of ours"

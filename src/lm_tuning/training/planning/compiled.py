@@ -30,7 +30,7 @@ from lm_tuning.training.planning.probe import BudgetProbe, try_budget
 from lm_tuning.training.planning.probe_exchange import ProbeAnswer, ProbePoint
 
 if TYPE_CHECKING:
-    from lm_tuning.batching.batch import StepDataset
+    from lm_tuning.batching.step_loader import StepDataset
     from lm_tuning.training.health.report import HealthReport
     from lm_tuning.training.planning.out_of_memory import MemoryUse
     from lm_tuning.training.settings import TrainingSettings

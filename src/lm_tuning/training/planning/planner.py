@@ -25,7 +25,6 @@ import torch
 
 import lm_tuning
 from lm_tuning.batching.micro_batches import choose_micro_batch_tokens
-from lm_tuning.batching.step_plan import step_plan_of
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.digests import digest_values
@@ -42,7 +41,7 @@ from lm_tuning.training.planning.plan import (
     read_plan,
 )
 from lm_tuning.training.planning.probe_exchange import ProbeAnswer, ProbeRequest
-from lm_tuning.training.settings import TrainingPaths, TrainingSettings
+from lm_tuning.training.settings import TrainingPaths, TrainingSettings, step_plan_of
 
 __all__ = ["BatchPlan", "plan_batches"]
 

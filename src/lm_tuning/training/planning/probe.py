@@ -24,9 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lm_tuning.batching.losses import LossShape, sum_nats
+from lm_tuning.batching.losses import LossShape
 from lm_tuning.batching.micro_batches import Batching
-from lm_tuning.batching.step_plan import step_plan_of
 from lm_tuning.errors import UserError
 from lm_tuning.runtime.backend import apply_backend
 from lm_tuning.runtime.precision import autocast
@@ -44,7 +43,7 @@ from lm_tuning.training.planning.probe_rows import (
     heaviest_groups,
     sample_steps,
 )
-from lm_tuning.training.settings import TrainingSettings
+from lm_tuning.training.settings import TrainingSettings, step_plan_of
 
 if TYPE_CHECKING:
     from lm_tuning.batching.batch import MicroBatch
@@ -144,7 +143,7 @@ class BudgetProbe:
         count = max(batch.num_supervised, 1)
         on_device = batch.to(settings.device)
         with autocast(settings.device, settings.compute_dtype):
-            loss = sum_nats(self.task, self.model, on_device, shape=self.shape) / count
+            loss = self.task.sum_nats(self.model, on_device, self.shape) / count
             loss.backward()  # type: ignore[no-untyped-call]
 
 

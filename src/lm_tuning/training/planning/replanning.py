@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from lm_tuning.batching.batch import StepBatch, StepDataset
+from lm_tuning.batching.batch import StepBatch
+from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.training.health.report import Finding, HealthReport
 from lm_tuning.training.planning.out_of_memory import (
     MemoryUse,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lm_tuning.models.structure import HEAD
+from lm_tuning.models.structure import HEAD, inner_model
 
 if TYPE_CHECKING:
     import torch
@@ -102,7 +102,7 @@ def count_flops(model: Any, *, task: str) -> ModelFlops | None:
         Chowdhery et al., "PaLM: Scaling Language Modeling with Pathways", 2022, appendix B, whose 6 N + 12 L H Q T is
         this for full training, but for its attention, which it counts as if every token saw all others.
     """
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner = inner_model(model)
     config = inner.config.get_text_config()
     if any((getattr(config, name, None) or 0) > 1 for name in _EXPERTS):
         return None

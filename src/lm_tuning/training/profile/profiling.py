@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from lm_tuning.batching.step_plan import step_plan_of
 from lm_tuning.errors import Interrupted
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.runtime.ranges import STEP_RANGE
 from lm_tuning.text.store.table import open_split
-from lm_tuning.training.profile.trace import STEP_RANGE, TraceTable, read_trace
+from lm_tuning.training.profile.trace import TraceTable, read_trace
 from lm_tuning.training.run import run_training
-from lm_tuning.training.settings import TrainingPaths, TrainingSettings
+from lm_tuning.training.settings import TrainingPaths, TrainingSettings, step_plan_of
 
 TRACE_NAME = "trace.json.gz"
 NUM_STEPS = 3

@@ -12,21 +12,20 @@ from typing import Any
 
 import orjson
 
-STEP_RANGE = "training step"
-"""How the ranges of profiled steps are named in a trace, before their number."""
-WORK_RANGE = "lm_tuning: "
-"""How the code names what it does in a trace, before one of :data:`GROUPS`; see :mod:`lm_tuning.runtime.ranges`."""
-
-ATTENTION = "attention"
-PRODUCTS = "matrix products"
-LOSS = "loss"
-ELEMENTWISE = "norms and element-wise"
-OPTIMIZER = "optimizer and clipping"
-QUANTIZED = "quantized weights"
-COPIES = "copies and casts"
-COMMUNICATION = "communication"
-OTHER = "other"
-GROUPS = (PRODUCTS, ATTENTION, LOSS, ELEMENTWISE, OPTIMIZER, QUANTIZED, COPIES, COMMUNICATION, OTHER)
+from lm_tuning.runtime.ranges import (
+    ATTENTION,
+    COMMUNICATION,
+    COPIES,
+    ELEMENTWISE,
+    GROUPS,
+    LOSS,
+    OPTIMIZER,
+    OTHER,
+    PRODUCTS,
+    QUANTIZED,
+    STEP_RANGE,
+    WORK_RANGE,
+)
 
 _DEVICE_KINDS = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 _HOST_KINDS = frozenset({"cpu_op", "user_annotation"})

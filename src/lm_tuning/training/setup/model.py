@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lm_tuning.batching.losses import LossShape, balance_classes
-from lm_tuning.batching.tasks.base import TrainingTask, task_of
+from lm_tuning.batching.tasks.base import TrainingTask
+from lm_tuning.batching.tasks.registry import task_of
 from lm_tuning.data.format.labels import refuse_unknown_weights
 from lm_tuning.errors import UserError
 from lm_tuning.runtime.precision import autocast
@@ -19,7 +20,7 @@ from lm_tuning.training.setup.adapters import add_lora, check_targets
 from lm_tuning.training.setup.freezing import freeze_modules
 
 if TYPE_CHECKING:
-    from lm_tuning.batching.batch import StepDataset
+    from lm_tuning.batching.step_loader import StepDataset
     from lm_tuning.text.store.table import TokenTable
     from lm_tuning.training.health.report import HealthReport
 
