@@ -1,4 +1,6 @@
-"""Training: the step plan, batches, losses, the Trainer subclass, health and checkpoints.
+"""Train a model on stored tokens, and say whether it went right.
 
-Nothing here knows Kedro or MLflow; :func:`lm_tuning.training.run.run_training` works from a notebook.
+Promises what ``batching`` promises, a resume that repeats the run, and findings before money is spent. May import
+``generation`` and what lies below; neither ``evaluation`` nor Kedro nor MLflow. Entry: ``run.run_training``, from a
+notebook too.
 """

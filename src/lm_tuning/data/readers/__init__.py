@@ -1,1 +1,5 @@
-"""The readers package."""
+"""One file for each file format: stream its rows as dicts, each with its number, without guessing a type.
+
+A new format is a subclass of ``base.RowSource``, named in ``open``. May import ``sources`` and ``format.column_paths``.
+Entry: ``open.open_rows``.
+"""

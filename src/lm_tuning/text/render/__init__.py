@@ -1,1 +1,4 @@
-"""The render package."""
+"""What an example looks like as text, by a chat template or plain, and which characters are learned.
+
+Knows no token ids beyond control tokens. Entries: ``chat.ChatRenderer``, ``plain.render_plain``.
+"""
