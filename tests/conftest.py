@@ -22,6 +22,8 @@ IS_WORKER = "PYTEST_XDIST_WORKER" in os.environ
 if IS_WORKER:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+pytest_plugins = ["tests.support.fixtures"]
+
 MOST_WORKERS = 8
 """Each holds torch and MLflow, about a gigabyte."""
 
@@ -38,7 +40,7 @@ LONG_FILES = (
     "test_run.py",
     "test_quantized.py",
     "test_soak.py",
-    "test_comparison.py",
+    "test_language.py",
     "test_environment.py",
     "test_planner.py",
     "test_probe.py",

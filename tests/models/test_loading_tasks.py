@@ -14,9 +14,9 @@ import torch
 from lm_tuning.errors import UserError
 from lm_tuning.models.generation_settings import clean_generation_settings
 from lm_tuning.models.loading import build_skeleton, load_model, load_tokenizer
-from tests.evaluation.tiny_tasks import make_classifier
 from tests.recipes.tiny_models import save_model
 from tests.support.tiny import END, PAD, make_model, make_tokenizer, save_tiny_model
+from tests.support.tiny_tasks import make_classifier
 
 LABEL_MAP = {"card": 0, "cash": 1, "loan": 2, "none_of_these": 3}
 IDS = torch.arange(24).reshape(2, 12) % 90 + 5

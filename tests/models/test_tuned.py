@@ -90,8 +90,8 @@ def test_facts_of_an_earlier_version_mean_a_language_model(base, tmp_path):
 
 
 def test_a_full_classifier_loads_with_the_classes_it_was_trained_for(tmp_path):
-    from tests.evaluation.tiny_tasks import LABEL_MAP, make_classifier
     from tests.support.tiny import make_tokenizer
+    from tests.support.tiny_tasks import LABEL_MAP, make_classifier
 
     model = make_classifier()
     model.config.id2label, model.config.label2id = {place: name for name, place in LABEL_MAP.items()}, LABEL_MAP

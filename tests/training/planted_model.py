@@ -15,8 +15,8 @@ from lm_tuning.training.health import first_loss
 from lm_tuning.training.health.report import check_layout
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.planted import Registry, World
+from tests.support.task_rows import label_map, write_labelled
 from tests.training.planted_rows import classify
-from tests.training.task_rows import label_map, write_labelled
 
 MODEL = Registry()
 LORA = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}

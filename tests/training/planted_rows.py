@@ -13,8 +13,8 @@ from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.batching.tasks import base as tasks
 from lm_tuning.text.store.table import TOKEN_SCHEMA, TokenTable
 from tests.support.planted import Registry, World, chat, chats
+from tests.support.task_rows import label_map, save_tiny_bart, write_task_rows
 from tests.support.tiny import BOS, END, VOCABULARY, ids
-from tests.training.task_rows import label_map, save_tiny_bart, write_task_rows
 
 ROWS = Registry()
 BEYOND = len(VOCABULARY)

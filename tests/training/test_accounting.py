@@ -20,7 +20,7 @@ from lm_tuning.training.run import TrainingPaths, TrainingResult, TrainingSettin
 from lm_tuning.training.setup.model import set_up_model
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.rounding import SAME_LOSS
-from tests.training.task_rows import label_map, save_tiny_bart, save_tiny_qwen3, write_labelled, write_task_rows
+from tests.support.task_rows import label_map, save_tiny_bart, save_tiny_qwen3, write_labelled, write_task_rows
 
 TASKS = ["causal_lm", "sequence_classification", "seq2seq_lm"]
 

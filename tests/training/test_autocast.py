@@ -11,7 +11,7 @@ import torch
 
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
-from tests.training.task_rows import label_map, save_tiny_bart, save_tiny_qwen3, write_task_rows
+from tests.support.task_rows import label_map, save_tiny_bart, save_tiny_qwen3, write_task_rows
 
 
 @pytest.mark.parametrize("task", ["causal_lm", "sequence_classification", "seq2seq_lm"])

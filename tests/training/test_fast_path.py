@@ -26,8 +26,8 @@ from lm_tuning.training.kernels.fast_path import prepare_fast_path
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.setup.model import ReadyModel, set_up_model
 from tests.support.rounding import SAME_LOSS
+from tests.support.task_rows import label_map, save_tiny_bart, save_tiny_qwen3, write_task_rows
 from tests.support.tiny import VOCABULARY, make_model, make_tokenizer
-from tests.training.task_rows import label_map, save_tiny_bart, save_tiny_qwen3, write_task_rows
 
 LORA = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}
 

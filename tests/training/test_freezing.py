@@ -11,8 +11,8 @@ import torch
 from lm_tuning.errors import UserError
 from lm_tuning.training.run import run_training
 from lm_tuning.training.setup.freezing import freeze_modules
-from tests.evaluation.tiny_tasks import make_classifier
 from tests.support.tiny import make_model
+from tests.support.tiny_tasks import make_classifier
 
 
 def trainable(model: torch.nn.Module) -> set[str]:

@@ -32,7 +32,7 @@ from lm_tuning.training.run import TrainingPaths, TrainingSettings
 from lm_tuning.training.settings import step_plan_of
 from lm_tuning.training.setup.model import set_up_model
 from tests.support.patience import PATIENCE_SECONDS
-from tests.training.task_rows import WRITERS, label_map, save_tiny_bart
+from tests.support.task_rows import WRITERS, label_map, save_tiny_bart
 
 LORA = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}
 

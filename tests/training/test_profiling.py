@@ -15,7 +15,7 @@ from lm_tuning.training.profile import trace as trace_table
 from lm_tuning.training.profile.profiling import TrainingProfile, profile_training
 from lm_tuning.training.profile.report import build_summary, group_rows, profile_figures, write_profile
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
-from tests.training.task_rows import WRITERS, label_map
+from tests.support.task_rows import WRITERS, label_map
 
 
 def files_below(folder: Path) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ from lm_tuning.batching.tasks.registry import get_task, task_of
 from lm_tuning.models.loading import load_model
 from lm_tuning.models.structure import classification_head
 from lm_tuning.text.store.table import IGNORE_INDEX, TokenTable, TokenTableWriter
-from tests.training.task_rows import label_map, save_tiny_bart, save_tiny_qwen3
+from tests.support.task_rows import label_map, save_tiny_bart, save_tiny_qwen3
 
 PAD = 7
 

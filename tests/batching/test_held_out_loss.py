@@ -23,9 +23,9 @@ from lm_tuning.batching.held_out_loss import (
 )
 from lm_tuning.batching.tasks.registry import task_of
 from lm_tuning.text.store.table import TokenTable
-from tests.evaluation.tiny_tasks import make_classifier, make_seq2seq, write_labelled, write_pairs
 from tests.support.rounding import SAME_LOSS
 from tests.support.tiny import END, PAD, VOCABULARY, make_model
+from tests.support.tiny_tasks import make_classifier, make_seq2seq, write_labelled, write_pairs
 
 WriteTable = Callable[..., TokenTable]
 

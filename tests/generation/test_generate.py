@@ -23,8 +23,8 @@ from lm_tuning.generation.generate import (
 )
 from lm_tuning.text.decoding import special_ids
 from lm_tuning.text.store.table import TokenTable
-from tests.evaluation.tiny_tasks import make_seq2seq, write_pairs
 from tests.support.tiny import ASSISTANT, BOS, END, EOS, PAD, SYSTEM, USER, VOCABULARY, ids, make_model, make_tokenizer
+from tests.support.tiny_tasks import make_seq2seq, write_pairs
 
 WriteTable = Callable[..., TokenTable]
 

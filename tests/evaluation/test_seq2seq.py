@@ -11,8 +11,8 @@ import pytest
 
 from lm_tuning.evaluation.results import Comparison, build_markdown, describe_outcome, evaluate_models
 from lm_tuning.storage.folders import FolderStore
-from tests.evaluation.tiny_tasks import make_seq2seq, save_base, save_tuned_task, write_pairs
 from tests.support.rounding import SAME_LOSS
+from tests.support.tiny_tasks import make_seq2seq, save_base, save_tuned_task, write_pairs
 
 PAIRS = [(f"the number {number} and {'more ' * (number % 4)}", f"it is {number}") for number in range(9)]
 NUM_TOKENS = sum(len(target) + 1 for _, target in PAIRS)

@@ -19,15 +19,15 @@ from lm_tuning.evaluation.results import Comparison, build_markdown, build_summa
 from lm_tuning.storage.folders import FolderStore
 from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.tracking.run_description import numbers_of
-from tests.evaluation.tiny_tasks import (
+from tests.support.rounding import SAME_LOSS
+from tests.support.tiny import ids, make_model
+from tests.support.tiny_tasks import (
     LABEL_MAP,
     make_classifier,
     save_base,
     save_tuned_task,
     write_labelled,
 )
-from tests.support.rounding import SAME_LOSS
-from tests.support.tiny import ids, make_model
 
 NAMES = list(LABEL_MAP)
 TRAIN_LABELS = [1, 1, 1, 0, 2, 3]
