@@ -78,10 +78,15 @@ class Project:
         return marker.parent
 
     def losses(self, case: str) -> list[float]:
-        with (self.folder / f"data/08_reporting/{case}/training_summary.csv").open(
-            encoding="utf-8", newline=""
-        ) as file:
-            return [float(row[f"loss_nats_per_{RECORDED['cases'][case]['unit']}"]) for row in csv.DictReader(file)]
+        column = f"loss_nats_per_{RECORDED['cases'][case]['unit']}"
+        return [float(row[column]) for row in self.steps(case)]
+
+    def validation_losses(self, case: str) -> dict[str, float]:
+        column = f"validation_nats_per_{RECORDED['cases'][case]['unit']}"
+        return {row["step"]: float(row[column]) for row in self.steps(case) if row[column]}
+
+    def steps(self, case: str) -> list[dict[str, str]]:
+        return read_csv(self.folder / f"data/08_reporting/{case}/training_summary.csv")
 
     def report(self, case: str, name: str) -> Any:
         return read(self.folder / f"data/08_reporting/{case}/{name}")
@@ -121,17 +126,21 @@ def digest_of(values: Any) -> str:
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 
 
-def contents(folder: Path) -> dict[str, tuple[bytes, int | None]]:
-    """Return the files of a store with the time of their last change, but for those that mark the last use."""
-    used = {"manifest.json", "current.json"}
+def contents(*folders: Path) -> dict[Path, tuple[bytes, int | None]]:
+    """Return bytes and time of the last change of each file; files that note the last use are written each time."""
+    notes = ("manifest.json", "current.json")
     return {
-        path.relative_to(folder).as_posix(): (
-            path.read_bytes(),
-            None if path.name in used else path.stat().st_mtime_ns,
-        )
+        path: (path.read_bytes(), None if path.name in notes else path.stat().st_mtime_ns)
+        for folder in folders
         for path in folder.rglob("*")
         if path.is_file()
     }
+
+
+def find_changes(before: dict[Path, Any], *folders: Path) -> list[str]:
+    """Name the files that are other ones than before, new or gone."""
+    now = contents(*folders)
+    return sorted(str(path) for path in before.keys() | now.keys() if before.get(path) != now.get(path))
 
 
 def assert_same_evaluation(project: Project, case: str) -> None:
@@ -186,24 +195,25 @@ def test_keys_are_made_of_files_and_settings_alone(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_stored_model_is_evaluated_as_then(project: Project, case: str) -> None:
-    model = project.folder / f"data/06_models/{case}/tuned_model"
-    before = contents(model), contents(project.store("base_evaluation", case))
+    folders = (project.folder / f"data/06_models/{case}/tuned_model", project.store("base_evaluation", case))
+    before = contents(*folders)
     project.run(case, "--pipelines=evaluate")
     assert_same_evaluation(project, case)
-    assert (contents(model), contents(project.store("base_evaluation", case))) == before
+    assert find_changes(before, *folders) == []
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_stopped_training_goes_on_with_all_that_was_stored(project: Project, case: str) -> None:
     recorded = RECORDED["cases"][case]
-    before = {what: contents(project.store(what, case)) for what in STORES}
+    stores = [project.store(what, case) for what in STORES]
+    before = contents(*stores)
     checkpoint = project.checkpoint(case)
     printed = project.run(case, train__resume="true")
     for what in ("Rows", "Splits", "Tokens"):
         assert f"{what} reused: " in printed
     for again in ("Rows checked: ", "Splits made: ", "Tokens made: ", "another version"):
         assert again not in printed
-    assert {what: contents(project.store(what, case)) for what in STORES} == before
+    assert find_changes(before, *stores) == []
     assert {what: read(project.store(what, case) / "current.json")["key"] for what in STORES} == recorded["keys"]
 
     step, num_steps = recorded["stopped_at_step"], len(recorded["losses"])
@@ -213,6 +223,7 @@ def test_a_stopped_training_goes_on_with_all_that_was_stored(project: Project, c
     losses = project.losses(case)
     assert losses[:step] == pytest.approx(recorded["losses"][:step], rel=SAME_LOSS)
     assert losses[step:] == pytest.approx(recorded["losses"][step:], rel=SAME_LOSS)
+    assert project.validation_losses(case) == pytest.approx(recorded["validation_losses"], rel=SAME_LOSS)
     tuning = read(project.folder / f"data/06_models/{case}/tuned_model/tuning.json")
     assert (tuning["finished_step"], Path(tuning["run_folder"])) == (num_steps, checkpoint.parent)
     assert_same_evaluation(project, case)
