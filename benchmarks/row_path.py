@@ -269,7 +269,6 @@ def figures_of(trace: Trace) -> dict[str, Any]:
                 "functions_run": len(trace.run[node]),
             }
             for node, functions in trace.held.items()
-            if functions
         },
         "way": [f"{file}: {name}" for file, name in held],
     }

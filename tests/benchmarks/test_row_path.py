@@ -183,7 +183,8 @@ def test_a_row_is_followed_through_the_whole_project() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    assert list(figures["nodes"]) == ["check_examples", "split_examples", "tokenize_examples", "train_model"]
+    nodes = [name for name, counts in figures["nodes"].items() if counts["functions_that_hold_the_row"]]
+    assert nodes == ["check_examples", "split_examples", "tokenize_examples", "train_model"]
     way = dict.fromkeys(line.partition(": ")[0] for line in figures["way"])
     assert figures["files_that_hold_the_row"] == len(way) <= figures["files_run"]
     assert figures["functions_that_hold_the_row"] == len(figures["way"]) < figures["functions_run"]
