@@ -61,7 +61,7 @@ class Module:
     @property
     def num_lines(self) -> int:
         """All lines."""
-        return len(self.text.splitlines())
+        return len(io.StringIO(self.text).readlines())
 
     @cached_property
     def tree(self) -> ast.Module:
@@ -89,7 +89,7 @@ class Module:
 
     def _docstring_positions(self) -> Iterator[tuple[int, int]]:
         """Yield where docstrings begin, by line and by column in characters as ``tokenize`` counts them."""
-        lines = self.text.splitlines()
+        lines = io.StringIO(self.text).readlines()  # a form feed ends no line here
         for node in ast.walk(self.tree):
             if isinstance(node, DOCUMENTED) and ast.get_docstring(node, clean=False) is not None:
                 start = node.body[0]
@@ -148,7 +148,7 @@ class Source:
             is_type = isinstance(value, ast.Subscript | ast.BinOp | ast.Name | ast.Attribute | ast.Constant)
             if isinstance(target, ast.Name) and value is not None and is_type:
                 plain_text = isinstance(node, ast.Assign) and isinstance(value, ast.Constant)
-                if not plain_text and sum(self.untyped_in(value, module).values()):
+                if not plain_text and self.untyped_in(value, module).total():
                     yield f"{module.name}.{target.id}"
 
     def untyped_in(self, type_: ast.expr, module: Module) -> Counter[str]:

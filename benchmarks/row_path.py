@@ -2,8 +2,8 @@
 
     python benchmarks/row_path.py [--src PATH | --revision REV] [--checks] [--json]
 
-In a temporary copy of the project, ``kedro run --pipelines=split,train`` reads a few chat rows, one of them with a
-mark, and trains a tiny random Llama on all of them in one step on the CPU. Traced are the functions of the package
+In a temporary copy of the project, ``kedro run --pipelines=split,train`` reads a few chat rows with a mark in each,
+and trains a tiny random Llama on all of them in one step on the CPU. Traced are the functions of the package
 while a node runs, up to the end of the first ``training_step``. Nothing inside the package is named here, so that the
 figures of two layouts can be compared: ``--src`` traces another checkout (its folder ``src``), ``--revision`` a git
 revision.
@@ -206,7 +206,7 @@ class Trace:
 def stop_tracing() -> None:
     """Trace nothing from now on."""
     sys.setprofile(None)
-    threading.setprofile(None)  # type: ignore[arg-type]
+    threading.setprofile(None)
 
 
 def trace_run(arguments: list[str], source: Path, result: Path) -> None:
@@ -250,7 +250,7 @@ def figures_of(trace: Trace) -> dict[str, Any]:
     if not trace.is_over or not trace.stack:
         raise SystemExit("No training step of the package's own was traced up to a loss.")
     if not any(name.endswith("training_step") for _, name in held):
-        raise SystemExit("The marked row did not reach the first training step.")
+        raise SystemExit("No marked row was seen to reach the first training step.")
     whose = [who for who, _, _ in trace.stack]
     return {
         "files_that_hold_the_row": len({file for file, _ in held}),

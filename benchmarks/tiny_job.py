@@ -1,12 +1,13 @@
-"""A few chat rows, one of them with a mark, and a tiny random model with a tokenizer whose tokens are characters."""
+"""A few chat rows with a mark in each, and a tiny random model with a tokenizer whose tokens are characters."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 MARK = "zqxjkvwz"
-"""Every letter is a token, so the mark's ids follow each other in the marked row and in no other."""
+"""Every letter is a token, so the mark's ids follow each other in what holds a row, and nowhere else."""
 NUM_ROWS = 6
 
 LETTERS = [chr(number) for number in range(32, 127)] + ["\n"]
@@ -30,7 +31,7 @@ def save_tiny_model(folder: Path) -> None:
     core.decoder = decoders.Fuse()
     core.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIALS])
     names = {"bos_token": "<bos>", "eos_token": "<|end|>", "pad_token": "<pad>", "unk_token": "<unk>"}
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, model_max_length=512, **names)
+    tokenizer: Any = PreTrainedTokenizerFast(tokenizer_object=core, model_max_length=512, **names)  # type: ignore[no-untyped-call]
     tokenizer.chat_template = CHAT_TEMPLATE
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -50,11 +51,17 @@ def save_tiny_model(folder: Path) -> None:
 
 
 def write_rows(file: Path) -> None:
-    """Write chat rows, no two alike; the third one has the mark in its question and in its answer."""
-    words = ["one", "two", MARK, "four", "five", "six"]
+    """Write chat rows, no two alike, with the mark in each question and each answer.
+
+    A loop over rows keeps its last one until it returns, whichever that is, so all have the mark.
+    """
+    words = ["one", "two", "three", "four", "five", "six"]
     assert len(words) == NUM_ROWS
     rows = [
-        [{"role": "user", "content": f"Say {word} now?"}, {"role": "assistant", "content": f"Then {word} it is."}]
+        [
+            {"role": "user", "content": f"Say {word} {MARK} now?"},
+            {"role": "assistant", "content": f"Then {word} {MARK} it is."},
+        ]
         for word in words
     ]
     file.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
