@@ -34,8 +34,8 @@ import sys
 import tarfile
 import tempfile
 import threading
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import defaultdict, deque
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -93,15 +93,13 @@ def as_list(value: Any) -> Any:
 
 def members(value: Any) -> Iterator[Any]:
     """Yield what lies in a container or a data class."""
-    if isinstance(value, dict):
-        yield from list(value.values())[:MAX_ITEMS]
-    elif isinstance(value, list | tuple | set | frozenset):
+    if isinstance(value, Mapping):
+        yield from [*list(value.keys())[:MAX_ITEMS], *list(value.values())[:MAX_ITEMS]]
+    elif isinstance(value, list | tuple | set | frozenset | deque):
         yield from list(value)[:MAX_ITEMS]
     elif dataclasses.is_dataclass(value):
         yield from (getattr(value, item.name, None) for item in dataclasses.fields(value))
-    elif type(value).__name__ in ("BatchEncoding", "Message", "UserDict"):
-        yield from value.values()
-    elif type(value).__name__ == "Encoding":
+    elif type(value).__name__ == "Encoding":  # of the tokenizers package
         yield value.ids
 
 

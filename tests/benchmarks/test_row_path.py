@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import importlib.util
 import json
@@ -111,6 +112,9 @@ def test_the_mark_is_found_in_what_a_function_can_hold(benchmark: Any) -> None:
         torch.tensor([ids]),
         pa.table({"ids": [[1], ids]}),
         pa.array([b"x", mark.encode()]),
+        {mark: 1},
+        collections.deque([ids]),
+        collections.UserDict(input_ids=ids),
         {"batch": Row(torch.tensor(ids))},
     ]
     for value in there:
