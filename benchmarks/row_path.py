@@ -330,13 +330,13 @@ def trace_project(checkout: Path, *, checks: bool) -> dict[str, Any]:
 
 def write_report(figures: dict[str, Any]) -> str:
     """Write the table, the stack and the functions by file."""
-    lines = [f"{'':24}{'hold the row':>24}{'run':>24}"]
+    lines = [f"{'':24}{'hold the row':>26}{'run':>26}"]
     for node, counts in {**figures["nodes"], "all": figures}.items():
         held, run = (
             f"{counts[f'files_{kind}']} files, {counts[f'functions_{kind}']} functions"
             for kind in ("that_hold_the_row", "run")
         )
-        lines.append(f"{node:24}{held:>24}{run:>24}")
+        lines.append(f"{node:24}{held:>26}{run:>26}")
     types = figures["types_that_hold_the_row"]
     lines.append(f"\nclasses of the package that hold it: {len(types)} ({', '.join(types)})")
     frames = ", ".join(f"{who} {count}" for who, count in figures["frames_to_loss"].items())
