@@ -220,7 +220,7 @@ def trace_run(arguments: list[str], source: Path, result: Path) -> None:
     def run_traced(self: Any, *inputs: Any, **keywords: Any) -> Any:
         if trace.is_over:
             return run_node(self, *inputs, **keywords)
-        trace.node = self.func.__name__
+        trace.node = getattr(self.func, "__name__", self.name)
         threading.setprofile(trace)
         sys.setprofile(trace)
         try:
