@@ -110,7 +110,7 @@ def main() -> None:
             settings = TrainingSettings(
                 base=base,
                 task="sequence_classification" if options.classes else "causal_lm",
-                label_map={f"class {place}": place for place in range(options.classes)} if options.classes else None,
+                label_map={f"class {index}": index for index in range(options.classes)} if options.classes else None,
                 micro_batch_tokens=options.micro_batch_tokens,
                 tokens_key="random",
                 weights_dtype=precision.weights,

@@ -335,8 +335,8 @@ def run_other(framework: str, work: dict[str, Any], options: argparse.Namespace)
         width = 320 if slow else max(map(len, items))
         ids = torch.zeros(len(items), width, dtype=torch.long)
         mask = torch.zeros_like(ids)
-        for place, item in enumerate(items):
-            ids[place, : len(item)], mask[place, : len(item)] = torch.from_numpy(item), 1
+        for position, item in enumerate(items):
+            ids[position, : len(item)], mask[position, : len(item)] = torch.from_numpy(item), 1
         return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 
     if framework in {"trainer", "slow"}:
@@ -506,12 +506,12 @@ def draw_chart(found: list[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / max(len(frameworks), 1)
-    for place, framework in enumerate(frameworks):
+    for position, framework in enumerate(frameworks):
         speeds = [
             max((e["tokens_per_second"] for e in found if (e["work"], e["framework"]) == (work, framework)), default=0)
             for work in works
         ]
-        bars = axes.bar([index + place * width for index in range(len(works))], speeds, width, label=framework)
+        bars = axes.bar([index + position * width for index in range(len(works))], speeds, width, label=framework)
         axes.bar_label(bars, labels=[f"{speed:,.0f}" if speed else "" for speed in speeds], fontsize="x-small")
     axes.set_xticks([index + (len(frameworks) - 1) * width / 2 for index in range(len(works))], works)
     axes.set_ylabel("real tokens per second")

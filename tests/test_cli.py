@@ -208,8 +208,8 @@ def test_a_configuration_file_that_cannot_be_read_is_named_once(
         loader[name]
     result = invoke(raising(caught.value))
     assert result.exit_code == 2
-    place, reason = message.split(": ", 1)
-    assert result.stderr.splitlines()[0] == f"conf/base/{name}_more.yml, {place} cannot be read as YAML: {reason}"
+    index, reason = message.split(": ", 1)
+    assert result.stderr.splitlines()[0] == f"conf/base/{name}_more.yml, {index} cannot be read as YAML: {reason}"
 
 
 def test_problems_are_red(configured: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lm_tuning.preflight.report import compose_report
-from lm_tuning.reporting.document import Bars, Concerns, Example, Histogram, Paragraph, Report, Section, Table
+from lm_tuning.reporting.document import Bars, Example, Histogram, Issues, Paragraph, Report, Section, Table
 from lm_tuning.reporting.html import write_page
 from lm_tuning.reporting.markdown import draw_bars, histogram_lines, write_markdown
 from lm_tuning.reporting.terminal import build_summary
@@ -28,7 +28,7 @@ def report_of(text: str) -> Report:
         Table(text, [text, "n"], [[text, "1"]], total=["all", "1"]),
         Bars(text, [text, "other"], [2, 0], ["2", "0"]),
         Histogram(text, "tokens", [0, 2, 4], {"whole row": [1, 3], "learned part": [4, 0]}, (3, "limit")),
-        Concerns([{"level": "warning", "section": "rows", "text": text, "advice": text}]),
+        Issues([{"level": "warning", "section": "rows", "text": text, "advice": text}]),
         Example(text, text, parts),
     ]
     return Report(title="Preflight", subtitle=text, tiles=[("rows", "1")], sections=[Section("all", text, blocks)])
@@ -114,7 +114,7 @@ def test_hostile_text_is_only_text_on_the_terminal():
 
 @pytest.fixture
 def whole(look: Look) -> dict[str, Any]:
-    rows = [{**row, "kind": "|" if place % 4 == 1 else "<b>"} for place, row in enumerate(questions(40))]
+    rows = [{**row, "kind": "|" if index % 4 == 1 else "<b>"} for index, row in enumerate(questions(40))]
     return look(rows, checking={"stratify": "kind"}, splitting={"test": 4, "stratify": "kind"})
 
 

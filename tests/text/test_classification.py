@@ -158,7 +158,7 @@ def test_held_out_rows_of_a_class_that_no_training_row_has_are_named(tokenize):
 
 
 def test_many_rows_of_unknown_classes_are_told_by_class_the_largest_first(tokenize):
-    test = [("y", f"class {place}") for place in range(25) for _ in range(1 + (place == 7) * 40)]
+    test = [("y", f"class {position}") for position in range(25) for _ in range(1 + (position == 7) * 40)]
     held_out = {"validation": [("x", "class 7")] * 2, "test": test}
     with pytest.raises(UserError) as caught:
         tokenize(make_tokenizer(), "text_label", ROWS, **CLASSIFY, **held_out)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from lm_tuning.data.check.findings import RowPlaces
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED, SplitCounts
 
-PLACES = RowPlaces(
+PLACES = RowPositions(
     [
         {"path": "a.jsonl", "split": "train", "first_row_id": 1},
         {"path": "b.jsonl", "split": "train", "first_row_id": 6},

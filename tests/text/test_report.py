@@ -66,8 +66,8 @@ def test_what_was_said_of_a_row_stands_beside_it(tmp_path):
 def test_every_changed_row_is_named_and_counted_once(tmp_path):
     typed = ("0123456789<|end|>abcdefghij", "yes", None)
     section = report(tmp_path, [SHORT, *[typed] * 25])
-    kinds = {fate["kind"]: fate for fate in section["facts"]["changed"]}
+    kinds = {outcome["kind"]: outcome for outcome in section["facts"]["changed"]}
     assert set(kinds) == {"prompt_shortened", "control_token_as_text"}
-    for fate in kinds.values():
-        assert fate["row_numbers"] == {"rows.jsonl": list(range(2, 27))}
+    for outcome in kinds.values():
+        assert outcome["row_numbers"] == {"rows.jsonl": list(range(2, 27))}
     assert section["metrics"]["data_rows_changed_by_tokenizing"] == 25

@@ -10,7 +10,7 @@ from lm_tuning.text.store.summary import (
     describe_tokens,
     draw_lengths,
     length_quantiles,
-    mark_learned,
+    mark_supervised_text,
     summarize_split,
 )
 from lm_tuning.text.store.table import TokenTable, TokenTableWriter
@@ -42,11 +42,11 @@ def test_quantiles_are_lengths_that_occur():
 def test_the_learned_parts_are_marked(tmp_path):
     rows = table(tmp_path / "train.arrow")
     tokenizer = make_tokenizer()
-    assert mark_learned(tokenizer, rows[0]) == (
+    assert mark_supervised_text(tokenizer, rows[0]) == (
         "<|user|>a<|end|><|assistant|>⟦b<|end|>⟧<|user|>c<|end|><|assistant|>⟦d<|end|>⟧"
     )
-    assert mark_learned(tokenizer, rows[1]).startswith("<|user|>⟦a<|end|>"), "position 0 is never learned"
-    assert mark_learned(tokenizer, rows[2]).endswith("<|assistant|>⟦d⟧<|end|>")
+    assert mark_supervised_text(tokenizer, rows[1]).startswith("<|user|>⟦a<|end|>"), "position 0 is never learned"
+    assert mark_supervised_text(tokenizer, rows[2]).endswith("<|assistant|>⟦d⟧<|end|>")
 
 
 def test_a_line_sums_up_what_was_made():

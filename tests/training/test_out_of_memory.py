@@ -23,7 +23,7 @@ from lm_tuning.training.planning.out_of_memory import (
     MemoryReading,
     MemoryUse,
     describe,
-    estimate_fitting_slots,
+    estimate_fitting_positions,
     explain_out_of_memory,
     is_out_of_memory,
     read_asked_bytes,
@@ -101,13 +101,14 @@ def test_what_went_through_before_sharpens_the_estimate(use: MemoryUse) -> None:
     use.end_step()  # 8192 slots went through
     use.peak_bytes = 20 * GIB
     use.begin_micro_batch(padded(24, 512))
-    fitting = estimate_fitting_slots(use, failed, asked_bytes=None)
+    fitting = estimate_fitting_positions(use, failed, asked_bytes=None)
     # 12 GiB for 8192 slots are more than 14 GiB for 12288: 13.5 GiB give 9216.
     assert fitting == 9216
     # What is known of a smaller one never suggests the size that has just failed.
     use.peak_bytes = 9 * GIB
     assert (
-        estimate_fitting_slots(use, replace(failed, used=9 * GIB, peak=9 * GIB), asked_bytes=None) == 12287 // 64 * 64
+        estimate_fitting_positions(use, replace(failed, used=9 * GIB, peak=9 * GIB), asked_bytes=None)
+        == 12287 // 64 * 64
     )
 
 

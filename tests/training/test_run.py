@@ -218,7 +218,7 @@ def test_a_signal_in_the_middle_of_a_step_is_acknowledged_once(
     with pytest.raises(Interrupted, match="Step 1 of 6"):
         run_training(paths, replace(settings, micro_batch_tokens=40))
     assert len(calls) > 2, "the step has several micro-batches, and all of them are done"
-    said = [place for place, message in enumerate(caplog.messages) if message.startswith("SIGTERM: the step in hand")]
+    said = [index for index, message in enumerate(caplog.messages) if message.startswith("SIGTERM: the step in hand")]
     assert len(said) == 1
     assert said[0] < calls[-1], "before the step's last micro-batch"
 
@@ -522,7 +522,7 @@ def test_the_time_of_the_checks_that_watch_a_training_is_not_that_of_logging(mon
 
     log = step_log.StepLog(on_metrics=note, on_step=check)
     batch: Any = SimpleNamespace(
-        step=0, num_tokens=8, num_supervised=4, num_slots=8, row_ids=[1, 2], micro_batches=[None]
+        step=0, num_tokens=8, num_supervised=4, num_positions=8, row_ids=[1, 2], micro_batches=[None]
     )
     log.start()
     for _ in range(3):

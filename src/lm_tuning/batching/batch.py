@@ -48,7 +48,7 @@ class MicroBatch:
     longest_row_tokens: int | None = None
 
     @property
-    def num_slots(self) -> int:
+    def num_positions(self) -> int:
         """Positions that the model computes, padding included."""
         return self.input_ids.numel() + (0 if self.decoder_input_ids is None else self.decoder_input_ids.numel())
 
@@ -94,9 +94,9 @@ class StepBatch:
         return sum(batch.num_tokens for batch in self.micro_batches)
 
     @property
-    def num_slots(self) -> int:
+    def num_positions(self) -> int:
         """Positions computed for the step, padding included."""
-        return sum(batch.num_slots for batch in self.micro_batches)
+        return sum(batch.num_positions for batch in self.micro_batches)
 
     def pin_memory(self) -> StepBatch:
         """Move every micro-batch to page-locked memory; the DataLoader calls this."""

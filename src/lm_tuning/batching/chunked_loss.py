@@ -19,13 +19,13 @@ from lm_tuning.text.store.table import IGNORE_INDEX
 NUM_LIKELIEST = 5
 """Tokens among which a target counts as found, beside the likeliest one alone."""
 
-PIECE_BYTES = {"cpu": 48 * 2**20, "cuda": 640 * 2**20}
+CHUNK_BYTES = {"cpu": 48 * 2**20, "cuda": 640 * 2**20}
 """Most that a piece's logits may take, in the type of the products."""
 
 _ROUNDING = 128
 
 
-def piece_positions(vocabulary: int, *, device: str, bytes_per_logit: int) -> int:
+def chunk_positions(vocabulary: int, *, device: str, bytes_per_logit: int) -> int:
     """Return how many positions' logits are made at once.
 
     Args:
@@ -33,7 +33,7 @@ def piece_positions(vocabulary: int, *, device: str, bytes_per_logit: int) -> in
         device: ``cpu`` or ``cuda``.
         bytes_per_logit: of the type that the product is made in.
     """
-    fitting = PIECE_BYTES.get(device, PIECE_BYTES["cpu"]) // (vocabulary * bytes_per_logit)
+    fitting = CHUNK_BYTES.get(device, CHUNK_BYTES["cpu"]) // (vocabulary * bytes_per_logit)
     return int(max(fitting - fitting % _ROUNDING, _ROUNDING))
 
 
@@ -81,7 +81,7 @@ def _sum_forward(  # noqa: PLR0917
 ) -> torch.Tensor:
     """Sum the loss where no gradient is wanted."""
     nats = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    size = piece_positions(weight.shape[0], device=hidden.device.type, bytes_per_logit=dtype.itemsize)
+    size = chunk_positions(weight.shape[0], device=hidden.device.type, bytes_per_logit=dtype.itemsize)
     with torch.autocast(hidden.device.type, enabled=False):
         matrix, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
         for start in range(0, len(hidden), size):
@@ -133,10 +133,10 @@ def plain_kernel(
         The gradient of the cross-entropy is softmax(logits) minus the (smoothed) targets.
     """
     kept = targets != IGNORE_INDEX
-    places = targets.clamp(min=0)
+    positions = targets.clamp(min=0)
     wide = logits.float()
     spread = torch.logsumexp(wide, dim=-1)
-    right = wide.gather(1, places[:, None]).squeeze(1)
+    right = wide.gather(1, positions[:, None]).squeeze(1)
     nats = spread - right
     if label_smoothing:
         nats = (1 - label_smoothing) * nats + label_smoothing * (spread - wide.mean(dim=-1))
@@ -144,7 +144,7 @@ def plain_kernel(
     if label_smoothing:
         gradient -= label_smoothing / logits.shape[-1]
     gradient = gradient.scatter_add(
-        1, places[:, None], torch.full_like(places, -(1 - label_smoothing), dtype=torch.float32)[:, None]
+        1, positions[:, None], torch.full_like(positions, -(1 - label_smoothing), dtype=torch.float32)[:, None]
     )
     gradient = gradient * kept[:, None]
     return (nats * kept).sum(), gradient.to(logits.dtype)
@@ -208,7 +208,7 @@ class _LinearSumNats(torch.autograd.Function):
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         with torch.autocast(hidden.device.type, enabled=False):
             matrix = weight.to(dtype)
-            size = piece_positions(weight.shape[0], device=hidden.device.type, bytes_per_logit=dtype.itemsize)
+            size = chunk_positions(weight.shape[0], device=hidden.device.type, bytes_per_logit=dtype.itemsize)
             nats = torch.zeros((), dtype=torch.float32, device=hidden.device)
             of_hidden = torch.empty_like(hidden) if needs_hidden else None
             # Pieces are added up in float32: thousands of small numbers would be lost in 16 bits.
@@ -220,8 +220,8 @@ class _LinearSumNats(torch.autograd.Function):
                 logits = rows @ matrix.t()
                 if bias is not None:
                     logits += bias.to(dtype)
-                piece_nats, gradient = kernel(logits, wanted, label_smoothing)
-                nats += piece_nats
+                chunk_nats, gradient = kernel(logits, wanted, label_smoothing)
+                nats += chunk_nats
                 if of_hidden is not None:
                     of_hidden[start : start + size] = gradient @ matrix
                 if of_weight is not None:
@@ -280,7 +280,7 @@ def checkpointed_sum_nats(
     """
     from torch.utils.checkpoint import checkpoint
 
-    def piece(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    def chunk(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         logits = head(rows).float()
         if hits is not None:
             hits.add_(count_hits(logits, wanted))
@@ -289,9 +289,9 @@ def checkpointed_sum_nats(
         )
 
     assert hits is None or not torch.is_grad_enabled(), "the backward pass would count again"
-    size = piece_positions(vocabulary, device=hidden.device.type, bytes_per_logit=4)
+    size = chunk_positions(vocabulary, device=hidden.device.type, bytes_per_logit=4)
     nats = torch.zeros((), dtype=torch.float32, device=hidden.device)
     for start in range(0, len(hidden), size):
-        part: Any = checkpoint(piece, hidden[start : start + size], targets[start : start + size], use_reentrant=False)
+        part: Any = checkpoint(chunk, hidden[start : start + size], targets[start : start + size], use_reentrant=False)
         nats = nats + part
     return nats

@@ -139,7 +139,7 @@ def measure_held_out(
     """
     scored = np.asarray(rows, dtype=np.int64)
     scored = scored[table.num_supervised[scored] > 0]
-    groups = _cut_all(task, table, scored, micro_batch_tokens=micro_batch_tokens, batching=batching)
+    groups = _split_all(task, table, scored, micro_batch_tokens=micro_batch_tokens, batching=batching)
     # One tensor for all sums: small ones kept between the freed logits would fragment the heap until it holds them all.
     nats = torch.zeros(len(groups), dtype=torch.float32, device=device)
     is_classifier = task.unit == "row"
@@ -255,11 +255,11 @@ def _in_order(
     """Put predictions, which came as the rows were cut, in the order of the rows asked for."""
     came = np.array([row for group in groups for row in group], dtype=np.int64)
     by_row = np.argsort(came, kind="stable")
-    places = by_row[np.searchsorted(came[by_row], scored)]
-    return Predictions(scored, classes.cpu().numpy()[places], probabilities.cpu().numpy()[places])
+    positions = by_row[np.searchsorted(came[by_row], scored)]
+    return Predictions(scored, classes.cpu().numpy()[positions], probabilities.cpu().numpy()[positions])
 
 
-def _cut_all(
+def _split_all(
     task: TrainingTask, table: TokenTable, rows: Int64Array, *, micro_batch_tokens: int, batching: Batching
 ) -> list[list[int]]:
     """Cut all rows, sorted by length, into micro-batches.

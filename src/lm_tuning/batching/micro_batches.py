@@ -44,7 +44,9 @@ def choose_batching(
     return "packed" if can_pack and (attention == "auto" or takes_masks) else "padded"
 
 
-def cut_rows(rows: Iterable[int], lengths: Iterable[int], *, budget_tokens: int, batching: Batching) -> list[list[int]]:
+def split_rows(
+    rows: Iterable[int], lengths: Iterable[int], *, budget_tokens: int, batching: Batching
+) -> list[list[int]]:
     """Group rows into micro-batches of at most a number of token slots.
 
     Packed rows are placed longest first into the fullest micro-batch with room for them (best-fit decreasing), never
@@ -68,12 +70,12 @@ def cut_rows(rows: Iterable[int], lengths: Iterable[int], *, budget_tokens: int,
         for length, row in pairs:
             at = bisect_left(room, (length, 0))
             if at == len(room):
-                left, place = budget_tokens, len(groups)
+                left, position = budget_tokens, len(groups)
                 groups.append([])
             else:
-                left, place = room.pop(at)
-            groups[place].append(row)
-            insort(room, (left - length, place))
+                left, position = room.pop(at)
+            groups[position].append(row)
+            insort(room, (left - length, position))
         return _spread_evenly(pairs, len(groups), budget_tokens) or groups
     longest = 0
     for length, row in pairs:
@@ -87,18 +89,18 @@ def cut_rows(rows: Iterable[int], lengths: Iterable[int], *, budget_tokens: int,
 
 def _spread_evenly(pairs: list[tuple[int, int]], num_groups: int, budget_tokens: int) -> list[list[int]] | None:
     """Place rows, longest first, each into the emptiest of a number of groups; ``None`` where one gets too full."""
-    filled = [(0, place) for place in range(num_groups)]
+    filled = [(0, position) for position in range(num_groups)]
     groups: list[list[int]] = [[] for _ in range(num_groups)]
     for length, row in pairs:
-        slots, place = heapq.heappop(filled)
-        if slots + length > budget_tokens:
+        positions, position = heapq.heappop(filled)
+        if positions + length > budget_tokens:
             return None
-        groups[place].append(row)
-        heapq.heappush(filled, (slots + length, place))
+        groups[position].append(row)
+        heapq.heappush(filled, (positions + length, position))
     return groups
 
 
-def cut_pairs(
+def split_pairs(
     rows: Iterable[int], sources: Iterable[int], targets: Iterable[int], *, budget_tokens: int
 ) -> list[list[int]]:
     """Group rows of a source and a target, each padded to the longest of its micro-batch.

@@ -15,7 +15,7 @@ _MAX_SHOWN_ROWS = 20
 _MAX_SHOWN_CLASSES = 30
 _MAX_SHOWN_FILES = 50
 _MAX_SHOWN_CHARACTERS = 300
-_FATES = {"skipped": "left out", "refused": "refused: nothing is trained on before they are fixed", "kept": "kept"}
+_OUTCOMES = {"skipped": "left out", "refused": "refused: nothing is trained on before they are fixed", "kept": "kept"}
 
 
 def build_rows_section(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def _markdown(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> Iterat
         [(f"`{kind}`", one["num_rows"], one["fate"], one["meaning"]) for kind, one in findings.items()],
     )
     for kind, one in findings.items():
-        yield f"#### `{kind}`: {count_of(one['num_rows'], 'row')} {_FATES[one['fate']]}"
+        yield f"#### `{kind}`: {count_of(one['num_rows'], 'row')} {_OUTCOMES[one['fate']]}"
         yield "\n".join(_row_lines(one))
 
 

@@ -176,7 +176,7 @@ class ExampleTable:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows in file order, some thousand at a time, without copying them."""
-        return (self._reader.get_batch(place) for place in range(self._reader.num_record_batches))
+        return (self._reader.get_batch(index) for index in range(self._reader.num_record_batches))
 
     def head(self, num_rows: int) -> list[dict[str, Any]]:
         """Return the first rows.
@@ -228,8 +228,8 @@ def write_selected(
         ]
         for batch in source.batches():
             part = assignment[start : start + batch.num_rows]
-            for place, writer in enumerate(writers):
-                mask = part == place
+            for index, writer in enumerate(writers):
+                mask = part == index
                 if mask.all():
                     writer.append_batch(batch)
                 elif mask.any():

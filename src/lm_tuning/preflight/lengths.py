@@ -57,13 +57,13 @@ def measure_lengths(
     measured: dict[str, Int32Array] = {"row": lengths, **dict(parts)}
     limited = measured.get("source", lengths)
     num_tokens = int(lengths.sum(dtype=np.int64))
-    num_learned = int(num_supervised.sum(dtype=np.int64)) if _PARTS[task] else None
+    supervised_tokens = int(num_supervised.sum(dtype=np.int64)) if _PARTS[task] else None
     at_limit = int((limited >= max_length_tokens).sum())
     facts: dict[str, Any] = {
         "num_rows": len(lengths),
         "num_tokens": num_tokens,
-        "num_supervised_tokens": num_learned,
-        "supervised_fraction": None if num_learned is None else num_learned / max(num_tokens, 1),
+        "num_supervised_tokens": supervised_tokens,
+        "supervised_fraction": None if supervised_tokens is None else supervised_tokens / max(num_tokens, 1),
         "num_rows_without_learned": int((num_supervised == 0).sum()),
         "max_length_tokens": max_length_tokens,
         "num_rows_at_limit": at_limit,
@@ -104,7 +104,7 @@ def draw_histogram(parts: Mapping[str, Int32Array]) -> dict[str, list[int]]:
     width = math.ceil((longest + 1) / NUM_BINS)
     num_bins = math.ceil((longest + 1) / width)
     return {
-        "edges": [place * width for place in range(num_bins + 1)],
+        "edges": [index * width for index in range(num_bins + 1)],
         **{name: np.bincount(lengths // width, minlength=num_bins).tolist() for name, lengths in parts.items()},
     }
 

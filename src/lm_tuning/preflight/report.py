@@ -7,7 +7,7 @@ from typing import Any
 
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.preflight.labels import lay_out_labels
-from lm_tuning.reporting.document import Block, Concerns, Example, Histogram, Paragraph, Report, Section, Table
+from lm_tuning.reporting.document import Block, Example, Histogram, Issues, Paragraph, Report, Section, Table
 from lm_tuning.reporting.text import shorten_path, write_count, write_large, write_percent
 from lm_tuning.wording import count_of
 
@@ -51,7 +51,7 @@ def compose_report(figures: Mapping[str, Any]) -> Report:
     schedule, lengths, padding = figures["schedule"], figures["lengths"], figures["padding"]
     has_classes = figures["task"] == SEQUENCE_CLASSIFICATION
     sections = [
-        Section("concerns", "What to mind", list(_concerns(figures))),
+        Section("concerns", "What to mind", list(_issues(figures))),
         Section("examples", "What the model will see", list(_examples(figures))),
         Section("rows", "What becomes of each row", list(_rows(figures))),
         Section("splits", "Splits and copies", list(_splits(figures))),
@@ -62,7 +62,7 @@ def compose_report(figures: Mapping[str, Any]) -> Report:
     ]
     labels = figures["labels"]
     if labels:
-        sections.insert(4, Section("labels", "Classes", list(lay_out_labels(labels, are_learned=has_classes))))
+        sections.insert(4, Section("labels", "Classes", list(lay_out_labels(labels, are_supervised=has_classes))))
     return Report(
         title="Preflight",
         subtitle=f"{figures['format']} rows, {_RENDERINGS[figures['rendering']]}, for {figures['model']}",
@@ -80,22 +80,22 @@ def compose_report(figures: Mapping[str, Any]) -> Report:
     )
 
 
-def _concerns(figures: Mapping[str, Any]) -> Iterator[Block]:
+def _issues(figures: Mapping[str, Any]) -> Iterator[Block]:
     if figures["concerns"]:
-        yield Concerns(figures["concerns"])
+        yield Issues(figures["concerns"])
     else:
         yield Paragraph("Nothing stands out.")
 
 
 def _examples(figures: Mapping[str, Any]) -> Iterator[Block]:
     if figures["task"] == SEQUENCE_CLASSIFICATION:
-        learned = "What is learned is the class that stands above each, from the last token."
+        supervised = "What is learned is the class that stands above each, from the last token."
     elif figures["task"] == SEQ2SEQ_LM:
-        learned = "The source comes first; the target, which is learned, is marked."
+        supervised = "The source comes first; the target, which is learned, is marked."
     else:
-        learned = "What is marked is learned; the rest is only read."
+        supervised = "What is marked is learned; the rest is only read."
     yield Paragraph(
-        f"The first training rows, decoded from their tokens. {learned} Line breaks and control tokens are shown, "
+        f"The first training rows, decoded from their tokens. {supervised} Line breaks and control tokens are shown, "
         "since a missing one is easily overlooked."
     )
     for number, example in enumerate(figures["examples"], start=1):
@@ -108,12 +108,12 @@ def _examples(figures: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def _describe_size(example: Mapping[str, Any], task: str) -> str:
-    num_tokens, num_learned = example["num_tokens"], example["num_supervised"]
+    num_tokens, num_supervised = example["num_tokens"], example["num_supervised"]
     if task == SEQUENCE_CLASSIFICATION:
         return f"{count_of(num_tokens, 'token')}, class {example['label']!r} (id {example['label_id']})"
     if task == SEQ2SEQ_LM:
-        return f"{count_of(num_tokens - num_learned, 'token')} of source, {num_learned:,} of target"
-    return f"{count_of(num_tokens, 'token')}, {num_learned:,} learned"
+        return f"{count_of(num_tokens - num_supervised, 'token')} of source, {num_supervised:,} of target"
+    return f"{count_of(num_tokens, 'token')}, {num_supervised:,} learned"
 
 
 def _rows(figures: Mapping[str, Any]) -> Iterator[Block]:
@@ -124,12 +124,12 @@ def _rows(figures: Mapping[str, Any]) -> Iterator[Block]:
         ["fate", "reason", "rows", "share"],
         [
             [
-                fate["stage"],
-                fate["reason"],
-                write_count(fate["num_rows"]),
-                write_percent(fate["num_rows"] / max(total, 1)),
+                outcome["stage"],
+                outcome["reason"],
+                write_count(outcome["num_rows"]),
+                write_percent(outcome["num_rows"] / max(total, 1)),
             ]
-            for fate in facts["fates"]
+            for outcome in facts["fates"]
         ],
         text_columns=(0, 1),
         total=["read", "", write_count(total), write_percent(1.0)],

@@ -42,7 +42,7 @@ def inspect_special_tokens(
     """
     table = open_split(tokens, "train")
     bos, eos, pad = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
-    special = {int(place) for place, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special = {int(index) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     special |= {int(token) for token in (bos, eos, pad) if token is not None}
     wanted = {
         name: _NO_TOKEN if token is None else token for name, token in {"bos": bos, "eos": eos, "pad": pad}.items()
@@ -52,12 +52,12 @@ def inspect_special_tokens(
     endings = np.zeros(0, dtype=np.int64)
     on_progress("Looking at tokens", 0, len(table), "rows")
     for batch in table.batches():
-        ids, starts, last_learned = _parts(batch)
+        ids, starts, last_supervised = _parts(batch)
         counts.update(_count_rows(ids, starts, **wanted))
         if task == SEQ2SEQ_LM:
             for side, (side_ids, side_starts) in _sides(batch).items():
                 of_sides[side].update(_count_rows(side_ids, side_starts, **wanted))
-        endings = _add(endings, np.bincount(ids[last_learned]))
+        endings = _add(endings, np.bincount(ids[last_supervised]))
         on_progress("Looking at tokens", counts["rows"], len(table), "rows")
     assert counts["rows"] == len(table), "a batch of the table was not looked at"
     found = [
@@ -110,8 +110,8 @@ def _sides(batch: pa.RecordBatch) -> dict[str, tuple[Int32Array, Int64Array]]:
     ids, spans = batch.column("input_ids"), batch.column("spans")
     values, lengths = ids.values.to_numpy(), np.diff(ids.offsets.to_numpy())
     source_lengths = spans.values.to_numpy()[::2]
-    places = np.arange(len(values)) - np.repeat(ids.offsets.to_numpy()[:-1], lengths)
-    is_target = places >= np.repeat(source_lengths, lengths)
+    indices = np.arange(len(values)) - np.repeat(ids.offsets.to_numpy()[:-1], lengths)
+    is_target = indices >= np.repeat(source_lengths, lengths)
     return {
         "source": (values[~is_target], np.cumsum([0, *source_lengths])),
         "target": (values[is_target], np.cumsum([0, *(lengths - source_lengths)])),
@@ -148,8 +148,8 @@ def _count_rows(ids: Int32Array, starts: Int32Array | Int64Array, *, bos: int, e
 
 def _count_in_rows(ids: Int32Array, starts: Int32Array | Int64Array, token: int) -> Int64Array:
     """Count a token in each row, ``(rows,)``."""
-    places = np.flatnonzero(ids == token)
-    rows = np.searchsorted(starts, places, side="right") - 1
+    indices = np.flatnonzero(ids == token)
+    rows = np.searchsorted(starts, indices, side="right") - 1
     return np.bincount(rows, minlength=len(starts) - 1)
 
 

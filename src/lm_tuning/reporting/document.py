@@ -78,7 +78,7 @@ class Histogram:
 
 
 @dataclass(frozen=True)
-class Concerns:
+class Issues:
     """What to mind.
 
     Attributes:
@@ -103,7 +103,7 @@ class Example:
     parts: Sequence[dict[str, Any]]
 
 
-Block = Paragraph | Table | Bars | Histogram | Concerns | Example
+Block = Paragraph | Table | Bars | Histogram | Issues | Example
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ class Job:
     Attributes:
         paths: as given.
         settings: as given, with micro-batches and checkpointing settled.
-        may_recut: whether the micro-batches were ours to choose.
+        may_split_again: whether the micro-batches were ours to choose.
         train_rows: rows to learn from.
         validation_rows: rows to measure on while training; may be none.
         plan: which rows form which step.
@@ -41,7 +41,7 @@ class Job:
 
     paths: TrainingPaths
     settings: TrainingSettings
-    may_recut: bool
+    may_split_again: bool
     train_rows: TokenTable
     validation_rows: TokenTable
     plan: StepPlan
@@ -91,7 +91,7 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
     return Job(
         paths=paths,
         settings=chosen,
-        may_recut=settings.micro_batch_tokens is None,
+        may_split_again=settings.micro_batch_tokens is None,
         train_rows=train_rows,
         validation_rows=validation_rows,
         plan=plan,

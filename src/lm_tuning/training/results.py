@@ -113,7 +113,7 @@ def save_tuned_model(
     """
     model.config.use_cache = True
     if label_map is not None:
-        model.config.id2label = {place: name for name, place in label_map.items()}
+        model.config.id2label = {position: name for name, position in label_map.items()}
         model.config.label2id = dict(label_map)
     run_folder = folder.parent
     with explain_full_disk(
@@ -303,8 +303,8 @@ def _quantile(values: list[float], fraction: float) -> float | None:
 
 def _padding_fraction(rows: list[dict[str, Any]]) -> float | None:
     """Return the share of all computed positions that held no token."""
-    slots = sum(row["num_tokens"] / (1 - row["padding_fraction"]) for row in rows)
-    return 1 - sum(row["num_tokens"] for row in rows) / slots if slots else None
+    positions = sum(row["num_tokens"] / (1 - row["padding_fraction"]) for row in rows)
+    return 1 - sum(row["num_tokens"] for row in rows) / positions if positions else None
 
 
 def _phase_fraction(rows: list[dict[str, Any]], phase: str) -> float | None:

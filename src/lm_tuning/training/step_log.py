@@ -219,7 +219,7 @@ class StepLog:
                 "wait_seconds": self._waited,
                 "num_tokens": batch.num_tokens,
                 "num_supervised": batch.num_supervised,
-                "num_slots": batch.num_slots,
+                "num_slots": batch.num_positions,
                 "row_ids": batch.row_ids,
                 "num_micro_batches": len(batch.micro_batches),
                 "memory_bytes": _peak_memory_bytes(values.is_pinned() if ready else False),

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lm_tuning.batching.batch import MicroBatch
-from lm_tuning.batching.micro_batches import Batching, cut_pairs
+from lm_tuning.batching.micro_batches import Batching, split_pairs
 from lm_tuning.batching.tasks.base import TaskName, TrainingTask, loss_of, padded, row_of, stacked
 from lm_tuning.text.store.table import IGNORE_INDEX
 
@@ -33,7 +33,7 @@ class SequenceToSequence(TrainingTask):
     ) -> list[list[int]]:
         """Group rows by what encoder and decoder compute together, each padded to its longest."""
         targets = table.num_supervised[rows]
-        return cut_pairs(rows, table.lengths[rows] - targets, targets, budget_tokens=budget_tokens)
+        return split_pairs(rows, table.lengths[rows] - targets, targets, budget_tokens=budget_tokens)
 
     def lay_out(self, table: TokenTable, rows: Sequence[int], *, batching: Batching) -> MicroBatch:
         """Lay sources and targets out; an encoder looks both ways, so padded sources need a mask."""

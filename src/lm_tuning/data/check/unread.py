@@ -98,7 +98,7 @@ def write_unread(
         "label_map": None,
         "classes": None,
     }
-    write_json_atomic(folder / FINDINGS_NAME, findings.describe(begun, bad_fate="refused"), indent=None)
+    write_json_atomic(folder / FINDINGS_NAME, findings.describe(begun, bad_outcome="refused"), indent=None)
     write_json_atomic(folder / SUMMARY_NAME, summary, indent=None)
     write_json_atomic(folder / PREVIEW_NAME, {"columns": [], "data": []}, indent=None)
     return summary

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.data.check.findings import RowPlaces, shorten
+from lm_tuning.data.check.findings import RowPositions, shorten
 from lm_tuning.errors import UserError
 from lm_tuning.wording import count_of
 
@@ -76,7 +76,7 @@ def build_label_map(names: Iterable[str]) -> dict[str, int]:
     listed = sorted(names)
     if all(_WHOLE_NUMBER.fullmatch(name) for name in listed):
         listed.sort(key=int)
-    return {name: place for place, name in enumerate(listed)}
+    return {name: index for index, name in enumerate(listed)}
 
 
 def trained_names(ids: npt.NDArray[np.int64], names: list[str], *, is_train: npt.NDArray[np.bool_]) -> list[str]:
@@ -108,17 +108,17 @@ def count_classes(
         differ in upper and lower case only.
     """
     counts = np.bincount(ids[is_train & (ids >= 0)], minlength=len(names))
-    order = sorted(np.flatnonzero(counts).tolist(), key=lambda place: (-int(counts[place]), names[place]))
+    order = sorted(np.flatnonzero(counts).tolist(), key=lambda index: (-int(counts[index]), names[index]))
     similar: dict[str, list[str]] = {}
     for name in names if len(names) <= MAX_CLASSES else []:
         similar.setdefault(name.casefold(), []).append(name)
     return {
         "column": column,
         "num_classes": len(order),
-        "num_rows": {names[place]: int(counts[place]) for place in order[:_MAX_LISTED]},
+        "num_rows": {names[index]: int(counts[index]) for index in order[:_MAX_LISTED]},
         "largest": names[order[0]] if order else None,
         "smallest": names[order[-1]] if order else None,
-        "only_held_out": sorted(names[place] for place in np.flatnonzero(counts == 0).tolist())[:_MAX_LISTED],
+        "only_held_out": sorted(names[index] for index in np.flatnonzero(counts == 0).tolist())[:_MAX_LISTED],
         "similar": [sorted(group) for group in similar.values() if len(group) > 1],
     }
 
@@ -156,7 +156,7 @@ def find_class_problem(classes: Mapping[str, Any], *, num_skipped: int = 0, max_
 def describe_unknown_classes(
     num_rows: Mapping[str, int],
     find_rows: Callable[[str], tuple[int, Mapping[str, int]]],
-    places: RowPlaces,
+    indices: RowPositions,
     *,
     max_rows: int | None = None,
 ) -> list[str]:
@@ -165,7 +165,7 @@ def describe_unknown_classes(
     Args:
         num_rows: held-out rows by class.
         find_rows: returns the id of the first row of a class, and its rows by split.
-        places: where rows stand in their files.
+        indices: where rows stand in their files.
         max_rows: ``data.max_rows``: rows that were read of each file; ``None`` for all.
 
     Returns:
@@ -178,7 +178,7 @@ def describe_unknown_classes(
     problems = []
     for name in order[:_MAX_NAMED]:
         first, by_split = find_rows(name)
-        file, row = places.find(first)
+        file, row = indices.find(first)
         counts = " and ".join(f"{count_of(count, 'row')} of {split}" for split, count in by_split.items())
         where = "at" if num_rows[name] == 1 else "the first at"
         problems.append(f"No training row has the class {shorten(name, 100)!r} of {counts}, {where} {file}, row {row}.")

@@ -67,12 +67,12 @@ def template_renderer(template: str) -> Callable[[Mapping[str, Any]], Composed]:
     parts = parse_template(template)
 
     def render(row: Mapping[str, Any]) -> Composed:
-        pieces: list[str] = []
+        chunks: list[str] = []
         edges: list[int] = []
         length = 0
         is_filled = False
         for literal, column in parts:
-            pieces.append(literal)
+            chunks.append(literal)
             length += len(literal)
             if column is None:
                 continue
@@ -81,12 +81,12 @@ def template_renderer(template: str) -> Callable[[Mapping[str, Any]], Composed]:
                 value = _written(column, value)
             if value and not value.isspace():
                 is_filled = True
-            pieces.append(value)
+            chunks.append(value)
             edges += (length, length + len(value))
             length += len(value)
         if not is_filled:
             raise RowProblem("empty", "every column of the template is empty.")
-        return "".join(pieces), tuple(edges)
+        return "".join(chunks), tuple(edges)
 
     return render
 

@@ -255,9 +255,9 @@ def beyond_row(path: str, number: int, error: Exception) -> UserError:
         number: the last row that could be read; 0 for none.
         error: what the file system or the unpacker said.
     """
-    place = f"after row {number:,}" if number else "before the first row"
+    position = f"after row {number:,}" if number else "before the first row"
     detail = str(error).strip().rstrip(".") or type(error).__name__
-    return UserError(f"{path} cannot be read {place}: {detail}. Copy or download the file again.")
+    return UserError(f"{path} cannot be read {position}: {detail}. Copy or download the file again.")
 
 
 def check_columns(path: str, columns: list[str]) -> None:

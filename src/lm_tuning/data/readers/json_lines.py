@@ -61,10 +61,10 @@ class JsonLinesRows(JsonRows):
                         yield number, problem
                         continue
                     except UnicodeDecodeError as error:
-                        place = offset - len(line) + error.start
+                        index = offset - len(line) + error.start
                         yield (
                             number,
-                            RowProblem("not_utf8", f"byte {place:,} of the file is not UTF-8. Save the file as UTF-8."),
+                            RowProblem("not_utf8", f"byte {index:,} of the file is not UTF-8. Save the file as UTF-8."),
                         )
                         continue
                     except (ValueError, RecursionError) as error:

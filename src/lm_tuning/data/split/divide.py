@@ -178,7 +178,7 @@ def divide_rows(
     )
     splits = np.where(dropped, np.int8(LEFT_OUT), file_splits)
     splits[pool] = choice.splits
-    wanted = {name: int((splits == place).sum()) for place, name in enumerate(SPLITS)} | choice.wanted
+    wanted = {name: int((splits == position).sum()) for position, name in enumerate(SPLITS)} | choice.wanted
     facts: dict[str, Any] = {
         "wanted_rows": {name: wanted[name] for name in SPLITS},
         "duplicates": copy_facts(
@@ -312,7 +312,9 @@ def _choose(
             classes = number_by_appearance(classes)
 
     def named(rare: Mapping[int, int]) -> dict[int, int]:
-        return {place if class_names is None else int(class_names[place]): count for place, count in rare.items()}
+        return {
+            position if class_names is None else int(class_names[position]): count for position, count in rare.items()
+        }
 
     wanted = {name: size for name, size in zip(SPLITS, sizes, strict=True) if name == "train" or name not in has_file}
     if not num_folds:
@@ -326,7 +328,9 @@ def _choose(
             unit_name=unit_name,
             explanation=f"{' and '.join(asked)} ask{'s' * (len(asked) == 1)} for them and {explanation}",
         )
-        empty = [name for place, name in enumerate(SPLITS) if sizes[place] and not (chosen.splits == place).any()]
+        empty = [
+            name for position, name in enumerate(SPLITS) if sizes[position] and not (chosen.splits == position).any()
+        ]
         if empty:
             raise UserError(
                 f"split.stratify: {stratify!r} leaves no row for {' and '.join(empty)}, since a class with fewer "

@@ -49,8 +49,8 @@ def measure_leakage(contents: Ints, near: NearDuplicates | None, splits: Splits,
         leaks["near"] = is_near[contents] & ~leaks["exact"]
     facts: dict[str, Any] = {"num_rows": 0, "fraction": 0.0}
     num_held_out = 0
-    for place, name in _HELD_OUT:
-        rows = splits == place
+    for index, name in _HELD_OUT:
+        rows = splits == index
         sides: dict[str, Any] = {
             kind: list_rows(rows & leaks[kind], row_ids) if kind in leaks else None for kind in ("exact", "near")
         }
@@ -118,7 +118,7 @@ def group_facts(rows: CheckedRows, group: str | None, splits: Splits) -> dict[st
     ids = rows.values[group]
     counts = np.bincount(ids[ids >= 0])
     largest = int(counts.argmax())
-    present = {name: len(np.unique(ids[(splits == place) & (ids >= 0)])) for place, name in enumerate(SPLITS)}
+    present = {name: len(np.unique(ids[(splits == index) & (ids >= 0)])) for index, name in enumerate(SPLITS)}
     return {
         "column": group,
         "num_groups": len(counts),
@@ -146,7 +146,7 @@ def describe_warnings(facts: Mapping[str, Any], rows: CheckedRows, splits: Split
 
 
 def _size_warnings(facts: Mapping[str, Any], splits: Splits) -> Iterator[str]:
-    got = {name: int((splits == place).sum()) for place, name in enumerate(SPLITS)}
+    got = {name: int((splits == index).sum()) for index, name in enumerate(SPLITS)}
     if got != facts["wanted_rows"]:
         wanted = facts["wanted_rows"]
         short = ", ".join(f"{name} {count_of(got[name], 'row')} instead of {wanted[name]:,}" for name in SPLITS)

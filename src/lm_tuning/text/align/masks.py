@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from lm_tuning.text.align.bytes import PlacedTokens
+from lm_tuning.text.align.bytes import AlignedTokens
 from lm_tuning.text.render.plain import CharRange, RenderedRow, RowRefused
 from lm_tuning.text.store.table import Span
 
@@ -123,17 +123,17 @@ class RowEncoder:
         for i, row in enumerate(rows):
             try:
                 if row.as_text:
-                    encodings[i] = self.encode_in_pieces(row, [])
-                crossed = [place for place in row.openings if _is_crossed(encodings[i], place, len(row.text))]
+                    encodings[i] = self.encode_in_chunks(row, [])
+                crossed = [position for position in row.openings if _is_crossed(encodings[i], position, len(row.text))]
                 if crossed:
-                    joined = self.encode_in_pieces(row, crossed)
+                    joined = self.encode_in_chunks(row, crossed)
                     if self.decode(joined.ids) == self.decode(encodings[i].ids):
                         encodings[i] = joined
             except RowRefused as refusal:
                 encodings[i] = refusal
         return encodings
 
-    def encode_in_pieces(self, row: RenderedRow, cuts: list[int]) -> PlacedTokens:
+    def encode_in_chunks(self, row: RenderedRow, cuts: list[int]) -> AlignedTokens:
         """Tokenize what lies between cuts, and typed control tokens, each for itself.
 
         Args:
@@ -151,20 +151,20 @@ class RowEncoder:
         # A cut inside the letters of a typed token would be no cut between contents.
         edges = [edge for edge in edges if not any(start < edge < end for start, end in row.as_text)]
         for start, end in pairwise(edges):
-            piece = row.text[start:end]
+            chunk = row.text[start:end]
             if start in typed:
-                found, places = self._inside(self._letters_only(), piece)
+                found, positions = self._inside(self._letters_only(), chunk)
                 if not self._control_ids.isdisjoint(found):
-                    raise RowRefused(UNSPELLABLE, f"the tokenizer cannot write {piece!r} as letters")
+                    raise RowRefused(UNSPELLABLE, f"the tokenizer cannot write {chunk!r} as letters")
             elif row.as_text and start:
-                found, places = self._inside(self._backend, piece)
+                found, positions = self._inside(self._backend, chunk)
             else:
-                encoding = self._backend.encode(piece, add_special_tokens=False)
-                found, places = encoding.ids, encoding.offsets
+                encoding = self._backend.encode(chunk, add_special_tokens=False)
+                found, positions = encoding.ids, encoding.offsets
             ids += found
-            starts += [start + low for low, _ in places]
-            ends += [start + high for _, high in places]
-        return PlacedTokens(ids, starts, ends)
+            starts += [start + low for low, _ in positions]
+            ends += [start + high for _, high in positions]
+        return AlignedTokens(ids, starts, ends)
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of tokens, control tokens included.
@@ -184,21 +184,21 @@ class RowEncoder:
         return self._letters
 
     @staticmethod
-    def _inside(tokenizer: Any, piece: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def _inside(tokenizer: Any, chunk: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Tokenize a piece from the middle of a text: behind a line break no tokenizer puts a space before it."""
         lead = tokenizer.encode("\n", add_special_tokens=False).ids
-        encoding = tokenizer.encode("\n" + piece, add_special_tokens=False)
-        ids, places = encoding.ids, encoding.offsets
+        encoding = tokenizer.encode("\n" + chunk, add_special_tokens=False)
+        ids, positions = encoding.ids, encoding.offsets
         num = len(lead)
-        if ids[:num] == lead and (len(ids) == num or places[num][0] >= 1):
-            return ids[num:], [(low - 1, high - 1) for low, high in places[num:]]
-        encoding = tokenizer.encode(piece, add_special_tokens=False)
+        if ids[:num] == lead and (len(ids) == num or positions[num][0] >= 1):
+            return ids[num:], [(low - 1, high - 1) for low, high in positions[num:]]
+        encoding = tokenizer.encode(chunk, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
 
-def _is_crossed(encoding: Any, place: int, num_chars: int) -> bool:
-    token = encoding.char_to_token(place) if 0 < place < num_chars else None
-    return token is not None and encoding.token_to_chars(token)[0] < place
+def _is_crossed(encoding: Any, position: int, num_chars: int) -> bool:
+    token = encoding.char_to_token(position) if 0 < position < num_chars else None
+    return token is not None and encoding.token_to_chars(token)[0] < position
 
 
 def token_span(encoding: Any, chars: CharRange, num_chars: int) -> Span:

@@ -107,11 +107,11 @@ def join_sides(
     """
     joined = np.empty(len(ids) + len(other_ids), dtype=np.int32)
     moved = offsets + other_offsets
-    for values, starts, places in (
+    for values, starts, positions in (
         (ids, offsets, moved[:-1]),
         (other_ids, other_offsets, moved[:-1] + np.diff(offsets)),
     ):
-        joined[np.arange(len(values)) + np.repeat(places - starts[:-1], np.diff(starts))] = values
+        joined[np.arange(len(values)) + np.repeat(positions - starts[:-1], np.diff(starts))] = values
     return joined, moved
 
 
@@ -138,8 +138,8 @@ def put_around(
     moved = np.concatenate([[0], np.cumsum(lengths + leads + has_after)])
     everything = np.empty(int(moved[-1]), dtype=np.int32)
     everything[np.arange(len(ids)) + np.repeat(moved[:-1] + leads - offsets[:-1], lengths)] = ids
-    for place, token in enumerate(before):
-        everything[moved[:-1][has_before] + place] = token
+    for position, token in enumerate(before):
+        everything[moved[:-1][has_before] + position] = token
     everything[moved[1:][has_after] - 1] = after
     return everything, moved
 
@@ -172,8 +172,8 @@ def begins_with(ids: Int32Array, offsets: Int64Array, prefix: list[int]) -> Bool
     begins: BoolArray = np.diff(offsets) >= len(prefix)
     starts = offsets[:-1][begins]
     same = np.ones(len(starts), dtype=np.bool_)
-    for place, token in enumerate(prefix):
-        same &= ids[starts + place] == token
+    for position, token in enumerate(prefix):
+        same &= ids[starts + position] == token
     begins[begins] = same
     return begins
 

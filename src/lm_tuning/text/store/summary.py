@@ -13,7 +13,7 @@ from lm_tuning.text.decoding import decode
 from lm_tuning.text.store.table import SPLITS, Int32Array, Span, TokenRow, TokenTable, open_split
 from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED, SplitCounts
 from lm_tuning.text.tokenizers.limit_losses import measure_losses
-from lm_tuning.wording import LEARNED_MARKS, count_of, noun_for
+from lm_tuning.wording import SUPERVISED_MARKS, count_of, noun_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,7 +70,7 @@ def _count_classes(table: TokenTable, label_map: Mapping[str, int]) -> dict[str,
     rows = np.bincount(table.labels, minlength=len(label_map))
     return {
         "num_classes": int((rows > 0).sum()),
-        "rows_by_class": {name: int(rows[place]) for name, place in label_map.items()},
+        "rows_by_class": {name: int(rows[position]) for name, position in label_map.items()},
         "majority_fraction": int(rows.max()) / len(table) if len(table) else None,
     }
 
@@ -117,14 +117,14 @@ def describe_tokens(summary: Mapping[str, Any]) -> str:
     return f"{line}; {count_of(dropped, 'row')} dropped" if dropped else line
 
 
-def mark_learned(tokenizer: Any, row: TokenRow) -> str:
+def mark_supervised_text(tokenizer: Any, row: TokenRow) -> str:
     """Decode a row with the learned parts between ``⟦`` and ``⟧``.
 
     Args:
         tokenizer: the tokenizer that made it.
         row: a row of a token table.
     """
-    opening, closing = LEARNED_MARKS
+    opening, closing = SUPERVISED_MARKS
     parts: list[str] = []
     edges: list[Span] = [*row.spans, (len(row.input_ids), len(row.input_ids))]
     at = 0
@@ -150,14 +150,14 @@ def preview_tokens(
     Returns:
         ``columns`` and ``data``.
     """
-    names = {place: name for name, place in (label_map or {}).items()}
+    names = {position: name for name, position in (label_map or {}).items()}
     has_classes = task == SEQUENCE_CLASSIFICATION
     data = []
     for split in SPLITS:
         table = open_split(folder, split)
         for row in (table[i] for i in range(min(_NUM_PREVIEW_ROWS, len(table)))):
-            learned = names[row.label] if has_classes else row.num_supervised
-            data.append([split, row.row_id, len(row.input_ids), learned, mark_learned(tokenizer, row)])
+            supervised = names[row.label] if has_classes else row.num_supervised
+            data.append([split, row.row_id, len(row.input_ids), supervised, mark_supervised_text(tokenizer, row)])
     return {
         "columns": ["split", "row_id", "length", "label" if has_classes else "num_supervised", "text"],
         "data": data,

@@ -177,7 +177,7 @@ class TokenTable:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows in file order, some thousand at a time, in the columns of ``TOKEN_SCHEMA``."""
-        return (self._reader.get_batch(place) for place in range(self._reader.num_record_batches))
+        return (self._reader.get_batch(position) for position in range(self._reader.num_record_batches))
 
     def __iter__(self) -> Iterator[TokenRow]:
         """Read the rows in file order."""

@@ -16,7 +16,7 @@ from lm_tuning.batching.losses import PLAIN, LossShape
 from lm_tuning.batching.tasks.base import TrainingTask
 from lm_tuning.models.structure import classification_head
 from lm_tuning.runtime.precision import autocast
-from lm_tuning.training.health.first_gradient import GradientDue, GradientMeasure, check_first_gradient, norm_of
+from lm_tuning.training.health.first_gradient import ExpectedGradient, GradientMeasure, check_first_gradient, norm_of
 from lm_tuning.training.health.movement import Movement
 from lm_tuning.training.health.report import HealthReport, Severity, check_first_step, check_layout, stop_if_needed
 
@@ -33,7 +33,7 @@ FRESH_HEAD_SPREAD = 0.1
 
 
 @dataclass(frozen=True)
-class FirstLossDue:
+class ExpectedFirstLoss:
     """What the first step's loss must be, and what is said if it is something else.
 
     Attributes:
@@ -59,7 +59,7 @@ class FirstLossDue:
     fresh_head_classes: int | None
     device: str
     compute_dtype: str
-    gradient: GradientDue | None = None
+    gradient: ExpectedGradient | None = None
     movement: Movement | None = None
 
     def check_gradient(self, health: HealthReport, batch: StepBatch, *, scale: float) -> None:

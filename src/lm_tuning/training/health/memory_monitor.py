@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_tuning.runtime.nvml import read_card
-from lm_tuning.training.health.monitors import StepNumbers, WatchedThing
+from lm_tuning.training.health.monitors import Monitor, StepNumbers
 from lm_tuning.training.health.report import Finding
 
 MEMORY_FRACTION = 0.92
@@ -15,7 +15,7 @@ FULL_FRACTION = 0.995
 """Share of the card from which it counts as full: a driver keeps a little for itself."""
 
 
-class Memory(WatchedThing):
+class Memory(Monitor):
     """A GPU whose memory is nearly full, or that a driver makes larger with the host's."""
 
     replays = False
@@ -45,7 +45,7 @@ class Memory(WatchedThing):
         """Say whether more is held than the card has, so that the rest must lie in the host's memory."""
         return bool(self.card_bytes) and self.most_bytes > self.card_bytes
 
-    def see(self, now: StepNumbers) -> bool:
+    def update(self, now: StepNumbers) -> bool:
         """Keep the peak, and ask the card when it comes near the limit or beyond it."""
         if self.total_bytes is None:
             return False

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from lm_tuning.runtime.busy import LoadWatch
+from lm_tuning.runtime.busy import LoadMonitor
 from lm_tuning.training.health.report import Finding
 from lm_tuning.wording import count_of
 
@@ -78,20 +78,20 @@ class StepNumbers:
         return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
 
-class WatchedThing(ABC):
+class Monitor(ABC):
     """One thing that is watched."""
 
     replays = True
     """Whether steps made before a resume count; speed and memory are those of the process that measured them."""
 
     @abstractmethod
-    def see(self, now: StepNumbers) -> bool:
+    def update(self, now: StepNumbers) -> bool:
         """Take a step in, and say whether it is time to look at :meth:`findings`."""
 
     def replay(self, now: StepNumbers) -> None:
         """Take a step in that was made before a resume."""
         if self.replays:
-            self.see(now)
+            self.update(now)
 
     @abstractmethod
     def findings(self, *, is_end: bool) -> list[Finding]:
@@ -106,7 +106,7 @@ class WatchedThing(ABC):
         """Return what was measured, right or wrong."""
 
 
-class GradientSize(WatchedThing):
+class GradientSize(Monitor):
     """Gradients that are clipped, explode or vanish."""
 
     def __init__(self, max_grad_norm: float) -> None:
@@ -124,7 +124,7 @@ class GradientSize(WatchedThing):
         """Return the median norm of the last steps; 0 before the first."""
         return self._sorted[len(self._sorted) // 2] if self._sorted else 0.0
 
-    def see(self, now: StepNumbers) -> bool:
+    def update(self, now: StepNumbers) -> bool:
         """Count the step; NaN and infinity are another check's."""
         if not now.is_finite:
             return False
@@ -218,7 +218,7 @@ class GradientSize(WatchedThing):
         }
 
 
-class LoaderWait(WatchedThing):
+class LoaderWait(Monitor):
     """A device that waits for batches."""
 
     replays = False
@@ -233,7 +233,7 @@ class LoaderWait(WatchedThing):
         """Return the share of the time that was waited."""
         return self.waited / self.seconds if self.seconds else 0.0
 
-    def see(self, now: StepNumbers) -> bool:
+    def update(self, now: StepNumbers) -> bool:
         """Add the step's time, but not that of the first ones."""
         self.num_seen += 1
         if self.num_seen <= FIRST_STEPS:
@@ -263,7 +263,7 @@ class LoaderWait(WatchedThing):
         return {"loader_wait_fraction": self.fraction} if self.num_counted else {}
 
 
-class Throughput(WatchedThing):
+class Throughput(Monitor):
     """Training that gets slower.
 
     Medians of a quarter of the steps are compared, so single slow steps (after an evaluation, a checkpoint, at the
@@ -272,7 +272,7 @@ class Throughput(WatchedThing):
 
     replays = False
 
-    def __init__(self, total_steps: int, load: LoadWatch | None = None) -> None:
+    def __init__(self, total_steps: int, load: LoadMonitor | None = None) -> None:
         """Take the steps of the run, to look at half of it and at three quarters.
 
         Args:
@@ -283,10 +283,10 @@ class Throughput(WatchedThing):
         self.looks_at = {total_steps // 2, 3 * total_steps // 4}
         self.speeds = array("d")
         self.seconds = 0.0
-        self.load = load or LoadWatch()
+        self.load = load or LoadMonitor()
         self.load_of_last_quarter: str | None = None
 
-    def see(self, now: StepNumbers) -> bool:
+    def update(self, now: StepNumbers) -> bool:
         """Keep the step's speed, and after each quarter of the steps what kept the processors busy in it."""
         if now.seconds > 0:
             self.speeds.append(now.num_tokens / now.seconds)

@@ -179,9 +179,9 @@ class HealthReport:
     def revise(self, finding: Finding) -> None:
         """Put a finding in the place of the one with its code, with later counts; add it where there is none."""
         wanted = self._as_configured(finding)
-        places = [place for place, known in enumerate(self.findings) if known.code == finding.code]
-        if places and wanted is not None:
-            self.findings[places[-1]] = wanted
+        positions = [index for index, known in enumerate(self.findings) if known.code == finding.code]
+        if positions and wanted is not None:
+            self.findings[positions[-1]] = wanted
         else:
             self.add(finding)
 

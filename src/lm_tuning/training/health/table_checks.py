@@ -19,7 +19,7 @@ from lm_tuning.training.health.table_reading import (
 )
 from lm_tuning.wording import count_of
 
-TOKENS_LOOKED_AT = 20_000_000
+TOKENS_CHECKED = 20_000_000
 """Tokens among which BOS and ends are looked for, evenly spread over a larger table. Ids, lengths and classes are read
 of all rows: a single id that the model does not embed ends a run, on a GPU without saying which row it was."""
 
@@ -178,7 +178,7 @@ def _read(table: TokenTable, tokenizer: Any, task: str) -> SeenRows:
         bos_id=tokenizer.bos_token_id,
         end_ids=special_ids(tokenizer),
         task=task,
-        tokens_looked_at=TOKENS_LOOKED_AT,
+        tokens_checked=TOKENS_CHECKED,
     )
 
 
@@ -343,12 +343,12 @@ def _check_lengths(table: TokenTable, positions: Positions | None, task: str) ->
     return [
         Finding(
             code="rows-longer-than-positions",
-            severity="stop" if positions.are_learned else None,
+            severity="stop" if positions.are_supervised else None,
             measured=f"{num_long} of {count_of(len(table), 'row')} {'is' if num_long == 1 else 'are'} longer than "
             f"{positions.limit} tokens, the longest has {int(lengths.max())}",
             expected=f"at most the {positions.limit} positions of the model",
             cause="The model has no weights for later positions."
-            if positions.are_learned
+            if positions.are_supervised
             else "The model was never trained on such positions and is bad at them.",
             change=f"Set tokenize.max_length_tokens to {positions.limit} or less.",
         )

@@ -42,7 +42,7 @@ _SPEED_SECONDS = 1.0
 
 
 @dataclass
-class SecondLook:
+class CompiledPlanner:
     """Changes how the steps of a training are cut, upwards only.
 
     Attributes:

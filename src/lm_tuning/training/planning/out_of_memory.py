@@ -22,7 +22,7 @@ from lm_tuning.wording import count_of
 SAFE_FRACTION = 0.9
 """Share of the free memory that an estimate fills: what is left over serves fragments and longer rows."""
 
-_ROUNDING_SLOTS = 64
+_ROUNDING_POSITIONS = 64
 _SAID_BY_LIBRARIES = re.compile(
     r"out of memory|can't allocate memory|cannot allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE
 )
@@ -66,7 +66,7 @@ class MemoryUse:
         micro_batch: the micro-batch in the model, as it lies on the host; ``None`` between two.
         before_bytes: memory in use before the present step, without activations.
         peak_bytes: the most in use before the present step.
-        largest_done_slots: slots of the largest micro-batch that went through; 0 before the first.
+        largest_done_positions: slots of the largest micro-batch that went through; 0 before the first.
     """
 
     device: str
@@ -80,7 +80,7 @@ class MemoryUse:
     micro_batch: MicroBatch | None = None
     before_bytes: int = 0
     peak_bytes: int = 0
-    largest_done_slots: int = 0
+    largest_done_positions: int = 0
     _largest_of_step: int = field(default=0, repr=False)
 
     def begin_step(self, step: int) -> None:
@@ -99,11 +99,11 @@ class MemoryUse:
             batch: before it is copied to the device.
         """
         self.micro_batch = batch
-        self._largest_of_step = max(self._largest_of_step, batch.num_slots)
+        self._largest_of_step = max(self._largest_of_step, batch.num_positions)
 
     def end_step(self) -> None:
         """Note that the step's micro-batches went through, so that what follows is something else."""
-        self.largest_done_slots = max(self.largest_done_slots, self._largest_of_step)
+        self.largest_done_positions = max(self.largest_done_positions, self._largest_of_step)
         self.micro_batch = None
         self.doing = self.doing.replace("in step", "after the backward pass of step")
 
@@ -179,7 +179,7 @@ def read_usage(device: str) -> tuple[int, int]:
     return used, max(used, peak)
 
 
-def estimate_fitting_slots(use: MemoryUse, reading: MemoryReading, *, asked_bytes: int | None) -> int | None:
+def estimate_fitting_positions(use: MemoryUse, reading: MemoryReading, *, asked_bytes: int | None) -> int | None:
     """Estimate the slots of a micro-batch that fits, as if memory grew with slots alone.
 
     What a slot takes is at least what the failed micro-batch had taken when it failed; a larger one that went through
@@ -195,17 +195,17 @@ def estimate_fitting_slots(use: MemoryUse, reading: MemoryReading, *, asked_byte
     """
     if use.micro_batch is None or not reading.total:
         return None
-    slots = use.micro_batch.num_slots
-    needs = [(max(reading.used, reading.peak) - use.before_bytes + (asked_bytes or 0)) / slots]
-    if use.largest_done_slots:
-        needs.append((use.peak_bytes - use.before_bytes) / use.largest_done_slots)
+    positions = use.micro_batch.num_positions
+    needs = [(max(reading.used, reading.peak) - use.before_bytes + (asked_bytes or 0)) / positions]
+    if use.largest_done_positions:
+        needs.append((use.peak_bytes - use.before_bytes) / use.largest_done_positions)
     room = (reading.total - reading.others - use.before_bytes) * SAFE_FRACTION
     if max(needs) <= 0 or room <= 0:
         return None
     # Without a micro-batch that went through, nobody knows how far this one was from its end.
-    most = slots - 1 if use.largest_done_slots else slots // 4
+    most = positions - 1 if use.largest_done_positions else positions // 4
     fitting = min(int(room / max(needs)), most)
-    return fitting - fitting % _ROUNDING_SLOTS if fitting >= _ROUNDING_SLOTS else fitting
+    return fitting - fitting % _ROUNDING_POSITIONS if fitting >= _ROUNDING_POSITIONS else fitting
 
 
 def describe(use: MemoryUse, reading: MemoryReading, *, asked_bytes: int | None) -> list[str]:
@@ -221,7 +221,7 @@ def describe(use: MemoryUse, reading: MemoryReading, *, asked_bytes: int | None)
     if use.micro_batch is not None:
         batch = use.micro_batch
         what += (
-            f", with a micro-batch of {count_of(batch.num_rows, 'row')} in {batch.num_slots:,} token slots, the "
+            f", with a micro-batch of {count_of(batch.num_rows, 'row')} in {batch.num_positions:,} token slots, the "
             f"longest row of {count_of(_longest_row(batch), 'token')} "
             f"(train.micro_batch_tokens = {use.micro_batch_tokens:,})"
         )
@@ -230,9 +230,11 @@ def describe(use: MemoryUse, reading: MemoryReading, *, asked_bytes: int | None)
         f"{what}; method {use.method}, {use.precision}, {checkpointing} gradient checkpointing.",
         _describe_reading(use, reading, asked_bytes),
     ]
-    fitting = estimate_fitting_slots(use, reading, asked_bytes=asked_bytes)
+    fitting = estimate_fitting_positions(use, reading, asked_bytes=asked_bytes)
     if fitting is not None and fitting >= use.longest_row_tokens:
-        guess = "" if use.largest_done_slots else " Nothing went through before, so it may have to be lowered again."
+        guess = (
+            "" if use.largest_done_positions else " Nothing went through before, so it may have to be lowered again."
+        )
         lines.append(
             f"What would fit: train.micro_batch_tokens={fitting}. This is an estimate that takes memory to grow with "
             f"the slots of a micro-batch.{guess} It changes memory and speed, not what is learned."

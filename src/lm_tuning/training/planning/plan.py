@@ -27,7 +27,7 @@ _FEWEST_TOKENS = 64
 _MOST_DOUBLINGS = 5
 SAME_SPEED = 0.99
 """Sizes that reach this share of the fastest one count as equally fast."""
-_LOOKED_AT_STEPS = 64
+_CHECKED_STEPS = 64
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def list_budgets(settings: TrainingSettings, table: TokenTable, steps: StepPlan)
         return [settings.micro_batch_tokens], 0
     lengths = table.lengths
     largest = 0
-    for rows in sample_steps(steps, _LOOKED_AT_STEPS):
+    for rows in sample_steps(steps, _CHECKED_STEPS):
         of_step = lengths[rows]
         # Padded, a whole step is one micro-batch only if all of its rows are as long as its longest.
         largest = max(largest, len(rows) * int(of_step.max()) if _may_pad(settings) else int(of_step.sum()))
@@ -112,7 +112,7 @@ def list_budgets(settings: TrainingSettings, table: TokenTable, steps: StepPlan)
     powers = [1 << exponent for exponent in range(6, most.bit_length() + 1)]
     grid = sorted({size for power in powers for size in (power, power + power // 2) if fewest <= size < most})
     budgets = sorted({*(size for size in grid if size >= first), *_smaller(grid, fewest, first), most})
-    start = next((place for place, size in enumerate(budgets) if size >= first), len(budgets) - 1)
+    start = next((position for position, size in enumerate(budgets) if size >= first), len(budgets) - 1)
     return budgets, start
 
 

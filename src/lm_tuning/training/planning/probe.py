@@ -111,7 +111,7 @@ class BudgetProbe:
         batches = [self._lay_out(group) for group in chosen]
         rounds = min(max(int(seconds / max(took * len(batches), 1e-6)), fewest), most)
         times = self._time(batches * rounds)
-        fastest = [min(times[place :: len(batches)]) for place in range(len(batches))]
+        fastest = [min(times[position :: len(batches)]) for position in range(len(batches))]
         return sum(batch.num_tokens for batch in batches) / max(sum(fastest), 1e-9), *peaks
 
     def _cut(self, rows: IntArray, budget: int) -> list[list[int]]:
@@ -163,12 +163,12 @@ def probe_budgets(request: ProbeRequest, probe: BudgetProbe, answer: ProbeAnswer
         upwards = request.budgets[request.start :]
         first_fits = False
         expected = 0.0
-        for place, budget in enumerate(upwards):
+        for position, budget in enumerate(upwards):
             began = time.time()
             if answer.points and began + expected > request.ends_at:
-                answer.not_tried += upwards[place:]
+                answer.not_tried += upwards[position:]
                 break
-            share = (request.ends_at - began) / (len(upwards) - place + 1)
+            share = (request.ends_at - began) / (len(upwards) - position + 1)
             point = try_budget(
                 probe,
                 answer,
@@ -177,8 +177,8 @@ def probe_budgets(request: ProbeRequest, probe: BudgetProbe, answer: ProbeAnswer
                 seconds=share / 2,
             )
             on_point()
-            if place + 1 < len(upwards):
-                expected = _GROWTH_RESERVE * (time.time() - began) * upwards[place + 1] / budget
+            if position + 1 < len(upwards):
+                expected = _GROWTH_RESERVE * (time.time() - began) * upwards[position + 1] / budget
             if not point.fits:
                 break
             first_fits = True

@@ -108,7 +108,7 @@ def count_flops(model: Any, *, task: str) -> ModelFlops | None:
         return None
     head = getattr(inner, HEAD) if task == "sequence_classification" else inner.get_output_embeddings()
     decoder = source = prediction = 0.0
-    learned = {"encoder": 0.0, "decoder": 0.0}
+    supervised = {"encoder": 0.0, "decoder": 0.0}
     sizes = {"encoder": 0, "decoder": 0}
     for name, module, size, flops in _linear_layers(model):
         if _belongs_to(module, head):
@@ -117,13 +117,13 @@ def count_flops(model: Any, *, task: str) -> ModelFlops | None:
         in_encoder = task == "seq2seq_lm" and "encoder" in name.split(".")
         stack = "encoder" if in_encoder else "decoder"
         sizes[stack] += size
-        learned[stack] += size if flops > _FORWARD * size else 0
+        supervised[stack] += size if flops > _FORWARD * size else 0
         if in_encoder or _reads_source(name):
             source += flops
         else:
             decoder += flops
     pairs = {
-        stack: 4 * width * (1 + 2 * (learned[stack] / sizes[stack] if sizes[stack] else 0.0))
+        stack: 4 * width * (1 + 2 * (supervised[stack] / sizes[stack] if sizes[stack] else 0.0))
         for stack, width in _attention_channels(config, task).items()
     }
     return ModelFlops(
@@ -169,7 +169,7 @@ def _linear_layers(model: Any) -> Iterator[tuple[str, Any, int, float]]:
     modules = [(name, module) for name, module in model.named_modules() if "original_module" not in name.split(".")]
     adapted = {name for name, module in modules if hasattr(module, "base_layer")}
 
-    def place(name: str) -> str:
+    def stack_of(name: str) -> str:
         outer = name
         while outer and outer not in adapted:
             outer = outer.rpartition(".")[0]
@@ -177,7 +177,7 @@ def _linear_layers(model: Any) -> Iterator[tuple[str, Any, int, float]]:
 
     first = next(
         (
-            place(name)
+            stack_of(name)
             for name, module in modules
             if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
         ),
@@ -185,7 +185,7 @@ def _linear_layers(model: Any) -> Iterator[tuple[str, Any, int, float]]:
     )
     is_behind_trained = False
     for name, module in modules:
-        is_behind_trained = is_behind_trained or (first is not None and place(name) == first)
+        is_behind_trained = is_behind_trained or (first is not None and stack_of(name) == first)
         if isinstance(module, torch.nn.Linear | Conv1D):
             yield name, module, _size(module.weight), _flops(module.weight, is_behind_trained=is_behind_trained)
 
