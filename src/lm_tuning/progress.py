@@ -137,7 +137,7 @@ class ProgressDisplay:
             self._thread.start()
 
     def tick(self) -> None:
-        """Redraw the live bars, or log a line for each bar that is due."""
+        """Redraw the live bars, or log a line for each bar that is expected."""
         if self._live is not None:
             with self._drawing:
                 self._live.refresh()
@@ -145,7 +145,7 @@ class ProgressDisplay:
             logger.info("%s", line)
 
     def _lines_due(self) -> list[str]:
-        """Return the line of each bar that is due.
+        """Return the line of each bar that is expected.
 
         What keeps the processors busy is said once, and again where nothing changes. Beside live bars there are no
         lines but the one that says it first.

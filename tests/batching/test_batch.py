@@ -1,4 +1,4 @@
-"""Micro-batches: exactly which ids are trained, however a step is cut."""
+"""Micro-batches: exactly which ids are trained, however a step is split."""
 
 from __future__ import annotations
 

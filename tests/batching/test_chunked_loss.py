@@ -1,4 +1,4 @@
-"""The loss of a head made in pieces is the loss of all its logits."""
+"""The loss of a head made in chunks is the loss of all its logits."""
 
 from __future__ import annotations
 

@@ -500,5 +500,5 @@ def test_labels_are_counted_by_the_type_they_have_in_the_file(write_rows, check)
     rows = [{"text": f"t{index}", "label": label} for index, label in enumerate(labels)]
     made = check(write_rows(rows), format="text_label")
     assert made.summary["label_map"] == {"1": 0, "2": 1, "b": 2, "true": 3}
-    assert made.summary["classes"]["types"] == {"text": 3, "whole number": 3, "truth value": 1}
+    assert made.summary["classes"]["types"] == {"text": 3, "integer": 3, "boolean": 1}
     assert made.summary["classes"]["joined"] == ["1", "true"]

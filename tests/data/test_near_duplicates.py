@@ -175,7 +175,7 @@ def test_recall_and_precision_against_all_pairs(tmp_path):
     assert (exact >= 0.9).sum() > 100
     assert joined[exact >= 0.9].all()
     assert joined[exact >= 0.8].mean() > 0.9
-    # Rows hang together through others too, so what must be alike is each row and one of its unit.
+    # Rows belong together through others too, so what must be alike is each row and one of its unit.
     nearest = np.where(joined, exact, 0).max(axis=1)
     in_units = np.bincount(units)[units] > 1
     assert (nearest[in_units] > 0.7).all()

@@ -146,7 +146,7 @@ def test_labels_of_several_types_are_noted_and_those_of_one_are_not(write_rows, 
     made = section(write_rows(mixed), format="text_label")
     note = made["markdown"].split("### Findings\n\n")[1].replace("\\_", "_")
     assert note.startswith(
-        "Note: labels in column 'label' are of different types (whole number: 2 rows, text: 1 row, truth value: 1 row)."
+        "Note: labels in column 'label' are of different types (integer: 2 rows, text: 1 row, boolean: 1 row)."
     )
     assert note.endswith("Classes with labels of several types: '1'.")
     assert not made["facts"]["refused"]

@@ -71,7 +71,7 @@ class Conversations(Project):
         return " ".join(self.run("--pipelines=split,tokenize", exit_code=exit_code, **given).split())
 
     def tokens(self) -> list[tuple[str, str]]:
-        """Return the training rows as text, and what is learned of each."""
+        """Return the training rows as text, and what is supervised of each."""
         store = self.folder / "data/05_model_input/smoke/tokens"
         table = open_split(store / json.loads((store / "current.json").read_text())["key"], "train")
         names = [*SPECIALS, *CHARACTERS]

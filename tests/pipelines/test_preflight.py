@@ -77,7 +77,7 @@ def test_the_look_comes_as_figures_markdown_page_and_on_the_terminal(caplog, cap
     assert markdown.startswith("# Preflight\n")
     assert page.startswith("<!doctype html>")
     assert "Preflight: 41 rows read, 32 trained on; 8 steps and" in caplog.text
-    assert "What to mind" in capsys.readouterr().out
+    assert "Issues" in capsys.readouterr().out
 
 
 def test_what_the_parameters_say_reaches_the_figures():

@@ -67,7 +67,7 @@ def test_figures_of_classes_speak_of_rows_and_classes(classes):
 
 def test_the_log_of_classes_names_the_largest(classes):
     assert describe_preflight(classes)[0] == (
-        "Preflight: 100 rows read, 70 trained on; 35 steps and 490 tokens an epoch, 35 steps in all; 3 classes, the "
+        "Preflight: 100 rows read, 70 trained on; 35 steps and 490 tokens per epoch, 35 steps in all; 3 classes, the "
         "largest with 60.0% of the rows; padding 0.0% (packed)."
     )
 
@@ -75,17 +75,17 @@ def test_the_log_of_classes_names_the_largest(classes):
 def test_the_report_on_classes_shows_each_text_with_its_class_and_the_loss_to_expect(classes):
     report = compose_report(classes)
     assert ("classes", "3") in report.tiles
-    assert "learned tokens" not in dict(report.tiles)
+    assert "supervised tokens" not in dict(report.tiles)
     text = write_markdown(report)
     assert "7 tokens, class 'yes' (id 2)" in text
     assert "```text\nyes 000\n```" in text
-    assert f"starts at a loss of about log(3) = {math.log(3):.2f} nats a row" in text
+    assert f"starts at a loss of about log(3) = {math.log(3):.2f} nats per row" in text
     assert "⟦" not in text
     for words in (
         "only read",
         "Does the model learn to stop",
-        "Last learned token",
-        "learned tokens",
+        "Last supervised token",
+        "supervised tokens",
         "of them learned",
     ):
         assert words not in text, words

@@ -1,4 +1,4 @@
-"""Rows as the split pipeline stores them, and the learned part of tokens as text."""
+"""Rows as the split pipeline stores them, and the supervised part of tokens as text."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def test_preview_and_report_tell_sources_and_targets_apart(tmp_path: Path):
     preview = json.loads((tokens / "preview.json").read_text())
     assert preview["data"][0] == ["train", 1, 7, 3, "abc<eos>⟦de<eos>⟧"]
     text = read_token_report(tokens)["markdown"]
-    assert "at most 5 tokens a source and 9 a target (`truncate_prompt`), loss on the target." in text
+    assert "at most 5 tokens per source and 9 per target (`truncate_prompt`), loss on the target." in text
     assert "| split | rows read | rows kept | tokens | source p50 | p90 | p99 | longest | target p50 | p90 |" in text
     assert "| train | 2 | 2 | 14 | 5 | 5 | 5 | 5 | 3 | 3 | 3 | 3 |" in text
     assert "- 1 in train: part of the source cut to fit tokenize.max_length_tokens.\n  - rows.jsonl, row 2" in text

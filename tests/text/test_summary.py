@@ -1,4 +1,4 @@
-"""The summary counts what was done, names the first rows, and shows what is learned."""
+"""The summary counts what was done, names the first rows, and shows what is supervised."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_rows_with_classes_are_summed_up_by_class(tmp_path):
     facts = summarize_split(table, SplitCounts(), task="sequence_classification", label_map=labels)
     assert facts["rows_by_class"] == {"no": 1, "maybe": 0, "yes": 2}
     assert (facts["num_classes"], facts["majority_fraction"], facts["num_tokens"]) == (2, 2 / 3, 6)
-    assert not {"num_supervised_tokens", "supervised_fraction"} & facts.keys(), "no token is learned"
+    assert not {"num_supervised_tokens", "supervised_fraction"} & facts.keys(), "no token is supervised"
     splits = {"train": facts, "validation": {"num_rows": 1, "dropped": {}}, "test": {"num_rows": 0, "dropped": {}}}
     assert describe_tokens({"task": "sequence_classification", "splits": splits}) == (
         "3 train, 1 validation, 0 test rows; train 6 tokens, 2 a row at the median, 3 at most; 2 classes, the largest "

@@ -125,8 +125,8 @@ def test_trailing_turns_are_cut_and_rows_without_an_answer_reported_by_number(to
     assert train["changed"] == {"trailing_turns_cut": 1}
     assert train["dropped"] == {"no_assistant_turn": 1}
     assert (train["num_rows_read"], train["num_rows"]) == (2, 1)
-    assert "train rows dropped: 1 (no assistant turn that is learned; rows.jsonl, row 2)" in caplog.text
-    assert "train rows changed: 1 (turns after the last learned answer cut; rows.jsonl, row 1)" in caplog.text
+    assert "train rows dropped: 1 (no assistant turn that is supervised; rows.jsonl, row 2)" in caplog.text
+    assert "train rows changed: 1 (turns after the last supervised answer cut; rows.jsonl, row 1)" in caplog.text
 
 
 def test_content_that_the_template_trims_is_counted(tokenize, caplog):
@@ -174,7 +174,7 @@ def test_long_rows_can_be_an_error_that_counts_them(tokenize):
 
 
 def test_no_row_left_is_an_error_that_names_the_limit(tokenize):
-    with pytest.raises(UserError, match=r"No training row is left.*max_length_tokens = 4\..*no learned token"):
+    with pytest.raises(UserError, match=r"No training row is left.*max_length_tokens = 4\..*no supervised token"):
         tokenize(make_tokenizer(), "prompt_response", [("0123456789", "yes", None)] * 3, max_length_tokens=4)
 
 

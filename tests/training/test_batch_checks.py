@@ -91,7 +91,7 @@ def test_two_begin_tokens(tmp_path: Path) -> None:
 
 def test_no_end_that_is_learned(tmp_path: Path) -> None:
     facts, findings = check(tmp_path, [chat("hi", "yes", ends=False), chat("hi", "no", ends=False)])
-    assert only(findings).measured == "none of 2 rows has an end token that is learned"
+    assert only(findings).measured == "none of 2 rows has an end token that is supervised"
     assert only(findings).code == "end-not-taught"
     facts, findings = check(tmp_path, [chat("hi", "yes", ends=False), chat("hi", "no")])
     assert findings == []
@@ -101,7 +101,7 @@ def test_no_end_that_is_learned(tmp_path: Path) -> None:
 def test_a_newline_may_follow_the_end(tmp_path: Path) -> None:
     row, [(start, end)] = chat("hi", "yes")
     assert check(tmp_path, [([*row, *ids("\n")], [(start, end + 1)])])[1] == []
-    # But the end of another part is no end that is learned.
+    # But the end of another part is no end that is supervised.
     assert codes(check(tmp_path, [([*row, *ids("\n")], [(end, end + 1)])])[1]) == ["end-not-taught"]
 
 
@@ -109,7 +109,7 @@ def test_rows_that_teach_nothing_by_their_number(tmp_path: Path) -> None:
     silent = ([USER, *ids("hi"), END], [])
     finding = only(check(tmp_path, [*SOUND, silent])[1])
     assert (finding.code, finding.severity) == ("rows-teach-nothing", "warn")
-    assert finding.measured == "1 of 4 rows (25.0%) has nothing that is learned, such as row 103"
+    assert finding.measured == "1 of 4 rows (25.0%) has nothing that is supervised, such as row 103"
     finding = only(check(tmp_path, [*SOUND * 50, silent])[1])
     assert finding.severity == "note"
 

@@ -96,7 +96,7 @@ def test_a_measurement_that_cannot_be_right_is_left_out_with_a_word(caplog):
     caplog.set_level("INFO", logger="lm_tuning")
     disturbed = Ceiling("CPU", "float32", None, 1e12)
     summarize_efficiency(make_log([0.05] * 3), model_flops_per_token=16e9, ceiling=disturbed)
-    assert "did 3.2e+14 operations a second, the matrix product measured before it only 1e+12" in caplog.text
+    assert "did 3.2e+14 operations per second, the matrix product measured before it only 1e+12" in caplog.text
 
 
 def test_a_run_without_steps_has_no_figures():

@@ -140,7 +140,7 @@ def test_an_adapter_on_the_head_is_run_in_pieces() -> None:
     chosen, reason = choose_head_loss(model, np.array([5, 6, 7]), device="cpu", compute_dtype="float32")
     assert chosen is not None
     assert chosen.implementation is None
-    assert "in pieces" in reason
+    assert "in chunks" in reason
 
 
 def test_an_implementation_that_is_off_is_not_taken_however_fast_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The look before step 1 and the watch after it: faults that no other test plants."""
+"""The look before step 1 and the monitor after it: faults that no other test plants."""
 
 from __future__ import annotations
 

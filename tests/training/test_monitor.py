@@ -29,7 +29,7 @@ def make_watch(report: HealthReport, total_steps: int, **options: Any) -> Traini
 
 
 def step_row(step: int, **numbers: Any) -> dict[str, Any]:
-    """A step of two seconds in which all is well; ``num_slots`` is one that the watch does not look at."""
+    """A step of two seconds in which all is well; ``num_slots`` is one that the monitor does not look at."""
     usual = {
         "loss": 2.0,
         "gradient_norm": 0.5,

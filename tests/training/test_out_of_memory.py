@@ -81,7 +81,7 @@ def test_the_message_says_what_was_asked_and_what_would_fit(use: MemoryUse) -> N
     said = str(fail(use, torch.OutOfMemoryError(GPU_MESSAGE)))
     for words in (
         "The graphics card ran out of memory in step 7",
-        "16 rows in 8,192 token slots, the longest row of 512 tokens (train.micro_batch_tokens = 8,192)",
+        "16 rows in 8,192 positions, the longest row of 512 tokens (train.micro_batch_tokens = 8,192)",
         "method lora, bfloat16 weights, bfloat16 arithmetic, without gradient checkpointing",
         "3.00 GiB more were asked for",
         "Card 24 has 24.00 GiB: this run had 22.00 GiB in use, 8.00 GiB of it before the step",
@@ -202,7 +202,7 @@ def test_a_packed_row_is_measured_by_its_positions(use: MemoryUse) -> None:
     packed = replace(padded(1, 30), position_ids=torch.cat([torch.arange(10), torch.arange(20)])[None], num_rows=2)
     use.begin_micro_batch(packed)
     said = describe(use, out_of_memory.read_memory("cuda"), asked_bytes=None)[0]
-    assert "2 rows in 30 token slots, the longest row of 20 tokens" in said
+    assert "2 rows in 30 positions, the longest row of 20 tokens" in said
 
 
 def test_a_training_out_of_memory_goes_on_in_smaller_pieces(

@@ -419,7 +419,7 @@ def test_sources_are_mixed_by_their_weights_and_counted(
     assert described == result.health["facts"]["sources"]
     assert [source["rows_per_epoch"] for source in described] == [12, 8, 0]
     assert sum(source["num_rows_trained"] for source in described) == 25
-    assert "Source a: 8 rows x 1.5 = 12 rows an epoch, 60.0 % of it" in caplog.text
+    assert "Source a: 8 rows x 1.5 = 12 rows per epoch, 60.0 % of it" in caplog.text
     assert [finding["code"] for finding in result.health["findings"]] == ["source-left-out"]
     with pytest.raises(UserError, match=r"other weights of data.path: .*'1.5, 1, 0.05', this run '1'"):
         run_training(paths, replace(mixed, resume=True, sources=[{**source, "weight": 1.0} for source in sources]))

@@ -1,8 +1,8 @@
-"""The loss of a language model's head, a piece of positions at a time, so that all logits never exist at once.
+"""The loss of a language model's head, in chunks of positions, so that all logits never exist at once.
 
-The logits of 16,384 positions over 150,000 words take 5 GB in 16 bits and 10 GB in float32, several times over in the
-backward pass: more than everything else of a step. Here each piece's logits are made, turned into its loss and, while
-they are there, into the gradients of the hidden states and of the head; then they are forgotten.
+The logits of 16,384 positions over a vocabulary of 151,936 tokens take 5 GB in 16 bits and 10 GB in float32, several
+times over in the backward pass: more than everything else of a step. Here each chunk's logits are made, turned into its
+loss and, while they are there, into the gradients of the hidden states and of the head; then they are forgotten.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NUM_LIKELIEST = 5
 """Tokens among which a target counts as found, beside the likeliest one alone."""
 
 CHUNK_BYTES = {"cpu": 48 * 2**20, "cuda": 640 * 2**20}
-"""Most that a piece's logits may take, in the type of the products."""
+"""Most that a chunk's logits may take, in the type of the products."""
 
 _ROUNDING = 128
 
@@ -57,7 +57,7 @@ def linear_sum_nats(
         targets: token id of each position, ``(positions,)``, ``IGNORE_INDEX`` for none.
         label_smoothing: share of each target's probability that is spread over the vocabulary.
         compute_dtype: type of the matrix products; ``None`` is the weight's. Sums are float32 in any case.
-        kernel: turns a piece's logits into its loss and their gradient; ``None`` is :func:`plain_kernel`.
+        kernel: turns a chunk's logits into its loss and their gradient; ``None`` is :func:`plain_kernel`.
         hits: receives what :func:`count_hits` counts; only where no gradient is wanted.
 
     Returns:
@@ -211,7 +211,7 @@ class _LinearSumNats(torch.autograd.Function):
             size = chunk_positions(weight.shape[0], device=hidden.device.type, bytes_per_logit=dtype.itemsize)
             nats = torch.zeros((), dtype=torch.float32, device=hidden.device)
             of_hidden = torch.empty_like(hidden) if needs_hidden else None
-            # Pieces are added up in float32: thousands of small numbers would be lost in 16 bits.
+            # Chunks are added up in float32: thousands of small numbers would be lost in 16 bits.
             of_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
             of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
             for start in range(0, len(hidden), size):
@@ -265,7 +265,7 @@ def checkpointed_sum_nats(
     vocabulary: int,
     hits: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Sum the loss of any head over all targets; each piece's logits are made again in the backward pass.
+    """Sum the loss of any head over all targets; each chunk's logits are made again in the backward pass.
 
     Args:
         head: turns hidden states into logits, such as a head with an adapter on it.

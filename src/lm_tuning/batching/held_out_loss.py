@@ -126,7 +126,7 @@ def measure_held_out(
         model: a model of that task on ``device``, wrapped or not.
         table: where the rows lie.
         rows: row indices; rows with nothing supervised are left out.
-        micro_batch_tokens: most slots of a forward pass; it changes speed and memory, never the result.
+        micro_batch_tokens: most positions of a forward pass; it changes speed and memory, never the result.
         device: where the model lies.
         batching: ``packed`` or ``padded``, see :func:`lm_tuning.batching.micro_batches.cut_rows`.
         counts_hits: whether it is counted how often a supervised token was among the likeliest; a classifier counts
@@ -210,7 +210,7 @@ def choose_rows(num_rows: int, max_rows: int | None, seed: int) -> Int64Array:
 
 
 def choose_micro_batch_tokens(table: TokenTable, *, num_classes: int, on_gpu: bool, memory_bytes: int | None) -> int:
-    """Choose how many token slots an evaluation batch may have, by what its logits take.
+    """Choose how many positions an evaluation batch may have, by what its logits take.
 
     Logits are by far the largest tensor of a forward pass without gradients, and only supervised positions have
     them, so a table that trains on short answers gets larger batches.
@@ -222,7 +222,7 @@ def choose_micro_batch_tokens(table: TokenTable, *, num_classes: int, on_gpu: bo
         memory_bytes: memory of that accelerator; ``None`` when unknown.
 
     Returns:
-        Token slots of a micro-batch.
+        Positions of a micro-batch.
     """
     supervised_fraction = float(table.num_supervised.sum()) / max(float(table.lengths.sum()), 1.0)
     room = memory_bytes * GPU_LOGITS_FRACTION if on_gpu and memory_bytes else CPU_LOGITS_BYTES

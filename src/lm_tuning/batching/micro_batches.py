@@ -1,4 +1,4 @@
-"""Cut the rows of a step into micro-batches: how many rows go through the model at once. Needs no torch."""
+"""Split the rows of a step into micro-batches: how many rows go through the model at once. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Literal
 Batching = Literal["packed", "padded"]
 
 MICRO_BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
-"""Token slots of a micro-batch when ``micro_batch_tokens`` is ``auto``, by device."""
+"""Positions of a micro-batch when ``micro_batch_tokens`` is ``auto``, by device."""
 
 
 def choose_micro_batch_tokens(micro_batch_tokens: int | None, *, device: str) -> int:
-    """Return the token slots of a micro-batch.
+    """Return the positions of a micro-batch.
 
     Args:
         micro_batch_tokens: what the user set; ``None`` chooses by device.
@@ -47,7 +47,7 @@ def choose_batching(
 def split_rows(
     rows: Iterable[int], lengths: Iterable[int], *, budget_tokens: int, batching: Batching
 ) -> list[list[int]]:
-    """Group rows into micro-batches of at most a number of token slots.
+    """Group rows into micro-batches of at most a number of positions.
 
     Packed rows are placed longest first into the fullest micro-batch with room for them (best-fit decreasing), never
     cut. That says how many micro-batches are needed; if the rows can be spread over as many evenly, they are, so that
@@ -57,7 +57,7 @@ def split_rows(
     Args:
         rows: row indices.
         lengths: tokens of each of those rows.
-        budget_tokens: most slots of a micro-batch, padding included.
+        budget_tokens: most positions of a micro-batch, padding included.
         batching: ``packed`` or ``padded``.
 
     Returns:
@@ -66,7 +66,7 @@ def split_rows(
     pairs = sorted(zip(map(int, lengths), map(int, rows), strict=True), key=lambda pair: -pair[0])
     groups: list[list[int]] = []
     if batching == "packed":
-        room: list[tuple[int, int]] = []  # (slots left, micro-batch), the fullest first
+        room: list[tuple[int, int]] = []  # (positions left, micro-batch), the fullest first
         for length, row in pairs:
             at = bisect_left(room, (length, 0))
             if at == len(room):
@@ -112,7 +112,7 @@ def split_pairs(
         rows: row indices.
         sources: tokens of each row's source.
         targets: tokens of each row's target.
-        budget_tokens: most slots of a micro-batch, padding included.
+        budget_tokens: most positions of a micro-batch, padding included.
 
     Returns:
         The row indices of each micro-batch.

@@ -1,7 +1,7 @@
 """Which rows form each optimizer step: a pure function of seed, epoch, lengths and effective batch.
 
 Everything that makes a run faster (packing, token budgets, ranks, activation checkpointing) only changes
-how a step is cut into micro-batches. What the step computes is fixed here, so resuming is "start at step n".
+how a step is split into micro-batches. What the step computes is fixed here, so resuming is "start at step n".
 """
 
 from __future__ import annotations

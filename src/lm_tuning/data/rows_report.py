@@ -87,7 +87,7 @@ def _markdown(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> Iterat
     if len(summary["mixing"]) > 1 or any(source["weight"] != 1 for source in summary["mixing"]):
         yield "### Sources"
         yield _table(
-            ("Source", "Weight", "Rows", "Rows an epoch, before any are held out"),
+            ("Source", "Weight", "Rows", "Rows per epoch, before any are held out"),
             [
                 (escape_markdown(str(one["path"])), f"{one['weight']:g}", one["num_rows"], one["rows_per_epoch"])
                 for one in summary["mixing"]
@@ -107,7 +107,7 @@ def _markdown(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> Iterat
         yield "None: nothing is unusual about any row." if not is_unread else "None in the rows that were read."
         return
     yield _table(
-        ("Finding", "Rows", "What becomes of them", "What it means"),
+        ("Finding", "Rows", "Outcome", "What it means"),
         [(f"`{kind}`", one["num_rows"], one["fate"], one["meaning"]) for kind, one in findings.items()],
     )
     for kind, one in findings.items():
@@ -173,7 +173,7 @@ def _counts_of_file(file: Mapping[str, Any]) -> tuple[int | str, ...]:
 
 
 def _exploded_lines(files: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Say what became of the lists that were exploded."""
+    """Describe what became of the lists that were exploded."""
     for file in [file for file in files if file.get("exploded")][:_MAX_SHOWN_FILES]:
         told = file["exploded"]
         lists = ", ".join(f"`{escape_markdown(name)}`" for name in told["lists"])

@@ -1,4 +1,4 @@
-"""Tell what became of the rows in splitting, for the data report and for tracking."""
+"""Describe what became of the rows in splitting, for the data report and for tracking."""
 
 from __future__ import annotations
 
@@ -256,7 +256,7 @@ def _sources(summary: Mapping[str, Any]) -> Iterator[str]:
             ]
             for source in sources
         )
-        yield _table(["source", "weight", "rows in train", "rows an epoch"], lines)
+        yield _table(["source", "weight", "rows in train", "rows per epoch"], lines)
 
 
 def _warnings(summary: Mapping[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Keep examples in Arrow files, one a split, that are written in batches and read memory-mapped."""
+"""Keep examples in Arrow files, one per split, that are written in batches and read memory-mapped."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class ExampleWriter:
 
         Args:
             row_id: identity of the row.
-            values: one value a field of the format.
+            values: one value per field of the format.
             source: place of the training source that it came from; -1 for a row of a held-out file.
             column_ranges: start and end of each column in a composed prompt, or text, end to end.
         """
@@ -95,7 +95,7 @@ class ExampleWriter:
             self._flush_rows()
 
     def append_batch(self, batch: pa.RecordBatch) -> None:
-        """Add some rows in the schema of the format; small pieces are joined before they are written.
+        """Add some rows in the schema of the format; small chunks are joined before they are written.
 
         Args:
             batch: any number of rows.
@@ -209,7 +209,7 @@ def open_examples(folder: Path, split: str) -> ExampleTable:
 def write_selected(
     source: ExampleTable, folder: Path, assignment: npt.NDArray[np.int8], *, on_rows: Callable[[int], None]
 ) -> dict[str, int]:
-    """Write one file a split, each in the order of the source.
+    """Write one file per split, each in the order of the source.
 
     Args:
         source: all rows.

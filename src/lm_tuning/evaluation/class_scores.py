@@ -168,7 +168,7 @@ def list_figures(result: dict[str, Any]) -> list[Line]:
 
 
 def describe_rows(result: dict[str, Any]) -> str:
-    """Say in a sentence or two what was measured on what."""
+    """Describe in a sentence or two what was measured on what."""
     num_rows, num_split_rows = result["num_rows"], result["num_split_rows"]
     rows = count_of(num_split_rows, "row") if num_rows == num_split_rows else f"{num_rows:,} of {num_split_rows:,} rows"
     classes = count_of(len(result["per_class"]), "class", "classes")

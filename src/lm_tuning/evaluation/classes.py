@@ -163,7 +163,7 @@ def measure_classifier(
         tokenizer: the one that made the rows, with its pad token set.
         table: where the rows lie.
         rows: row indices.
-        micro_batch_tokens: most token slots of a forward pass; ``None`` chooses by memory.
+        micro_batch_tokens: most positions of a forward pass; ``None`` chooses by memory.
         device: ``cpu``, ``cuda`` or ``mps``.
         memory_bytes: memory of the device; ``None`` when unknown.
         weights_dtype: type of the weights.
@@ -228,7 +228,7 @@ def choose_samples(wrong: list[int], right: list[int], num_samples: int) -> list
 
 
 def _figures(num_rows: int, num_split_rows: int, base: dict[str, Any], tuned: dict[str, Any]) -> dict[str, Any]:
-    """Put figures together and say how much better the tuned model is; positive is better."""
+    """Gather figures and say how much better the tuned model is; positive is better."""
 
     def difference(name: str) -> float | None:
         return None if base[name] is None or tuned[name] is None else tuned[name] - base[name]

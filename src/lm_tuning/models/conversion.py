@@ -38,7 +38,7 @@ NUM_STEPS = 4
 
 
 def is_embedded(name_or_path: str) -> bool:
-    """Tell whether a model name means the default model's folder, which may have to be made first.
+    """Return whether a model name means the default model's folder, which may have to be made first.
 
     Args:
         name_or_path: ``model.name_or_path``, relative to the project or absolute.

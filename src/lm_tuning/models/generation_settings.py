@@ -39,7 +39,7 @@ def clean_generation_settings(model: Any, name_or_path: str) -> list[str]:
         The keys that were taken out.
 
     Raises:
-        UserError: the settings are wrong in another way, which only their author can mend.
+        UserError: the settings are wrong in another way, which only their author can fix.
     """
     settings = getattr(model, "generation_config", None)
     if settings is None or not _reasons(settings):

@@ -1,4 +1,4 @@
-"""Show rows as the model sees them: every token as text, learned parts and control tokens told apart."""
+"""Show rows as the model sees them: every token as text, supervised parts and control tokens told apart."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def decode_examples(
 
 
 def decode_parts(row: TokenRow, tokenizer: Any, special: set[int]) -> list[dict[str, Any]]:
-    """Decode a row in pieces that are learned or not, and control tokens or not.
+    """Decode a row in chunks that are supervised or not, and control tokens or not.
 
     Args:
         row: a row of a token table.

@@ -1,4 +1,4 @@
-"""Gather all figures of the checks before training, in which every row that was read has exactly one fate."""
+"""Gather all figures of the checks before training, in which every row that was read has exactly one outcome."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def account_for_rows(split_summary: Mapping[str, Any], token_summary: Mapping[st
 
     Returns:
         ``num_rows_read``, and ``fates``: for each ``stage``, ``reason`` and ``num_rows``, from the first stage that
-        takes rows away to the rows that are used. The fates add up to the rows read.
+        takes rows away to the rows that are used. They add up to the rows read.
     """
     files = split_summary["files"]
     num_read = sum(file["rows_read"] for file in files)
@@ -56,7 +56,7 @@ def account_for_rows(split_summary: Mapping[str, Any], token_summary: Mapping[st
         used.append(_outcome("used", "trained on" if split == "train" else split, facts["num_rows"]))
     outcomes = [outcome for outcome in outcomes if outcome["num_rows"]] + used
     total = sum(outcome["num_rows"] for outcome in outcomes)
-    assert total == num_read, f"{num_read} rows were read, but their fates add up to {total}: {outcomes}"
+    assert total == num_read, f"{num_read} rows were read, but their outcomes add up to {total}: {outcomes}"
     return {"num_rows_read": num_read, "fates": outcomes}
 
 
@@ -119,7 +119,7 @@ def inspect_tokens(
         effective_batch_tokens: most tokens of a step.
         num_epochs: passes over the rows; ``None`` means as many as ``max_steps`` needs.
         max_steps: cap on the steps; ``None`` means none.
-        micro_batch_tokens: most slots of a micro-batch; ``None`` chooses by device.
+        micro_batch_tokens: most positions of a micro-batch; ``None`` chooses by device.
         batching: ``auto``, ``packed`` or ``padded``.
         warmup_steps: a number of steps, or below 1 a fraction of all.
         eval_every_steps: steps between held-out measurements; ``None`` for none.
@@ -130,7 +130,7 @@ def inspect_tokens(
         on_progress: receives rows and steps looked at.
 
     Returns:
-        All figures, as JSON holds them: ``metrics`` (numbers by name), ``concerns`` (what to mind, the gravest first)
+        All figures, as JSON holds them: ``metrics`` (numbers by name), ``concerns`` (the issues, the gravest first)
         and one entry a section.
 
     Raises:
@@ -220,14 +220,14 @@ def inspect_tokens(
 
 
 def _rows_by_class(token_summary: Mapping[str, Any]) -> dict[str, dict[str, int]] | None:
-    """Return the rows with tokens by split and class, where classes are what is learned."""
+    """Return the rows with tokens by split and class, where classes are what is supervised."""
     if token_summary["task"] != SEQUENCE_CLASSIFICATION:
         return None
     return {split: token_summary["splits"][split]["rows_by_class"] for split in SPLITS}
 
 
 def describe_preflight(figures: Mapping[str, Any]) -> list[str]:
-    """Say the outcome in a few lines for the log.
+    """Describe the outcome in a few lines for the log.
 
     Args:
         figures: see ``inspect_tokens``.
@@ -250,9 +250,9 @@ def describe_preflight(figures: Mapping[str, Any]) -> list[str]:
     ]
     counts = Counter(issue["level"] for issue in figures["concerns"])
     if counts["stop"]:
-        lines.append("Training would refuse to start, or be in vain; see what to mind.")
+        lines.append("Training would refuse to start, or be in vain; see the issues.")
     if counts:
-        lines.append(f"What to mind: {', '.join(count_of(counts[level], level) for level in LEVELS if counts[level])}.")
+        lines.append(f"Issues: {', '.join(count_of(counts[level], level) for level in LEVELS if counts[level])}.")
     return [*lines, "All of it, with every example: preflight.html and preflight.md, beside the data report."]
 
 

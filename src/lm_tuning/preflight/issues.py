@@ -167,7 +167,7 @@ def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
         yield issue(
             "warning",
             "lengths",
-            f"No token is learned in {count_of(empty, 'training row')}.",
+            f"No token is supervised in {count_of(empty, 'training row')}.",
             "Look at tokenize.loss_on.",
         )
     supervised_fraction = figures["lengths"]["supervised_fraction"]
@@ -175,8 +175,9 @@ def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
         yield issue(
             "note",
             "lengths",
-            f"Only {supervised_fraction:.2%} of the tokens are learned: nearly all the time goes into reading prompts.",
-            "Shorten the prompts if they allow it; tokenize.loss_on says what is learned.",
+            f"Only {supervised_fraction:.2%} of the tokens are supervised: nearly all the time goes into reading "
+            "prompts.",
+            "Shorten the prompts if they allow it; tokenize.loss_on says what is supervised.",
         )
 
 

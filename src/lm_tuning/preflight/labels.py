@@ -30,7 +30,7 @@ def count_labels(
     Args:
         splits: folder of stored splits.
         split_summary: its summary.
-        rows_by_class: rows with tokens by split and class, where classes are what is learned; they count then.
+        rows_by_class: rows with tokens by split and class, where classes are what is supervised; they count then.
 
     Returns:
         ``column``; ``num_classes``; ``classes``: ``name`` and rows by split, the largest in train first (at most
@@ -98,14 +98,14 @@ def lay_out_labels(facts: Mapping[str, Any], *, are_supervised: bool) -> Iterato
 
     Args:
         facts: see ``count_labels``.
-        are_supervised: whether the class is what is learned of a row.
+        are_supervised: whether the class is what is supervised of a row.
     """
     column = facts["column"]
     if are_supervised:
         num_classes = facts["num_classes"]
         yield Paragraph(
             f"Learned is one of {write_count(num_classes)} classes for each row. A model that knows nothing starts at "
-            f"a loss of about log({num_classes}) = {math.log(num_classes):.2f} nats a row."
+            f"a loss of about log({num_classes}) = {math.log(num_classes):.2f} nats per row."
         )
     yield Paragraph(
         f"{count_of(facts['num_classes'], 'class', 'classes')} in column {column!r}. Always answering "

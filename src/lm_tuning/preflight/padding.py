@@ -1,4 +1,4 @@
-"""Compute what share of the positions would be padding, by the code that training cuts its steps with."""
+"""Compute what share of the positions would be padding, by the code that training splits its steps with."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def measure_padding(
         plan: which rows form each step.
         lengths: tokens of each row, ``(rows,)``.
         steps: the steps to cut, see ``choose_steps``.
-        micro_batch_tokens: most token slots of a micro-batch.
+        micro_batch_tokens: most positions of a micro-batch.
         batching: what training will do.
         max_length_tokens: length that every row would be padded to in the simplest of ways.
         targets: tokens of each row that are its target, ``(rows,)``, where source and target are padded each by itself
@@ -66,7 +66,7 @@ def measure_padding(
     """
     pair = np.zeros_like(lengths) if targets is None else targets
     parts = np.stack([lengths - pair, pair])
-    cut: dict[Batching, list[int]] = {"padded": [0, 0], "packed": [0, 0]}  # slots, micro-batches
+    cut: dict[Batching, list[int]] = {"padded": [0, 0], "packed": [0, 0]}  # positions, micro-batches
     if targets is not None:
         del cut["packed"]
     num_tokens = as_they_come = num_rows = 0
@@ -107,7 +107,7 @@ def measure_padding(
 
 
 def _cut(lengths: npt.NDArray[np.int32], budget_tokens: int, batching: Batching) -> tuple[int, int]:
-    """Return the slots and the micro-batches of one step."""
+    """Return the positions and the micro-batches of one step."""
     as_list = lengths.tolist()
     groups = split_rows(range(len(as_list)), as_list, budget_tokens=budget_tokens, batching=batching)
     if batching == "packed":
@@ -116,7 +116,7 @@ def _cut(lengths: npt.NDArray[np.int32], budget_tokens: int, batching: Batching)
 
 
 def _split_pairs(parts: npt.NDArray[np.int32], budget_tokens: int) -> tuple[int, int]:
-    """Return the slots and the micro-batches of one step whose rows, ``(2, rows)``, have a source and a target."""
+    """Return the positions and the micro-batches of one step whose rows, ``(2, rows)``, have a source and a target."""
     sources, targets = parts.tolist()
     groups = split_pairs(range(len(sources)), sources, targets, budget_tokens=budget_tokens)
     widths = (max(sources[row] for row in group) + max(targets[row] for row in group) for group in groups)

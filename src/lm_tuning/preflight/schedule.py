@@ -69,7 +69,7 @@ def describe_schedule(
         (``is_sample``).
     """
     lengths = table.lengths
-    # A row with a class is learned as one; its tokens are not.
+    # A row with a class is supervised as one; its tokens are not.
     supervised_per_row = np.where(table.labels == NO_LABEL, table.num_supervised, 0)
     mixed = _describe_sources(plan, table, sources)
     per_step = [plan.rows_of_step(step) for step in steps]

@@ -34,11 +34,11 @@ def inspect_special_tokens(
         on_progress: receives the rows looked at.
 
     Returns:
-        ``pad``, ``eos`` and ``bos`` with token, id and counts; ``endings``: the last learned tokens of rows, the most
-        frequent first, with rows and whether they are control tokens; ``num_rows``; and ``end_learned_fraction``, the
-        share of rows whose last learned token is a control token, so that the model learns to stop; ``None`` where no
-        token is learned. Of rows with a source and a target, ``bos`` is about sources, ``target_bos`` about targets,
-        and ``num_sources_ended`` counts the sources whose last token is the end token.
+        ``pad``, ``eos`` and ``bos`` with token, id and counts; ``endings``: the last supervised tokens of rows, the
+        most frequent first, with rows and whether they are control tokens; ``num_rows``; and ``end_learned_fraction``,
+        the share of rows whose last supervised token is a control token, so that the model learns to stop; ``None``
+        where no token is supervised. Of rows with a source and a target, ``bos`` is about sources, ``target_bos`` about
+        targets, and ``num_sources_ended`` counts the sources whose last token is the end token.
     """
     table = open_split(tokens, "train")
     bos, eos, pad = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -162,7 +162,7 @@ def _add(sums: Int64Array, counts: Int64Array) -> Int64Array:
 
 
 def judge_special_tokens(facts: dict[str, Any]) -> Sequence[dict[str, str]]:
-    """Say of each question about these tokens what was found and whether it is well.
+    """Describe of each question about these tokens what was found and whether it is well.
 
     Args:
         facts: see ``inspect_special_tokens``.
@@ -206,7 +206,7 @@ def _judge_pad(pad: dict[str, Any], *, has_classes: bool) -> dict[str, str]:
 def _judge_end(facts: dict[str, Any]) -> dict[str, str]:
     question = "Does the model learn to stop?"
     if not facts["endings"]:
-        return _verdict(question, "No row has a learned token.", "bad")
+        return _verdict(question, "No row has a supervised token.", "bad")
     share = facts["end_learned_fraction"]
     names = ", ".join(end["token"] for end in facts["endings"] if end["is_control"]) or "end token"
     answer = f"{share:.1%} of the rows end in a learned {names}."

@@ -79,7 +79,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Issues:
-    """What to mind.
+    """Issues.
 
     Attributes:
         items: see ``find_concerns``.

@@ -64,7 +64,7 @@ def _write_block(block: Block) -> Iterator[str]:
 
 
 def marked_runs(example: Example, *, max_characters: int) -> list[tuple[str, bool]]:
-    r"""Write a row as runs of text that is learned, between ``⟦`` and ``⟧``, or only read.
+    r"""Write a row as runs of text that is supervised, between ``⟦`` and ``⟧``, or only read.
 
     Args:
         example: the row. Brackets of this kind that stand in it become ``\u27e6`` and ``\u27e7``, and each line break
@@ -72,7 +72,7 @@ def marked_runs(example: Example, *, max_characters: int) -> list[tuple[str, boo
         max_characters: of a run that is longer, the middle is left out.
 
     Returns:
-        Text and whether it is learned, of each run.
+        Text and whether it is supervised, of each run.
     """
     opening, closing = SUPERVISED_MARKS
     runs = []

@@ -106,7 +106,7 @@ def _write_markdown(summary: Mapping[str, Any], dropped: list[dict[str, Any]], c
 
 
 def _describe_limits(summary: Mapping[str, Any]) -> str:
-    """Say how long rows may be and what is learned of them."""
+    """Describe how long rows may be and what is supervised of them."""
     limit, truncation = f"at most {count_of(summary['max_length_tokens'], 'token')}", f"(`{summary['truncation']}`)"
     if summary["task"] == SEQUENCE_CLASSIFICATION:
         return f"{limit} a row {truncation}, each with one of {count_of(len(summary['label_map']), 'class')} to learn"
@@ -116,7 +116,7 @@ def _describe_limits(summary: Mapping[str, Any]) -> str:
 
 
 def _split_table(summary: Mapping[str, Any]) -> list[str]:
-    """Write what each split holds: rows and tokens, what is learned, and how long rows are."""
+    """Write what each split holds: rows and tokens, what is supervised, and how long rows are."""
     task = summary["task"]
     # Title and key of what is measured in tokens, and of what stands between that and the counts.
     measured = {"length": "length_tokens"}

@@ -1,4 +1,4 @@
-"""Tokenize stored splits batch by batch: rows in, token ids and what is learned of them out."""
+"""Tokenize stored splits batch by batch: rows in, token ids and what is supervised of them out."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ def write_tokens(
         examples: folder of stored splits.
         tokenizer: a fast transformers tokenizer with a pad token.
         max_length_tokens: tokens that a row may have; for ``seq2seq_lm`` its source.
-        task: ``causal_lm`` (spans of tokens are learned), ``sequence_classification`` (the class of each row, by the
+        task: ``causal_lm`` (spans of tokens are supervised), ``sequence_classification`` (the class of each row, by the
             label map of the splits) or ``seq2seq_lm`` (the response, which follows the prompt's tokens as a span).
         max_target_tokens: tokens that the target of a row may have, for ``seq2seq_lm``.
         truncation: ``truncate_prompt``, ``truncate_end``, ``drop`` or ``error``, see ``shorten_row``; running text and
             targets lose their end by both ways to truncate.
         cut_prompt_at: where ``truncate_prompt`` cuts: ``middle``, ``end`` or ``start``.
-        loss_on: what is learned for ``causal_lm``: ``assistant`` (every answer), ``completion`` (the last one) or
+        loss_on: what is supervised for ``causal_lm``: ``assistant`` (every answer), ``completion`` (the last one) or
             ``all``.
         on_altered_content: ``warn`` or ``error``: what happens when the chat template changes or leaves out what a row
             says.

@@ -34,9 +34,9 @@ class Job:
         validation_rows: rows to measure on while training; may be none.
         plan: which rows form which step.
         identity: what a resume compares.
-        checkpoint: to go on from; ``None`` begins anew.
+        checkpoint: to go on from; ``None`` starts from the beginning.
         shape: label smoothing and class weights.
-        batch_plan: how steps are cut, and why.
+        batch_plan: how steps are split, and why.
     """
 
     paths: TrainingPaths
@@ -116,7 +116,7 @@ def say_sources(health: HealthReport, plan: StepPlan, settings: TrainingSettings
         return
     for source in describe_sources(plan, settings):
         logger.info(
-            "Source %s: %s rows x %g = %s rows an epoch, %.1f %% of it; %s in this run",
+            "Source %s: %s rows x %g = %s rows per epoch, %.1f %% of it; %s in this run",
             source["path"],
             f"{source['num_rows']:,}",
             source["weight"],

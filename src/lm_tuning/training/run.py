@@ -152,7 +152,7 @@ def _run(
             if checkpoint is not None:
                 trainer.continue_from(checkpoint)
                 monitor.replay(log.steps)
-                health.tell()  # with the findings of before
+                health.tell()  # with the earlier findings
             with log.card:
                 seconds = _train(trainer, checkpoint)
     log.flush()
@@ -244,7 +244,10 @@ def _say_what_is_trained(job: Job, ready: ReadyModel, steps: StepDataset) -> Non
         job.settings.device,
     )
     if job.settings.activation_checkpointing:
-        logger.info("Activations are computed again in the backward pass, which takes less memory and more time.")
+        logger.info(
+            "Gradient checkpointing is on: activations are computed again in the backward pass, which takes less "
+            "memory and more time."
+        )
 
 
 def _check_first_step(
@@ -383,6 +386,6 @@ def _train(trainer: StepPlanTrainer, checkpoint: checkpoints.Checkpoint | None) 
 
 
 def _describe_state(trainer: StepPlanTrainer) -> str:
-    """Say how far a training has come and how to go on, after a fault."""
+    """Describe how far a training has come and how to go on, after a fault."""
     done = count_of(trainer.state.global_step, "step")
     return f"{done} of {len(trainer.steps)} were done. {checkpoints.describe_way_on(trainer.loop.run_folder)}"

@@ -268,7 +268,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
             self._stop(step)
 
     def _check_movement(self, model: Any, step: int, rate: float) -> None:
-        """Once a run, measure the loss of the first rows again."""
+        """Once per run, measure the loss of the first rows again."""
         movement = self.loop.first_loss.movement if self.loop.first_loss is not None else None
         if movement is None or not movement.count(rate, is_last=step == len(self.steps)):
             return
@@ -331,7 +331,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         self.owes_evaluation = False
 
     def is_stopped_early(self) -> bool:
-        """Say whether the held-out figure has been without a better one for too long, and log it when it has."""
+        """Return whether the held-out figure has been without a better one for too long, and log it when it has."""
         patience = self.loop.early_stopping_evals
         if patience is None or self.best.value is None:
             return False

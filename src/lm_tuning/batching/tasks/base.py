@@ -35,7 +35,7 @@ class Packing:
 
     Attributes:
         by_bounds: the model's attention is told where rows begin; otherwise positions that restart tell it.
-        position_multiple: slots of a packed micro-batch are filled up to a multiple of this.
+        position_multiple: positions of a packed micro-batch are filled up to a multiple of this.
     """
 
     by_bounds: bool = False
@@ -43,7 +43,7 @@ class Packing:
 
 
 class TrainingTask(ABC):
-    """What is learned of a row.
+    """What is supervised of a row.
 
     Attributes:
         name: the ``task`` parameter.
@@ -60,7 +60,7 @@ class TrainingTask(ABC):
     head_loss: HeadLoss | None = None
 
     def __init__(self, *, pad_id: int) -> None:
-        """Take the id to pad with."""
+        """Keep the id to pad with."""
         self.pad_id = pad_id
         self.packing = Packing()
 
@@ -159,7 +159,7 @@ class TrainingTask(ABC):
         return None if find is None else find()
 
     def shape_of(self, row: TokenRow) -> tuple[int, ...]:
-        """Say what rows must share to go through the model side by side without padding."""
+        """Describe what rows must share to go through the model side by side without padding."""
         return (len(row.input_ids),)
 
     @abstractmethod

@@ -24,7 +24,7 @@ class SequenceToSequence(TrainingTask):
     can_pack = False
 
     def __init__(self, *, pad_id: int, decoder_start_id: int) -> None:
-        """Take the id to pad with and the one that every target is predicted from first."""
+        """Keep the id to pad with and the one that every target is predicted from first."""
         super().__init__(pad_id=pad_id)
         self.decoder_start_id = decoder_start_id
 

@@ -28,7 +28,7 @@ from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.wording import count_of
 
 ROWS_VERSION = 4
-"""Raise it when the same files and settings give other checked rows: stored ones are then made anew."""
+"""Raise it when the same files and settings give other checked rows: stored ones are then rebuilt."""
 
 ROWS_NAME = "rows.arrow"
 FACTS_NAME = "facts.npz"
@@ -278,7 +278,7 @@ def write_checked_rows(
 
 
 def describe_checked(summary: Mapping[str, Any]) -> str:
-    """Say in a line what a summary holds, for the log.
+    """Describe in a line what a summary holds, for the log.
 
     Args:
         summary: see ``write_checked_rows``.

@@ -92,7 +92,7 @@ def collect_rows(
     A row's ``row_id`` is its 1-based number in its file, plus the last number of the files before it. So ids are
     unique, those of the first file are its row numbers, and leaving rows out renumbers nothing.
 
-    Memory grows by about 80 bytes a row and 8 bytes a bad row; texts and the values of numbered columns go to disk.
+    Memory grows by about 80 bytes per row and 8 bytes per bad row; texts and the values of numbered columns go to disk.
 
     Args:
         files: what to read, in this order; their columns are there.

@@ -69,7 +69,7 @@ class Findings:
         return {kind: len(ids) for kind, ids in self._ids.items()}
 
     def is_bad(self, kind: str) -> bool:
-        """Say whether the rows of a kind cannot be used."""
+        """Return whether the rows of a kind cannot be used."""
         return kind in self._bad_kinds
 
     def describe(self, sources: Sequence[Mapping[str, Any]], *, bad_outcome: str) -> dict[str, Any]:
@@ -156,7 +156,7 @@ _MAX_SHOWN_CHARACTERS = 40
 
 
 class RowProblem(ValueError):
-    """Say why one row cannot be used.
+    """Describe why one row cannot be used.
 
     Attributes:
         kind: short name that counts go by, such as ``wrong_type``.

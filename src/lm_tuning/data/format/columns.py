@@ -66,7 +66,7 @@ class ColumnMapping:
 
     @property
     def is_composed(self) -> bool:
-        """Say whether the prompt, or the text, is made of columns and of fixed text between them."""
+        """Return whether the prompt, or the text, is made of columns and of fixed text between them."""
         return self.template is not None or self.appended is not None
 
     @property
@@ -253,7 +253,7 @@ def _conventional_mapping(
 
 
 def describe_mapping(mapping: ColumnMapping) -> str:
-    """Say which column is read as what.
+    """Describe which column is read as what.
 
     Args:
         mapping: see ``choose_mapping``.

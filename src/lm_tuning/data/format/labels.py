@@ -24,7 +24,7 @@ _MAX_NAMED = 20
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,300}")
 
 
-_TYPE_NAMES: Mapping[type, str] = {str: "text", int: "whole number", bool: "truth value"}
+_TYPE_NAMES: Mapping[type, str] = {str: "text", int: "integer", bool: "boolean"}
 # Names of each type that are remembered to find those of several types.
 _MAX_NAMES_OF_TYPE = 1000
 
@@ -41,7 +41,7 @@ class LabelTypes:
         """Count one label.
 
         Args:
-            value: as the file has it: text, a whole number or a truth value.
+            value: as the file has it: text, an integer or a boolean.
         """
         kind = value.__class__
         self._counts[kind] = self._counts.get(kind, 0) + 1
@@ -71,7 +71,7 @@ def build_label_map(names: Iterable[str]) -> dict[str, int]:
         names: different names.
 
     Returns:
-        Id by name: in numeric order when all names are whole numbers, else in the order of Unicode code points.
+        Id by name: in numeric order when all names are integers, else in the order of Unicode code points.
     """
     listed = sorted(names)
     if all(_WHOLE_NUMBER.fullmatch(name) for name in listed):
@@ -124,7 +124,7 @@ def count_classes(
 
 
 def find_class_problem(classes: Mapping[str, Any], *, num_skipped: int = 0, max_rows: int | None = None) -> str | None:
-    """Say why the classes cannot be told apart by a model, or return None.
+    """Describe why the classes cannot be told apart by a model, or return None.
 
     Args:
         classes: what ``count_classes`` returned.
@@ -160,7 +160,7 @@ def describe_unknown_classes(
     *,
     max_rows: int | None = None,
 ) -> list[str]:
-    """Say which classes of held-out rows a classifier cannot know, since no training row has them.
+    """Describe which classes of held-out rows a classifier cannot know, since no training row has them.
 
     Args:
         num_rows: held-out rows by class.

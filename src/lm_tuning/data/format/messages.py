@@ -53,7 +53,7 @@ def read_messages(value: Any, *, column: str) -> list[Message]:
 
     Raises:
         RowProblem: it is no list of objects with a known role and a content of text, or no assistant turn says
-            anything that is learned.
+            anything that is supervised.
     """
     messages = [_read_message(message, index) for index, message in enumerate(_read_list(value, column, "messages"), 1)]
     if not messages:
@@ -227,7 +227,7 @@ def _check_assistant(rest: dict[str, Any], index: int) -> None:
     if "weight" in rest and rest["weight"] not in (0, 1):
         raise RowProblem(
             "wrong_type",
-            f"message {index} has the weight {shorten(repr(rest['weight']))}; it is 1 for an answer that is learned "
+            f"message {index} has the weight {shorten(repr(rest['weight']))}; it is 1 for an answer that is supervised "
             "and 0 for one that is not.",
         )
     call = rest.get("function_call")

@@ -326,7 +326,7 @@ def _refuse_repeated(part: Sequence[Mapping[str, Any]], before: Sequence[Mapping
 def _changes(
     files: Sequence[Mapping[str, Any]], source: Mapping[str, Any], split: str, cache: Path | None
 ) -> list[str]:
-    """Say what has happened to the files of one source, as far as this machine alone can tell."""
+    """Describe what has happened to the files of one source, as far as this machine alone can tell."""
     if is_address(source["path"]) or files[0]["format"] == "hub":
         return []
     try:

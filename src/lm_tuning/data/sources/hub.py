@@ -155,7 +155,7 @@ def _datasets_calm(*, is_online: bool) -> Iterator[None]:
 
 @contextmanager
 def _user_errors(name: str, *, key: str | None, is_online: bool = True) -> Iterator[None]:
-    """Turn what the hub's client and the `datasets` library raise into one problem with the ways out."""
+    """Turn what the hub's client and the `datasets` library raise into one problem that says how to fix it."""
     try:
         yield
     except (Interrupted, UserError):

@@ -268,7 +268,7 @@ def _fill(chosen: npt.NDArray[np.int8], order: Ints, unit_sizes: Ints, strata: I
     """Give units that fit to validation, else to test, until the targets ``(2, strata)`` are used up."""
     validation, test = targets[0].tolist(), targets[1].tolist()
     missing = sum(validation) + sum(test)
-    for start in range(0, len(order), _CHUNK_UNITS):  # in pieces, since Python's integers are large
+    for start in range(0, len(order), _CHUNK_UNITS):  # in chunks, since Python's integers are large
         part = order[start : start + _CHUNK_UNITS]
         for unit, size, stratum in zip(part.tolist(), unit_sizes[part].tolist(), strata[part].tolist(), strict=True):
             if size <= validation[stratum]:

@@ -111,7 +111,7 @@ def choose_shown(rows_by_split: Sequence[Counts], *, most: int) -> list[int]:
 
 
 def summarize_classes(rows: Counts, names: Sequence[str]) -> dict[str, Any]:
-    """Say which classes of a set are largest.
+    """Describe which classes of a set are largest.
 
     Args:
         rows: rows of each class, ``(classes,)``.

@@ -31,7 +31,7 @@ Splits = npt.NDArray[np.int8]
 def class_facts(
     rows: CheckedRows, stratify: str | None, splits: Splits, rare: Mapping[int, int]
 ) -> dict[str, Any] | None:
-    """Say how the classes fell, the largest first.
+    """Describe how the classes fell, the largest first.
 
     Args:
         rows: what was read.
@@ -55,7 +55,7 @@ def class_facts(
 
 
 def share_facts(rows: CheckedRows, column: str | None, splits: Splits) -> dict[str, Any] | None:
-    """Say which classes are largest in each split, and whose share differs a lot between train and a held-out split.
+    """Name the largest classes of each split, and those whose share differs a lot between train and a held-out split.
 
     Args:
         rows: what was read.
@@ -254,7 +254,7 @@ def _share_warnings(facts: Mapping[str, Any], rows: CheckedRows) -> Iterator[str
 def _describe_single(
     rows: CheckedRows, splits: Splits, label: str, *, position: int, settings: Mapping[str, Any]
 ) -> str:
-    """Say which class is left, where the others are, and what to do."""
+    """Describe which class is left, where the others are, and what to do."""
     names, ids = rows.names[label], rows.values[label]
     num_left = int(((ids == position) & (splits == TRAIN)).sum())
     has_file = {file["split"] for file in rows.sources}
@@ -278,8 +278,8 @@ def _describe_single(
         ways.append(f"keep the copies (now {' and '.join(keys)}){by}")
     ways.append("add rows of other classes")
     return (
-        f"Only one class is left in train: {shorten(names[position], 100)!r} ({count_of(num_left, 'row')}), and at least "
-        f"2 are needed to tell them apart. The {count_of(int(is_other.sum()), 'row')} of the other "
+        f"Only one class is left in train: {shorten(names[position], 100)!r} ({count_of(num_left, 'row')}), and at "
+        f"least 2 are needed to tell them apart. The {count_of(int(is_other.sum()), 'row')} of the other "
         f"{'class' if len(others) == 1 else f'{len(others):,} classes'} in column {label!r} ({listed}{more}) went "
         f"elsewhere: {', '.join(outcomes)}. Fix: {'; or '.join(ways)}."
     )
@@ -292,7 +292,7 @@ def _ways_to_divide(
     has_file: set[str],
     settings: Mapping[str, Any],
 ) -> list[str]:
-    """Say how the rows can be divided so that train keeps several classes; no way that the rows do not allow."""
+    """Describe how the rows can be divided so that train keeps several classes; no way that the rows do not allow."""
     held_out = [f"split.{name}: {settings[name]}" for name in SPLITS[1:] if settings[name] and name not in has_file]
     num_parts = 1 + len(held_out)
     if settings["num_folds"]:

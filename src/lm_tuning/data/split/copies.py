@@ -44,7 +44,7 @@ def count_shared(ids: Ints, splits: Splits) -> dict[str, int]:
 
 
 def presence(ids: Ints, splits: Splits) -> Mask:
-    """Say which numbers occur in which split, ``(splits, numbers)``.
+    """Describe which numbers occur in which split, ``(splits, numbers)``.
 
     Args:
         ids: ``(rows,)``: below 0 for none.
@@ -194,7 +194,7 @@ def count_other_labels(contents: Ints, wholes: Ints, splits: Splits) -> dict[str
 
 
 def describe_copies(copies: Mapping[str, Any]) -> str:
-    """Say in a few words how many copies there are and what became of them, for the log.
+    """Describe in a few words how many copies there are and what became of them, for the log.
 
     Args:
         copies: what ``copy_facts`` returned.
@@ -262,7 +262,7 @@ def describe_conflict(conflict: Mapping[str, Any], indices: RowPositions, *, max
 def _describe_shared(
     num_texts: int, num_rows: Mapping[str, int], others: Mapping[str, int], *, has_file: set[str], handling: str
 ) -> str:
-    """Say what two splits share, and what takes it away."""
+    """Describe what two splits share, and what takes it away."""
     first, second = num_rows
     # Left out is the row of the training files, and of two files of held-out rows that of validation.
     giver = second if first in has_file and second not in has_file else first

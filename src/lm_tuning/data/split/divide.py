@@ -219,7 +219,7 @@ def divide_rows(
 
 
 def _is_later_near_copy(units: Ints, labels: Ints | None, is_copy: Mask, priority: npt.NDArray[np.int8]) -> Mask:
-    """Say of each row whether another one of its unit, and with its label, is the one to keep."""
+    """Describe of each row whether another one of its unit, and with its label, is the one to keep."""
     kept = np.flatnonzero(~is_copy)
     ids = units[kept] if labels is None else units[kept] * (int(labels.max(initial=-1)) + 2) + labels[kept] + 1
     is_later = np.zeros(len(units), dtype=bool)
@@ -239,7 +239,7 @@ def _units(joined: Ints | None, groups: Ints | None, pool: Mask) -> Ints:
 
 
 def _explain_left_out(is_copy: Mask, is_near_copy: Mask) -> str:
-    """Say how many of some rows were dropped as copies, and by which key; nothing where none was."""
+    """Return how many of some rows were dropped as copies, and by which key; nothing where none was."""
     keys = [
         f"split.{name}: drop"
         for name, rows in (("duplicates", is_copy), ("near_duplicates", is_near_copy))
@@ -252,7 +252,7 @@ def _explain_left_out(is_copy: Mask, is_near_copy: Mask) -> str:
 def _explain_units(
     group: str | None, duplicates: str, near_duplicates: str, *, left_out: str, num_folds: int | None
 ) -> str:
-    """Say why the rows make no more units, and what to do; the end of a message."""
+    """Describe why the rows make no more units, and what to do; the end of a message."""
     reasons, ways = [], []
     if group:
         reasons.append(f"rows of a group stay together (split.group: {group})")

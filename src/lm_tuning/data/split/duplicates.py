@@ -13,7 +13,7 @@ def number_equal(digests: Digests) -> Ids:
     """Give equal digests the same number.
 
     Args:
-        digests: ``(rows, 2)``: 16 bytes a row.
+        digests: ``(rows, 2)``: 16 bytes per row.
 
     Returns:
         ``(rows,)``: numbers from 0, in the order in which the digests first appear.
@@ -35,7 +35,7 @@ def number_equal(digests: Digests) -> Ids:
 
 
 def is_later_copy(ids: Ids, priority: npt.NDArray[np.int8] | None = None) -> npt.NDArray[np.bool_]:
-    """Say of each row whether an equal one comes before it.
+    """Describe of each row whether an equal one comes before it.
 
     Args:
         ids: ``(rows,)``: equal numbers for equal rows.
@@ -51,7 +51,7 @@ def is_later_copy(ids: Ids, priority: npt.NDArray[np.int8] | None = None) -> npt
 
 
 def join_units(first: Ids, second: Ids) -> Ids:
-    """Number the rows that hang together by either of two relations, directly or through other rows.
+    """Number the rows that belong together by either of two relations, directly or through other rows.
 
     Args:
         first: ``(rows,)``: rows with equal numbers belong together.
@@ -102,7 +102,7 @@ def find_repeats(digests: npt.NDArray[np.uint64], is_train: npt.NDArray[np.bool_
     """Find the training rows that repeat the key of an earlier one.
 
     Args:
-        digests: ``(rows, 2)``: 16 bytes a row, equal for equal keys.
+        digests: ``(rows, 2)``: 16 bytes per row, equal for equal keys.
         is_train: ``(rows,)``: rows that are compared.
 
     Returns:

@@ -71,7 +71,7 @@ def near_facts(
     similarity: float,
     num_dropped: int,
 ) -> dict[str, Any]:
-    """Say how many rows are almost the same as others.
+    """Return how many rows are almost the same as others.
 
     Args:
         near: what was found.
@@ -83,7 +83,7 @@ def near_facts(
 
     Returns:
         Among them ``num_near_copies``, the different contents that are near duplicates of an earlier one, and
-        ``largest``, the rows that hang together in the largest number.
+        ``largest``, the rows that belong together in the largest number.
     """
     assert units is not None
     num_contents = len(near.units)
@@ -106,7 +106,7 @@ def near_facts(
 
 
 def group_facts(rows: CheckedRows, group: str | None, splits: Splits) -> dict[str, Any] | None:
-    """Say how the groups fell.
+    """Describe how the groups fell.
 
     Args:
         rows: what was read.
@@ -174,7 +174,7 @@ def _near_warnings(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fix_near(near: Mapping[str, Any], *, by_label: bool) -> str:
-    """Say what takes near duplicates of held-out rows out of train; ``by_label``: only those of the same label go."""
+    """Describe what takes near duplicates of held-out rows out of train; ``by_label`` takes those of the same label."""
     if near["handling"] == "drop":
         # What is left has another label, or hangs on a link that was not followed.
         by_text = "set split.duplicates_by: text, which leaves them out whatever their label, or " if by_label else ""

@@ -54,10 +54,11 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class NearDuplicates:
-    """Which texts hang together.
+    """Which texts belong together.
 
     Attributes:
-        units: ``(texts,)``: equal numbers for texts that hang together, from 0, in the order of the first text of each.
+        units: ``(texts,)``: equal numbers for texts that belong together, from 0, in the order of the first text of
+            each.
         cut_links: ``(links, 2)``: near duplicates that stand in different units, since joining them would have made a
             long chain of texts that are not alike. Every such text is in one of them, not every pair is.
         num_seconds: time it took.
@@ -80,7 +81,8 @@ def find_near_duplicates(
 
     The time grows with the number of texts, not with the number of pairs: texts meet when they agree in a band of their
     signatures, and each is compared with at most eight others a band, those first that agree in the next band too. The
-    result depends on texts and order alone. Memory is about 60 bytes a text; signatures (256 bytes a text) lie on disk.
+    result depends on texts and order alone. Memory is about 60 bytes per text; signatures (256 bytes per text) lie on
+    disk.
 
     A chain, in which each text is similar to the next and the last no longer to the first, is cut where it would grow
     past one in a hundred of all texts (100 texts at least): beyond that, two units are joined only when their first
@@ -112,7 +114,7 @@ def find_near_duplicates(
 
 
 def choose_bands(similarity: float) -> tuple[int, int]:
-    """Return the number of bands and the slots of each: the longest bands that still let such pairs meet.
+    """Return the number of bands and the positions of each: the longest bands that still let such pairs meet.
 
     Args:
         similarity: pairs of this similarity meet in a band with a probability of 0.995 at least.

@@ -84,7 +84,7 @@ def _bytes_of(token: str, letters: dict[int, int]) -> bytes:
 
 
 def is_byte_level(backend: Any) -> bool:
-    """Say whether tokens stand for bytes.
+    """Return whether tokens stand for bytes.
 
     Args:
         backend: a tokenizer of the ``tokenizers`` library.
@@ -155,7 +155,7 @@ class AlignedRows:
 
         Args:
             table: the bytes of tokens.
-            texts: one a row.
+            texts: one per row.
             ids: token ids of all rows end to end, ``(tokens,)``.
             offsets: ``(rows + 1,)``: where each row starts in ``ids``.
         """
@@ -202,7 +202,7 @@ class AlignedRows:
         return first - tokens, after - tokens
 
     def are_crossed(self, rows: Int64Array, positions: Int64Array) -> npt.NDArray[np.bool_]:
-        """Say at which places a token reaches from one side to the other.
+        """Describe at which places a token reaches from one side to the other.
 
         Args:
             rows: row of each place, ``(places,)``.

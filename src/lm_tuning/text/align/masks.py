@@ -1,4 +1,4 @@
-"""Carry character ranges over to tokens: which positions are learned, and which may be cut."""
+"""Carry character ranges over to tokens: which positions are supervised, and which may be cut."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TokenizedRow:
 
     Attributes:
         ids: token ids.
-        spans: half-open token positions that are learned.
+        spans: half-open token positions that are supervised.
         num_prefixed: ids in front that the text does not hold.
     """
 
@@ -94,11 +94,11 @@ class RowEncoder:
 
     A tokenizer may join the end of the scaffolding and the start of an answer (a line break and an indentation, say).
     A model that learned from such a token never sees it when it generates, since its prompt ends in between. Such
-    rows are tokenized in pieces, unless that would change their text (some tokenizers put a space before every piece).
+    rows are tokenized in chunks, unless that would change their text (some tokenizers put a space before every piece).
     """
 
     def __init__(self, backend: Any, control_ids: frozenset[int] = frozenset()) -> None:
-        """Take a tokenizer.
+        """Keep a tokenizer.
 
         Args:
             backend: lent by ``bare_backend``.
@@ -289,6 +289,6 @@ def tokenize_row(
         ids = [*prefix, *ids]
     if not row.is_closed and end_id is not None:
         ids = ids if ids[-1:] == [end_id] else [*ids, end_id]
-        # The end is learned with the answer that it ends, even when that answer is empty.
+        # The end is supervised with the answer that it ends, even when that answer is empty.
         spans[-1] = (spans[-1][0], len(ids))
     return TokenizedRow(ids, spans, num_prefixed)

@@ -21,7 +21,7 @@ class RowAligner:
     """Place rows by the bytes of their tokens."""
 
     def __init__(self, backend: Any, encoder: RowEncoder, table: ByteTable | None) -> None:
-        """Take a tokenizer.
+        """Keep a tokenizer.
 
         Args:
             backend: lent by ``bare_backend``.
@@ -82,7 +82,7 @@ class RowAligner:
     def _cut_crossed(
         self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Any], aligned: AlignedRows
     ) -> bool:
-        """Tokenize rows in pieces where a token lies across the place where generation begins; say if there are any."""
+        """Tokenize rows in chunks where a token lies across the place where generation begins; say if there are any."""
         assert self._table is not None
         openings = [[] if position in others else row.openings for position, row in enumerate(rows)]
         owners = np.repeat(np.arange(len(rows)), [*map(len, openings)])

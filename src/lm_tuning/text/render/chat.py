@@ -114,7 +114,7 @@ class OrdinaryAnswer:
     closing: str
 
     def is_led(self, message: Message, text: str) -> bool:
-        """Say whether the template has put its lead before an answer that did not bring it along.
+        """Return whether the template has put its lead before an answer that did not bring it along.
 
         Args:
             message: the answer's turn.
@@ -159,7 +159,7 @@ class ChatRenderer:
     def render(self, messages: list[Message], tools: Tools | None = None) -> RenderedRow:
         """Render one conversation and trace its answers.
 
-        Turns after the last answer that is learned teach nothing and are cut. An answer whose ``weight`` is 0 is not
+        Turns after the last answer that is supervised teach nothing and are cut. An answer whose ``weight`` is 0 is not
         learned.
 
         Args:
@@ -306,7 +306,7 @@ class ChatRenderer:
         """Trace by rendering the conversation up to each answer: what the whole adds to that is the answer.
 
         An earlier answer that the template writes otherwise once more turns follow (reasoning left out, for example) is
-        not learned; the last one has to be traced.
+        not supervised; the last one has to be traced.
         """
         traced: list[CharRange] = []
         answers: list[CharRange] = []

@@ -1,4 +1,4 @@
-"""What a row looks like as text, before it becomes tokens: which characters are content, and which are learned."""
+"""What a row looks like as text, before it becomes tokens: which characters are content, and which are supervised."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ALTERED = {
 
 
 class RowRefused(Exception):
-    """Say that one row cannot be trained on.
+    """Describe that one row cannot be trained on.
 
     Attributes:
         reason: key of the count that the row goes into.
@@ -146,7 +146,7 @@ def column_ranges_of(batch: pa.RecordBatch, positions: list[int]) -> pa.ListArra
 
 
 def render_text(text: str) -> RenderedRow:
-    """Take a row of plain text: all of it is learned.
+    """Take a row of plain text: all of it is supervised.
 
     Args:
         text: the row.

@@ -22,8 +22,8 @@ def columns_of(
     """Write rows as columns.
 
     Args:
-        row_ids: one a row.
-        sources: one a row.
+        row_ids: one per row.
+        sources: one per row.
         tokens: token ids of each row.
         spans: scored spans of each row.
         labels: class of each row; ``None`` for rows without classes.
@@ -162,7 +162,7 @@ def cut_ends(ids: Int32Array, offsets: Int64Array, limit: int | Int64Array) -> t
 
 
 def begins_with(ids: Int32Array, offsets: Int64Array, prefix: list[int]) -> BoolArray:
-    """Say which rows begin with some ids.
+    """Describe which rows begin with some ids.
 
     Args:
         ids: token ids of all rows end to end.
@@ -179,7 +179,7 @@ def begins_with(ids: Int32Array, offsets: Int64Array, prefix: list[int]) -> Bool
 
 
 def ends_with(ids: Int32Array, offsets: Int64Array, token: int) -> BoolArray:
-    """Say which rows end with an id.
+    """Describe which rows end with an id.
 
     Args:
         ids: token ids of all rows end to end.
@@ -192,7 +192,7 @@ def ends_with(ids: Int32Array, offsets: Int64Array, token: int) -> BoolArray:
 
 
 def hold_token(ids: Int32Array, offsets: Int64Array, token: int) -> BoolArray:
-    """Say which rows hold an id anywhere.
+    """Describe which rows hold an id anywhere.
 
     Args:
         ids: token ids of all rows end to end.

@@ -1,4 +1,4 @@
-"""Say what tokenizing did to the rows: how long they are, what share is learned, what was cut or left out and why."""
+"""Sum up what tokenizing did to the rows: lengths, the share that is supervised, what was cut or left out and why."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def summarize_split(
     Returns:
         Row and token counts, quantiles of the length in tokens, rows changed and dropped by reason, how many rows were
         too long and by how much, and ``lost_to_limits``, see ``measure_losses``. For rows with classes the rows of each
-        class (``rows_by_class``) and the share of the largest (``majority_fraction``); for others the learned tokens
+        class (``rows_by_class``) and the share of the largest (``majority_fraction``); for others the supervised tokens
         and their share. For rows of source and target the quantiles of both, and the same about targets that were too
         long.
     """
@@ -91,7 +91,7 @@ def length_quantiles(lengths: Int32Array) -> dict[str, float] | None:
 
 
 def describe_tokens(summary: Mapping[str, Any]) -> str:
-    """Say in a line what a summary holds, for the log.
+    """Describe in a line what a summary holds, for the log.
 
     Args:
         summary: as ``write_tokens`` returns it.
@@ -118,7 +118,7 @@ def describe_tokens(summary: Mapping[str, Any]) -> str:
 
 
 def mark_supervised_text(tokenizer: Any, row: TokenRow) -> str:
-    """Decode a row with the learned parts between ``⟦`` and ``⟧``.
+    """Decode a row with the supervised parts between ``⟦`` and ``⟧``.
 
     Args:
         tokenizer: the tokenizer that made it.
@@ -144,7 +144,7 @@ def preview_tokens(
     Args:
         folder: tokenized splits.
         tokenizer: the tokenizer that made them.
-        task: the ``task`` parameter; rows with classes show theirs in place of the learned tokens.
+        task: the ``task`` parameter; rows with classes show theirs in place of the supervised tokens.
         label_map: id by name of the classes.
 
     Returns:
@@ -186,7 +186,7 @@ def read_lengths(folder: Path) -> bytes:
 def draw_lengths(
     folder: Path, *, max_length_tokens: int, max_target_tokens: int | None = None, task: str = CAUSAL_LM
 ) -> Figure:
-    """Draw how long the training rows are, and how much of them is learned.
+    """Draw how long the training rows are, and how much of them is supervised.
 
     Args:
         folder: tokenized splits.
@@ -197,7 +197,7 @@ def draw_lengths(
     from matplotlib.figure import Figure
 
     table = open_split(folder, "train")
-    parts = {"whole row": table.lengths, "learned part": table.num_supervised}
+    parts = {"whole row": table.lengths, "supervised part": table.num_supervised}
     limits = {"max_length_tokens": max_length_tokens}
     if task == SEQUENCE_CLASSIFICATION:
         parts = {"whole row": table.lengths}

@@ -30,7 +30,7 @@ Rendered = TypeVar("Rendered")
 
 
 class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
-    """Turn rows into ids and what is learned of them; a context manager, since it borrows the tokenizer's backend.
+    """Turn rows into ids and what is supervised of them; a context manager, since it borrows the tokenizer's backend.
 
     Rows go through ``render``, ``encode`` and ``finish``; ``encode`` may run in another thread.
 
@@ -106,7 +106,7 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
 
     @abstractmethod
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
-        """Put ids together, find what is learned and make long rows fit.
+        """Put ids together, find what is supervised and make long rows fit.
 
         Args:
             rendered: what ``render`` returned.
@@ -169,7 +169,7 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
         dropped_as: str,
         noted_in: LongRows,
     ) -> BoolArray:
-        """Say which rows lose their end, ``(rows,)``; long rows that are not to be cut are dropped from ``kept``."""
+        """Return which rows lose their end, ``(rows,)``; long rows that are not to be cut are dropped from ``kept``."""
         is_long = kept & (lengths > limit)
         noted_in.add(lengths[is_long], limit=limit)
         is_cut = is_long & (self._truncation in _CUTTING)

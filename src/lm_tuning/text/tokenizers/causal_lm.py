@@ -135,7 +135,7 @@ class RowTokenizer(TaskTokenizer):
         self._render = self._renderer(format)
         self._prefix = added_prefix(tokenizer)
         self._end_id: int | None = tokenizer.eos_token_id
-        # Running text is learned whole, so nothing has to be found in it.
+        # Running text is supervised whole, so nothing has to be found in it.
         self._bytes = None if format == "text" else build_byte_table(tokenizer.backend_tokenizer)
         self._needs_offsets = format != "text" and self._bytes is None
 
@@ -155,7 +155,7 @@ class RowTokenizer(TaskTokenizer):
         return self._encoder.encode(rendered.rows) if self._needs_offsets else super().encode(rendered)
 
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
-        """Find the learned tokens and make long rows fit."""
+        """Find the supervised tokens and make long rows fit."""
         others: dict[int, Any] = {}
         if self._needs_offsets:
             others = dict(enumerate(encodings))
@@ -205,7 +205,7 @@ class RowTokenizer(TaskTokenizer):
         return True
 
     def _finish_text(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
-        """Finish running text: every token of it is learned, and a long row loses its end."""
+        """Finish running text: every token of it is supervised, and a long row loses its end."""
         row_ids = rendered.row_ids
         kept = np.ones(len(row_ids), dtype=np.bool_)
         tokens = self._spell(rendered.rows, encodings, row_ids, kept, counts)
@@ -254,7 +254,7 @@ class RowTokenizer(TaskTokenizer):
             shift = len(self._prefix) * has_before[owners]
             first, after = first + shift, after + shift
             if is_open.any() and len(owners):
-                # The end is learned with the answer that it ends, even when that answer is empty.
+                # The end is supervised with the answer that it ends, even when that answer is empty.
                 is_last = np.append(owners[1:] != owners[:-1], True) & is_open[owners]
                 after = np.where(is_last, lengths[owners], after)
         columns = TokenColumns(

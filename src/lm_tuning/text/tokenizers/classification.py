@@ -75,7 +75,7 @@ class ClassTokenizer(TaskTokenizer):
         )
 
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
-        """Put together what belongs before each text and as many of its tokens as the limit allows."""
+        """Build what belongs before each text and as many of its tokens as the limit allows."""
         row_ids = rendered.row_ids
         kept = np.ones(len(row_ids), dtype=np.bool_)
         tokens = self._spell(rendered.rows, encodings, row_ids, kept, counts)

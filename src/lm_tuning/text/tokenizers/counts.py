@@ -16,12 +16,12 @@ from lm_tuning.wording import noun_for
 logger = logging.getLogger(__name__)
 
 DROPPED = {
-    "no_assistant_turn": "no assistant turn that is learned",
+    "no_assistant_turn": "no assistant turn that is supervised",
     "refused_by_template": "refused by the chat template",
     "untraceable": "the answer cannot be told apart in the rendered text",
     "too_long": "longer than tokenize.max_length_tokens",
     "target_too_long": "target longer than tokenize.max_target_tokens",
-    "no_answer_left": "no learned token within tokenize.max_length_tokens",
+    "no_answer_left": "no supervised token within tokenize.max_length_tokens",
     "no_text_left": "no token of the text within tokenize.max_length_tokens",
     "no_target_left": "no token of the target within tokenize.max_target_tokens",
     "control_token": "a control token is typed in it, see tokenize.control_tokens",
@@ -40,9 +40,9 @@ UNUSABLE = (
 """Reasons that make a row a bad one, for which ``data.on_bad_row`` is there; others follow from a limit or a choice."""
 
 CHANGED = {
-    "trailing_turns_cut": "turns after the last learned answer cut",
-    "answer_of_weight_0": "an answer of weight 0 is not learned",
-    "answer_not_learned": "an earlier answer is not learned, since the chat template rewrites it",
+    "trailing_turns_cut": "turns after the last supervised answer cut",
+    "answer_of_weight_0": "an answer of weight 0 is not supervised",
+    "answer_not_learned": "an earlier answer is not supervised, since the chat template rewrites it",
     "old_turns_dropped": "oldest exchanges left out to fit",
     "prompt_shortened": "part of the prompt cut to fit",
     "prompt_emptied": "nothing left of a prompt, or of one of its columns or turns, to fit",

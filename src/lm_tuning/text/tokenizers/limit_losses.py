@@ -88,7 +88,7 @@ def refuse_losses(
 
 
 def advise_limit(name: str, longest: int, *, present: int, max_positions: int | None) -> str:
-    """Say which limit keeps more of the rows, as far as the model goes.
+    """Describe which limit keeps more of the rows, as far as the model goes.
 
     Args:
         name: ``max_length_tokens`` or ``max_target_tokens``.

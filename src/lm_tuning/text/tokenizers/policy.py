@@ -26,7 +26,7 @@ def find_unusable(
     on_bad_row: str,
     max_bad_fraction: float,
 ) -> list[str]:
-    """Say why rows that cannot be rendered or tokenized forbid going on with the others.
+    """Describe why rows that cannot be rendered or tokenized forbid going on with the others.
 
     Args:
         counts: what happened to the rows, by split.
@@ -36,7 +36,7 @@ def find_unusable(
             0.
 
     Returns:
-        One sentence a problem, with the rows and how to fix them; none when all is well.
+        One sentence per problem, with the rows and how to fix them; none when all is well.
     """
     if not any(of_split.counts[reason] for of_split in counts.values() for reason in UNUSABLE):
         return []
@@ -55,7 +55,7 @@ def find_unusable(
 
 
 def find_template_fault(counts: Mapping[str, SplitCounts], positions: RowPositions, *, template: str) -> list[str]:
-    """Say once that a chat template refuses every row that it is given; then no row is to be mended.
+    """Log once that a chat template refuses every row that it is given; then no row is to be fixed.
 
     Args:
         counts: what happened to the rows, by split.

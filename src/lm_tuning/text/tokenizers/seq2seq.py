@@ -57,8 +57,8 @@ class Side:
 class PairTokenizer(TaskTokenizer):
     """Tokenize source and target each by itself, as the tokenizer does it, and end both with the end token.
 
-    A row's ids are those of the source and then those of the target, which is what is learned. A text that is too long
-    is cut and keeps the end token.
+    A row's ids are those of the source and then those of the target, which is what is supervised. A text that is too
+    long is cut and keeps the end token.
     """
 
     def __init__(

@@ -52,7 +52,7 @@ def shorten_row(
         The shorter row, and the counts that it goes into.
 
     Raises:
-        RowRefused: the row is to be dropped, or no learned token would be left.
+        RowRefused: the row is to be dropped, or no supervised token would be left.
     """
     if truncation in ("drop", "error"):
         raise RowRefused(TOO_LONG)
@@ -104,7 +104,7 @@ def choose_cuts(spans: Sequence[Span], offsets: Sequence[CharRange], *, num_cut:
 
 
 def is_emptied(spans: Sequence[Span], cuts: Sequence[Span]) -> bool:
-    """Say whether nothing is left of one of the spans.
+    """Return whether nothing is left of one of the spans.
 
     Args:
         spans: what may give way.

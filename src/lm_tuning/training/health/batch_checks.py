@@ -56,7 +56,7 @@ def check_rows(health: HealthReport, model: Any, tokenizer: Any, steps: StepData
 
 
 def check_batch_layout(steps: StepDataset) -> list[Finding]:
-    """Check how the first step is laid out, and how the run's steps are cut.
+    """Check how the first step is laid out, and how the run's steps are split.
 
     Args:
         steps: the run's steps.
@@ -273,7 +273,7 @@ def check_logits(logits: Mapping[str, float], *, dtype: str = "float32", has_fre
 
 
 def expected_fresh_head_loss(logits: torch.Tensor, labels: torch.Tensor | None = None) -> tuple[float, float]:
-    """Say at what loss a head of random weights starts.
+    """Describe at what loss a head of random weights starts.
 
     Its logits have nothing to do with the labels, so a row loses ``logsumexp(z) - z_y`` with a random y: log of the
     classes plus half the variance of z over the classes. Their scatter is the spread of z, over the root of the rows.

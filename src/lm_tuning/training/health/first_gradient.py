@@ -91,7 +91,7 @@ class GradientMeasure:
                 parameter.grad = None
 
     def takes(self, num_tokens: int) -> bool:
-        """Say whether rows with so many tokens are to go backward; one that is too long ends the measure."""
+        """Return whether rows with so many tokens are to go backward; one that is too long ends the measure."""
         self.is_complete = self.is_complete and num_tokens <= self._most_tokens
         return self.is_complete
 
@@ -145,7 +145,7 @@ def norm_of(parameters: Sequence[torch.nn.Parameter]) -> float:
 
 
 def check_first_gradient(expected: ExpectedGradient, *, scale: float, num_micro_batches: int) -> Finding | None:
-    """Compare the gradients of step 1, before clipping, with what is due.
+    """Compare the gradients of step 1, before clipping, with what is expected.
 
     Args:
         expected: what was measured before the step.
@@ -167,8 +167,8 @@ def check_first_gradient(expected: ExpectedGradient, *, scale: float, num_micro_
         code="first-gradient-off",
         measured=f"the gradient of step 1 has a norm of {norm:.4g} in the last layer, {ratio:.3g} times what its rows "
         "have",
-        expected=f"about {expected.norm:.4g} (a factor of {factor:g} either way), by a backward pass over the same rows "
-        "before it",
+        expected=f"about {expected.norm:.4g} (a factor of {factor:g} either way), by a backward pass over the same "
+        "rows before it",
         cause=cause,
         change="Look at what changes the backward pass; the learning rate and train.trainer.max_grad_norm would only "
         "hide it.",

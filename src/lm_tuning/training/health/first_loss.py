@@ -46,7 +46,7 @@ class ExpectedFirstLoss:
         fresh_head_classes: classes of a new classification head; ``None`` for other models.
         device: ``cpu`` or ``cuda``.
         compute_dtype: type of the forward pass.
-        gradient: the gradient norm that is due; ``None`` where it was not measured.
+        gradient: the gradient norm that is expected; ``None`` where it was not measured.
         movement: rows whose loss is measured again later; ``None`` for none.
     """
 
@@ -63,7 +63,7 @@ class ExpectedFirstLoss:
     movement: Movement | None = None
 
     def check_gradient(self, health: HealthReport, batch: StepBatch, *, scale: float) -> None:
-        """Compare the gradient of step 1 with what is due, after its backward pass and before the weights change.
+        """Compare the gradient of step 1 with what is expected, after its backward pass and before the weights change.
 
         Args:
             health: receives the finding.
@@ -101,7 +101,7 @@ class ExpectedFirstLoss:
         return finding is None
 
     def check(self, health: HealthReport, model: Any, batch: StepBatch, logged: float) -> None:
-        """Compare what step 1 logs with what is due, after its backward pass and before the weights change.
+        """Compare what step 1 logs with what is expected, after its backward pass and before the weights change.
 
         Args:
             health: receives the finding.

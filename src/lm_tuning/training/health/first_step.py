@@ -1,4 +1,4 @@
-"""Look at the first step before it is made: what loss is due, what is trained, what the model will see."""
+"""Look at the first step before it is made: what loss is expected, what is trained, what the model will see."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def check_first_step_before(
     tolerance: float,
     severity: Severity,
 ) -> ExpectedFirstLoss | None:
-    """Fill the health report and say what is due, without touching the run's random state.
+    """Fill the health report and say what is expected, without touching the run's random state.
 
     Args:
         health: receives facts and findings.

@@ -23,7 +23,7 @@ class LearningRates(Monitor):
     """A schedule that never does what was asked of it."""
 
     def __init__(self, peak: float) -> None:
-        """Take the peak that the user asked for."""
+        """Keep the peak that the user asked for."""
         self.peak = peak
         self.num_steps = self.num_updates = 0
         self.highest = self.last = 0.0
@@ -45,7 +45,7 @@ class LearningRates(Monitor):
         self.highest = max(self.highest, rate)
 
     def findings(self, *, is_end: bool) -> list[Finding]:
-        """Say what the schedule came to; a run seen from its middle has had its peak before."""
+        """Describe what the schedule came to; a run seen from its middle has had its peak before."""
         if not is_end or not self.num_steps or not self.from_start:
             return []
         rate = f"{self.highest:.3g}, {self.highest / self.peak:.3g} of the peak of {self.peak:.3g}"

@@ -30,7 +30,7 @@ class LossCourse(Monitor):
     """A loss that rises."""
 
     def __init__(self, total_steps: int) -> None:
-        """Take the steps of the run, to look at half of it and at three quarters."""
+        """Keep the steps of the run, to look at half of it and at three quarters."""
         self.looks_at = {total_steps // 2, 3 * total_steps // 4}
         self.losses = array("d")
 

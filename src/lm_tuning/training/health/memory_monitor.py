@@ -21,7 +21,7 @@ class Memory(Monitor):
     replays = False
 
     def __init__(self, total_bytes: int | None, card_uuid: str | None = None) -> None:
-        """Take the GPU's memory, ``None`` without one, and the driver's UUID of the card."""
+        """Keep the GPU's memory, ``None`` without one, and the driver's UUID of the card."""
         self.total_bytes = total_bytes
         self._card_uuid = card_uuid
         self.most_bytes = 0
@@ -42,7 +42,7 @@ class Memory(Monitor):
 
     @property
     def is_beyond(self) -> bool:
-        """Say whether more is held than the card has, so that the rest must lie in the host's memory."""
+        """Return whether more is held than the card has, so that the rest must lie in the host's memory."""
         return bool(self.card_bytes) and self.most_bytes > self.card_bytes
 
     def update(self, now: StepNumbers) -> bool:
@@ -103,7 +103,7 @@ class Memory(Monitor):
 
 
 def is_wsl() -> bool:
-    """Say whether this is Linux under Windows, whose drivers may use the host's memory for the card."""
+    """Return whether this is Linux under Windows, whose drivers may use the host's memory for the card."""
     try:
         return "microsoft" in Path("/proc/version").read_text(encoding="utf-8").lower()
     except OSError:

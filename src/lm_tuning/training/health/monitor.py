@@ -1,6 +1,6 @@
-"""Watch a training while it runs, from numbers that the step log has anyway.
+"""Monitor a training while it runs, from numbers that the step log has anyway.
 
-The watch runs one step behind the device and sees plain numbers, so it never makes the device wait. Each thing is
+The monitor runs one step behind the device and sees plain numbers, so it never makes the device wait. Each thing is
 said once, when it is seen; at the end the finding is put in terms of the whole run.
 """
 
@@ -41,7 +41,7 @@ class NotFinite(Monitor):
     """Losses and gradients that are NaN or infinite."""
 
     def __init__(self, report: HealthReport, *, has_scaler: bool, reproduce: Reproduce | None) -> None:
-        """Take the report, which lists the steps, and what saves one."""
+        """Keep the report, which lists the steps, and what saves one."""
         self.report = report
         self.has_scaler = has_scaler
         self.reproduce = reproduce
@@ -155,7 +155,7 @@ class NotFinite(Monitor):
 
     @property
     def loses_most(self) -> bool:
-        """Say whether most updates were skipped."""
+        """Return whether most updates were skipped."""
         return self.num_failures > SKIPPED_FRACTION * self.num_steps
 
     def _begins_to_lose(self) -> bool:

@@ -1,4 +1,4 @@
-"""What the watch looks at while training runs: one small check for each thing that goes wrong.
+"""What is monitored while training runs: one small check for each thing that goes wrong.
 
 Every check takes a step's numbers in constant time, says when it has seen enough, and describes what it found, with the
 counts of that moment.
@@ -74,12 +74,12 @@ class StepNumbers:
 
     @property
     def is_finite(self) -> bool:
-        """Say whether loss and gradient are numbers."""
+        """Return whether loss and gradient are numbers."""
         return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
 
 class Monitor(ABC):
-    """One thing that is watched."""
+    """One monitor."""
 
     replays = True
     """Whether steps made before a resume count; speed and memory are those of the process that measured them."""
@@ -110,7 +110,7 @@ class GradientSize(Monitor):
     """Gradients that are clipped, explode or vanish."""
 
     def __init__(self, max_grad_norm: float) -> None:
-        """Take the clipping limit; 0 for none."""
+        """Keep the clipping limit; 0 for none."""
         self.limit = max_grad_norm
         self.num_steps = self.num_clipped = self.num_exploded = self.num_zero = 0
         self.first_zero = 0
@@ -162,7 +162,7 @@ class GradientSize(Monitor):
                     measured=f"{share:.0%} of {self.num_steps} updates were clipped, and the usual gradient norm is "
                     f"{self.usual:.3g}, {self.usual / self.limit:.3g} times the limit of {self.limit:g}",
                     expected=f"norms around the limit, which cuts off outliers (at most {FAR_ABOVE_LIMIT:g} times it)",
-                    cause="The loss is scaled up (a sum where a mean is due), or the learning rate is too high.",
+                    cause="The loss is scaled up (a sum where a mean is expected), or the learning rate is too high.",
                     change="Look at first_step_logged in the health report, then lower train.learning_rate or raise "
                     "train.trainer.max_grad_norm.",
                 )
@@ -273,7 +273,7 @@ class Throughput(Monitor):
     replays = False
 
     def __init__(self, total_steps: int, load: LoadMonitor | None = None) -> None:
-        """Take the steps of the run, to look at half of it and at three quarters.
+        """Keep the steps of the run, to look at half of it and at three quarters.
 
         Args:
             total_steps: of the run.

@@ -123,7 +123,7 @@ def check_table(table: TokenTable, model: Any, tokenizer: Any, *, task: str) -> 
             found.append(
                 Finding(
                     code="end-not-taught",
-                    measured=f"none of {count_of(seen.num_rows, 'row')} has an end token that is learned",
+                    measured=f"none of {count_of(seen.num_rows, 'row')} has an end token that is supervised",
                     expected="every answer ends with one",
                     cause="The model will not learn to stop.",
                     change="Look at tokenize.truncation and at the chat template.",
@@ -255,7 +255,7 @@ def _check_classes(table: TokenTable, model: Any, task: str, what: str) -> list[
     num_classes = int(model.config.num_labels)
     labels = table.labels
     is_outside = (labels >= num_classes) | ((labels < 0) & (labels != NO_LABEL))
-    if what != "rows":  # training rows without a class have nothing that is learned, which is said of them
+    if what != "rows":  # training rows without a class have nothing that is supervised, which is said of them
         is_outside |= labels == NO_LABEL
     if not is_outside.any():
         return []
@@ -294,7 +294,7 @@ def _check_supervision(table: TokenTable, task: str) -> list[Finding]:
             code="rows-teach-nothing",
             severity="stop" if is_fatal else severity,
             measured=f"{len(empty)} of {count_of(len(table), 'row')} ({share:.1%}) "
-            f"{'has' if len(empty) == 1 else 'have'} nothing that is learned, such as row {first}",
+            f"{'has' if len(empty) == 1 else 'have'} nothing that is supervised, such as row {first}",
             expected="something to learn in each",
             cause="All their labels are masked, as when an answer is cut off or a class is missing.",
             change="Look at tokenize.max_length_tokens, tokenize.truncation and tokenize.loss_on.",
@@ -324,7 +324,7 @@ def step_teaches_nothing(*, step: int, num_tokens: int) -> Finding:
     """
     return Finding(
         code="step-teaches-nothing",
-        measured=f"none of the {num_tokens} tokens of step {step} is learned",
+        measured=f"none of the {num_tokens} tokens of step {step} is supervised",
         expected="some in every step",
         cause="All labels are masked, and a loss divided by 0 is NaN.",
         change="Look at tokenize.loss_on, tokenize.truncation and tokenize.max_length_tokens.",

@@ -190,7 +190,7 @@ class LongRows:
     longest_tokens: int
 
     def describe(self) -> str:
-        """Say how many they are and how long the longest is."""
+        """Return how many they are and how long the longest is."""
         part = {"tokenize.max_target_tokens": "target"}.get(self.key, "row")
         return (
             f"{self.num_long} of {count_of(self.num_rows, part)} of the {self.split} split, the longest with "

@@ -1,8 +1,8 @@
 """Make a model's steps fast without changing what they compute: packing, attention, loss, adapters, compiling.
 
 Each of these has conditions, and each says what it chose and why. What a step computes is fixed by the step plan, and
-the look before step 1 compares it with an ordinary forward pass of each row, so a choice that were wrong would stop the
-run.
+the checks before step 1 compares it with an ordinary forward pass of each row, so a choice that were wrong would stop
+the run.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def prepare_fast_path(
     if settings.method != "full":
         lean = lora_forward.install(model)
         fast.facts["adapters"] = (
-            f"lean forward pass in {count_of(lean, 'layer')}" if lean else "the library's forward pass"
+            f"fused LoRA forward in {count_of(lean, 'layer')}" if lean else "the library's forward pass"
         )
     if task.name == "causal_lm":
         with autocast(settings.device, settings.compute_dtype):

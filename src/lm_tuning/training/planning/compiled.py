@@ -51,7 +51,7 @@ class CompiledPlanner:
         steps: the run's steps; their budget is raised.
         memory: what the training asks of the memory; kept true.
         health: its fact of the first step's micro-batches is kept true.
-        plan: by which the steps are cut; afterwards the one that was chosen.
+        plan: by which the steps are split; afterwards the one that was chosen.
     """
 
     ready: ReadyModel

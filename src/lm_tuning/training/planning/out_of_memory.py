@@ -1,4 +1,4 @@
-"""Say what was asked of the memory when it runs out, what would have fit, and how to go on."""
+"""Describe what was asked of the memory when it runs out, what would have fit, and how to go on."""
 
 from __future__ import annotations
 
@@ -58,15 +58,15 @@ class MemoryUse:
         device: ``cpu``, ``cuda`` or ``mps``.
         method: ``full``, ``lora`` or ``qlora``.
         precision: how weights and products are held, in words.
-        gradient_checkpointing: whether activations are computed again in the backward pass.
-        micro_batch_tokens: most slots of a micro-batch.
+        gradient_checkpointing: whether gradient checkpointing is on.
+        micro_batch_tokens: most positions of a micro-batch.
         longest_row_tokens: of the training rows.
         run_folder: where the run's checkpoints lie; ``None`` before there is one.
         doing: what goes on now, as the end of "ran out of memory …".
         micro_batch: the micro-batch in the model, as it lies on the host; ``None`` between two.
         before_bytes: memory in use before the present step, without activations.
         peak_bytes: the most in use before the present step.
-        largest_done_positions: slots of the largest micro-batch that went through; 0 before the first.
+        largest_done_positions: positions of the largest micro-batch that went through; 0 before the first.
     """
 
     device: str
@@ -110,7 +110,7 @@ class MemoryUse:
 
 @contextmanager
 def explain_out_of_memory(use: MemoryUse) -> Iterator[None]:
-    """Turn an error for want of memory inside the block into one that says what would fit.
+    """Turn an error for lack of memory inside the block into one that says what would fit.
 
     Args:
         use: what the training asks of the memory; the block keeps it up to date.
@@ -180,10 +180,10 @@ def read_usage(device: str) -> tuple[int, int]:
 
 
 def estimate_fitting_positions(use: MemoryUse, reading: MemoryReading, *, asked_bytes: int | None) -> int | None:
-    """Estimate the slots of a micro-batch that fits, as if memory grew with slots alone.
+    """Estimate the positions of a micro-batch that fits, as if memory grew with positions alone.
 
-    What a slot takes is at least what the failed micro-batch had taken when it failed; a larger one that went through
-    before knows it better.
+    What a position takes is at least what the failed micro-batch had taken when it failed; a larger one that went
+    through before knows it better.
 
     Args:
         use: what the training asked for.
@@ -191,7 +191,7 @@ def estimate_fitting_positions(use: MemoryUse, reading: MemoryReading, *, asked_
         asked_bytes: what was asked for in vain.
 
     Returns:
-        Slots, less than those that failed; ``None`` when nothing is known to go by.
+        Positions, less than those that failed; ``None`` when nothing is known to go by.
     """
     if use.micro_batch is None or not reading.total:
         return None
@@ -209,7 +209,7 @@ def estimate_fitting_positions(use: MemoryUse, reading: MemoryReading, *, asked_
 
 
 def describe(use: MemoryUse, reading: MemoryReading, *, asked_bytes: int | None) -> list[str]:
-    """Write the problem, the ways out and how to go on, one sentence or two each.
+    """Write the problem, how to fix it and how to go on, one sentence or two each.
 
     Args:
         use: what the training asked for.
@@ -221,7 +221,7 @@ def describe(use: MemoryUse, reading: MemoryReading, *, asked_bytes: int | None)
     if use.micro_batch is not None:
         batch = use.micro_batch
         what += (
-            f", with a micro-batch of {count_of(batch.num_rows, 'row')} in {batch.num_positions:,} token slots, the "
+            f", with a micro-batch of {count_of(batch.num_rows, 'row')} in {batch.num_positions:,} positions, the "
             f"longest row of {count_of(_longest_row(batch), 'token')} "
             f"(train.micro_batch_tokens = {use.micro_batch_tokens:,})"
         )
@@ -237,7 +237,7 @@ def describe(use: MemoryUse, reading: MemoryReading, *, asked_bytes: int | None)
         )
         lines.append(
             f"What would fit: train.micro_batch_tokens={fitting}. This is an estimate that takes memory to grow with "
-            f"the slots of a micro-batch.{guess} It changes memory and speed, not what is learned."
+            f"the positions of a micro-batch.{guess} It changes memory and speed, not what is learned."
         )
     elif use.micro_batch is not None:
         fitting = None
@@ -274,7 +274,10 @@ def _other_ways(use: MemoryUse) -> list[str]:
 def _describe_checkpoint(use: MemoryUse, fitting: int | None) -> str:
     complete = checkpoints.list_complete(use.run_folder) if use.run_folder is not None else []
     if not complete:
-        return "No checkpoint was written yet, so the run starts anew; train.save_every_steps says how often one is."
+        return (
+            "No checkpoint was written yet, so the run starts from the beginning; train.save_every_steps says how "
+            "often one is."
+        )
     change = f",train.micro_batch_tokens={fitting}" if fitting is not None else " and what you change"
     newest = complete[-1]
     return (

@@ -1,4 +1,4 @@
-"""A choice of how steps are cut, how it is made of a curve of speed and memory, and how it is kept for the device."""
+"""A choice of how steps are split, how it is made of a curve of speed and memory, and how it is kept for the device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lm_tuning.training.planning.probe_rows import sample_steps
 from lm_tuning.training.settings import TrainingSettings
 
 MEMORY_FRACTION = 0.88
-"""Share of the memory that a training may take: beyond it the allocator begins to give back and ask anew."""
+"""Share of the memory that a training may take: beyond it the allocator begins to give back and ask again."""
 
 START_TOKENS = {"cpu": 128, "cuda": 2048}
 """The smallest budget that is tried as long as it fits: below it a device is hardly busy."""
@@ -32,11 +32,11 @@ _CHECKED_STEPS = 64
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How steps are cut, and what that choice rests on.
+    """How steps are split, and what that choice rests on.
 
     Attributes:
-        micro_batch_tokens: most token slots of a micro-batch.
-        activation_checkpointing: whether activations are computed again in the backward pass.
+        micro_batch_tokens: most positions of a micro-batch.
+        activation_checkpointing: whether gradient checkpointing is on.
         curve: the budgets that were looked at, see :class:`ProbePoint` for the keys; empty for an estimate.
         reason: what was chosen and why, one sentence.
         seconds: that planning took.
@@ -135,7 +135,7 @@ def choose_point(points: list[ProbePoint]) -> ProbePoint | None:
 
 
 def explain_choice(choice: ProbePoint, answer: ProbeAnswer) -> str:
-    """Say in one sentence what was chosen and why no other.
+    """Describe in one sentence what was chosen and why no other.
 
     Args:
         choice: from :func:`choose_point`.
@@ -217,7 +217,7 @@ def keep_plan(file: Path, plan: BatchPlan) -> None:
 
 
 def read_plan(file: Path, reading: MemoryReading) -> BatchPlan | None:
-    """Return a plan of before, unless other programs hold much more of the device than then.
+    """Return aan earlier plan, unless other programs hold much more of the device than then.
 
     Args:
         file: that it may lie in.

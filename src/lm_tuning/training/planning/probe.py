@@ -62,7 +62,7 @@ class BudgetProbe:
     """Runs micro-batches through a model and says what they took."""
 
     def __init__(self, ready: ReadyModel, settings: TrainingSettings, table: TokenTable, batching: Batching) -> None:
-        """Take a model that is set up; it is put into training mode.
+        """Keep a model that is set up; it is put into training mode.
 
         Args:
             ready: model and task.
@@ -89,7 +89,7 @@ class BudgetProbe:
         would otherwise speak against a size.
 
         Args:
-            budget: most token slots of a micro-batch.
+            budget: most positions of a micro-batch.
             seconds: for the speed.
 
         Returns:
@@ -310,7 +310,7 @@ def switch_checkpointing(model: Any, wanted: bool) -> None:
 
     Args:
         model: with adapters or not.
-        wanted: whether activations are to be computed again in the backward pass.
+        wanted: whether gradient checkpointing is on.
     """
     if wanted:
         model.activation_checkpointing_enable()

@@ -36,8 +36,8 @@ class ProbePoint:
     """One budget of the curve.
 
     Attributes:
-        micro_batch_tokens: most token slots of a micro-batch.
-        activation_checkpointing: whether activations were computed again in the backward pass.
+        micro_batch_tokens: most positions of a micro-batch.
+        activation_checkpointing: whether gradient checkpointing was on.
         outcome: ``measured``; ``predicted``, when the smaller ones let expect that it does not fit; or
             ``out of memory``.
         tokens_per_second: real tokens of ordinary micro-batches; ``None`` when not measured.

@@ -36,15 +36,15 @@ def sample_steps(plan: StepPlan, num_steps: int = SAMPLED_STEPS) -> list[IntArra
 def heaviest_groups(
     groups: list[list[int]], table: TokenTable, task: TrainingTask, batching: Batching
 ) -> list[list[int]]:
-    """Choose the micro-batches that take the most memory: by slots, and by positions that carry loss.
+    """Choose the micro-batches that take the most memory: by positions, and by positions that carry loss.
 
-    Layers keep something for every slot, attention without a flash kernel something for every pair of positions of a
-    row, and a head that makes all logits at once a whole vocabulary for every supervised position.
+    Layers keep something for every position, attention without a flash kernel something for every pair of positions of
+    a row, and a head that makes all logits at once a whole vocabulary for every supervised position.
 
     Args:
         groups: rows of each micro-batch.
         table: where the rows lie.
-        task: what is learned of them.
+        task: what is supervised of them.
         batching: ``packed`` or ``padded``.
 
     Returns:
@@ -78,9 +78,9 @@ def full_group(rows: IntArray, table: TokenTable, task: TrainingTask, batching: 
     Args:
         rows: to take from, those wanted most first; the first one is taken in any case.
         table: where the rows lie.
-        task: what is learned of them.
+        task: what is supervised of them.
         batching: ``packed`` or ``padded``.
-        budget: most token slots.
+        budget: most positions.
     """
     group: list[int] = []
     total = widest = widest_target = 0

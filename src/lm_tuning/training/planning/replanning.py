@@ -1,6 +1,6 @@
-"""When memory runs out in the middle of training: cut the steps smaller and do the same step again.
+"""When memory runs out in the middle of training: Split the steps further and do the same step again.
 
-How a step is cut never changes what it computes, so nothing is lost but the time of the failed attempt.
+How a step is split never changes what it computes, so nothing is lost but the time of the failed attempt.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Replanner:
     may_lower: bool
 
     def lower(self, error: BaseException) -> bool:
-        """Lower the budget after an error, if it was for want of memory and a smaller budget is left.
+        """Lower the budget after an error, if it was for lack of memory and a smaller budget is left.
 
         Args:
             error: raised by a step's forward or backward pass. Its frames are cleared, since they hold the failed
@@ -62,15 +62,15 @@ class Replanner:
         where, micro_batch = self.memory.doing, self.memory.micro_batch
         traceback.clear_frames(error.__traceback__)
         self.steps.micro_batch_tokens = self.memory.micro_batch_tokens = new
-        positions = f" with {micro_batch.num_positions:,} token slots in the model" if micro_batch is not None else ""
+        positions = f" with {micro_batch.num_positions:,} positions in the model" if micro_batch is not None else ""
         self.health.add(
             Finding(
                 code="memory-ran-out",
                 measured=f"memory ran out {where}{positions}",
                 expected=f"micro-batches of {budget:,} tokens fit",
                 cause="Other rows were longer than those tried, or something else took memory.",
-                change=f"Nothing has to be changed: steps are cut to {new:,} tokens from here on, which changes their "
-                f"memory and speed alone. train.micro_batch_tokens={new} does so from the start.",
+                change=f"Nothing has to be changed: steps are split to {new:,} tokens from here on, which changes "
+                f"their memory and speed alone. train.micro_batch_tokens={new} does so from the start.",
             )
         )
         return True

@@ -83,7 +83,7 @@ class ModelFlops:
 def count_flops(model: Any, *, task: str) -> ModelFlops | None:
     """Count the operations that training a model takes, as it stands: with its adapters and frozen parts.
 
-    A linear layer of P weights takes 2 P operations a position forward, 2 P for the gradient of what goes in, and 2 P
+    A linear layer of P weights takes 2 P operations per position forward, 2 P for the gradient of what goes in, and 2 P
     for the gradient of its weights: 6 P where it is trained, 4 P where it is frozen but something before it is trained,
     as under adapters, and 2 P before everything that is trained. Quantized weights count as the numbers that they stand
     for. Embeddings are looked up, not multiplied; norms, activations and adapter sums are left out, as is customary.
@@ -158,7 +158,7 @@ def flops_per_token(flops: ModelFlops | None, table: TokenTable, plan: StepPlan,
 
 
 def _linear_layers(model: Any) -> Iterator[tuple[str, Any, int, float]]:
-    """Yield name, module, weights and operations a position of each linear layer, in the order of the model.
+    """Yield name, module, weights and operations per position of each linear layer, in the order of the model.
 
     A layer and the adapters on it are one place in that order: the adapters' input is the layer's own.
     """
@@ -202,12 +202,12 @@ def _size(weight: torch.Tensor) -> int:
 
 
 def _belongs_to(module: Any, head: Any) -> bool:
-    """Say whether a module is the head, or a part of it, such as its trained copy beside an adapter."""
+    """Return whether a module is the head, or a part of it, such as its trained copy beside an adapter."""
     return head is not None and any(module is part for part in head.modules())
 
 
 def _reads_source(name: str) -> bool:
-    """Say whether a layer of a decoder multiplies what the encoder made: keys and values of cross-attention."""
+    """Return whether a layer of a decoder multiplies what the encoder made: keys and values of cross-attention."""
     parts = name.removesuffix(".base_layer").split(".")
     return any(part in _CROSS_ATTENTION for part in parts) and any(part in _OF_SOURCE for part in parts)
 
