@@ -31,7 +31,7 @@ class SourceMix:
         """Count the rows.
 
         Args:
-            sources: place of each row's source in ``weights``, ``(rows,)``.
+            sources: index of each row's source in ``weights``, ``(rows,)``.
             weights: one per source, at least 0; ``None`` is 1 for each source that there is.
         """
         self._sources: npt.NDArray[np.int16] = np.asarray(sources, dtype=np.int16)

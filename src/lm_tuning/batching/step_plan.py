@@ -61,7 +61,7 @@ class StepPlan:
             effective_batch_tokens: most tokens of one optimizer step.
             num_epochs: passes over the rows; ``None`` means as many as ``max_steps`` needs.
             max_steps: cap on the optimizer steps; ``None`` means none.
-            sources: place of each row's source in ``weights``, shape ``(rows,)``; ``None`` is one source.
+            sources: index of each row's source in ``weights``, shape ``(rows,)``; ``None`` is one source.
             weights: times that the rows of each source come up an epoch; ``None``, and 1 for all, is once each.
 
         Raises:

@@ -187,7 +187,7 @@ def _source_without_docstring(function: _FunctionNode, lines: list[str]) -> str 
 
 
 def _does_something(node: ast.stmt) -> bool:
-    """Return whether a statement is more than a place holder."""
+    """Return whether a statement is more than a placeholder."""
     if isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
         return False
     if isinstance(node, ast.Raise):

@@ -30,7 +30,7 @@ COLUMN_RANGES = "column_ranges"
 def example_schema(format: str, *, is_composed: bool = False) -> pa.Schema:
     """Return the columns of stored rows: ``row_id``, the fields of the format, all text, and ``source``.
 
-    ``source`` is the place of the training source that a row came from, -1 for rows of held-out files. Rows whose
+    ``source`` is the index of the training source that a row came from, -1 for rows of held-out files. Rows whose
     prompt, or text, is composed of columns and fixed text have ``column_ranges``: start and end of each, in characters.
 
     Args:
@@ -86,7 +86,7 @@ class ExampleWriter:
         Args:
             row_id: identity of the row.
             values: one value per field of the format.
-            source: place of the training source that it came from; -1 for a row of a held-out file.
+            source: index of the training source that it came from; -1 for a row of a held-out file.
             column_ranges: start and end of each column in a composed prompt, or text, end to end.
         """
         self._rows.append((row_id, *values, source, column_ranges) if self._is_composed else (row_id, *values, source))
@@ -214,7 +214,7 @@ def write_selected(
     Args:
         source: all rows.
         folder: where ``train.arrow`` and the others go.
-        assignment: ``(rows,)``: place in ``SPLITS``, or -1 for a row that is left out.
+        assignment: ``(rows,)``: index in ``SPLITS``, or -1 for a row that is left out.
         on_rows: called with the number of rows done so far.
 
     Returns:

@@ -311,8 +311,8 @@ def _build_table(block: Block) -> RenderableType:
         caption=f"{left_out:,} more in the stored report" if left_out > 0 else None,
         caption_justify="left",
     )
-    for place, column in enumerate(block.columns):
-        table.add_column(column, justify="left" if place < block.num_text_columns else "right")
+    for index, column in enumerate(block.columns):
+        table.add_column(column, justify="left" if index < block.num_text_columns else "right")
     for row in block.rows[:TERMINAL_ROWS]:
         table.add_row(*map(_plain, row))
     return table

@@ -47,7 +47,7 @@ class CheckedRows:
     """What is known of each checked row beside its text. All arrays are ``(rows,)`` in the order of ``rows.arrow``.
 
     Attributes:
-        files: place of the row's file in ``sources``.
+        files: index of the row's file in ``sources``.
         contents: two 64-bit halves a row, ``(rows, 2)``: equal for equal content after trimming and NFC.
         wholes: the same with the label.
         values: number of the row's value by column, for group, stratum and label; -1 where the file has no such column.

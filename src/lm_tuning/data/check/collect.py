@@ -44,7 +44,7 @@ class OpenedFile:
     Attributes:
         rows: its rows, opened.
         split: ``train``, ``validation`` or ``test``.
-        source: place of the training source that it belongs to; -1 for a held-out file.
+        source: index of the training source that it belongs to; -1 for a held-out file.
     """
 
     rows: RowSource
@@ -104,7 +104,7 @@ def collect_rows(
         on_progress: told how much of each file was read.
 
     Raises:
-        ReadingBrokeOff: a file cannot be read to its end; the bad rows before that place are named as well.
+        ReadingBrokeOff: a file cannot be read to its end; the bad rows before that position are named as well.
     """
     collector = _Collector(mapping, numbered, key, normalize=normalize)
     scratch = path.with_suffix(".values")

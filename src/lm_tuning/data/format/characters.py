@@ -43,7 +43,7 @@ def find_odd_characters(column: pa.StringArray, *, is_json: bool) -> Iterator[tu
 
 
 def _suspicious_rows(column: pa.StringArray, *, is_json: bool) -> list[int]:
-    """Return the places of rows that may hold such a character."""
+    """Return the indices of rows that may hold such a character."""
     _, offset_buffer, data_buffer = column.buffers()
     if data_buffer is None or not len(column):
         return []

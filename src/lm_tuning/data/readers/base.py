@@ -90,7 +90,7 @@ class RowSource(ABC):
         counted. A row that cannot be read is yielded as its problem, and reading goes on.
 
         Raises:
-            UserError: nothing after this place can be read.
+            UserError: nothing after this position can be read.
         """
         rows = self._rows() if self.max_rows is None else self._first_rows(self.max_rows)
         if self.exploding:

@@ -37,7 +37,7 @@ class Division:
     """Where each row goes, and what there is to say about it.
 
     Attributes:
-        splits: ``(rows,)``: place in ``SPLITS``, ``LEFT_OUT`` for a dropped copy.
+        splits: ``(rows,)``: index in ``SPLITS``, ``LEFT_OUT`` for a dropped copy.
         facts: for the summary: ``wanted_rows``, ``duplicates``, ``near_duplicates``, ``overlap``, ``overlap_rows``,
             ``overlap_other_labels``, ``leakage``, ``groups``, ``classes``, ``class_shares``, ``untrained_classes`` and
             ``folds``.
@@ -75,7 +75,7 @@ def take_rows(rows: CheckedRows, order: Ints) -> CheckedRows:
 
     Args:
         rows: in any order.
-        order: ``(rows,)``: place of each row to take.
+        order: ``(rows,)``: index of each row to take.
     """
     return replace(
         rows,

@@ -106,7 +106,7 @@ def find_repeats(digests: npt.NDArray[np.uint64], is_train: npt.NDArray[np.bool_
         is_train: ``(rows,)``: rows that are compared.
 
     Returns:
-        Places of the rows that repeat, ascending, and beside each the place of the first row with that key.
+        Indices of the rows that repeat, ascending, and beside each the index of the first row with that key.
     """
     indices = np.flatnonzero(is_train)
     keys = digests[indices]

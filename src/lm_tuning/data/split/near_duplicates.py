@@ -34,7 +34,7 @@ MAX_TEXT_BYTES = 2**20
 
 _SEED = 42
 _MIN_RECALL = 0.995
-# Eight bytes are read at once, from the last place of a text too.
+# Eight bytes are read at once, from the last position of a text too.
 _PADDING = b"\0" * 8
 _SHINGLE_MASK = np.uint64(2 ** (8 * SHINGLE_BYTES) - 1)
 # What is hashed at once should stay in the cache of a core: a sequence takes about 30 bytes.

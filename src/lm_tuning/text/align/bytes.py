@@ -146,7 +146,7 @@ class AlignedRows:
     Attributes:
         ids: token ids of all rows end to end, ``(tokens,)``.
         offsets: ``(rows + 1,)``: where each row starts in ``ids``.
-        proven: ``(rows,)``: whether the bytes of the tokens are those of the text; places are right only if all
+        proven: ``(rows,)``: whether the bytes of the tokens are those of the text; positions are right only if all
             are.
     """
 
@@ -202,11 +202,11 @@ class AlignedRows:
         return first - tokens, after - tokens
 
     def are_crossed(self, rows: Int64Array, positions: Int64Array) -> npt.NDArray[np.bool_]:
-        """Describe at which places a token reaches from one side to the other.
+        """Describe at which positions a token reaches from one side to the other.
 
         Args:
-            rows: row of each place, ``(places,)``.
-            positions: characters in the text of the row, ``(places,)``.
+            rows: row of each position, ``(positions,)``.
+            positions: characters in the text of the row, ``(positions,)``.
         """
         if not len(rows):
             return np.zeros(0, dtype=np.bool_)

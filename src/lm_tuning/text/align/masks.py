@@ -90,7 +90,7 @@ def added_around(tokenizer: Any, *, is_target: bool = False) -> tuple[list[int],
 
 
 class RowEncoder:
-    """Tokenize rows so that no token lies across the place where generation begins, and typed letters stay letters.
+    """Tokenize rows so that no token lies across the position where generation begins, and typed letters stay letters.
 
     A tokenizer may join the end of the scaffolding and the start of an answer (a line break and an indentation, say).
     A model that learned from such a token never sees it when it generates, since its prompt ends in between. Such

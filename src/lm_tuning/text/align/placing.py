@@ -38,7 +38,7 @@ class RowAligner:
         Args:
             rows: rows as text.
             tokens: token ids of each; those of rows that are tokenized again are replaced.
-            others: receives the refusals of rows for which that cannot be done, by place.
+            others: receives the refusals of rows for which that cannot be done, by index.
         """
         typed = [position for position, row in enumerate(rows) if row.as_text]
         if not typed:
@@ -50,7 +50,7 @@ class RowAligner:
                 tokens[position] = encoding.ids
 
     def position(self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Any]) -> AlignedRows:
-        """Place tokens in their texts, with none across a place where generation begins.
+        """Place tokens in their texts, with none across a position where generation begins.
 
         Rows whose tokens do not spell their text go to the others: a tokenizer may change text (bring it to NFC, say),
         and then only the library knows where its tokens came from.
@@ -58,7 +58,7 @@ class RowAligner:
         Args:
             rows: rows as text.
             tokens: token ids of each; those of rows that are cut are replaced.
-            others: encodings or refusals, by place, of rows that are not placed.
+            others: encodings or refusals, by index, of rows that are not placed.
         """
         assert self._table is not None
         may_cut = True
@@ -82,7 +82,7 @@ class RowAligner:
     def _cut_crossed(
         self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Any], aligned: AlignedRows
     ) -> bool:
-        """Tokenize rows in chunks where a token lies across the place where generation begins; say if there are any."""
+        """Tokenize rows in chunks where a token crosses the position where generation begins; return if there are any."""
         assert self._table is not None
         openings = [[] if position in others else row.openings for position, row in enumerate(rows)]
         owners = np.repeat(np.arange(len(rows)), [*map(len, openings)])
@@ -116,10 +116,10 @@ def find_unlike(backend: Any, rows: list[RenderedRow], encodings: dict[int, Any]
     Args:
         backend: lent by ``bare_backend``.
         rows: rows as text.
-        encodings: of some of them by place; refusals are passed over.
+        encodings: of some of them by index; refusals are passed over.
 
     Returns:
-        By place, what did not come back as it was.
+        By index, what did not come back as it was.
     """
     chunks: list[list[int]] = []
     origins: list[tuple[int, Any, str, CharRange, Span]] = []

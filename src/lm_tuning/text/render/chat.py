@@ -2,9 +2,9 @@
 
 A template is a program: it may trim, reorder, drop or wrap what it is given. So nothing is assumed about it. Each shape
 of conversation (its roles, in order) is rendered once with a marker in place of every content, which shows the
-scaffolding around them; each row is then rendered for real, and the answers' places are only believed when scaffolding
-and contents, put together, are that rendering to the character. Rows for which this fails are traced by rendering
-their beginnings; rows for which that fails as well are refused, never guessed at.
+scaffolding around them; each row is then rendered for real, and the answers' positions are only believed when
+scaffolding and contents, put together, are that rendering to the character. Rows for which this fails are traced by
+rendering their beginnings; rows for which that fails as well are refused, never guessed at.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class RenderedRows:
 
     Attributes:
         row_ids: identity of each row, ``(rows,)``.
-        sources: place of each row's source, ``(rows,)``.
+        sources: index of each row's source, ``(rows,)``.
         rows: as text.
         conversations: what each was rendered from; ``None`` where no template was used.
         labels: class of each row, ``(rows,)``; ``None`` for rows without classes.

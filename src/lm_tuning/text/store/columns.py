@@ -61,7 +61,7 @@ def take_rows(columns: TokenColumns, order: Int64Array) -> TokenColumns:
 
     Args:
         columns: the rows.
-        order: places of the rows wanted.
+        order: indices of the rows wanted.
     """
     ids, id_offsets = _take(columns.ids, columns.id_offsets, order)
     spans, span_offsets = _take(columns.spans, columns.span_offsets, order)

@@ -120,7 +120,7 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
     def _render_each(
         self, batch: pa.RecordBatch, fields: Sequence[str], render: Callable[..., Rendered], counts: SplitCounts
     ) -> tuple[list[int], list[Rendered]]:
-        """Render rows from some of their fields; return the places of those for which that goes, and what was made."""
+        """Render rows from some of their fields; return the indices of those for which that goes, and what was made."""
         row_ids = batch.column("row_id")
         counts.num_read += batch.num_rows
         positions: list[int] = []

@@ -312,12 +312,12 @@ class RowTokenizer(TaskTokenizer):
 
         Args:
             rendered: all rows.
-            encodings: of these rows by place, or their refusals.
-            unlike: what did not come back as it was, by place.
+            encodings: of these rows by index, or their refusals.
+            unlike: what did not come back as it was, by index.
             counts: receives what happens to the rows.
 
         Returns:
-            The rows that are kept, and their places.
+            The rows that are kept, and their indices.
         """
         positions: list[int] = []
         tokens: list[list[int]] = []

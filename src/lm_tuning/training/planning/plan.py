@@ -96,7 +96,7 @@ def list_budgets(settings: TrainingSettings, table: TokenTable, steps: StepPlan)
         steps: which rows form each step.
 
     Returns:
-        Budgets, ascending, and the place of the one that is tried first.
+        Budgets, ascending, and the index of the one that is tried first.
     """
     if settings.micro_batch_tokens is not None:
         return [settings.micro_batch_tokens], 0

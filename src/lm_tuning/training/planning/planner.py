@@ -67,7 +67,7 @@ class _Question:
         settings: of the training.
         table: of the training rows.
         budgets: that make a difference, ascending.
-        start: place of the one that is tried first.
+        start: index of the one that is tried first.
         modes: whether activations may be checkpointed, in order of preference.
         reading: the device's memory.
         memory_fraction: share of it that may be taken.

@@ -14,7 +14,7 @@ class ProbeRequest:
         tokens: folder with ``train.arrow``.
         settings: fields of :class:`TrainingSettings`.
         budgets: token budgets that may be tried, ascending.
-        start: place of the budget that is tried first; smaller ones are tried when it does not fit.
+        start: index of the budget that is tried first; smaller ones are tried when it does not fit.
         checkpointing: whether activations are checkpointed; a second entry is tried when the first did not fit.
         memory_fraction: share of the memory that a training may take.
         ends_at: when to stop measuring, in seconds since the epoch.

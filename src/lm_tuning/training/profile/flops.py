@@ -160,7 +160,7 @@ def flops_per_token(flops: ModelFlops | None, table: TokenTable, plan: StepPlan,
 def _linear_layers(model: Any) -> Iterator[tuple[str, Any, int, float]]:
     """Yield name, module, weights and operations per position of each linear layer, in the order of the model.
 
-    A layer and the adapters on it are one place in that order: the adapters' input is the layer's own.
+    A layer and the adapters on it are one position in that order: the adapters' input is the layer's own.
     """
     import torch
     from transformers.pytorch_utils import Conv1D
