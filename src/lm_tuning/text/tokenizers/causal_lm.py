@@ -14,7 +14,7 @@ from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.errors import UserError
 from lm_tuning.text.align.bytes import AlignedRows, build_byte_table
 from lm_tuning.text.align.masks import TokenizedRow, added_prefix, tokenize_row
-from lm_tuning.text.align.placing import find_unlike
+from lm_tuning.text.align.rows import find_unlike
 from lm_tuning.text.render.chat import ChatRenderer
 from lm_tuning.text.render.plain import (
     CharRange,
