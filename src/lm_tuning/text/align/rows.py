@@ -82,7 +82,7 @@ class RowAligner:
     def _cut_crossed(
         self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Any], aligned: AlignedRows
     ) -> bool:
-        """Tokenize rows in chunks where a token crosses the position where generation begins; return if there are any."""
+        """Tokenize rows in chunks where a token crosses the position where generation begins; return if any does."""
         assert self._table is not None
         openings = [[] if position in others else row.openings for position, row in enumerate(rows)]
         owners = np.repeat(np.arange(len(rows)), [*map(len, openings)])
