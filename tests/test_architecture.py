@@ -130,6 +130,12 @@ def test_every_catalog_entry_that_is_named_exists() -> None:
         assert stored == path.rstrip("/"), name
 
 
+def test_the_learning_rate_is_the_one_in_the_file() -> None:
+    given = yaml.safe_load((ROOT / "conf" / "base" / "parameters_train.yml").read_text(encoding="utf-8"))
+    (shown,) = re.findall(r"`learning_rate: (\S+)`", PAGE.read_text(encoding="utf-8"))
+    assert float(shown) == given["train"]["learning_rate"]
+
+
 def test_the_layers_are_those_that_are_checked() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     (contract,) = (known for known in project["tool"]["importlinter"]["contracts"] if known["id"] == "layers")
