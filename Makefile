@@ -1,7 +1,7 @@
 # LM Tuning. `make` and `make run` are the same; `make help` lists the rest.
 # Variables: PYTHON (interpreter that makes .venv), ARGS (more arguments of kedro run or pytest), WORKERS (processes that
-# test, auto for one a core), PIP_ARGS (more arguments of pip install), HOST and PORT (of the three web pages). pip's own
-# settings (PIP_* variables and its configuration files) apply as usual.
+# test, auto for one per core), PIP_ARGS (more arguments of pip install), HOST and PORT (of the three web pages). The PIP_*
+# variables and configuration files of pip apply as usual.
 
 PYTHON ?= python3
 VENV := .venv
@@ -71,7 +71,7 @@ mlflow: $(RUN_READY) ## open the runs in the MLflow UI (HOST=127.0.0.1 PORT=5000
 	@store="$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}"; \
 	case "$$store" in http*) echo "The runs are on a server; open $$store"; exit 0 ;; esac; \
 	echo "MLflow UI on http://$(HOST):$(PORT) (stop it with Ctrl-C)"; \
-	link=$$(MLFLOW_TRACKING_URI="$$store" $(PY) -c "from lm_tuning.tracking.run_list import find_link; \
+	link=$$(MLFLOW_TRACKING_URI="$$store" $(PY) -c "from lm_tuning.tracking.run_description import find_link; \
 	print(find_link('http://$(HOST):$(PORT)') or '')" 2>/dev/null); \
 	if [ -n "$$link" ]; then echo "Runs with loss, score and speed: $$link"; fi; \
 	MLFLOW_SERVER_ENABLE_JOB_EXECUTION=false exec $(PY) -m mlflow ui --backend-store-uri "$$store" --host $(HOST) --port $(PORT) --workers 1

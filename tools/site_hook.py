@@ -1,7 +1,7 @@
 """Lets the pages that are written for a git host work on the documentation site too (``hooks`` of mkdocs.yml).
 
-Two things differ there. README, changelog and the other pages of the project folder lie outside of ``docs/``, so they are
-added to the site and links to and from them are rewritten. And list items are indented by two blanks, where
+Two things differ there. README, changelog and the other pages of the project folder lie outside of ``docs/``, so they
+are added to the site and links to and from them are rewritten. And list items are indented by two blanks, where
 Python-Markdown by itself asks for four.
 """
 
@@ -56,10 +56,11 @@ def rewrite_links(text: str, page: str) -> str:
             log.warning("%s links to %s, which is not in the repository", source, target)
             return match[0]
         name = PROJECT_PAGES.get(path, path.removeprefix("docs/") if path.startswith("docs/") else None)
+        label = rewrite_links(match["text"], page)  # a picture may be what is clicked on
         if name is None:
-            return match["text"]
+            return label
         relative = posixpath.relpath(name, posixpath.dirname(page) or ".")
-        return f"{match['image']}[{match['text']}]({relative}{'#' + anchor if anchor else ''})"
+        return f"{match['image']}[{label}]({relative}{'#' + anchor if anchor else ''})"
 
     return _LINK.sub(rewrite, text)
 
@@ -73,7 +74,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     class ShortIndents(Extension):
         """Two blanks are one level of a list, as on a git host."""
 
-        def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802 (the name that Python-Markdown calls)
+        def extendMarkdown(self, md: Markdown) -> None:
             md.tab_length = 2
             # These keep the width that stood when they were made.
             processors: list[tuple[type[Any], str, int]] = [
