@@ -284,10 +284,10 @@ class BareTokenizer:
 
         last = int(self._starts[-1])
         start = max(0, min(start, last - count))
-        place = int(np.searchsorted(self._starts, start, side="right")) - 1
+        position = int(np.searchsorted(self._starts, start, side="right")) - 1
         end = int(np.searchsorted(self._starts, start + count, side="left"))
-        table = pa.Table.from_batches(self._batches[place:end])
-        columns: dict[str, list[Any]] = table.slice(start - int(self._starts[place]), count).to_pydict()
+        table = pa.Table.from_batches(self._batches[position:end])
+        columns: dict[str, list[Any]] = table.slice(start - int(self._starts[position]), count).to_pydict()
         return columns
 
 

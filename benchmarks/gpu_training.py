@@ -79,7 +79,7 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=("lora", "qlora", "full"), default=["lora", "full"])
     parser.add_argument("--batchings", nargs="+", choices=("padded", "packed"), default=["padded", "packed"])
     parser.add_argument("--classes", type=int, help="train a classifier of so many classes, not a language model")
-    parser.add_argument("--micro-batch-tokens", type=int, help="most slots of a micro-batch")
+    parser.add_argument("--micro-batch-tokens", type=int, help="most positions of a micro-batch")
     parser.add_argument("--checkpointing", action="store_true", help="compute activations again in the backward pass")
     options = parser.parse_args()
 
@@ -110,7 +110,7 @@ def main() -> None:
             settings = TrainingSettings(
                 base=base,
                 task="sequence_classification" if options.classes else "causal_lm",
-                label_map={f"class {place}": place for place in range(options.classes)} if options.classes else None,
+                label_map={f"class {index}": index for index in range(options.classes)} if options.classes else None,
                 micro_batch_tokens=options.micro_batch_tokens,
                 tokens_key="random",
                 weights_dtype=precision.weights,

@@ -2,7 +2,7 @@
 
     python benchmarks/throughput.py [--works 4b-lora 1.7b-full 0.6b-full 4b-qlora] [--frameworks ours trainer trl slow]
 
-Every run is a process of its own and prints one JSON line: real (non-padding) tokens a second over steady steps,
+Every run is a process of its own and prints one JSON line: real (non-padding) tokens per second over steady steps,
 padding share, peak memory, share of the card's peak, first and last loss. At the end comes a table with ratios.
 
 * ``ours`` goes through ``run_training``, the code that ``kedro run --pipelines=train`` runs: packing, attention, loss,
@@ -11,7 +11,7 @@ padding share, peak memory, share of the card's peak, first and last loss. At th
 * ``trl`` is TRL's SFTTrainer with Liger kernels; ``unsloth`` is the same trainer with Unsloth's model and kernels, as
   Unsloth sets them up. They are left out, with a word, where they are not installed.
 * ``slow`` is the setting of a report that this project grew out of: float32 without TF32, eager attention, padded to
-  320 tokens, no loader workers, activation checkpointing, 16 rows a step.
+  320 tokens, no loader workers, activation checkpointing, 16 rows per step.
 
 Weights are random, so losses only tell that the arithmetic is right: they start near log(vocabulary) and half the
 variance of the head's logits. Lengths: ``report`` (mean 211 tokens, at most 287), or those of a real corpus, as counted
@@ -257,7 +257,7 @@ class Clock:
         return Ends()
 
     def tokens_per_second(self, skip: int) -> float:
-        """Return real tokens a second of the steps after the first ``skip``, however many batches a step has."""
+        """Return real tokens per second of the steps after the first ``skip``, however many batches a step has."""
         return sum(self.tokens[self.batches[skip - 1] : self.batches[-1]]) / (self.ends[-1] - self.ends[skip - 1])
 
 
@@ -335,8 +335,8 @@ def run_other(framework: str, work: dict[str, Any], options: argparse.Namespace)
         width = 320 if slow else max(map(len, items))
         ids = torch.zeros(len(items), width, dtype=torch.long)
         mask = torch.zeros_like(ids)
-        for place, item in enumerate(items):
-            ids[place, : len(item)], mask[place, : len(item)] = torch.from_numpy(item), 1
+        for position, item in enumerate(items):
+            ids[position, : len(item)], mask[position, : len(item)] = torch.from_numpy(item), 1
         return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 
     if framework in {"trainer", "slow"}:
@@ -409,7 +409,7 @@ def run_child(options: argparse.Namespace) -> None:
 
 
 def is_missing(framework: str) -> bool:
-    """Say whether a framework's package is not installed."""
+    """Return whether a framework's package is not installed."""
     return framework in {"trl", "unsloth"} and importlib.util.find_spec(framework) is None
 
 
@@ -498,7 +498,7 @@ def main() -> None:
 
 
 def draw_chart(found: list[dict[str, Any]], path: Path) -> None:
-    """Draw tokens a second of every framework, a group of bars a work."""
+    """Draw tokens per second of every framework, a group of bars per work."""
     from matplotlib.figure import Figure
 
     works = list(dict.fromkeys(entry["work"] for entry in found))
@@ -506,12 +506,12 @@ def draw_chart(found: list[dict[str, Any]], path: Path) -> None:
     figure = Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.subplots()
     width = 0.8 / max(len(frameworks), 1)
-    for place, framework in enumerate(frameworks):
+    for position, framework in enumerate(frameworks):
         speeds = [
             max((e["tokens_per_second"] for e in found if (e["work"], e["framework"]) == (work, framework)), default=0)
             for work in works
         ]
-        bars = axes.bar([index + place * width for index in range(len(works))], speeds, width, label=framework)
+        bars = axes.bar([index + position * width for index in range(len(works))], speeds, width, label=framework)
         axes.bar_label(bars, labels=[f"{speed:,.0f}" if speed else "" for speed in speeds], fontsize="x-small")
     axes.set_xticks([index + (len(frameworks) - 1) * width / 2 for index in range(len(works))], works)
     axes.set_ylabel("real tokens per second")

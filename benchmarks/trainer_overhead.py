@@ -3,10 +3,10 @@
     python benchmarks/trainer_overhead.py [--pairs 5] [--steps 12] [--rows 8]
 
 Both sides train the stored token set of the default output with the same model, adapter, optimizer, precision
-(float32) and rows a step, in processes of their own that alternate. The bare script is what one would write by
+(float32) and rows per step, in processes of their own that alternate. The bare script is what one would write by
 hand: a list of rows, ``DataCollatorForSeq2Seq``, ``Trainer.train()``. Printed are tokens per second over the
 steps after the second one, the ratio of each pair, their median, the losses of both sides, and the seconds from
-the start of a process to its first step; of the Kedro side also how many of them the look before step 1 took.
+the start of a process to its first step; of the Kedro side also how many of them the checks before step 1 took.
 """
 
 from __future__ import annotations
@@ -212,13 +212,13 @@ def main() -> None:
             f"pair {pair + 1}: kedro {ours['tokens_per_second']:.1f} tokens/s, bare {theirs['tokens_per_second']:.1f}, "
             f"ratio {ratios[-1]:.3f}; last loss {ours['losses'][-1]:.4f} and {theirs['losses'][-1]:.4f} "
             f"(largest difference {difference:.2e}); first step after {ours['start_seconds']:.1f} s and "
-            f"{theirs['start_seconds']:.1f} s, the look before it {looks[-1]:.1f} s\n"
+            f"{theirs['start_seconds']:.1f} s, the checks before it {looks[-1]:.1f} s\n"
         )
         sys.stdout.flush()
     say(f"median ratio {statistics.median(ratios):.3f}, all {[round(ratio, 3) for ratio in ratios]}\n")
     say(
         f"median start-up over the bare script {statistics.median(overheads):.1f} s, of which "
-        f"{statistics.median(looks):.1f} s are the look before step 1\n"
+        f"{statistics.median(looks):.1f} s are the checks before step 1\n"
     )
 
 

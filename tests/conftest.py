@@ -104,5 +104,5 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the long files first; inside a file the order stays."""
-    places = {name: place for place, name in enumerate(LONG_FILES)}
-    items.sort(key=lambda item: places.get(Path(item.path).name, len(places)))
+    indices = {name: index for index, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: indices.get(Path(item.path).name, len(indices)))

@@ -69,8 +69,7 @@ def test_a_parameter_error_prints_the_problems_alone_and_loads_nothing_heavy(she
     assert done.stderr.splitlines() == [
         "model.trust_remote_code = 'maybe' (text) is not allowed. It takes true or false. [--params]",
         "train.lora.rank: there is no such key. Did you mean train.lora.r? [--params]",
-        "train.max_steps = 0 (a whole number) is not allowed. "
-        "It takes a whole number of at least 1, or null. [--params]",
+        "train.max_steps = 0 (an integer) is not allowed. It takes an integer of at least 1, or null. [--params]",
         "(traceback: logs/errors.log)",
     ]
     assert "Traceback" not in done.stdout
@@ -208,8 +207,8 @@ def test_a_configuration_file_that_cannot_be_read_is_named_once(
         loader[name]
     result = invoke(raising(caught.value))
     assert result.exit_code == 2
-    place, reason = message.split(": ", 1)
-    assert result.stderr.splitlines()[0] == f"conf/base/{name}_more.yml, {place} cannot be read as YAML: {reason}"
+    index, reason = message.split(": ", 1)
+    assert result.stderr.splitlines()[0] == f"conf/base/{name}_more.yml, {index} cannot be read as YAML: {reason}"
 
 
 def test_problems_are_red(configured: Path) -> None:
@@ -300,4 +299,4 @@ def test_the_package_runs_as_a_module(folder: Path) -> None:
     command = [sys.executable, "-m", "lm_tuning", "--params=train.max_steps=0"]
     done = subprocess.run(command, cwd=folder, env=os.environ | {"COLUMNS": "200"}, capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr.startswith("train.max_steps = 0 (a whole number) is not allowed.")
+    assert done.stderr.startswith("train.max_steps = 0 (an integer) is not allowed.")

@@ -20,7 +20,7 @@ NUM_STEPS = 4
 
 
 def write_tokens(folder: Path, split: str, words: list[str]) -> None:
-    """Write one row a word: it is asked for and answered backwards."""
+    """Write one row per word: it is asked for and answered backwards."""
     from lm_tuning.text.store.table import TokenTableWriter
 
     with TokenTableWriter(folder / f"{split}.arrow") as writer:

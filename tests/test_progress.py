@@ -19,7 +19,7 @@ from rich.logging import RichHandler
 from lm_tuning import progress
 from lm_tuning.errors import Interrupted
 from lm_tuning.progress import ProgressDisplay, ignore_progress, show_progress
-from lm_tuning.runtime.busy import LoadWatch
+from lm_tuning.runtime.busy import LoadMonitor
 from lm_tuning.runtime.stopping import forget_request, note_request
 from tests.support.cost import count_calls
 from tests.support.patience import PATIENCE_SECONDS
@@ -98,7 +98,7 @@ def message_of(line: str) -> str:
     return line[9:].split("  ", maxsplit=1)[0]
 
 
-class Load(LoadWatch):
+class Load(LoadMonitor):
     """What a machine says of itself, made up."""
 
     def __init__(self, said: str | None = None) -> None:

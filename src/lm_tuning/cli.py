@@ -49,7 +49,7 @@ def causes_of(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def find_user_error(error: BaseException | None) -> UserError | None:
-    """Return what a user can mend in an error.
+    """Return what a user can fix in an error.
 
     Kedro wraps what datasets raise and keeps the original as the cause. Of its own errors, those about parameters and
     about configuration files that are missing or no YAML count too: they name the file.
@@ -79,7 +79,7 @@ def find_interruption(error: BaseException | None) -> Interrupted | None:
 
 
 def explain_errors(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Print what a user can mend and nothing else; leave every other error to Kedro, with its traceback.
+    """Print what a user can fix and nothing else; leave every other error to Kedro, with its traceback.
 
     Exit codes: 2 for a user error, 130 and 143 for a run stopped by SIGINT and SIGTERM, 1 for any other error.
     """

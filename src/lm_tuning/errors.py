@@ -8,12 +8,12 @@ from lm_tuning.secrets import mask
 
 
 class UserError(ValueError):
-    """Report what a user can mend: bad parameters, bad rows, a missing file.
+    """Report what a user can fix: bad parameters, bad rows, a missing file.
 
     The command line prints the problems alone, without a traceback, and exits with code 2.
 
     Attributes:
-        problems: one sentence a problem, in the order in which a user would mend them.
+        problems: one sentence per problem, in the order in which a user would fix them.
     """
 
     def __init__(self, problems: str | Iterable[str]) -> None:
@@ -35,7 +35,7 @@ class MachineFault(UserError):
 
 
 class Interrupted(Exception):  # a request to stop and no mistake, hence no Error in the name
-    """Say that a signal asked the run to stop, after what could be kept was kept.
+    """Describe that a signal asked the run to stop, after what could be kept was kept.
 
     It is an ``Exception`` so that Kedro calls its error hooks and the MLflow run is closed.
 

@@ -15,7 +15,7 @@ def register_pipelines() -> dict[str, Pipeline]:
     make_example = example_data.create_pipeline()
     split_rows = split.create_pipeline()
     tokenize_rows = tokenize.create_pipeline()
-    look_at_rows = preflight.create_pipeline()
+    check_rows = preflight.create_pipeline()
     train_model = train.create_pipeline()
     profile_training = profile.create_pipeline()
     evaluate_model = evaluate.create_pipeline()
@@ -23,7 +23,7 @@ def register_pipelines() -> dict[str, Pipeline]:
         "example_data": make_example,
         "split": make_example + split_rows,
         "tokenize": tokenize_rows,
-        "preflight": make_example + split_rows + tokenize_rows + look_at_rows,
+        "preflight": make_example + split_rows + tokenize_rows + check_rows,
         "train": tokenize_rows + train_model,
         "profile": tokenize_rows + profile_training,
         "evaluate": evaluate_model,

@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lm_tuning.runtime.bars import LINE_EVERY_SECONDS, Bar, write_rate, write_seconds
-from lm_tuning.runtime.busy import LoadWatch
+from lm_tuning.runtime.busy import LoadMonitor
 from lm_tuning.runtime.log_records import protect
 from lm_tuning.runtime.stopping import stop_if_requested
 
@@ -65,7 +65,7 @@ class ProgressDisplay:
         handler: RichHandler | None,
         console: Console,
         clock: Callable[[], float] = time.monotonic,
-        load: LoadWatch | None = None,
+        load: LoadMonitor | None = None,
     ) -> None:
         """Prepare a display; nothing is shown before `start`.
 
@@ -76,7 +76,7 @@ class ProgressDisplay:
             load: tells why nothing changes; by default from this machine.
         """
         self._clock = clock
-        self._load = load or LoadWatch()
+        self._load = load or LoadMonitor()
         self._console = console
         # Leaf lock of the hot path: Rich is never called while it is held.
         self._lock = threading.Lock()
@@ -137,7 +137,7 @@ class ProgressDisplay:
             self._thread.start()
 
     def tick(self) -> None:
-        """Redraw the live bars, or log a line for each bar that is due."""
+        """Redraw the live bars, or log a line for each bar that is expected."""
         if self._live is not None:
             with self._drawing:
                 self._live.refresh()
@@ -145,7 +145,7 @@ class ProgressDisplay:
             logger.info("%s", line)
 
     def _lines_due(self) -> list[str]:
-        """Return the line of each bar that is due.
+        """Return the line of each bar that is expected.
 
         What keeps the processors busy is said once, and again where nothing changes. Beside live bars there are no
         lines but the one that says it first.

@@ -51,7 +51,7 @@ for _name, _value in {
 }.items():
     os.environ.setdefault(_name, _value)
 
-# Two warnings of packages about each other that would come with every command and that no user could mend. MLflow
+# Two warnings of packages about each other that would come with every command and that no user could fix. MLflow
 # switches warning filters off for its own, so that one is caught where Kedro logs it.
 warnings.filterwarnings("ignore", message=r"register_new_resolver\(\) is deprecated")
 logging.getLogger("py.warnings").addFilter(lambda record: "Add type hints to the `predict`" not in record.getMessage())

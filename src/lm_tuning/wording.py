@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-LEARNED_MARKS = ("⟦", "⟧")
+SUPERVISED_MARKS = ("⟦", "⟧")
 
 
 # Characters that cannot be seen (but for joiners, which emoji and Persian need), that move a cursor, switch colours,

@@ -1,4 +1,4 @@
-"""Micro-batches: exactly which ids are trained, however a step is cut."""
+"""Micro-batches: exactly which ids are trained, however a step is split."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lm_tuning.batching.batch import StepBatch
-from lm_tuning.batching.micro_batches import cut_pairs, cut_rows
+from lm_tuning.batching.micro_batches import split_pairs, split_rows
 from lm_tuning.batching.step_loader import StepDataset, StepLoader
 from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.batching.tasks.registry import get_task
@@ -42,7 +42,7 @@ def test_packed_rows_score_nothing_across_their_border(table: TokenTable) -> Non
     # Position 3, the end of the first row, predicts nothing: the next id belongs to another row.
     assert batch.kept_positions.tolist() == [0, 1, 2, 4, 7]
     assert batch.targets.tolist() == [[5, 6, 2, 9, 2]]
-    assert (batch.num_supervised, batch.num_tokens, batch.num_slots) == (5, 9, 9)
+    assert (batch.num_supervised, batch.num_tokens, batch.num_positions) == (5, 9, 9)
 
 
 def test_padded_rows_keep_their_own_end_token_when_pad_is_eos(table: TokenTable) -> None:
@@ -52,7 +52,7 @@ def test_padded_rows_keep_their_own_end_token_when_pad_is_eos(table: TokenTable)
     assert batch.kept_positions.tolist() == [0, 1, 2, 3]
     ignored = IGNORE_INDEX
     assert batch.targets.tolist() == [[5, 6, 2, ignored], [9, ignored, ignored, 2]]
-    assert (batch.num_supervised, batch.num_tokens, batch.num_slots) == (5, 9, 10)
+    assert (batch.num_supervised, batch.num_tokens, batch.num_positions) == (5, 9, 10)
 
 
 @given(
@@ -61,7 +61,7 @@ def test_padded_rows_keep_their_own_end_token_when_pad_is_eos(table: TokenTable)
     batching=st.sampled_from(["packed", "padded"]),
 )
 def test_cutting_places_every_row_once_within_the_budget(lengths: list[int], budget: int, batching: str) -> None:
-    groups = cut_rows(range(len(lengths)), lengths, budget_tokens=budget, batching=batching)  # type: ignore[arg-type]
+    groups = split_rows(range(len(lengths)), lengths, budget_tokens=budget, batching=batching)  # type: ignore[arg-type]
     assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
     for group in groups:
         longest = max(lengths[row] for row in group)
@@ -75,7 +75,7 @@ def test_cutting_places_every_row_once_within_the_budget(lengths: list[int], bud
 )
 def test_cutting_pairs_counts_the_padding_of_both_sides(pairs: list[tuple[int, int]], budget: int) -> None:
     sources, targets = zip(*pairs, strict=True)
-    groups = cut_pairs(range(len(pairs)), sources, targets, budget_tokens=budget)
+    groups = split_pairs(range(len(pairs)), sources, targets, budget_tokens=budget)
     assert sorted(row for group in groups for row in group) == list(range(len(pairs)))
     for group in groups:
         slots = len(group) * (max(sources[row] for row in group) + max(targets[row] for row in group))
@@ -83,7 +83,7 @@ def test_cutting_pairs_counts_the_padding_of_both_sides(pairs: list[tuple[int, i
 
 
 def test_first_fit_fills_gaps() -> None:
-    assert cut_rows([0, 1, 2, 3], [6, 6, 4, 4], budget_tokens=10, batching="packed") == [[0, 2], [1, 3]]
+    assert split_rows([0, 1, 2, 3], [6, 6, 4, 4], budget_tokens=10, batching="packed") == [[0, 2], [1, 3]]
 
 
 def test_a_step_holds_the_rows_of_the_plan_and_counts_them_once(table: TokenTable) -> None:

@@ -1,4 +1,4 @@
-"""The loss of a head made in pieces is the loss of all its logits."""
+"""The loss of a head made in chunks is the loss of all its logits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def make_parts(*, bias: bool, positions: int = 300) -> tuple[torch.Tensor, ...]:
 def test_loss_and_gradients_are_those_of_all_logits_at_once(
     monkeypatch: pytest.MonkeyPatch, smoothing: float, bias: bool, kernel: linear_loss.Kernel
 ) -> None:
-    monkeypatch.setitem(linear_loss.PIECE_BYTES, "cpu", 1)  # 128 positions a piece: three pieces, the last one short
+    monkeypatch.setitem(linear_loss.CHUNK_BYTES, "cpu", 1)  # 128 positions a piece: three pieces, the last one short
     hidden, weight, shift, targets = make_parts(bias=bias)
     whole = cross_entropy(
         torch.nn.functional.linear(hidden, weight, shift),
@@ -65,7 +65,7 @@ def test_positions_without_any_target_cost_nothing() -> None:
 
 
 def test_no_more_than_a_piece_of_logits_exists_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(linear_loss.PIECE_BYTES, "cpu", 1)
+    monkeypatch.setitem(linear_loss.CHUNK_BYTES, "cpu", 1)
     hidden, weight, _, targets = make_parts(bias=False)
     seen = []
 
@@ -89,7 +89,7 @@ def test_products_in_16_bits_sum_in_float32() -> None:
 
 
 def test_any_head_can_be_run_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(linear_loss.PIECE_BYTES, "cpu", 1)
+    monkeypatch.setitem(linear_loss.CHUNK_BYTES, "cpu", 1)
     hidden, weight, _, targets = make_parts(bias=False)
     head = torch.nn.Sequential(torch.nn.Linear(16, 8, bias=False), torch.nn.Linear(8, 50))
     whole = cross_entropy(head(hidden), targets, ignore_index=IGNORE_INDEX, reduction="sum")

@@ -1,4 +1,4 @@
-"""The step plan: every row once an epoch, the same number of steps every epoch, and nothing but the seed decides."""
+"""The step plan: every row once per epoch, the same number of steps every epoch, and nothing but the seed decides."""
 
 from __future__ import annotations
 

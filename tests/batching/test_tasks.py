@@ -55,7 +55,7 @@ def test_a_classifier_reads_the_last_real_token_of_padded_rows(labelled: TokenTa
     assert batch.input_ids.tolist() == [[1, 8, 9, PAD], [1, 10, PAD, PAD]]
     assert batch.kept_positions.tolist() == [3, 5]
     assert batch.targets.tolist() == [2, 0]
-    assert (batch.num_supervised, batch.num_tokens, batch.num_slots) == (2, 6, 8)
+    assert (batch.num_supervised, batch.num_tokens, batch.num_positions) == (2, 6, 8)
     assert batch.position_ids is batch.attention_mask is batch.decoder_input_ids is None
 
 
@@ -65,7 +65,7 @@ def test_a_classifier_reads_the_last_token_of_each_packed_row(labelled: TokenTab
     assert batch.position_ids is not None
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 0, 1]]
     assert batch.kept_positions.tolist() == [3, 5]
-    assert (batch.num_supervised, batch.num_slots) == (2, 6)
+    assert (batch.num_supervised, batch.num_positions) == (2, 6)
 
 
 @pytest.mark.parametrize("batching", ["padded", "packed"])
@@ -92,7 +92,7 @@ def test_an_encoder_decoder_gets_masks_from_lengths_and_shifted_targets(pairs: T
     assert batch.targets.tolist() == [[20, 2, IGNORE_INDEX], [21, 22, 2]]
     assert batch.decoder_input_ids is not None
     assert batch.decoder_input_ids.tolist() == [[5, 20, 2], [5, 21, 22]]
-    assert (batch.num_supervised, batch.num_tokens, batch.num_slots) == (5, 10, 12)
+    assert (batch.num_supervised, batch.num_tokens, batch.num_positions) == (5, 10, 12)
 
 
 def test_seq2seq_logits_are_those_of_each_row_alone(tmp_path: Path, pairs: TokenTable) -> None:

@@ -123,8 +123,8 @@ def test_units_stay_whole_and_every_split_gets_rows(units, classes, stratified, 
         smallest = np.bincount(ids)[np.unique(ids[result.splits == 0])].min()
         got = counts_of(result.splits)
         assert min(got) >= 1
-        for place in (1, 2):
-            assert got[place] >= sizes[place] - smallest
+        for index in (1, 2):
+            assert got[index] >= sizes[index] - smallest
 
 
 def test_sizes_are_met_exactly_when_single_rows_can_fill_the_gaps():

@@ -49,16 +49,16 @@ def test_backslashes_in_json_are_no_control_characters():
 def test_nothing_is_found_in_no_text_and_a_slice_is_read_from_its_beginning():
     assert found() == found(None) == found("") == []
     column = pa.array(["\x00", "fine", "\x01"], pa.string()).slice(1)
-    assert [place for place, *_ in find_odd_characters(column, is_json=False)] == [1]
+    assert [index for index, *_ in find_odd_characters(column, is_json=False)] == [1]
 
 
 @given(st.lists(st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=8), max_size=6))
 def test_every_row_with_one_is_found_and_no_other(texts):
     pattern = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
-    expected = [place for place, text in enumerate(texts) if text and pattern.search(text)]
-    replaced = [place for place, text in enumerate(texts) if text and "\ufffd" in text]
+    expected = [index for index, text in enumerate(texts) if text and pattern.search(text)]
+    replaced = [index for index, text in enumerate(texts) if text and "\ufffd" in text]
     got = found(*texts)
-    assert [place for place, kind, _ in got if kind == "control_character"] == expected
-    assert [place for place, kind, _ in got if kind == "replacement_character"] == replaced
+    assert [index for index, kind, _ in got if kind == "control_character"] == expected
+    assert [index for index, kind, _ in got if kind == "replacement_character"] == replaced
     encoded = [None if text is None else json.dumps({"a": [text]}, ensure_ascii=False) for text in texts]
     assert found(*encoded, is_json=True) == got

@@ -497,8 +497,8 @@ def test_progress_tells_the_rows_of_the_file_and_not_the_limit(tmp_path, write_r
 
 def test_labels_are_counted_by_the_type_they_have_in_the_file(write_rows, check):
     labels = ["1", 1, 1, True, "true", "b", 2]
-    rows = [{"text": f"t{place}", "label": label} for place, label in enumerate(labels)]
+    rows = [{"text": f"t{index}", "label": label} for index, label in enumerate(labels)]
     made = check(write_rows(rows), format="text_label")
     assert made.summary["label_map"] == {"1": 0, "2": 1, "b": 2, "true": 3}
-    assert made.summary["classes"]["types"] == {"text": 3, "whole number": 3, "truth value": 1}
+    assert made.summary["classes"]["types"] == {"text": 3, "integer": 3, "boolean": 1}
     assert made.summary["classes"]["joined"] == ["1", "true"]

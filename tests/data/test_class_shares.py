@@ -31,7 +31,7 @@ def test_the_chance_is_that_of_all_ways_to_draw(total, data):
     least = max(0, drawn + marked - total)
     hits = data.draw(st.integers(least, min(drawn, marked)))
     ways = list(combinations(range(total), drawn))
-    as_many = sum(sum(place < marked for place in way) >= hits for way in ways)
+    as_many = sum(sum(index < marked for index in way) >= hits for way in ways)
     assert log_chance(hits, marked, drawn, total) == pytest.approx(math.log(as_many / len(ways)), abs=1e-9)
 
 
@@ -39,7 +39,7 @@ def test_a_test_set_with_a_fifth_of_one_of_151_equal_classes_is_found():
     train, test = np.full(151, 100), np.full(151, 30)
     test[7] = 1000
     assert find_moved_classes(train, test) == [7]
-    names = [f"intent {place}" for place in range(151)]
+    names = [f"intent {index}" for index in range(151)]
     (moved,) = list_moved(train, test, names)
     assert moved == {
         "class": "intent 7",
@@ -93,7 +93,7 @@ def test_the_largest_of_each_split_are_shown(tables, most):
     for of_split in rows:
         if of_split.any():
             assert max(of_split[shown]) == of_split.max()
-    order = [tuple(-of_split[place] for of_split in rows) for place in shown]
+    order = [tuple(-of_split[index] for of_split in rows) for index in shown]
     assert order == sorted(order)
 
 

@@ -62,8 +62,8 @@ def test_values_keep_their_types_and_structs_lose_the_nulls_that_arrow_added(tmp
 def test_text_of_every_arrow_type_is_text(tmp_path, name):
     words = ["one", None, "두 번째"]
     kinds = [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
-    table = pa.table({str(place): pa.array(words, kind) for place, kind in enumerate(kinds)})
-    assert values_of(written(table, tmp_path / name)) == [{str(place): word for place in range(3)} for word in words]
+    table = pa.table({str(index): pa.array(words, kind) for index, kind in enumerate(kinds)})
+    assert values_of(written(table, tmp_path / name)) == [{str(index): word for index in range(3)} for word in words]
 
 
 def test_dates_stay_dates_and_what_python_cannot_hold_is_a_problem_of_its_row(tmp_path):

@@ -103,7 +103,7 @@ def test_template_columns_are_checked():
         ({"columns": {"messages": "a"}, "template": "{c}"}, "cannot be used with the format 'messages'"),
         ({"template": "{c}"}, "No format follows from data.template alone"),
         ({"columns": {"response": "b"}, "template": "{c"}, "data.template: expected '}'"),
-        ({"columns": {"response": "b"}, "template": "{}"}, "place holder is empty"),
+        ({"columns": {"response": "b"}, "template": "{}"}, "placeholder is empty"),
         ({"columns": {"response": "b"}, "template": "{c:>10}"}, "more than a column name"),
         ({"columns": {"response": "b"}, "template": "{c!r}"}, "more than a column name"),
         ({"format": "messages"}, "no usual names of the format 'messages'"),

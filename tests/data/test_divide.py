@@ -73,7 +73,7 @@ def divide(rows: list[Row], *, by_key: bool = False, **options: Any) -> Division
     near = None
     if options.get("near_duplicates", "ignore") != "ignore":
         firsts = np.unique(contents, return_index=True)[1]
-        families = number_by_appearance(np.array([rows[place].family for place in order[firsts]]))
+        families = number_by_appearance(np.array([rows[index].family for index in order[firsts]]))
         near = NearDuplicates(families, np.zeros((0, 2), dtype=np.int64), 1.0)
     defaults: dict[str, Any] = {
         "validation": 0.2,
@@ -107,8 +107,8 @@ def some_rows(files: st.SearchStrategy[int]) -> st.SearchStrategy[list[Row]]:
     )
 
     def with_keys(rows: list[Row]) -> list[Row]:
-        for place, row in enumerate(rows):
-            row.key = place
+        for index, row in enumerate(rows):
+            row.key = index
         return rows
 
     return st.lists(row, min_size=1, max_size=50).map(with_keys)
@@ -129,7 +129,7 @@ OPTIONS = st.fixed_dictionaries(
 
 def sides(rows: list[Row], splits: np.ndarray, name: str) -> list[set[int]]:
     return [
-        {getattr(row, name) for row, split in zip(rows, splits, strict=True) if split == place} for place in range(3)
+        {getattr(row, name) for row, split in zip(rows, splits, strict=True) if split == index} for index in range(3)
     ]
 
 

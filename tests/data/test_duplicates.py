@@ -14,10 +14,10 @@ def test_repeats_point_to_the_first_row_of_their_key(rows):
     digests = np.array([row[:2] for row in rows], dtype=np.uint64).reshape(-1, 2)
     first: dict[tuple[int, int], int] = {}
     expected = []
-    for place, (high, low, is_train) in enumerate(rows):
+    for index, (high, low, is_train) in enumerate(rows):
         if is_train:
-            original = first.setdefault((high, low), place)
-            if original != place:
-                expected.append((place, original))
+            original = first.setdefault((high, low), index)
+            if original != index:
+                expected.append((index, original))
     repeats, originals = find_repeats(digests, np.array([row[2] for row in rows], dtype=bool))
     assert list(zip(repeats.tolist(), originals.tolist(), strict=True)) == expected

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lm_tuning.data.check.findings import MAX_REASONS, Findings, RowPlaces
+from lm_tuning.data.check.findings import MAX_REASONS, Findings, RowPositions
 
 SOURCES = [
     {"path": "a.jsonl", "split": "train", "first_row_id": 1},
@@ -13,8 +13,8 @@ SOURCES = [
 
 
 def test_row_ids_become_file_and_number():
-    places = RowPlaces(SOURCES)
-    assert [places.find(row_id) for row_id in (1, 10, 11, 5000, 5002)] == [
+    indices = RowPositions(SOURCES)
+    assert [indices.find(row_id) for row_id in (1, 10, 11, 5000, 5002)] == [
         ("a.jsonl (train)", 1),
         ("a.jsonl (train)", 10),
         ("b.jsonl", 1),
@@ -30,7 +30,7 @@ def test_all_row_numbers_are_kept_and_the_first_thousand_reasons():
     findings.add(5001, "empty", "late", is_bad=True)
     findings.add(7, "control_character", "odd", is_bad=False)
     findings.add(3, "of_its_own", "new", is_bad=True)
-    described = findings.describe(SOURCES, bad_fate="skipped")
+    described = findings.describe(SOURCES, bad_outcome="skipped")
     assert list(described) == ["empty", "of_its_own", "control_character"]
     empty = described["empty"]
     assert empty["num_rows"] == 4001
@@ -51,4 +51,4 @@ def test_all_row_numbers_are_kept_and_the_first_thousand_reasons():
 
 def test_files_of_one_name_keep_rows_of_their_own():
     sources = [{"path": "org/set", "split": "train", "first_row_id": first} for first in (1, 11)]
-    assert dict(RowPlaces(sources).by_file([2, 11, 12])) == {"org/set (train)": [2], "org/set (train) #2": [1, 2]}
+    assert dict(RowPositions(sources).by_file([2, 11, 12])) == {"org/set (train)": [2], "org/set (train) #2": [1, 2]}

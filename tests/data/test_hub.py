@@ -1,4 +1,4 @@
-"""Data sets of the hub are read like files; a hub that is out of reach is told at once, with the ways out."""
+"""Data sets of the hub are read like files; a hub that is out of reach is told at once, and how to fix it."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def test_a_weight_of_no_class_is_refused_with_the_nearest_name_and_all_names():
         "The classes are card, cash, loan; those without a weight count as 1.",
     ]
     with pytest.raises(UserError, match=r"class0, .*, class19 and 30 more; "):
-        refuse_unknown_weights({"none": 1.0}, {f"class{place}": place for place in range(50)})
+        refuse_unknown_weights({"none": 1.0}, {f"class{index}": index for index in range(50)})
 
 
 @pytest.mark.parametrize(

@@ -146,7 +146,7 @@ def test_parts_of_text_are_joined():
         (
             [TURNS[0], {"role": "assistant", "content": "4", "weight": 0.5}],
             "wrong_type",
-            "message 2 has the weight 0.5; it is 1 for an answer that is learned and 0 for one that is not.",
+            "message 2 has the weight 0.5; it is 1 for an answer that is supervised and 0 for one that is not.",
         ),
         (
             [TURNS[0], {"role": "assistant", "content": "4", "tool_calls": "weather"}],

@@ -31,12 +31,12 @@ KOREAN = "어제 저녁에 친구들과 함께 한강 공원을 산책하면서 
 CHINESE = "昨天晚上我和朋友们一起在河边散步一直聊到很晚才回家大家都说下个月还要再来这里看月亮吃点心。"
 
 
-def find(tmp_path, texts, *, similarity=0.8, places=None, on_progress=lambda *call: None):
+def find(tmp_path, texts, *, similarity=0.8, indices=None, on_progress=lambda *call: None):
     path = tmp_path / "rows.arrow"
     with ExampleWriter(path, "text") as writer:
         for number, text in enumerate(texts, 1):
             writer.append(number, (text,))
-    order = np.arange(len(texts)) if places is None else np.array(places, dtype=np.int64)
+    order = np.arange(len(texts)) if indices is None else np.array(indices, dtype=np.int64)
     return find_near_duplicates(
         ExampleTable(path), order, tmp_path / "scratch", similarity=similarity, on_progress=on_progress
     )
@@ -44,7 +44,7 @@ def find(tmp_path, texts, *, similarity=0.8, places=None, on_progress=lambda *ca
 
 def shingles(text):
     data = comparable_texts({"text": [text]}, "text")[0]
-    return {data[place : place + 6] for place in range(max(len(data) - 5, 1))}
+    return {data[index : index + 6] for index in range(max(len(data) - 5, 1))}
 
 
 def jaccard(one, other):
@@ -117,8 +117,8 @@ def test_signatures_are_those_of_the_set_whatever_else_is_signed_with_it():
     signed = sign_texts(texts)
     assert signed.shape == (4, 128)
     assert signed.dtype == np.uint16
-    for place, text in enumerate(texts):
-        assert (sign_texts([text])[0] == signed[place]).all()
+    for index, text in enumerate(texts):
+        assert (sign_texts([text])[0] == signed[index]).all()
     repeated = comparable_texts({"text": [BRIDGE + " " + BRIDGE]}, "text")[0]
     assert (sign_texts([repeated])[0] == signed[0]).mean() > 0.9
     # Written down: signatures that depend on the machine or on a library's version would part from it.
@@ -151,8 +151,8 @@ def real_sentences():
 def edited(text, num_edits, source):
     words = text.split()
     for _ in range(num_edits):
-        place = source.randrange(len(words))
-        words[place : place + 1] = source.choice([[], ["entirely"], [words[place], "also"]])
+        index = source.randrange(len(words))
+        words[index : index + 1] = source.choice([[], ["entirely"], [words[index], "also"]])
     return " ".join(words)
 
 
@@ -161,7 +161,7 @@ def test_recall_and_precision_against_all_pairs(tmp_path):
     originals = real_sentences()
     assert len(originals) == 100
     texts = [*originals, *(edited(text, edits, source) for text in originals for edits in (1, 3, 6))]
-    vocabulary = {shingle: place for place, shingle in enumerate(set().union(*map(shingles, texts)))}
+    vocabulary = {shingle: index for index, shingle in enumerate(set().union(*map(shingles, texts)))}
     table = np.zeros((len(texts), len(vocabulary)), dtype=np.float32)
     for row, text in enumerate(texts):
         table[row, [vocabulary[shingle] for shingle in shingles(text)]] = 1
@@ -175,7 +175,7 @@ def test_recall_and_precision_against_all_pairs(tmp_path):
     assert (exact >= 0.9).sum() > 100
     assert joined[exact >= 0.9].all()
     assert joined[exact >= 0.8].mean() > 0.9
-    # Rows hang together through others too, so what must be alike is each row and one of its unit.
+    # Rows belong together through others too, so what must be alike is each row and one of its unit.
     nearest = np.where(joined, exact, 0).max(axis=1)
     in_units = np.bincount(units)[units] > 1
     assert (nearest[in_units] > 0.7).all()
@@ -194,20 +194,20 @@ def test_the_share_of_equal_slots_estimates_the_similarity():
 
 def test_only_what_is_asked_for_is_compared_and_the_order_names_the_first(tmp_path):
     texts = ["nothing like it", BAKERY, BRIDGE + "!", BRIDGE + "?", BAKERY + "!", BRIDGE]
-    assert find(tmp_path, texts, places=[5, 1, 2]).units.tolist() == [0, 1, 0]
-    assert find(tmp_path, texts, places=[4, 3, 1, 0]).units.tolist() == [0, 1, 0, 2]
-    assert find(tmp_path, [], places=[]).units.tolist() == []
+    assert find(tmp_path, texts, indices=[5, 1, 2]).units.tolist() == [0, 1, 0]
+    assert find(tmp_path, texts, indices=[4, 3, 1, 0]).units.tolist() == [0, 1, 0, 2]
+    assert find(tmp_path, [], indices=[]).units.tolist() == []
 
 
 def test_the_order_of_rows_only_renumbers_the_units(tmp_path):
     source = random.Random(5)
     texts = [edited(text, 2, source) for text in [BRIDGE, BAKERY, KOREAN, f"{BAKERY} {KOREAN}"] * 10]
-    places = list(range(len(texts)))
+    indices = list(range(len(texts)))
     first = find(tmp_path, texts).units
     for _ in range(3):
-        source.shuffle(places)
-        other = find(tmp_path, texts, places=places).units
-        assert ((first[places][:, None] == first[places][None, :]) == (other[:, None] == other[None, :])).all()
+        source.shuffle(indices)
+        other = find(tmp_path, texts, indices=indices).units
+        assert ((first[indices][:, None] == first[indices][None, :]) == (other[:, None] == other[None, :])).all()
 
 
 def test_similarity_of_one_joins_only_what_differs_in_case_and_blanks(tmp_path):

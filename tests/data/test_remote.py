@@ -130,12 +130,12 @@ class Broken:
     """A driver's file whose connection ends after some bytes."""
 
     def __init__(self) -> None:
-        self.pieces = [LINES[:20], LINES[20:40]]
+        self.chunks = [LINES[:20], LINES[20:40]]
 
     def read(self, num_bytes: int) -> bytes:
-        if not self.pieces:
+        if not self.chunks:
             raise RuntimeError("connection reset\nby somebody")
-        return self.pieces.pop(0)
+        return self.chunks.pop(0)
 
     def seekable(self) -> bool:
         return False

@@ -126,7 +126,7 @@ def test_the_77_intents_of_banking_become_classes(tmp_path, split, real_data):
     )
     summary = tokenize(made, tmp_path / "tokens", CLASSIFY)
     assert len(summary["label_map"]) == 77
-    names = {place: name for name, place in summary["label_map"].items()}
+    names = {index: name for name, index in summary["label_map"].items()}
     for split_name in SPLITS:
         facts = summary["splits"][split_name]
         assert facts["num_classes"] == 77

@@ -29,7 +29,7 @@ def section(tmp_path_factory):
 
 
 def rows(*values: Any) -> list[dict[str, Any]]:
-    return [{"text": value, "label": f"c{place % 2}"} for place, value in enumerate(values)]
+    return [{"text": value, "label": f"c{position % 2}"} for position, value in enumerate(values)]
 
 
 def test_counts_are_facts_and_metrics(write_rows, section):
@@ -142,16 +142,16 @@ def test_a_template_is_shown_as_it_is(tmp_path, section):
 
 
 def test_labels_of_several_types_are_noted_and_those_of_one_are_not(write_rows, section):
-    mixed = [{"text": f"t{place}", "label": label} for place, label in enumerate(["1", 1, 2, True])]
+    mixed = [{"text": f"t{position}", "label": label} for position, label in enumerate(["1", 1, 2, True])]
     made = section(write_rows(mixed), format="text_label")
     note = made["markdown"].split("### Findings\n\n")[1].replace("\\_", "_")
     assert note.startswith(
-        "Note: labels in column 'label' are of different types (whole number: 2 rows, text: 1 row, truth value: 1 row)."
+        "Note: labels in column 'label' are of different types (integer: 2 rows, text: 1 row, boolean: 1 row)."
     )
     assert note.endswith("Classes with labels of several types: '1'.")
     assert not made["facts"]["refused"]
     plain = section(
-        write_rows([{"text": f"t{place}", "label": place % 2} for place in range(4)], "plain.jsonl"),
+        write_rows([{"text": f"t{position}", "label": position % 2} for position in range(4)], "plain.jsonl"),
         format="text_label",
     )
     assert "different types" not in plain["markdown"]

@@ -459,8 +459,8 @@ def test_conversations_are_compared_by_what_is_said(write_rows, split):
 
 
 def shuffled(rows, seed):
-    order = sorted(range(len(rows)), key=lambda place: (place * 7919 + seed * 104729) % 1009)
-    return [rows[place] for place in order]
+    order = sorted(range(len(rows)), key=lambda index: (index * 7919 + seed * 104729) % 1009)
+    return [rows[index] for index in order]
 
 
 @pytest.mark.parametrize(
@@ -633,7 +633,7 @@ def test_rows_of_one_text_name_the_keys_and_the_remedy(write_rows, split, settin
 
 
 def test_rare_classes_that_were_held_out_are_told_with_strata_as_the_remedy(write_rows, split, caplog):
-    rows = [{"text": f"t{place}", "label": f"c{place}" if place < 10 else "many"} for place in range(20)]
+    rows = [{"text": f"t{index}", "label": f"c{index}" if index < 10 else "many"} for index in range(20)]
     path = write_rows(rows)
     made = split(path, task="sequence_classification", validation=5, test=5)
     [warning] = made.summary["warnings"]
@@ -646,7 +646,7 @@ def test_rare_classes_that_were_held_out_are_told_with_strata_as_the_remedy(writ
 
 
 def test_classes_whose_rows_were_all_held_out_are_told(write_rows, split, caplog):
-    path = write_rows([{"text": f"t{place}", "label": f"c{place}"} for place in range(20)])
+    path = write_rows([{"text": f"t{index}", "label": f"c{index}"} for index in range(20)])
     made = split(path, task="sequence_classification", validation=3, test=2)
     untrained = made.summary["untrained_classes"]
     assert (untrained["column"], untrained["num_classes"], untrained["num_rows"]) == ("label", 5, 5)
@@ -664,7 +664,7 @@ def test_classes_whose_rows_were_all_held_out_are_told(write_rows, split, caplog
 
 
 def test_classes_that_train_has_or_that_only_a_held_out_file_has_are_refused(write_rows, split):
-    path = write_rows([{"text": f"t{place}", "label": f"c{place}"} for place in range(20)])
+    path = write_rows([{"text": f"t{index}", "label": f"c{index}"} for index in range(20)])
     made = split(
         path,
         task="sequence_classification",
@@ -682,7 +682,7 @@ def test_classes_that_train_has_or_that_only_a_held_out_file_has_are_refused(wri
 
 
 def test_groups_that_hold_a_class_out_in_spite_of_strata_are_told_with_the_remedy_that_is_left(write_rows, split):
-    rows = [{"text": f"t{place}", "label": "ab"[place % 2], "book": place // 4} for place in range(40)]
+    rows = [{"text": f"t{index}", "label": "ab"[index % 2], "book": index // 4} for index in range(40)]
     rows.append({"text": "lonely", "label": "c", "book": 0})
     path = write_rows(rows)
     settings = {"task": "sequence_classification", "stratify": "label", "group": "book", "test": 10}

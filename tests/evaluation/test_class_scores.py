@@ -78,7 +78,7 @@ def test_confusions_are_directed_and_the_most_frequent_come_first() -> None:
 
 
 def test_pairs_of_many_classes_do_not_overflow() -> None:
-    names = [str(place) for place in range(50_000)]
+    names = [str(class_id) for class_id in range(50_000)]
     references = np.array([49_999, 49_999, 7], dtype=np.int32)
     predictions = np.array([49_998, 49_998, 0], dtype=np.int32)
     (first, second) = list_confusions(references, predictions, names)
@@ -88,7 +88,7 @@ def test_pairs_of_many_classes_do_not_overflow() -> None:
 
 def test_the_majority_class_by_hand() -> None:
     majority = measure_majority(np.array([5, 3, 2]), np.array([0, 0, 1, 2]))
-    assert majority.place == 0
+    assert majority.class_id == 0
     assert majority.accuracy == 0.5
     # The majority class has F1 = 2 * 2 / (2 + 4); the other two occur and have 0.
     assert majority.macro_f1 == pytest.approx((4 / 6) / 3)
@@ -97,9 +97,9 @@ def test_the_majority_class_by_hand() -> None:
 
 def test_the_majority_is_that_of_the_training_rows() -> None:
     majority = measure_majority(np.array([1, 9]), np.array([0, 0, 0]))
-    assert (majority.place, majority.accuracy, majority.macro_f1) == (1, 0.0, 0.0)
+    assert (majority.class_id, majority.accuracy, majority.macro_f1) == (1, 0.0, 0.0)
     assert majority.nats_per_row == pytest.approx(math.log(10))
-    assert measure_majority(np.array([4, 4]), np.array([1])).place == 0, "the lowest id of equally frequent ones"
+    assert measure_majority(np.array([4, 4]), np.array([1])).class_id == 0, "the lowest id of equally frequent ones"
 
 
 def test_a_class_without_training_rows_has_an_infinite_loss() -> None:

@@ -135,13 +135,13 @@ def test_samples_are_the_wrong_rows_and_some_right_ones(tuned: Path, tokens: Pat
     assert compared.columns == SAMPLE_COLUMNS
     assert sorted(row["row_id"] for row in compared.answers) == list(range(100, 111)), "few rows: all are kept"
     for row in compared.answers:
-        place = row["row_id"] - 100
+        index = row["row_id"] - 100
         assert tuple(row) == SAMPLE_COLUMNS
-        assert row["text"] == TEXTS[place]
-        assert row["reference"] == NAMES[TEST_LABELS[place]]
+        assert row["text"] == TEXTS[index]
+        assert row["reference"] == NAMES[TEST_LABELS[index]]
         assert row["base"] == NAMES[1]
-        assert row["tuned"] == NAMES[int(log_probabilities[place].argmax())]
-        assert row["probability"] == pytest.approx(float(log_probabilities[place].max().exp()), rel=SAME_LOSS)
+        assert row["tuned"] == NAMES[int(log_probabilities[index].argmax())]
+        assert row["probability"] == pytest.approx(float(log_probabilities[index].max().exp()), rel=SAME_LOSS)
     is_wrong = [row["reference"] != row["tuned"] for row in compared.answers]
     num_wrong = sum(is_wrong)
     assert 0 < num_wrong < 11

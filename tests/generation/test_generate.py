@@ -229,8 +229,8 @@ def best_pair(log_probabilities: Callable[[list[int]], torch.Tensor]) -> tuple[l
     first = log_probabilities([])
     seconds = torch.stack([log_probabilities([token]) for token in range(len(first))])
     total = first[:, None] + seconds
-    place = int(total.argmax())
-    return [place // len(first), place % len(first)], float(total.max())
+    index = int(total.argmax())
+    return [index // len(first), index % len(first)], float(total.max())
 
 
 def test_beams_find_the_likeliest_answer_of_all(model: Any, prompts: list[list[int]]) -> None:

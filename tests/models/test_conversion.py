@@ -46,8 +46,8 @@ def convert(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Co
     from tests.support.tiny import make_model, make_tokenizer
 
     def read(loaded: Any) -> Callable[..., Any]:
-        def from_pretrained(place: str, *, gguf_file: str, **_: Any) -> Any:
-            assert Path(place, gguf_file) == source
+        def from_pretrained(index: str, *, gguf_file: str, **_: Any) -> Any:
+            assert Path(index, gguf_file) == source
             return loaded()
 
         return from_pretrained

@@ -47,8 +47,8 @@ def problems_of(folder: Path) -> list[str]:
 def test_an_index_leads_to_safetensors_in_the_folder_only(folder: Path, tmp_path: Path, name: str) -> None:
     (folder / "model.safetensors").unlink()
     trace = tmp_path / "was_run"
-    for place in (folder / "pytorch_model.bin", tmp_path / "weights.bin", folder / "x.pt"):
-        place.write_bytes(pickle.dumps(Planted(trace)))
+    for index in (folder / "pytorch_model.bin", tmp_path / "weights.bin", folder / "x.pt"):
+        index.write_bytes(pickle.dumps(Planted(trace)))
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": name}}))
     (problem,) = problems_of(folder)
     assert f"{INDEX} names {name!r}" in problem

@@ -94,7 +94,7 @@ def test_a_full_classifier_loads_with_the_classes_it_was_trained_for(tmp_path):
     from tests.support.tiny_tasks import LABEL_MAP, make_classifier
 
     model = make_classifier()
-    model.config.id2label, model.config.label2id = {place: name for name, place in LABEL_MAP.items()}, LABEL_MAP
+    model.config.id2label, model.config.label2id = {index: name for name, index in LABEL_MAP.items()}, LABEL_MAP
     folder = tmp_path / "tuned"
     model.save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)

@@ -45,7 +45,7 @@ def test_an_unknown_key_names_the_file_and_line(project: Project, problems_of: P
     assert problems_of(project.load, "cpu")[0].endswith("[conf/cpu/parameters.yml, line 3]")
 
 
-@pytest.mark.parametrize(("written", "kind"), [("01", "a whole number"), ("no", "a truth value"), ("1.0", "a number")])
+@pytest.mark.parametrize(("written", "kind"), [("01", "an integer"), ("no", "a boolean"), ("1.0", "a number")])
 def test_text_that_yaml_took_for_something_else_is_quoted_as_it_was_written(
     project: Project, problems_of: Problems, written: str, kind: str
 ) -> None:

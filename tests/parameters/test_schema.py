@@ -78,7 +78,7 @@ def test_the_reference_has_a_line_for_every_key() -> None:
     for path, entry in walk_keys():
         line = f"## {'.'.join(path)}\n" if "properties" in entry else f"| `{path[-1]}` |"
         assert line in page, path
-    assert "| `max_steps` | a whole number of at least 1, or null | `null` | Steps after which" in page
+    assert "| `max_steps` | an integer of at least 1, or null | `null` | Steps after which" in page
 
 
 @pytest.mark.parametrize(

@@ -48,10 +48,10 @@ def test_parameters_cannot_be_changed(valid: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("groups", "key", "allowed"),
     [
-        ({"seed": "42"}, "seed = '42'", "a whole number of at least 0"),
-        ({"seed": True}, "seed = true", "a whole number of at least 0"),
-        ({"train": {"max_steps": 3.0}}, "train.max_steps = 3.0", "a whole number of at least 1, or null"),
-        ({"train": {"max_steps": 0}}, "train.max_steps = 0", "a whole number of at least 1, or null"),
+        ({"seed": "42"}, "seed = '42'", "an integer of at least 0"),
+        ({"seed": True}, "seed = true", "an integer of at least 0"),
+        ({"train": {"max_steps": 3.0}}, "train.max_steps = 3.0", "an integer of at least 1, or null"),
+        ({"train": {"max_steps": 0}}, "train.max_steps = 0", "an integer of at least 1, or null"),
         ({"train": {"learning_rate": True}}, "train.learning_rate = true", "a number above 0"),
         ({"train": {"learning_rate": "fast"}}, "train.learning_rate = 'fast'", "a number above 0"),
         ({"train": {"learning_rate": float("inf")}}, "train.learning_rate = inf", "a number above 0"),
@@ -66,7 +66,7 @@ def test_parameters_cannot_be_changed(valid: dict[str, Any]) -> None:
         ({"train": {"neftune_noise_alpha": 0}}, "train.neftune_noise_alpha = 0", "a number above 0, or null"),
         ({"train": {"label_smoothing": 1}}, "train.label_smoothing = 1", "a number of at least 0 and below 1"),
         ({"train": {"best_metric": "f1"}}, "train.best_metric = 'f1'", "loss, accuracy or macro_f1"),
-        ({"train": {"early_stopping_evals": 0}}, "train.early_stopping_evals = 0", "a whole number of at least 1, or"),
+        ({"train": {"early_stopping_evals": 0}}, "train.early_stopping_evals = 0", "an integer of at least 1, or"),
         (
             {"train": {"class_weights": "equal"}},
             "train.class_weights = 'equal'",
@@ -78,7 +78,7 @@ def test_parameters_cannot_be_changed(valid: dict[str, Any]) -> None:
             "train.health.severity.first-loss-off = 'loud'",
             "note, warn, stop or off",
         ),
-        ({"train": {"micro_batch_tokens": "some"}}, "train.micro_batch_tokens = 'some'", "auto, or a whole number"),
+        ({"train": {"micro_batch_tokens": "some"}}, "train.micro_batch_tokens = 'some'", "auto, or an integer"),
         (
             {"train": {"lora": {"target_modules": []}}},
             "train.lora.target_modules = []",
@@ -88,9 +88,9 @@ def test_parameters_cannot_be_changed(valid: dict[str, Any]) -> None:
         (
             {"split": {"validation": 1.0}},
             "split.validation = 1.0",
-            "a whole number of at least 0, or a number of at least 0 ",
+            "an integer of at least 0, or a number of at least 0 ",
         ),
-        ({"split": {"test": -1}}, "split.test = -1", "a whole number of at least 0"),
+        ({"split": {"test": -1}}, "split.test = -1", "an integer of at least 0"),
         ({"task": "classification"}, "task = 'classification'", "causal_lm, sequence_classification or seq2seq_lm"),
         ({"output": "../other"}, "output = '../other'", "a folder name"),
         ({"output": ""}, "output = ''", "a folder name"),
@@ -373,9 +373,9 @@ def test_rows_are_a_path_a_source_or_a_list_of_both(valid: dict[str, Any]) -> No
     [
         (
             [{"path": "a", "weight": 0}],
-            "data.path[0].weight = 0 (a whole number) is not allowed. It takes a number above 0.",
+            "data.path[0].weight = 0 (an integer) is not allowed. It takes a number above 0.",
         ),
-        (["a", 3], "data.path[1] = 3 (a whole number) is not allowed. It takes text, or a group of the keys path,"),
+        (["a", 3], "data.path[1] = 3 (an integer) is not allowed. It takes text, or a group of the keys path,"),
         (
             {"path": "a", "wieght": 2},
             "data.path.wieght: there is no such key. Keys of data.path: path, weight, config,",

@@ -71,7 +71,7 @@ class Conversations(Project):
         return " ".join(self.run("--pipelines=split,tokenize", exit_code=exit_code, **given).split())
 
     def tokens(self) -> list[tuple[str, str]]:
-        """Return the training rows as text, and what is learned of each."""
+        """Return the training rows as text, and what is supervised of each."""
         store = self.folder / "data/05_model_input/smoke/tokens"
         table = open_split(store / json.loads((store / "current.json").read_text())["key"], "train")
         names = [*SPECIALS, *CHARACTERS]
@@ -97,7 +97,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Conversations]
 def turns(*contents: str, system: str | None = None, **of_last: Any) -> list[dict[str, Any]]:
     """Write a conversation of user and assistant in turn; keys of the last turn beside its content."""
     messages = [
-        {"role": ("user", "assistant")[place % 2], "content": content} for place, content in enumerate(contents)
+        {"role": ("user", "assistant")[index % 2], "content": content} for index, content in enumerate(contents)
     ]
     messages[-1] |= of_last
     return [*([{"role": "system", "content": system}] if system else []), *messages]
@@ -114,15 +114,15 @@ def test_rows_that_the_template_refuses_stop_the_run_with_a_way_that_works(proje
     assert "tokenize.system_turn: merge_into_user" in printed
     assert "Traceback" not in printed
     project.tokenize("refusing", MOSTLY_SYSTEM, tokenize__system_turn="merge_into_user")
-    text, learned = project.tokens()[0]
+    text, supervised = project.tokens()[0]
     assert text == "<bos><|user|>user\nbe brief\n\nq0<|end|>\n<|user|>model\na0<|end|>"
-    assert learned == "a0<|end|>"
+    assert supervised == "a0<|end|>"
     assert len(project.tokens()) == 10
 
 
 @pytest.mark.parametrize("on_bad_row", ["error", "skip"])
 def test_a_template_that_fails_on_every_row_is_told_once(project: Conversations, on_bad_row: str) -> None:
-    rows = [turns(f"q{place}", "a") for place in range(12)]
+    rows = [turns(f"q{index}", "a") for index in range(12)]
     printed = project.tokenize("failing", rows, exit_code=2, data__on_bad_row=on_bad_row, data__max_bad_fraction=0.99)
     assert printed.count("refuses every row that it is given (12 rows)") == 1
     assert "chat_template.jinja (see model.name_or_path)" in printed
@@ -140,7 +140,7 @@ def test_skipping_refused_rows_is_bounded_by_the_share_that_may_be_bad(project: 
 
 
 def test_few_refused_rows_may_be_skipped_as_the_message_says(project: Conversations) -> None:
-    rows = [turns("q", "a", system="s"), *[turns(f"q{place}", "a") for place in range(3)]]
+    rows = [turns("q", "a", system="s"), *[turns(f"q{index}", "a") for index in range(3)]]
     printed = project.tokenize("refusing", rows, exit_code=2)
     assert "rows.jsonl, row 1: 1 train row cannot be used" in printed
     assert "leave them out and have them counted with data.on_bad_row: skip." in printed
@@ -175,7 +175,7 @@ def test_reasoning_that_the_template_does_not_show_is_told(project: Conversation
     project.tokenize(template, rows)
     assert project.changed() == {"reasoning_left_out": 2}
     # An empty thought that the template puts there is no part of the answer.
-    assert [learned for _, learned in project.tokens()] == ["b<|end|>", "d<|end|>", "f<|end|>"]
+    assert [supervised for _, supervised in project.tokens()] == ["b<|end|>", "d<|end|>", "f<|end|>"]
     printed = project.tokenize(template, rows, exit_code=2, tokenize__on_altered_content="error")
     assert "rows.jsonl, rows 1, 3" in printed
     assert "tokenize.on_altered_content" in printed
@@ -185,7 +185,10 @@ def test_reasoning_that_the_template_shows_is_learned_and_old_reasoning_is_no_lo
     first = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "thinking": "old"}]
     rows = [turns("a", "b", reasoning_content="so"), [*first, *turns("c", "d", reasoning_content="new")]]
     project.tokenize("thinking", rows, tokenize__on_altered_content="error")
-    assert [learned for _, learned in project.tokens()] == ["<think>so</think>b<|end|>", "<think>new</think>d<|end|>"]
+    assert [supervised for _, supervised in project.tokens()] == [
+        "<think>so</think>b<|end|>",
+        "<think>new</think>d<|end|>",
+    ]
     assert project.changed() == {"earlier_answer_shortened": 1, "answer_not_learned": 1}
 
 
@@ -199,7 +202,7 @@ def test_arguments_of_the_template_reach_it_and_make_other_tokens(project: Conve
 
 
 def test_a_tuned_model_is_evaluated_with_the_arguments_that_it_was_trained_with(project: Conversations) -> None:
-    rows = [turns(f"a{place}", f"b{place}") for place in range(40)]
+    rows = [turns(f"a{index}", f"b{index}") for index in range(40)]
     params = {"model__name_or_path": "models/switched", "split__validation": 4, "split__test": 4}
     (project.folder / "rows.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
     project.run("--pipelines=split,train,evaluate", **params, **{"tokenize.template_arguments.mood": "good"})
@@ -231,7 +234,7 @@ def test_arguments_of_a_tool_call_are_learned_as_json_once(project: Conversation
     rows = [call(arguments), call(json.dumps(arguments)), call(json.dumps(json.dumps(arguments)))]
     rows = rows if template == "objects" else rows[:2]
     project.tokenize(template, rows, tokenize__on_altered_content="error")
-    assert {learned for _, learned in project.tokens()} == {'add {"a": 1, "b": "x"}<|end|>'}
+    assert {supervised for _, supervised in project.tokens()} == {'add {"a": 1, "b": "x"}<|end|>'}
 
 
 def test_arguments_that_are_no_json_object_are_bad_rows_where_an_object_is_wanted(project: Conversations) -> None:
@@ -259,7 +262,7 @@ def test_tools_that_the_template_does_not_show_are_told_although_their_names_are
     assert project.changed() == {"tools_left_out": 1}
 
 
-LONG = "".join(f" w{place}" for place in range(60))
+LONG = "".join(f" w{index}" for index in range(60))
 
 
 @pytest.mark.parametrize(
@@ -273,7 +276,7 @@ LONG = "".join(f" w{place}" for place in range(60))
 def test_a_long_column_gives_way_and_the_instruction_stays(
     project: Conversations, template: str, start: str, end: str
 ) -> None:
-    rows = [{"text": LONG, "question": "Who? Text: Question: ", "answer": f"a{place}"} for place in range(2)]
+    rows = [{"text": LONG, "question": "Who? Text: Question: ", "answer": f"a{index}"} for index in range(2)]
     params = {
         "data__template": f'"{template}"',
         "data__columns__response": "answer",
@@ -281,10 +284,10 @@ def test_a_long_column_gives_way_and_the_instruction_stays(
         "tokenize__max_lost_fraction": 1,
     }
     project.tokenize("plain", rows, **params)
-    text, learned = project.tokens()[0]
+    text, supervised = project.tokens()[0]
     assert text.startswith("<|user|>" + start)
     assert text.endswith(end + "<|end|><|assistant|>a0<|end|>")
-    assert learned == "a0<|end|>"
+    assert supervised == "a0<|end|>"
     assert project.changed() == {"prompt_shortened": 2}
 
 
@@ -304,7 +307,7 @@ def test_a_prompt_of_which_nothing_fits_is_told(project: Conversations) -> None:
 
 
 def test_the_text_of_a_class_keeps_the_fixed_text_of_its_template(project: Conversations) -> None:
-    rows = [{"text": LONG, "kind": ("x", "y")[place % 2]} for place in range(4)]
+    rows = [{"text": LONG, "kind": ("x", "y")[index % 2]} for index in range(4)]
     params = {
         "task": "sequence_classification",
         "data__columns__label": "kind",

@@ -25,7 +25,7 @@ from tests.support.tiny import save_tiny_model
 
 def run(**train: Any) -> tuple[dict[str, Any], str, str]:
     """Run all nodes of the pipeline on rows with a bad one among them."""
-    lines = [json.dumps({"prompt": f"{place}+1?", "response": str(place + 1)}) for place in range(40)]
+    lines = [json.dumps({"prompt": f"{index}+1?", "response": str(index + 1)}) for index in range(40)]
     Path("rows.jsonl").write_text("\n".join([*lines, '{"prompt": 1, "response": "2"}']) + "\n")
     data, split = DataParameters(path="rows.jsonl", on_bad_row="skip"), SplitParameters(validation=4, test=4)
     settings: dict[str, Any] = {"data": data, "split": split, "task": "causal_lm"}
@@ -77,7 +77,7 @@ def test_the_look_comes_as_figures_markdown_page_and_on_the_terminal(caplog, cap
     assert markdown.startswith("# Preflight\n")
     assert page.startswith("<!doctype html>")
     assert "Preflight: 41 rows read, 32 trained on; 8 steps and" in caplog.text
-    assert "What to mind" in capsys.readouterr().out
+    assert "Issues" in capsys.readouterr().out
 
 
 def test_what_the_parameters_say_reaches_the_figures():
@@ -123,11 +123,11 @@ def test_tokens_that_the_model_does_not_embed_are_a_stop(
     tokenizer.add_tokens(["3+1" if is_used else "[[ticket]]", "[[agent]]"])
     tokenizer.save_pretrained(folder)
     figures, markdown, _ = run()
-    [concern] = [found for found in figures["concerns"] if found["level"] == "stop"]
-    assert "Training refuses to start" in concern["text"]
+    [issue] = [found for found in figures["concerns"] if found["level"] == "stop"]
+    assert "Training refuses to start" in issue["text"]
     if is_used:
         assert sum(figures["vocabulary"]["num_rows_beyond"].values()) == 4  # 3, 13, 23 and 33
-        assert "'3+1'" in concern["text"]
+        assert "'3+1'" in issue["text"]
         assert "3+1" in markdown
     else:
-        assert "106 tokens and the model embeds 104" in concern["text"]
+        assert "106 tokens and the model embeds 104" in issue["text"]

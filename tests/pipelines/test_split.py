@@ -289,7 +289,7 @@ def test_a_class_weight_of_no_class_is_refused_before_rows_are_divided_and_with_
     refusal = r"train.class_weights.crad = 2: .* 'crad'. Did you mean 'card'\?\nThe classes are card, cash;"
     with pytest.raises(UserError, match=refusal):
         Run(task="sequence_classification", train=wrong)
-    assert FolderStore(Path("rows")).current().is_dir()  # checked, and not checked again once the name is mended
+    assert FolderStore(Path("rows")).current().is_dir()  # checked, and not checked again once the name is fixed
     assert not Path("splits/current.json").exists()
     made = Run(task="sequence_classification", train={"class_weights": {"card": 2.0}})
     assert made.rows_reused

@@ -51,7 +51,7 @@ def look(tmp_path: Path) -> Look:
         tokenizing: dict[str, Any] | None = None,
         **settings: Any,
     ) -> dict[str, Any]:
-        paths = [tmp_path / f"rows{place}.jsonl" for place in range(len(sources))]
+        paths = [tmp_path / f"rows{index}.jsonl" for index in range(len(sources))]
         for path, rows in zip(paths, sources, strict=True):
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         tokenizer = tokenizer or make_tokenizer()
@@ -84,4 +84,4 @@ def look(tmp_path: Path) -> Look:
 
 def questions(num_rows: int, *, answer: str = "4") -> list[dict[str, Any]]:
     """Make different rows of one prompt and response each: 9 tokens, 2 of them learned, with the usual answer."""
-    return [{"prompt": f"{chr(97 + place % 26)}{place // 26}2?", "response": answer} for place in range(num_rows)]
+    return [{"prompt": f"{chr(97 + index % 26)}{index // 26}2?", "response": answer} for index in range(num_rows)]

@@ -41,7 +41,7 @@ def test_every_row_has_one_fate():
             },
             {
                 "stage": "dropped in tokenizing (train)",
-                "reason": "no learned token within tokenize.max_length_tokens",
+                "reason": "no supervised token within tokenize.max_length_tokens",
                 "num_rows": 1,
             },
             {
@@ -57,7 +57,7 @@ def test_every_row_has_one_fate():
 
 
 def test_figures_that_do_not_add_up_are_a_fault_of_ours():
-    with pytest.raises(AssertionError, match="100 rows were read, but their fates add up to 97"):
+    with pytest.raises(AssertionError, match="100 rows were read, but their outcomes add up to 97"):
         account_for_rows(*summaries(near_duplicates=None))
     with pytest.raises(AssertionError, match="train: 71 rows were split off, 70 were tokenized"):
         account_for_rows(*summaries(rows={"train": 71, "validation": 10, "test": 5}))

@@ -38,15 +38,15 @@ def test_all_figures_go_into_a_json_file_and_the_numbers_to_tracking(look: Look)
 def test_the_log_tells_the_outcome(look: Look):
     lines = describe_preflight(look(questions(10), splitting={"test": 2}))
     assert lines == [
-        "Preflight: 10 rows read, 8 trained on; 4 steps and 72 tokens an epoch, 4 steps in all; 22.2% of the tokens "
+        "Preflight: 10 rows read, 8 trained on; 4 steps and 72 tokens per epoch, 4 steps in all; 22.2% of the tokens "
         "learned; padding 0.0% (packed).",
-        "What to mind: 2 notes.",
+        "Issues: 2 notes.",
         "All of it, with every example: preflight.html and preflight.md, beside the data report.",
     ]
     lines = describe_preflight(look(questions(10), splitting={"test": 2}, warmup_steps=4))
     assert lines[1:3] == [
-        "Training would refuse to start, or be in vain; see what to mind.",
-        "What to mind: 1 stop, 2 notes.",
+        "Training would refuse to start, or be in vain; see the issues.",
+        "Issues: 1 stop, 2 notes.",
     ]
 
 

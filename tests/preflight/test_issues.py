@@ -7,15 +7,15 @@ import pytest
 from tests.preflight.conftest import Look, questions
 
 
-def concerns(look: Look, *sources: Any, **settings: Any) -> list[tuple[str, str]]:
+def issues(look: Look, *sources: Any, **settings: Any) -> list[tuple[str, str]]:
     """Return level and text, of a run that is otherwise quiet: 100 rows, 40 of them held out, 30 steps."""
     splitting = {"validation": 20, "test": 20} | settings.pop("splitting", {})
     figures = look(*(sources or (questions(100),)), splitting=splitting, **settings)
-    return [(concern["level"], concern["text"]) for concern in figures["concerns"]]
+    return [(issue["level"], issue["text"]) for issue in figures["concerns"]]
 
 
 def test_ordinary_rows_raise_no_concern(look: Look):
-    assert concerns(look) == []
+    assert issues(look) == []
 
 
 @pytest.mark.parametrize(
@@ -41,19 +41,19 @@ def test_ordinary_rows_raise_no_concern(look: Look):
     ],
 )
 def test_settings_that_do_not_fit_the_rows_are_named(look: Look, settings: dict[str, Any], level: str, text: str):
-    found = concerns(look, **settings)
+    found = issues(look, **settings)
     assert [one for one, words in found if words.startswith(text)] == [level], found
 
 
 def test_the_gravest_come_first(look: Look):
-    found = concerns(look, warmup_steps=100, num_epochs=None, max_steps=10, save_every_steps=11)
+    found = issues(look, warmup_steps=100, num_epochs=None, max_steps=10, save_every_steps=11)
     assert [level for level, _ in found] == ["stop", "warning", "note", "note"]
 
 
 def test_rows_that_are_cut_are_named_with_a_limit_that_holds_them(look: Look):
-    rows = [*questions(96), *({"prompt": "x" * 40 + str(place), "response": "y"} for place in range(4))]
+    rows = [*questions(96), *({"prompt": "x" * 40 + str(index), "response": "y"} for index in range(4))]
     figures = look(rows, tokenizing={"max_length_tokens": 20}, splitting={"validation": 0, "test": 0})
-    cut = next(concern for concern in figures["concerns"] if concern["section"] == "lengths")
+    cut = next(issue for issue in figures["concerns"] if issue["section"] == "lengths")
     assert cut == {
         "level": "warning",
         "section": "lengths",
@@ -64,35 +64,35 @@ def test_rows_that_are_cut_are_named_with_a_limit_that_holds_them(look: Look):
 
 def test_answers_without_an_end_are_worse(look: Look):
     rows = [*questions(99), {"prompt": "x", "response": "y" * 40}]
-    found = concerns(look, rows, tokenizing={"max_length_tokens": 20}, splitting={"validation": 0, "test": 0})
+    found = issues(look, rows, tokenizing={"max_length_tokens": 20}, splitting={"validation": 0, "test": 0})
     assert ("warning", "The end of the answer is cut in 1 training row (1.00%) by tokenize.max_length_tokens=20: the "
             "model learns answers without an end.") in found  # fmt: skip
 
 
 def test_what_checking_and_splitting_found_is_repeated(look: Look):
     rows = [*questions(100), {"prompt": "a", "response": ""}, {"prompt": 3, "response": "b"}, *questions(2)]
-    found = concerns(look, rows, checking={"on_bad_row": "skip"}, splitting={"duplicates": "ignore"})
+    found = issues(look, rows, checking={"on_bad_row": "skip"}, splitting={"duplicates": "ignore"})
     texts = [text for _, text in found]
     assert any(text.startswith("1 row (0.96%) left out: a value of another type") for text in texts), texts
     rows = [*questions(4), *questions(4)]
-    found = concerns(look, rows, splitting={"duplicates": "ignore", "validation": 0, "test": 0})
+    found = issues(look, rows, splitting={"duplicates": "ignore", "validation": 0, "test": 0})
     assert ("note", "Rows of the splits that repeat another one: 4 of 8; left out: none.") in found
 
 
 def test_one_class_far_larger_than_the_others_is_named(look: Look):
-    rows = [{"text": str(place), "label": "yes" if place else "no"} for place in range(100)]
-    found = concerns(look, rows, checking={"format": "text_label"})
+    rows = [{"text": str(index), "label": "yes" if index else "no"} for index in range(100)]
+    found = issues(look, rows, checking={"format": "text_label"})
     assert any(text.startswith("Always answering 'yes' would be right for") for _, text in found), found
 
 
 def test_a_last_step_that_the_run_never_makes_is_no_concern(look: Look):
-    found = concerns(look, effective_batch_rows=59, num_epochs=None, max_steps=1)
+    found = issues(look, effective_batch_rows=59, num_epochs=None, max_steps=1)
     assert not [words for _, words in found if "last step of every epoch" in words]
 
 
 def test_classes_that_the_division_held_out_are_told_once(look: Look):
-    rows = [{"text": f"{place % 7}{place}", "label": f"c{place}"} for place in range(30)]
-    found = concerns(look, rows, checking={"format": "text_label"}, splitting={"validation": 3, "test": 2})
+    rows = [{"text": f"{index % 7}{index}", "label": f"c{index}"} for index in range(30)]
+    found = issues(look, rows, checking={"format": "text_label"}, splitting={"validation": 3, "test": 2})
     told = [words for _, words in found if "training row" in words]
     assert len(told) == 1
     assert told[0].startswith("Held-out rows of classes that no training row has: 5, of 5 classes in column 'label'")

@@ -4,7 +4,7 @@ from tests.preflight.conftest import Look, questions
 
 
 def labelled(**counts: int) -> list[dict[str, str]]:
-    return [{"text": f"{name} {place}", "label": name} for name, count in counts.items() for place in range(count)]
+    return [{"text": f"{name} {index}", "label": name} for name, count in counts.items() for index in range(count)]
 
 
 def test_labelled_rows_are_counted_by_class_and_split(look: Look):
@@ -22,7 +22,7 @@ def test_labelled_rows_are_counted_by_class_and_split(look: Look):
 
 
 def test_strata_count_as_classes_where_rows_have_no_label(look: Look):
-    rows = [{**row, "kind": "odd" if place % 4 == 1 else "even"} for place, row in enumerate(questions(20))]
+    rows = [{**row, "kind": "odd" if index % 4 == 1 else "even"} for index, row in enumerate(questions(20))]
     facts = look(rows, checking={"stratify": "kind"}, splitting={"test": 4, "stratify": "kind"})["labels"]
     assert facts["column"] == "kind"
     assert facts["classes"] == [

@@ -61,12 +61,12 @@ def test_it_agrees_with_the_batches_that_training_makes(tmp_path, task_name):
     from tests.support.stored import chat_row
 
     with TokenTableWriter(tmp_path / "train.arrow") as writer:
-        for place in range(40):
-            ids, spans = chat_row("q" * (1 + place % 13), "a" * (1 + place % 5))
+        for index in range(40):
+            ids, spans = chat_row("q" * (1 + index % 13), "a" * (1 + index % 5))
             if task_name == "sequence_classification":
-                writer.append(place, ids, [], label=place % 3)
+                writer.append(index, ids, [], label=index % 3)
             else:
-                writer.append(place, ids, spans)
+                writer.append(index, ids, spans)
     table = TokenTable(tmp_path / "train.arrow")
     task = get_task(task_name, pad_id=0, decoder_start_id=2)
     plan = plan_of(table.lengths, effective_batch_rows=7)
@@ -85,7 +85,7 @@ def test_it_agrees_with_the_batches_that_training_makes(tmp_path, task_name):
     for choice in own:
         dataset = StepDataset(table, plan, task, micro_batch_tokens=48, batching=choice["name"])
         batches = [dataset[step] for step in range(plan.total_steps)]
-        slots, tokens = sum(batch.num_slots for batch in batches), sum(batch.num_tokens for batch in batches)
+        slots, tokens = sum(batch.num_positions for batch in batches), sum(batch.num_tokens for batch in batches)
         assert choice["padding_fraction"] == pytest.approx(1 - tokens / slots)
         num_batches = sum(len(batch.micro_batches) for batch in batches)
         assert choice["micro_batches_per_step"] == pytest.approx(num_batches / len(batches))

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lm_tuning.preflight.report import compose_report
-from lm_tuning.reporting.document import Bars, Concerns, Example, Histogram, Paragraph, Report, Section, Table
+from lm_tuning.reporting.document import Bars, Example, Histogram, Issues, Paragraph, Report, Section, Table
 from lm_tuning.reporting.html import write_page
 from lm_tuning.reporting.markdown import draw_bars, histogram_lines, write_markdown
 from lm_tuning.reporting.terminal import build_summary
@@ -27,8 +27,8 @@ def report_of(text: str) -> Report:
         Paragraph(text),
         Table(text, [text, "n"], [[text, "1"]], total=["all", "1"]),
         Bars(text, [text, "other"], [2, 0], ["2", "0"]),
-        Histogram(text, "tokens", [0, 2, 4], {"whole row": [1, 3], "learned part": [4, 0]}, (3, "limit")),
-        Concerns([{"level": "warning", "section": "rows", "text": text, "advice": text}]),
+        Histogram(text, "tokens", [0, 2, 4], {"whole row": [1, 3], "supervised part": [4, 0]}, (3, "limit")),
+        Issues([{"level": "warning", "section": "rows", "text": text, "advice": text}]),
         Example(text, text, parts),
     ]
     return Report(title="Preflight", subtitle=text, tiles=[("rows", "1")], sections=[Section("all", text, blocks)])
@@ -96,7 +96,7 @@ def test_hostile_text_is_only_text_in_markdown():
     assert after.strip() == ""
     for fragment in ("<script>", "| [red]", " `tick`", "**b**", "\x1b"):
         assert fragment not in plain, fragment
-    # Brackets out of the row can not be taken for the marks of what is learned.
+    # Brackets out of the row can not be taken for the marks of what is supervised.
     shown = HOSTILE.replace("\x1b", "\\u001b").replace("⟦", "\\u27e6").replace("⟧", "\\u27e7")
     assert block == f"<|user|>{shown}↵\n⟦ {shown}<|end|>⟧"
     cells = [line for line in plain.splitlines() if line.startswith("|") and "script" in line]
@@ -114,7 +114,7 @@ def test_hostile_text_is_only_text_on_the_terminal():
 
 @pytest.fixture
 def whole(look: Look) -> dict[str, Any]:
-    rows = [{**row, "kind": "|" if place % 4 == 1 else "<b>"} for place, row in enumerate(questions(40))]
+    rows = [{**row, "kind": "|" if index % 4 == 1 else "<b>"} for index, row in enumerate(questions(40))]
     return look(rows, checking={"stratify": "kind"}, splitting={"test": 4, "stratify": "kind"})
 
 
@@ -186,4 +186,4 @@ def test_little_is_not_taken_for_nothing(whole: dict[str, Any]):
     whole["lengths"]["supervised_fraction"] = 0.0001
     whole["padding"]["choices"][-1]["padding_fraction"] = 0.9999
     tiles = dict(compose_report(whole).tiles)
-    assert (tiles["learned tokens"], tiles["padding"]) == ("< 0.1%", "> 99.9%")
+    assert (tiles["supervised tokens"], tiles["padding"]) == ("< 0.1%", "> 99.9%")

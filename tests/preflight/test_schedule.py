@@ -38,7 +38,7 @@ def test_rows_of_a_source_come_up_as_often_as_its_weight_says(look: Look):
 
 @pytest.mark.parametrize("settings", [{"num_epochs": None, "max_steps": 2}, {"num_epochs": 2}, {"num_epochs": 1}])
 def test_least_mean_and_most_of_a_step_are_of_the_same_steps(look: Look, settings: dict[str, Any]):
-    rows = [{"prompt": "x" * (place + 1), "response": "y" * (1 + place // 7)} for place in range(21)]
+    rows = [{"prompt": "x" * (index + 1), "response": "y" * (1 + index // 7)} for index in range(21)]
     facts = schedule(look, rows, effective_batch_rows=4, **settings)
     num_steps = min(facts["total_steps"], facts["steps_per_epoch"])
     assert facts["steps_measured"]["num_steps"] == num_steps

@@ -73,11 +73,11 @@ def test_a_beginning_that_the_model_expects_must_be_there(tmp_path):
 def test_counts_do_not_depend_on_how_the_file_is_cut(tmp_path, monkeypatch, batch_rows):
     from lm_tuning.text.store import table as token_table
 
-    rows = [chat_row("a" * place, "b" * (place % 3)) for place in range(5)]
+    rows = [chat_row("a" * index, "b" * (index % 3)) for index in range(5)]
     whole = inspect(tmp_path, rows)[0]
     with token_table.TokenTableWriter(tmp_path / "train.arrow", batch_rows=batch_rows) as writer:
-        for place, (row_ids, spans) in enumerate(rows):
-            writer.append(place, row_ids, spans)
+        for index, (row_ids, spans) in enumerate(rows):
+            writer.append(index, row_ids, spans)
     assert inspect_special_tokens(tmp_path, make_tokenizer()) == whole
 
 

@@ -20,13 +20,13 @@ from tests.text.conftest import add_around
 def labelled(**counts: int) -> list[dict[str, str]]:
     """Make rows of 7 tokens, such as ``yes 001``."""
     return [
-        {"text": f"{name[:3]} {place:03}", "label": name} for name, count in counts.items() for place in range(count)
+        {"text": f"{name[:3]} {index:03}", "label": name} for name, count in counts.items() for index in range(count)
     ]
 
 
 def pairs(num_rows: int, *, answer: str = "sum") -> list[dict[str, str]]:
     """Make rows of 7 + 4 tokens with the usual answer, end tokens included."""
-    return [{"prompt": f"doc{place:03}", "response": answer} for place in range(num_rows)]
+    return [{"prompt": f"doc{index:03}", "response": answer} for index in range(num_rows)]
 
 
 def classify(look: Look, rows: list[dict[str, str]], **settings: Any) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def test_figures_of_classes_speak_of_rows_and_classes(classes):
 
 def test_the_log_of_classes_names_the_largest(classes):
     assert describe_preflight(classes)[0] == (
-        "Preflight: 100 rows read, 70 trained on; 35 steps and 490 tokens an epoch, 35 steps in all; 3 classes, the "
+        "Preflight: 100 rows read, 70 trained on; 35 steps and 490 tokens per epoch, 35 steps in all; 3 classes, the "
         "largest with 60.0% of the rows; padding 0.0% (packed)."
     )
 
@@ -75,17 +75,17 @@ def test_the_log_of_classes_names_the_largest(classes):
 def test_the_report_on_classes_shows_each_text_with_its_class_and_the_loss_to_expect(classes):
     report = compose_report(classes)
     assert ("classes", "3") in report.tiles
-    assert "learned tokens" not in dict(report.tiles)
+    assert "supervised tokens" not in dict(report.tiles)
     text = write_markdown(report)
     assert "7 tokens, class 'yes' (id 2)" in text
     assert "```text\nyes 000\n```" in text
-    assert f"starts at a loss of about log(3) = {math.log(3):.2f} nats a row" in text
+    assert f"starts at a loss of about log(3) = {math.log(3):.2f} nats per row" in text
     assert "⟦" not in text
     for words in (
         "only read",
         "Does the model learn to stop",
-        "Last learned token",
-        "learned tokens",
+        "Last supervised token",
+        "supervised tokens",
         "of them learned",
     ):
         assert words not in text, words
@@ -96,7 +96,7 @@ def test_rows_that_tokenizing_drops_do_not_count_for_their_class(look: Look):
     figures = classify(look, rows, tokenizing={"truncation": "drop"})
     assert figures["labels"]["num_rows"] == 20
     assert figures["labels"]["not_in_train"] == ["long"]
-    texts = [concern["text"] for concern in figures["concerns"]]
+    texts = [issue["text"] for issue in figures["concerns"]]
     assert "Classes without a training row (1) cannot be learned: 'long'." in texts
     assert "1 row dropped in tokenizing (train): longer than tokenize.max_length_tokens." in texts
 
@@ -104,7 +104,7 @@ def test_rows_that_tokenizing_drops_do_not_count_for_their_class(look: Look):
 def test_texts_that_are_cut_are_named_and_judged_by_their_share(look: Look):
     rows = [*labelled(yes=60, nope=60), {"text": "yes " + "x" * 30, "label": "yes"}]
     figures = classify(look, rows, tokenizing={"max_length_tokens": 20})
-    cut = next(concern for concern in figures["concerns"] if concern["section"] == "lengths")
+    cut = next(issue for issue in figures["concerns"] if issue["section"] == "lengths")
     assert cut == {
         "level": "note",
         "section": "lengths",
@@ -115,9 +115,9 @@ def test_texts_that_are_cut_are_named_and_judged_by_their_share(look: Look):
 
 def test_uneven_classes_come_with_the_parameter_that_weighs_them(look: Look):
     figures = classify(look, labelled(yes=99, nope=1))
-    [concern] = [concern for concern in figures["concerns"] if concern["section"] == "labels"
-                 and concern["text"].startswith("Always answering 'yes'")]  # fmt: skip
-    assert "train.class_weights=balanced" in concern["advice"]
+    [issue] = [issue for issue in figures["concerns"] if issue["section"] == "labels"
+                 and issue["text"].startswith("Always answering 'yes'")]  # fmt: skip
+    assert "train.class_weights=balanced" in issue["advice"]
 
 
 def test_padding_with_the_end_token_is_told_in_terms_of_classes(look: Look):
@@ -172,7 +172,7 @@ def test_the_report_on_pairs_has_a_table_for_each_limit(look: Look):
 def test_cut_targets_are_worse_than_cut_sources(look: Look):
     rows = [*pairs(199), {"prompt": "x" * 40, "response": "y" * 20}]
     figures = transduce(look, rows, tokenizing={"max_length_tokens": 20, "max_target_tokens": 10})
-    found = {concern["text"]: concern for concern in figures["concerns"] if concern["section"] == "lengths"}
+    found = {issue["text"]: issue for issue in figures["concerns"] if issue["section"] == "lengths"}
     source = found["The source is cut in 1 training row (0.50%) by tokenize.max_length_tokens=20."]
     assert source["level"] == "note"
     target = found[
@@ -186,19 +186,19 @@ def test_cut_targets_are_worse_than_cut_sources(look: Look):
 def test_dropped_targets_come_with_the_limit_that_holds_them(look: Look):
     rows = [*pairs(99), {"prompt": "x", "response": "y" * 20}]
     figures = transduce(look, rows, tokenizing={"max_target_tokens": 10, "truncation": "drop"})
-    [concern] = [concern for concern in figures["concerns"] if "target longer than" in concern["text"]]
-    assert concern["advice"].startswith("tokenize.max_target_tokens=16 would cut 1 row")
+    [issue] = [issue for issue in figures["concerns"] if "target longer than" in issue["text"]]
+    assert issue["advice"].startswith("tokenize.max_target_tokens=16 would cut 1 row")
 
 
 def test_each_side_has_its_own_room_in_the_model(look: Look):
     rows = [*pairs(9), {"prompt": "x" * 400, "response": "y" * 400}]
     limits = {"max_length_tokens": 500, "max_target_tokens": 500}
     figures = transduce(look, rows, tokenizing=limits)
-    assert not [concern for concern in figures["concerns"] if "the model is made for" in concern["text"]]
+    assert not [issue for issue in figures["concerns"] if "the model is made for" in issue["text"]]
     tokenizer = make_tokenizer(eos_token="<eos>")
     tokenizer.model_max_length = 300
     figures = transduce(look, rows, tokenizing=limits, tokenizer=tokenizer)
-    found = [concern["advice"] for concern in figures["concerns"] if "the model is made for 300" in concern["text"]]
+    found = [issue["advice"] for issue in figures["concerns"] if "the model is made for 300" in issue["text"]]
     assert found == [f"Set tokenize.{name} to 300 at most." for name in limits]
 
 

@@ -64,7 +64,7 @@ def test_a_stored_model_stops_where_it_learned_to(method: str, tmp_path: Path, m
     done = train(tmp_path, save_model(tmp_path / "model"), answer="ok", method=method, max_steps=60)
 
     samples = read_samples(done.data, RECIPE)
-    assert [sample["answer"] for sample in samples] == ["ok"] * 4, "the evaluation stops at the learned end"
+    assert [sample["answer"] for sample in samples] == ["ok"] * 4, "the evaluation stops at the supervised end"
     stored = json.loads((done.tuned_model / "generation_config.json").read_text())
     assert stored["eos_token_id"] == [EOS, END]
     assert stored["do_sample"] is False

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lm_tuning.runtime import busy
-from lm_tuning.runtime.busy import LoadWatch, describe_load, read_load
+from lm_tuning.runtime.busy import LoadMonitor, describe_load, read_load
 
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -61,7 +61,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_a_machine_that_trains_and_nothing_else_says_nothing(machine: Machine) -> None:
-    watch = LoadWatch(machine.root)
+    watch = LoadMonitor(machine.root)
     machine.go_on(30.0, own=56.0, worker=2.0, others=1.0)
     assert watch.describe() is None
     watch.restart()
@@ -70,7 +70,7 @@ def test_a_machine_that_trains_and_nothing_else_says_nothing(machine: Machine) -
 
 
 def test_other_programs_on_full_processors_are_named_with_what_to_set(machine: Machine) -> None:
-    watch = LoadWatch(machine.root)
+    watch = LoadMonitor(machine.root)
     machine.go_on(30.0, own=10.0, worker=1.0, others=48.0)
     assert watch.describe() == (
         "other programs used 1.6 of the 2 processors of this run (load average 11.24); end them, or set "
@@ -80,7 +80,7 @@ def test_other_programs_on_full_processors_are_named_with_what_to_set(machine: M
 
 def test_no_fewer_threads_than_there_are_is_advised(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    watch = LoadWatch(machine.root)
+    watch = LoadMonitor(machine.root)
     machine.go_on(30.0, own=12.0, others=48.0)
     assert watch.describe() == (
         "other programs used 1.6 of the 2 processors of this run (load average 11.24); end them"
@@ -88,7 +88,7 @@ def test_no_fewer_threads_than_there_are_is_advised(machine: Machine, monkeypatc
 
 
 def test_time_that_the_host_gives_to_others_is_named(machine: Machine) -> None:
-    watch = LoadWatch(machine.root)
+    watch = LoadMonitor(machine.root)
     machine.go_on(30.0, own=36.0, stolen=24.0)
     said = watch.describe()
     assert said is not None
@@ -98,7 +98,7 @@ def test_time_that_the_host_gives_to_others_is_named(machine: Machine) -> None:
 
 def test_a_quota_that_is_used_up_is_named(machine: Machine) -> None:
     machine.limit("100000 100000", 0.0)
-    watch = LoadWatch(machine.root)
+    watch = LoadMonitor(machine.root)
     machine.go_on(30.0, own=30.0)
     machine.limit("100000 100000", 15.0)
     assert watch.describe() == (
@@ -108,7 +108,7 @@ def test_a_quota_that_is_used_up_is_named(machine: Machine) -> None:
 
 
 def test_a_short_time_says_nothing(machine: Machine) -> None:
-    watch = LoadWatch(machine.root)
+    watch = LoadMonitor(machine.root)
     machine.go_on(2.0, others=4.0)
     assert watch.describe() is None
 
@@ -117,7 +117,7 @@ def test_a_system_that_does_not_tell_says_nothing(tmp_path: Path, machine: Machi
     assert read_load(tmp_path / "nowhere") is None
     assert describe_load(None, None) is None
     (machine.root / "proc/self/task/1/children").unlink()
-    watch = LoadWatch(machine.root)
+    watch = LoadMonitor(machine.root)
     machine.go_on(30.0, own=20.0, worker=40.0)
     assert watch.describe() is None, "the children's time is not known, so it is not called another program's"
 

@@ -1,4 +1,4 @@
-"""Which number formats are chosen, which are refused, and that the reason is told."""
+"""Which dtypes are chosen, which are refused, and that the reason is told."""
 
 from __future__ import annotations
 

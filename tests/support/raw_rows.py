@@ -15,12 +15,12 @@ def describe_raw(
     """Describe local files; every training file is a source of its own."""
     listed = {"train": _listed(train), "validation": _listed(validation), "test": _listed(test)}
     return {
-        split: [_describe(path, place if split == "train" else -1) for place, path in enumerate(paths)] or None
+        split: [_describe(path, index if split == "train" else -1) for index, path in enumerate(paths)] or None
         for split, paths in listed.items()
     } | {
         "sources": [
-            {"path": str(path), "weight": weights[place] if weights else 1.0, "num_files": 1}
-            for place, path in enumerate(listed["train"])
+            {"path": str(path), "weight": weights[index] if weights else 1.0, "num_files": 1}
+            for index, path in enumerate(listed["train"])
         ],
         "is_example": False,
     }

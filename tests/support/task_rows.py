@@ -17,7 +17,7 @@ LABELS = ("cat", "dog", "bird")
 
 def label_map(num_classes: int = len(LABELS)) -> dict[str, int]:
     """Name the classes."""
-    return {LABELS[place] if place < len(LABELS) else f"class {place}": place for place in range(num_classes)}
+    return {LABELS[index] if index < len(LABELS) else f"class {index}": index for index in range(num_classes)}
 
 
 def write_labelled(folder: Path, split: str, num_rows: int, *, seed: int = 0, num_classes: int = 3) -> None:

@@ -96,7 +96,7 @@ def save_tuned_task(
                 if "lora_" in name:
                     parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
     if label_map is not None:
-        model.config.id2label = {place: name for name, place in label_map.items()}
+        model.config.id2label = {position: name for name, position in label_map.items()}
         model.config.label2id = dict(label_map)
     model.save_pretrained(folder)
     make_tokenizer(eos_token="<eos>").save_pretrained(folder)

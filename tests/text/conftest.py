@@ -1,4 +1,4 @@
-"""Rows as the split pipeline stores them, and the learned part of tokens as text."""
+"""Rows as the split pipeline stores them, and the supervised part of tokens as text."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def tokenize(tmp_path: Path) -> Tokenize:
     return run
 
 
-def learned(row: TokenRow) -> list[int]:
+def supervised(row: TokenRow) -> list[int]:
     """Return the ids that the loss is taken of."""
     return [int(token) for start, end in row.spans for token in row.input_ids[start:end]]
 
@@ -153,7 +153,7 @@ def tokenize_rows(
 ) -> tuple[list[TokenRow], SplitCounts]:
     """Tokenize rows in memory, as one chunk."""
     fields = FIELDS[format]
-    columns = {name: [row[place] for row in rows] for place, name in enumerate(fields)}
+    columns = {name: [row[position] for row in rows] for position, name in enumerate(fields)}
     batch = pa.record_batch(
         [
             pa.array(range(1, len(rows) + 1), pa.int64()),
@@ -168,8 +168,8 @@ def tokenize_rows(
         rendered = row_tokenizer.render(batch, counts)
         made = row_tokenizer.finish(rendered, row_tokenizer.encode(rendered), counts)
     found = []
-    for place in range(len(made)):
-        spans = made.spans[made.span_offsets[place] : made.span_offsets[place + 1]].tolist()
-        ids = made.ids[made.id_offsets[place] : made.id_offsets[place + 1]]
-        found.append(TokenRow(int(made.row_ids[place]), ids, list(zip(spans[::2], spans[1::2], strict=True))))
+    for position in range(len(made)):
+        spans = made.spans[made.span_offsets[position] : made.span_offsets[position + 1]].tolist()
+        ids = made.ids[made.id_offsets[position] : made.id_offsets[position + 1]]
+        found.append(TokenRow(int(made.row_ids[position]), ids, list(zip(spans[::2], spans[1::2], strict=True))))
     return found, counts

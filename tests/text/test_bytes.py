@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from tokenizers import decoders, normalizers
 
-from lm_tuning.text.align.bytes import PlacedRows, PlacedTokens, build_byte_table
+from lm_tuning.text.align.bytes import AlignedRows, AlignedTokens, build_byte_table
 from lm_tuning.text.align.masks import bare_backend
 from lm_tuning.text.store.columns import flatten_ids
 from tests.support import templates
@@ -17,13 +17,13 @@ from tests.text.conftest import make_byte_tokenizer, tokenize_rows
 TEXTS = ["answer: yes<|end|>", "", "값 é😀 no\n\n", "yes"]
 
 
-def place(texts: list[str]) -> tuple[PlacedRows, list[list[int]]]:
+def position(texts: list[str]) -> tuple[AlignedRows, list[list[int]]]:
     tokenizer = make_byte_tokenizer()
     with bare_backend(tokenizer) as backend:
         table = build_byte_table(backend)
         ids = [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
     assert table is not None
-    return PlacedRows(table, texts, *flatten_ids(ids)), ids
+    return AlignedRows(table, texts, *flatten_ids(ids)), ids
 
 
 def test_the_default_models_tokens_are_bytes():
@@ -49,12 +49,12 @@ def test_a_decoder_that_says_something_else_has_no_table(monkeypatch):
 
 
 def test_tokens_lie_where_the_library_says_so():
-    placed, _ = place(TEXTS)
-    assert placed.proven.tolist() == [True] * 4
+    aligned, _ = position(TEXTS)
+    assert aligned.proven.tolist() == [True] * 4
     with bare_backend(make_byte_tokenizer()) as backend:
         for index, text in enumerate(TEXTS):
             encoding = backend.encode(text, add_special_tokens=False)
-            row = placed.row(index)
+            row = aligned.row(index)
             assert (row.ids, row.offsets) == (encoding.ids, encoding.offsets)
             assert [row.char_to_token(i) for i in range(len(text) + 1)] == [
                 encoding.char_to_token(i) for i in range(len(text) + 1)
@@ -63,28 +63,28 @@ def test_tokens_lie_where_the_library_says_so():
 
 
 def test_spans_of_many_rows_are_found_at_once():
-    placed, ids = place(TEXTS)
+    aligned, ids = position(TEXTS)
     rows = np.array([0, 0, 2, 2, 3])
-    first, after = placed.spans(rows, np.array([8, 8, 0, 1, 0]), np.array([11, 8, 1, 3, 3]))
+    first, after = aligned.spans(rows, np.array([8, 8, 0, 1, 0]), np.array([11, 8, 1, 3, 3]))
     decode = make_byte_tokenizer().backend_tokenizer.decode
     found = [decode(ids[row][a:b], skip_special_tokens=False) for row, a, b in zip(rows, first, after, strict=True)]
     assert found == [" yes", "", "값", " é", "yes"], "a token across the edge is inside, an empty range holds none"
 
 
 def test_crossed_places_are_those_inside_a_token():
-    placed, _ = place(TEXTS)
-    crossed = placed.are_crossed(np.array([0, 0, 0, 0, 3]), np.array([0, 7, 8, 11, 3]))
+    aligned, _ = position(TEXTS)
+    crossed = aligned.are_crossed(np.array([0, 0, 0, 0, 3]), np.array([0, 7, 8, 11, 3]))
     assert crossed.tolist() == [False, False, True, False, False]
-    assert placed.are_crossed(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)).tolist() == []
+    assert aligned.are_crossed(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)).tolist() == []
 
 
 def test_rows_whose_tokens_spell_something_else_are_not_proven():
-    _, ids = place(["yes", "no", "값"])
+    _, ids = position(["yes", "no", "값"])
     tokenizer = make_byte_tokenizer()
     table = build_byte_table(tokenizer.backend_tokenizer)
     assert table is not None
-    assert PlacedRows(table, ["yes", "on", "값"], *flatten_ids(ids)).proven.tolist() == [True, False, True]
-    assert PlacedRows(table, ["yes!", "no", "값"], *flatten_ids(ids)).proven.tolist() == [False, True, True]
+    assert AlignedRows(table, ["yes", "on", "값"], *flatten_ids(ids)).proven.tolist() == [True, False, True]
+    assert AlignedRows(table, ["yes!", "no", "값"], *flatten_ids(ids)).proven.tolist() == [False, True, True]
 
 
 def test_a_row_that_the_tokenizer_normalizes_is_placed_by_the_library_and_its_neighbours_are_not_touched():
@@ -98,8 +98,8 @@ def test_a_row_that_the_tokenizer_normalizes_is_placed_by_the_library_and_its_ne
 
 
 def test_a_place_that_no_token_holds_has_none():
-    tokens = PlacedTokens([7, 8], [0, 3], [1, 4])
-    assert [tokens.char_to_token(place) for place in range(5)] == [0, None, None, 1, None]
+    tokens = AlignedTokens([7, 8], [0, 3], [1, 4])
+    assert [tokens.char_to_token(position) for position in range(5)] == [0, None, None, 1, None]
 
 
 @pytest.mark.parametrize("text", ["", "a"])

@@ -114,7 +114,7 @@ def test_a_system_message_that_moves_is_followed():
 
 def test_generation_begins_before_what_the_prompt_of_the_template_leaves_out():
     row = render(templates.MISTRAL, TWO_TURNS, eos_token="<eos>")
-    assert [row.text[place : place + 2] for place in row.openings] == [" b", " d"]
+    assert [row.text[position : position + 2] for position in row.openings] == [" b", " d"]
     row = render("{% if add_generation_prompt %}Go on: {% endif %}" + CHAT_TEMPLATE, TWO_TURNS)
     assert row.openings == [], "such a prompt is no beginning of the whole"
 

@@ -158,7 +158,7 @@ def test_held_out_rows_of_a_class_that_no_training_row_has_are_named(tokenize):
 
 
 def test_many_rows_of_unknown_classes_are_told_by_class_the_largest_first(tokenize):
-    test = [("y", f"class {place}") for place in range(25) for _ in range(1 + (place == 7) * 40)]
+    test = [("y", f"class {position}") for position in range(25) for _ in range(1 + (position == 7) * 40)]
     held_out = {"validation": [("x", "class 7")] * 2, "test": test}
     with pytest.raises(UserError) as caught:
         tokenize(make_tokenizer(), "text_label", ROWS, **CLASSIFY, **held_out)
@@ -210,7 +210,7 @@ def test_preview_and_report_show_classes_in_place_of_learned_tokens(tmp_path: Pa
     assert open_split(tokens, "test").labels.tolist() == [0]
     report = read_token_report(tokens)
     text = report["markdown"]
-    assert "as plain text; at most 100 tokens a row (`truncate_prompt`), each with one of 2 classes to learn." in text
+    assert "as plain text; at most 100 tokens per row (`truncate_prompt`), each with one of 2 classes to learn." in text
     assert "| train | 3 | 3 | 11 | 2 | 66.7% | 4 | 4 | 4 | 4 |" in text
     assert "| class | id | train | validation | test |\n|---|--:|--:|--:|--:|\n| pos | 1 | 2 | 0 | 0 |" in text
     assert "| neg | 0 | 1 | 0 | 1 |" in text

@@ -13,7 +13,7 @@ from lm_tuning.text.render.plain import RenderedRow, RowRefused
 from tests.support import templates
 from tests.support.real_tokenizer import real_tokenizer
 from tests.support.tiny import ASSISTANT, CHAT_TEMPLATE, END, SPECIALS, USER, ids, make_tokenizer
-from tests.text.conftest import learned, make_byte_tokenizer, tokenize_rows
+from tests.text.conftest import make_byte_tokenizer, supervised, tokenize_rows
 
 TYPED = ("say <|end|>", "no <|assistant|>x", None)
 AS_LETTERS = [
@@ -29,7 +29,7 @@ def test_letters_stay_letters_in_turns(tokenize, policy):
         make_tokenizer(), "prompt_response", [("a", "b", None), TYPED], control_tokens=policy
     )
     assert row.input_ids.tolist() == AS_LETTERS
-    assert learned(row) == [*ids("no <|assistant|>x"), END]
+    assert supervised(row) == [*ids("no <|assistant|>x"), END]
     assert plain.input_ids.tolist() == [USER, *ids("a"), END, ASSISTANT, *ids("b"), END]
     assert summary["splits"]["train"]["changed"] == {"control_token_as_text": 1}
 
@@ -37,7 +37,7 @@ def test_letters_stay_letters_in_turns(tokenize, policy):
 def test_tokens_are_kept_where_that_is_asked_for(tokenize):
     summary, [row] = tokenize(make_tokenizer(), "prompt_response", [TYPED], control_tokens="keep")
     assert row.input_ids.tolist() == AS_TOKENS
-    assert learned(row) == [*ids("no "), ASSISTANT, *ids("x"), END]
+    assert supervised(row) == [*ids("no "), ASSISTANT, *ids("x"), END]
     assert summary["splits"]["train"]["changed"] == {"control_token_kept": 1}
 
 
@@ -74,7 +74,7 @@ def test_running_text_keeps_its_tokens_unless_asked_otherwise(tokenize):
 def test_labelled_text_and_plain_prompts_stay_text(tokenize):
     _, [row] = tokenize(make_tokenizer(chat_template=None), "text_label", [("a<|end|>", "pos")])
     assert row.input_ids.tolist() == [*ids("a<|end|>\npos"), END]
-    assert learned(row) == [*ids("pos"), END]
+    assert supervised(row) == [*ids("pos"), END]
 
 
 def test_a_token_at_the_end_of_an_answer_does_not_end_it_twice(tokenize):
@@ -89,7 +89,7 @@ def test_typed_tokens_in_tools_and_calls_are_letters_too():
     [row], counts = tokenize_rows(tokenizer, "messages", [(json.dumps(turns), None)])
     end = tokenizer.convert_tokens_to_ids("<|end|>")
     assert row.input_ids.tolist().count(end) == 2, "those of the template"
-    assert tokenizer.decode(learned(row)) == 'call f{"text": "<|end|>"}<|end|>'
+    assert tokenizer.decode(supervised(row)) == 'call f{"text": "<|end|>"}<|end|>'
     assert counts.counts["control_token_as_text"] == 1
 
 
@@ -98,7 +98,7 @@ def test_a_long_row_is_cut_with_its_letters():
     [row], counts = tokenize_rows(tokenizer, "prompt_response", [TYPED], max_length_tokens=24)
     assert row.input_ids.tolist() == [USER, *ids("sa>"), END, *AS_LETTERS[13:]]
     assert len(row.input_ids) == 24
-    assert learned(row) == [*ids("no <|assistant|>x"), END]
+    assert supervised(row) == [*ids("no <|assistant|>x"), END]
     assert counts.counts["prompt_shortened"] == 1
 
 
@@ -155,8 +155,8 @@ def test_the_default_model_spells_its_own_tokens_as_letters():
     [made], counts = tokenize_rows(tokenizer, "prompt_response", [row])
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert made.input_ids.tolist().count(end) == 3, "system, user and assistant"
-    assert tokenizer.decode(learned(made)) == "It ends a turn: <|im_end|><|im_end|>"
-    assert learned(made).count(end) == 1
+    assert tokenizer.decode(supervised(made)) == "It ends a turn: <|im_end|><|im_end|>"
+    assert supervised(made).count(end) == 1
     assert dict(counts.counts) == {"control_token_as_text": 1}
 
 
@@ -181,5 +181,5 @@ def test_tokenizers_that_put_a_space_before_text_put_none_before_letters(prepend
         *["<|user|>", *lead, *"say▁<|end|>▁x", "<|end|>"],
         *["<|assistant|>", *lead, *"no▁<|end|>b", "<|end|>"],
     ]
-    assert tokenizer.convert_ids_to_tokens(learned(row)) == [*lead, *"no▁<|end|>b", "<|end|>"]
+    assert tokenizer.convert_ids_to_tokens(supervised(row)) == [*lead, *"no▁<|end|>b", "<|end|>"]
     assert dict(counts.counts) == {"control_token_as_text": 1}

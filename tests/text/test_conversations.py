@@ -31,8 +31,8 @@ ALL = {**VERBATIM, **TRIMMING}
 
 
 def contents(alphabet: str) -> st.SearchStrategy[str]:
-    piece = st.text(alphabet=alphabet, max_size=6) | st.sampled_from([*TYPED, " ", "\n", "\n\n", "  x"])
-    return st.lists(piece, max_size=5).map("".join)
+    chunk = st.text(alphabet=alphabet, max_size=6) | st.sampled_from([*TYPED, " ", "\n", "\n\n", "  x"])
+    return st.lists(chunk, max_size=5).map("".join)
 
 
 def conversations(alphabet: str, *, with_system: bool) -> st.SearchStrategy[list[dict[str, str]]]:

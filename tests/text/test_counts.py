@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from lm_tuning.data.check.findings import RowPlaces
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED, SplitCounts
 
-PLACES = RowPlaces(
+PLACES = RowPositions(
     [
         {"path": "a.jsonl", "split": "train", "first_row_id": 1},
         {"path": "b.jsonl", "split": "train", "first_row_id": 6},
@@ -37,7 +37,7 @@ def test_every_count_that_is_not_zero_is_logged(caplog):
         counts.add(reason, row)
     counts.warn("validation", PLACES)
     assert len(caplog.records) == len(DROPPED) + len(CHANGED)
-    assert "validation rows dropped: 1 (no assistant turn that is learned; a.jsonl, row 1)" in caplog.text
+    assert "validation rows dropped: 1 (no assistant turn that is supervised; a.jsonl, row 1)" in caplog.text
 
 
 def test_what_a_higher_limit_would_cut_is_counted_in_powers_of_two():

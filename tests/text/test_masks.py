@@ -32,7 +32,7 @@ def byte_level(**options: Any) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<|end|>")
 
 
-def pieces(tokenizer: Any, text: str, part: str) -> list[str]:
+def chunks(tokenizer: Any, text: str, part: str) -> list[str]:
     """Return the tokens of the part of a text, as text."""
     start = text.index(part)
     with bare_backend(tokenizer) as backend:
@@ -43,13 +43,13 @@ def pieces(tokenizer: Any, text: str, part: str) -> list[str]:
 
 def test_an_answer_that_begins_with_white_space_keeps_it_although_positions_are_trimmed():
     tokenizer = byte_level()
-    assert pieces(tokenizer, "answer:\n  yes<|end|>", "\n  yes<|end|>")[0].startswith("\n")
-    assert "".join(pieces(tokenizer, "answer:\n  yes<|end|>", "\n  yes<|end|>")) == "\n  yes<|end|>"
-    assert "".join(pieces(tokenizer, "answer: yes \n<|end|>no", "yes \n")) == " yes \n"
+    assert chunks(tokenizer, "answer:\n  yes<|end|>", "\n  yes<|end|>")[0].startswith("\n")
+    assert "".join(chunks(tokenizer, "answer:\n  yes<|end|>", "\n  yes<|end|>")) == "\n  yes<|end|>"
+    assert "".join(chunks(tokenizer, "answer: yes \n<|end|>no", "yes \n")) == " yes \n"
 
 
 def test_a_token_across_the_edge_belongs_to_the_answer():
-    assert pieces(byte_level(), "answer: yes<|end|>", "yes<|end|>") == [" yes", "<|end|>"]
+    assert chunks(byte_level(), "answer: yes<|end|>", "yes<|end|>") == [" yes", "<|end|>"]
 
 
 def test_every_byte_of_a_last_character_is_inside():
@@ -71,7 +71,7 @@ def test_an_empty_range_is_an_empty_span_at_its_place():
 
 def test_characters_that_the_normalizer_drops_are_passed_over():
     tokenizer = byte_level(normalizer=normalizers.Replace("~", ""))
-    assert "".join(pieces(tokenizer, "answer:~yes~<|end|>", "~yes~")) == "yes"
+    assert "".join(chunks(tokenizer, "answer:~yes~<|end|>", "~yes~")) == "yes"
 
 
 def test_inner_tokens_leave_out_what_lies_across_the_edges():

@@ -12,7 +12,7 @@ import pytest
 from lm_tuning.text.store.table import open_split
 from lm_tuning.text.tokenize import write_tokens
 from tests.support.real_tokenizer import real_tokenizer
-from tests.text.conftest import learned, store_examples
+from tests.text.conftest import store_examples, supervised
 
 CODE = "    return x\n"
 CONVERSATION = [
@@ -74,7 +74,7 @@ def test_real_rows_come_through_whole(tmp_path: Path, tokenizer):
     train = summary["splits"]["train"]
     assert (train["num_rows"], train["changed"], train["dropped"]) == (300, {}, {})
     for row, (question, answer, _) in zip(open_split(tokens, "train"), rows, strict=True):
-        assert tokenizer.decode(learned(row)) == answer + "<|im_end|>"
+        assert tokenizer.decode(supervised(row)) == answer + "<|im_end|>"
         assert tokenizer.decode(row.input_ids[: row.spans[0][0]]).endswith(
             f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
         )

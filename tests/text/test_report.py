@@ -46,7 +46,7 @@ def test_the_table_says_what_was_made(tmp_path):
     section = report(tmp_path, [SHORT, LONG])
     text = section["markdown"]
     assert text.startswith("## Tokens\n")
-    assert "as chat template; at most 16 tokens a row (`truncate_prompt`), loss on `assistant`." in text
+    assert "as chat template; at most 16 tokens per row (`truncate_prompt`), loss on `assistant`." in text
     assert "BOS `<bos>`, EOS `<|end|>`, PAD `<pad>`" in text
     assert "| train | 2 | 2 | 28 | 28.6% | 16 | 16 | 16 | 16 |" in text
     assert "| test | 0 | 0 | 0 |  | 0 | 0 | 0 | 0 |" in text
@@ -66,8 +66,8 @@ def test_what_was_said_of_a_row_stands_beside_it(tmp_path):
 def test_every_changed_row_is_named_and_counted_once(tmp_path):
     typed = ("0123456789<|end|>abcdefghij", "yes", None)
     section = report(tmp_path, [SHORT, *[typed] * 25])
-    kinds = {fate["kind"]: fate for fate in section["facts"]["changed"]}
+    kinds = {outcome["kind"]: outcome for outcome in section["facts"]["changed"]}
     assert set(kinds) == {"prompt_shortened", "control_token_as_text"}
-    for fate in kinds.values():
-        assert fate["row_numbers"] == {"rows.jsonl": list(range(2, 27))}
+    for outcome in kinds.values():
+        assert outcome["row_numbers"] == {"rows.jsonl": list(range(2, 27))}
     assert section["metrics"]["data_rows_changed_by_tokenizing"] == 25

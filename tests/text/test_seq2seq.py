@@ -12,7 +12,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.text.store.table import IGNORE_INDEX, TokenRow, labels_of
 from lm_tuning.text.tokenize import read_token_report, write_tokens
 from tests.support.tiny import BOS, EOS, UNK, ids, make_tokenizer
-from tests.text.conftest import add_around, learned, make_bart_tokenizer, make_kobart_tokenizer, store_examples
+from tests.text.conftest import add_around, make_bart_tokenizer, make_kobart_tokenizer, store_examples, supervised
 
 PAIRS: dict[str, Any] = {"task": "seq2seq_lm"}
 
@@ -52,12 +52,12 @@ def test_both_sides_begin_as_the_tokenizer_has_it_and_end_once(tokenize, tokeniz
 def test_a_system_message_goes_before_the_prompt(tokenize):
     _, [row] = tokenize(bare(), "prompt_response", [("q", "a", "s")], **PAIRS)
     assert source(row) == [*ids("s\n\nq"), EOS]
-    assert learned(row) == [*ids("a"), EOS]
+    assert supervised(row) == [*ids("a"), EOS]
 
 
 def test_a_target_does_not_run_together_with_its_source(tokenize):
     _, [row] = tokenize(bare(), "prompt_response", [("q ", " a", None)], **PAIRS)
-    assert (source(row), learned(row)) == ([*ids("q "), EOS], [*ids(" a"), EOS])
+    assert (source(row), supervised(row)) == ([*ids("q "), EOS], [*ids(" a"), EOS])
 
 
 def test_ids_are_those_that_a_bart_tokenizer_gives(tokenize):
@@ -66,7 +66,7 @@ def test_ids_are_those_that_a_bart_tokenizer_gives(tokenize):
     _, made = tokenize(tokenizer, "prompt_response", rows, **PAIRS)
     for (prompt, response, _), row in zip(rows, made, strict=True):
         assert source(row) == tokenizer(prompt)["input_ids"]
-        assert learned(row) == tokenizer(text_target=response)["input_ids"]
+        assert supervised(row) == tokenizer(text_target=response)["input_ids"]
 
 
 def test_a_kobart_tokenizer_gets_the_end_that_it_does_not_put_itself(tokenize):
@@ -77,9 +77,9 @@ def test_a_kobart_tokenizer_gets_the_end_that_it_does_not_put_itself(tokenize):
     for (prompt, response, _), row in zip(rows, made, strict=True):
         assert tokenizer(prompt)["input_ids"][-1] != end
         assert source(row) == [*tokenizer(prompt)["input_ids"], end]
-        assert learned(row) == [*tokenizer(response)["input_ids"], end]
+        assert supervised(row) == [*tokenizer(response)["input_ids"], end]
         assert tokenizer.bos_token_id not in row.input_ids
-        assert tokenizer.decode(learned(row), skip_special_tokens=True) == response
+        assert tokenizer.decode(supervised(row), skip_special_tokens=True) == response
     assert summary["splits"]["train"]["changed"] == {}
 
 
@@ -109,7 +109,7 @@ def test_long_sources_lose_what_the_parameters_say_and_targets_their_ends(tokeni
     rows = [("abc", "de", None), ("abcd", "de", None), ("abc", "def", None), ("abcdefgh", "defghi", None)]
     summary, made = tokenize(around(), "prompt_response", rows, **options)
     assert [source(row) for row in made] == [[BOS, *ids(text), EOS] for text in kept]
-    assert [learned(row) for row in made] == [[BOS, *ids("de"), EOS]] * 4
+    assert [supervised(row) for row in made] == [[BOS, *ids("de"), EOS]] * 4
     train = summary["splits"]["train"]
     assert train["changed"] == {"source_cut": 2, "target_cut": 2}
     assert (train["too_long"]["num_rows"], train["too_long"]["max_length_tokens"]) == (2, 10)
@@ -172,7 +172,7 @@ def test_limits_without_room_for_a_token_of_the_text_are_named(tokenize, limits,
 def test_typed_control_tokens_are_letters_or_stand_for_those_that_are_put_there(tokenize, policy, first, second):
     rows = [("a<eos>", "<bos>d", None)]
     summary, [row] = tokenize(around(), "prompt_response", rows, **PAIRS, control_tokens=policy)
-    assert (source(row), learned(row)) == (first, second)
+    assert (source(row), supervised(row)) == (first, second)
     note = "control_token_as_text" if policy == "auto" else "control_token_kept"
     assert summary["splits"]["train"]["changed"] == {note: 1}, "one row, though both sides hold one"
 
@@ -187,7 +187,7 @@ def test_a_target_that_does_not_come_back_is_counted(tokenize):
     rows = [("값", "b", None), ("a", "b값", None)]
     summary, [unread, row] = tokenize(bare(), "prompt_response", rows, **PAIRS)
     assert source(unread) == [UNK, EOS]
-    assert learned(row) == [*ids("b"), UNK, EOS]
+    assert supervised(row) == [*ids("b"), UNK, EOS]
     assert summary["splits"]["train"]["changed"] == {"not_round_trip": 1}, "what is only read does not count"
 
 
@@ -196,11 +196,11 @@ def test_rows_keep_their_order_over_many_chunks_with_some_of_them_dropped(tokeni
     rows = [("x" * (1 + number % 9), str(number) * (1 + number % 4), None) for number in range(60)]
     options = {**PAIRS, "truncation": "drop", "max_length_tokens": 8, "max_target_tokens": 5}
     _, table = tokenize(bare(), "prompt_response", rows, **options)
-    fitting = [place for place, (prompt, response, _) in enumerate(rows) if len(prompt) < 8 and len(response) < 5]
+    fitting = [position for position, (prompt, response, _) in enumerate(rows) if len(prompt) < 8 and len(response) < 5]
     assert 10 < len(fitting) < 60
     assert [row.row_id - 1 for row in table] == fitting
-    assert [source(row) for row in table] == [[*ids(rows[place][0]), EOS] for place in fitting]
-    assert [learned(row) for row in table] == [[*ids(rows[place][1]), EOS] for place in fitting]
+    assert [source(row) for row in table] == [[*ids(rows[position][0]), EOS] for position in fitting]
+    assert [supervised(row) for row in table] == [[*ids(rows[position][1]), EOS] for position in fitting]
 
 
 def test_a_target_limit_beyond_the_model_is_warned_about(tokenize, caplog):
@@ -220,7 +220,7 @@ def test_preview_and_report_tell_sources_and_targets_apart(tmp_path: Path):
     preview = json.loads((tokens / "preview.json").read_text())
     assert preview["data"][0] == ["train", 1, 7, 3, "abc<eos>⟦de<eos>⟧"]
     text = read_token_report(tokens)["markdown"]
-    assert "at most 5 tokens a source and 9 a target (`truncate_prompt`), loss on the target." in text
+    assert "at most 5 tokens per source and 9 per target (`truncate_prompt`), loss on the target." in text
     assert "| split | rows read | rows kept | tokens | source p50 | p90 | p99 | longest | target p50 | p90 |" in text
     assert "| train | 2 | 2 | 14 | 5 | 5 | 5 | 5 | 3 | 3 | 3 | 3 |" in text
     assert "- 1 in train: part of the source cut to fit tokenize.max_length_tokens.\n  - rows.jsonl, row 2" in text

@@ -1,4 +1,4 @@
-"""The summary counts what was done, names the first rows, and shows what is learned."""
+"""The summary counts what was done, names the first rows, and shows what is supervised."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from lm_tuning.text.store.summary import (
     describe_tokens,
     draw_lengths,
     length_quantiles,
-    mark_learned,
+    mark_supervised_text,
     summarize_split,
 )
 from lm_tuning.text.store.table import TokenTable, TokenTableWriter
@@ -42,11 +42,11 @@ def test_quantiles_are_lengths_that_occur():
 def test_the_learned_parts_are_marked(tmp_path):
     rows = table(tmp_path / "train.arrow")
     tokenizer = make_tokenizer()
-    assert mark_learned(tokenizer, rows[0]) == (
+    assert mark_supervised_text(tokenizer, rows[0]) == (
         "<|user|>a<|end|><|assistant|>⟦b<|end|>⟧<|user|>c<|end|><|assistant|>⟦d<|end|>⟧"
     )
-    assert mark_learned(tokenizer, rows[1]).startswith("<|user|>⟦a<|end|>"), "position 0 is never learned"
-    assert mark_learned(tokenizer, rows[2]).endswith("<|assistant|>⟦d⟧<|end|>")
+    assert mark_supervised_text(tokenizer, rows[1]).startswith("<|user|>⟦a<|end|>"), "position 0 is never learned"
+    assert mark_supervised_text(tokenizer, rows[2]).endswith("<|assistant|>⟦d⟧<|end|>")
 
 
 def test_a_line_sums_up_what_was_made():
@@ -81,7 +81,7 @@ def test_rows_with_classes_are_summed_up_by_class(tmp_path):
     facts = summarize_split(table, SplitCounts(), task="sequence_classification", label_map=labels)
     assert facts["rows_by_class"] == {"no": 1, "maybe": 0, "yes": 2}
     assert (facts["num_classes"], facts["majority_fraction"], facts["num_tokens"]) == (2, 2 / 3, 6)
-    assert not {"num_supervised_tokens", "supervised_fraction"} & facts.keys(), "no token is learned"
+    assert not {"num_supervised_tokens", "supervised_fraction"} & facts.keys(), "no token is supervised"
     splits = {"train": facts, "validation": {"num_rows": 1, "dropped": {}}, "test": {"num_rows": 0, "dropped": {}}}
     assert describe_tokens({"task": "sequence_classification", "splits": splits}) == (
         "3 train, 1 validation, 0 test rows; train 6 tokens, 2 a row at the median, 3 at most; 2 classes, the largest "

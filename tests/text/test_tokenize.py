@@ -14,7 +14,7 @@ from lm_tuning.text.store.table import IGNORE_INDEX, labels_of, open_split
 from lm_tuning.text.tokenize import read_token_summary, write_tokens
 from tests.support import templates
 from tests.support.tiny import ASSISTANT, BOS, CHAT_TEMPLATE, END, EOS, SYSTEM, UNK, USER, ids, make_tokenizer
-from tests.text.conftest import learned, store_examples
+from tests.text.conftest import store_examples, supervised
 
 NO = IGNORE_INDEX
 
@@ -31,7 +31,7 @@ def test_a_prompt_and_its_response_become_one_turn_each(tokenize):
 def test_a_system_column_becomes_a_system_turn(tokenize):
     _, [row] = tokenize(make_tokenizer(), "prompt_response", [("q", "a", "s")])
     assert row.input_ids.tolist() == [SYSTEM, *ids("s"), END, USER, *ids("q"), END, ASSISTANT, *ids("a"), END]
-    assert learned(row) == [*ids("a"), END]
+    assert supervised(row) == [*ids("a"), END]
 
 
 TWO_TURNS = [
@@ -77,16 +77,16 @@ def test_there_is_one_beginning_of_text_token_where_there_is_any(tokenize, templ
     expected = 1 if adds_bos or template is templates.LLAMA3 else 0
     assert row.input_ids.tolist().count(BOS) == expected
     assert row.input_ids[:1].tolist() == [BOS if expected else USER]
-    assert learned(row) == [*ids("b"), END]
+    assert supervised(row) == [*ids("b"), END]
 
 
 def test_without_a_chat_template_the_end_token_follows_the_response(tokenize):
     tokenizer = make_tokenizer(chat_template=None, eos_token="<eos>", adds_bos=True)
     summary, rows = tokenize(tokenizer, "prompt_response", [("a", "b", None), ("a: ", "b", "s")])
     assert rows[0].input_ids.tolist() == [BOS, *ids("a\nb"), EOS]
-    assert learned(rows[0]) == [*ids("b"), EOS]
+    assert supervised(rows[0]) == [*ids("b"), EOS]
     assert rows[1].input_ids.tolist() == [BOS, *ids("s\n\na: b"), EOS]
-    assert learned(rows[1]) == [*ids("b"), EOS]
+    assert supervised(rows[1]) == [*ids("b"), EOS]
     assert summary["rendering"] == "plain text"
 
 
@@ -100,13 +100,13 @@ def test_text_is_learned_whole_and_its_end_is_taught(tokenize):
 def test_a_label_is_the_answer_to_its_text(tokenize):
     _, [row] = tokenize(make_tokenizer(), "text_label", [("good", "pos")])
     assert row.input_ids.tolist() == [USER, *ids("good"), END, ASSISTANT, *ids("pos"), END]
-    assert learned(row) == [*ids("pos"), END]
+    assert supervised(row) == [*ids("pos"), END]
 
 
 @pytest.mark.parametrize("pad_token", ["<|end|>", "<pad>"])
 def test_the_end_is_taught_when_pad_equals_eos(tokenize, pad_token):
     _, rows = tokenize(make_tokenizer(pad_token=pad_token), "prompt_response", [("a", "b", None), ("a", "bcd", None)])
-    assert [learned(row) for row in rows] == [[*ids("b"), END], [*ids("bcd"), END]]
+    assert [supervised(row) for row in rows] == [[*ids("b"), END], [*ids("bcd"), END]]
 
 
 def test_trailing_turns_are_cut_and_rows_without_an_answer_reported_by_number(tokenize, caplog):
@@ -120,20 +120,20 @@ def test_trailing_turns_are_cut_and_rows_without_an_answer_reported_by_number(to
     ]
     summary, [row] = tokenize(make_tokenizer(), "messages", rows, on_bad_row="skip")
     assert row.input_ids.tolist() == [USER, *ids("2+2?"), END, ASSISTANT, *ids("4"), END]
-    assert learned(row) == [*ids("4"), END]
+    assert supervised(row) == [*ids("4"), END]
     train = summary["splits"]["train"]
     assert train["changed"] == {"trailing_turns_cut": 1}
     assert train["dropped"] == {"no_assistant_turn": 1}
     assert (train["num_rows_read"], train["num_rows"]) == (2, 1)
-    assert "train rows dropped: 1 (no assistant turn that is learned; rows.jsonl, row 2)" in caplog.text
-    assert "train rows changed: 1 (turns after the last learned answer cut; rows.jsonl, row 1)" in caplog.text
+    assert "train rows dropped: 1 (no assistant turn that is supervised; rows.jsonl, row 2)" in caplog.text
+    assert "train rows changed: 1 (turns after the last supervised answer cut; rows.jsonl, row 1)" in caplog.text
 
 
 def test_content_that_the_template_trims_is_counted(tokenize, caplog):
     tokenizer = make_tokenizer(chat_template=templates.LLAMA3)
     rows = [("a", "b", None), ("a", "    return 1\n", None)]
     summary, [_, row] = tokenize(tokenizer, "prompt_response", rows)
-    assert learned(row) == [*ids("return 1"), END]
+    assert supervised(row) == [*ids("return 1"), END]
     assert summary["splits"]["train"]["changed"] == {"content_not_verbatim": 1}
     assert "the chat template changes the content (for example trims it); rows.jsonl, row 2" in caplog.text
 
@@ -145,7 +145,7 @@ LONG_AND_SHORT = [("0123456789abcdefghij", "yes", None), ("01234", "yes", None)]
 def test_a_long_prompt_gives_way_to_its_answer(tokenize, caplog):
     summary, [long, short] = tokenize(make_tokenizer(), "prompt_response", LONG_AND_SHORT, max_length_tokens=16)
     assert long.input_ids.tolist() == [USER, *ids("01234ghij"), END, ASSISTANT, *ids("yes"), END]
-    assert learned(long) == learned(short) == [*ids("yes"), END]
+    assert supervised(long) == supervised(short) == [*ids("yes"), END]
     assert summary["splits"]["train"]["changed"] == {"prompt_shortened": 1}
     assert "part of the prompt cut to fit; rows.jsonl, row 1" in caplog.text
 
@@ -174,7 +174,7 @@ def test_long_rows_can_be_an_error_that_counts_them(tokenize):
 
 
 def test_no_row_left_is_an_error_that_names_the_limit(tokenize):
-    with pytest.raises(UserError, match=r"No training row is left.*max_length_tokens = 4\..*no learned token"):
+    with pytest.raises(UserError, match=r"No training row is left.*max_length_tokens = 4\..*no supervised token"):
         tokenize(make_tokenizer(), "prompt_response", [("0123456789", "yes", None)] * 3, max_length_tokens=4)
 
 
@@ -182,13 +182,13 @@ def test_the_oldest_exchange_of_a_long_conversation_goes_whole(tokenize):
     messages = [{"role": "system", "content": "s"}, *TWO_TURNS]
     summary, [row] = tokenize(make_tokenizer(), "messages", [messages], max_length_tokens=12)
     assert row.input_ids.tolist() == [SYSTEM, *ids("s"), END, USER, *ids("d"), END, ASSISTANT, *ids("e"), END]
-    assert learned(row) == [*ids("e"), END]
+    assert supervised(row) == [*ids("e"), END]
     assert summary["splits"]["train"]["changed"] == {"old_turns_dropped": 1}
 
 
 def test_an_answer_that_the_tokenizer_cannot_spell_is_counted(tokenize):
     summary, [row] = tokenize(make_tokenizer(), "prompt_response", [("a", "값", None)])
-    assert learned(row) == [UNK, END]
+    assert supervised(row) == [UNK, END]
     assert summary["splits"]["train"]["changed"] == {"not_round_trip": 1}
 
 
@@ -202,7 +202,7 @@ def test_rows_keep_their_order_and_ids_over_many_chunks(tokenize, monkeypatch):
     rows = [(f"{number}?", f"{number}", None) for number in range(50)]
     summary, table = tokenize(make_tokenizer(), "prompt_response", rows)
     assert [row.row_id for row in table] == list(range(1, 51))
-    assert [learned(row) for row in table] == [[*ids(str(number)), END] for number in range(50)]
+    assert [supervised(row) for row in table] == [[*ids(str(number)), END] for number in range(50)]
     lengths = [len(row.input_ids) for row in table]
     assert summary["splits"]["train"]["num_tokens"] == sum(lengths)
 
@@ -275,7 +275,7 @@ def test_an_answer_of_weight_0_is_not_learned(tokenize):
     turns = [{**turn, "weight": weight} for turn, weight in zip(TWO_TURNS, (1, 1, 1, 0), strict=True)]
     summary, [row] = tokenize(make_tokenizer(), "messages", [turns])
     assert row.input_ids.tolist() == TWO_TURNS_IDS[:7]
-    assert learned(row) == [*ids("bc"), END]
+    assert supervised(row) == [*ids("bc"), END]
     assert summary["splits"]["train"]["changed"] == {"answer_of_weight_0": 1, "trailing_turns_cut": 1}
 
 

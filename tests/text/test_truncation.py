@@ -13,9 +13,9 @@ from lm_tuning.text.align.masks import TokenizedRow, bare_backend, tokenize_row
 from lm_tuning.text.render.chat import ChatRenderer
 from lm_tuning.text.render.plain import RenderedRow, RowRefused, as_messages, render_plain, render_text
 from lm_tuning.text.tokenizers.truncation import (
+    align_columns,
     choose_cuts,
     later_exchanges,
-    place_columns,
     shorten_prompt,
     shorten_row,
 )
@@ -101,7 +101,7 @@ def test_cutting_the_end_can_leave_nothing_to_learn():
 
 def test_columns_give_way_and_the_text_between_them_stays():
     rendered = chat("Sum up: 0123456789 in a word", "yes", system="s")
-    yielding = place_columns(rendered, "Sum up: 0123456789 in a word", [(8, 18)])
+    yielding = align_columns(rendered, "Sum up: 0123456789 in a word", [(8, 18)])
     assert [rendered.text[low:high] for low, high in yielding] == ["s", "0123456789"]
     row, notes = shorten(rendered, 32, yielding=yielding)
     assert row.ids == [SYSTEM, *ids("s"), END, USER, *ids("Sum up: 0189 in a word"), END, ASSISTANT, *ids("yes"), END]
@@ -111,7 +111,7 @@ def test_columns_give_way_and_the_text_between_them_stays():
 def test_columns_are_found_where_the_template_trims_the_prompt():
     template = "{% for m in messages %}<|{{ m.role }}|>{{ m.content | trim }}<|end|>{% endfor %}"
     rendered = ChatRenderer(make_tokenizer(chat_template=template)).render(as_messages("\n[ab]cd ", "y"))
-    yielding = place_columns(rendered, "\n[ab]cd ", [(2, 4), (5, 8)])
+    yielding = align_columns(rendered, "\n[ab]cd ", [(2, 4), (5, 8)])
     assert [rendered.text[low:high] for low, high in yielding] == ["ab", "cd"]
 
 
@@ -170,7 +170,7 @@ def test_exactly_so_much_goes_and_nothing_short_before_something_long(lengths, s
     edges = [0, *accumulate(lengths)]
     spans = list(pairwise(edges))
     num_cut = round(share * edges[-1])
-    offsets = [(place, place + 1) for place in range(edges[-1])]
+    offsets = [(position, position + 1) for position in range(edges[-1])]
     cuts = choose_cuts(spans, offsets, num_cut=num_cut, cut_at=cut_at)
     assert sum(end - start for start, end in cuts) == num_cut
     kept = [length - (end - start) for length, (start, end) in zip(lengths, cuts, strict=True)]

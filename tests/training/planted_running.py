@@ -11,7 +11,7 @@ from lm_tuning.runtime.nvml import CardReading
 from lm_tuning.training import job, step_log
 from lm_tuning.training import run as run_module
 from lm_tuning.training.health import memory_monitor, monitor
-from lm_tuning.training.health.monitor import TrainingWatch
+from lm_tuning.training.health.monitor import TrainingMonitor
 from lm_tuning.training.step_log import StepLog
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.planted import Registry, World
@@ -70,7 +70,7 @@ def overflow(world: World) -> None:
     world.patch.setattr(
         run_module,
         "TrainingWatch",
-        lambda *arguments, **options: TrainingWatch(*arguments, **options | {"has_scaler": True}),
+        lambda *arguments, **options: TrainingMonitor(*arguments, **options | {"has_scaler": True}),
     )
     change_loss(world, lambda step, loss: with_broken_gradient(loss) if step in {3, 5} else loss)
 
@@ -184,7 +184,7 @@ def run_out_of_memory_once(world: World) -> None:
     seen: list[int] = []
 
     def loss(trainer: StepPlanTrainer, model: Any, micro_batch: Any, total: int) -> torch.Tensor:
-        seen.append(micro_batch.num_slots)
+        seen.append(micro_batch.num_positions)
         if len(seen) == 3:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 3.00 GiB.")
         return sound(trainer, model, micro_batch, total)

@@ -206,9 +206,9 @@ def test_class_weights_change_what_is_learned_and_not_the_first_loss_by_much(
 def test_rows_of_heavier_classes_have_a_larger_loss_due(folders: dict[str, Path], tmp_path: Path) -> None:
     weighted = train(folders, tmp_path, "sequence_classification", class_weights="balanced", effective_batch_rows=2)
     facts = weighted.health["facts"]
-    due = facts["untrained_head_nats_per_row"]
-    assert due != pytest.approx(math.log(3), rel=0.01)
-    assert facts["first_step_measured_nats_per_row"] == pytest.approx(due, rel=0.05)
+    expected = facts["untrained_head_nats_per_row"]
+    assert expected != pytest.approx(math.log(3), rel=0.01)
+    assert facts["first_step_measured_nats_per_row"] == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize("factor", [1.0, 1e-4], ids=["scaled", "small enough"])

@@ -23,8 +23,8 @@ from lm_tuning.training.health.batch_checks import (
     check_logits,
     check_micro_batches,
     check_padding,
+    check_rows,
     expected_fresh_head_loss,
-    look_at_rows,
 )
 from lm_tuning.training.health.report import Finding, HealthReport
 from lm_tuning.training.health.table_checks import check_table, check_tokenizer, find_positions
@@ -91,7 +91,7 @@ def test_two_begin_tokens(tmp_path: Path) -> None:
 
 def test_no_end_that_is_learned(tmp_path: Path) -> None:
     facts, findings = check(tmp_path, [chat("hi", "yes", ends=False), chat("hi", "no", ends=False)])
-    assert only(findings).measured == "none of 2 rows has an end token that is learned"
+    assert only(findings).measured == "none of 2 rows has an end token that is supervised"
     assert only(findings).code == "end-not-taught"
     facts, findings = check(tmp_path, [chat("hi", "yes", ends=False), chat("hi", "no")])
     assert findings == []
@@ -101,7 +101,7 @@ def test_no_end_that_is_learned(tmp_path: Path) -> None:
 def test_a_newline_may_follow_the_end(tmp_path: Path) -> None:
     row, [(start, end)] = chat("hi", "yes")
     assert check(tmp_path, [([*row, *ids("\n")], [(start, end + 1)])])[1] == []
-    # But the end of another part is no end that is learned.
+    # But the end of another part is no end that is supervised.
     assert codes(check(tmp_path, [([*row, *ids("\n")], [(end, end + 1)])])[1]) == ["end-not-taught"]
 
 
@@ -109,7 +109,7 @@ def test_rows_that_teach_nothing_by_their_number(tmp_path: Path) -> None:
     silent = ([USER, *ids("hi"), END], [])
     finding = only(check(tmp_path, [*SOUND, silent])[1])
     assert (finding.code, finding.severity) == ("rows-teach-nothing", "warn")
-    assert finding.measured == "1 of 4 rows (25.0%) has nothing that is learned, such as row 103"
+    assert finding.measured == "1 of 4 rows (25.0%) has nothing that is supervised, such as row 103"
     finding = only(check(tmp_path, [*SOUND * 50, silent])[1])
     assert finding.severity == "note"
 
@@ -168,7 +168,7 @@ def test_positions_of_several_architectures() -> None:
     gpt2 = GPT2LMHeadModel(
         GPT2Config(vocab_size=8, n_positions=16, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
     )
-    assert find_positions(gpt2) == table_checks.Positions(16, are_learned=True)
+    assert find_positions(gpt2) == table_checks.Positions(16, are_supervised=True)
     bart = BartForConditionalGeneration(
         BartConfig(
             vocab_size=40,
@@ -187,12 +187,12 @@ def test_positions_of_several_architectures() -> None:
             forced_eos_token_id=2,
         )
     )
-    assert find_positions(bart) == table_checks.Positions(24, are_learned=True)
-    assert find_positions(make_model()) == table_checks.Positions(512, are_learned=False)
+    assert find_positions(bart) == table_checks.Positions(24, are_supervised=True)
+    assert find_positions(make_model()) == table_checks.Positions(512, are_supervised=False)
     assert find_positions(SimpleNamespace(config=T5Config(), named_modules=lambda: iter(()))) is None
     stretched = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1000}
     assert find_positions(config_of(max_position_embeddings=1000, rope_parameters=stretched)) == table_checks.Positions(
-        4000, are_learned=False
+        4000, are_supervised=False
     )
 
 
@@ -259,14 +259,14 @@ PAIRS = [
 @pytest.mark.parametrize("batching", ["padded", "packed"])
 def test_a_sound_first_step_raises_nothing(tmp_path: Path, batching: str) -> None:
     health = HealthReport()
-    look_at_rows(health, make_model(), make_tokenizer(), make_steps(tmp_path, SOUND, batching=batching))
+    check_rows(health, make_model(), make_tokenizer(), make_steps(tmp_path, SOUND, batching=batching))
     assert health.findings == []
     assert health.facts["rows_looked_at"] == 3
 
 
 def test_a_sound_step_of_sources_and_targets_raises_nothing(tmp_path: Path) -> None:
     health = HealthReport()
-    look_at_rows(health, make_model(), make_tokenizer(), make_steps(tmp_path, PAIRS, task="seq2seq_lm"))
+    check_rows(health, make_model(), make_tokenizer(), make_steps(tmp_path, PAIRS, task="seq2seq_lm"))
     assert health.findings == []
 
 
@@ -276,7 +276,7 @@ def test_faults_are_reported_together_and_once(tmp_path: Path, monkeypatch: pyte
     model = make_model()
     model.config.pad_token_id = None
     for _ in range(2):
-        look_at_rows(health, model, make_tokenizer(), steps)
+        check_rows(health, model, make_tokenizer(), steps)
     assert codes(health.findings) == ["pad-id-not-in-config", "end-not-taught", "bos-doubled"]
 
 
@@ -351,7 +351,7 @@ def test_padding_to_a_fixed_length(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(StepDataset, "__getitem__", pad_further)
     health = HealthReport()
-    look_at_rows(health, make_model(), make_tokenizer(), steps)
+    check_rows(health, make_model(), make_tokenizer(), steps)
     finding = only(health.findings)
     assert (finding.code, finding.severity) == ("padding-above-plan", "warn")
     tokens = sum(len(row) for row, _ in SOUND)
@@ -360,9 +360,9 @@ def test_padding_to_a_fixed_length(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_padding_is_compared_with_what_the_lengths_ask_for(tmp_path: Path) -> None:
     batch = make_steps(tmp_path, SOUND)[0]
-    assert check_padding(batch, num_slots_due=batch.num_slots) == []
-    assert check_padding(batch, num_slots_due=int(0.97 * batch.num_slots)) == []
-    assert codes(check_padding(batch, num_slots_due=batch.num_tokens // 2)) == ["padding-above-plan"]
+    assert check_padding(batch, num_positions_expected=batch.num_positions) == []
+    assert check_padding(batch, num_positions_expected=int(0.97 * batch.num_positions)) == []
+    assert codes(check_padding(batch, num_positions_expected=batch.num_tokens // 2)) == ["padding-above-plan"]
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ def test_packing_is_advised_where_it_can_be_had(
 ) -> None:
     steps = make_steps(tmp_path, PAIRS, task=task, batching=batching)
     monkeypatch.setattr(batch_checks, "count_slots", lambda *_: 1)
-    padded = [finding for finding in batch_checks.look_at_layout(steps) if finding.code == "padding-above-plan"]
+    padded = [finding for finding in batch_checks.check_batch_layout(steps) if finding.code == "padding-above-plan"]
     assert padded
     assert {"train.batching=packed" in finding.change for finding in padded} == {advises}
 

@@ -13,7 +13,7 @@ import torch
 from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.text.store.table import open_split
 from lm_tuning.training.health.report import HealthReport
-from lm_tuning.training.planning.compiled import SecondLook
+from lm_tuning.training.planning.compiled import CompiledPlanner
 from lm_tuning.training.planning.out_of_memory import MemoryUse
 from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.planning.probe import BudgetProbe
@@ -64,7 +64,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
-def make_look(paths: TrainingPaths, settings: TrainingSettings, plan: BatchPlan) -> SecondLook:
+def make_look(paths: TrainingPaths, settings: TrainingSettings, plan: BatchPlan) -> CompiledPlanner:
     settings = replace(settings, effective_batch_rows=40)
     ready = set_up_model(settings)
     table = open_split(paths.tokens, "train")
@@ -77,7 +77,7 @@ def make_look(paths: TrainingPaths, settings: TrainingSettings, plan: BatchPlan)
     )
     memory = MemoryUse("cpu", "full", "float32", False, plan.micro_batch_tokens, int(table.lengths.max()))
     health = HealthReport(facts={"first_step_micro_batches": len(steps[0].micro_batches)})
-    return SecondLook(ready, settings, steps, memory, health, plan)
+    return CompiledPlanner(ready, settings, steps, memory, health, plan)
 
 
 def test_the_fastest_size_is_taken_and_the_search_ends_when_nothing_is_gained(
@@ -187,8 +187,8 @@ def test_a_run_goes_on_with_the_size_that_was_found(
     settings = replace(settings, effective_batch_rows=20, max_steps=12, num_epochs=None, micro_batch_tokens=64)
     plain = run_training(paths, settings)
 
-    def look(job: Any, ready: Any, fast: Any, steps: Any, *, memory: Any, health: Any) -> SecondLook:
-        return SecondLook(ready, job.settings, steps, memory, health, planned(tmp_path))
+    def look(job: Any, ready: Any, fast: Any, steps: Any, *, memory: Any, health: Any) -> CompiledPlanner:
+        return CompiledPlanner(ready, job.settings, steps, memory, health, planned(tmp_path))
 
     monkeypatch.setattr(run_module, "_plan_second_look", look)
 

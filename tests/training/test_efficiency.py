@@ -20,7 +20,7 @@ def make_log(seconds: list[float], **changes: Any) -> StepLog:
     log = StepLog()
     log.efficiency = [
         {
-            "step": place + 1,
+            "step": index + 1,
             "seconds": each,
             "num_tokens": 1000,
             "num_rows": 4,
@@ -32,13 +32,13 @@ def make_log(seconds: list[float], **changes: Any) -> StepLog:
             "peak_memory_bytes": 3 * 2**30,
         }
         | changes
-        for place, each in enumerate(seconds)
+        for index, each in enumerate(seconds)
     ]
     return log
 
 
 def test_speed_and_quantiles_leave_the_first_steps_out():
-    figures = summarize_efficiency(make_log([60.0, 30.0, *(0.1 * place for place in range(1, 12))]))
+    figures = summarize_efficiency(make_log([60.0, 30.0, *(0.1 * index for index in range(1, 12))]))
     assert figures["tokens_per_second"] == pytest.approx(11_000 / 6.6)
     assert figures["samples_per_second"] == pytest.approx(44 / 6.6)
     assert figures["steps_per_second"] == pytest.approx(11 / 6.6)
@@ -96,7 +96,7 @@ def test_a_measurement_that_cannot_be_right_is_left_out_with_a_word(caplog):
     caplog.set_level("INFO", logger="lm_tuning")
     disturbed = Ceiling("CPU", "float32", None, 1e12)
     summarize_efficiency(make_log([0.05] * 3), model_flops_per_token=16e9, ceiling=disturbed)
-    assert "did 3.2e+14 operations a second, the matrix product measured before it only 1e+12" in caplog.text
+    assert "did 3.2e+14 operations per second, the matrix product measured before it only 1e+12" in caplog.text
 
 
 def test_a_run_without_steps_has_no_figures():

@@ -80,10 +80,10 @@ def test_filling_up_to_whole_tiles_teaches_nothing_and_counts_as_padding(
     ready = ready_of(make_model().eval())
     prepare_fast_path(ready, settings, table)
     plain = packed_sum(ready, table, "packed")
-    ready.task.packing = replace(ready.task.packing, slot_multiple=128)
+    ready.task.packing = replace(ready.task.packing, position_multiple=128)
     batch = ready.task.lay_out(table, [0, 1], batching="packed")
-    assert batch.num_slots % 128 == 0
-    assert batch.num_tokens == int(table.lengths[:2].sum()) < batch.num_slots
+    assert batch.num_positions % 128 == 0
+    assert batch.num_tokens == int(table.lengths[:2].sum()) < batch.num_positions
     assert packed_sum(ready, table, "packed") == pytest.approx(plain, rel=SAME_LOSS)
 
 
@@ -140,7 +140,7 @@ def test_an_adapter_on_the_head_is_run_in_pieces() -> None:
     chosen, reason = choose_head_loss(model, np.array([5, 6, 7]), device="cpu", compute_dtype="float32")
     assert chosen is not None
     assert chosen.implementation is None
-    assert "in pieces" in reason
+    assert "in chunks" in reason
 
 
 def test_an_implementation_that_is_off_is_not_taken_however_fast_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -388,8 +388,8 @@ class TestReplanning:
         plain = StepPlanTrainer.micro_batch_loss
 
         def limited(self: Any, model: Any, micro_batch: Any, total: int) -> torch.Tensor:
-            seen.append(micro_batch.num_slots)
-            if micro_batch.num_slots > slots and self.state.global_step > 0:
+            seen.append(micro_batch.num_positions)
+            if micro_batch.num_positions > slots and self.state.global_step > 0:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
             return plain(self, model, micro_batch, total)
 

@@ -1,4 +1,4 @@
-"""The look before step 1 and the watch after it: faults that no other test plants."""
+"""The look before step 1 and the monitor after it: faults that no other test plants."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.text.store.table import TokenRow, TokenTableWriter, open_split
 from lm_tuning.training.health.first_loss import PlainLoss, _group_alike
 from lm_tuning.training.health.first_step import check_fresh_head
-from lm_tuning.training.health.monitor import FAILURES_IN_A_ROW, TrainingWatch
+from lm_tuning.training.health.monitor import FAILURES_IN_A_ROW, TrainingMonitor
 from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 
@@ -96,7 +96,7 @@ def test_a_new_head_that_does_not_start_at_chance_is_found() -> None:
 @pytest.mark.parametrize("has_scaler", [False, True], ids=["plain", "float16"])
 def test_updates_that_keep_failing_end_the_run(has_scaler: bool) -> None:
     report = HealthReport()
-    watch = TrainingWatch(
+    watch = TrainingMonitor(
         report, total_steps=100, max_grad_norm=1.0, learning_rate=1e-3, device="cpu", has_scaler=has_scaler
     )
 
@@ -126,7 +126,7 @@ def test_rows_of_one_length_go_side_by_side_more_of_them_on_a_gpu(tmp_path: Path
         for row, length in enumerate([200] * 25 + [30]):
             writer.append(row, [9] * length, [(1, length)])
     table = open_split(tmp_path, "train")
-    rows = [table[place] for place in range(len(table))]
+    rows = [table[index] for index in range(len(table))]
     task = get_task("causal_lm", pad_id=0)
     sizes = {device: [len(alike) for alike in _group_alike(task, rows, device)] for device in ("cpu", "cuda", "mps")}
     assert sizes["cuda"] == [10, 10, 5, 1]

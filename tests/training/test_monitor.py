@@ -14,22 +14,22 @@ import pytest
 import torch
 
 from lm_tuning.errors import UserError
-from lm_tuning.runtime.busy import LoadWatch
+from lm_tuning.runtime.busy import LoadMonitor
 from lm_tuning.training.health.learning_rates import check_planned_rates
-from lm_tuning.training.health.monitor import TrainingWatch
+from lm_tuning.training.health.monitor import TrainingMonitor
 from lm_tuning.training.health.report import Finding, HealthReport
 from tests.support.cost import count_calls
 
 PEAK = 1e-3
 
 
-def make_watch(report: HealthReport, total_steps: int, **options: Any) -> TrainingWatch:
+def make_watch(report: HealthReport, total_steps: int, **options: Any) -> TrainingMonitor:
     chosen = {"max_grad_norm": 1.0, "learning_rate": PEAK, "device": "cpu", **options}
-    return TrainingWatch(report, total_steps=total_steps, **chosen)
+    return TrainingMonitor(report, total_steps=total_steps, **chosen)
 
 
 def step_row(step: int, **numbers: Any) -> dict[str, Any]:
-    """A step of two seconds in which all is well; ``num_slots`` is one that the watch does not look at."""
+    """A step of two seconds in which all is well; ``num_slots`` is one that the monitor does not look at."""
     usual = {
         "loss": 2.0,
         "gradient_norm": 0.5,
@@ -395,10 +395,10 @@ def test_training_that_gets_slower() -> None:
 
 def test_training_that_gets_slower_beside_other_programs_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
     said = "other programs used 1.8 of the 2 processors of this run; set environment.num_threads=1 (now 2)"
-    monkeypatch.setattr(LoadWatch, "describe", lambda self: said)
+    monkeypatch.setattr(LoadMonitor, "describe", lambda self: said)
     rows = [step_row(step, seconds=2.0 if step <= 60 else 4.0) for step in range(1, 121)]
     assert only(watch_run(rows)).cause == f"Lately, {said}."
-    monkeypatch.setattr(LoadWatch, "describe", lambda self: None)
+    monkeypatch.setattr(LoadMonitor, "describe", lambda self: None)
     assert only(watch_run(rows)).cause.startswith("The device is throttled")
 
 

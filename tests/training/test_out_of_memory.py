@@ -23,7 +23,7 @@ from lm_tuning.training.planning.out_of_memory import (
     MemoryReading,
     MemoryUse,
     describe,
-    estimate_fitting_slots,
+    estimate_fitting_positions,
     explain_out_of_memory,
     is_out_of_memory,
     read_asked_bytes,
@@ -81,7 +81,7 @@ def test_the_message_says_what_was_asked_and_what_would_fit(use: MemoryUse) -> N
     said = str(fail(use, torch.OutOfMemoryError(GPU_MESSAGE)))
     for words in (
         "The graphics card ran out of memory in step 7",
-        "16 rows in 8,192 token slots, the longest row of 512 tokens (train.micro_batch_tokens = 8,192)",
+        "16 rows in 8,192 positions, the longest row of 512 tokens (train.micro_batch_tokens = 8,192)",
         "method lora, bfloat16 weights, bfloat16 arithmetic, without gradient checkpointing",
         "3.00 GiB more were asked for",
         "Card 24 has 24.00 GiB: this run had 22.00 GiB in use, 8.00 GiB of it before the step",
@@ -101,13 +101,14 @@ def test_what_went_through_before_sharpens_the_estimate(use: MemoryUse) -> None:
     use.end_step()  # 8192 slots went through
     use.peak_bytes = 20 * GIB
     use.begin_micro_batch(padded(24, 512))
-    fitting = estimate_fitting_slots(use, failed, asked_bytes=None)
+    fitting = estimate_fitting_positions(use, failed, asked_bytes=None)
     # 12 GiB for 8192 slots are more than 14 GiB for 12288: 13.5 GiB give 9216.
     assert fitting == 9216
     # What is known of a smaller one never suggests the size that has just failed.
     use.peak_bytes = 9 * GIB
     assert (
-        estimate_fitting_slots(use, replace(failed, used=9 * GIB, peak=9 * GIB), asked_bytes=None) == 12287 // 64 * 64
+        estimate_fitting_positions(use, replace(failed, used=9 * GIB, peak=9 * GIB), asked_bytes=None)
+        == 12287 // 64 * 64
     )
 
 
@@ -201,7 +202,7 @@ def test_a_packed_row_is_measured_by_its_positions(use: MemoryUse) -> None:
     packed = replace(padded(1, 30), position_ids=torch.cat([torch.arange(10), torch.arange(20)])[None], num_rows=2)
     use.begin_micro_batch(packed)
     said = describe(use, out_of_memory.read_memory("cuda"), asked_bytes=None)[0]
-    assert "2 rows in 30 token slots, the longest row of 20 tokens" in said
+    assert "2 rows in 30 positions, the longest row of 20 tokens" in said
 
 
 def test_a_training_out_of_memory_goes_on_in_smaller_pieces(

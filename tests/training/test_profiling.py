@@ -185,7 +185,7 @@ class TestReport:
         assert "| matrix products | 60.0% | 30.00 | 20 |" in text
         assert "| no kernel ran | 20.0% | 10.00 |  |" in text
         assert "| `nvjet<a/b>` | matrix products | 60.0% | 30.00 | 20.0 |" in text
-        assert "2 steps of 50.0 ms" in text and "20,000 real tokens a second" in text
+        assert "2 steps of 50.0 ms" in text and "20,000 real tokens per second" in text
         assert "https://ui.perfetto.dev" in text and "`trace.json.gz`" in text
 
     def test_the_terminal_shows_the_groups(self, profile):

@@ -33,7 +33,7 @@ def rows(tmp_path: Path) -> dict[str, int]:
         with TokenTableWriter(tmp_path / f"{split}.arrow") as writer:
             for number, row in enumerate(chosen, 1):
                 writer.append(number, tokenizer(row["text"]).input_ids, [], label=names.index(row["category"]))
-    return {name: place for place, name in enumerate(names)}
+    return {name: position for position, name in enumerate(names)}
 
 
 @pytest.mark.slow

@@ -88,7 +88,7 @@ def encoder_decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def long_run(settings: TrainingSettings) -> TrainingSettings:
-    """Nine steps over two epochs and a bit, several micro-batches a step, loaded by two processes."""
+    """Nine steps over two epochs and a bit, several micro-batches per step, loaded by two processes."""
     return replace(
         settings,
         max_steps=9,

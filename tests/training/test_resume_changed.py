@@ -38,7 +38,7 @@ def equal_rows(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stopped_at_2(equal_rows: Path, settings: TrainingSettings, tmp_path: Path) -> Stopped:
-    """A run of two epochs, two rows a micro-batch and two of those a step, with a checkpoint of step 2 of 8."""
+    """A run of two epochs, two rows per micro-batch and two of those a step, with a checkpoint of step 2 of 8."""
     paths = TrainingPaths(equal_rows, tmp_path / "checkpoints")
     chosen = replace(
         settings,

@@ -218,7 +218,7 @@ def test_a_signal_in_the_middle_of_a_step_is_acknowledged_once(
     with pytest.raises(Interrupted, match="Step 1 of 6"):
         run_training(paths, replace(settings, micro_batch_tokens=40))
     assert len(calls) > 2, "the step has several micro-batches, and all of them are done"
-    said = [place for place, message in enumerate(caplog.messages) if message.startswith("SIGTERM: the step in hand")]
+    said = [index for index, message in enumerate(caplog.messages) if message.startswith("SIGTERM: the step in hand")]
     assert len(said) == 1
     assert said[0] < calls[-1], "before the step's last micro-batch"
 
@@ -419,7 +419,7 @@ def test_sources_are_mixed_by_their_weights_and_counted(
     assert described == result.health["facts"]["sources"]
     assert [source["rows_per_epoch"] for source in described] == [12, 8, 0]
     assert sum(source["num_rows_trained"] for source in described) == 25
-    assert "Source a: 8 rows x 1.5 = 12 rows an epoch, 60.0 % of it" in caplog.text
+    assert "Source a: 8 rows x 1.5 = 12 rows per epoch, 60.0 % of it" in caplog.text
     assert [finding["code"] for finding in result.health["findings"]] == ["source-left-out"]
     with pytest.raises(UserError, match=r"other weights of data.path: .*'1.5, 1, 0.05', this run '1'"):
         run_training(paths, replace(mixed, resume=True, sources=[{**source, "weight": 1.0} for source in sources]))
@@ -522,7 +522,7 @@ def test_the_time_of_the_checks_that_watch_a_training_is_not_that_of_logging(mon
 
     log = step_log.StepLog(on_metrics=note, on_step=check)
     batch: Any = SimpleNamespace(
-        step=0, num_tokens=8, num_supervised=4, num_slots=8, row_ids=[1, 2], micro_batches=[None]
+        step=0, num_tokens=8, num_supervised=4, num_positions=8, row_ids=[1, 2], micro_batches=[None]
     )
     log.start()
     for _ in range(3):

@@ -175,7 +175,7 @@ def latest_step(trainings: Trainings, name: str) -> int:
 
 @pytest.fixture
 def busy(settings: TrainingSettings, tmp_path: Path) -> TrainingSettings:
-    """A classifier's adapter with dropout, several micro-batches a step, padded rows, two loader processes."""
+    """A classifier's adapter with dropout, several micro-batches per step, padded rows, two loader processes."""
     for seed, (split, count) in enumerate((("train", 20), ("validation", 6), ("test", 0))):
         write_labelled(tmp_path / "tokens", split, count, seed=seed)
     return replace(

@@ -58,8 +58,8 @@ def test_a_sound_training_raises_nothing(
     assert facts["last_layer_gradient_norm"] > 0
     assert report["run"]["state"] == "finished"
     if kind in {"full", "cut small", "padded", "LoRA", "a classifier", "an encoder-decoder"}:
-        due = facts["last_layer_measured_gradient_norm"]
-        assert facts["last_layer_gradient_norm"] == pytest.approx(due, rel=1e-3)
+        expected = facts["last_layer_measured_gradient_norm"]
+        assert facts["last_layer_gradient_norm"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_more_epochs_of_a_finished_model_raise_nothing(

@@ -141,7 +141,7 @@ class TestRangesOfTheCode:
 
     def test_on_a_gpu(self):
         kernels = [
-            event("nvjet", "kernel", 2000 + place, 1, tid=9, external=i) for place, i in enumerate((120, 900, 901))
+            event("nvjet", "kernel", 2000 + index, 1, tid=9, external=i) for index, i in enumerate((120, 900, 901))
         ]
         table = sum_up([*self.host(backward_tid=2), *kernels])
         assert table.on_gpu

@@ -22,7 +22,7 @@ class MicroBatch:
             encoder-decoder's are the sources.
         position_ids: ``(batch, sequence)``, restarting at 0 for each packed row; ``None`` for padded rows.
         kept_positions: positions whose logits are needed, ``(kept,)``: of the sequence for a language model,
-            ascending; of the flattened ``(batch, sequence)`` grid for a classifier, one a row.
+            ascending; of the flattened ``(batch, sequence)`` grid for a classifier, one per row.
         targets: what each kept position must predict; ``IGNORE_INDEX`` where a row has nothing supervised there.
             ``(batch, kept)`` token ids for a language model, ``(rows,)`` classes for a classifier.
         num_supervised: supervised tokens, or rows for a classifier.
@@ -48,7 +48,7 @@ class MicroBatch:
     longest_row_tokens: int | None = None
 
     @property
-    def num_slots(self) -> int:
+    def num_positions(self) -> int:
         """Positions that the model computes, padding included."""
         return self.input_ids.numel() + (0 if self.decoder_input_ids is None else self.decoder_input_ids.numel())
 
@@ -75,7 +75,7 @@ class StepBatch:
         step: 0-based optimizer step.
         row_ids: the input rows of the step, as the data reports number them.
         micro_batches: the step's rows, each in exactly one micro-batch.
-        micro_batch_tokens: most slots of a micro-batch that it was cut for; ``None`` for one from elsewhere.
+        micro_batch_tokens: most positions of a micro-batch that it was split for; ``None`` for one from elsewhere.
     """
 
     step: int
@@ -94,9 +94,9 @@ class StepBatch:
         return sum(batch.num_tokens for batch in self.micro_batches)
 
     @property
-    def num_slots(self) -> int:
+    def num_positions(self) -> int:
         """Positions computed for the step, padding included."""
-        return sum(batch.num_slots for batch in self.micro_batches)
+        return sum(batch.num_positions for batch in self.micro_batches)
 
     def pin_memory(self) -> StepBatch:
         """Move every micro-batch to page-locked memory; the DataLoader calls this."""

@@ -1,8 +1,8 @@
-"""The loss of a language model's head, a piece of positions at a time, so that all logits never exist at once.
+"""The loss of a language model's head, in chunks of positions, so that all logits never exist at once.
 
-The logits of 16,384 positions over 150,000 words take 5 GB in 16 bits and 10 GB in float32, several times over in the
-backward pass: more than everything else of a step. Here each piece's logits are made, turned into its loss and, while
-they are there, into the gradients of the hidden states and of the head; then they are forgotten.
+The logits of 16,384 positions over a vocabulary of 151,936 tokens take 5 GB in 16 bits and 10 GB in float32, several
+times over in the backward pass: more than everything else of a step. Here each chunk's logits are made, turned into its
+loss and, while they are there, into the gradients of the hidden states and of the head; then they are forgotten.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from lm_tuning.text.store.table import IGNORE_INDEX
 NUM_LIKELIEST = 5
 """Tokens among which a target counts as found, beside the likeliest one alone."""
 
-PIECE_BYTES = {"cpu": 48 * 2**20, "cuda": 640 * 2**20}
-"""Most that a piece's logits may take, in the type of the products."""
+CHUNK_BYTES = {"cpu": 48 * 2**20, "cuda": 640 * 2**20}
+"""Most that a chunk's logits may take, in the type of the products."""
 
 _ROUNDING = 128
 
 
-def piece_positions(vocabulary: int, *, device: str, bytes_per_logit: int) -> int:
+def chunk_positions(vocabulary: int, *, device: str, bytes_per_logit: int) -> int:
     """Return how many positions' logits are made at once.
 
     Args:
@@ -33,7 +33,7 @@ def piece_positions(vocabulary: int, *, device: str, bytes_per_logit: int) -> in
         device: ``cpu`` or ``cuda``.
         bytes_per_logit: of the type that the product is made in.
     """
-    fitting = PIECE_BYTES.get(device, PIECE_BYTES["cpu"]) // (vocabulary * bytes_per_logit)
+    fitting = CHUNK_BYTES.get(device, CHUNK_BYTES["cpu"]) // (vocabulary * bytes_per_logit)
     return int(max(fitting - fitting % _ROUNDING, _ROUNDING))
 
 
@@ -57,7 +57,7 @@ def linear_sum_nats(
         targets: token id of each position, ``(positions,)``, ``IGNORE_INDEX`` for none.
         label_smoothing: share of each target's probability that is spread over the vocabulary.
         compute_dtype: type of the matrix products; ``None`` is the weight's. Sums are float32 in any case.
-        kernel: turns a piece's logits into its loss and their gradient; ``None`` is :func:`plain_kernel`.
+        kernel: turns a chunk's logits into its loss and their gradient; ``None`` is :func:`plain_kernel`.
         hits: receives what :func:`count_hits` counts; only where no gradient is wanted.
 
     Returns:
@@ -81,7 +81,7 @@ def _sum_forward(  # noqa: PLR0917
 ) -> torch.Tensor:
     """Sum the loss where no gradient is wanted."""
     nats = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    size = piece_positions(weight.shape[0], device=hidden.device.type, bytes_per_logit=dtype.itemsize)
+    size = chunk_positions(weight.shape[0], device=hidden.device.type, bytes_per_logit=dtype.itemsize)
     with torch.autocast(hidden.device.type, enabled=False):
         matrix, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
         for start in range(0, len(hidden), size):
@@ -133,10 +133,10 @@ def plain_kernel(
         The gradient of the cross-entropy is softmax(logits) minus the (smoothed) targets.
     """
     kept = targets != IGNORE_INDEX
-    places = targets.clamp(min=0)
+    positions = targets.clamp(min=0)
     wide = logits.float()
     spread = torch.logsumexp(wide, dim=-1)
-    right = wide.gather(1, places[:, None]).squeeze(1)
+    right = wide.gather(1, positions[:, None]).squeeze(1)
     nats = spread - right
     if label_smoothing:
         nats = (1 - label_smoothing) * nats + label_smoothing * (spread - wide.mean(dim=-1))
@@ -144,7 +144,7 @@ def plain_kernel(
     if label_smoothing:
         gradient -= label_smoothing / logits.shape[-1]
     gradient = gradient.scatter_add(
-        1, places[:, None], torch.full_like(places, -(1 - label_smoothing), dtype=torch.float32)[:, None]
+        1, positions[:, None], torch.full_like(positions, -(1 - label_smoothing), dtype=torch.float32)[:, None]
     )
     gradient = gradient * kept[:, None]
     return (nats * kept).sum(), gradient.to(logits.dtype)
@@ -208,10 +208,10 @@ class _LinearSumNats(torch.autograd.Function):
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         with torch.autocast(hidden.device.type, enabled=False):
             matrix = weight.to(dtype)
-            size = piece_positions(weight.shape[0], device=hidden.device.type, bytes_per_logit=dtype.itemsize)
+            size = chunk_positions(weight.shape[0], device=hidden.device.type, bytes_per_logit=dtype.itemsize)
             nats = torch.zeros((), dtype=torch.float32, device=hidden.device)
             of_hidden = torch.empty_like(hidden) if needs_hidden else None
-            # Pieces are added up in float32: thousands of small numbers would be lost in 16 bits.
+            # Chunks are added up in float32: thousands of small numbers would be lost in 16 bits.
             of_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
             of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
             for start in range(0, len(hidden), size):
@@ -220,8 +220,8 @@ class _LinearSumNats(torch.autograd.Function):
                 logits = rows @ matrix.t()
                 if bias is not None:
                     logits += bias.to(dtype)
-                piece_nats, gradient = kernel(logits, wanted, label_smoothing)
-                nats += piece_nats
+                chunk_nats, gradient = kernel(logits, wanted, label_smoothing)
+                nats += chunk_nats
                 if of_hidden is not None:
                     of_hidden[start : start + size] = gradient @ matrix
                 if of_weight is not None:
@@ -265,7 +265,7 @@ def checkpointed_sum_nats(
     vocabulary: int,
     hits: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Sum the loss of any head over all targets; each piece's logits are made again in the backward pass.
+    """Sum the loss of any head over all targets; each chunk's logits are made again in the backward pass.
 
     Args:
         head: turns hidden states into logits, such as a head with an adapter on it.
@@ -280,7 +280,7 @@ def checkpointed_sum_nats(
     """
     from torch.utils.checkpoint import checkpoint
 
-    def piece(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    def chunk(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         logits = head(rows).float()
         if hits is not None:
             hits.add_(count_hits(logits, wanted))
@@ -289,9 +289,9 @@ def checkpointed_sum_nats(
         )
 
     assert hits is None or not torch.is_grad_enabled(), "the backward pass would count again"
-    size = piece_positions(vocabulary, device=hidden.device.type, bytes_per_logit=4)
+    size = chunk_positions(vocabulary, device=hidden.device.type, bytes_per_logit=4)
     nats = torch.zeros((), dtype=torch.float32, device=hidden.device)
     for start in range(0, len(hidden), size):
-        part: Any = checkpoint(piece, hidden[start : start + size], targets[start : start + size], use_reentrant=False)
+        part: Any = checkpoint(chunk, hidden[start : start + size], targets[start : start + size], use_reentrant=False)
         nats = nats + part
     return nats

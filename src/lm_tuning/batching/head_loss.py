@@ -37,7 +37,7 @@ class HeadLoss:
     Attributes:
         head: the model's output layer.
         name: what makes the loss, for reports.
-        implementation: for a plain linear head; ``None`` runs the head itself, a piece at a time.
+        implementation: for a plain linear head; ``None`` runs the head itself, in chunks.
         compute_dtype: type of the head's products.
     """
 
@@ -129,11 +129,11 @@ def choose_head_loss(
         )
     dtype = getattr(torch, compute_dtype)
     if type(head) is not torch.nn.Linear:
-        return HeadLoss(head, "head in pieces", None, dtype), f"in pieces through {type(head).__name__}"
+        return HeadLoss(head, "head in chunks", None, dtype), f"in chunks through {type(head).__name__}"
     candidates = _candidates(head, dtype, device, label_smoothing)
     if len(candidates) == 1:
         [(name, implementation)] = candidates.items()
-        return HeadLoss(head, name, implementation, dtype), f"{name}, a piece of positions at a time"
+        return HeadLoss(head, name, implementation, dtype), f"{name}, in chunks of positions"
     name, reason = _try_all(candidates, head, hidden[0], label_smoothing=label_smoothing)
     return HeadLoss(head, name, candidates[name], dtype), reason
 

@@ -126,7 +126,7 @@ def measure_held_out(
         model: a model of that task on ``device``, wrapped or not.
         table: where the rows lie.
         rows: row indices; rows with nothing supervised are left out.
-        micro_batch_tokens: most slots of a forward pass; it changes speed and memory, never the result.
+        micro_batch_tokens: most positions of a forward pass; it changes speed and memory, never the result.
         device: where the model lies.
         batching: ``packed`` or ``padded``, see :func:`lm_tuning.batching.micro_batches.cut_rows`.
         counts_hits: whether it is counted how often a supervised token was among the likeliest; a classifier counts
@@ -139,7 +139,7 @@ def measure_held_out(
     """
     scored = np.asarray(rows, dtype=np.int64)
     scored = scored[table.num_supervised[scored] > 0]
-    groups = _cut_all(task, table, scored, micro_batch_tokens=micro_batch_tokens, batching=batching)
+    groups = _split_all(task, table, scored, micro_batch_tokens=micro_batch_tokens, batching=batching)
     # One tensor for all sums: small ones kept between the freed logits would fragment the heap until it holds them all.
     nats = torch.zeros(len(groups), dtype=torch.float32, device=device)
     is_classifier = task.unit == "row"
@@ -210,7 +210,7 @@ def choose_rows(num_rows: int, max_rows: int | None, seed: int) -> Int64Array:
 
 
 def choose_micro_batch_tokens(table: TokenTable, *, num_classes: int, on_gpu: bool, memory_bytes: int | None) -> int:
-    """Choose how many token slots an evaluation batch may have, by what its logits take.
+    """Choose how many positions an evaluation batch may have, by what its logits take.
 
     Logits are by far the largest tensor of a forward pass without gradients, and only supervised positions have
     them, so a table that trains on short answers gets larger batches.
@@ -222,7 +222,7 @@ def choose_micro_batch_tokens(table: TokenTable, *, num_classes: int, on_gpu: bo
         memory_bytes: memory of that accelerator; ``None`` when unknown.
 
     Returns:
-        Token slots of a micro-batch.
+        Positions of a micro-batch.
     """
     supervised_fraction = float(table.num_supervised.sum()) / max(float(table.lengths.sum()), 1.0)
     room = memory_bytes * GPU_LOGITS_FRACTION if on_gpu and memory_bytes else CPU_LOGITS_BYTES
@@ -255,11 +255,11 @@ def _in_order(
     """Put predictions, which came as the rows were cut, in the order of the rows asked for."""
     came = np.array([row for group in groups for row in group], dtype=np.int64)
     by_row = np.argsort(came, kind="stable")
-    places = by_row[np.searchsorted(came[by_row], scored)]
-    return Predictions(scored, classes.cpu().numpy()[places], probabilities.cpu().numpy()[places])
+    positions = by_row[np.searchsorted(came[by_row], scored)]
+    return Predictions(scored, classes.cpu().numpy()[positions], probabilities.cpu().numpy()[positions])
 
 
-def _cut_all(
+def _split_all(
     task: TrainingTask, table: TokenTable, rows: Int64Array, *, micro_batch_tokens: int, batching: Batching
 ) -> list[list[int]]:
     """Cut all rows, sorted by length, into micro-batches.

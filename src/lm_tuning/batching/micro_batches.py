@@ -1,4 +1,4 @@
-"""Cut the rows of a step into micro-batches: how many rows go through the model at once. Needs no torch."""
+"""Split the rows of a step into micro-batches: how many rows go through the model at once. Needs no torch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Literal
 Batching = Literal["packed", "padded"]
 
 MICRO_BATCH_TOKENS = {"cpu": 512, "cuda": 8192}
-"""Token slots of a micro-batch when ``micro_batch_tokens`` is ``auto``, by device."""
+"""Positions of a micro-batch when ``micro_batch_tokens`` is ``auto``, by device."""
 
 
 def choose_micro_batch_tokens(micro_batch_tokens: int | None, *, device: str) -> int:
-    """Return the token slots of a micro-batch.
+    """Return the positions of a micro-batch.
 
     Args:
         micro_batch_tokens: what the user set; ``None`` chooses by device.
@@ -44,8 +44,10 @@ def choose_batching(
     return "packed" if can_pack and (attention == "auto" or takes_masks) else "padded"
 
 
-def cut_rows(rows: Iterable[int], lengths: Iterable[int], *, budget_tokens: int, batching: Batching) -> list[list[int]]:
-    """Group rows into micro-batches of at most a number of token slots.
+def split_rows(
+    rows: Iterable[int], lengths: Iterable[int], *, budget_tokens: int, batching: Batching
+) -> list[list[int]]:
+    """Group rows into micro-batches of at most a number of positions.
 
     Packed rows are placed longest first into the fullest micro-batch with room for them (best-fit decreasing), never
     cut. That says how many micro-batches are needed; if the rows can be spread over as many evenly, they are, so that
@@ -55,7 +57,7 @@ def cut_rows(rows: Iterable[int], lengths: Iterable[int], *, budget_tokens: int,
     Args:
         rows: row indices.
         lengths: tokens of each of those rows.
-        budget_tokens: most slots of a micro-batch, padding included.
+        budget_tokens: most positions of a micro-batch, padding included.
         batching: ``packed`` or ``padded``.
 
     Returns:
@@ -64,16 +66,16 @@ def cut_rows(rows: Iterable[int], lengths: Iterable[int], *, budget_tokens: int,
     pairs = sorted(zip(map(int, lengths), map(int, rows), strict=True), key=lambda pair: -pair[0])
     groups: list[list[int]] = []
     if batching == "packed":
-        room: list[tuple[int, int]] = []  # (slots left, micro-batch), the fullest first
+        room: list[tuple[int, int]] = []  # (positions left, micro-batch), the fullest first
         for length, row in pairs:
             at = bisect_left(room, (length, 0))
             if at == len(room):
-                left, place = budget_tokens, len(groups)
+                left, position = budget_tokens, len(groups)
                 groups.append([])
             else:
-                left, place = room.pop(at)
-            groups[place].append(row)
-            insort(room, (left - length, place))
+                left, position = room.pop(at)
+            groups[position].append(row)
+            insort(room, (left - length, position))
         return _spread_evenly(pairs, len(groups), budget_tokens) or groups
     longest = 0
     for length, row in pairs:
@@ -87,18 +89,18 @@ def cut_rows(rows: Iterable[int], lengths: Iterable[int], *, budget_tokens: int,
 
 def _spread_evenly(pairs: list[tuple[int, int]], num_groups: int, budget_tokens: int) -> list[list[int]] | None:
     """Place rows, longest first, each into the emptiest of a number of groups; ``None`` where one gets too full."""
-    filled = [(0, place) for place in range(num_groups)]
+    filled = [(0, position) for position in range(num_groups)]
     groups: list[list[int]] = [[] for _ in range(num_groups)]
     for length, row in pairs:
-        slots, place = heapq.heappop(filled)
-        if slots + length > budget_tokens:
+        positions, position = heapq.heappop(filled)
+        if positions + length > budget_tokens:
             return None
-        groups[place].append(row)
-        heapq.heappush(filled, (slots + length, place))
+        groups[position].append(row)
+        heapq.heappush(filled, (positions + length, position))
     return groups
 
 
-def cut_pairs(
+def split_pairs(
     rows: Iterable[int], sources: Iterable[int], targets: Iterable[int], *, budget_tokens: int
 ) -> list[list[int]]:
     """Group rows of a source and a target, each padded to the longest of its micro-batch.
@@ -110,7 +112,7 @@ def cut_pairs(
         rows: row indices.
         sources: tokens of each row's source.
         targets: tokens of each row's target.
-        budget_tokens: most slots of a micro-batch, padding included.
+        budget_tokens: most positions of a micro-batch, padding included.
 
     Returns:
         The row indices of each micro-batch.

@@ -19,7 +19,7 @@ class SourceMix:
     """Repeat the rows of each source by its weight.
 
     A source of ``n`` rows and weight ``w`` gives ``w * n`` rows to every epoch, rounded (halves up): each row
-    ``floor(w)`` times, and the rest of the rows, drawn anew for each epoch, once more.
+    ``floor(w)`` times, and the rest of the rows, drawn again for each epoch, once more.
 
     Attributes:
         is_plain: every row comes up exactly once, as without any weights.
@@ -31,8 +31,8 @@ class SourceMix:
         """Count the rows.
 
         Args:
-            sources: place of each row's source in ``weights``, ``(rows,)``.
-            weights: one a source, at least 0; ``None`` is 1 for each source that there is.
+            sources: index of each row's source in ``weights``, ``(rows,)``.
+            weights: one per source, at least 0; ``None`` is 1 for each source that there is.
         """
         self._sources: npt.NDArray[np.int16] = np.asarray(sources, dtype=np.int16)
         if weights is None:

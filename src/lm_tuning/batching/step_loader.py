@@ -40,13 +40,13 @@ class StepDataset(torch.utils.data.Dataset[StepBatch]):
     def __init__(
         self, table: TokenTable, plan: StepPlan, task: TrainingTask, *, micro_batch_tokens: int, batching: Batching
     ) -> None:
-        """Keep where the rows lie and how a step is cut.
+        """Keep where the rows lie and how a step is split.
 
         Args:
             table: tokenized training rows.
             plan: which rows form each step.
             task: how rows become tensors.
-            micro_batch_tokens: most slots of a micro-batch.
+            micro_batch_tokens: most positions of a micro-batch.
             batching: ``packed`` or ``padded``.
         """
         self.table = table
@@ -59,7 +59,7 @@ class StepDataset(torch.utils.data.Dataset[StepBatch]):
 
     @property
     def micro_batch_tokens(self) -> int:
-        """Most slots of a micro-batch; steps that a loader prepared before a change keep the old number."""
+        """Most positions of a micro-batch; steps that a loader prepared before a change keep the old number."""
         return int(self._micro_batch_tokens)
 
     @micro_batch_tokens.setter
@@ -208,7 +208,7 @@ def find_lost_worker(error: BaseException | None) -> LostWorker | None:
 
 
 def describe_lost_worker(lost: LostWorker, *, num_workers: int, root: Path = Path("/")) -> str:
-    """Say which worker is gone, the likely cause and what to change.
+    """Describe which worker is gone, the likely cause and what to change.
 
     Args:
         lost: what is known.
@@ -238,7 +238,7 @@ def describe_lost_worker(lost: LostWorker, *, num_workers: int, root: Path = Pat
 
 
 def _describe_memory(root: Path) -> str:
-    """Say how much memory the machine has available now; nothing where it does not tell."""
+    """Describe how much memory the machine has available now; nothing where it does not tell."""
     try:
         lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:

@@ -1,7 +1,7 @@
 """Which rows form each optimizer step: a pure function of seed, epoch, lengths and effective batch.
 
 Everything that makes a run faster (packing, token budgets, ranks, activation checkpointing) only changes
-how a step is cut into micro-batches. What the step computes is fixed here, so resuming is "start at step n".
+how a step is split into micro-batches. What the step computes is fixed here, so resuming is "start at step n".
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class StepPlan:
             effective_batch_tokens: most tokens of one optimizer step.
             num_epochs: passes over the rows; ``None`` means as many as ``max_steps`` needs.
             max_steps: cap on the optimizer steps; ``None`` means none.
-            sources: place of each row's source in ``weights``, shape ``(rows,)``; ``None`` is one source.
+            sources: index of each row's source in ``weights``, shape ``(rows,)``; ``None`` is one source.
             weights: times that the rows of each source come up an epoch; ``None``, and 1 for all, is once each.
 
         Raises:

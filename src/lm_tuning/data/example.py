@@ -187,7 +187,7 @@ def _source_without_docstring(function: _FunctionNode, lines: list[str]) -> str 
 
 
 def _does_something(node: ast.stmt) -> bool:
-    """Say whether a statement is more than a place holder."""
+    """Return whether a statement is more than a placeholder."""
     if isinstance(node, ast.Pass) or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
         return False
     if isinstance(node, ast.Raise):
@@ -197,7 +197,7 @@ def _does_something(node: ast.stmt) -> bool:
 
 
 def is_example(named: object) -> bool:
-    """Say whether the example is all that is named, so that it is read as `example_settings` says.
+    """Return whether the example is all that is named, so that it is read as `example_settings` says.
 
     Args:
         named: ``data.path``: a path, a mapping with ``path``, or a list of them.
@@ -210,7 +210,7 @@ def is_example(named: object) -> bool:
 
 
 def names_example(named: object) -> bool:
-    """Say whether the example is among the sources that are named.
+    """Return whether the example is among the sources that are named.
 
     Args:
         named: as for `is_example`, or None.

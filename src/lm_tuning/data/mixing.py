@@ -29,8 +29,8 @@ def describe_mixing(sources: Sequence[Mapping[str, Any]], files: Sequence[Mappin
         By source: ``path``, ``weight``, ``num_rows`` and ``rows_per_epoch``, before any of them are held out.
     """
     counted = []
-    for place, source in enumerate(sources):
-        num_rows = sum(file["rows_kept"] for file in files if file["source"] == place)
+    for index, source in enumerate(sources):
+        num_rows = sum(file["rows_kept"] for file in files if file["source"] == index)
         known = {"path": source["path"], "weight": source["weight"], "num_rows": num_rows}
         counted.append({**known, "rows_per_epoch": rows_per_epoch(source["weight"], num_rows)})
     return counted

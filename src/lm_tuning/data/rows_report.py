@@ -15,7 +15,7 @@ _MAX_SHOWN_ROWS = 20
 _MAX_SHOWN_CLASSES = 30
 _MAX_SHOWN_FILES = 50
 _MAX_SHOWN_CHARACTERS = 300
-_FATES = {"skipped": "left out", "refused": "refused: nothing is trained on before they are fixed", "kept": "kept"}
+_OUTCOMES = {"skipped": "left out", "refused": "refused: nothing is trained on before they are fixed", "kept": "kept"}
 
 
 def build_rows_section(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def _markdown(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> Iterat
     if len(summary["mixing"]) > 1 or any(source["weight"] != 1 for source in summary["mixing"]):
         yield "### Sources"
         yield _table(
-            ("Source", "Weight", "Rows", "Rows an epoch, before any are held out"),
+            ("Source", "Weight", "Rows", "Rows per epoch, before any are held out"),
             [
                 (escape_markdown(str(one["path"])), f"{one['weight']:g}", one["num_rows"], one["rows_per_epoch"])
                 for one in summary["mixing"]
@@ -107,11 +107,11 @@ def _markdown(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> Iterat
         yield "None: nothing is unusual about any row." if not is_unread else "None in the rows that were read."
         return
     yield _table(
-        ("Finding", "Rows", "What becomes of them", "What it means"),
+        ("Finding", "Rows", "Outcome", "What it means"),
         [(f"`{kind}`", one["num_rows"], one["fate"], one["meaning"]) for kind, one in findings.items()],
     )
     for kind, one in findings.items():
-        yield f"#### `{kind}`: {count_of(one['num_rows'], 'row')} {_FATES[one['fate']]}"
+        yield f"#### `{kind}`: {count_of(one['num_rows'], 'row')} {_OUTCOMES[one['fate']]}"
         yield "\n".join(_row_lines(one))
 
 
@@ -173,7 +173,7 @@ def _counts_of_file(file: Mapping[str, Any]) -> tuple[int | str, ...]:
 
 
 def _exploded_lines(files: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Say what became of the lists that were exploded."""
+    """Describe what became of the lists that were exploded."""
     for file in [file for file in files if file.get("exploded")][:_MAX_SHOWN_FILES]:
         told = file["exploded"]
         lists = ", ".join(f"`{escape_markdown(name)}`" for name in told["lists"])

@@ -1,4 +1,4 @@
-"""Tell what became of the rows in splitting, for the data report and for tracking."""
+"""Describe what became of the rows in splitting, for the data report and for tracking."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.data.check.findings import RowPlaces, shorten
+from lm_tuning.data.check.findings import RowPositions, shorten
 from lm_tuning.data.mixing import rows_per_epoch
 from lm_tuning.data.split.class_shares import name_tied
 from lm_tuning.data.split.copies import describe_conflict
@@ -51,22 +51,22 @@ def build_splits_section(summary: Mapping[str, Any], copies: Mapping[str, npt.ND
             "warnings",
         ),
     )
-    places = RowPlaces(summary["files"])
+    indices = RowPositions(summary["files"])
     blocks = [
         "## Splits",
         _splits_table(summary),
         *_folds(summary),
-        *_duplicates(summary, copies, places),
-        *_leakage(summary, places),
+        *_duplicates(summary, copies, indices),
+        *_leakage(summary, indices),
         *_groups(summary),
         *_classes(summary),
-        *_untrained(summary, places),
+        *_untrained(summary, indices),
         *_sources(summary),
         *_warnings(summary),
     ]
     return {
         "facts": {name: summary[name] for name in names}
-        | {"copies": {kind: dict(places.by_file(ids)) for kind, ids in copies.items()}},
+        | {"copies": {kind: dict(indices.by_file(ids)) for kind, ids in copies.items()}},
         "metrics": _metrics(summary),
         "markdown": "\n\n".join(blocks),
     }
@@ -105,7 +105,7 @@ def _folds(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _duplicates(
-    summary: Mapping[str, Any], found: Mapping[str, npt.NDArray[np.int64]], places: RowPlaces
+    summary: Mapping[str, Any], found: Mapping[str, npt.NDArray[np.int64]], indices: RowPositions
 ) -> Iterator[str]:
     yield "### Duplicates"
     copies, near = summary["duplicates"], summary["near_duplicates"]
@@ -123,8 +123,8 @@ def _duplicates(
     for kind, what in kinds.items():
         ids = found.get(kind, ())
         if len(ids):
-            yield f"{what}: {_named(ids, len(ids), places)}."
-    yield from _conflicts(copies["conflicts"], places)
+            yield f"{what}: {_named(ids, len(ids), indices)}."
+    yield from _conflicts(copies["conflicts"], indices)
     if not near:
         yield "Nobody looked for near duplicates (split.near_duplicates: ignore)."
         return
@@ -137,10 +137,10 @@ def _duplicates(
     )
     if near["largest"]:
         largest = near["largest"]
-        yield f"The largest unit has {count_of(largest['num_rows'], 'row')}: {_listed(largest, places)}."
+        yield f"The largest unit has {count_of(largest['num_rows'], 'row')}: {_listed(largest, indices)}."
 
 
-def _conflicts(conflicts: Mapping[str, Any] | None, places: RowPlaces) -> Iterator[str]:
+def _conflicts(conflicts: Mapping[str, Any] | None, indices: RowPositions) -> Iterator[str]:
     """List the texts that stand in the splits under more than one label."""
     if not conflicts or not conflicts["num_texts"]:
         return
@@ -149,12 +149,12 @@ def _conflicts(conflicts: Mapping[str, Any] | None, places: RowPlaces) -> Iterat
         f"Texts with more than one label: {conflicts['num_texts']:,}, in {count_of(conflicts['num_rows'], 'row')} "
         f"({counts}). No answer is right for all rows of such a text."
     )
-    lines = [f"- {_text(describe_conflict(one, places), 1000)}" for one in conflicts["first"]]
+    lines = [f"- {_text(describe_conflict(one, indices), 1000)}" for one in conflicts["first"]]
     more = conflicts["num_texts"] - len(lines)
     yield "\n".join([*lines, *([f"- and {count_of(more, 'more text')}"] if more else [])])
 
 
-def _leakage(summary: Mapping[str, Any], places: RowPlaces) -> Iterator[str]:
+def _leakage(summary: Mapping[str, Any], indices: RowPositions) -> Iterator[str]:
     leakage, near = summary["leakage"], summary["near_duplicates"]
     yield "### Leakage"
     total = sum(summary["rows"][name] for name in _HELD_OUT)
@@ -164,7 +164,7 @@ def _leakage(summary: Mapping[str, Any], places: RowPlaces) -> Iterator[str]:
     )
     items = [
         f"- {name}: rows with {what} in train: {side['num_rows']:,} "
-        f"({_share(side['num_rows'], summary['rows'][name])}): {_listed(side, places)}"
+        f"({_share(side['num_rows'], summary['rows'][name])}): {_listed(side, indices)}"
         for name in _HELD_OUT
         for kind, what in (("exact", "a copy"), ("near", "a near duplicate"))
         if (side := leakage[name][kind]) and side["num_rows"]
@@ -173,7 +173,7 @@ def _leakage(summary: Mapping[str, Any], places: RowPlaces) -> Iterator[str]:
         sides = summary["overlap_rows"]["validation_test"]
         items.append(
             f"- validation and test share {count_of(summary['overlap']['validation_test'], 'text')}: "
-            f"{_listed(sides['validation'], places)} and {_listed(sides['test'], places)}"
+            f"{_listed(sides['validation'], indices)} and {_listed(sides['test'], indices)}"
         )
     if items:
         yield "\n".join(items)
@@ -228,14 +228,14 @@ def _class_table(
         yield f"Smaller classes that are not shown: {num_classes - len(lines):,}."
 
 
-def _untrained(summary: Mapping[str, Any], places: RowPlaces) -> Iterator[str]:
+def _untrained(summary: Mapping[str, Any], indices: RowPositions) -> Iterator[str]:
     untrained = summary["untrained_classes"]
     if not untrained:
         return
     yield f"### Classes without a training row: {_text(untrained['column'])}"
     yield (
         f"The division held out all rows of {untrained['num_classes']:,} "
-        f"class{'es' * (untrained['num_classes'] != 1)} ({_listed(untrained, places)}), so they are never learned."
+        f"class{'es' * (untrained['num_classes'] != 1)} ({_listed(untrained, indices)}), so they are never learned."
     )
     lines = [[_text(name), f"{count:,}"] for name, count in list(untrained["num_rows_by_class"].items())[:_MAX_CLASSES]]
     yield _table(["class", "held-out rows"], lines)
@@ -256,7 +256,7 @@ def _sources(summary: Mapping[str, Any]) -> Iterator[str]:
             ]
             for source in sources
         )
-        yield _table(["source", "weight", "rows in train", "rows an epoch"], lines)
+        yield _table(["source", "weight", "rows in train", "rows per epoch"], lines)
 
 
 def _warnings(summary: Mapping[str, Any]) -> Iterator[str]:
@@ -265,16 +265,16 @@ def _warnings(summary: Mapping[str, Any]) -> Iterator[str]:
         yield "\n".join(f"- {_text(warning, 1000)}" for warning in summary["warnings"])
 
 
-def _listed(rows: Mapping[str, Any], places: RowPlaces) -> str:
-    return _named(rows["first_row_ids"], rows["num_rows"], places)
+def _listed(rows: Mapping[str, Any], indices: RowPositions) -> str:
+    return _named(rows["first_row_ids"], rows["num_rows"], indices)
 
 
-def _named(row_ids: Sequence[int] | npt.NDArray[np.int64], num_rows: int, places: RowPlaces) -> str:
+def _named(row_ids: Sequence[int] | npt.NDArray[np.int64], num_rows: int, indices: RowPositions) -> str:
     """Name the first rows of a list, each file once."""
     first = row_ids[:_MAX_ROWS]
     named = "; ".join(
         f"{_text(path, 300)}, row{'s' * (len(numbers) > 1)} {' · '.join(f'{number:,}' for number in numbers)}"
-        for path, numbers in places.by_file(first)
+        for path, numbers in indices.by_file(first)
     )
     return named + (f" and {num_rows - len(first):,} more" if num_rows > len(first) else "")
 

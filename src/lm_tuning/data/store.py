@@ -1,4 +1,4 @@
-"""Keep examples in Arrow files, one a split, that are written in batches and read memory-mapped."""
+"""Keep examples in Arrow files, one per split, that are written in batches and read memory-mapped."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ COLUMN_RANGES = "column_ranges"
 def example_schema(format: str, *, is_composed: bool = False) -> pa.Schema:
     """Return the columns of stored rows: ``row_id``, the fields of the format, all text, and ``source``.
 
-    ``source`` is the place of the training source that a row came from, -1 for rows of held-out files. Rows whose
+    ``source`` is the index of the training source that a row came from, -1 for rows of held-out files. Rows whose
     prompt, or text, is composed of columns and fixed text have ``column_ranges``: start and end of each, in characters.
 
     Args:
@@ -85,8 +85,8 @@ class ExampleWriter:
 
         Args:
             row_id: identity of the row.
-            values: one value a field of the format.
-            source: place of the training source that it came from; -1 for a row of a held-out file.
+            values: one value per field of the format.
+            source: index of the training source that it came from; -1 for a row of a held-out file.
             column_ranges: start and end of each column in a composed prompt, or text, end to end.
         """
         self._rows.append((row_id, *values, source, column_ranges) if self._is_composed else (row_id, *values, source))
@@ -95,7 +95,7 @@ class ExampleWriter:
             self._flush_rows()
 
     def append_batch(self, batch: pa.RecordBatch) -> None:
-        """Add some rows in the schema of the format; small pieces are joined before they are written.
+        """Add some rows in the schema of the format; small chunks are joined before they are written.
 
         Args:
             batch: any number of rows.
@@ -176,7 +176,7 @@ class ExampleTable:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows in file order, some thousand at a time, without copying them."""
-        return (self._reader.get_batch(place) for place in range(self._reader.num_record_batches))
+        return (self._reader.get_batch(index) for index in range(self._reader.num_record_batches))
 
     def head(self, num_rows: int) -> list[dict[str, Any]]:
         """Return the first rows.
@@ -209,12 +209,12 @@ def open_examples(folder: Path, split: str) -> ExampleTable:
 def write_selected(
     source: ExampleTable, folder: Path, assignment: npt.NDArray[np.int8], *, on_rows: Callable[[int], None]
 ) -> dict[str, int]:
-    """Write one file a split, each in the order of the source.
+    """Write one file per split, each in the order of the source.
 
     Args:
         source: all rows.
         folder: where ``train.arrow`` and the others go.
-        assignment: ``(rows,)``: place in ``SPLITS``, or -1 for a row that is left out.
+        assignment: ``(rows,)``: index in ``SPLITS``, or -1 for a row that is left out.
         on_rows: called with the number of rows done so far.
 
     Returns:
@@ -228,8 +228,8 @@ def write_selected(
         ]
         for batch in source.batches():
             part = assignment[start : start + batch.num_rows]
-            for place, writer in enumerate(writers):
-                mask = part == place
+            for index, writer in enumerate(writers):
+                mask = part == index
                 if mask.all():
                     writer.append_batch(batch)
                 elif mask.any():

@@ -72,7 +72,7 @@ class FinishedDataset(CatalogEntry, AbstractDataset[Path, Path]):
 
 
 class FinishedFileDataset(FinishedDataset):
-    """Move a finished file, such as a trace, to where it is kept; the file of before stays until then.
+    """Move a finished file, such as a trace, to where it is kept; the previous file stays until then.
 
     Example:
         .. code-block:: yaml

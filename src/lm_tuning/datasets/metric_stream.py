@@ -170,7 +170,7 @@ class MetricStreamDataset(CatalogEntry, AbstractDataset[NoReturn, MetricStream])
     """
 
     def __init__(self, metadata: dict[str, Any] | None = None) -> None:
-        """Take the description for plugins.
+        """Keep the description for plugins.
 
         Args:
             metadata: for plugins and our tracking hook.

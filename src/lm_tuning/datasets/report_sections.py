@@ -84,9 +84,9 @@ class ReportSectionDataset(CatalogEntry, AbstractDataset[dict[str, Any], dict[st
 
     def save(self, data: dict[str, Any]) -> None:
         """Replace the section in both files and drop the ones after it; secrets of this run are masked."""
-        place = self._sections.index(self._section)
+        position = self._sections.index(self._section)
         stored = self._read()
-        kept = {name: stored[name] for name in self._sections[:place] if name in stored}
+        kept = {name: stored[name] for name in self._sections[:position] if name in stored}
         facts, markdown = mask_report(data["facts"]), mask_known(data["markdown"])
         kept[self._section] = {"facts": facts, "metrics": data["metrics"], "markdown": markdown}
         encoded = json.dumps(kept, indent=1, ensure_ascii=False)

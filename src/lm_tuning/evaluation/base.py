@@ -121,8 +121,8 @@ def measure_model(
         tokenizer: the one that made the rows, with its pad token set.
         rows: what to measure on.
         max_new_tokens: longest answer.
-        num_beams: beginnings of an answer that are pursued at once; 1 answers greedily.
-        micro_batch_tokens: most token slots of a forward pass; ``None`` chooses by memory.
+        num_beams: Number of beams; 1 answers greedily.
+        micro_batch_tokens: most positions of a forward pass; ``None`` chooses by memory.
         generate_batch_rows: prompts answered at once.
         device: ``cpu``, ``cuda`` or ``mps``.
         memory_bytes: memory of the device; ``None`` when unknown.

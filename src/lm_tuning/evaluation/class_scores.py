@@ -43,16 +43,16 @@ def tabulate_classes(counts: ClassCounts, names: Sequence[str]) -> list[dict[str
     f1 = counts.f1
     occurring = np.flatnonzero(counts.rows + counts.predicted).tolist()
     table = []
-    for place in sorted(occurring, key=lambda place: (f1[place], -counts.rows[place], place)):
-        rows, predicted, right = (int(part[place]) for part in (counts.rows, counts.predicted, counts.right))
+    for class_id in sorted(occurring, key=lambda class_id: (f1[class_id], -counts.rows[class_id], class_id)):
+        rows, predicted, right = (int(part[class_id]) for part in (counts.rows, counts.predicted, counts.right))
         table.append(
             {
-                "class": names[place],
+                "class": names[class_id],
                 "num_rows": rows,
                 "num_predicted": predicted,
                 "precision": right / predicted if predicted else None,
                 "recall": right / rows if rows else None,
-                "f1": float(f1[place]),
+                "f1": float(f1[class_id]),
             }
         )
     return table
@@ -77,14 +77,14 @@ def list_confusions(
     found, num_rows = np.unique(pairs, return_counts=True)
     rows_of_class = np.bincount(references, minlength=len(names))
     confusions = []
-    for place in np.argsort(-num_rows, kind="stable")[:max_confusions]:
-        reference, predicted = divmod(int(found[place]), len(names))
+    for pair in np.argsort(-num_rows, kind="stable")[:max_confusions]:
+        reference, predicted = divmod(int(found[pair]), len(names))
         confusions.append(
             {
                 "reference": names[reference],
                 "predicted": names[predicted],
-                "num_rows": int(num_rows[place]),
-                "fraction": int(num_rows[place]) / int(rows_of_class[reference]),
+                "num_rows": int(num_rows[pair]),
+                "fraction": int(num_rows[pair]) / int(rows_of_class[reference]),
             }
         )
     return confusions
@@ -95,13 +95,13 @@ class ConstantAnswer:
     """What always answering one class reaches on the evaluated rows.
 
     Attributes:
-        place: id of the class; the lowest id of equally frequent ones.
+        class_id: id of the class; the lowest id of equally frequent ones.
         num_tied: classes that are equally frequent where the class was chosen, itself included.
         accuracy: 0 to 1; NaN without rows.
         macro_f1: 0 to 1; NaN without rows.
     """
 
-    place: int
+    class_id: int
     num_tied: int
     accuracy: float
     macro_f1: float
@@ -128,10 +128,10 @@ def measure_constant(class_rows: IntArray, references: IntArray) -> ConstantAnsw
         references: class of each evaluated row, ``(rows,)``.
     """
     assert class_rows.any(), "a class is chosen from some rows"
-    place = int(class_rows.argmax())
-    counts = count_classes(references, np.full_like(references, place), num_classes=len(class_rows))
+    class_id = int(class_rows.argmax())
+    counts = count_classes(references, np.full_like(references, class_id), num_classes=len(class_rows))
     return ConstantAnswer(
-        place=place, num_tied=count_largest(class_rows), accuracy=counts.accuracy, macro_f1=counts.macro_f1
+        class_id=class_id, num_tied=count_largest(class_rows), accuracy=counts.accuracy, macro_f1=counts.macro_f1
     )
 
 
@@ -168,7 +168,7 @@ def list_figures(result: dict[str, Any]) -> list[Line]:
 
 
 def describe_rows(result: dict[str, Any]) -> str:
-    """Say in a sentence or two what was measured on what."""
+    """Describe in a sentence or two what was measured on what."""
     num_rows, num_split_rows = result["num_rows"], result["num_split_rows"]
     rows = count_of(num_split_rows, "row") if num_rows == num_split_rows else f"{num_rows:,} of {num_split_rows:,} rows"
     classes = count_of(len(result["per_class"]), "class", "classes")

@@ -108,15 +108,15 @@ def compare_with_majority(
     best = measure_constant(np.bincount(references, minlength=len(names)), references)
     counts = count_classes(references, predictions.classes, num_classes=len(names))
 
-    def describe(place: int) -> dict[str, Any]:
-        row = table[int(predictions.rows[place])]
+    def describe(index: int) -> dict[str, Any]:
+        row = table[int(predictions.rows[index])]
         return {
             "row_id": row.row_id,
             "text": decode_answers(tokenizer, [row.input_ids.tolist()])[0],
-            "reference": names[references[place]],
-            "base": names[majority.place],
-            "tuned": names[predictions.classes[place]],
-            "probability": float(predictions.probabilities[place]),
+            "reference": names[references[index]],
+            "base": names[majority.class_id],
+            "tuned": names[predictions.classes[index]],
+            "probability": float(predictions.probabilities[index]),
         }
 
     wrong, right = sort_out(predictions, references, seed=seed)
@@ -131,9 +131,9 @@ def compare_with_majority(
             "per_class": tabulate_classes(counts, names),
             "confusions": list_confusions(references, predictions.classes, names),
             "class_shares": _list_shares(class_rows, counts.rows, names),
-            "samples": [describe(place) for place in choose_samples(wrong, right, num_samples)],
+            "samples": [describe(index) for index in choose_samples(wrong, right, num_samples)],
         },
-        answers=[describe(place) for place in (*wrong[:MAX_WRONG_ROWS], *right)],
+        answers=[describe(index) for index in (*wrong[:MAX_WRONG_ROWS], *right)],
         columns=SAMPLE_COLUMNS,
         base_evaluation=stored,
         warnings=[
@@ -163,7 +163,7 @@ def measure_classifier(
         tokenizer: the one that made the rows, with its pad token set.
         table: where the rows lie.
         rows: row indices.
-        micro_batch_tokens: most token slots of a forward pass; ``None`` chooses by memory.
+        micro_batch_tokens: most positions of a forward pass; ``None`` chooses by memory.
         device: ``cpu``, ``cuda`` or ``mps``.
         memory_bytes: memory of the device; ``None`` when unknown.
         weights_dtype: type of the weights.
@@ -195,11 +195,11 @@ def class_names(model: Any) -> list[str]:
     Args:
         model: with ``id2label`` in its config.
     """
-    return [str(model.config.id2label[place]) for place in range(int(model.config.num_labels))]
+    return [str(model.config.id2label[index]) for index in range(int(model.config.num_labels))]
 
 
 def sort_out(predictions: Predictions, references: Int64Array, *, seed: int) -> tuple[list[int], list[int]]:
-    """Return the places of all wrong rows, the surest first, and of a few right ones, spread over the split.
+    """Return the indices of all wrong rows, the surest first, and of a few right ones, spread over the split.
 
     A confident mistake is either a gap in what the model has learned or a row with a wrong label: both are worth
     reading first.
@@ -219,8 +219,8 @@ def choose_samples(wrong: list[int], right: list[int], num_samples: int) -> list
     """Take wrong rows, and of several samples at least one right row, where there are some.
 
     Args:
-        wrong: places of wrong rows, the most telling first.
-        right: places of right rows.
+        wrong: indices of wrong rows, the most telling first.
+        right: indices of right rows.
         num_samples: how many of both.
     """
     num_right = min(len(right), max(num_samples - len(wrong), 1 if num_samples > 1 else 0))
@@ -228,7 +228,7 @@ def choose_samples(wrong: list[int], right: list[int], num_samples: int) -> list
 
 
 def _figures(num_rows: int, num_split_rows: int, base: dict[str, Any], tuned: dict[str, Any]) -> dict[str, Any]:
-    """Put figures together and say how much better the tuned model is; positive is better."""
+    """Gather figures and say how much better the tuned model is; positive is better."""
 
     def difference(name: str) -> float | None:
         return None if base[name] is None or tuned[name] is None else tuned[name] - base[name]
@@ -257,7 +257,7 @@ def _constant_figures(constant: ConstantAnswer, names: list[str]) -> dict[str, A
     return {
         "accuracy": finite(constant.accuracy),
         "macro_f1": finite(constant.macro_f1),
-        "class": names[constant.place],
+        "class": names[constant.class_id],
         "num_tied_classes": constant.num_tied,
     }
 
@@ -265,8 +265,8 @@ def _constant_figures(constant: ConstantAnswer, names: list[str]) -> dict[str, A
 def _list_shares(class_rows: Int64Array, rows: Int64Array, names: list[str]) -> list[dict[str, Any]]:
     """List the largest classes of the training rows and of the evaluated ones, with their rows in both."""
     return [
-        {"class": names[place], "num_train_rows": int(class_rows[place]), "num_rows": int(rows[place])}
-        for place in choose_shown([class_rows, rows], most=MAX_SHARES)
+        {"class": names[index], "num_train_rows": int(class_rows[index]), "num_rows": int(rows[index])}
+        for index in choose_shown([class_rows, rows], most=MAX_SHARES)
     ]
 
 

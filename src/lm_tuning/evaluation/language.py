@@ -272,7 +272,7 @@ _NOTHING: dict[str, Any] = {
 def _figures(
     num_rows: int, base: dict[str, Any], tuned: dict[str, Any], samples: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    """Put figures together and say how much better the tuned model is; positive is better."""
+    """Gather figures and say how much better the tuned model is; positive is better."""
 
     def fall(name: str) -> float | None:
         if base[name] is None or tuned[name] is None or not base[name]:
@@ -305,7 +305,7 @@ def list_figures(result: dict[str, Any]) -> list[Line]:
 
 
 def describe_rows(result: dict[str, Any]) -> str:
-    """Say in one sentence what was measured on what."""
+    """Describe in one sentence what was measured on what."""
     base, tuned, split = result["base"], result["tuned"], result["split"].capitalize()
     token = "target token" if result["task"] == "seq2seq_lm" else "supervised token"
     sentence = f"{split} split: {count_of(result['num_rows'], 'row')}, {count_of(base['num_tokens'], token)}"

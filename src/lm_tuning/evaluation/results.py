@@ -91,8 +91,8 @@ def evaluate_models(
         max_loss_rows: rows whose loss or class is measured; ``None`` means all.
         num_generate_rows: rows answered; 0 leaves generation out. A classifier answers none.
         max_new_tokens: longest answer.
-        num_beams: beginnings of an answer that are pursued at once; 1 answers greedily.
-        micro_batch_tokens: most token slots of a forward pass; ``None`` chooses by memory.
+        num_beams: Number of beams; 1 answers greedily.
+        micro_batch_tokens: most positions of a forward pass; ``None`` chooses by memory.
         generate_batch_rows: prompts answered at once.
         num_samples: rows that the result shows.
         on_progress: told the rows done.
@@ -268,7 +268,7 @@ def build_summary(
 
 
 def describe_outcome(result: dict[str, Any]) -> str:
-    """Say the outcome in one line for the log.
+    """Describe the outcome in one line for the log.
 
     Args:
         result: what ``evaluate_models`` gives as ``result``.
@@ -311,8 +311,8 @@ def _build_table(block: Block) -> RenderableType:
         caption=f"{left_out:,} more in the stored report" if left_out > 0 else None,
         caption_justify="left",
     )
-    for place, column in enumerate(block.columns):
-        table.add_column(column, justify="left" if place < block.num_text_columns else "right")
+    for index, column in enumerate(block.columns):
+        table.add_column(column, justify="left" if index < block.num_text_columns else "right")
     for row in block.rows[:TERMINAL_ROWS]:
         table.add_row(*map(_plain, row))
     return table

@@ -136,7 +136,7 @@ def generate_answers(
         pad_id: fills shorter prompts, behind an attention mask: their start for a causal model, their end for an
             encoder, whose positions count from its first token.
         device: where the model lies.
-        num_beams: beginnings of an answer that are pursued at once; 1 takes the likeliest token each time.
+        num_beams: Number of beams; 1 takes the likeliest token each time.
         first_id: token that every answer of an encoder-decoder is made to begin with; ``None`` for none.
         special_ids: tokens that stay in a prompt which is cut.
         on_progress: told the tokens of the answers as they come; the total is the most that there can still be, and
@@ -206,7 +206,7 @@ def generate_answers(
 class _TokenCounter:
     """Count the tokens of answers while ``generate`` makes them, which asks it after each token whether to stop.
 
-    It never stops anything. Its sum waits for the device once a token, as ``generate`` itself does. Beams are shown
+    It never stops anything. Its sum waits for the device once per token, as ``generate`` itself does. Beams are shown
     to it in an order of their own, so there it counts a token for each row and step.
 
     Attributes:

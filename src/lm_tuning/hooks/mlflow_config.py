@@ -121,7 +121,7 @@ def _hide_password(uri: str) -> None:
 
 
 def _name_source(given: Mapping[str, Any]) -> str:
-    """Say where the address of the store was set."""
+    """Describe where the address of the store was set."""
     is_in_file = bool((given.get("server") or {}).get("mlflow_tracking_uri"))
     return "mlflow.yml: server.mlflow_tracking_uri" if is_in_file else "The environment variable MLFLOW_TRACKING_URI"
 

@@ -33,7 +33,7 @@ class StopSignals:
                 self._previous[number] = signal.signal(number, _raise_interrupted)
 
     def restore(self) -> None:
-        """Put back the handlers of before."""
+        """Put back the previous handlers."""
         if threading.current_thread() is threading.main_thread():
             while self._previous:
                 number, handler = self._previous.popitem()
@@ -57,7 +57,7 @@ def signals_of_a_command() -> Iterator[None]:
 
 
 def was_interrupted(error: BaseException | None) -> bool:
-    """Say whether an error, or what it was raised from, is a request to stop."""
+    """Return whether an error, or what it was raised from, is a request to stop."""
     while error is not None:
         if isinstance(error, Interrupted | KeyboardInterrupt):
             return True

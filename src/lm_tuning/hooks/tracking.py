@@ -319,7 +319,7 @@ class TrackingHook:
 
 
 def _is_refusal(error: BaseException | None) -> bool:
-    """Say whether the user was told to mend something, rather than that something broke."""
+    """Return whether the user was told to fix something, rather than that something broke."""
     return error is not None and (isinstance(error, UserError) or _is_refusal(error.__cause__))
 
 

@@ -31,7 +31,7 @@ class TrainingStartHook:
 
     @hook_impl
     def before_pipeline_run(self, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
-        """Hold the parameters against the device, without torch, and look for the checkpoint to go on from.
+        """Check the parameters against the device, without torch, and look for the checkpoint to go on from.
 
         The train node checks the same again by what torch says. Pipelines that train nothing are left alone: rows may
         be tokenized on another machine than the one that trains.
@@ -62,7 +62,7 @@ class TrainingStartHook:
 
 
 def find_device_problems(device: Device, train: TrainParameters, model: ModelParameters) -> list[str]:
-    """Say what a device cannot do of what is asked.
+    """Describe what a device cannot do of what is asked.
 
     Args:
         device: as far as it is known without torch.

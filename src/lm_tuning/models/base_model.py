@@ -1,4 +1,4 @@
-"""Say which base model a run starts from, precisely enough to reuse what was made from it."""
+"""Describe which base model a run starts from, precisely enough to reuse what was made from it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def clean_generation_settings(model: Any, name_or_path: str) -> list[str]:
         The keys that were taken out.
 
     Raises:
-        UserError: the settings are wrong in another way, which only their author can mend.
+        UserError: the settings are wrong in another way, which only their author can fix.
     """
     settings = getattr(model, "generation_config", None)
     if settings is None or not _reasons(settings):
@@ -98,7 +98,7 @@ def settings_of_answers(
     model: Any,
     tokenizer: Any,
     *,
-    learned_stop_ids: list[int],
+    supervised_stop_ids: list[int],
     first_id: int | None,
     pad_id: int,
     num_beams: int,
@@ -110,7 +110,7 @@ def settings_of_answers(
     Args:
         model: the tuned model, wrapped or not; its end tokens stay end tokens.
         tokenizer: the model's; its end token is one too.
-        learned_stop_ids: tokens that end the answers in the training rows.
+        supervised_stop_ids: tokens that end the answers in the training rows.
         first_id: the token that every answer of an encoder-decoder begins with; ``None`` for none.
         pad_id: fills shorter rows of a batch.
         num_beams: number of beams; 1 answers greedily.
@@ -123,7 +123,7 @@ def settings_of_answers(
     make_config: Any = GenerationConfig
     inner = inner_model(model)
     known = stop_ids_of(inner, tokenizer)
-    missing = sorted(set(learned_stop_ids) - known)
+    missing = sorted(set(supervised_stop_ids) - known)
     if missing:
         logger.info(
             "Answers end in %s, at which %s does not stop by its own settings: the tuned model's %s names it.",
@@ -136,7 +136,7 @@ def settings_of_answers(
         do_sample=False,
         num_beams=num_beams,
         bos_token_id=getattr(inner.generation_config, "bos_token_id", None),
-        eos_token_id=sorted(known | set(learned_stop_ids)) or None,
+        eos_token_id=sorted(known | set(supervised_stop_ids)) or None,
         pad_token_id=pad_id,
         decoder_start_token_id=inner.config.decoder_start_token_id if has_encoder else None,
         forced_bos_token_id=first_id if has_encoder else None,

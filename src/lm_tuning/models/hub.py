@@ -1,4 +1,4 @@
-"""Reach the model hub or do without it, and turn what goes wrong into one problem with the ways out."""
+"""Reach the model hub or do without it, and turn what goes wrong into one problem that says how to fix it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def transformers_bars_off() -> Iterator[None]:
 
 @contextmanager
 def user_errors(name_or_path: str, what: str) -> Iterator[None]:
-    """Turn what transformers and the hub's client raise into one problem with the ways out.
+    """Turn what transformers and the hub's client raise into one problem that says how to fix it.
 
     Args:
         name_or_path: a local folder or a hub name.

@@ -1,4 +1,4 @@
-"""Load tokenizers and models of each task from a folder or the hub, with errors that say the way out."""
+"""Load tokenizers and models of each task from a folder or the hub, with errors that say how to fix it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def load_model(
             attn_implementation=None if attention == "auto" else attention,
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # told by _check_complete, with the way out
+            ignore_mismatched_sizes=True,  # told by _check_complete, which says how to fix it
             output_loading_info=True,
             **options,
             **hub_options(name_or_path),
@@ -313,7 +313,7 @@ def _set_padding(model: Any, pad_token_id: int, name_or_path: str) -> None:
     """Write the pad id wherever the model looks for one.
 
     Embeddings forget theirs: torch gives that row no gradient, and where a model was published with its end token as
-    padding, the end token would never be learned. Real padding gets no gradient anyway, since no loss depends on it.
+    padding, the end token would never be supervised. Real padding gets no gradient anyway, since no loss depends on it.
     """
     import torch
 

@@ -69,5 +69,5 @@ def choose_pad_token(tokenizer: Any) -> PadChoice:
             "The tokenizer has no pad token, no end token and no special token to pad with. Set its pad_token."
         )
     return PadChoice(
-        eos, int(tokenizer.eos_token_id), "the end token, for want of a free one; loss masks come from spans, not ids"
+        eos, int(tokenizer.eos_token_id), "the end token, for lack of a free one; loss masks come from spans, not ids"
     )

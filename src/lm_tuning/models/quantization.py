@@ -83,7 +83,7 @@ def check_quantization(device: str) -> None:
 def prepare_quantized(model: Any) -> None:
     """Make a model that was just quantized fit for training, and check what was quantized.
 
-    On CPUs with AVX512-BF16, bitsandbytes 0.50 packs 4-bit weights anew when a layer runs in evaluation mode, for a
+    On CPUs with AVX512-BF16, bitsandbytes 0.50 packs 4-bit weights again when a layer runs in evaluation mode, for a
     kernel that has no derivative. Every training step after an evaluation would then have wrong gradients without an
     error, so the kernel is switched off. 8-bit layers log a line about their input's type on every call; one is enough.
 
@@ -123,7 +123,7 @@ class _Once(logging.Filter):
         self.seen: set[str] = set()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Say whether the message is new."""
+        """Return whether the message is new."""
         is_new = record.msg not in self.seen
         self.seen.add(record.msg)
         return is_new

@@ -61,7 +61,7 @@ def write_labels(config: Any, label_map: dict[str, int] | None, name_or_path: st
     config.problem_type = "single_label_classification"
     if stored is not None and stored != label_map:
         logger.warning(
-            "%s has a classification head for other classes (%d: %s). The data has %d, so the head starts anew.",
+            "%s has a classification head for other classes (%d: %s). The data has %d, so the head is a new one.",
             name_or_path,
             len(stored),
             _first(stored),
@@ -86,7 +86,7 @@ def check_head(model: Any, name_or_path: str) -> None:
 
 
 def settle_head(model: Any, *, is_fresh: bool, was_stored: bool) -> None:
-    """Draw a head anew where a stored one belongs to other classes, and hold it in float32.
+    """Draw a new head where a stored one belongs to other classes, and hold it in float32.
 
     The head is a few thousand numbers, and what is trained of it in 16 bits would round to nothing. Hidden states in
     16 bits are turned into its type on the way in, so that the model runs with and without autocast.
@@ -125,11 +125,11 @@ class Positions:
 
     Attributes:
         limit: tokens.
-        are_learned: whether each position has a weight of its own, so that there is nothing beyond the limit.
+        are_supervised: whether each position has a weight of its own, so that there is nothing beyond the limit.
     """
 
     limit: int
-    are_learned: bool
+    are_supervised: bool
 
 
 def position_limit(config: Any) -> int | None:
@@ -161,10 +161,10 @@ def find_positions(model: Any) -> Positions | None:
     limit = position_limit(model.config)
     if limit is None:
         return None
-    are_learned = any(
+    are_supervised = any(
         hasattr(module, "num_embeddings") and _is_position(name) for name, module in model.named_modules()
     )
-    return Positions(limit, are_learned)
+    return Positions(limit, are_supervised)
 
 
 def _is_position(name: str) -> bool:
@@ -202,14 +202,14 @@ def check_answer_room(config: Any, *, max_new_tokens: int) -> None:
 
 
 def keeps_logits(model: Any) -> bool:
-    """Say whether the model's forward can compute the logits of chosen positions alone."""
+    """Return whether the model's forward can compute the logits of chosen positions alone."""
     model_class: Any = type(inner_model(model))
     return _forward_keeps_logits(model_class)
 
 
 @functools.cache
 def _forward_keeps_logits(model_class: Any) -> bool:
-    """Read it off the signature, once a class: this is asked for every micro-batch."""
+    """Read it off the signature, once per class: this is asked for every micro-batch."""
     return "logits_to_keep" in inspect.signature(model_class.forward).parameters
 
 

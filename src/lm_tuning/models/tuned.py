@@ -104,7 +104,7 @@ def load_tuned(
 
 @contextmanager
 def without_peft_warning() -> Iterator[None]:
-    """Hide that peft 0.21 reads a property which transformers 5.24 has renamed: no user can mend it."""
+    """Hide that peft 0.21 reads a property which transformers 5.24 has renamed: no user can fix it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
         yield

@@ -23,7 +23,7 @@ class Conflict:
 
     Attributes:
         keys: every key that took part, so that a conflict is dropped when one of them is already known to be wrong.
-        problem: the sentence for the user, which names the keys, their values and the ways out.
+        problem: the sentence for the user, which names the keys, their values and how to fix them.
     """
 
     keys: tuple[str, ...]
@@ -155,7 +155,7 @@ def _check_adapter(parameters: ParameterGroups) -> Iterator[Conflict]:
         return
     if train.method == "qlora" and lora.init not in ("default", "gaussian"):
         why = (
-            "writes its half of the matrices in the number format of the frozen weights, which qlora packs into bytes"
+            "writes its half of the matrices in the dtype of the frozen weights, which qlora packs into bytes"
             if lora.init == "orthogonal"
             else "takes the adapter out of the frozen weights, and what is left would be quantized once more, "
             "so that the stored adapter would not fit the base model"

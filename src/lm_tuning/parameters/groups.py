@@ -79,7 +79,7 @@ class ParameterGroups(ParameterGroup):
     """How rows become tokens."""
 
     preflight: PreflightParameters = PreflightParameters()
-    """What the look before a training shows."""
+    """What preflight shows."""
 
     train: TrainParameters = TrainParameters()
     """What is trained, and for how long."""

@@ -49,7 +49,7 @@ _ALL = [
     HealthCode("row-without-tokens", "stop", "a row has no token"),
     HealthCode("source-left-out", "warn", "a data source gives no row to an epoch"),
     HealthCode("bos-doubled", "warn", "rows begin with two begin tokens"),
-    HealthCode("end-not-taught", "warn", "no end token is among what is learned"),
+    HealthCode("end-not-taught", "warn", "no end token is among what is supervised"),
     HealthCode("rows-teach-nothing", "warn", "rows have nothing that is learned from them"),
     HealthCode("step-teaches-nothing", "stop", "the first step has nothing that is learned from it"),
     HealthCode("rows-longer-than-positions", "warn", "rows are longer than the positions that the model was made for"),

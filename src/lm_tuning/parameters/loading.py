@@ -184,7 +184,7 @@ def _read(config_loader: OmegaConfigLoader, key: str, root: Path) -> dict[str, A
 
 
 def _describe_missing(config_loader: OmegaConfigLoader, root: Path) -> str:
-    """Say which environment folder is missing and which ones are there."""
+    """Describe which environment folder is missing and which ones are there."""
     conf = Path(config_loader.conf_source)
     name = config_loader.env or config_loader.default_run_env
     folder = conf / name

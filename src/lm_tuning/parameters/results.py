@@ -8,10 +8,10 @@ from lm_tuning.parameters.base import AutoOrCount, Count, CountOrZero, Parameter
 
 
 class PreflightParameters(ParameterGroup):
-    """What the look before a training shows."""
+    """What preflight shows."""
 
     num_examples: Count = 3
-    """Rows shown as the model will see them, with the learned part marked."""
+    """Rows shown as the model will see them, with the supervised part marked."""
 
 
 class EvaluateParameters(ParameterGroup):
@@ -27,7 +27,7 @@ class EvaluateParameters(ParameterGroup):
     """Longest answer, in tokens."""
 
     num_beams: Count = 1
-    """Beginnings of an answer that are pursued at once, in beam search; 1 takes the likeliest token each time."""
+    """Number of beams, in beam search; 1 takes the likeliest token each time."""
 
     micro_batch_tokens: AutoOrCount = "auto"
     """Tokens of one forward pass, padding included; auto fits the memory."""

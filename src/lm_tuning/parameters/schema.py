@@ -100,7 +100,7 @@ def walk_keys(entry: Schema | None = None, prefix: tuple[str, ...] = ()) -> Iter
 
 
 def accepts(entry: Schema, value: object) -> bool:
-    """Say whether a value with no keys of its own fits an entry; groups and lists are not looked into."""
+    """Return whether a value with no keys of its own fits an entry; groups and lists are not looked into."""
     if "anyOf" in entry:
         return any(accepts(choice, value) for choice in entry["anyOf"])
     if "const" in entry or "enum" in entry:
@@ -120,7 +120,7 @@ def accepts(entry: Schema, value: object) -> bool:
 
 
 def describe_allowed(entry: Schema) -> str:
-    """Say in words what an entry allows, such as ``auto, or a whole number of at least 1``."""
+    """Describe in words what an entry allows, such as ``auto, or an integer of at least 1``."""
     if "anyOf" in entry:
         return join_words([describe_allowed(choice) for choice in entry["anyOf"]], always_comma=True)
     if "x-words" in entry or "const" in entry:
@@ -131,7 +131,7 @@ def describe_allowed(entry: Schema) -> str:
         return f"a group of the keys {', '.join(entry['properties'])}"
     kind = entry.get("type")
     if kind in {"integer", "number"}:
-        return " ".join(["a whole number" if kind == "integer" else "a number", *_bounds(entry)])
+        return " ".join(["an integer" if kind == "integer" else "a number", *_bounds(entry)])
     if kind == "array":
         items = entry["items"]
         kinds = ["texts" if "properties" not in choice else "groups" for choice in items.get("anyOf", [])]
@@ -142,14 +142,14 @@ def describe_allowed(entry: Schema) -> str:
 
 
 def _describe_names(values: object) -> str:
-    """Say what a group of freely chosen names allows for each."""
+    """Describe what a group of freely chosen names allows for each."""
     if not isinstance(values, dict):
         return "a group of names and values"
     return f"a group of names, each with {'a text' if set(values) == {'type'} else describe_allowed(values)}"
 
 
 def _bounds(entry: Schema) -> list[str]:
-    """Say the limits of a number, such as ``of at least 0`` and ``below 1``."""
+    """Describe the limits of a number, such as ``of at least 0`` and ``below 1``."""
     words: list[str] = []
     for keyword, word in (
         ("minimum", "of at least"),

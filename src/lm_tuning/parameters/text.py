@@ -27,7 +27,7 @@ TemplateArguments = Annotated[dict[str, Any], AfterValidator(_refuse_taken_names
 
 
 class TokenizeParameters(ParameterGroup):
-    """How long a row may be and which of its tokens are learned."""
+    """How long a row may be and which of its tokens are supervised."""
 
     max_length_tokens: Count = 512
     """Longest row, in tokens; memory grows with it, and attention's share of the time with its square. For seq2seq_lm

@@ -180,7 +180,7 @@ class TrainParameters(ParameterGroup):
 
     neftune_noise_alpha: PositiveNumber | None = None
     """Size of random noise on the embeddings while training (NEFTune), 5 to 15 as a rule; null adds none. It shrinks
-    with the slots of a micro-batch, so it is the one setting whose effect micro_batch_tokens changes."""
+    with the positions of a micro-batch, so it is the one setting whose effect micro_batch_tokens changes."""
 
     label_smoothing: Fraction = 0.0
     """Share of the target that is spread over all tokens or classes instead of the right one."""

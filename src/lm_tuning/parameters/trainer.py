@@ -94,9 +94,9 @@ class TrainerSettings(TypedDict, total=False):
 # train as well, where people who know the Trainer write them first.
 OWNED_BY_US: dict[str, str] = {
     "output_dir": "use output",
-    "per_device_train_batch_size": "use train.effective_batch_rows; train.micro_batch_tokens says how a step is cut",
+    "per_device_train_batch_size": "use train.effective_batch_rows; train.micro_batch_tokens says how a step is split",
     "per_device_eval_batch_size": "use evaluate.micro_batch_tokens",
-    "gradient_accumulation_steps": "not needed: set train.effective_batch_rows, and a step is cut to fit the memory",
+    "gradient_accumulation_steps": "not needed: set train.effective_batch_rows, and a step is split to fit the memory",
     "average_tokens_across_devices": "not needed: losses are always divided by the global count of supervised tokens",
     "auto_find_batch_size": "use train.micro_batch_tokens: auto",
     "num_train_epochs": "use train.num_epochs",

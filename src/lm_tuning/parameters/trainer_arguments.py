@@ -43,7 +43,7 @@ class Argument:
     may_be_null: bool = False
 
     def allows(self, value: object) -> bool:
-        """Say whether the argument takes a value."""
+        """Return whether the argument takes a value."""
         if value is None:
             return self.may_be_null
         if self.words:
@@ -58,12 +58,12 @@ class Argument:
         return high_enough and (self.most is None or value <= self.most)
 
     def describe(self) -> str:
-        """Say what the argument takes."""
+        """Describe what the argument takes."""
         if self.words:
             return ", ".join(self.words[:-1]) + f" or {self.words[-1]}"
         if self.is_truth_value or self.least is None:
             return "true or false"
-        kind = "a whole number" if self.is_whole else "a number"
+        kind = "an integer" if self.is_whole else "a number"
         limits = f"above {self.least:g}" if self.above_least else f"of {self.least:g} or more"
         if self.most is not None:
             limits = f"from {self.least:g} to {self.most:g}"
@@ -142,7 +142,7 @@ OPTIMIZER_ARGUMENTS: dict[str, dict[str, Argument]] = {
 
 
 def find_schedule_problems(schedule: str, given: Mapping[str, object], *, learning_rate: float) -> list[str]:
-    """Say what is wrong with the further arguments of a schedule.
+    """Describe what is wrong with the further arguments of a schedule.
 
     Args:
         schedule: ``train.trainer.lr_scheduler_type``.
@@ -176,7 +176,7 @@ def find_schedule_problems(schedule: str, given: Mapping[str, object], *, learni
 
 
 def find_optimizer_problems(optimizer: str | None, text: str) -> list[str]:
-    """Say what is wrong with the further arguments of an optimizer.
+    """Describe what is wrong with the further arguments of an optimizer.
 
     Args:
         optimizer: ``train.trainer.optim``; ``None`` for the Trainer's default.
@@ -228,7 +228,7 @@ def _read(written: str, argument: Argument) -> object:
 
 
 def _say_known(name: str, known: Mapping[str, Argument]) -> str:
-    """Say which argument of a schedule was meant, or which ones there are."""
+    """Describe which argument of a schedule was meant, or which ones there are."""
     if name in _OWN_KEYS:
         return f" Use {_OWN_KEYS[name]}."
     near = get_close_matches(name, known, n=1)
@@ -241,7 +241,7 @@ def _say_known(name: str, known: Mapping[str, Argument]) -> str:
 
 
 def _say_read(name: str, known: Mapping[str, Argument], where: str) -> str:
-    """Say which argument of an optimizer was meant, and which ones transformers reads."""
+    """Describe which argument of an optimizer was meant, and which ones transformers reads."""
     meant = f" Use {_OWN_KEYS[name]}." if name in _OWN_KEYS else ""
     near = get_close_matches(name, known, n=1)
     return (meant or (f" Did you mean {near[0]}?" if near else "")) + _list_read(known, where)

@@ -129,7 +129,7 @@ _SUFFIXES = frozenset({".yml", ".yaml", ".json"})
 
 
 def describe_unreadable(error: Exception, folders: Iterable[Path], root: Path) -> list[str]:
-    """Say in one sentence a file where it cannot be read and why.
+    """Describe in one sentence a file where it cannot be read and why.
 
     Args:
         error: what reading one of the files raised: an error of YAML, or of decoding.

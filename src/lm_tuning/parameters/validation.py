@@ -58,7 +58,7 @@ _SAME_GROUP_BONUS = 0.1
 
 
 def suggest(path: Sequence[str]) -> str:
-    """Say what a user most likely meant by an unknown key.
+    """Describe what a user most likely meant by an unknown key.
 
     Args:
         path: the unknown key, part by part, such as ``("train", "max_length_tokens")``.
@@ -150,7 +150,7 @@ def _problems_of(error: ValidationError, raw: Mapping[str, Any], sources: Source
 
 
 def _describe_unknown(path: KeyPath) -> str:
-    """Say that a key does not exist, and which one was meant."""
+    """Describe that a key does not exist, and which one was meant."""
     parts = [str(part) for part in path]
     if parts[:2] == ["train", "trainer"] and parts[-1] in OWNED_BY_US:
         return f"{_name(path)} is set by this project. {as_sentence(OWNED_BY_US[parts[-1]])}"
@@ -164,7 +164,7 @@ def _describe_unknown(path: KeyPath) -> str:
 
 
 def _describe_wrong(path: KeyPath, value: object, source: Source | None) -> str:
-    """Say what was given, what is allowed, and how text is written that YAML takes for something else."""
+    """Describe what was given, what is allowed, and how text is written that YAML takes for something else."""
     entry = find_entry(path) or {}
     allowed = describe_allowed(entry) + (", not empty" if value in ("", []) else "")
     text = f"{_name(path)} = {_write(value)} ({_kind(value)}) is not allowed. It takes {allowed}."
@@ -202,8 +202,8 @@ def _kind(value: object) -> str:
     if value is None:
         return "nothing"
     for kinds, word in (
-        (bool, "a truth value"),
-        (int, "a whole number"),
+        (bool, "a boolean"),
+        (int, "an integer"),
         (float, "a number"),
         (str, "text"),
         (Mapping, "a group"),
@@ -276,5 +276,5 @@ def _conflicts_of(error: ValidationError) -> list[Conflict]:
 
 
 def _touches(conflict: Conflict, bad_keys: Sequence[str]) -> bool:
-    """Say whether a conflict rests on a value that is already reported as wrong."""
+    """Return whether a conflict rests on a value that is already reported as wrong."""
     return any(key == bad or key.startswith(f"{bad}.") for key in conflict.keys for bad in bad_keys)

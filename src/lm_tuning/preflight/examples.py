@@ -1,4 +1,4 @@
-"""Show rows as the model sees them: every token as text, learned parts and control tokens told apart."""
+"""Show rows as the model sees them: every token as text, supervised parts and control tokens told apart."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_tuning.data.check.findings import RowPlaces
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.text.decoding import decode
 from lm_tuning.text.store.table import NO_LABEL, TokenRow, TokenTable
 
@@ -34,12 +34,12 @@ def decode_examples(
         For each row ``row_id``, ``file`` and ``row`` (from 1), ``num_tokens``, ``num_supervised``, ``parts``: see
         ``decode_parts``, and ``label`` and its ``label_id``, which are None for rows without a class.
     """
-    names = {place: name for name, place in (label_map or {}).items()}
-    places = RowPlaces(split_summary["files"])
-    special = {int(place) for place, token in tokenizer.added_tokens_decoder.items() if token.special}
+    names = {index: name for name, index in (label_map or {}).items()}
+    indices = RowPositions(split_summary["files"])
+    special = {int(index) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     examples = []
-    for row in (table[place] for place in range(min(num_examples, len(table)))):
-        file, number = places.find(row.row_id)
+    for row in (table[index] for index in range(min(num_examples, len(table)))):
+        file, number = indices.find(row.row_id)
         examples.append(
             {
                 "row_id": row.row_id,
@@ -56,7 +56,7 @@ def decode_examples(
 
 
 def decode_parts(row: TokenRow, tokenizer: Any, special: set[int]) -> list[dict[str, Any]]:
-    """Decode a row in pieces that are learned or not, and control tokens or not.
+    """Decode a row in chunks that are supervised or not, and control tokens or not.
 
     Args:
         row: a row of a token table.
@@ -66,14 +66,14 @@ def decode_parts(row: TokenRow, tokenizer: Any, special: set[int]) -> list[dict[
     Returns:
         ``text``, ``is_learned`` and ``is_control`` of each piece, in order. A control token is a piece of its own.
     """
-    learned = np.zeros(len(row.input_ids), dtype=bool)
+    supervised = np.zeros(len(row.input_ids), dtype=bool)
     for start, end in row.spans:
-        learned[start:end] = True
-    tokens = [(int(token), bool(flag)) for token, flag in zip(row.input_ids, learned, strict=True)]
+        supervised[start:end] = True
+    tokens = [(int(token), bool(flag)) for token, flag in zip(row.input_ids, supervised, strict=True)]
     parts = []
-    for (place, flag), group in groupby(
+    for (index, flag), group in groupby(
         enumerate(tokens), key=lambda item: (item[0] if item[1][0] in special else -1, item[1][1])
     ):
         text = decode(tokenizer, [token for _, (token, _) in group])
-        parts.append({"text": text, "is_learned": flag, "is_control": place >= 0})
+        parts.append({"text": text, "is_learned": flag, "is_control": index >= 0})
     return parts

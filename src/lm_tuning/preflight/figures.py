@@ -1,4 +1,4 @@
-"""Gather all figures of the checks before training, in which every row that was read has exactly one fate."""
+"""Gather all figures of the checks before training, in which every row that was read has exactly one outcome."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lm_tuning.batching.micro_batches import choose_batching, choose_micro_batch
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.errors import UserError
 from lm_tuning.preflight.examples import decode_examples
-from lm_tuning.preflight.issues import LEVELS, find_concerns
+from lm_tuning.preflight.issues import LEVELS, find_issues
 from lm_tuning.preflight.labels import count_labels
 from lm_tuning.preflight.lengths import measure_lengths
 from lm_tuning.preflight.padding import choose_steps, measure_padding
@@ -33,16 +33,18 @@ def account_for_rows(split_summary: Mapping[str, Any], token_summary: Mapping[st
 
     Returns:
         ``num_rows_read``, and ``fates``: for each ``stage``, ``reason`` and ``num_rows``, from the first stage that
-        takes rows away to the rows that are used. The fates add up to the rows read.
+        takes rows away to the rows that are used. They add up to the rows read.
     """
     files = split_summary["files"]
     num_read = sum(file["rows_read"] for file in files)
     skipped: Counter[str] = Counter()
     for file in files:
         skipped.update(file["rows_skipped"])
-    fates = [_fate("skipped", kind.replace("_", " "), num_rows) for kind, num_rows in skipped.most_common()]
+    outcomes = [_outcome("skipped", kind.replace("_", " "), num_rows) for kind, num_rows in skipped.most_common()]
     for name, reason in (("duplicates", "copy of another row"), ("near_duplicates", "almost a copy of another row")):
-        fates.append(_fate("left out of the splits", reason, (split_summary.get(name) or {}).get("num_dropped", 0)))
+        outcomes.append(
+            _outcome("left out of the splits", reason, (split_summary.get(name) or {}).get("num_dropped", 0))
+        )
     used = []
     for split in SPLITS:
         facts = token_summary["splits"][split]
@@ -50,15 +52,15 @@ def account_for_rows(split_summary: Mapping[str, Any], token_summary: Mapping[st
             f"{split}: {split_summary['rows'][split]} rows were split off, {facts['num_rows_read']} were tokenized"
         )
         for reason, num_rows in facts["dropped"].items():
-            fates.append(_fate(f"dropped in tokenizing ({split})", DROPPED.get(reason, reason), num_rows))
-        used.append(_fate("used", "trained on" if split == "train" else split, facts["num_rows"]))
-    fates = [fate for fate in fates if fate["num_rows"]] + used
-    total = sum(fate["num_rows"] for fate in fates)
-    assert total == num_read, f"{num_read} rows were read, but their fates add up to {total}: {fates}"
-    return {"num_rows_read": num_read, "fates": fates}
+            outcomes.append(_outcome(f"dropped in tokenizing ({split})", DROPPED.get(reason, reason), num_rows))
+        used.append(_outcome("used", "trained on" if split == "train" else split, facts["num_rows"]))
+    outcomes = [outcome for outcome in outcomes if outcome["num_rows"]] + used
+    total = sum(outcome["num_rows"] for outcome in outcomes)
+    assert total == num_read, f"{num_read} rows were read, but their outcomes add up to {total}: {outcomes}"
+    return {"num_rows_read": num_read, "fates": outcomes}
 
 
-def _fate(stage: str, reason: str, num_rows: int) -> dict[str, Any]:
+def _outcome(stage: str, reason: str, num_rows: int) -> dict[str, Any]:
     return {"stage": stage, "reason": reason, "num_rows": int(num_rows)}
 
 
@@ -117,7 +119,7 @@ def inspect_tokens(
         effective_batch_tokens: most tokens of a step.
         num_epochs: passes over the rows; ``None`` means as many as ``max_steps`` needs.
         max_steps: cap on the steps; ``None`` means none.
-        micro_batch_tokens: most slots of a micro-batch; ``None`` chooses by device.
+        micro_batch_tokens: most positions of a micro-batch; ``None`` chooses by device.
         batching: ``auto``, ``packed`` or ``padded``.
         warmup_steps: a number of steps, or below 1 a fraction of all.
         eval_every_steps: steps between held-out measurements; ``None`` for none.
@@ -128,7 +130,7 @@ def inspect_tokens(
         on_progress: receives rows and steps looked at.
 
     Returns:
-        All figures, as JSON holds them: ``metrics`` (numbers by name), ``concerns`` (what to mind, the gravest first)
+        All figures, as JSON holds them: ``metrics`` (numbers by name), ``concerns`` (the issues, the gravest first)
         and one entry a section.
 
     Raises:
@@ -213,19 +215,19 @@ def inspect_tokens(
             table, tokenizer, split_summary, num_examples=num_examples, label_map=token_summary["label_map"]
         ),
     }
-    concerns = find_concerns(figures)
-    return {"metrics": _metrics(figures, concerns), "concerns": concerns, **figures}
+    issues = find_issues(figures)
+    return {"metrics": _metrics(figures, issues), "concerns": issues, **figures}
 
 
 def _rows_by_class(token_summary: Mapping[str, Any]) -> dict[str, dict[str, int]] | None:
-    """Return the rows with tokens by split and class, where classes are what is learned."""
+    """Return the rows with tokens by split and class, where classes are what is supervised."""
     if token_summary["task"] != SEQUENCE_CLASSIFICATION:
         return None
     return {split: token_summary["splits"][split]["rows_by_class"] for split in SPLITS}
 
 
 def describe_preflight(figures: Mapping[str, Any]) -> list[str]:
-    """Say the outcome in a few lines for the log.
+    """Describe the outcome in a few lines for the log.
 
     Args:
         figures: see ``inspect_tokens``.
@@ -233,28 +235,28 @@ def describe_preflight(figures: Mapping[str, Any]) -> list[str]:
     schedule, lengths, padding = figures["schedule"], figures["lengths"], figures["padding"]
     if figures["task"] == SEQUENCE_CLASSIFICATION:
         labels = figures["labels"]
-        learned = (
+        supervised = (
             f"{count_of(labels['num_classes'], 'class')}, the largest with {labels['majority_fraction']:.1%} "
             "of the rows"
         )
     else:
-        learned = f"{lengths['supervised_fraction']:.1%} of the tokens learned"
+        supervised = f"{lengths['supervised_fraction']:.1%} of the tokens learned"
     choice = next(one for one in padding["choices"] if one["name"] == padding["batching"])
     lines = [
         f"Preflight: {count_of(figures['rows']['num_rows_read'], 'row')} read, {lengths['num_rows']:,} trained on; "
         f"{count_of(schedule['steps_per_epoch'], 'step')} and {count_of(schedule['tokens_per_epoch'], 'token')} an "
-        f"epoch, {count_of(schedule['total_steps'], 'step')} in all; {learned}; "
+        f"epoch, {count_of(schedule['total_steps'], 'step')} in all; {supervised}; "
         f"padding {choice['padding_fraction']:.1%} ({padding['batching']})."
     ]
-    counts = Counter(concern["level"] for concern in figures["concerns"])
+    counts = Counter(issue["level"] for issue in figures["concerns"])
     if counts["stop"]:
-        lines.append("Training would refuse to start, or be in vain; see what to mind.")
+        lines.append("Training would refuse to start, or be in vain; see the issues.")
     if counts:
-        lines.append(f"What to mind: {', '.join(count_of(counts[level], level) for level in LEVELS if counts[level])}.")
+        lines.append(f"Issues: {', '.join(count_of(counts[level], level) for level in LEVELS if counts[level])}.")
     return [*lines, "All of it, with every example: preflight.html and preflight.md, beside the data report."]
 
 
-def _metrics(figures: Mapping[str, Any], concerns: list[dict[str, str]]) -> dict[str, float]:
+def _metrics(figures: Mapping[str, Any], issues: list[dict[str, str]]) -> dict[str, float]:
     lengths, schedule, padding = figures["lengths"], figures["schedule"], figures["padding"]
     fractions = {choice["name"]: choice["padding_fraction"] for choice in padding["choices"]}
     metrics = {
@@ -270,8 +272,8 @@ def _metrics(figures: Mapping[str, Any], concerns: list[dict[str, str]]) -> dict
         "data_total_steps": schedule["total_steps"],
         "data_total_tokens": schedule["tokens_of_run"],
         "data_end_learned_fraction": figures["special_tokens"]["end_learned_fraction"],
-        "data_preflight_stops": sum(concern["level"] == "stop" for concern in concerns),
-        "data_preflight_warnings": sum(concern["level"] == "warning" for concern in concerns),
+        "data_preflight_stops": sum(issue["level"] == "stop" for issue in issues),
+        "data_preflight_warnings": sum(issue["level"] == "warning" for issue in issues),
     }
     if figures["labels"]:
         metrics["data_majority_fraction"] = figures["labels"]["majority_fraction"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
-from lm_tuning.preflight.row_issues import LIMITS, about_labels, about_rows, about_splits, advise_limit, concern
+from lm_tuning.preflight.row_issues import LIMITS, about_labels, about_rows, about_splits, advise_limit, issue
 from lm_tuning.wording import count_of
 
 LEVELS = ("stop", "warning", "note")
@@ -16,7 +16,7 @@ they are. ``note``: nothing wrong, but good to know."""
 _FEW_STEPS = 20
 
 
-def find_concerns(figures: Mapping[str, Any]) -> list[dict[str, str]]:
+def find_issues(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     """Look through all figures.
 
     Args:
@@ -41,7 +41,7 @@ def find_concerns(figures: Mapping[str, Any]) -> list[dict[str, str]]:
         ),
         *_about_padding(figures["padding"]),
     ]
-    return sorted(found, key=lambda concern: LEVELS.index(concern["level"]))
+    return sorted(found, key=lambda issue: LEVELS.index(issue["level"]))
 
 
 def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longest: int) -> Iterator[dict[str, str]]:
@@ -49,35 +49,35 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
     rows, tokens = facts["effective_batch_rows"], facts["effective_batch_tokens"]
     rows_per_step = facts["rows_per_epoch"] / per_epoch
     if warmup and warmup >= steps:
-        yield concern(
+        yield issue(
             "stop",
             "schedule",
             f"The warm-up takes {count_of(warmup, 'step')}, but the run has {steps:,}: training refuses to start.",
             "Lower train.trainer.warmup_steps (below 1 it is a fraction of all steps), or train for longer.",
         )
     elif warmup > steps // 2:
-        yield concern(
+        yield issue(
             "warning",
             "schedule",
             f"The warm-up takes {warmup:,} of {count_of(steps, 'step')}.",
             "Lower train.trainer.warmup_steps; 0.03 to 0.1 of the steps is usual.",
         )
     if facts["load_best"] and not num_rows["validation"]:
-        yield concern(
+        yield issue(
             "stop",
             "schedule",
             "train.load_best compares validation losses, and there are no validation rows: training refuses to start.",
             "Set split.validation or data.validation_path, or train.load_best to false.",
         )
     if facts["epochs"] < 1:
-        yield concern(
+        yield issue(
             "warning",
             "schedule",
             f"The run ends after {facts['epochs']:.2f} epochs: {1 - facts['epochs']:.0%} of the rows are never seen.",
             "Raise train.max_steps, or take it as meant for a trial.",
         )
     if rows is not None and rows > facts["rows_per_epoch"]:
-        yield concern(
+        yield issue(
             "warning",
             "schedule",
             f"A step takes {count_of(rows, 'row')}, but an epoch has {facts['rows_per_epoch']:,}: each epoch is a "
@@ -85,7 +85,7 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
             "Lower train.effective_batch_rows to at most a tenth of the rows.",
         )
     elif per_epoch > 1 and steps >= per_epoch and facts["last_step_rows"] * 2 < rows_per_step:
-        yield concern(
+        yield issue(
             "note",
             "schedule",
             f"The last step of every epoch has {count_of(facts['last_step_rows'], 'row')}, where the others have about "
@@ -93,7 +93,7 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
             "It weighs as much as any other step; a batch size that divides the rows evenly avoids it.",
         )
     if tokens is not None and tokens < longest:
-        yield concern(
+        yield issue(
             "warning",
             "schedule",
             f"A step takes at most {count_of(tokens, 'token')}, but rows have up to {longest:,}: such a row is a "
@@ -101,7 +101,7 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
             "Raise train.effective_batch_tokens to several times the longest row.",
         )
     if steps < _FEW_STEPS:
-        yield concern(
+        yield issue(
             "note",
             "schedule",
             f"The whole run has {count_of(steps, 'step')}, which is few for a schedule to mean anything.",
@@ -109,7 +109,7 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
         )
     for name, what in (("eval_every_steps", "validation loss is measured"), ("save_every_steps", "checkpoint is made")):
         if facts[name] and facts[name] > steps:
-            yield concern(
+            yield issue(
                 "note",
                 "schedule",
                 f"train.{name} is {facts[name]:,}, but the run has {count_of(steps, 'step')}: no {what} on the way.",
@@ -130,7 +130,7 @@ def _about_vocabulary(facts: Mapping[str, Any] | None) -> Iterator[dict[str, str
         rows = ", ".join(count_of(number, f"{split} row") for split, number in beyond.items())
         ids = ", ".join(f"{token_id} ({token!r})" for token_id, token in facts["ids_beyond"].items())
         first = next(str(facts["rows_beyond"][split][0]) for split in beyond)
-        yield concern(
+        yield issue(
             "stop",
             "special_tokens",
             f"The model embeds {num_embeddings:,} token ids and the tokenizer has {num_tokens:,}: {rows} hold ids that "
@@ -138,7 +138,7 @@ def _about_vocabulary(facts: Mapping[str, Any] | None) -> Iterator[dict[str, str
             advice,
         )
     elif num_tokens > num_embeddings:
-        yield concern(
+        yield issue(
             "stop",
             "special_tokens",
             f"The tokenizer has {num_tokens:,} tokens and the model embeds {num_embeddings:,}. Training refuses to "
@@ -161,22 +161,23 @@ def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     }
     for judgement in figures["special_tokens"]["judgements"]:
         if judgement["verdict"] == "bad":
-            yield concern("warning", "special_tokens", judgement["answer"], advice[judgement["question"]])
+            yield issue("warning", "special_tokens", judgement["answer"], advice[judgement["question"]])
     empty = figures["lengths"]["num_rows_without_learned"]
     if empty:
-        yield concern(
+        yield issue(
             "warning",
             "lengths",
-            f"No token is learned in {count_of(empty, 'training row')}.",
+            f"No token is supervised in {count_of(empty, 'training row')}.",
             "Look at tokenize.loss_on.",
         )
     supervised_fraction = figures["lengths"]["supervised_fraction"]
     if figures["task"] == CAUSAL_LM and supervised_fraction < 0.02:
-        yield concern(
+        yield issue(
             "note",
             "lengths",
-            f"Only {supervised_fraction:.2%} of the tokens are learned: nearly all the time goes into reading prompts.",
-            "Shorten the prompts if they allow it; tokenize.loss_on says what is learned.",
+            f"Only {supervised_fraction:.2%} of the tokens are supervised: nearly all the time goes into reading "
+            "prompts.",
+            "Shorten the prompts if they allow it; tokenize.loss_on says what is supervised.",
         )
 
 
@@ -211,7 +212,7 @@ def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int |
         yield from _about_cut("prompt", shortened, num_rows, f"{by_length}.", advice)
     emptied = cut["prompt_emptied"]
     if emptied:
-        yield concern(
+        yield issue(
             "warning",
             "lengths",
             f"Nothing is left of a prompt, or of one of its columns or turns, in {count_of(emptied, 'training row')} "
@@ -225,7 +226,7 @@ def _about_cut(
 ) -> Iterator[dict[str, str]]:
     """Warn of rows that a limit cuts; a share of them that can be tolerated is worth a note."""
     if num_cut:
-        yield concern(
+        yield issue(
             "warning" if num_cut > tolerated * num_rows else "note",
             "lengths",
             f"The {what} is cut in {count_of(num_cut, 'training row')} ({num_cut / num_rows:.2%}) by {reason}",
@@ -242,7 +243,7 @@ def _about_context(facts: Mapping[str, Any], context_tokens: int | None) -> Iter
     for part, name in parts.items():
         longest = quantiles[part]["max"]
         if context_tokens is not None and longest > context_tokens:
-            yield concern(
+            yield issue(
                 "warning",
                 "lengths",
                 f"{part.capitalize()}s have up to {count_of(longest, 'token')}, but the model is made for "
@@ -257,14 +258,14 @@ def _about_padding(padding: Mapping[str, Any]) -> Iterator[dict[str, str]]:
         advice = "A larger effective batch lets rows of like length come together."
         if any(choice["name"] == "packed" for choice in padding["choices"]):
             advice = f"train.batching=packed leaves none; {advice[0].lower()}{advice[1:]}"
-        yield concern(
+        yield issue(
             "warning",
             "padding",
             f"{chosen['padding_fraction']:.0%} of all positions would be padding.",
             advice,
         )
     if padding["num_rows_over_budget"]:
-        yield concern(
+        yield issue(
             "note",
             "padding",
             f"Longer than a micro-batch of {padding['micro_batch_tokens']:,} tokens: "

@@ -30,7 +30,7 @@ def count_labels(
     Args:
         splits: folder of stored splits.
         split_summary: its summary.
-        rows_by_class: rows with tokens by split and class, where classes are what is learned; they count then.
+        rows_by_class: rows with tokens by split and class, where classes are what is supervised; they count then.
 
     Returns:
         ``column``; ``num_classes``; ``classes``: ``name`` and rows by split, the largest in train first (at most
@@ -71,7 +71,7 @@ def count_labels(
         "num_rows": sum(train.values()),
         "num_rows_by_split": {split: int(rows.sum()) for split, rows in by_split.items()},
         "classes": listed[:MAX_LISTED],
-        "shown": [listed[place] for place in choose_shown(list(by_split.values()), most=MAX_SHOWN)],
+        "shown": [listed[index] for index in choose_shown(list(by_split.values()), most=MAX_SHOWN)],
         "majority_fraction": train[present[0]] / sum(train.values()) if present else 0.0,
         "largest": present[0] if present else None,
         "num_largest": count_largest(by_split["train"]),
@@ -93,19 +93,19 @@ def count_labels(
     }
 
 
-def lay_out_labels(facts: Mapping[str, Any], *, are_learned: bool) -> Iterator[Block]:
+def lay_out_labels(facts: Mapping[str, Any], *, are_supervised: bool) -> Iterator[Block]:
     """Write what the report shows of the classes.
 
     Args:
         facts: see ``count_labels``.
-        are_learned: whether the class is what is learned of a row.
+        are_supervised: whether the class is what is supervised of a row.
     """
     column = facts["column"]
-    if are_learned:
+    if are_supervised:
         num_classes = facts["num_classes"]
         yield Paragraph(
             f"Learned is one of {write_count(num_classes)} classes for each row. A model that knows nothing starts at "
-            f"a loss of about log({num_classes}) = {math.log(num_classes):.2f} nats a row."
+            f"a loss of about log({num_classes}) = {math.log(num_classes):.2f} nats per row."
         )
     yield Paragraph(
         f"{count_of(facts['num_classes'], 'class', 'classes')} in column {column!r}. Always answering "

@@ -20,7 +20,7 @@ SHORTENED = {
 }
 """What tokenizing counts when a row is made to fit, by task; a row may count under several of them."""
 
-# What is not learned of a row and what is; and which of these a histogram shows.
+# What is not supervised of a row and what is; and which of these a histogram shows.
 _PARTS = {CAUSAL_LM: ("prompt", "answer"), SEQUENCE_CLASSIFICATION: (), SEQ2SEQ_LM: ("source", "target")}
 _DRAWN = {CAUSAL_LM: ("row", "answer"), SEQUENCE_CLASSIFICATION: ("row",), SEQ2SEQ_LM: ("source", "target")}
 _ROUND_LIMITS = tuple(2**power for power in range(5, 18))
@@ -40,7 +40,7 @@ def measure_lengths(
 
     Args:
         lengths: tokens of each row, ``(rows,)``.
-        num_supervised: learned tokens of each row, ``(rows,)``; without meaning for rows with classes.
+        num_supervised: supervised tokens of each row, ``(rows,)``; without meaning for rows with classes.
         max_length_tokens: the limit that the rows, or their sources, were cut to.
         summary: what tokenizing says about this split: ``changed``, ``dropped`` and, where rows were too long,
             ``too_long``.
@@ -49,21 +49,21 @@ def measure_lengths(
 
     Returns:
         Quantiles in tokens of the whole row and of its parts, a histogram of the same, rows at the limit, and
-        ``limits``, see ``compare_limits``. The parts are ``prompt`` (what is not learned) and ``answer`` (what is), or
-        ``source`` and ``target``; then the share of learned tokens is there too. Rows with classes have no parts. For
-        targets ``target_limits`` tells the same as ``limits``.
+        ``limits``, see ``compare_limits``. The parts are ``prompt`` (what is not supervised) and ``answer`` (what is),
+        or ``source`` and ``target``; then the share of supervised tokens is there too. Rows with classes have no parts.
+        For targets ``target_limits`` tells the same as ``limits``.
     """
     parts = zip(_PARTS[task], (lengths - num_supervised, num_supervised), strict=False)
     measured: dict[str, Int32Array] = {"row": lengths, **dict(parts)}
     limited = measured.get("source", lengths)
     num_tokens = int(lengths.sum(dtype=np.int64))
-    num_learned = int(num_supervised.sum(dtype=np.int64)) if _PARTS[task] else None
+    supervised_tokens = int(num_supervised.sum(dtype=np.int64)) if _PARTS[task] else None
     at_limit = int((limited >= max_length_tokens).sum())
     facts: dict[str, Any] = {
         "num_rows": len(lengths),
         "num_tokens": num_tokens,
-        "num_supervised_tokens": num_learned,
-        "supervised_fraction": None if num_learned is None else num_learned / max(num_tokens, 1),
+        "num_supervised_tokens": supervised_tokens,
+        "supervised_fraction": None if supervised_tokens is None else supervised_tokens / max(num_tokens, 1),
         "num_rows_without_learned": int((num_supervised == 0).sum()),
         "max_length_tokens": max_length_tokens,
         "num_rows_at_limit": at_limit,
@@ -104,7 +104,7 @@ def draw_histogram(parts: Mapping[str, Int32Array]) -> dict[str, list[int]]:
     width = math.ceil((longest + 1) / NUM_BINS)
     num_bins = math.ceil((longest + 1) / width)
     return {
-        "edges": [place * width for place in range(num_bins + 1)],
+        "edges": [index * width for index in range(num_bins + 1)],
         **{name: np.bincount(lengths // width, minlength=num_bins).tolist() for name, lengths in parts.items()},
     }
 
@@ -112,7 +112,7 @@ def draw_histogram(parts: Mapping[str, Int32Array]) -> dict[str, list[int]]:
 def compare_limits(
     lengths: Int32Array, *, present: int, beyond: Mapping[str, Any], num_dropped: int
 ) -> list[dict[str, Any]]:
-    """Say what each choice of a limit, such as ``tokenize.max_length_tokens``, would cut.
+    """Describe what each choice of a limit, such as ``tokenize.max_length_tokens``, would cut.
 
     Args:
         lengths: tokens of each row, or of the part that is limited, as they are now, ``(rows,)``.

@@ -1,4 +1,4 @@
-"""Compute what share of the positions would be padding, by the code that training cuts its steps with."""
+"""Compute what share of the positions would be padding, by the code that training splits its steps with."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.batching.micro_batches import Batching, cut_pairs, cut_rows
+from lm_tuning.batching.micro_batches import Batching, split_pairs, split_rows
 from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.store.table import Int32Array
@@ -51,7 +51,7 @@ def measure_padding(
         plan: which rows form each step.
         lengths: tokens of each row, ``(rows,)``.
         steps: the steps to cut, see ``choose_steps``.
-        micro_batch_tokens: most token slots of a micro-batch.
+        micro_batch_tokens: most positions of a micro-batch.
         batching: what training will do.
         max_length_tokens: length that every row would be padded to in the simplest of ways.
         targets: tokens of each row that are its target, ``(rows,)``, where source and target are padded each by itself
@@ -66,7 +66,7 @@ def measure_padding(
     """
     pair = np.zeros_like(lengths) if targets is None else targets
     parts = np.stack([lengths - pair, pair])
-    cut: dict[Batching, list[int]] = {"padded": [0, 0], "packed": [0, 0]}  # slots, micro-batches
+    cut: dict[Batching, list[int]] = {"padded": [0, 0], "packed": [0, 0]}  # positions, micro-batches
     if targets is not None:
         del cut["packed"]
     num_tokens = as_they_come = num_rows = 0
@@ -79,10 +79,10 @@ def measure_padding(
         as_they_come += len(rows) * int(of_step.max(axis=1).sum())
         for way, sums in cut.items():
             if targets is None:
-                slots, num_groups = _cut(of_step[0], micro_batch_tokens, way)
+                positions, num_groups = _cut(of_step[0], micro_batch_tokens, way)
             else:
-                slots, num_groups = _cut_pairs(of_step, micro_batch_tokens)
-            sums[0] += slots
+                positions, num_groups = _split_pairs(of_step, micro_batch_tokens)
+            sums[0] += positions
             sums[1] += num_groups
         on_progress("Cutting steps", done, len(steps), "steps")
     longest = max(int(parts.max(axis=1, initial=0).sum()), 1)
@@ -90,7 +90,7 @@ def measure_padding(
         _choice("fixed", 1 - num_tokens / (num_rows * (max_length_tokens + max_target_tokens))),
         _choice("longest_row", 1 - num_tokens / (num_rows * longest)),
         _choice("random", 1 - num_tokens / as_they_come),
-        *(_choice(way, 1 - num_tokens / slots, groups / len(steps)) for way, (slots, groups) in cut.items()),
+        *(_choice(way, 1 - num_tokens / positions, groups / len(steps)) for way, (positions, groups) in cut.items()),
     ]
     return {
         "batching": batching,
@@ -107,18 +107,18 @@ def measure_padding(
 
 
 def _cut(lengths: npt.NDArray[np.int32], budget_tokens: int, batching: Batching) -> tuple[int, int]:
-    """Return the slots and the micro-batches of one step."""
+    """Return the positions and the micro-batches of one step."""
     as_list = lengths.tolist()
-    groups = cut_rows(range(len(as_list)), as_list, budget_tokens=budget_tokens, batching=batching)
+    groups = split_rows(range(len(as_list)), as_list, budget_tokens=budget_tokens, batching=batching)
     if batching == "packed":
         return sum(as_list), len(groups)
     return sum(len(group) * max(as_list[row] for row in group) for group in groups), len(groups)
 
 
-def _cut_pairs(parts: npt.NDArray[np.int32], budget_tokens: int) -> tuple[int, int]:
-    """Return the slots and the micro-batches of one step whose rows, ``(2, rows)``, have a source and a target."""
+def _split_pairs(parts: npt.NDArray[np.int32], budget_tokens: int) -> tuple[int, int]:
+    """Return the positions and the micro-batches of one step whose rows, ``(2, rows)``, have a source and a target."""
     sources, targets = parts.tolist()
-    groups = cut_pairs(range(len(sources)), sources, targets, budget_tokens=budget_tokens)
+    groups = split_pairs(range(len(sources)), sources, targets, budget_tokens=budget_tokens)
     widths = (max(sources[row] for row in group) + max(targets[row] for row in group) for group in groups)
     return sum(len(group) * width for group, width in zip(groups, widths, strict=True)), len(groups)
 

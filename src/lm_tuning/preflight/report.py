@@ -7,7 +7,7 @@ from typing import Any
 
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.preflight.labels import lay_out_labels
-from lm_tuning.reporting.document import Block, Concerns, Example, Histogram, Paragraph, Report, Section, Table
+from lm_tuning.reporting.document import Block, Example, Histogram, Issues, Paragraph, Report, Section, Table
 from lm_tuning.reporting.text import shorten_path, write_count, write_large, write_percent
 from lm_tuning.wording import count_of
 
@@ -39,7 +39,7 @@ _PARTS = {
     "source": "source (only read)",
     "target": "target (learned)",
 }
-_DRAWN = {"row": "whole row", "answer": "learned part", "source": "source", "target": "target"}
+_DRAWN = {"row": "whole row", "answer": "supervised part", "source": "source", "target": "target"}
 
 
 def compose_report(figures: Mapping[str, Any]) -> Report:
@@ -51,27 +51,27 @@ def compose_report(figures: Mapping[str, Any]) -> Report:
     schedule, lengths, padding = figures["schedule"], figures["lengths"], figures["padding"]
     has_classes = figures["task"] == SEQUENCE_CLASSIFICATION
     sections = [
-        Section("concerns", "What to mind", list(_concerns(figures))),
+        Section("concerns", "Issues", list(_issues(figures))),
         Section("examples", "What the model will see", list(_examples(figures))),
-        Section("rows", "What becomes of each row", list(_rows(figures))),
+        Section("rows", "Row accounting", list(_rows(figures))),
         Section("splits", "Splits and copies", list(_splits(figures))),
         Section("lengths", "Lengths", list(_lengths(lengths))),
         Section("padding", "Padding", list(_padding(padding, _PAIR_WAYS if figures["task"] == SEQ2SEQ_LM else _WAYS))),
         Section("schedule", "Steps", list(_schedule(schedule))),
-        Section("special_tokens", "Tokens that begin, end and fill", list(_special_tokens(figures["special_tokens"]))),
+        Section("special_tokens", "BOS, EOS and PAD", list(_special_tokens(figures["special_tokens"]))),
     ]
     labels = figures["labels"]
     if labels:
-        sections.insert(4, Section("labels", "Classes", list(lay_out_labels(labels, are_learned=has_classes))))
+        sections.insert(4, Section("labels", "Classes", list(lay_out_labels(labels, are_supervised=has_classes))))
     return Report(
         title="Preflight",
         subtitle=f"{figures['format']} rows, {_RENDERINGS[figures['rendering']]}, for {figures['model']}",
         tiles=[
             ("rows trained on", write_count(lengths["num_rows"])),
-            ("tokens an epoch", write_large(schedule["tokens_per_epoch"])),
+            ("tokens per epoch", write_large(schedule["tokens_per_epoch"])),
             ("classes", write_count(labels["num_classes"]))
             if has_classes
-            else ("learned tokens", write_percent(lengths["supervised_fraction"])),
+            else ("supervised tokens", write_percent(lengths["supervised_fraction"])),
             ("steps in all", write_count(schedule["total_steps"])),
             ("epochs", f"{schedule['epochs']:.2f}"),
             ("padding", write_percent(_fraction_of(padding, padding["batching"]))),
@@ -80,22 +80,22 @@ def compose_report(figures: Mapping[str, Any]) -> Report:
     )
 
 
-def _concerns(figures: Mapping[str, Any]) -> Iterator[Block]:
+def _issues(figures: Mapping[str, Any]) -> Iterator[Block]:
     if figures["concerns"]:
-        yield Concerns(figures["concerns"])
+        yield Issues(figures["concerns"])
     else:
         yield Paragraph("Nothing stands out.")
 
 
 def _examples(figures: Mapping[str, Any]) -> Iterator[Block]:
     if figures["task"] == SEQUENCE_CLASSIFICATION:
-        learned = "What is learned is the class that stands above each, from the last token."
+        supervised = "What is supervised is the class that stands above each, from the last token."
     elif figures["task"] == SEQ2SEQ_LM:
-        learned = "The source comes first; the target, which is learned, is marked."
+        supervised = "The source comes first; the target, which is supervised, is marked."
     else:
-        learned = "What is marked is learned; the rest is only read."
+        supervised = "What is marked is supervised; the rest is only read."
     yield Paragraph(
-        f"The first training rows, decoded from their tokens. {learned} Line breaks and control tokens are shown, "
+        f"The first training rows, decoded from their tokens. {supervised} Line breaks and control tokens are shown, "
         "since a missing one is easily overlooked."
     )
     for number, example in enumerate(figures["examples"], start=1):
@@ -108,28 +108,28 @@ def _examples(figures: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def _describe_size(example: Mapping[str, Any], task: str) -> str:
-    num_tokens, num_learned = example["num_tokens"], example["num_supervised"]
+    num_tokens, num_supervised = example["num_tokens"], example["num_supervised"]
     if task == SEQUENCE_CLASSIFICATION:
         return f"{count_of(num_tokens, 'token')}, class {example['label']!r} (id {example['label_id']})"
     if task == SEQ2SEQ_LM:
-        return f"{count_of(num_tokens - num_learned, 'token')} of source, {num_learned:,} of target"
-    return f"{count_of(num_tokens, 'token')}, {num_learned:,} learned"
+        return f"{count_of(num_tokens - num_supervised, 'token')} of source, {num_supervised:,} of target"
+    return f"{count_of(num_tokens, 'token')}, {num_supervised:,} learned"
 
 
 def _rows(figures: Mapping[str, Any]) -> Iterator[Block]:
     facts = figures["rows"]
     total = facts["num_rows_read"]
     yield Table(
-        "Rows by fate",
-        ["fate", "reason", "rows", "share"],
+        "Row accounting",
+        ["outcome", "reason", "rows", "share"],
         [
             [
-                fate["stage"],
-                fate["reason"],
-                write_count(fate["num_rows"]),
-                write_percent(fate["num_rows"] / max(total, 1)),
+                outcome["stage"],
+                outcome["reason"],
+                write_count(outcome["num_rows"]),
+                write_percent(outcome["num_rows"] / max(total, 1)),
             ]
-            for fate in facts["fates"]
+            for outcome in facts["fates"]
         ],
         text_columns=(0, 1),
         total=["read", "", write_count(total), write_percent(1.0)],
@@ -192,7 +192,7 @@ def _lengths(facts: Mapping[str, Any]) -> Iterator[Block]:
     names = list(quantiles["row"])
     limits = {name: facts[name] for name in ("max_length_tokens", "max_target_tokens") if name in facts}
     yield Table(
-        "Tokens a row",
+        "Tokens per row",
         ["part", *names],
         [[_PARTS[part], *(f"{of_part[name]:,.0f}" for name in names)] for part, of_part in quantiles.items()],
     )
@@ -246,7 +246,7 @@ def _limits_table(name: str, choices: list[dict[str, Any]]) -> Table:
 def _padding(facts: Mapping[str, Any], ways: Mapping[str, str]) -> Iterator[Block]:
     yield Table(
         "Share of positions that are padding",
-        ["way to batch", "padding", "micro-batches a step", ""],
+        ["way to batch", "padding", "micro-batches per step", ""],
         [
             [
                 ways[choice["name"]],
@@ -260,7 +260,7 @@ def _padding(facts: Mapping[str, Any], ways: Mapping[str, str]) -> Iterator[Bloc
     )
     basis = f"{count_of(facts['num_steps'], 'step')} ({count_of(facts['num_rows'], 'row')})"
     yield Paragraph(
-        f"Cut as training cuts them, at {write_count(facts['micro_batch_tokens'])} positions a micro-batch, from "
+        f"Cut as training cuts them, at {write_count(facts['micro_batch_tokens'])} positions per micro-batch, from "
         + (f"{basis} spread over the {facts['of']}." if facts["is_sample"] else f"all {basis} of the {facts['of']}.")
     )
 
@@ -294,7 +294,7 @@ def _schedule(facts: Mapping[str, Any]) -> Iterator[Block]:
         for name, value in (
             ("rows", facts["rows_per_step"]),
             ("tokens", facts["tokens_per_step"]),
-            ("learned tokens", facts["supervised_tokens_per_step"]),
+            ("supervised tokens", facts["supervised_tokens_per_step"]),
         )
         if value["max"]
     ]
@@ -306,7 +306,7 @@ def _schedule(facts: Mapping[str, Any]) -> Iterator[Block]:
     if len(facts["sources"]) > 1 or any(source["weight"] != 1 for source in facts["sources"]):
         yield Table(
             "Sources",
-            ["source", "weight", "rows", "rows an epoch", "tokens an epoch", "share of tokens", "each row"],
+            ["source", "weight", "rows", "rows per epoch", "tokens per epoch", "share of tokens", "each row"],
             [
                 [
                     shorten_path(source["path"]),
@@ -324,12 +324,12 @@ def _schedule(facts: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def _times(source: Mapping[str, Any]) -> str:
-    """Say how often a row of the source comes up in an epoch."""
+    """Describe how often a row of the source comes up in an epoch."""
     whole, drawn = source["times_each"], source["rows_drawn"]
     always = {0: "", 1: "once", 2: "twice"}.get(whole, f"{whole} times")
     if not drawn:
         return always or "never"
-    draw = f"{write_percent(drawn / source['num_rows'])} drawn anew each epoch"
+    draw = f"{write_percent(drawn / source['num_rows'])} drawn again each epoch"
     return f"{always}, and {draw} once more" if always else draw
 
 
@@ -344,7 +344,7 @@ def _special_tokens(facts: Mapping[str, Any]) -> Iterator[Block]:
     if not facts["endings"]:
         return
     yield Table(
-        "Last learned token of a row",
+        "Last supervised token of a row",
         ["token", "id", "rows", "share", ""],
         [
             [

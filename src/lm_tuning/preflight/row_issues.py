@@ -26,7 +26,7 @@ LIMITS = {"max_length_tokens": "limits", "max_target_tokens": "target_limits"}
 _FEW_ROWS_CUT = 0.01
 
 
-def concern(level: str, section: str, text: str, advice: str) -> dict[str, str]:
+def issue(level: str, section: str, text: str, advice: str) -> dict[str, str]:
     """Return one concern as ``find_concerns`` lists it.
 
     Args:
@@ -65,29 +65,29 @@ def about_rows(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     for kind, finding in figures["findings"].items():
         is_lost = finding["fate"] == "skipped"
         share = finding["num_rows"] / max(num_read, 1)
-        fate = "left out" if is_lost else "kept as they are"
-        yield concern(
+        outcome = "left out" if is_lost else "kept as they are"
+        yield issue(
             "warning" if is_lost and share > 0.01 else "note",
             "rows",
-            f"{count_of(finding['num_rows'], 'row')} ({share:.2%}) {fate}: {finding['meaning']} ({kind}).",
+            f"{count_of(finding['num_rows'], 'row')} ({share:.2%}) {outcome}: {finding['meaning']} ({kind}).",
             "Their files, numbers and reasons are in the data report.",
         )
-    for fate in figures["rows"]["fates"]:
-        if fate["stage"].startswith("dropped"):
-            share = fate["num_rows"] / max(num_read, 1)
+    for outcome in figures["rows"]["fates"]:
+        if outcome["stage"].startswith("dropped"):
+            share = outcome["num_rows"] / max(num_read, 1)
             reasons = {DROPPED["too_long"]: "max_length_tokens", DROPPED["target_too_long"]: "max_target_tokens"}
-            limit = reasons.get(fate["reason"])
+            limit = reasons.get(outcome["reason"])
             context_tokens = figures["context_tokens"]
             advice = f"{advise_limit(figures['lengths'], limit, context_tokens=context_tokens)} " if limit else ""
-            yield concern(
+            yield issue(
                 "warning" if share > 0.01 else "note",
                 "rows",
-                f"{count_of(fate['num_rows'], 'row')} {fate['stage']}: {fate['reason']}.",
+                f"{count_of(outcome['num_rows'], 'row')} {outcome['stage']}: {outcome['reason']}.",
                 f"{advice}The data report names them.",
             )
     for reason, num_rows in figures["changed"].items():
         if reason in _TOLD:
-            yield concern(
+            yield issue(
                 "warning" if reason in _LOST else "note",
                 "rows",
                 f"{count_of(num_rows, 'training row')}: {CHANGED[reason]}.",
@@ -103,17 +103,17 @@ def about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Iter
         num_rows: rows by split.
     """
     for warning in splits["warnings"]:
-        yield concern("warning", "splits", warning, "See the part on splits in the data report.")
+        yield issue("warning", "splits", warning, "See the part on splits in the data report.")
     held_out = num_rows["validation"] + num_rows["test"]
     if not held_out:
-        yield concern(
+        yield issue(
             "warning",
             "splits",
             "No row is held out: nothing will show whether the model got better or only learned the rows by heart.",
             "Set split.validation and split.test.",
         )
     elif held_out < 30:
-        yield concern(
+        yield issue(
             "note",
             "splits",
             f"Held out: only {count_of(held_out, 'row')}. What is measured on so few is mostly chance.",
@@ -126,7 +126,7 @@ def about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Iter
         keys = ["split.duplicates=drop"] if copies["handling"] != "drop" else []
         keys += ["split.duplicates_by=text"] if copies["num_label_conflicts"] > 0.1 * total or not keys else []
         left_out = f"{copies['num_dropped']:,}" if copies["num_dropped"] else "none"
-        yield concern(
+        yield issue(
             "note",
             "splits",
             f"Rows of the splits that repeat another one: {copies['num_kept']:,} of {total:,}; left out: {left_out}.",
@@ -156,14 +156,14 @@ def about_labels(
     lost = [name for name in labels["not_in_train"] if name not in known]
     if lost:
         names = ", ".join(map(repr, lost[:5]))
-        yield concern(
+        yield issue(
             "warning",
             "labels",
             f"Classes without a training row ({len(lost):,}) cannot be learned: {names}.",
             "Divide with split.stratify, or take those rows out.",
         )
     if labels["num_held_out_missing"]:
-        yield concern(
+        yield issue(
             "note",
             "labels",
             f"Without a held-out row, so never measured: {labels['num_held_out_missing']:,} of "
@@ -174,7 +174,7 @@ def about_labels(
     told = shares["moved"] if shares and shares["column"] == labels["column"] else {}
     for split, moved in labels["moved"].items():
         if moved and not told.get(split):
-            yield concern(
+            yield issue(
                 "warning",
                 "labels",
                 f"Classes whose share differs a lot between train and {split}, by more than chance: "
@@ -182,7 +182,7 @@ def about_labels(
                 "Divide with split.stratify, or make the shares of files of your own alike.",
             )
     if labels["majority_fraction"] > 0.8 and labels["num_classes"] > 1:
-        yield concern(
+        yield issue(
             "warning",
             "labels",
             f"Always answering {labels['largest']!r} would be right for {labels['majority_fraction']:.1%} of the "

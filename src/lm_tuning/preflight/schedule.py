@@ -69,13 +69,13 @@ def describe_schedule(
         (``is_sample``).
     """
     lengths = table.lengths
-    # A row with a class is learned as one; its tokens are not.
-    learned = np.where(table.labels == NO_LABEL, table.num_supervised, 0)
+    # A row with a class is supervised as one; its tokens are not.
+    supervised_per_row = np.where(table.labels == NO_LABEL, table.num_supervised, 0)
     mixed = _describe_sources(plan, table, sources)
     per_step = [plan.rows_of_step(step) for step in steps]
     rows = np.array([len(step) for step in per_step])
     tokens = np.array([int(lengths[step].sum(dtype=np.int64)) for step in per_step])
-    supervised = np.array([int(learned[step].sum(dtype=np.int64)) for step in per_step])
+    supervised = np.array([int(supervised_per_row[step].sum(dtype=np.int64)) for step in per_step])
     tokens_per_epoch = sum(source["tokens_per_epoch"] for source in mixed)
     rows_of_run, tokens_of_run = _rows_and_tokens_of_run(plan, table, tokens_per_epoch)
     last = plan.rows_of_step(plan.steps_per_epoch - 1)
@@ -110,9 +110,9 @@ def _describe_sources(plan: StepPlan, table: TokenTable, sources: Sequence[Mappi
     counts = np.bincount(table.sources, minlength=len(sources))
     tokens = np.bincount(table.sources, weights=table.lengths, minlength=len(sources))
     described = []
-    for place, source in enumerate(sources):
-        num_rows, num_tokens = int(counts[place]), int(tokens[place])
-        rows_per_epoch = int(plan.mix.rows_per_epoch[place])
+    for index, source in enumerate(sources):
+        num_rows, num_tokens = int(counts[index]), int(tokens[index])
+        rows_per_epoch = int(plan.mix.rows_per_epoch[index])
         whole = math.floor(source["weight"])
         described.append(
             {

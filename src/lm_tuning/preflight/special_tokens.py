@@ -34,15 +34,15 @@ def inspect_special_tokens(
         on_progress: receives the rows looked at.
 
     Returns:
-        ``pad``, ``eos`` and ``bos`` with token, id and counts; ``endings``: the last learned tokens of rows, the most
-        frequent first, with rows and whether they are control tokens; ``num_rows``; and ``end_learned_fraction``, the
-        share of rows whose last learned token is a control token, so that the model learns to stop; ``None`` where no
-        token is learned. Of rows with a source and a target, ``bos`` is about sources, ``target_bos`` about targets,
-        and ``num_sources_ended`` counts the sources whose last token is the end token.
+        ``pad``, ``eos`` and ``bos`` with token, id and counts; ``endings``: the last supervised tokens of rows, the
+        most frequent first, with rows and whether they are control tokens; ``num_rows``; and ``end_learned_fraction``,
+        the share of rows whose last supervised token is a control token, so that the model learns to stop; ``None``
+        where no token is supervised. Of rows with a source and a target, ``bos`` is about sources, ``target_bos`` about
+        targets, and ``num_sources_ended`` counts the sources whose last token is the end token.
     """
     table = open_split(tokens, "train")
     bos, eos, pad = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
-    special = {int(place) for place, token in tokenizer.added_tokens_decoder.items() if token.special}
+    special = {int(index) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     special |= {int(token) for token in (bos, eos, pad) if token is not None}
     wanted = {
         name: _NO_TOKEN if token is None else token for name, token in {"bos": bos, "eos": eos, "pad": pad}.items()
@@ -52,12 +52,12 @@ def inspect_special_tokens(
     endings = np.zeros(0, dtype=np.int64)
     on_progress("Looking at tokens", 0, len(table), "rows")
     for batch in table.batches():
-        ids, starts, last_learned = _parts(batch)
+        ids, starts, last_supervised = _parts(batch)
         counts.update(_count_rows(ids, starts, **wanted))
         if task == SEQ2SEQ_LM:
             for side, (side_ids, side_starts) in _sides(batch).items():
                 of_sides[side].update(_count_rows(side_ids, side_starts, **wanted))
-        endings = _add(endings, np.bincount(ids[last_learned]))
+        endings = _add(endings, np.bincount(ids[last_supervised]))
         on_progress("Looking at tokens", counts["rows"], len(table), "rows")
     assert counts["rows"] == len(table), "a batch of the table was not looked at"
     found = [
@@ -110,8 +110,8 @@ def _sides(batch: pa.RecordBatch) -> dict[str, tuple[Int32Array, Int64Array]]:
     ids, spans = batch.column("input_ids"), batch.column("spans")
     values, lengths = ids.values.to_numpy(), np.diff(ids.offsets.to_numpy())
     source_lengths = spans.values.to_numpy()[::2]
-    places = np.arange(len(values)) - np.repeat(ids.offsets.to_numpy()[:-1], lengths)
-    is_target = places >= np.repeat(source_lengths, lengths)
+    indices = np.arange(len(values)) - np.repeat(ids.offsets.to_numpy()[:-1], lengths)
+    is_target = indices >= np.repeat(source_lengths, lengths)
     return {
         "source": (values[~is_target], np.cumsum([0, *source_lengths])),
         "target": (values[is_target], np.cumsum([0, *(lengths - source_lengths)])),
@@ -148,8 +148,8 @@ def _count_rows(ids: Int32Array, starts: Int32Array | Int64Array, *, bos: int, e
 
 def _count_in_rows(ids: Int32Array, starts: Int32Array | Int64Array, token: int) -> Int64Array:
     """Count a token in each row, ``(rows,)``."""
-    places = np.flatnonzero(ids == token)
-    rows = np.searchsorted(starts, places, side="right") - 1
+    indices = np.flatnonzero(ids == token)
+    rows = np.searchsorted(starts, indices, side="right") - 1
     return np.bincount(rows, minlength=len(starts) - 1)
 
 
@@ -162,7 +162,7 @@ def _add(sums: Int64Array, counts: Int64Array) -> Int64Array:
 
 
 def judge_special_tokens(facts: dict[str, Any]) -> Sequence[dict[str, str]]:
-    """Say of each question about these tokens what was found and whether it is well.
+    """Describe of each question about these tokens what was found and whether it is well.
 
     Args:
         facts: see ``inspect_special_tokens``.
@@ -206,7 +206,7 @@ def _judge_pad(pad: dict[str, Any], *, has_classes: bool) -> dict[str, str]:
 def _judge_end(facts: dict[str, Any]) -> dict[str, str]:
     question = "Does the model learn to stop?"
     if not facts["endings"]:
-        return _verdict(question, "No row has a learned token.", "bad")
+        return _verdict(question, "No row has a supervised token.", "bad")
     share = facts["end_learned_fraction"]
     names = ", ".join(end["token"] for end in facts["endings"] if end["is_control"]) or "end token"
     answer = f"{share:.1%} of the rows end in a learned {names}."

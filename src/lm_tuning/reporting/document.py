@@ -78,8 +78,8 @@ class Histogram:
 
 
 @dataclass(frozen=True)
-class Concerns:
-    """What to mind.
+class Issues:
+    """Issues.
 
     Attributes:
         items: see ``find_concerns``.
@@ -103,7 +103,7 @@ class Example:
     parts: Sequence[dict[str, Any]]
 
 
-Block = Paragraph | Table | Bars | Histogram | Concerns | Example
+Block = Paragraph | Table | Bars | Histogram | Issues | Example
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import html
 import re
 from collections.abc import Iterator, Sequence
 
-from lm_tuning.reporting.document import Bars, Block, Concerns, Example, Histogram, Paragraph, Report, Section, Table
+from lm_tuning.reporting.document import Bars, Block, Example, Histogram, Issues, Paragraph, Report, Section, Table
 from lm_tuning.reporting.text import PARAMETER, shorten_middle, show_unseen
 from lm_tuning.wording import on_one_line
 
@@ -152,7 +152,7 @@ def _write_block(block: Block) -> Iterator[str]:
             yield _write_bars(block)
         case Histogram():
             yield _write_histogram(block)
-        case Concerns():
+        case Issues():
             yield '<ul class="concerns">'
             for item in block.items:
                 yield (
@@ -178,12 +178,12 @@ def _write_parts(example: Example) -> Iterator[str]:
 def _show_space(text: str) -> str:
     """Escape a text and put signs where space would be overlooked; a screen reader does not read them."""
     signs = {"\n": '<span class="space" aria-hidden="true">↵</span>\n', "\t": _sign("→")}
-    pieces, at = [], 0
+    chunks, at = [], 0
     for found in _SPACE.finditer(text):
-        pieces.append(html.escape(text[at : found.start()]))
-        pieces.append(signs.get(found.group()) or _sign("·" * len(found.group())))
+        chunks.append(html.escape(text[at : found.start()]))
+        chunks.append(signs.get(found.group()) or _sign("·" * len(found.group())))
         at = found.end()
-    return "".join([*pieces, html.escape(text[at:])])
+    return "".join([*chunks, html.escape(text[at:])])
 
 
 def _sign(sign: str) -> str:
@@ -191,11 +191,11 @@ def _sign(sign: str) -> str:
 
 
 def _write_table(table: Table) -> str:
-    def cell(place: int, text: str) -> str:
-        kind = ' class="number"' if place not in table.text_columns else ""
-        return f'<th scope="row"{kind}>{_text(text)}</th>' if place == 0 else f"<td{kind}>{_text(text)}</td>"
+    def cell(index: int, text: str) -> str:
+        kind = ' class="number"' if index not in table.text_columns else ""
+        return f'<th scope="row"{kind}>{_text(text)}</th>' if index == 0 else f"<td{kind}>{_text(text)}</td>"
 
-    head = "".join(_head_cell(name, is_number=place not in table.text_columns) for place, name in enumerate(table.head))
+    head = "".join(_head_cell(name, is_number=index not in table.text_columns) for index, name in enumerate(table.head))
     rows = "".join(f"<tr>{''.join(cell(*item) for item in enumerate(row))}</tr>" for row in table.rows)
     total = ""
     if table.total:
@@ -253,11 +253,11 @@ def _write_histogram(histogram: Histogram) -> str:
 def _draw(histogram: Histogram, counts: Sequence[int]) -> Iterator[str]:
     most = max(counts, default=0) or 1
     width = _HISTOGRAM_WIDTH / max(len(counts), 1)
-    for place, count in enumerate(counts):
+    for index, count in enumerate(counts):
         if count:
             height = max(count / most * (_HISTOGRAM_HEIGHT - 2), 1.5)
             yield (
-                f'<rect x="{place * width:.2f}" y="{_HISTOGRAM_HEIGHT - height:.2f}" width="{width * 0.92:.2f}" '
+                f'<rect x="{index * width:.2f}" y="{_HISTOGRAM_HEIGHT - height:.2f}" width="{width * 0.92:.2f}" '
                 f'height="{height:.2f}"/>'
             )
     if histogram.mark:
@@ -269,8 +269,8 @@ def _draw(histogram: Histogram, counts: Sequence[int]) -> Iterator[str]:
 def _describe_peak(edges: Sequence[int], counts: Sequence[int]) -> str:
     if not any(counts):
         return "no rows"
-    place = max(range(len(counts)), key=counts.__getitem__)
-    return f"most rows ({counts[place]:,}) at {edges[place]:,} to {edges[place + 1] - 1:,}"
+    index = max(range(len(counts)), key=counts.__getitem__)
+    return f"most rows ({counts[index]:,}) at {edges[index]:,} to {edges[index + 1] - 1:,}"
 
 
 def _scrolling(table: str, title: str) -> str:

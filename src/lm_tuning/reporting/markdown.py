@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from lm_tuning.reporting.document import Bars, Block, Concerns, Example, Histogram, Paragraph, Report, Table
+from lm_tuning.reporting.document import Bars, Block, Example, Histogram, Issues, Paragraph, Report, Table
 from lm_tuning.reporting.text import escape_markdown, shorten_middle, show_unseen
-from lm_tuning.wording import LEARNED_MARKS, fence
+from lm_tuning.wording import SUPERVISED_MARKS, fence
 
 MAX_RUN_CHARACTERS = 1500
 BAR_CHARACTERS = 30
@@ -51,7 +51,7 @@ def _write_block(block: Block) -> Iterator[str]:
             names = list(block.counts)
             rows = [[span, draw, *counts] for span, draw, counts in histogram_lines(block)]
             yield from _table([block.unit, "", *names], rows, (0, 1))
-        case Concerns():
+        case Issues():
             for item in block.items:
                 text, advice = escape_markdown(item["text"]), escape_markdown(item["advice"])
                 yield f"- **{_LEVELS[item['level']]}**: {text} *{advice}*"
@@ -64,7 +64,7 @@ def _write_block(block: Block) -> Iterator[str]:
 
 
 def marked_runs(example: Example, *, max_characters: int) -> list[tuple[str, bool]]:
-    r"""Write a row as runs of text that is learned, between ``⟦`` and ``⟧``, or only read.
+    r"""Write a row as runs of text that is supervised, between ``⟦`` and ``⟧``, or only read.
 
     Args:
         example: the row. Brackets of this kind that stand in it become ``\u27e6`` and ``\u27e7``, and each line break
@@ -72,14 +72,14 @@ def marked_runs(example: Example, *, max_characters: int) -> list[tuple[str, boo
         max_characters: of a run that is longer, the middle is left out.
 
     Returns:
-        Text and whether it is learned, of each run.
+        Text and whether it is supervised, of each run.
     """
-    opening, closing = LEARNED_MARKS
+    opening, closing = SUPERVISED_MARKS
     runs = []
-    for is_learned, parts in groupby(example.parts, key=lambda part: bool(part["is_learned"])):
+    for is_supervised, parts in groupby(example.parts, key=lambda part: bool(part["is_learned"])):
         text = shorten_middle("".join(part["text"] for part in parts), max_characters)
         text = show_unseen(text).replace(opening, "\\u27e6").replace(closing, "\\u27e7").replace("\n", "↵\n")
-        runs.append((f"{opening}{text}{closing}" if is_learned else text, is_learned))
+        runs.append((f"{opening}{text}{closing}" if is_supervised else text, is_supervised))
     return runs
 
 
@@ -97,10 +97,10 @@ def histogram_lines(histogram: Histogram) -> list[tuple[str, str, list[str]]]:
     starts = range(0, num_bins, joined)
     counts = [[sum(values[start : start + joined]) for start in starts] for values in histogram.counts.values()]
     lines = []
-    for place, (start, bar) in enumerate(zip(starts, draw_bars(counts[0]), strict=True)):
+    for index, (start, bar) in enumerate(zip(starts, draw_bars(counts[0]), strict=True)):
         first, last = histogram.edges[start], histogram.edges[min(start + joined, num_bins)] - 1
         span = f"{first:,}" if first == last else f"{first:,} to {last:,}"
-        lines.append((span, bar, [f"{of_quantity[place]:,}" for of_quantity in counts]))
+        lines.append((span, bar, [f"{of_quantity[index]:,}" for of_quantity in counts]))
     return lines
 
 
@@ -119,7 +119,7 @@ def _table(
     head: Sequence[str], rows: Sequence[Sequence[str]], text_columns: Sequence[int], *, is_total: bool = False
 ) -> Iterator[str]:
     yield f"| {' | '.join(escape_markdown(cell) for cell in head)} |"
-    yield f"| {' | '.join('---' if place in text_columns else '---:' for place in range(len(head)))} |"
+    yield f"| {' | '.join('---' if index in text_columns else '---:' for index in range(len(head)))} |"
     for number, row in enumerate(rows, start=1):
         cells = [escape_markdown(cell) for cell in row]
         if is_total and number == len(rows):

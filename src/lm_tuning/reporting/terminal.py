@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from lm_tuning.reporting.document import Bars, Block, Concerns, Example, Histogram, Paragraph, Report, Table
+from lm_tuning.reporting.document import Bars, Block, Example, Histogram, Issues, Paragraph, Report, Table
 from lm_tuning.reporting.markdown import draw_bars, histogram_lines, marked_runs
 from lm_tuning.reporting.text import shorten_middle, show_unseen
 from lm_tuning.wording import on_one_line
@@ -51,7 +51,7 @@ def _render(block: Block) -> Iterator[RenderableType]:
     from rich.text import Text
 
     match block:
-        case Concerns():
+        case Issues():
             for item in block.items:
                 yield Text.assemble(
                     (f"{item['level'].capitalize()}: ", _STYLES[item["level"]]),
@@ -61,9 +61,9 @@ def _render(block: Block) -> Iterator[RenderableType]:
             # A title of the table's own would be broken to its width.
             yield Text(_clean(block.title), style="italic")
             table = RichTable()
-            for place, name in enumerate(block.head):
+            for index, name in enumerate(block.head):
                 table.add_column(
-                    Text(_clean(name)), justify="left" if place in block.text_columns else "right", overflow="fold"
+                    Text(_clean(name)), justify="left" if index in block.text_columns else "right", overflow="fold"
                 )
             for row in block.rows:
                 table.add_row(*(Text(_clean(cell)) for cell in row))
@@ -93,8 +93,8 @@ def _grid(rows: list[list[str]]) -> RenderableType:
     from rich.text import Text
 
     grid = RichTable.grid(padding=(0, 2))
-    for place in range(len(rows[0]) if rows else 0):
-        grid.add_column(justify="right" if place > 1 else "left", no_wrap=place == 1)
+    for index in range(len(rows[0]) if rows else 0):
+        grid.add_column(justify="right" if index > 1 else "left", no_wrap=index == 1)
     for row in rows:
         grid.add_row(*(Text(shorten_middle(_clean(cell), MAX_CELL_CHARACTERS)) for cell in row))
     return grid
@@ -104,8 +104,8 @@ def _mark(example: Example) -> RenderableType:
     from rich.text import Text
 
     text = Text()
-    for run, is_learned in marked_runs(example, max_characters=MAX_RUN_CHARACTERS):
-        text.append(run, style="green" if is_learned else "")
+    for run, is_supervised in marked_runs(example, max_characters=MAX_RUN_CHARACTERS):
+        text.append(run, style="green" if is_supervised else "")
     return text
 
 

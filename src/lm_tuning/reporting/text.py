@@ -126,7 +126,7 @@ def _whole_lines(text: str) -> str:
 
 
 def write_count(number: int) -> str:
-    """Write a whole number with commas.
+    """Write an integer with commas.
 
     Args:
         number: any size.

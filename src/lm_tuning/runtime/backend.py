@@ -119,7 +119,7 @@ def _choose_num_threads(num_threads: int | Literal["auto"]) -> tuple[int | None,
 
 
 def describe_optimizer_limit(name: str | None, *, device: str) -> str | None:
-    """Say what a named optimizer does otherwise than its name says on this device.
+    """Describe what a named optimizer does otherwise than its name says on this device.
 
     Args:
         name: ``train.trainer.optim``; ``None`` for the Trainer's default.

@@ -50,7 +50,7 @@ class Reading:
     throttled: float
 
 
-class LoadWatch:
+class LoadMonitor:
     """Compare the processors' time with that of an earlier moment."""
 
     def __init__(self, root: Path = Path("/")) -> None:
@@ -107,7 +107,7 @@ def describe_load(
     root: Path = Path("/"),
     environ: Mapping[str, str] | None = None,
 ) -> str | None:
-    """Describe what kept the processors from this process between two readings; see `LoadWatch.describe`.
+    """Describe what kept the processors from this process between two readings; see `LoadMonitor.describe`.
 
     Args:
         before: the earlier reading.

@@ -76,7 +76,7 @@ def run_facts(project: Path | None = None) -> dict[str, str]:
 
 
 def environment_facts() -> dict[str, str]:
-    """Tell what was decided about the environment so far, and how torch's switches stand if torch is loaded.
+    """Describe what was decided about the environment so far, and how torch's switches stand if torch is loaded.
 
     Returns:
         ``env.<variable>`` to its value, secrets masked; ``env.set_by_user`` to the names that the user had set;
@@ -98,7 +98,7 @@ def remember_decisions(decisions: list[Decision]) -> bool:
     """Keep decisions for `environment_facts`.
 
     Returns:
-        Whether they differ from those of before, so that they are logged once.
+        Whether they differ from the previous ones, so that they are logged once.
     """
     latest = {decision.name: decision for decision in decisions}
     is_new = latest != _decisions

@@ -26,7 +26,7 @@ _CPU_SIZE_SECONDS = 0.02
 _CPU_BUDGET_SECONDS = 0.2
 
 _FORMATS = ("bfloat16", "float16", "tf32", "float32")
-# TFLOP/s without sparsity, with sums in float32, by number format as in _FORMATS; None where the card has no such unit.
+# TFLOP/s without sparsity, with sums in float32, by dtype as in _FORMATS; None where the card has no such unit.
 # float32 is that of the ordinary cores. Names are those that the driver gives, without NVIDIA, GeForce and Tesla.
 _PEAKS: tuple[tuple[str, tuple[float | None, ...]], ...] = (
     (r"GB200.*", (2500, 2500, 1250, 80)),
@@ -62,7 +62,7 @@ class Ceiling:
     Attributes:
         device: name of the card, or ``CPU``.
         number_format: of the products: ``bfloat16``, ``float16``, ``tf32`` or ``float32``.
-        known_flops: floating-point operations a second by the card's datasheet; ``None`` when it is not known.
+        known_flops: floating-point operations per second by the card's datasheet; ``None`` when it is not known.
         measured_flops: what a large product attained; ``None`` when it could not be measured.
     """
 
@@ -73,7 +73,7 @@ class Ceiling:
 
 
 def find_ceiling(device: str, compute_dtype: str) -> Ceiling:
-    """Look a device up and measure it, once a process.
+    """Look a device up and measure it, once per process.
 
     On a GPU this takes a fraction of a second and up to 0.8 GB for that time: call it before the model is loaded.
 
@@ -113,7 +113,7 @@ def known_peak(name: str, number_format: str) -> float | None:
         number_format: ``bfloat16``, ``float16``, ``tf32`` or ``float32``; the last is that without tensor cores.
 
     Returns:
-        Floating-point operations a second; ``None`` for a card that is not in the table, part of a card (MIG) and a
+        Floating-point operations per second; ``None`` for a card that is not in the table, part of a card (MIG) and a
         format that it has no units for.
 
     Source:
@@ -141,8 +141,8 @@ def measure_matmul(device: str | torch.device, dtype: torch.dtype) -> float:
             :mod:`lm_tuning.runtime.backend`.
 
     Returns:
-        Floating-point operations a second, the median of a few products of 8192 by 8192 on a GPU; elsewhere the fastest
-        of several smaller sizes, as far as they take a fifth of a second in all.
+        Floating-point operations per second, the median of a few products of 8192 by 8192 on a GPU; elsewhere the
+        fastest of several smaller sizes, as far as they take a fifth of a second in all.
     """
     import torch
 

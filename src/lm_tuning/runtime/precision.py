@@ -16,7 +16,7 @@ DType = Literal["float32", "bfloat16", "float16"]
 
 @dataclass(frozen=True)
 class Precision:
-    """The number formats of one training.
+    """The dtypes of one training.
 
     Attributes:
         weights: format that the model's weights are loaded in, those that are not quantized. Adapters are float32

@@ -216,7 +216,7 @@ def _settle(name: str, value: str, reason: str, users: Mapping[str, str]) -> Dec
 
 
 def _mention_conflict(decision: Decision, num_threads: int | Literal["auto"]) -> Decision:
-    """Say where a variable of the user stands against a parameter."""
+    """Describe where a variable of the user stands against a parameter."""
     name, value, note = decision.name, decision.value, ""
     if decision.source == "lm_tuning":
         return decision

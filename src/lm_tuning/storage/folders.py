@@ -240,7 +240,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _is_complete(folder: Path, key: str) -> bool:
-    """Say whether the folder holds exactly what its manifest promises."""
+    """Return whether the folder holds exactly what its manifest promises."""
     try:
         manifest = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
         files: dict[str, int] = manifest["files"]

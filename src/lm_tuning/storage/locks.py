@@ -111,7 +111,7 @@ def _describe_holder(descriptor: int) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Say whether a process with this id runs on this machine."""
+    """Return whether a process with this id runs on this machine."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -105,7 +105,7 @@ def common_first_id(answers: Iterable[Sequence[int]], special: set[int], *, stop
     return firsts.pop() if len(firsts) == 1 and firsts <= special else None
 
 
-def learned_ends(table: TokenTable, tokenizer: Any) -> AnswerEnds:
+def supervised_ends(table: TokenTable, tokenizer: Any) -> AnswerEnds:
     """Look at the answers that a model learns.
 
     Args:

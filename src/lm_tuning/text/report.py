@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_tuning.data.check.findings import RowPlaces
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.split.class_shares import choose_shown
 from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED, NUM_DETAILS, SplitCounts
@@ -22,20 +22,20 @@ _MAX_DETAIL_CHARACTERS = 160
 
 
 def build_tokens_section(
-    summary: Mapping[str, Any], counts: Mapping[str, SplitCounts], places: RowPlaces
+    summary: Mapping[str, Any], counts: Mapping[str, SplitCounts], positions: RowPositions
 ) -> dict[str, Any]:
     """Describe the tokens of all splits.
 
     Args:
         summary: as ``write_tokens`` stores it.
         counts: what happened to the rows, by split.
-        places: where rows stand in their files.
+        positions: where rows stand in their files.
 
     Returns:
         ``facts``, ``metrics`` and ``markdown``. Every dropped or changed row is named in the facts.
     """
-    dropped = _fates(counts, DROPPED, places)
-    changed = _fates(counts, CHANGED, places)
+    dropped = _outcomes(counts, DROPPED, positions)
+    changed = _outcomes(counts, CHANGED, positions)
     facts = {
         **{key: value for key, value in summary.items() if key != "label_map"},
         "dropped": dropped,
@@ -49,7 +49,7 @@ def build_tokens_section(
         if (value := part.get(name)) is not None
     }
     metrics = {f"data_{name.replace('num_', '')}": value for name, value in metrics.items()}
-    metrics["data_rows_dropped_by_tokenizing"] = sum(fate["num_rows"] for fate in dropped)
+    metrics["data_rows_dropped_by_tokenizing"] = sum(outcome["num_rows"] for outcome in dropped)
     # A row may be changed in more than one way.
     metrics["data_rows_changed_by_tokenizing"] = sum(
         len(set(chain.from_iterable(of_split.rows(reason) for reason in CHANGED))) for of_split in counts.values()
@@ -57,26 +57,28 @@ def build_tokens_section(
     return {"facts": facts, "metrics": metrics, "markdown": _write_markdown(summary, dropped, changed)}
 
 
-def _fates(counts: Mapping[str, SplitCounts], reasons: Mapping[str, str], places: RowPlaces) -> list[dict[str, Any]]:
+def _outcomes(
+    counts: Mapping[str, SplitCounts], reasons: Mapping[str, str], positions: RowPositions
+) -> list[dict[str, Any]]:
     """Return one entry a split and reason that has rows."""
-    fates = []
+    outcomes = []
     for split, of_split in counts.items():
         for reason, meaning in reasons.items():
             rows = of_split.rows(reason)
             if not rows:
                 continue
-            named = [(*places.find(row_id), of_split.detail(reason, row_id)) for row_id in rows[:NUM_DETAILS]]
-            fates.append(
+            named = [(*positions.find(row_id), of_split.detail(reason, row_id)) for row_id in rows[:NUM_DETAILS]]
+            outcomes.append(
                 {
                     "split": split,
                     "kind": reason,
                     "meaning": meaning,
                     "num_rows": len(rows),
                     "rows": [{"file": file, "row": row, "reason": detail or meaning} for file, row, detail in named],
-                    "row_numbers": dict(places.by_file(rows)),
+                    "row_numbers": dict(positions.by_file(rows)),
                 }
             )
-    return fates
+    return outcomes
 
 
 def _write_markdown(summary: Mapping[str, Any], dropped: list[dict[str, Any]], changed: list[dict[str, Any]]) -> str:
@@ -98,13 +100,13 @@ def _write_markdown(summary: Mapping[str, Any], dropped: list[dict[str, Any]], c
             f"| {_cell(source['path'])} | {source['weight']:g} | {source['num_rows']:,} |"
             for source in summary["sources"]
         ]
-    for title, fates in (("Rows left out", dropped), ("Rows changed", changed)):
-        lines += ["", f"### {title}", "", *(_describe_fates(fates) if fates else ["None."])]
+    for title, outcomes in (("Rows left out", dropped), ("Rows changed", changed)):
+        lines += ["", f"### {title}", "", *(_describe_outcomes(outcomes) if outcomes else ["None."])]
     return "\n".join(lines) + "\n"
 
 
 def _describe_limits(summary: Mapping[str, Any]) -> str:
-    """Say how long rows may be and what is learned of them."""
+    """Describe how long rows may be and what is supervised of them."""
     limit, truncation = f"at most {count_of(summary['max_length_tokens'], 'token')}", f"(`{summary['truncation']}`)"
     if summary["task"] == SEQUENCE_CLASSIFICATION:
         return f"{limit} a row {truncation}, each with one of {count_of(len(summary['label_map']), 'class')} to learn"
@@ -114,23 +116,23 @@ def _describe_limits(summary: Mapping[str, Any]) -> str:
 
 
 def _split_table(summary: Mapping[str, Any]) -> list[str]:
-    """Write what each split holds: rows and tokens, what is learned, and how long rows are."""
+    """Write what each split holds: rows and tokens, what is supervised, and how long rows are."""
     task = summary["task"]
     # Title and key of what is measured in tokens, and of what stands between that and the counts.
     measured = {"length": "length_tokens"}
-    learned = {"learned": "supervised_fraction"}
+    supervised = {"learned": "supervised_fraction"}
     if task == SEQUENCE_CLASSIFICATION:
-        learned = {"classes": "num_classes", "largest class": "majority_fraction"}
+        supervised = {"classes": "num_classes", "largest class": "majority_fraction"}
     elif task == SEQ2SEQ_LM:
-        learned = {}
+        supervised = {}
         measured = {"source": "source_tokens", "target": "target_tokens"}
-    head = ["split", "rows read", "rows kept", "tokens", *learned]
+    head = ["split", "rows read", "rows kept", "tokens", *supervised]
     for title in measured:
         head += [f"{title} p50", "p90", "p99", "longest"]
     lines = [f"| {' | '.join(head)} |", f"|---|{'--:|' * (len(head) - 1)}"]
     for split, part in summary["splits"].items():
         cells = [split, *(f"{part[name]:,}" for name in ("num_rows_read", "num_rows", "num_tokens"))]
-        cells += [_number(part[name]) for name in learned.values()]
+        cells += [_number(part[name]) for name in supervised.values()]
         for name in measured.values():
             lengths = part[name] or dict.fromkeys(("p50", "p90", "p99", "max"), 0)
             cells += [f"{lengths[quantile]:,}" for quantile in ("p50", "p90", "p99", "max")]
@@ -145,7 +147,7 @@ def _class_table(summary: Mapping[str, Any]) -> list[str]:
     rows = {split: part["rows_by_class"] for split, part in summary["splits"].items()}
     names = sorted(summary["label_map"], key=lambda name: (-rows["train"][name], name))
     counts = [np.array([of_split[name] for name in names], dtype=np.int64) for of_split in rows.values()]
-    shown = [names[place] for place in choose_shown(counts, most=_MAX_CLASSES)]
+    shown = [names[position] for position in choose_shown(counts, most=_MAX_CLASSES)]
     lines = ["", f"| class | id | {' | '.join(rows)} |", f"|---|{'--:|' * (len(rows) + 1)}"]
     for name in shown:
         cells = " | ".join(f"{of_split[name]:,}" for of_split in rows.values())
@@ -162,17 +164,17 @@ def _number(value: float | None) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:.1%}"
 
 
-def _describe_fates(fates: list[dict[str, Any]]) -> list[str]:
+def _describe_outcomes(outcomes: list[dict[str, Any]]) -> list[str]:
     lines = []
-    for fate in fates:
-        lines.append(f"- {fate['num_rows']:,} in {fate['split']}: {fate['meaning']}.")
-        for row in fate["rows"][:_NUM_ROWS_SHOWN]:
+    for outcome in outcomes:
+        lines.append(f"- {outcome['num_rows']:,} in {outcome['split']}: {outcome['meaning']}.")
+        for row in outcome["rows"][:_NUM_ROWS_SHOWN]:
             lines.append(
                 f"  - {escape_markdown(row['file'])}, row {row['row']}"
-                + (f": {_cell(row['reason'])}" if row["reason"] != fate["meaning"] else "")
+                + (f": {_cell(row['reason'])}" if row["reason"] != outcome["meaning"] else "")
             )
-        if fate["num_rows"] > _NUM_ROWS_SHOWN:
-            lines.append(f"  - and {fate['num_rows'] - _NUM_ROWS_SHOWN:,} more")
+        if outcome["num_rows"] > _NUM_ROWS_SHOWN:
+            lines.append(f"  - and {outcome['num_rows'] - _NUM_ROWS_SHOWN:,} more")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Tokenize stored splits batch by batch: rows in, token ids and what is learned of them out."""
+"""Tokenize stored splits batch by batch: rows in, token ids and what is supervised of them out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lm_tuning.data.check.findings import RowPlaces
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION, find_format_problem
 from lm_tuning.data.store import ExampleTable, open_examples
 from lm_tuning.errors import UserError
@@ -85,13 +85,13 @@ def write_tokens(
         examples: folder of stored splits.
         tokenizer: a fast transformers tokenizer with a pad token.
         max_length_tokens: tokens that a row may have; for ``seq2seq_lm`` its source.
-        task: ``causal_lm`` (spans of tokens are learned), ``sequence_classification`` (the class of each row, by the
+        task: ``causal_lm`` (spans of tokens are supervised), ``sequence_classification`` (the class of each row, by the
             label map of the splits) or ``seq2seq_lm`` (the response, which follows the prompt's tokens as a span).
         max_target_tokens: tokens that the target of a row may have, for ``seq2seq_lm``.
         truncation: ``truncate_prompt``, ``truncate_end``, ``drop`` or ``error``, see ``shorten_row``; running text and
             targets lose their end by both ways to truncate.
         cut_prompt_at: where ``truncate_prompt`` cuts: ``middle``, ``end`` or ``start``.
-        loss_on: what is learned for ``causal_lm``: ``assistant`` (every answer), ``completion`` (the last one) or
+        loss_on: what is supervised for ``causal_lm``: ``assistant`` (every answer), ``completion`` (the last one) or
             ``all``.
         on_altered_content: ``warn`` or ``error``: what happens when the chat template changes or leaves out what a row
             says.
@@ -140,10 +140,10 @@ def write_tokens(
             f"The stored splits in {examples} were made by an earlier version, which did not note where the columns of "
             "data.template stand in the text. Make them again: kedro run --pipelines=split"
         )
-    places = RowPlaces(splits["files"])
+    positions = RowPositions(splits["files"])
     label_map = splits.get("label_map")
     if task == SEQUENCE_CLASSIFICATION:
-        refuse_unknown_classes(tables, label_map, places, max_rows=splits.get("max_rows"))
+        refuse_unknown_classes(tables, label_map, positions, max_rows=splits.get("max_rows"))
     counts = {split: SplitCounts() for split in SPLITS}
     done = 0
     on_progress("Tokenizing", 0, total, "rows")
@@ -160,19 +160,19 @@ def write_tokens(
                     on_progress("Tokenizing", done, total, "rows")
         rendering = "chat template" if row_tokenizer.uses_template else "plain text"
     for split in SPLITS:
-        counts[split].warn(split, places)
+        counts[split].warn(split, positions)
     written = {split: open_split(folder, split) for split in SPLITS}
-    fault = find_template_fault(counts, places, template=describe_origin(tokenizer))
+    fault = find_template_fault(counts, positions, template=describe_origin(tokenizer))
     problems = fault or find_unusable(counts, splits["files"], on_bad_row=on_bad_row, max_bad_fraction=max_bad_fraction)
-    problems += _find_errors(counts, places, on_altered_content=on_altered_content, **options)
+    problems += _find_errors(counts, positions, on_altered_content=on_altered_content, **options)
     max_positions = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
-    lost = find_lost_splits(counts, written, places, max_positions=max_positions, **options)
+    lost = find_lost_splits(counts, written, positions, max_positions=max_positions, **options)
     lost_classes, warnings = find_lost_classes(tables["train"], written["train"], label_map, task=task, **options)
     for warning in warnings:
         logger.warning("%s", warning)
     problems += [*lost, *lost_classes]
     if not len(written["train"]) and not lost and not fault:
-        problems.append(_describe_nothing_left(counts["train"], places, **options))
+        problems.append(_describe_nothing_left(counts["train"], positions, **options))
     if problems:
         raise UserError(problems)
     endings = counts["train"].endings + counts["validation"].endings + counts["test"].endings
@@ -191,7 +191,7 @@ def write_tokens(
     }
     write_json_atomic(folder / SUMMARY_NAME, summary)
     write_json_atomic(folder / PREVIEW_NAME, preview_tokens(folder, tokenizer, task=task, label_map=label_map))
-    write_json_atomic(folder / REPORT_NAME, build_tokens_section(summary, counts, places))
+    write_json_atomic(folder / REPORT_NAME, build_tokens_section(summary, counts, positions))
     return summary
 
 
@@ -273,7 +273,7 @@ def _chunks(table: ExampleTable) -> Iterator[pa.RecordBatch]:
 
 def _find_errors(
     counts: dict[str, SplitCounts],
-    places: RowPlaces,
+    positions: RowPositions,
     *,
     max_length_tokens: int,
     truncation: str,
@@ -306,7 +306,7 @@ def _find_errors(
         ),
     }
     return [
-        f"{split} rows {what}: {counts[split].describe(reason, places, num_named=_NUM_ROWS_NAMED)}. {advice}"
+        f"{split} rows {what}: {counts[split].describe(reason, positions, num_named=_NUM_ROWS_NAMED)}. {advice}"
         for reason, (is_error, what, advice) in errors.items()
         for split in SPLITS
         if is_error and counts[split].counts[reason]
@@ -314,9 +314,14 @@ def _find_errors(
 
 
 def _describe_nothing_left(
-    counts: SplitCounts, places: RowPlaces, *, max_length_tokens: int, max_target_tokens: int | None = None, **_: Any
+    counts: SplitCounts,
+    positions: RowPositions,
+    *,
+    max_length_tokens: int,
+    max_target_tokens: int | None = None,
+    **_: Any,
 ) -> str:
-    reasons = "; ".join(counts.describe(reason, places) for reason in DROPPED if counts.counts[reason])
+    reasons = "; ".join(counts.describe(reason, positions) for reason in DROPPED if counts.counts[reason])
     limits = f"tokenize.max_length_tokens = {max_length_tokens}"
     if max_target_tokens is not None:
         limits += f" and tokenize.max_target_tokens = {max_target_tokens}"

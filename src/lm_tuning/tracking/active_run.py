@@ -45,7 +45,7 @@ _journals: list[Journal] = []
 
 
 def set_current(journal: Journal | None) -> None:
-    """Say which journal takes what is logged from now on.
+    """Describe which journal takes what is logged from now on.
 
     Args:
         journal: of the run, or None when it has ended.

@@ -58,7 +58,7 @@ def check_address(uri: str, source: str) -> None:
 
 
 def is_database(uri: str) -> bool:
-    """Say whether runs go straight to a database, and not to a server before it."""
+    """Return whether runs go straight to a database, and not to a server before it."""
     return urlsplit(uri).scheme.split("+")[0] in _DATABASES
 
 

@@ -287,7 +287,7 @@ class Delivery:
 
 
 def joins(first: Fact, other: Fact) -> bool:
-    """Say whether two facts that follow one another are sent together."""
+    """Return whether two facts that follow one another are sent together."""
     return bool(first["kind"] == other["kind"] == "metrics")
 
 

@@ -20,7 +20,7 @@ from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
-#: Where the journals of a project lie, one folder a run.
+#: Where the journals of a project lie, one folder per run.
 JOURNAL_FOLDER = Path("data/.tracking")
 #: Facts that wait in memory; the next one takes them to disk.
 MAX_WAITING = 5000
@@ -271,7 +271,7 @@ def list_journals(root: Path) -> list[Path]:
 
 
 def is_stand_in(run_id: str) -> bool:
-    """Say whether an id stands in for a run that the tracking store had not made."""
+    """Return whether an id stands in for a run that the tracking store had not made."""
     return run_id.startswith(STAND_IN_PREFIX)
 
 
@@ -296,7 +296,7 @@ def _plain(value: Any) -> Any:
 
 
 def describe_count(entries: int, files: int) -> str:
-    """Say in words how much there is.
+    """Describe in words how much there is.
 
     Args:
         entries: other than files.

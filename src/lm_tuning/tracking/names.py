@@ -88,7 +88,7 @@ _OF_EARLIER_VERSIONS = "gradient_norm"
 
 
 def has_earlier_names(stored: Mapping[str, float]) -> bool:
-    """Say whether a run was begun by a version whose names had no groups; a resume goes on with those.
+    """Return whether a run was begun by a version whose names had no groups; a resume goes on with those.
 
     Args:
         stored: the metrics of the run so far.

@@ -169,7 +169,7 @@ def _digest_of_files(value: Any) -> str | None:
 
 
 def numbers_of(value: Any) -> dict[str, float]:
-    """Return the numbers in nested dicts by dotted name; lists, texts, truth values and NaN are left out."""
+    """Return the numbers in nested dicts by dotted name; lists, texts, booleans and NaN are left out."""
     numbers = {
         name: float(leaf)
         for name, leaf in _leaves(value)

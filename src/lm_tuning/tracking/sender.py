@@ -46,7 +46,7 @@ _abandoned: list[threading.Thread] = []
 
 
 def holds_up_the_end() -> bool:
-    """Say whether a call that cannot be broken off keeps threads which the interpreter would wait for when it ends.
+    """Return whether a call that cannot be broken off keeps threads which the interpreter would wait for when it ends.
 
     MLflow has pools of its own for some artifact stores, whose workers are waited for although they are daemons.
     """
@@ -327,7 +327,7 @@ class Sender:
                 return
 
     def _give_up(self, entry: Entry, trouble: Trouble) -> bool:
-        """Say what the run lacks; return whether that is for good."""
+        """Describe what the run lacks; return whether that is for good."""
         what = describe_fact(entry.fact)
         if trouble.kind == "refused":
             self._num_refused += 1

@@ -53,7 +53,7 @@ class Trouble(NamedTuple):
 
 
 class StoreAway(Exception):  # not an error of ours, hence no Error in the name
-    """Say that the tracking store takes nothing now.
+    """Describe that the tracking store takes nothing now.
 
     Attributes:
         trouble: why.
@@ -84,7 +84,7 @@ def judge(error: BaseException) -> Trouble:
 
 
 def describe(error: BaseException) -> str:
-    """Say in half a sentence what went wrong, without passwords.
+    """Describe in half a sentence what went wrong, without passwords.
 
     Args:
         error: what a call has raised.
@@ -118,7 +118,7 @@ def _status_of(error: BaseException) -> int | None:
 
 
 def describe_trouble(place: str, trouble: Trouble, folder: Path) -> str:
-    """Say that the store is away, that the run goes on, and where its facts stay.
+    """Describe that the store is away, that the run goes on, and where its facts stay.
 
     Args:
         place: address of the store, without password.
@@ -137,7 +137,7 @@ def describe_trouble(place: str, trouble: Trouble, folder: Path) -> str:
 
 
 def describe_silence(seconds: float, *, is_database: bool) -> str:
-    """Say in half a sentence that the store has not answered.
+    """Describe in half a sentence that the store has not answered.
 
     Args:
         seconds: how long.

@@ -29,19 +29,19 @@ class Job:
     Attributes:
         paths: as given.
         settings: as given, with micro-batches and checkpointing settled.
-        may_recut: whether the micro-batches were ours to choose.
+        may_split_again: whether the micro-batches were ours to choose.
         train_rows: rows to learn from.
         validation_rows: rows to measure on while training; may be none.
         plan: which rows form which step.
         identity: what a resume compares.
-        checkpoint: to go on from; ``None`` begins anew.
+        checkpoint: to go on from; ``None`` starts from the beginning.
         shape: label smoothing and class weights.
-        batch_plan: how steps are cut, and why.
+        batch_plan: how steps are split, and why.
     """
 
     paths: TrainingPaths
     settings: TrainingSettings
-    may_recut: bool
+    may_split_again: bool
     train_rows: TokenTable
     validation_rows: TokenTable
     plan: StepPlan
@@ -91,7 +91,7 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
     return Job(
         paths=paths,
         settings=chosen,
-        may_recut=settings.micro_batch_tokens is None,
+        may_split_again=settings.micro_batch_tokens is None,
         train_rows=train_rows,
         validation_rows=validation_rows,
         plan=plan,
@@ -116,7 +116,7 @@ def say_sources(health: HealthReport, plan: StepPlan, settings: TrainingSettings
         return
     for source in describe_sources(plan, settings):
         logger.info(
-            "Source %s: %s rows x %g = %s rows an epoch, %.1f %% of it; %s in this run",
+            "Source %s: %s rows x %g = %s rows per epoch, %.1f %% of it; %s in this run",
             source["path"],
             f"{source['num_rows']:,}",
             source["weight"],

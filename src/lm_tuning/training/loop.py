@@ -14,10 +14,10 @@ import numpy as np
 from lm_tuning.batching.losses import LossShape
 from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.checkpoints import format as checkpoints
-from lm_tuning.training.health.first_loss import FirstLossDue
+from lm_tuning.training.health.first_loss import ExpectedFirstLoss
 from lm_tuning.training.health.report import Finding
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers
-from lm_tuning.training.planning.compiled import SecondLook
+from lm_tuning.training.planning.compiled import CompiledPlanner
 from lm_tuning.training.planning.out_of_memory import MemoryUse
 from lm_tuning.training.planning.replanning import Replanner
 
@@ -47,7 +47,7 @@ class LoopSettings:
         early_stopping_evals: evaluations without a better one after which training ends; ``None`` for never.
         replanner: cuts the steps smaller when memory runs out.
         layers: decoder layers to compile at the first step; ``None`` for none.
-        second_look: tries larger micro-batches once they are compiled; ``None`` keeps their size.
+        compiled_planner: tries larger micro-batches once they are compiled; ``None`` keeps their size.
         first_loss: what step 1 must log; ``None`` skips the check.
         memory: kept up to date, so that running out of memory can be explained.
         check_trained: looks before the first step whether all that should be trained is.
@@ -65,11 +65,11 @@ class LoopSettings:
     best_metric: str
     protect_best: bool
     early_stopping_evals: int | None
-    first_loss: FirstLossDue | None
+    first_loss: ExpectedFirstLoss | None
     memory: MemoryUse
     replanner: Replanner
     layers: CompiledLayers | None = None
-    second_look: SecondLook | None = None
+    compiled_planner: CompiledPlanner | None = None
     check_trained: Callable[[Any], list[Finding]] = lambda model: []
     on_checkpoint: Callable[[], object] = lambda: None
 

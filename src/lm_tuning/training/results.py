@@ -72,12 +72,12 @@ class TrainingResult:
 
     Attributes:
         model_folder: adapter or full weights, tokenizer and ``tuning.json``.
-        steps: one row a step: loss, gradient norm, learning rate.
+        steps: one row per step: loss, gradient norm, learning rate.
         evaluations: one row an evaluation while training; step 0 is the base model.
-        efficiency: one row a step: seconds, tokens, padding, memory.
+        efficiency: one row per step: seconds, tokens, padding, memory.
         health: facts and findings.
         summary: figures of the whole run.
-        batch_plan: how steps are cut, and why.
+        batch_plan: how steps are split, and why.
     """
 
     model_folder: Path
@@ -113,7 +113,7 @@ def save_tuned_model(
     """
     model.config.use_cache = True
     if label_map is not None:
-        model.config.id2label = {place: name for name, place in label_map.items()}
+        model.config.id2label = {position: name for name, position in label_map.items()}
         model.config.label2id = dict(label_map)
     run_folder = folder.parent
     with explain_full_disk(
@@ -228,7 +228,7 @@ def summarize(
 def summarize_efficiency(
     log: StepLog, *, model_flops_per_token: float | None = None, ceiling: Ceiling | None = None
 ) -> dict[str, Any]:
-    """Say how fast a training was, where its time went, and how near it came to what the device can do.
+    """Describe how fast a training was, where its time went, and how near it came to what the device can do.
 
     All is taken over the steps' own time, evaluation and checkpoints left out, without the first steps when there are
     enough (they carry one-time set-up). A sample is a row. What remains of 1 when the four fractions are taken off is
@@ -252,7 +252,7 @@ def summarize_efficiency(
     attained = None if speed is None or model_flops_per_token is None else speed * model_flops_per_token
     if measured is not None and attained is not None and attained > measured:
         logger.info(
-            "The training did %.3g operations a second, the matrix product measured before it only %.3g: something "
+            "The training did %.3g operations per second, the matrix product measured before it only %.3g: something "
             "else held the device then, so no share of that product is given.",
             attained,
             measured,
@@ -303,8 +303,8 @@ def _quantile(values: list[float], fraction: float) -> float | None:
 
 def _padding_fraction(rows: list[dict[str, Any]]) -> float | None:
     """Return the share of all computed positions that held no token."""
-    slots = sum(row["num_tokens"] / (1 - row["padding_fraction"]) for row in rows)
-    return 1 - sum(row["num_tokens"] for row in rows) / slots if slots else None
+    positions = sum(row["num_tokens"] / (1 - row["padding_fraction"]) for row in rows)
+    return 1 - sum(row["num_tokens"] for row in rows) / positions if positions else None
 
 
 def _phase_fraction(rows: list[dict[str, Any]], phase: str) -> float | None:

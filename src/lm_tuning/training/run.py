@@ -15,19 +15,19 @@ from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.nvml import CardSampler, find_card
 from lm_tuning.runtime.peak import find_ceiling
 from lm_tuning.runtime.threads import restore_collection
-from lm_tuning.text.decoding import learned_ends
+from lm_tuning.text.decoding import supervised_ends
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.signals import stop_on_signal
-from lm_tuning.training.health.batch_checks import look_at_rows
-from lm_tuning.training.health.first_step import look_before_training
-from lm_tuning.training.health.monitor import TrainingWatch
+from lm_tuning.training.health.batch_checks import check_rows
+from lm_tuning.training.health.first_step import check_first_step_before
+from lm_tuning.training.health.monitor import TrainingMonitor
 from lm_tuning.training.health.nonfinite import save_reproduction
 from lm_tuning.training.health.pre_checks import check_before_any_row, check_trained_parts
 from lm_tuning.training.health.report import HealthReport, OnHealth, RunState, ignore_health, stop_if_needed
 from lm_tuning.training.job import Job, describe_sources, say_sources, settle
 from lm_tuning.training.kernels.fast_path import FastPath, prepare_fast_path
 from lm_tuning.training.loop import LoopSettings, choose_evaluation, choose_workers, training_arguments
-from lm_tuning.training.planning.compiled import SecondLook
+from lm_tuning.training.planning.compiled import CompiledPlanner
 from lm_tuning.training.planning.memory import count_memory, say_memory
 from lm_tuning.training.planning.out_of_memory import MemoryUse, explain_out_of_memory
 from lm_tuning.training.planning.replanning import Replanner
@@ -41,7 +41,7 @@ from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from lm_tuning.training.checkpoints.signals import StopRequest
-    from lm_tuning.training.health.first_loss import FirstLossDue
+    from lm_tuning.training.health.first_loss import ExpectedFirstLoss
     from lm_tuning.training.setup.model import ReadyModel
     from lm_tuning.training.trainer import StepPlanTrainer
 
@@ -120,19 +120,19 @@ def _run(
         health.facts["fast_path"] = fast.facts
         say_sources(health, job.plan, settings)
         memory.doing = "before step 1"
-        first_loss = None if checkpoint is not None else _look(job, ready, steps, health)
+        first_loss = None if checkpoint is not None else _check_first_step(job, ready, steps, health)
         # Not before all checks have passed: a refused run leaves no empty folder.
         memory.run_folder = checkpoint.path.parent if checkpoint else checkpoints.new_run_folder(paths.checkpoints)
-        watch = _set_up_watch(job, health, steps, memory.run_folder)
+        monitor = _set_up_monitor(job, health, steps, memory.run_folder)
         log = StepLog(
             on_metrics,
             unit=ready.task.unit,
-            on_step=lambda row: watch.step(**row),
+            on_step=lambda row: monitor.step(**row),
             phases=PhaseClock(settings.device),
             card=CardSampler(find_card(settings.device)),
         )
         with stop_on_signal() as stop:
-            second_look = _plan_second_look(job, ready, fast, steps, memory=memory, health=health)
+            compiled_planner = _plan_compiled(job, ready, fast, steps, memory=memory, health=health)
             trainer = _set_up_trainer(
                 job,
                 ready,
@@ -143,7 +143,7 @@ def _run(
                 log=log,
                 stop=stop,
                 first_loss=first_loss,
-                second_look=second_look,
+                compiled_planner=compiled_planner,
                 on_progress=on_progress,
                 on_checkpoint=on_checkpoint,
             )
@@ -151,12 +151,12 @@ def _run(
             trainer.run_began = began
             if checkpoint is not None:
                 trainer.continue_from(checkpoint)
-                watch.replay(log.steps)
-                health.tell()  # with the findings of before
+                monitor.replay(log.steps)
+                health.tell()  # with the earlier findings
             with log.card:
                 seconds = _train(trainer, checkpoint)
     log.flush()
-    watch.finish()
+    monitor.finish()
     fast.undo(ready.model)
     finished_step = trainer.state.global_step or job.plan.total_steps
     _take_best(trainer, settings, finished_step)
@@ -205,7 +205,7 @@ def _run(
         efficiency=log.efficiency,
         health=health.to_json(),
         summary=summary,
-        batch_plan=parts.complete(second_look.plan if second_look is not None else job.batch_plan),
+        batch_plan=parts.complete(compiled_planner.plan if compiled_planner is not None else job.batch_plan),
     )
 
 
@@ -213,11 +213,11 @@ def _settings_of_answers(job: Job, ready: ReadyModel) -> Any:
     """Return how the tuned model is to generate, as its rows end; ``None`` for a classifier."""
     if job.settings.task == "sequence_classification":
         return None
-    ends = learned_ends(job.train_rows, ready.tokenizer)
+    ends = supervised_ends(job.train_rows, ready.tokenizer)
     return settings_of_answers(
         ready.model,
         ready.tokenizer,
-        learned_stop_ids=ends.stop_ids,
+        supervised_stop_ids=ends.stop_ids,
         first_id=ends.first_id,
         pad_id=int(ready.tokenizer.pad_token_id),
         num_beams=job.settings.num_beams,
@@ -244,19 +244,24 @@ def _say_what_is_trained(job: Job, ready: ReadyModel, steps: StepDataset) -> Non
         job.settings.device,
     )
     if job.settings.activation_checkpointing:
-        logger.info("Activations are computed again in the backward pass, which takes less memory and more time.")
+        logger.info(
+            "Gradient checkpointing is on: activations are computed again in the backward pass, which takes less "
+            "memory and more time."
+        )
 
 
-def _look(job: Job, ready: ReadyModel, steps: StepDataset, health: HealthReport) -> FirstLossDue | None:
+def _check_first_step(
+    job: Job, ready: ReadyModel, steps: StepDataset, health: HealthReport
+) -> ExpectedFirstLoss | None:
     """Scale a fresh head, and look at the first rows before step 1; return what that step must log."""
     settings = job.settings
-    look_at_rows(health, ready.model, ready.tokenizer, steps)
+    check_rows(health, ready.model, ready.tokenizer, steps)
     stop_if_needed(health)
     if ready.has_fresh_head:
         scale_head(ready, steps, settings, health)
     if not settings.probe_first_step:
         return None
-    return look_before_training(
+    return check_first_step_before(
         health,
         ready.model,
         ready.tokenizer,
@@ -272,18 +277,18 @@ def _look(job: Job, ready: ReadyModel, steps: StepDataset, health: HealthReport)
     )
 
 
-def _plan_second_look(
+def _plan_compiled(
     job: Job, ready: ReadyModel, fast: FastPath, steps: StepDataset, *, memory: MemoryUse, health: HealthReport
-) -> SecondLook | None:
+) -> CompiledPlanner | None:
     """Look for larger micro-batches once layers are compiled, where their size is ours to choose and was measured."""
-    if fast.layers is None or not job.may_recut or job.settings.device != "cuda":
+    if fast.layers is None or not job.may_split_again or job.settings.device != "cuda":
         return None
-    return SecondLook(ready, job.settings, steps, memory, health, job.batch_plan)
+    return CompiledPlanner(ready, job.settings, steps, memory, health, job.batch_plan)
 
 
-def _set_up_watch(job: Job, health: HealthReport, steps: StepDataset, run_folder: Path) -> TrainingWatch:
+def _set_up_monitor(job: Job, health: HealthReport, steps: StepDataset, run_folder: Path) -> TrainingMonitor:
     seed = job.settings.seed
-    return TrainingWatch(
+    return TrainingMonitor(
         health,
         total_steps=job.plan.total_steps,
         max_grad_norm=float(job.settings.trainer.get("max_grad_norm", 1.0)),
@@ -305,8 +310,8 @@ def _set_up_trainer(
     health: HealthReport,
     log: StepLog,
     stop: StopRequest,
-    first_loss: FirstLossDue | None,
-    second_look: SecondLook | None,
+    first_loss: ExpectedFirstLoss | None,
+    compiled_planner: CompiledPlanner | None,
     on_progress: OnProgress,
     on_checkpoint: Callable[[], object],
 ) -> StepPlanTrainer:
@@ -329,8 +334,8 @@ def _set_up_trainer(
             eval_every_steps=settings.eval_every_steps,
             evaluate=choose_evaluation(ready.model, job.validation_rows, steps, settings, fast),
             layers=fast.layers,
-            second_look=second_look,
-            replanner=Replanner(steps, memory, health, may_lower=job.may_recut),
+            compiled_planner=compiled_planner,
+            replanner=Replanner(steps, memory, health, may_lower=job.may_split_again),
             best_metric=f"nats_per_{unit}" if settings.best_metric == "loss" else settings.best_metric,
             protect_best=settings.load_best,
             early_stopping_evals=settings.early_stopping_evals,
@@ -381,6 +386,6 @@ def _train(trainer: StepPlanTrainer, checkpoint: checkpoints.Checkpoint | None) 
 
 
 def _describe_state(trainer: StepPlanTrainer) -> str:
-    """Say how far a training has come and how to go on, after a fault."""
+    """Describe how far a training has come and how to go on, after a fault."""
     done = count_of(trainer.state.global_step, "step")
     return f"{done} of {len(trainer.steps)} were done. {checkpoints.describe_way_on(trainer.loop.run_folder)}"

@@ -34,7 +34,7 @@ class TrainingSettings:
         base: what the base model is: ``name_or_path``, ``revision``, ``digest``, ``trust_remote_code``.
         tokens_key: key of the token set.
         sources: ``path`` and ``weight`` of each training source, in the order that the token table counts them; empty
-            for rows that all come up once an epoch.
+            for rows that all come up once per epoch.
         task: ``causal_lm``, ``sequence_classification`` or ``seq2seq_lm``.
         label_map: id of each class by its name, kept with the tuned model; ``None`` without classes.
         rendering: how the chat template was called for the rows (``template_arguments``, ``system_turn``), kept with
@@ -56,7 +56,7 @@ class TrainingSettings:
         effective_batch_tokens: most tokens of a step.
         num_epochs: passes over the rows; ``None`` means as many as ``max_steps`` needs.
         max_steps: cap on optimizer steps; ``None`` means none.
-        micro_batch_tokens: most token slots of a micro-batch; ``None`` chooses by device.
+        micro_batch_tokens: most positions of a micro-batch; ``None`` chooses by device.
         batching: ``packed``, ``padded`` or ``auto``.
         compile: run the decoder layers compiled; ``None`` decides by device and length of the run.
         activation_checkpointing: recompute activations to save memory; ``None`` lets the planner decide, and is no on a

@@ -145,8 +145,8 @@ class StepLog:
         on_step: receives the same and what the step cost as one row, for the checks that watch the training.
         phases: splits each step into forward, backward and optimizer; the training loop says when each begins.
         card: reads the graphics card from a thread of its own, where there is one.
-        steps: one row a step: what was learned.
-        efficiency: one row a step: what it cost.
+        steps: one row per step: what was learned.
+        efficiency: one row per step: what it cost.
         evaluations: one row an evaluation.
         own_seconds: time spent in here, in seconds, without that of ``phases`` and of ``on_step``.
     """
@@ -219,7 +219,7 @@ class StepLog:
                 "wait_seconds": self._waited,
                 "num_tokens": batch.num_tokens,
                 "num_supervised": batch.num_supervised,
-                "num_slots": batch.num_slots,
+                "num_slots": batch.num_positions,
                 "row_ids": batch.row_ids,
                 "num_micro_batches": len(batch.micro_batches),
                 "memory_bytes": _peak_memory_bytes(values.is_pinned() if ready else False),
@@ -288,7 +288,7 @@ class StepLog:
         self.own_seconds += content.get("own_seconds", 0.0)
 
     def training_rows(self) -> list[dict[str, Any]]:
-        """Return one row a step, with the held-out figures where they were measured."""
+        """Return one row per step, with the held-out figures where they were measured."""
         names = [self.held_out_loss_name]
         for row in self.evaluations:
             names += [name for name in row if name.startswith("validation_") and name not in names]

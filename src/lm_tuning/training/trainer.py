@@ -134,7 +134,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
             self._add_or_stop(self.loop.check_trained(self.accelerator.unwrap_model(model)))
         if self._batch is None and self.loop.layers is not None:
             self._compile(model, inputs)
-        inputs = self.loop.replanner.recut(inputs)
+        inputs = self.loop.replanner.split_again(inputs)
         while not self._run_step(model, inputs):
             release(model)
             inputs = self.steps[inputs.step]
@@ -213,8 +213,8 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         began = time.perf_counter()
         self.loop.layers.compile_with(run, self.health.facts)
         model.zero_grad(set_to_none=True)
-        if self.loop.second_look is not None and "compile_failure" not in self.health.facts:
-            self.loop.second_look.take(optimizer_is_made=bool(self.optimizer.state))
+        if self.loop.compiled_planner is not None and "compile_failure" not in self.health.facts:
+            self.loop.compiled_planner.take(optimizer_is_made=bool(self.optimizer.state))
         self.step_log.paused(time.perf_counter() - began)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
@@ -262,13 +262,13 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
             learning_rate=rate,
         )
         self._report_progress(step)
-        self._look_whether_it_moves(model, step, rate)
+        self._check_movement(model, step, rate)
         self._evaluate_and_save(step)
         if self.stop.signal_name is not None and step < len(self.steps):
             self._stop(step)
 
-    def _look_whether_it_moves(self, model: Any, step: int, rate: float) -> None:
-        """Once a run, measure the loss of the first rows again."""
+    def _check_movement(self, model: Any, step: int, rate: float) -> None:
+        """Once per run, measure the loss of the first rows again."""
         movement = self.loop.first_loss.movement if self.loop.first_loss is not None else None
         if movement is None or not movement.count(rate, is_last=step == len(self.steps)):
             return
@@ -331,7 +331,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         self.owes_evaluation = False
 
     def is_stopped_early(self) -> bool:
-        """Say whether the held-out figure has been without a better one for too long, and log it when it has."""
+        """Return whether the held-out figure has been without a better one for too long, and log it when it has."""
         patience = self.loop.early_stopping_evals
         if patience is None or self.best.value is None:
             return False

@@ -17,7 +17,7 @@ import torch
 from lm_tuning.batching.batch import MicroBatch
 from lm_tuning.batching.chunked_loss import count_hits
 from lm_tuning.batching.losses import PLAIN, LossShape
-from lm_tuning.batching.micro_batches import Batching, cut_rows
+from lm_tuning.batching.micro_batches import Batching, split_rows
 from lm_tuning.models.structure import inner_model
 from lm_tuning.runtime.ranges import LOSS, module_range, work_range
 
@@ -35,15 +35,15 @@ class Packing:
 
     Attributes:
         by_bounds: the model's attention is told where rows begin; otherwise positions that restart tell it.
-        slot_multiple: slots of a packed micro-batch are filled up to a multiple of this.
+        position_multiple: positions of a packed micro-batch are filled up to a multiple of this.
     """
 
     by_bounds: bool = False
-    slot_multiple: int = 1
+    position_multiple: int = 1
 
 
 class TrainingTask(ABC):
-    """What is learned of a row.
+    """What is supervised of a row.
 
     Attributes:
         name: the ``task`` parameter.
@@ -60,7 +60,7 @@ class TrainingTask(ABC):
     head_loss: HeadLoss | None = None
 
     def __init__(self, *, pad_id: int) -> None:
-        """Take the id to pad with."""
+        """Keep the id to pad with."""
         self.pad_id = pad_id
         self.packing = Packing()
 
@@ -71,8 +71,8 @@ class TrainingTask(ABC):
     def cut(
         self, table: TokenTable, rows: Sequence[int] | Any, *, budget_tokens: int, batching: Batching
     ) -> list[list[int]]:
-        """Group rows into micro-batches, see :func:`lm_tuning.batching.micro_batches.cut_rows`."""
-        return cut_rows(rows, table.lengths[rows], budget_tokens=budget_tokens, batching=batching)
+        """Group rows into micro-batches, see :func:`lm_tuning.batching.micro_batches.split_rows`."""
+        return split_rows(rows, table.lengths[rows], budget_tokens=budget_tokens, batching=batching)
 
     def _lay_out_inputs(self, examples: list[TokenRow], *, batching: Batching) -> tuple[dict[str, Any], Any]:
         """Return what :class:`MicroBatch` holds of a decoder's inputs, and the lengths of the rows."""
@@ -80,7 +80,7 @@ class TrainingTask(ABC):
         if batching == "padded":
             grid = padded([example.input_ids for example in examples], self.pad_id)
             return {"input_ids": torch.from_numpy(grid), "position_ids": None}, lengths
-        filling = -int(lengths.sum()) % self.packing.slot_multiple
+        filling = -int(lengths.sum()) % self.packing.position_multiple
         parts = [*(example.input_ids for example in examples), np.full(filling, self.pad_id)]
         part_lengths = np.append(lengths, filling) if filling else lengths
         inputs: dict[str, Any] = {
@@ -159,7 +159,7 @@ class TrainingTask(ABC):
         return None if find is None else find()
 
     def shape_of(self, row: TokenRow) -> tuple[int, ...]:
-        """Say what rows must share to go through the model side by side without padding."""
+        """Describe what rows must share to go through the model side by side without padding."""
         return (len(row.input_ids),)
 
     @abstractmethod

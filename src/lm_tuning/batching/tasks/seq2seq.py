@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lm_tuning.batching.batch import MicroBatch
-from lm_tuning.batching.micro_batches import Batching, cut_pairs
+from lm_tuning.batching.micro_batches import Batching, split_pairs
 from lm_tuning.batching.tasks.base import TaskName, TrainingTask, loss_of, padded, row_of, stacked
 from lm_tuning.text.store.table import IGNORE_INDEX
 
@@ -24,7 +24,7 @@ class SequenceToSequence(TrainingTask):
     can_pack = False
 
     def __init__(self, *, pad_id: int, decoder_start_id: int) -> None:
-        """Take the id to pad with and the one that every target is predicted from first."""
+        """Keep the id to pad with and the one that every target is predicted from first."""
         super().__init__(pad_id=pad_id)
         self.decoder_start_id = decoder_start_id
 
@@ -33,7 +33,7 @@ class SequenceToSequence(TrainingTask):
     ) -> list[list[int]]:
         """Group rows by what encoder and decoder compute together, each padded to its longest."""
         targets = table.num_supervised[rows]
-        return cut_pairs(rows, table.lengths[rows] - targets, targets, budget_tokens=budget_tokens)
+        return split_pairs(rows, table.lengths[rows] - targets, targets, budget_tokens=budget_tokens)
 
     def lay_out(self, table: TokenTable, rows: Sequence[int], *, batching: Batching) -> MicroBatch:
         """Lay sources and targets out; an encoder looks both ways, so padded sources need a mask."""

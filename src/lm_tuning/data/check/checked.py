@@ -28,7 +28,7 @@ from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.wording import count_of
 
 ROWS_VERSION = 4
-"""Raise it when the same files and settings give other checked rows: stored ones are then made anew."""
+"""Raise it when the same files and settings give other checked rows: stored ones are then rebuilt."""
 
 ROWS_NAME = "rows.arrow"
 FACTS_NAME = "facts.npz"
@@ -47,7 +47,7 @@ class CheckedRows:
     """What is known of each checked row beside its text. All arrays are ``(rows,)`` in the order of ``rows.arrow``.
 
     Attributes:
-        files: place of the row's file in ``sources``.
+        files: index of the row's file in ``sources``.
         contents: two 64-bit halves a row, ``(rows, 2)``: equal for equal content after trimming and NFC.
         wholes: the same with the label.
         values: number of the row's value by column, for group, stratum and label; -1 where the file has no such column.
@@ -83,18 +83,18 @@ class StoredNames(Sequence[str]):
         return len(self._column)
 
     @overload
-    def __getitem__(self, place: int) -> str: ...
+    def __getitem__(self, index: int) -> str: ...
 
     @overload
-    def __getitem__(self, place: slice) -> list[str]: ...
+    def __getitem__(self, index: slice) -> list[str]: ...
 
-    def __getitem__(self, place: int | slice) -> str | list[str]:
+    def __getitem__(self, index: int | slice) -> str | list[str]:
         """Return one name, or a list of some."""
-        if isinstance(place, slice):
-            return [self[one] for one in range(*place.indices(len(self)))]
-        if not -len(self) <= place < len(self):
-            raise IndexError(place)
-        name: str = self._column[place % len(self)].as_py()
+        if isinstance(index, slice):
+            return [self[one] for one in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        name: str = self._column[index % len(self)].as_py()
         return name
 
 
@@ -112,7 +112,7 @@ def open_checked(folder: Path) -> CheckedRows:
         with np.load(folder / FACTS_NAME) as stored:
             facts = {name: stored[name] for name in stored.files}
         names = {
-            column: _read_names(folder / NAMES_NAME.format(place)) for place, column in enumerate(summary["numbered"])
+            column: _read_names(folder / NAMES_NAME.format(index)) for index, column in enumerate(summary["numbered"])
         }
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
@@ -123,7 +123,7 @@ def open_checked(folder: Path) -> CheckedRows:
         files=facts["files"],
         contents=facts["contents"],
         wholes=facts["wholes"],
-        values={column: facts[f"values_{place}"] for place, column in enumerate(names)},
+        values={column: facts[f"values_{index}"] for index, column in enumerate(names)},
         names=names,
         sources=summary["files"],
         keys=facts.get("keys"),
@@ -263,12 +263,12 @@ def write_checked_rows(
         "label_map": label_map,
         "classes": classes,
     }
-    fate = "refused" if refused or on_bad_row == "error" else "skipped"
-    numbers = {f"values_{place}": values for place, values in enumerate(rows.values.values())}
+    outcome = "refused" if refused or on_bad_row == "error" else "skipped"
+    numbers = {f"values_{index}": values for index, values in enumerate(rows.values.values())}
     np.savez(folder / FACTS_NAME, **cast("dict[str, Any]", rows.facts | numbers))
-    for place, names in enumerate(rows.names.values()):
-        _write_names(folder / NAMES_NAME.format(place), names)
-    write_json_atomic(folder / FINDINGS_NAME, rows.findings.describe(rows.files, bad_fate=fate), indent=None)
+    for index, names in enumerate(rows.names.values()):
+        _write_names(folder / NAMES_NAME.format(index), names)
+    write_json_atomic(folder / FINDINGS_NAME, rows.findings.describe(rows.files, bad_outcome=outcome), indent=None)
     write_json_atomic(folder / SUMMARY_NAME, summary, indent=None)
     names_shown, shown = preview_rows(ExampleTable(folder / ROWS_NAME), _NUM_PREVIEW_ROWS)
     write_json_atomic(folder / PREVIEW_NAME, {"columns": names_shown, "data": shown}, indent=None)
@@ -278,7 +278,7 @@ def write_checked_rows(
 
 
 def describe_checked(summary: Mapping[str, Any]) -> str:
-    """Say in a line what a summary holds, for the log.
+    """Describe in a line what a summary holds, for the log.
 
     Args:
         summary: see ``write_checked_rows``.

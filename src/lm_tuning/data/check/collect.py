@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lm_tuning.data.check.findings import MAX_REPORTED, Findings, RowPlaces, RowProblem, list_columns
+from lm_tuning.data.check.findings import MAX_REPORTED, Findings, RowPositions, RowProblem, list_columns
 from lm_tuning.data.check.unread import ReadingBrokeOff
 from lm_tuning.data.format.characters import TextLengths, find_odd_characters
 from lm_tuning.data.format.columns import ColumnMapping
@@ -44,7 +44,7 @@ class OpenedFile:
     Attributes:
         rows: its rows, opened.
         split: ``train``, ``validation`` or ``test``.
-        source: place of the training source that it belongs to; -1 for a held-out file.
+        source: index of the training source that it belongs to; -1 for a held-out file.
     """
 
     rows: RowSource
@@ -92,7 +92,7 @@ def collect_rows(
     A row's ``row_id`` is its 1-based number in its file, plus the last number of the files before it. So ids are
     unique, those of the first file are its row numbers, and leaving rows out renumbers nothing.
 
-    Memory grows by about 80 bytes a row and 8 bytes a bad row; texts and the values of numbered columns go to disk.
+    Memory grows by about 80 bytes per row and 8 bytes per bad row; texts and the values of numbered columns go to disk.
 
     Args:
         files: what to read, in this order; their columns are there.
@@ -104,7 +104,7 @@ def collect_rows(
         on_progress: told how much of each file was read.
 
     Raises:
-        ReadingBrokeOff: a file cannot be read to its end; the bad rows before that place are named as well.
+        ReadingBrokeOff: a file cannot be read to its end; the bad rows before that position are named as well.
     """
     collector = _Collector(mapping, numbered, key, normalize=normalize)
     scratch = path.with_suffix(".values")
@@ -113,14 +113,14 @@ def collect_rows(
         _ValueWriter(scratch, numbered) as values,
         ExampleWriter(path, mapping.format, is_composed=mapping.is_composed, inspect=collector.inspect) as writer,
     ):
-        for place, file in enumerate(files):
+        for index, file in enumerate(files):
             file.rows.select(
                 column
                 for column in dict.fromkeys([*mapping.used_columns, *numbered, *([key] if key else [])])
                 if column in file.rows.columns
             )
             try:
-                collector.read(file, writer, values, _file_progress(files, place, on_progress))
+                collector.read(file, writer, values, _file_progress(files, index, on_progress))
             except UserError as error:
                 problems += [*spell_out(collector.files[-1], collector.bad_lines[-1]), *error.problems]
     if problems:
@@ -152,13 +152,13 @@ def spell_out(file: Mapping[str, Any], lines: Sequence[str]) -> list[str]:
     return [*lines, *([f"{file['path']}: {count_of(rest, 'more bad row')}."] if rest else [])]
 
 
-def _file_progress(files: Sequence[OpenedFile], place: int, on_progress: OnProgress) -> Callable[[int, int, str], None]:
+def _file_progress(files: Sequence[OpenedFile], index: int, on_progress: OnProgress) -> Callable[[int, int, str], None]:
     """Return a function that is told how much of one file was read."""
     if len(files) <= _MAX_BARS:
-        return partial(on_progress, f"Reading {files[place].rows.name}")
+        return partial(on_progress, f"Reading {files[index].rows.name}")
 
     def report(done: int, total: int, unit: str) -> None:
-        on_progress(f"Reading {len(files):,} files", place + (done == total), len(files), "files")
+        on_progress(f"Reading {len(files):,} files", index + (done == total), len(files), "files")
 
     return report
 
@@ -218,7 +218,7 @@ class _Collector:
         values: _ValueWriter,
         on_progress: Callable[[int, int, str], None],
     ) -> None:
-        source, first_id, place = file.rows, self._last_id, file.source
+        source, first_id, index = file.rows, self._last_id, file.source
         readers = [reader if column in source.columns else None for column, reader in self._readers.items()]
         read_key = self._read_key if self._key in source.columns else None
         read_example, append, append_values = self._read_example, writer.append, values.append
@@ -249,7 +249,7 @@ class _Collector:
                 if not row.keys() <= known and len(late) < _MAX_LATE_ROWS:
                     late.setdefault(number, row.keys() - known)
                     known = known | row.keys()
-                append(first_id + number, example.values, place, example.column_ranges)
+                append(first_id + number, example.values, index, example.column_ranges)
                 contents += example.content_digest
                 wholes += example.whole_digest
                 if label:
@@ -270,10 +270,10 @@ class _Collector:
         self.text_lengths.add(batch)
         noted: set[tuple[int, str]] = set()
         for name, is_json in self._json_fields:
-            for place, kind, reason in find_odd_characters(batch.column(name), is_json=is_json):
-                if (place, kind) not in noted:
-                    noted.add((place, kind))
-                    row_id = batch.column("row_id")[place].as_py()
+            for index, kind, reason in find_odd_characters(batch.column(name), is_json=is_json):
+                if (index, kind) not in noted:
+                    noted.add((index, kind))
+                    row_id = batch.column("row_id")[index].as_py()
                     self.findings.add(row_id, kind, f"{name} {reason}", is_bad=False)
 
     def drop_repeats(self, path: Path) -> npt.NDArray[np.bool_] | None:
@@ -286,9 +286,9 @@ class _Collector:
         if not len(repeats):
             return None
         row_ids = np.concatenate([batch.column("row_id").to_numpy() for batch in table.batches()])
-        places = RowPlaces(self.files)
+        positions = RowPositions(self.files)
         for repeat, original in zip(repeats.tolist(), originals.tolist(), strict=True):
-            name, number = places.find(int(row_ids[original]))
+            name, number = positions.find(int(row_ids[original]))
             file = int(files[repeat])
             self.files[file]["rows_kept"] -= 1
             row_id = int(row_ids[repeat])
@@ -346,7 +346,7 @@ class _ValueWriter:
     """Put the values of numbered columns aside in an Arrow file; a context manager."""
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        self._schema = pa.schema([(str(place), pa.large_string()) for place in range(len(columns))])
+        self._schema = pa.schema([(str(index), pa.large_string()) for index in range(len(columns))])
         self._rows: list[list[str | None]] = []
         self._sink = pa.OSFile(str(path), "wb")
         self._writer = pa.ipc.new_file(self._sink, self._schema)
@@ -384,8 +384,8 @@ def _number_values(
         table = table.filter(pa.array(keep))
     values: dict[str, npt.NDArray[np.int64]] = {}
     names: dict[str, pa.LargeStringArray] = {}
-    for place, column in enumerate(columns):
-        chunks = table.column(place).dictionary_encode().chunks
+    for index, column in enumerate(columns):
+        chunks = table.column(index).dictionary_encode().chunks
         numbers = list(_indices(chunks))
         values[column] = np.concatenate(numbers) if numbers else np.zeros(0, dtype=np.int64)
         names[column] = chunks[-1].dictionary if chunks else pa.array([], pa.large_string())

@@ -69,38 +69,38 @@ class Findings:
         return {kind: len(ids) for kind, ids in self._ids.items()}
 
     def is_bad(self, kind: str) -> bool:
-        """Say whether the rows of a kind cannot be used."""
+        """Return whether the rows of a kind cannot be used."""
         return kind in self._bad_kinds
 
-    def describe(self, sources: Sequence[Mapping[str, Any]], *, bad_fate: str) -> dict[str, Any]:
+    def describe(self, sources: Sequence[Mapping[str, Any]], *, bad_outcome: str) -> dict[str, Any]:
         """Return everything as JSON holds it, bad rows first.
 
         Args:
             sources: the files, see ``CheckedRows``.
-            bad_fate: what becomes of rows that cannot be used: ``skipped`` or ``refused``; the others are ``kept``.
+            bad_outcome: what becomes of rows that cannot be used: ``skipped`` or ``refused``; the others are ``kept``.
 
         Returns:
             By kind: ``num_rows``, ``meaning``, ``fate``, ``rows`` (the first with ``file``, ``row`` and ``reason``) and
             ``row_numbers`` by file, all of them.
         """
-        places = RowPlaces(sources)
+        indices = RowPositions(sources)
         order = sorted(self._ids, key=lambda kind: (kind not in self._bad_kinds, -len(self._ids[kind]), kind))
         return {
             kind: {
                 "num_rows": len(self._ids[kind]),
                 "meaning": MEANINGS.get(kind, kind.replace("_", " ")),
-                "fate": bad_fate if kind in self._bad_kinds else "kept",
+                "fate": bad_outcome if kind in self._bad_kinds else "kept",
                 "rows": [
                     {"file": file, "row": row, "reason": reason}
-                    for (file, row), reason in ((places.find(row_id), text) for row_id, text in self._reasons[kind])
+                    for (file, row), reason in ((indices.find(row_id), text) for row_id, text in self._reasons[kind])
                 ],
-                "row_numbers": dict(places.by_file(self._ids[kind])),
+                "row_numbers": dict(indices.by_file(self._ids[kind])),
             }
             for kind in order
         }
 
 
-class RowPlaces:
+class RowPositions:
     """Turn row ids into file and row number.
 
     Attributes:
@@ -134,8 +134,8 @@ class RowPlaces:
         Args:
             row_id: id of a row.
         """
-        place = int(np.searchsorted(self._first_ids, row_id, side="right")) - 1
-        return self.names[place], int(row_id - self._first_ids[place]) + 1
+        index = int(np.searchsorted(self._first_ids, row_id, side="right")) - 1
+        return self.names[index], int(row_id - self._first_ids[index]) + 1
 
     def by_file(self, row_ids: Iterable[int]) -> Iterator[tuple[str, list[int]]]:
         """Yield each file that has some of the rows, with their numbers in it, ascending.
@@ -145,10 +145,10 @@ class RowPlaces:
         """
         ids = np.sort(np.asarray(row_ids, dtype=np.int64))
         edges = [*np.searchsorted(ids, self._first_ids).tolist(), len(ids)]
-        for place, name in enumerate(self.names):
-            part = ids[edges[place] : edges[place + 1]]
+        for index, name in enumerate(self.names):
+            part = ids[edges[index] : edges[index + 1]]
             if len(part):
-                yield name, (part - self._first_ids[place] + 1).tolist()
+                yield name, (part - self._first_ids[index] + 1).tolist()
 
 
 MAX_REPORTED = 20
@@ -156,7 +156,7 @@ _MAX_SHOWN_CHARACTERS = 40
 
 
 class RowProblem(ValueError):
-    """Say why one row cannot be used.
+    """Describe why one row cannot be used.
 
     Attributes:
         kind: short name that counts go by, such as ``wrong_type``.

@@ -29,7 +29,7 @@ def find_refusals(
     classes: Mapping[str, Any] | None,
     max_rows: int | None = None,
 ) -> list[str]:
-    """Say why the rows cannot be gone on with.
+    """Describe why the rows cannot be gone on with.
 
     Args:
         rows: what was read.
@@ -40,7 +40,7 @@ def find_refusals(
         max_rows: ``data.max_rows``: rows that were read of each file; None for all.
 
     Returns:
-        One sentence a problem; none when all is well.
+        One sentence per problem; none when all is well.
     """
     problems: list[str] = []
     has_bad_rows = any(file["rows_skipped"] for file in rows.files)

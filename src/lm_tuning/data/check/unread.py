@@ -18,7 +18,7 @@ FINDINGS_NAME = "findings.json"
 
 
 class ReadingBrokeOff(UserError):
-    """Say that files could not be read to their end, with an account of the rows before.
+    """Describe that files could not be read to their end, with an account of the rows before.
 
     Attributes:
         files: one dict a file that was begun, see ``CheckedRows.sources``; ``broke_off`` is true for those that ended
@@ -98,7 +98,7 @@ def write_unread(
         "label_map": None,
         "classes": None,
     }
-    write_json_atomic(folder / FINDINGS_NAME, findings.describe(begun, bad_fate="refused"), indent=None)
+    write_json_atomic(folder / FINDINGS_NAME, findings.describe(begun, bad_outcome="refused"), indent=None)
     write_json_atomic(folder / SUMMARY_NAME, summary, indent=None)
     write_json_atomic(folder / PREVIEW_NAME, {"columns": [], "data": []}, indent=None)
     return summary

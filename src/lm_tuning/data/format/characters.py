@@ -30,20 +30,20 @@ def find_odd_characters(column: pa.StringArray, *, is_json: bool) -> Iterator[tu
     Yields:
         Place of the row, kind (``control_character`` or ``replacement_character``), and the reason.
     """
-    for place in _suspicious_rows(column, is_json=is_json):
-        texts = list(_strings(json.loads(column[place].as_py()))) if is_json else [column[place].as_py()]
+    for index in _suspicious_rows(column, is_json=is_json):
+        texts = list(_strings(json.loads(column[index].as_py()))) if is_json else [column[index].as_py()]
         found = [mark for text in texts for mark in _CONTROL.findall(text)]
         if found:
             more = f", and {len(found) - 1:,} more" if len(found) > 1 else ""
-            yield place, "control_character", f"holds the control character {_describe(found[0])}{more}."
+            yield index, "control_character", f"holds the control character {_describe(found[0])}{more}."
         count = sum(text.count(_REPLACEMENT) for text in texts)
         if count:
             times = f" {count:,} times" if count > 1 else ""
-            yield place, "replacement_character", f"holds U+FFFD{times}: some of it was decoded wrongly once."
+            yield index, "replacement_character", f"holds U+FFFD{times}: some of it was decoded wrongly once."
 
 
 def _suspicious_rows(column: pa.StringArray, *, is_json: bool) -> list[int]:
-    """Return the places of rows that may hold such a character."""
+    """Return the indices of rows that may hold such a character."""
     _, offset_buffer, data_buffer = column.buffers()
     if data_buffer is None or not len(column):
         return []
@@ -70,8 +70,8 @@ def _suspicious_rows(column: pa.StringArray, *, is_json: bool) -> list[int]:
 
 def _followed(data: npt.NDArray[np.uint8], lead: int, *, below: int) -> npt.NDArray[np.intp]:
     """Return where a lead byte stands whose follower is below a value; a lead byte is never the last one of a text."""
-    places = np.flatnonzero(data == lead)
-    return places[data[places + 1] < below]
+    indices = np.flatnonzero(data == lead)
+    return indices[data[indices + 1] < below]
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -68,7 +68,7 @@ def format_path(steps: Iterable[Step]) -> str:
 
 
 class NotThere(LookupError):
-    """Say where a path ends in a row.
+    """Describe where a path ends in a row.
 
     Attributes:
         reason: a part of a sentence, such as ``'translation' has no key 'en'``.
@@ -125,7 +125,7 @@ def reach(row: Mapping[str, Any], steps: tuple[Step, ...]) -> Any:
 
 
 def explain_missing(row: Mapping[str, Any], column: str) -> str | None:
-    """Say where the path of a column ends in a row.
+    """Describe where the path of a column ends in a row.
 
     Args:
         row: one row, its nested values still in it.
@@ -152,7 +152,7 @@ class PathColumns:
         self._steps: dict[str, tuple[Step, ...]] = {}
 
     def __bool__(self) -> bool:
-        """Say whether there are any."""
+        """Return whether there are any."""
         return bool(self._steps)
 
     def add(self, name: str, steps: tuple[Step, ...]) -> None:

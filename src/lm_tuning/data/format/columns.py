@@ -66,7 +66,7 @@ class ColumnMapping:
 
     @property
     def is_composed(self) -> bool:
-        """Say whether the prompt, or the text, is made of columns and of fixed text between them."""
+        """Return whether the prompt, or the text, is made of columns and of fixed text between them."""
         return self.template is not None or self.appended is not None
 
     @property
@@ -134,12 +134,12 @@ def check_mapping(
         UserError: naming each column, its parameter, the nearest name and the columns that are there.
     """
     origin = f" (read off the column names of {mapping.read_off})" if mapping.read_off else ""
-    places = [(f"data.columns.{part}{origin}", column) for part, column in mapping.columns.items()]
+    indices = [(f"data.columns.{part}{origin}", column) for part, column in mapping.columns.items()]
     if mapping.template:
-        places += [("data.template", column) for column in template_columns(mapping.template)]
+        indices += [("data.template", column) for column in template_columns(mapping.template)]
     problems = [
         missing_column(key, column, available, path=path, more=explain(column))
-        for key, column in places
+        for key, column in indices
         if column not in available
     ]
     if problems:
@@ -253,7 +253,7 @@ def _conventional_mapping(
 
 
 def describe_mapping(mapping: ColumnMapping) -> str:
-    """Say which column is read as what.
+    """Describe which column is read as what.
 
     Args:
         mapping: see ``choose_mapping``.

@@ -29,7 +29,7 @@ class Convention:
         return frozenset([*self.columns.values(), *([self.appended] if self.appended else [])])
 
     def describe(self) -> str:
-        """Say what is read as what."""
+        """Describe what is read as what."""
         said = [f"{column!r} as the {part}" for part, column in self.columns.items()]
         if self.appended:
             said.insert(1, f"{self.appended!r} behind it")
@@ -119,7 +119,7 @@ _NEEDED = {
 
 
 def find_format_problem(format: str, *, task: str, path: str) -> str | None:
-    """Say why a task can do nothing with rows of a format, or return None.
+    """Describe why a task can do nothing with rows of a format, or return None.
 
     Args:
         format: see ``FORMATS``.

@@ -46,7 +46,7 @@ class Example(NamedTuple):
     """One checked row.
 
     Attributes:
-        values: one value a field of the format.
+        values: one value per field of the format.
         content_digest: 16 bytes, equal for rows whose content is the same after trimming and NFC, whatever the label.
         whole_digest: the same with the label, so that copies with another label are told apart.
         oddities: kind and reason of what is unusual in it; the row is used all the same.
@@ -117,7 +117,7 @@ def text_reader(column: str, *, normalize: bool) -> ReadField:
 
 
 def value_reader(column: str, *, normalize: bool) -> ReadField:
-    """Return a function that takes a class, group or stratum: text, or a whole number or boolean as its text.
+    """Return a function that takes a class, group or stratum: text, or an integer or boolean as its text.
 
     It is a name, so space around it does not count.
 
@@ -138,7 +138,7 @@ def value_reader(column: str, *, normalize: bool) -> ReadField:
         if value.__class__ is not str:
             if value is None and column in row:
                 raise RowProblem("missing_value", f"column {column!r} holds null.")
-            raise _wrong_value(row, column, "text or a whole number")
+            raise _wrong_value(row, column, "text or an integer")
         if not value or value.isspace():
             raise RowProblem("missing_value", f"column {column!r} is empty.")
         value = value.strip()

@@ -59,7 +59,7 @@ class Exploding:
 
     @property
     def where(self) -> str:
-        """Say where the last row came from, such as ``row 3, element 2`` (of lists in lists: ``element 2.1``)."""
+        """Describe where the last row came from, such as ``row 3, element 2`` (of lists in lists: ``element 2.1``)."""
         if not self._elements:
             return f"row {self._row}"
         return f"row {self._row}, element {'.'.join(map(str, self._elements))}"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.data.check.findings import RowPlaces, shorten
+from lm_tuning.data.check.findings import RowPositions, shorten
 from lm_tuning.errors import UserError
 from lm_tuning.wording import count_of
 
@@ -24,7 +24,7 @@ _MAX_NAMED = 20
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,300}")
 
 
-_TYPE_NAMES: Mapping[type, str] = {str: "text", int: "whole number", bool: "truth value"}
+_TYPE_NAMES: Mapping[type, str] = {str: "text", int: "integer", bool: "boolean"}
 # Names of each type that are remembered to find those of several types.
 _MAX_NAMES_OF_TYPE = 1000
 
@@ -41,7 +41,7 @@ class LabelTypes:
         """Count one label.
 
         Args:
-            value: as the file has it: text, a whole number or a truth value.
+            value: as the file has it: text, an integer or a boolean.
         """
         kind = value.__class__
         self._counts[kind] = self._counts.get(kind, 0) + 1
@@ -71,12 +71,12 @@ def build_label_map(names: Iterable[str]) -> dict[str, int]:
         names: different names.
 
     Returns:
-        Id by name: in numeric order when all names are whole numbers, else in the order of Unicode code points.
+        Id by name: in numeric order when all names are integers, else in the order of Unicode code points.
     """
     listed = sorted(names)
     if all(_WHOLE_NUMBER.fullmatch(name) for name in listed):
         listed.sort(key=int)
-    return {name: place for place, name in enumerate(listed)}
+    return {name: index for index, name in enumerate(listed)}
 
 
 def trained_names(ids: npt.NDArray[np.int64], names: list[str], *, is_train: npt.NDArray[np.bool_]) -> list[str]:
@@ -108,23 +108,23 @@ def count_classes(
         differ in upper and lower case only.
     """
     counts = np.bincount(ids[is_train & (ids >= 0)], minlength=len(names))
-    order = sorted(np.flatnonzero(counts).tolist(), key=lambda place: (-int(counts[place]), names[place]))
+    order = sorted(np.flatnonzero(counts).tolist(), key=lambda index: (-int(counts[index]), names[index]))
     similar: dict[str, list[str]] = {}
     for name in names if len(names) <= MAX_CLASSES else []:
         similar.setdefault(name.casefold(), []).append(name)
     return {
         "column": column,
         "num_classes": len(order),
-        "num_rows": {names[place]: int(counts[place]) for place in order[:_MAX_LISTED]},
+        "num_rows": {names[index]: int(counts[index]) for index in order[:_MAX_LISTED]},
         "largest": names[order[0]] if order else None,
         "smallest": names[order[-1]] if order else None,
-        "only_held_out": sorted(names[place] for place in np.flatnonzero(counts == 0).tolist())[:_MAX_LISTED],
+        "only_held_out": sorted(names[index] for index in np.flatnonzero(counts == 0).tolist())[:_MAX_LISTED],
         "similar": [sorted(group) for group in similar.values() if len(group) > 1],
     }
 
 
 def find_class_problem(classes: Mapping[str, Any], *, num_skipped: int = 0, max_rows: int | None = None) -> str | None:
-    """Say why the classes cannot be told apart by a model, or return None.
+    """Describe why the classes cannot be told apart by a model, or return None.
 
     Args:
         classes: what ``count_classes`` returned.
@@ -156,16 +156,16 @@ def find_class_problem(classes: Mapping[str, Any], *, num_skipped: int = 0, max_
 def describe_unknown_classes(
     num_rows: Mapping[str, int],
     find_rows: Callable[[str], tuple[int, Mapping[str, int]]],
-    places: RowPlaces,
+    indices: RowPositions,
     *,
     max_rows: int | None = None,
 ) -> list[str]:
-    """Say which classes of held-out rows a classifier cannot know, since no training row has them.
+    """Describe which classes of held-out rows a classifier cannot know, since no training row has them.
 
     Args:
         num_rows: held-out rows by class.
         find_rows: returns the id of the first row of a class, and its rows by split.
-        places: where rows stand in their files.
+        indices: where rows stand in their files.
         max_rows: ``data.max_rows``: rows that were read of each file; ``None`` for all.
 
     Returns:
@@ -178,7 +178,7 @@ def describe_unknown_classes(
     problems = []
     for name in order[:_MAX_NAMED]:
         first, by_split = find_rows(name)
-        file, row = places.find(first)
+        file, row = indices.find(first)
         counts = " and ".join(f"{count_of(count, 'row')} of {split}" for split, count in by_split.items())
         where = "at" if num_rows[name] == 1 else "the first at"
         problems.append(f"No training row has the class {shorten(name, 100)!r} of {counts}, {where} {file}, row {row}.")

@@ -53,9 +53,9 @@ def read_messages(value: Any, *, column: str) -> list[Message]:
 
     Raises:
         RowProblem: it is no list of objects with a known role and a content of text, or no assistant turn says
-            anything that is learned.
+            anything that is supervised.
     """
-    messages = [_read_message(message, place) for place, message in enumerate(_read_list(value, column, "messages"), 1)]
+    messages = [_read_message(message, index) for index, message in enumerate(_read_list(value, column, "messages"), 1)]
     if not messages:
         raise RowProblem("wrong_type", f"column {column!r} holds an empty list, where a list of messages is wanted.")
     turns = [message for message in messages if message["role"] == "assistant"]
@@ -82,9 +82,9 @@ def read_tools(value: Any, *, column: str) -> list[dict[str, Any]] | None:
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
     tools = _read_list(value, column, "tools")
-    for place, tool in enumerate(tools, 1):
+    for index, tool in enumerate(tools, 1):
         if not isinstance(tool, dict):
-            raise RowProblem("wrong_type", f"tool {place} is {describe_value(tool)}, where an object is wanted.")
+            raise RowProblem("wrong_type", f"tool {index} is {describe_value(tool)}, where an object is wanted.")
     return tools or None
 
 
@@ -149,11 +149,11 @@ def describe_oddities(messages: list[Message]) -> tuple[tuple[str, str], ...]:
         messages: what ``read_messages`` returned.
     """
     found: dict[str, str] = {}
-    for place, message in enumerate(messages, 1):
-        if place > 1 and message["role"] == "system":
-            found.setdefault("system_not_first", f"message {place} is a system turn behind other turns.")
+    for index, message in enumerate(messages, 1):
+        if index > 1 and message["role"] == "system":
+            found.setdefault("system_not_first", f"message {index} is a system turn behind other turns.")
         if not _says_something(message):
-            found.setdefault("empty_turn", f"message {place} ({message['role']}) is empty.")
+            found.setdefault("empty_turn", f"message {index} ({message['role']}) is empty.")
     return tuple(found.items())
 
 
@@ -187,47 +187,47 @@ def _read_list(value: Any, column: str, what: str) -> list[Any]:
     return value
 
 
-def _read_message(message: Any, place: int) -> Message:
+def _read_message(message: Any, index: int) -> Message:
     if not isinstance(message, dict):
-        raise RowProblem("wrong_type", f"message {place} is {describe_value(message)}, where an object is wanted.")
+        raise RowProblem("wrong_type", f"message {index} is {describe_value(message)}, where an object is wanted.")
     rest = {key: value for key, value in message.items() if value is not None}
     name = rest.pop("role" if "role" in rest else "from", None)
     content = rest.pop("content" if "content" in rest else "value", None)
     role = ROLE_OF_NAME.get(name) if isinstance(name, str) else None
     if role is None:
-        role = _find_role(name, place)
+        role = _find_role(name, index)
     if role == "assistant" and rest:
-        _check_assistant(rest, place)
+        _check_assistant(rest, index)
     if isinstance(content, list):
-        content = _join_parts(content, place, role)
+        content = _join_parts(content, index, role)
     if isinstance(content, str):
         return {"role": role, "content": content, **rest}
     if content is None and rest.get("tool_calls"):
         return {"role": role, **rest}
     raise RowProblem(
-        "wrong_type", f"the content of message {place} ({role}) is {describe_value(content)}, where text is wanted."
+        "wrong_type", f"the content of message {index} ({role}) is {describe_value(content)}, where text is wanted."
     )
 
 
-def _find_role(name: Any, place: int) -> str:
+def _find_role(name: Any, index: int) -> str:
     if name is None:
-        raise RowProblem("wrong_role", f"message {place} has no role.")
+        raise RowProblem("wrong_role", f"message {index} has no role.")
     if not isinstance(name, str):
-        raise RowProblem("wrong_role", f"message {place} has {describe_value(name)} as its role, where text is wanted.")
+        raise RowProblem("wrong_role", f"message {index} has {describe_value(name)} as its role, where text is wanted.")
     role = ROLE_OF_NAME.get(name.strip().lower())
     if role is None:
         raise RowProblem(
-            "wrong_role", f"message {place} has the role {shorten(name)!r}; roles are {', '.join(ROLE_OF_NAME)}."
+            "wrong_role", f"message {index} has the role {shorten(name)!r}; roles are {', '.join(ROLE_OF_NAME)}."
         )
     return role
 
 
-def _check_assistant(rest: dict[str, Any], place: int) -> None:
+def _check_assistant(rest: dict[str, Any], index: int) -> None:
     """Check the keys that mean something in an answer; the older form of a tool call becomes the present one."""
     if "weight" in rest and rest["weight"] not in (0, 1):
         raise RowProblem(
             "wrong_type",
-            f"message {place} has the weight {shorten(repr(rest['weight']))}; it is 1 for an answer that is learned "
+            f"message {index} has the weight {shorten(repr(rest['weight']))}; it is 1 for an answer that is supervised "
             "and 0 for one that is not.",
         )
     call = rest.get("function_call")
@@ -236,10 +236,10 @@ def _check_assistant(rest: dict[str, Any], place: int) -> None:
         rest["tool_calls"] = [{"type": "function", "function": call}]
     calls = rest.get("tool_calls")
     if calls is not None and not (isinstance(calls, list) and all(isinstance(call, dict) for call in calls)):
-        raise RowProblem("wrong_type", f"the tool_calls of message {place} are no list of objects.")
+        raise RowProblem("wrong_type", f"the tool_calls of message {index} are no list of objects.")
 
 
-def _join_parts(parts: list[Any], place: int, role: str) -> str:
+def _join_parts(parts: list[Any], index: int, role: str) -> str:
     """Join the parts of a content; only text can be trained on."""
     texts = []
     for part in parts:
@@ -247,13 +247,13 @@ def _join_parts(parts: list[Any], place: int, role: str) -> str:
         if kind not in _TEXT_PARTS:
             found = f"a part of type {shorten(str(kind))!r}" if kind is not None else describe_value(part)
             raise RowProblem(
-                "wrong_type", f"the content of message {place} ({role}) holds {found}, where parts of text are wanted."
+                "wrong_type", f"the content of message {index} ({role}) holds {found}, where parts of text are wanted."
             )
         text = part.get("text")
         if not isinstance(text, str):
             raise RowProblem(
                 "wrong_type",
-                f"a part of the content of message {place} ({role}) is {describe_value(text)}, where text is wanted.",
+                f"a part of the content of message {index} ({role}) is {describe_value(text)}, where text is wanted.",
             )
         texts.append(text)
     return "".join(texts)

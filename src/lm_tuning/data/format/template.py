@@ -17,13 +17,13 @@ def parse_template(template: str) -> list[_Part]:
     """Cut a template into literal text and the column that follows it.
 
     Args:
-        template: text with ``{column}`` place holders; ``{{`` and ``}}`` stand for braces.
+        template: text with ``{column}`` placeholders; ``{{`` and ``}}`` stand for braces.
 
     Returns:
         Pairs of literal text and column name; the name is None where no column follows.
 
     Raises:
-        ValueError: a brace is left open, a place holder is empty, or it asks for more than a column.
+        ValueError: a brace is left open, a placeholder is empty, or it asks for more than a column.
     """
     try:
         fields = list(Formatter().parse(template))
@@ -32,9 +32,9 @@ def parse_template(template: str) -> list[_Part]:
     parts: list[_Part] = []
     for literal, column, layout, conversion in fields:
         if column is not None and (layout or conversion):
-            raise ValueError(f"the place holder of {column!r} holds more than a column name, which is all it may hold.")
+            raise ValueError(f"the placeholder of {column!r} holds more than a column name, which is all it may hold.")
         if column is not None and not column.strip():
-            raise ValueError("a place holder is empty: write a column name between the braces.")
+            raise ValueError("a placeholder is empty: write a column name between the braces.")
         parts.append((literal, column))
     return parts
 
@@ -53,7 +53,7 @@ Composed = tuple[str, tuple[int, ...]]
 
 
 def template_renderer(template: str) -> Callable[[Mapping[str, Any]], Composed]:
-    """Return a function from a row to its rendered text and the columns' places in that.
+    """Return a function from a row to its rendered text and the columns' positions in that.
 
     Values are inserted as they are, so braces in them are safe. Numbers and booleans are written as JSON writes them; a
     missing value is written as nothing, for columns that only some rows fill.
@@ -62,17 +62,17 @@ def template_renderer(template: str) -> Callable[[Mapping[str, Any]], Composed]:
         template: see ``parse_template``.
 
     Returns:
-        The function. It raises ``RowProblem`` when every place holder is empty or one holds a list or an object.
+        The function. It raises ``RowProblem`` when every placeholder is empty or one holds a list or an object.
     """
     parts = parse_template(template)
 
     def render(row: Mapping[str, Any]) -> Composed:
-        pieces: list[str] = []
+        chunks: list[str] = []
         edges: list[int] = []
         length = 0
         is_filled = False
         for literal, column in parts:
-            pieces.append(literal)
+            chunks.append(literal)
             length += len(literal)
             if column is None:
                 continue
@@ -81,21 +81,21 @@ def template_renderer(template: str) -> Callable[[Mapping[str, Any]], Composed]:
                 value = _written(column, value)
             if value and not value.isspace():
                 is_filled = True
-            pieces.append(value)
+            chunks.append(value)
             edges += (length, length + len(value))
             length += len(value)
         if not is_filled:
             raise RowProblem("empty", "every column of the template is empty.")
-        return "".join(pieces), tuple(edges)
+        return "".join(chunks), tuple(edges)
 
     return render
 
 
 def normalize_composed(composed: Composed) -> Composed:
-    """Bring a composed text to NFC, and the columns' places with it.
+    """Bring a composed text to NFC, and the columns' positions with it.
 
     Args:
-        composed: text and places.
+        composed: text and positions.
     """
     text, edges = composed
     if text.isascii() or unicodedata.is_normalized("NFC", text):

@@ -90,7 +90,7 @@ class RowSource(ABC):
         counted. A row that cannot be read is yielded as its problem, and reading goes on.
 
         Raises:
-            UserError: nothing after this place can be read.
+            UserError: nothing after this position can be read.
         """
         rows = self._rows() if self.max_rows is None else self._first_rows(self.max_rows)
         if self.exploding:
@@ -111,7 +111,7 @@ class RowSource(ABC):
         self._has_ended = True
 
     def select(self, columns: Iterable[str]) -> None:
-        """Say which columns will be used, so that a columnar file reads no others.
+        """Describe which columns will be used, so that a columnar file reads no others.
 
         Args:
             columns: names out of ``columns``.
@@ -167,7 +167,7 @@ class RowSource(ABC):
         self.raw.forget()
 
     def explain_missing(self, column: str) -> str:
-        """Say what the first row holds where a column was looked for, and what was probably meant.
+        """Describe what the first row holds where a column was looked for, and what was probably meant.
 
         Args:
             column: a name that the file lacks.
@@ -181,7 +181,7 @@ class RowSource(ABC):
         return (f" {reason}." if reason else "") + (f" Did you mean {near!r}?" if near else "")
 
     def describe_inside(self) -> str:
-        """Say how values inside the columns are named, where the first row has any; else nothing."""
+        """Describe how values inside the columns are named, where the first row has any; else nothing."""
         names = nested_names(next(self._peeked(), {}))
         return f" Values inside columns are named by path, such as {list_columns(names[:3])}." if names else ""
 
@@ -255,9 +255,9 @@ def beyond_row(path: str, number: int, error: Exception) -> UserError:
         number: the last row that could be read; 0 for none.
         error: what the file system or the unpacker said.
     """
-    place = f"after row {number:,}" if number else "before the first row"
+    position = f"after row {number:,}" if number else "before the first row"
     detail = str(error).strip().rstrip(".") or type(error).__name__
-    return UserError(f"{path} cannot be read {place}: {detail}. Copy or download the file again.")
+    return UserError(f"{path} cannot be read {position}: {detail}. Copy or download the file again.")
 
 
 def check_columns(path: str, columns: list[str]) -> None:

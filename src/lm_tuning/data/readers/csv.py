@@ -31,7 +31,7 @@ _DECLARATION = re.compile(r"sep=(.)\r?\n?", re.IGNORECASE)
 
 
 class RecordTooLong(Exception):  # a way to leave the parser, caught by its caller
-    """Say that the record which is being read has more bytes than the limit."""
+    """Describe that the record which is being read has more bytes than the limit."""
 
 
 class RecordLines:
@@ -86,7 +86,7 @@ class RecordLines:
         return line
 
     def end_record(self) -> None:
-        """Say that the lines so far made a whole record."""
+        """Describe that the lines so far made a whole record."""
         self.num_bytes = self._num_quotes = 0
 
     def skip_record(self) -> int:
@@ -127,7 +127,7 @@ _TRIED_RECORDS = 100
 
 
 class _HeaderTooLong(UserError):
-    """Say that the first line alone is longer than a row may be, whatever separates its fields."""
+    """Describe that the first line alone is longer than a row may be, whatever separates its fields."""
 
 
 class CsvRows(RowSource):
@@ -168,14 +168,14 @@ class CsvRows(RowSource):
             raise UserError(f"{self.path} has a header and no rows.")
 
     def explain_missing(self, column: str) -> str:
-        """Say more about a missing column, see ``RowSource``: what separates the fields may be another character."""
+        """Add more about a missing column, see ``RowSource``: what separates the fields may be another character."""
         told = super().explain_missing(column)
         return told + (
             self._told_separator() or ("" if told else " If these are values, the file lacks a header line.")
         )
 
     def describe_inside(self) -> str:
-        """Say that the fields may be separated by another character, where it looks so."""
+        """Describe that the fields may be separated by another character, where it looks so."""
         return super().describe_inside() + self._told_separator()
 
     def _told_separator(self) -> str:

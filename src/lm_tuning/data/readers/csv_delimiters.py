@@ -35,7 +35,7 @@ class Trial:
 
     @property
     def fits(self) -> bool:
-        """Say whether there are several fields, their names are different, and each record has as many."""
+        """Return whether there are several fields, their names are different, and each record has as many."""
         is_named = all(name.strip() for name in self.header) and len(set(self.header)) == len(self.header) > 1
         return is_named and self.error is None and self.num_records > 0 and not self.num_other
 
@@ -113,7 +113,7 @@ def describe_delimiter(mark: str) -> str:
 
 
 def _looks_cut(trial: Trial) -> bool:
-    """Say whether a separator gives a header of several names, whatever the records are like."""
+    """Return whether a separator gives a header of several names, whatever the records are like."""
     return len(trial.header) > 1
 
 

@@ -20,7 +20,7 @@ _KINDS = {"[": "a list", "{": "an object", '"': "text", "t": "a boolean", "f": "
 
 
 class FieldMissing(LookupError):
-    """Say why no list is at the path of ``data.field``.
+    """Describe why no list is at the path of ``data.field``.
 
     Attributes:
         lists: paths of the lists that were passed by on the way.
@@ -38,7 +38,7 @@ class FieldMissing(LookupError):
 
 
 class FieldDamaged(ValueError):
-    """Say what is wrong with the object that encloses the list of ``data.field``."""
+    """Describe what is wrong with the object that encloses the list of ``data.field``."""
 
 
 def open_field(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, ...] = ()) -> Iterator[None]:
@@ -104,7 +104,7 @@ def lists_in(row: dict[str, Any]) -> list[str]:
 
 
 def describe_lists(names: Sequence[str]) -> str:
-    """Say which lists a file has and how to read one, in sentences that follow others; empty without lists.
+    """Describe which lists a file has and how to read one, in sentences that follow others; empty without lists.
 
     Args:
         names: paths of lists.
@@ -293,7 +293,7 @@ class JsonArrayRows(JsonRows):
 
 
 def holds_array(raw: RawFile, max_row_bytes: int) -> bool:
-    """Say whether a ``.json`` file is to be read as one array, and not as one object a line as many data sets are.
+    """Return whether a ``.json`` file is to be read as one array, and not as one object a line as many data sets are.
 
     Args:
         raw: the file.

@@ -32,7 +32,7 @@ class JsonLinesRows(JsonRows):
         self.columns = peek_columns(self)
 
     def describe_inside(self) -> str:
-        """Say that a file of one object may hold its rows in a list, see ``RowSource``."""
+        """Describe that a file of one object may hold its rows in a list, see ``RowSource``."""
         first = list(islice(self._rows(), 2))
         row = first[0][1]
         names = lists_in(row) if self.format == "json" and len(first) == 1 and isinstance(row, dict) else []
@@ -61,10 +61,10 @@ class JsonLinesRows(JsonRows):
                         yield number, problem
                         continue
                     except UnicodeDecodeError as error:
-                        place = offset - len(line) + error.start
+                        index = offset - len(line) + error.start
                         yield (
                             number,
-                            RowProblem("not_utf8", f"byte {place:,} of the file is not UTF-8. Save the file as UTF-8."),
+                            RowProblem("not_utf8", f"byte {index:,} of the file is not UTF-8. Save the file as UTF-8."),
                         )
                         continue
                     except (ValueError, RecursionError) as error:

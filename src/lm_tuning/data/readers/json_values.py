@@ -66,7 +66,7 @@ def parse_exactly(text: str) -> Any:
 
 
 def has_each_key_once(value: dict[str, Any], text: str, start: int, end: int) -> bool:
-    """Say whether a parsed value certainly has no object that named a key twice; False if that is not certain.
+    """Return whether a parsed value certainly has no object that named a key twice; False if that is not certain.
 
     Args:
         value: what was parsed.
@@ -81,7 +81,7 @@ def has_each_key_once(value: dict[str, Any], text: str, start: int, end: int) ->
 
 
 def explain_error(error: Exception) -> str:
-    """Say in a few words why a text is not JSON.
+    """Describe in a few words why a text is not JSON.
 
     Args:
         error: what a parser raised.
@@ -269,7 +269,7 @@ class JsonWindow:
 
 
 def found(window: JsonWindow) -> str:
-    """Say what stands next in a window, for a message."""
+    """Describe what stands next in a window, for a message."""
     return f"{window.peek()!r} stands" if window.peek() else "the file ends"
 
 
@@ -351,7 +351,7 @@ class JsonRows(RowSource):
         return RowProblem("not_an_object", f"holds {describe_value(value)}, where {wanted} is wanted.")
 
     def describe_inside(self) -> str:
-        """Say how the columns of lists are named, see ``RowSource``."""
+        """Describe how the columns of lists are named, see ``RowSource``."""
         if self._by_position:
             return ' The rows are lists, and their columns are positions in quotes, such as data.columns.text: "0".'
         return super().describe_inside()

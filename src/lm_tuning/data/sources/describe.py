@@ -79,7 +79,7 @@ def describe_files(
             continue
         files: list[dict[str, Any]] = []
         sources = _sources(value, SPLIT_KEYS[split])
-        for place, (key, source) in enumerate(sources):
+        for index, (key, source) in enumerate(sources):
             try:
                 _check_weight(source, key, split)
                 part = _describe_source(source, key=key, split=split, digest_cache=digest_cache)
@@ -90,7 +90,7 @@ def describe_files(
                 continue
             source["num_files"] = len(part)
             source["path"] = _storable(source["path"])
-            files += [{**file, "source": place if split == "train" else HELD_OUT} for file in part]
+            files += [{**file, "source": index if split == "train" else HELD_OUT} for file in part]
         if not sources:
             problems.append(f"{SPLIT_KEYS[split]} is an empty list; name at least one source of rows.")
         found[split] = files
@@ -176,7 +176,7 @@ def _sources(value: Named, key: str) -> list[tuple[str, dict[str, Any]]]:
     """Return key and settings of each source, whatever the way in which they were written."""
     if isinstance(value, str | Mapping):
         return [(key, _source(value))]
-    return [(f"{key}[{place}]", _source(item)) for place, item in enumerate(value)]
+    return [(f"{key}[{index}]", _source(item)) for index, item in enumerate(value)]
 
 
 def _source(value: str | Mapping[str, Any]) -> dict[str, Any]:
@@ -326,7 +326,7 @@ def _refuse_repeated(part: Sequence[Mapping[str, Any]], before: Sequence[Mapping
 def _changes(
     files: Sequence[Mapping[str, Any]], source: Mapping[str, Any], split: str, cache: Path | None
 ) -> list[str]:
-    """Say what has happened to the files of one source, as far as this machine alone can tell."""
+    """Describe what has happened to the files of one source, as far as this machine alone can tell."""
     if is_address(source["path"]) or files[0]["format"] == "hub":
         return []
     try:

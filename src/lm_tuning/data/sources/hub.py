@@ -67,7 +67,7 @@ def load_hub_split(file: Mapping[str, Any], *, key: str | None = None) -> Any:
 
     name, commit = file["path"], file["digest"] if _COMMIT.fullmatch(file["digest"]) else None
     is_online = hub_answers()
-    logger.info("Loading the split %r of the data set %s from the %s", file["split"], name, _PLACE[is_online])
+    logger.info("Loading the split %r of the data set %s from the %s", file["split"], name, _WHERE[is_online])
     with _user_errors(name, key=key, is_online=is_online), _datasets_calm(is_online=is_online):
         # The long form of the name is never taken for a local folder or a file format.
         dataset = datasets.load_dataset(
@@ -114,7 +114,7 @@ def require_hub(what: str) -> None:
         raise UserError(f"{what}, which cannot be reached. {_WAYS_TO_CONNECT}")
 
 
-_PLACE = {True: "hub", False: "local cache"}
+_WHERE = {True: "hub", False: "local cache"}
 
 
 def _content_of(dataset: Any) -> str:
@@ -155,7 +155,7 @@ def _datasets_calm(*, is_online: bool) -> Iterator[None]:
 
 @contextmanager
 def _user_errors(name: str, *, key: str | None, is_online: bool = True) -> Iterator[None]:
-    """Turn what the hub's client and the `datasets` library raise into one problem with the ways out."""
+    """Turn what the hub's client and the `datasets` library raise into one problem that says how to fix it."""
     try:
         yield
     except (Interrupted, UserError):

@@ -55,7 +55,7 @@ class Unpacked(io.RawIOBase):
         self._ready = memoryview(b"")
 
     def readable(self) -> bool:
-        """Say that it can be read."""
+        """Describe that it can be read."""
         return True
 
     def close(self) -> None:
@@ -240,7 +240,7 @@ class RawFile:
 
 
 def detect_compression(start: bytes) -> str | None:
-    """Tell how a file is packed from its first bytes; no text begins like any of these.
+    """Describe how a file is packed from its first bytes; no text begins like any of these.
 
     Args:
         start: the first ``MAGIC_BYTES`` bytes.

@@ -130,7 +130,7 @@ def find_local(text: str, *, key: str, split: str) -> LocalFiles | None:
 
 
 def _can_be_on_hub(text: str) -> bool:
-    """Say whether a text has the form of ``owner/name`` or ``name`` and is no file name."""
+    """Return whether a text has the form of ``owner/name`` or ``name`` and is no file name."""
     is_file_name = suffix_format(text) != (None, None) or Path(text).suffix.lower() in _OTHER_SUFFIXES
     return _HUB_NAME.fullmatch(text) is not None and not is_file_name
 

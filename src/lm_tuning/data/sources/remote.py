@@ -47,7 +47,7 @@ _SILENCE_SECONDS = 120.0
 
 
 def is_address(text: str) -> bool:
-    """Say whether a path is an address with a protocol; ``file://`` is a way to write a local path and none.
+    """Return whether a path is an address with a protocol; ``file://`` is a way to write a local path and none.
 
     Args:
         text: a path as typed.
@@ -121,7 +121,7 @@ def open_remote(address: str) -> io.RawIOBase:
 
 
 def has_pattern(path: str) -> bool:
-    """Say whether a path has one of the signs of a glob pattern: ``*``, ``?`` or ``[``.
+    """Return whether a path has one of the signs of a glob pattern: ``*``, ``?`` or ``[``.
 
     Args:
         path: a path or address; the question mark of a web address is no sign.

@@ -84,17 +84,17 @@ def split_sizes(num_rows: int, *, validation: float | int, test: float | int) ->
     if shares[0] <= 0:
         raise UserError(f"Nothing of {count_of(num_rows, 'row')} is left for training ({settings}).")
     sizes = [int(share) for share in shares]
-    by_remainder = sorted(range(3), key=lambda place: (sizes[place] - shares[place], place))
-    for place in by_remainder[: num_rows - sum(sizes)]:
-        sizes[place] += 1
-    for place, is_asked in enumerate((True, validation > 0, test > 0)):
-        if is_asked and not sizes[place]:
+    by_remainder = sorted(range(3), key=lambda index: (sizes[index] - shares[index], index))
+    for index in by_remainder[: num_rows - sum(sizes)]:
+        sizes[index] += 1
+    for index, is_asked in enumerate((True, validation > 0, test > 0)):
+        if is_asked and not sizes[index]:
             # Fixed counts give nothing away; one of the others always has a row to spare here.
             givers = [other for other in range(3) if other == 0 or not isinstance(asked[other - 1], int)]
             givers = [other for other in givers if sizes[other] > 1]
             giver = max(givers, key=lambda other: (sizes[other] - shares[other], -other))
             sizes[giver] -= 1
-            sizes[place] += 1
+            sizes[index] += 1
     return sizes[0], sizes[1], sizes[2]
 
 
@@ -160,13 +160,13 @@ def assign_splits(
         order = order[~np.isin(strata[order], list(rare))]
     chosen = np.zeros(len(unit_sizes), dtype=np.int8)
     _fill(chosen, order, unit_sizes, strata, targets)
-    left = [sizes[place] - int(unit_sizes[chosen == place].sum()) for place, _ in _HELD_OUT]
+    left = [sizes[index] - int(unit_sizes[chosen == index].sum()) for index, _ in _HELD_OUT]
     if any(left):
         order = whole_order[(chosen[whole_order] == TRAIN) & ~np.isin(strata[whole_order], list(rare))]
         _fill(chosen, order, unit_sizes, np.zeros_like(strata), np.array([[left[0]], [left[1]]], dtype=np.int64))
-        for place, _ in _HELD_OUT:
-            if sizes[place]:
-                _come_closer(chosen, order, unit_sizes, place, sizes[place])
+        for index, _ in _HELD_OUT:
+            if sizes[index]:
+                _come_closer(chosen, order, unit_sizes, index, sizes[index])
     return Assignment(chosen[units], rare)
 
 
@@ -268,7 +268,7 @@ def _fill(chosen: npt.NDArray[np.int8], order: Ints, unit_sizes: Ints, strata: I
     """Give units that fit to validation, else to test, until the targets ``(2, strata)`` are used up."""
     validation, test = targets[0].tolist(), targets[1].tolist()
     missing = sum(validation) + sum(test)
-    for start in range(0, len(order), _CHUNK_UNITS):  # in pieces, since Python's integers are large
+    for start in range(0, len(order), _CHUNK_UNITS):  # in chunks, since Python's integers are large
         part = order[start : start + _CHUNK_UNITS]
         for unit, size, stratum in zip(part.tolist(), unit_sizes[part].tolist(), strata[part].tolist(), strict=True):
             if size <= validation[stratum]:
@@ -284,15 +284,15 @@ def _fill(chosen: npt.NDArray[np.int8], order: Ints, unit_sizes: Ints, strata: I
                 return
 
 
-def _come_closer(chosen: npt.NDArray[np.int8], order: Ints, unit_sizes: Ints, place: int, wanted: int) -> None:
+def _come_closer(chosen: npt.NDArray[np.int8], order: Ints, unit_sizes: Ints, index: int, wanted: int) -> None:
     """Move the smallest unit of train if the split comes closer to its size by it, or is empty."""
     free = order[chosen[order] == TRAIN]
-    has = int(unit_sizes[chosen == place].sum())
+    has = int(unit_sizes[chosen == index].sum())
     if not len(free) or has == wanted or (chosen == TRAIN).sum() < 2:
         return
     unit = free[np.argmin(unit_sizes[free])]
     if not has or abs(has + int(unit_sizes[unit]) - wanted) < wanted - has:
-        chosen[unit] = place
+        chosen[unit] = index
 
 
 def _seeded_order(count: int, seed: int, marks: Marks | None = None) -> Ints:

@@ -52,11 +52,11 @@ def find_moved_classes(reference: Counts, others: Counts) -> list[int]:
     candidates = np.flatnonzero(is_large)
     allowed = math.log(_MAX_CHANCE / (2 * int(((reference + others) > 0).sum())))
     found = []
-    for place in candidates[np.argsort(-difference[candidates], kind="stable")].tolist():
-        counts = int(reference[place]), int(others[place])
-        larger = 1 if shares[1][place] > shares[0][place] else 0
+    for index in candidates[np.argsort(-difference[candidates], kind="stable")].tolist():
+        counts = int(reference[index]), int(others[index])
+        larger = 1 if shares[1][index] > shares[0][index] else 0
         if log_chance(counts[larger], sum(counts), totals[larger], sum(totals)) <= allowed:
-            found.append(place)
+            found.append(index)
     return found
 
 
@@ -103,15 +103,15 @@ def choose_shown(rows_by_split: Sequence[Counts], *, most: int) -> list[int]:
             if rank < len(order) and rows[order[rank]]:
                 chosen[int(order[rank])] = None
     rest = orders[0].tolist() if orders else []
-    for place in rest:
+    for index in rest:
         if len(chosen) >= most:
             break
-        chosen[place] = None
-    return sorted(chosen, key=lambda place: tuple(-int(rows[place]) for rows in rows_by_split))[:most]
+        chosen[index] = None
+    return sorted(chosen, key=lambda index: tuple(-int(rows[index]) for rows in rows_by_split))[:most]
 
 
 def summarize_classes(rows: Counts, names: Sequence[str]) -> dict[str, Any]:
-    """Say which classes of a set are largest.
+    """Describe which classes of a set are largest.
 
     Args:
         rows: rows of each class, ``(classes,)``.
@@ -126,7 +126,7 @@ def summarize_classes(rows: Counts, names: Sequence[str]) -> dict[str, Any]:
         "num_rows": int(rows.sum()),
         "num_classes": int((rows > 0).sum()),
         "num_largest": count_largest(rows),
-        "largest": [{"class": names[place], "num_rows": int(rows[place])} for place in order if rows[place]],
+        "largest": [{"class": names[index], "num_rows": int(rows[index])} for index in order if rows[index]],
     }
 
 
@@ -179,11 +179,11 @@ def list_moved(train: Counts, others: Counts, names: Sequence[str]) -> list[dict
     """
     return [
         {
-            "class": names[place],
-            "num_train_rows": int(train[place]),
-            "num_rows": int(others[place]),
-            "fraction_of_train": int(train[place]) / int(train.sum()),
-            "fraction": int(others[place]) / int(others.sum()),
+            "class": names[index],
+            "num_train_rows": int(train[index]),
+            "num_rows": int(others[index]),
+            "fraction_of_train": int(train[index]) / int(train.sum()),
+            "fraction": int(others[index]) / int(others.sum()),
         }
-        for place in find_moved_classes(train, others)
+        for index in find_moved_classes(train, others)
     ]

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.check.checked import CheckedRows
-from lm_tuning.data.check.findings import RowPlaces, shorten
+from lm_tuning.data.check.findings import RowPositions, shorten
 from lm_tuning.data.format.conventions import SEQUENCE_CLASSIFICATION
 from lm_tuning.data.format.labels import describe_unknown_classes
 from lm_tuning.data.split.assign import TRAIN
@@ -31,7 +31,7 @@ Splits = npt.NDArray[np.int8]
 def class_facts(
     rows: CheckedRows, stratify: str | None, splits: Splits, rare: Mapping[int, int]
 ) -> dict[str, Any] | None:
-    """Say how the classes fell, the largest first.
+    """Describe how the classes fell, the largest first.
 
     Args:
         rows: what was read.
@@ -46,14 +46,16 @@ def class_facts(
     return {
         "column": stratify,
         "num_classes": len(names),
-        "rows_by_split": {names[place]: dict(zip(SPLITS, table[:, place].tolist(), strict=True)) for place in listed},
+        "rows_by_split": {
+            names[position]: dict(zip(SPLITS, table[:, position].tolist(), strict=True)) for position in listed
+        },
         "num_only_in_train": len(rare),
-        "only_in_train": {names[place]: rare[place] for place in list(rare)[:_MAX_LISTED_CLASSES]},
+        "only_in_train": {names[position]: rare[position] for position in list(rare)[:_MAX_LISTED_CLASSES]},
     }
 
 
 def share_facts(rows: CheckedRows, column: str | None, splits: Splits) -> dict[str, Any] | None:
-    """Say which classes are largest in each split, and whose share differs a lot between train and a held-out split.
+    """Name the largest classes of each split, and those whose share differs a lot between train and a held-out split.
 
     Args:
         rows: what was read.
@@ -72,16 +74,16 @@ def share_facts(rows: CheckedRows, column: str | None, splits: Splits) -> dict[s
     return {
         "column": column,
         "num_classes": int((table.sum(axis=0) > 0).sum()),
-        "splits": {name: summarize_classes(table[place], names) for place, name in enumerate(SPLITS)},
+        "splits": {name: summarize_classes(table[position], names) for position, name in enumerate(SPLITS)},
         "shown": {
-            names[place]: dict(zip(SPLITS, table[:, place].tolist(), strict=True))
-            for place in shown
-            if table[:, place].any()
+            names[position]: dict(zip(SPLITS, table[:, position].tolist(), strict=True))
+            for position in shown
+            if table[:, position].any()
         },
         "moved": {
-            name: list_moved(table[TRAIN], table[place], names)[:_MAX_LISTED_CLASSES]
-            for place, name in enumerate(SPLITS)
-            if place != TRAIN
+            name: list_moved(table[TRAIN], table[position], names)[:_MAX_LISTED_CLASSES]
+            for position, name in enumerate(SPLITS)
+            if position != TRAIN
         },
     }
 
@@ -115,7 +117,7 @@ def untrained_facts(rows: CheckedRows, label: str | None, splits: Splits, row_id
         "column": label,
         "num_classes": int(untrained.sum()),
         "can_stratify": bool(in_files.max() >= len(SPLITS)),
-        "num_rows_by_class": {names[place]: int(counts[place]) for place in listed.tolist()},
+        "num_rows_by_class": {names[position]: int(counts[position]) for position in listed.tolist()},
         **list_rows(held_out, row_ids),
     }
 
@@ -130,7 +132,7 @@ def count_by_split(rows: CheckedRows, column: str, splits: Splits) -> Ints:
     """
     ids, num_classes = rows.values[column], len(rows.names[column])
     return np.stack(
-        [np.bincount(ids[(splits == place) & (ids >= 0)], minlength=num_classes) for place in range(len(SPLITS))]
+        [np.bincount(ids[(splits == position) & (ids >= 0)], minlength=num_classes) for position in range(len(SPLITS))]
     )
 
 
@@ -168,14 +170,14 @@ def refuse_classes(
     in_files = _count_in_training_files(rows, label)
     present = np.flatnonzero(table[TRAIN])
     if len(present) == 1 and (in_files > 0).sum() > 1:
-        found.append(_describe_single(rows, splits, label, place=int(present[0]), settings=settings))
+        found.append(_describe_single(rows, splits, label, position=int(present[0]), settings=settings))
     if task != SEQUENCE_CLASSIFICATION:
         return found
     num_rows = np.where(in_files == 0, table.sum(axis=0), 0)
     found += describe_unknown_classes(
-        {names[place]: int(num_rows[place]) for place in np.flatnonzero(num_rows).tolist()},
+        {names[position]: int(num_rows[position]) for position in np.flatnonzero(num_rows).tolist()},
         lambda name: _rows_of_class(rows, label, names.index(name), splits, row_ids),
-        RowPlaces(rows.sources),
+        RowPositions(rows.sources),
         max_rows=max_rows,
     )
     if found:
@@ -249,18 +251,20 @@ def _share_warnings(facts: Mapping[str, Any], rows: CheckedRows) -> Iterator[str
         )
 
 
-def _describe_single(rows: CheckedRows, splits: Splits, label: str, *, place: int, settings: Mapping[str, Any]) -> str:
-    """Say which class is left, where the others are, and what to do."""
+def _describe_single(
+    rows: CheckedRows, splits: Splits, label: str, *, position: int, settings: Mapping[str, Any]
+) -> str:
+    """Describe which class is left, where the others are, and what to do."""
     names, ids = rows.names[label], rows.values[label]
-    num_left = int(((ids == place) & (splits == TRAIN)).sum())
+    num_left = int(((ids == position) & (splits == TRAIN)).sum())
     has_file = {file["split"] for file in rows.sources}
     from_train = np.array([file["split"] == SPLITS[TRAIN] for file in rows.sources], dtype=bool)[rows.files]
     others = np.flatnonzero(_count_in_training_files(rows, label))
-    others = others[others != place]
+    others = others[others != position]
     is_other = np.isin(ids, others) & from_train
     dropped = int((is_other & (splits < 0)).sum())
-    fates = [f"{name} {count:,}" for name, count in zip(SPLITS, _by_split(is_other, splits), strict=True) if count]
-    fates += [f"left out as copies {dropped:,}"] if dropped else []
+    outcomes = [f"{name} {count:,}" for name, count in zip(SPLITS, _by_split(is_other, splits), strict=True) if count]
+    outcomes += [f"left out as copies {dropped:,}"] if dropped else []
     listed = ", ".join(repr(shorten(names[other])) for other in others[:_MAX_WARNED_CLASSES].tolist())
     more = f" and {len(others) - _MAX_WARNED_CLASSES:,} more" if len(others) > _MAX_WARNED_CLASSES else ""
     ways = []
@@ -274,10 +278,10 @@ def _describe_single(rows: CheckedRows, splits: Splits, label: str, *, place: in
         ways.append(f"keep the copies (now {' and '.join(keys)}){by}")
     ways.append("add rows of other classes")
     return (
-        f"Only one class is left in train: {shorten(names[place], 100)!r} ({count_of(num_left, 'row')}), and at least "
-        f"2 are needed to tell them apart. The {count_of(int(is_other.sum()), 'row')} of the other "
+        f"Only one class is left in train: {shorten(names[position], 100)!r} ({count_of(num_left, 'row')}), and at "
+        f"least 2 are needed to tell them apart. The {count_of(int(is_other.sum()), 'row')} of the other "
         f"{'class' if len(others) == 1 else f'{len(others):,} classes'} in column {label!r} ({listed}{more}) went "
-        f"elsewhere: {', '.join(fates)}. Fix: {'; or '.join(ways)}."
+        f"elsewhere: {', '.join(outcomes)}. Fix: {'; or '.join(ways)}."
     )
 
 
@@ -288,7 +292,7 @@ def _ways_to_divide(
     has_file: set[str],
     settings: Mapping[str, Any],
 ) -> list[str]:
-    """Say how the rows can be divided so that train keeps several classes; no way that the rows do not allow."""
+    """Describe how the rows can be divided so that train keeps several classes; no way that the rows do not allow."""
     held_out = [f"split.{name}: {settings[name]}" for name in SPLITS[1:] if settings[name] and name not in has_file]
     num_parts = 1 + len(held_out)
     if settings["num_folds"]:
@@ -309,7 +313,7 @@ def _ways_to_divide(
 
 
 def _by_split(rows: npt.NDArray[np.bool_], splits: Splits) -> list[int]:
-    return [int((rows & (splits == place)).sum()) for place in range(len(SPLITS))]
+    return [int((rows & (splits == position)).sum()) for position in range(len(SPLITS))]
 
 
 def _count_in_training_files(rows: CheckedRows, label: str) -> Ints:
@@ -319,9 +323,9 @@ def _count_in_training_files(rows: CheckedRows, label: str) -> Ints:
 
 
 def _rows_of_class(
-    rows: CheckedRows, label: str, place: int, splits: Splits, row_ids: Ints
+    rows: CheckedRows, label: str, position: int, splits: Splits, row_ids: Ints
 ) -> tuple[int, dict[str, int]]:
     """Return the id of the first row of a class, and its rows by split."""
-    of_class = (rows.values[label] == place) & (splits >= 0)
+    of_class = (rows.values[label] == position) & (splits >= 0)
     counts = {name: count for name, count in zip(SPLITS, _by_split(of_class, splits), strict=True) if count}
     return int(row_ids[of_class].min()), counts

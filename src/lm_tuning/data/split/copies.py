@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.data.check.findings import RowPlaces, shorten
+from lm_tuning.data.check.findings import RowPositions, shorten
 from lm_tuning.data.split.duplicates import is_later_copy
 from lm_tuning.data.store import SPLITS
 from lm_tuning.wording import count_of
@@ -44,15 +44,15 @@ def count_shared(ids: Ints, splits: Splits) -> dict[str, int]:
 
 
 def presence(ids: Ints, splits: Splits) -> Mask:
-    """Say which numbers occur in which split, ``(splits, numbers)``.
+    """Describe which numbers occur in which split, ``(splits, numbers)``.
 
     Args:
         ids: ``(rows,)``: below 0 for none.
         splits: see ``count_shared``.
     """
     present = np.zeros((len(SPLITS), num_different(ids)), dtype=bool)
-    for place in range(len(SPLITS)):
-        present[place, ids[(splits == place) & (ids >= 0)]] = True
+    for index in range(len(SPLITS)):
+        present[index, ids[(splits == index) & (ids >= 0)]] = True
     return present
 
 
@@ -109,7 +109,7 @@ def copy_facts(
         "num_copies": len(contents) - num_different(contents),
         "num_dropped": int(is_dropped.sum()),
         "num_dropped_by_file": {
-            name: int((is_dropped & (file_splits == place)).sum()) for place, name in enumerate(SPLITS)
+            name: int((is_dropped & (file_splits == index)).sum()) for index, name in enumerate(SPLITS)
         },
         "num_kept": int(is_kept.sum()) - kept_texts,
         "num_label_conflicts": kept_wholes - kept_texts,
@@ -166,7 +166,7 @@ def describe_overlap(contents: Ints, splits: Splits, row_ids: Ints) -> dict[str,
     for pair, one, other in _pairs():
         is_shared = present[one] & present[other]
         if is_shared.any():
-            sides = ((SPLITS[place], (splits == place) & is_shared[contents]) for place in (one, other))
+            sides = ((SPLITS[index], (splits == index) & is_shared[contents]) for index in (one, other))
             found[pair] = {name: list_rows(rows, row_ids) for name, rows in sides}
     return found
 
@@ -194,7 +194,7 @@ def count_other_labels(contents: Ints, wholes: Ints, splits: Splits) -> dict[str
 
 
 def describe_copies(copies: Mapping[str, Any]) -> str:
-    """Say in a few words how many copies there are and what became of them, for the log.
+    """Describe in a few words how many copies there are and what became of them, for the log.
 
     Args:
         copies: what ``copy_facts`` returned.
@@ -225,7 +225,7 @@ def copy_warnings(facts: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]
     conflicts = copies["conflicts"]
     if conflicts and conflicts["num_texts"]:
         counts = ", ".join(f"{name} {count:,}" for name, count in conflicts["num_rows_by_split"].items() if count)
-        first = describe_conflict(conflicts["first"][0], RowPlaces(sources))
+        first = describe_conflict(conflicts["first"][0], RowPositions(sources))
         key = "split.duplicates_by: text"
         if copies["handling"] != "drop":
             key = f"split.duplicates: drop with {key}"
@@ -243,17 +243,17 @@ def copy_warnings(facts: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]
             yield _describe_shared(count, num_rows, others, has_file=has_file, handling=copies["handling"])
 
 
-def describe_conflict(conflict: Mapping[str, Any], places: RowPlaces, *, max_characters: int = 40) -> str:
+def describe_conflict(conflict: Mapping[str, Any], indices: RowPositions, *, max_characters: int = 40) -> str:
     """Name the first rows of a text with more than one label, each with its label.
 
     Args:
         conflict: one of ``first`` of the conflicts, see ``copy_facts``.
-        places: where rows stand in their files.
+        indices: where rows stand in their files.
         max_characters: of a label that are shown.
     """
     named = []
     for row_id, label in zip(conflict["row_ids"], conflict["labels"], strict=True):
-        path, number = places.find(row_id)
+        path, number = indices.find(row_id)
         named.append(f"{path}, row {number:,} ({shorten(label, max_characters)!r})")
     more = conflict["num_rows"] - len(named)
     return " and ".join(named) + (f" and {count_of(more, 'more row')}" if more else "")
@@ -262,7 +262,7 @@ def describe_conflict(conflict: Mapping[str, Any], places: RowPlaces, *, max_cha
 def _describe_shared(
     num_texts: int, num_rows: Mapping[str, int], others: Mapping[str, int], *, has_file: set[str], handling: str
 ) -> str:
-    """Say what two splits share, and what takes it away."""
+    """Describe what two splits share, and what takes it away."""
     first, second = num_rows
     # Left out is the row of the training files, and of two files of held-out rows that of validation.
     giver = second if first in has_file and second not in has_file else first
@@ -295,9 +295,9 @@ def _describe_conflicts(
     num_labels = np.bincount(contents[firsts], minlength=num_different(contents))
     rows = kept[num_labels[contents[kept]] > 1]
     rows = rows[np.argsort(row_ids[rows], kind="stable")]
-    texts, first_places = np.unique(contents[rows], return_index=True)
+    texts, first_positions = np.unique(contents[rows], return_index=True)
     listed = []
-    for text in texts[np.argsort(first_places)][:_MAX_LISTED_TEXTS].tolist():
+    for text in texts[np.argsort(first_positions)][:_MAX_LISTED_TEXTS].tolist():
         of_text = rows[contents[rows] == text]
         # A row of each label says more than the first rows.
         shown = np.sort(np.unique(wholes[of_text], return_index=True)[1])[:_MAX_ROWS_OF_TEXT]
@@ -311,7 +311,7 @@ def _describe_conflicts(
     return {
         "num_texts": len(texts),
         "num_rows": len(rows),
-        "num_rows_by_split": {name: int((splits[rows] == place).sum()) for place, name in enumerate(SPLITS)},
+        "num_rows_by_split": {name: int((splits[rows] == index).sum()) for index, name in enumerate(SPLITS)},
         "first": listed,
     }
 

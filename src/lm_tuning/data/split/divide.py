@@ -37,7 +37,7 @@ class Division:
     """Where each row goes, and what there is to say about it.
 
     Attributes:
-        splits: ``(rows,)``: place in ``SPLITS``, ``LEFT_OUT`` for a dropped copy.
+        splits: ``(rows,)``: index in ``SPLITS``, ``LEFT_OUT`` for a dropped copy.
         facts: for the summary: ``wanted_rows``, ``duplicates``, ``near_duplicates``, ``overlap``, ``overlap_rows``,
             ``overlap_other_labels``, ``leakage``, ``groups``, ``classes``, ``class_shares``, ``untrained_classes`` and
             ``folds``.
@@ -75,7 +75,7 @@ def take_rows(rows: CheckedRows, order: Ints) -> CheckedRows:
 
     Args:
         rows: in any order.
-        order: ``(rows,)``: place of each row to take.
+        order: ``(rows,)``: index of each row to take.
     """
     return replace(
         rows,
@@ -178,7 +178,7 @@ def divide_rows(
     )
     splits = np.where(dropped, np.int8(LEFT_OUT), file_splits)
     splits[pool] = choice.splits
-    wanted = {name: int((splits == place).sum()) for place, name in enumerate(SPLITS)} | choice.wanted
+    wanted = {name: int((splits == position).sum()) for position, name in enumerate(SPLITS)} | choice.wanted
     facts: dict[str, Any] = {
         "wanted_rows": {name: wanted[name] for name in SPLITS},
         "duplicates": copy_facts(
@@ -219,7 +219,7 @@ def divide_rows(
 
 
 def _is_later_near_copy(units: Ints, labels: Ints | None, is_copy: Mask, priority: npt.NDArray[np.int8]) -> Mask:
-    """Say of each row whether another one of its unit, and with its label, is the one to keep."""
+    """Describe of each row whether another one of its unit, and with its label, is the one to keep."""
     kept = np.flatnonzero(~is_copy)
     ids = units[kept] if labels is None else units[kept] * (int(labels.max(initial=-1)) + 2) + labels[kept] + 1
     is_later = np.zeros(len(units), dtype=bool)
@@ -239,7 +239,7 @@ def _units(joined: Ints | None, groups: Ints | None, pool: Mask) -> Ints:
 
 
 def _explain_left_out(is_copy: Mask, is_near_copy: Mask) -> str:
-    """Say how many of some rows were dropped as copies, and by which key; nothing where none was."""
+    """Return how many of some rows were dropped as copies, and by which key; nothing where none was."""
     keys = [
         f"split.{name}: drop"
         for name, rows in (("duplicates", is_copy), ("near_duplicates", is_near_copy))
@@ -252,7 +252,7 @@ def _explain_left_out(is_copy: Mask, is_near_copy: Mask) -> str:
 def _explain_units(
     group: str | None, duplicates: str, near_duplicates: str, *, left_out: str, num_folds: int | None
 ) -> str:
-    """Say why the rows make no more units, and what to do; the end of a message."""
+    """Describe why the rows make no more units, and what to do; the end of a message."""
     reasons, ways = [], []
     if group:
         reasons.append(f"rows of a group stay together (split.group: {group})")
@@ -312,7 +312,9 @@ def _choose(
             classes = number_by_appearance(classes)
 
     def named(rare: Mapping[int, int]) -> dict[int, int]:
-        return {place if class_names is None else int(class_names[place]): count for place, count in rare.items()}
+        return {
+            position if class_names is None else int(class_names[position]): count for position, count in rare.items()
+        }
 
     wanted = {name: size for name, size in zip(SPLITS, sizes, strict=True) if name == "train" or name not in has_file}
     if not num_folds:
@@ -326,7 +328,9 @@ def _choose(
             unit_name=unit_name,
             explanation=f"{' and '.join(asked)} ask{'s' * (len(asked) == 1)} for them and {explanation}",
         )
-        empty = [name for place, name in enumerate(SPLITS) if sizes[place] and not (chosen.splits == place).any()]
+        empty = [
+            name for position, name in enumerate(SPLITS) if sizes[position] and not (chosen.splits == position).any()
+        ]
         if empty:
             raise UserError(
                 f"split.stratify: {stratify!r} leaves no row for {' and '.join(empty)}, since a class with fewer "

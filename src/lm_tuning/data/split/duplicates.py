@@ -13,7 +13,7 @@ def number_equal(digests: Digests) -> Ids:
     """Give equal digests the same number.
 
     Args:
-        digests: ``(rows, 2)``: 16 bytes a row.
+        digests: ``(rows, 2)``: 16 bytes per row.
 
     Returns:
         ``(rows,)``: numbers from 0, in the order in which the digests first appear.
@@ -35,7 +35,7 @@ def number_equal(digests: Digests) -> Ids:
 
 
 def is_later_copy(ids: Ids, priority: npt.NDArray[np.int8] | None = None) -> npt.NDArray[np.bool_]:
-    """Say of each row whether an equal one comes before it.
+    """Describe of each row whether an equal one comes before it.
 
     Args:
         ids: ``(rows,)``: equal numbers for equal rows.
@@ -51,7 +51,7 @@ def is_later_copy(ids: Ids, priority: npt.NDArray[np.int8] | None = None) -> npt
 
 
 def join_units(first: Ids, second: Ids) -> Ids:
-    """Number the rows that hang together by either of two relations, directly or through other rows.
+    """Number the rows that belong together by either of two relations, directly or through other rows.
 
     Args:
         first: ``(rows,)``: rows with equal numbers belong together.
@@ -95,27 +95,27 @@ def number_by_appearance(ids: Ids) -> Ids:
     return rank[inverse]
 
 
-Places = npt.NDArray[np.int64]
+Positions = npt.NDArray[np.int64]
 
 
-def find_repeats(digests: npt.NDArray[np.uint64], is_train: npt.NDArray[np.bool_]) -> tuple[Places, Places]:
+def find_repeats(digests: npt.NDArray[np.uint64], is_train: npt.NDArray[np.bool_]) -> tuple[Positions, Positions]:
     """Find the training rows that repeat the key of an earlier one.
 
     Args:
-        digests: ``(rows, 2)``: 16 bytes a row, equal for equal keys.
+        digests: ``(rows, 2)``: 16 bytes per row, equal for equal keys.
         is_train: ``(rows,)``: rows that are compared.
 
     Returns:
-        Places of the rows that repeat, ascending, and beside each the place of the first row with that key.
+        Indices of the rows that repeat, ascending, and beside each the index of the first row with that key.
     """
-    places = np.flatnonzero(is_train)
-    keys = digests[places]
+    indices = np.flatnonzero(is_train)
+    keys = digests[indices]
     order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: equal keys stay in the order of the rows
     keys = keys[order]
     is_repeat = np.zeros(len(order), dtype=bool)
     is_repeat[1:] = (keys[1:] == keys[:-1]).all(axis=1)
     # The first of a run stands where the last row that repeats nothing stands.
     starts = np.maximum.accumulate(np.where(is_repeat, 0, np.arange(len(order)))) if len(order) else order
-    repeats, originals = places[order[is_repeat]], places[order[starts[is_repeat]]]
+    repeats, originals = indices[order[is_repeat]], indices[order[starts[is_repeat]]]
     ascending = np.argsort(repeats)
     return repeats[ascending], originals[ascending]

@@ -49,8 +49,8 @@ def measure_leakage(contents: Ints, near: NearDuplicates | None, splits: Splits,
         leaks["near"] = is_near[contents] & ~leaks["exact"]
     facts: dict[str, Any] = {"num_rows": 0, "fraction": 0.0}
     num_held_out = 0
-    for place, name in _HELD_OUT:
-        rows = splits == place
+    for index, name in _HELD_OUT:
+        rows = splits == index
         sides: dict[str, Any] = {
             kind: list_rows(rows & leaks[kind], row_ids) if kind in leaks else None for kind in ("exact", "near")
         }
@@ -71,7 +71,7 @@ def near_facts(
     similarity: float,
     num_dropped: int,
 ) -> dict[str, Any]:
-    """Say how many rows are almost the same as others.
+    """Return how many rows are almost the same as others.
 
     Args:
         near: what was found.
@@ -83,7 +83,7 @@ def near_facts(
 
     Returns:
         Among them ``num_near_copies``, the different contents that are near duplicates of an earlier one, and
-        ``largest``, the rows that hang together in the largest number.
+        ``largest``, the rows that belong together in the largest number.
     """
     assert units is not None
     num_contents = len(near.units)
@@ -106,7 +106,7 @@ def near_facts(
 
 
 def group_facts(rows: CheckedRows, group: str | None, splits: Splits) -> dict[str, Any] | None:
-    """Say how the groups fell.
+    """Describe how the groups fell.
 
     Args:
         rows: what was read.
@@ -118,7 +118,7 @@ def group_facts(rows: CheckedRows, group: str | None, splits: Splits) -> dict[st
     ids = rows.values[group]
     counts = np.bincount(ids[ids >= 0])
     largest = int(counts.argmax())
-    present = {name: len(np.unique(ids[(splits == place) & (ids >= 0)])) for place, name in enumerate(SPLITS)}
+    present = {name: len(np.unique(ids[(splits == index) & (ids >= 0)])) for index, name in enumerate(SPLITS)}
     return {
         "column": group,
         "num_groups": len(counts),
@@ -146,7 +146,7 @@ def describe_warnings(facts: Mapping[str, Any], rows: CheckedRows, splits: Split
 
 
 def _size_warnings(facts: Mapping[str, Any], splits: Splits) -> Iterator[str]:
-    got = {name: int((splits == place).sum()) for place, name in enumerate(SPLITS)}
+    got = {name: int((splits == index).sum()) for index, name in enumerate(SPLITS)}
     if got != facts["wanted_rows"]:
         wanted = facts["wanted_rows"]
         short = ", ".join(f"{name} {count_of(got[name], 'row')} instead of {wanted[name]:,}" for name in SPLITS)
@@ -174,7 +174,7 @@ def _near_warnings(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _fix_near(near: Mapping[str, Any], *, by_label: bool) -> str:
-    """Say what takes near duplicates of held-out rows out of train; ``by_label``: only those of the same label go."""
+    """Describe what takes near duplicates of held-out rows out of train; ``by_label`` takes those of the same label."""
     if near["handling"] == "drop":
         # What is left has another label, or hangs on a link that was not followed.
         by_text = "set split.duplicates_by: text, which leaves them out whatever their label, or " if by_label else ""

@@ -54,7 +54,7 @@ def write_splits(
     """Write ``train.arrow``, ``validation.arrow``, ``test.arrow``, ``summary.json``, ``preview.json``, ``copies.npz``.
 
     Rows keep the order of their files within a split, and rows of a file that is a split by itself never move. Memory
-    grows by about 200 bytes a row; texts stay on disk.
+    grows by about 200 bytes per row; texts stay on disk.
 
     Args:
         folder: an empty folder.
@@ -198,7 +198,7 @@ def read_copies(folder: Path) -> dict[str, npt.NDArray[np.int64]]:
 
 
 def describe_splits(summary: Mapping[str, Any]) -> str:
-    """Say in a line what a summary holds, for the log.
+    """Describe in a line what a summary holds, for the log.
 
     Args:
         summary: see ``write_splits``.
@@ -223,7 +223,7 @@ def describe_splits(summary: Mapping[str, Any]) -> str:
 
 
 def _describe_near(near: Mapping[str, Any], leakage: Mapping[str, Any]) -> str:
-    """Say how many texts are almost like an earlier one, and what became of their rows."""
+    """Return how many texts are almost like an earlier one, and what became of their rows."""
     if not near["num_near_copies"]:
         return "no near duplicates"
     found = count_of(near["num_near_copies"], "near duplicate")
@@ -300,7 +300,7 @@ def _numbered_label(checked_summary: Mapping[str, Any], values: Mapping[str, Any
 def _count_sources(
     sources: list[dict[str, Any]], train_files: npt.NDArray[np.int16], files: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Say how many rows of train each source gave."""
+    """Return how many rows of train each source gave."""
     source_of_file = np.array([file["source"] for file in files], dtype=np.int64)
     counts = np.bincount(source_of_file[train_files], minlength=len(sources))
     return [

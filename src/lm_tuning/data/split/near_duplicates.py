@@ -34,7 +34,7 @@ MAX_TEXT_BYTES = 2**20
 
 _SEED = 42
 _MIN_RECALL = 0.995
-# Eight bytes are read at once, from the last place of a text too.
+# Eight bytes are read at once, from the last position of a text too.
 _PADDING = b"\0" * 8
 _SHINGLE_MASK = np.uint64(2 ** (8 * SHINGLE_BYTES) - 1)
 # What is hashed at once should stay in the cache of a core: a sequence takes about 30 bytes.
@@ -47,17 +47,18 @@ _MAX_CHAIN_FRACTION = 0.01
 _NOT_COMPARED = ("label", "tools")
 
 Ints = npt.NDArray[np.int64]
-Places = npt.NDArray[np.int32]
+Positions = npt.NDArray[np.int32]
 Signatures = npt.NDArray[np.uint16]
 Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class NearDuplicates:
-    """Which texts hang together.
+    """Which texts belong together.
 
     Attributes:
-        units: ``(texts,)``: equal numbers for texts that hang together, from 0, in the order of the first text of each.
+        units: ``(texts,)``: equal numbers for texts that belong together, from 0, in the order of the first text of
+            each.
         cut_links: ``(links, 2)``: near duplicates that stand in different units, since joining them would have made a
             long chain of texts that are not alike. Every such text is in one of them, not every pair is.
         num_seconds: time it took.
@@ -70,7 +71,7 @@ class NearDuplicates:
 
 def find_near_duplicates(
     table: ExampleTable,
-    places: Ints,
+    indices: Ints,
     scratch: Path,
     *,
     similarity: float,
@@ -80,7 +81,8 @@ def find_near_duplicates(
 
     The time grows with the number of texts, not with the number of pairs: texts meet when they agree in a band of their
     signatures, and each is compared with at most eight others a band, those first that agree in the next band too. The
-    result depends on texts and order alone. Memory is about 60 bytes a text; signatures (256 bytes a text) lie on disk.
+    result depends on texts and order alone. Memory is about 60 bytes per text; signatures (256 bytes per text) lie on
+    disk.
 
     A chain, in which each text is similar to the next and the last no longer to the first, is cut where it would grow
     past one in a hundred of all texts (100 texts at least): beyond that, two units are joined only when their first
@@ -88,18 +90,18 @@ def find_near_duplicates(
 
     Args:
         table: the rows.
-        places: ``(texts,)``: the row of each text, without repeats. Their order decides which text of a unit is its
+        indices: ``(texts,)``: the row of each text, without repeats. Their order decides which text of a unit is its
             first, and nothing else does.
         scratch: a file that is written, mapped and removed.
         similarity: from which two texts count as near duplicates, above 0 and at most 1.
         on_progress: told the texts that have a signature, then the bands that were gone through.
     """
     started = time.perf_counter()
-    if not len(places):
+    if not len(indices):
         return NearDuplicates(np.zeros(0, dtype=np.int64), np.zeros((0, 2), dtype=np.int64), 0.0)
     try:
-        signatures = _map_scratch(scratch, len(places))
-        _write_signatures(table, places, signatures, on_progress)
+        signatures = _map_scratch(scratch, len(indices))
+        _write_signatures(table, indices, signatures, on_progress)
         joiner = _Joiner(signatures, similarity)
         num_bands, band_slots = choose_bands(similarity)
         on_progress("Comparing rows", 0, num_bands, "bands")
@@ -112,7 +114,7 @@ def find_near_duplicates(
 
 
 def choose_bands(similarity: float) -> tuple[int, int]:
-    """Return the number of bands and the slots of each: the longest bands that still let such pairs meet.
+    """Return the number of bands and the positions of each: the longest bands that still let such pairs meet.
 
     Args:
         similarity: pairs of this similarity meet in a band with a probability of 0.995 at least.
@@ -160,8 +162,8 @@ def hash_shingles(texts: list[bytes]) -> tuple[npt.NDArray[np.uint64], npt.NDArr
     counts = np.maximum(lengths - (SHINGLE_BYTES - 1), 1)
     offsets = np.concatenate([[0], np.cumsum(counts)])
     starts = np.cumsum(lengths + len(_PADDING)) - (lengths + len(_PADDING))
-    places = np.repeat(starts - offsets[:-1], counts) + np.arange(offsets[-1])
-    return mixed(windows[places] & _SHINGLE_MASK), offsets.astype(np.uint64)
+    indices = np.repeat(starts - offsets[:-1], counts) + np.arange(offsets[-1])
+    return mixed(windows[indices] & _SHINGLE_MASK), offsets.astype(np.uint64)
 
 
 def sign_texts(texts: list[bytes]) -> Signatures:
@@ -198,12 +200,12 @@ def _map_scratch(path: Path, num_texts: int) -> Signatures:
     return np.memmap(path, dtype=np.uint16, mode="r+", shape=(num_texts, NUM_SLOTS))
 
 
-def _write_signatures(table: ExampleTable, places: Ints, signatures: Signatures, on_progress: OnProgress) -> None:
+def _write_signatures(table: ExampleTable, indices: Ints, signatures: Signatures, on_progress: OnProgress) -> None:
     text_of_row = np.full(len(table), -1, dtype=np.int32)
-    text_of_row[places] = np.arange(len(places), dtype=np.int32)
+    text_of_row[indices] = np.arange(len(indices), dtype=np.int32)
     names = [name for name in FIELDS[table.format] if name not in _NOT_COMPARED]
     num_rows = num_done = 0
-    on_progress("Signing rows", 0, len(places), "rows")
+    on_progress("Signing rows", 0, len(indices), "rows")
     for batch in table.batches():
         numbers = text_of_row[num_rows : num_rows + batch.num_rows]
         num_rows += batch.num_rows
@@ -215,16 +217,16 @@ def _write_signatures(table: ExampleTable, places: Ints, signatures: Signatures,
         for start, stop in _blocks(texts):
             signatures[numbers[wanted[start:stop]]] = sign_texts(texts[start:stop])
             num_done += stop - start
-            on_progress("Signing rows", num_done, len(places), "rows")
+            on_progress("Signing rows", num_done, len(indices), "rows")
 
 
 def _blocks(texts: list[bytes]) -> Iterator[tuple[int, int]]:
     """Cut a list where its texts add up to more bytes than are hashed at once."""
     start = num_bytes = 0
-    for place, text in enumerate(texts):
+    for index, text in enumerate(texts):
         if num_bytes and num_bytes + len(text) > _BLOCK_BYTES:
-            yield start, place
-            start, num_bytes = place, 0
+            yield start, index
+            start, num_bytes = index, 0
         num_bytes += len(text)
     yield start, len(texts)
 
@@ -280,16 +282,16 @@ class _Joiner:
             is_pair = runs[distance:] == runs[:-distance]
             self._join_similar(order[:-distance][is_pair], order[distance:][is_pair])
 
-    def _band_hashes(self, first_slot: int, band_slots: int, places: Places | None) -> npt.NDArray[np.uint64]:
-        hashes = np.zeros(len(self._signatures) if places is None else len(places), dtype=np.uint64)
+    def _band_hashes(self, first_slot: int, band_slots: int, indices: Positions | None) -> npt.NDArray[np.uint64]:
+        hashes = np.zeros(len(self._signatures) if indices is None else len(indices), dtype=np.uint64)
         for start in range(0, len(hashes), _CHUNK_PAIRS):
             part = slice(start, start + _CHUNK_PAIRS)
-            block = self._signatures[part if places is None else places[part]]
+            block = self._signatures[part if indices is None else indices[part]]
             for slot in range(first_slot, first_slot + band_slots):
                 hashes[part] = mixed(hashes[part] ^ block[:, slot % NUM_SLOTS].astype(np.uint64))
         return hashes
 
-    def _join_similar(self, left: Places, right: Places) -> None:
+    def _join_similar(self, left: Positions, right: Positions) -> None:
         """Join the pairs that are similar and not in one unit yet."""
         roots = self._roots()
         is_apart = roots[left] != roots[right]
@@ -308,13 +310,13 @@ class _Joiner:
             left, right = left[~is_chain], right[~is_chain]
         self._union(left, right)
 
-    def _union(self, left: Places, right: Places) -> None:
+    def _union(self, left: Positions, right: Positions) -> None:
         parents, sizes = self._parents.data, self._sizes.data
 
-        def root_of(place: int) -> int:
-            while (parent := parents[place]) != place:
-                parents[place] = place = parents[parent]
-            return place
+        def root_of(index: int) -> int:
+            while (parent := parents[index]) != index:
+                parents[index] = index = parents[parent]
+            return index
 
         for one, other in zip(left.tolist(), right.tolist(), strict=True):
             first, second = root_of(one), root_of(other)
@@ -342,7 +344,7 @@ class _Joiner:
             similar[part] = np.count_nonzero(equal, axis=1) >= self._min_equal
         return similar
 
-    def _roots(self) -> Places:
+    def _roots(self) -> Positions:
         """Return the root of each text, and make every way to it one step long."""
         roots = self._parents[self._parents]
         while (roots != self._parents).any():

@@ -52,7 +52,7 @@ def _prepare_example() -> None:
 
 
 def _log_files(split: str, files: list[dict[str, Any]]) -> None:
-    """Say in a line which files the rows of a split come from."""
+    """Describe in a line which files the rows of a split come from."""
     num_bytes = sum(file["num_bytes"] or 0 for file in files)
     formats = ", ".join(sorted({file["format"] for file in files}))
     what = files[0]["path"] if len(files) == 1 else f"{len(files):,} files, first {files[0]['path']}"

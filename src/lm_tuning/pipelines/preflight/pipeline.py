@@ -8,7 +8,7 @@ from .nodes import inspect_examples
 
 
 def create_pipeline() -> Pipeline:
-    """Wire the look before training."""
+    """Wire preflight."""
     return Pipeline(
         [
             Node(

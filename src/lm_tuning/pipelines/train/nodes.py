@@ -73,7 +73,7 @@ def train_model(
 
 
 def describe_result(summary: dict[str, Any]) -> str:
-    """Say in one paragraph what the training did and what it cost."""
+    """Describe in one paragraph what the training did and what it cost."""
     if not summary["num_steps"]:
         return "No step was made."
     from lm_tuning.wording import write_speed
@@ -132,5 +132,5 @@ def _describe_mfu(summary: dict[str, Any]) -> str:
 
 
 def _write_rate(flops: float) -> str:
-    """Write operations a second in the unit that suits them."""
+    """Write operations per second in the unit that suits them."""
     return f"{flops / 1e12:,.0f} TFLOP/s" if flops >= 1e13 else f"{flops / 1e9:,.0f} GFLOP/s"

@@ -84,7 +84,7 @@ def _bytes_of(token: str, letters: dict[int, int]) -> bytes:
 
 
 def is_byte_level(backend: Any) -> bool:
-    """Say whether tokens stand for bytes.
+    """Return whether tokens stand for bytes.
 
     Args:
         backend: a tokenizer of the ``tokenizers`` library.
@@ -94,7 +94,7 @@ def is_byte_level(backend: Any) -> bool:
     return isinstance(backend.decoder, decoders.ByteLevel)
 
 
-class PlacedTokens:
+class AlignedTokens:
     """Tokens of one row and the characters that they hold, as the tokenizers library would say it.
 
     It answers the same questions as that library's ``Encoding``. A token that holds a part of a character holds all of
@@ -122,14 +122,14 @@ class PlacedTokens:
         """Return the characters of every token, half-open."""
         return list(zip(self._starts.tolist(), self._ends.tolist(), strict=True))
 
-    def char_to_token(self, place: int) -> int | None:
+    def char_to_token(self, position: int) -> int | None:
         """Return the first token that holds a character.
 
         Args:
-            place: of the character; ``None`` comes back where no token holds it.
+            position: of the character; ``None`` comes back where no token holds it.
         """
-        token = int(np.searchsorted(self._ends, place, side="right"))
-        return token if token < len(self.ids) and self._starts[token] <= place else None
+        token = int(np.searchsorted(self._ends, position, side="right"))
+        return token if token < len(self.ids) and self._starts[token] <= position else None
 
     def token_to_chars(self, token: int) -> tuple[int, int]:
         """Return the characters of a token, half-open.
@@ -140,13 +140,13 @@ class PlacedTokens:
         return int(self._starts[token]), int(self._ends[token])
 
 
-class PlacedRows:
+class AlignedRows:
     """Tokens of some rows, placed in their text to the byte.
 
     Attributes:
         ids: token ids of all rows end to end, ``(tokens,)``.
         offsets: ``(rows + 1,)``: where each row starts in ``ids``.
-        proven: ``(rows,)``: whether the bytes of the tokens are those of the text; places are right only if all
+        proven: ``(rows,)``: whether the bytes of the tokens are those of the text; positions are right only if all
             are.
     """
 
@@ -155,7 +155,7 @@ class PlacedRows:
 
         Args:
             table: the bytes of tokens.
-            texts: one a row.
+            texts: one per row.
             ids: token ids of all rows end to end, ``(tokens,)``.
             offsets: ``(rows + 1,)``: where each row starts in ``ids``.
         """
@@ -165,10 +165,10 @@ class PlacedRows:
         data = text.encode()
         self._chars = np.cumsum([0, *map(len, texts)])
         # Where each character starts; not kept where every character is a byte.
-        self._places: Int64Array | None = None
+        self._positions: Int64Array | None = None
         if len(data) != len(text):
             is_start = (np.frombuffer(data, dtype=np.uint8) & 0xC0) != 0x80
-            self._places = np.append(np.flatnonzero(is_start), len(data))
+            self._positions = np.append(np.flatnonzero(is_start), len(data))
         self._bytes = self._to_bytes(self._chars)
         lengths = table.lengths[ids]
         self._ends = np.cumsum(lengths, dtype=np.int64)
@@ -201,22 +201,22 @@ class PlacedRows:
         tokens = self.offsets[rows]
         return first - tokens, after - tokens
 
-    def are_crossed(self, rows: Int64Array, places: Int64Array) -> npt.NDArray[np.bool_]:
-        """Say at which places a token reaches from one side to the other.
+    def are_crossed(self, rows: Int64Array, positions: Int64Array) -> npt.NDArray[np.bool_]:
+        """Describe at which positions a token reaches from one side to the other.
 
         Args:
-            rows: row of each place, ``(places,)``.
-            places: characters in the text of the row, ``(places,)``.
+            rows: row of each position, ``(positions,)``.
+            positions: characters in the text of the row, ``(positions,)``.
         """
         if not len(rows):
             return np.zeros(0, dtype=np.bool_)
-        at = self._to_bytes(self._chars[rows] + places)
+        at = self._to_bytes(self._chars[rows] + positions)
         token = np.searchsorted(self._ends, at, side="right")
         inside = (at > self._bytes[rows]) & (at < self._bytes[rows + 1])
         crossed: npt.NDArray[np.bool_] = inside & (self._starts[np.minimum(token, len(self.ids) - 1)] < at)
         return crossed
 
-    def row(self, index: int) -> PlacedTokens:
+    def row(self, index: int) -> AlignedTokens:
         """Return the tokens of one row with the characters that they hold.
 
         Args:
@@ -224,14 +224,14 @@ class PlacedRows:
         """
         part = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
         starts, ends = self._starts[part], self._ends[part]
-        if self._places is not None:
-            starts = np.searchsorted(self._places, starts, side="right") - 1
-            ends = np.searchsorted(self._places, ends, side="left")
+        if self._positions is not None:
+            starts = np.searchsorted(self._positions, starts, side="right") - 1
+            ends = np.searchsorted(self._positions, ends, side="left")
         base = self._chars[index]
-        return PlacedTokens(self.ids[part].tolist(), starts - base, ends - base)
+        return AlignedTokens(self.ids[part].tolist(), starts - base, ends - base)
 
     def _to_bytes(self, chars: Int64Array) -> Int64Array:
-        return chars if self._places is None else self._places[chars]
+        return chars if self._positions is None else self._positions[chars]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Carry character ranges over to tokens: which positions are learned, and which may be cut."""
+"""Carry character ranges over to tokens: which positions are supervised, and which may be cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from lm_tuning.text.align.bytes import PlacedTokens
+from lm_tuning.text.align.bytes import AlignedTokens
 from lm_tuning.text.render.plain import CharRange, RenderedRow, RowRefused
 from lm_tuning.text.store.table import Span
 
@@ -23,7 +23,7 @@ class TokenizedRow:
 
     Attributes:
         ids: token ids.
-        spans: half-open token positions that are learned.
+        spans: half-open token positions that are supervised.
         num_prefixed: ids in front that the text does not hold.
     """
 
@@ -90,15 +90,15 @@ def added_around(tokenizer: Any, *, is_target: bool = False) -> tuple[list[int],
 
 
 class RowEncoder:
-    """Tokenize rows so that no token lies across the place where generation begins, and typed letters stay letters.
+    """Tokenize rows so that no token lies across the position where generation begins, and typed letters stay letters.
 
     A tokenizer may join the end of the scaffolding and the start of an answer (a line break and an indentation, say).
     A model that learned from such a token never sees it when it generates, since its prompt ends in between. Such
-    rows are tokenized in pieces, unless that would change their text (some tokenizers put a space before every piece).
+    rows are tokenized in chunks, unless that would change their text (some tokenizers put a space before every piece).
     """
 
     def __init__(self, backend: Any, control_ids: frozenset[int] = frozenset()) -> None:
-        """Take a tokenizer.
+        """Keep a tokenizer.
 
         Args:
             backend: lent by ``bare_backend``.
@@ -123,17 +123,17 @@ class RowEncoder:
         for i, row in enumerate(rows):
             try:
                 if row.as_text:
-                    encodings[i] = self.encode_in_pieces(row, [])
-                crossed = [place for place in row.openings if _is_crossed(encodings[i], place, len(row.text))]
+                    encodings[i] = self.encode_in_chunks(row, [])
+                crossed = [position for position in row.openings if _is_crossed(encodings[i], position, len(row.text))]
                 if crossed:
-                    joined = self.encode_in_pieces(row, crossed)
+                    joined = self.encode_in_chunks(row, crossed)
                     if self.decode(joined.ids) == self.decode(encodings[i].ids):
                         encodings[i] = joined
             except RowRefused as refusal:
                 encodings[i] = refusal
         return encodings
 
-    def encode_in_pieces(self, row: RenderedRow, cuts: list[int]) -> PlacedTokens:
+    def encode_in_chunks(self, row: RenderedRow, cuts: list[int]) -> AlignedTokens:
         """Tokenize what lies between cuts, and typed control tokens, each for itself.
 
         Args:
@@ -151,20 +151,20 @@ class RowEncoder:
         # A cut inside the letters of a typed token would be no cut between contents.
         edges = [edge for edge in edges if not any(start < edge < end for start, end in row.as_text)]
         for start, end in pairwise(edges):
-            piece = row.text[start:end]
+            chunk = row.text[start:end]
             if start in typed:
-                found, places = self._inside(self._letters_only(), piece)
+                found, positions = self._inside(self._letters_only(), chunk)
                 if not self._control_ids.isdisjoint(found):
-                    raise RowRefused(UNSPELLABLE, f"the tokenizer cannot write {piece!r} as letters")
+                    raise RowRefused(UNSPELLABLE, f"the tokenizer cannot write {chunk!r} as letters")
             elif row.as_text and start:
-                found, places = self._inside(self._backend, piece)
+                found, positions = self._inside(self._backend, chunk)
             else:
-                encoding = self._backend.encode(piece, add_special_tokens=False)
-                found, places = encoding.ids, encoding.offsets
+                encoding = self._backend.encode(chunk, add_special_tokens=False)
+                found, positions = encoding.ids, encoding.offsets
             ids += found
-            starts += [start + low for low, _ in places]
-            ends += [start + high for _, high in places]
-        return PlacedTokens(ids, starts, ends)
+            starts += [start + low for low, _ in positions]
+            ends += [start + high for _, high in positions]
+        return AlignedTokens(ids, starts, ends)
 
     def decode(self, ids: list[int]) -> str:
         """Return the text of tokens, control tokens included.
@@ -184,21 +184,21 @@ class RowEncoder:
         return self._letters
 
     @staticmethod
-    def _inside(tokenizer: Any, piece: str) -> tuple[list[int], list[tuple[int, int]]]:
+    def _inside(tokenizer: Any, chunk: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Tokenize a piece from the middle of a text: behind a line break no tokenizer puts a space before it."""
         lead = tokenizer.encode("\n", add_special_tokens=False).ids
-        encoding = tokenizer.encode("\n" + piece, add_special_tokens=False)
-        ids, places = encoding.ids, encoding.offsets
+        encoding = tokenizer.encode("\n" + chunk, add_special_tokens=False)
+        ids, positions = encoding.ids, encoding.offsets
         num = len(lead)
-        if ids[:num] == lead and (len(ids) == num or places[num][0] >= 1):
-            return ids[num:], [(low - 1, high - 1) for low, high in places[num:]]
-        encoding = tokenizer.encode(piece, add_special_tokens=False)
+        if ids[:num] == lead and (len(ids) == num or positions[num][0] >= 1):
+            return ids[num:], [(low - 1, high - 1) for low, high in positions[num:]]
+        encoding = tokenizer.encode(chunk, add_special_tokens=False)
         return encoding.ids, encoding.offsets
 
 
-def _is_crossed(encoding: Any, place: int, num_chars: int) -> bool:
-    token = encoding.char_to_token(place) if 0 < place < num_chars else None
-    return token is not None and encoding.token_to_chars(token)[0] < place
+def _is_crossed(encoding: Any, position: int, num_chars: int) -> bool:
+    token = encoding.char_to_token(position) if 0 < position < num_chars else None
+    return token is not None and encoding.token_to_chars(token)[0] < position
 
 
 def token_span(encoding: Any, chars: CharRange, num_chars: int) -> Span:
@@ -289,6 +289,6 @@ def tokenize_row(
         ids = [*prefix, *ids]
     if not row.is_closed and end_id is not None:
         ids = ids if ids[-1:] == [end_id] else [*ids, end_id]
-        # The end is learned with the answer that it ends, even when that answer is empty.
+        # The end is supervised with the answer that it ends, even when that answer is empty.
         spans[-1] = (spans[-1][0], len(ids))
     return TokenizedRow(ids, spans, num_prefixed)

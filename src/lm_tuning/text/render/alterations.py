@@ -84,7 +84,7 @@ def mark_tools(tools: Tools | None, marks: Marks) -> Tools | None:
 
 
 def find_alterations(call: TemplateCall, messages: list[Message], tools: Tools | None, text: str) -> list[str]:
-    """Say what a template does to one conversation.
+    """Describe what a template does to one conversation.
 
     An earlier answer of which less is shown than the same template shows while it is the last one is no alteration:
     templates leave old reasoning out on purpose, when a model answers as well as here.
@@ -108,7 +108,7 @@ def find_alterations(call: TemplateCall, messages: list[Message], tools: Tools |
     earlier: dict[int, str] = {}
 
     def is_left_out(turn: int, mark: str) -> bool:
-        """Say whether a part is missing for another reason than that later turns follow."""
+        """Return whether a part is missing for another reason than that later turns follow."""
         if mark in shown:
             return False
         if messages[turn]["role"] == "assistant" and turn < len(messages) - 1:
@@ -136,7 +136,7 @@ def find_alterations(call: TemplateCall, messages: list[Message], tools: Tools |
 
 
 def find_hidden_tools(call: TemplateCall, messages: list[Message], tools: Tools) -> list[str]:
-    """Say whether a template leaves out something of the tools that it is given.
+    """Return whether a template leaves out something of the tools that it is given.
 
     Args:
         call: renders with the template.

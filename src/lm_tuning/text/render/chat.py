@@ -2,9 +2,9 @@
 
 A template is a program: it may trim, reorder, drop or wrap what it is given. So nothing is assumed about it. Each shape
 of conversation (its roles, in order) is rendered once with a marker in place of every content, which shows the
-scaffolding around them; each row is then rendered for real, and the answers' places are only believed when scaffolding
-and contents, put together, are that rendering to the character. Rows for which this fails are traced by rendering
-their beginnings; rows for which that fails as well are refused, never guessed at.
+scaffolding around them; each row is then rendered for real, and the answers' positions are only believed when
+scaffolding and contents, put together, are that rendering to the character. Rows for which this fails are traced by
+rendering their beginnings; rows for which that fails as well are refused, never guessed at.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from lm_tuning.text.render.template_call import TemplateCall
 from lm_tuning.text.render.tool_arguments import ToolArguments
 
 TRAILING_TURNS_CUT = "trailing_turns_cut"
-ANSWER_NOT_LEARNED = "answer_not_learned"
+ANSWER_NOT_SUPERVISED = "answer_not_learned"
 ANSWER_OF_WEIGHT_0 = "answer_of_weight_0"
 UNTRACEABLE = "untraceable"
 
@@ -78,7 +78,7 @@ class Skeleton:
             The range of the content at every gap and whether all stand there verbatim, or ``None`` when scaffolding
             and contents do not add up to the text.
         """
-        places: list[CharRange] = []
+        positions: list[CharRange] = []
         verbatim = True
         at = 0
         for literal, after, message in zip(self.literals, self.literals[1:], self.order, strict=False):
@@ -93,11 +93,11 @@ class Skeleton:
                 else:
                     return None
                 verbatim = False
-            places.append((at, at + len(variant)))
+            positions.append((at, at + len(variant)))
             at += len(variant)
         if text[at:] != self.literals[-1]:
             return None
-        return places, verbatim
+        return positions, verbatim
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class OrdinaryAnswer:
     closing: str
 
     def is_led(self, message: Message, text: str) -> bool:
-        """Say whether the template has put its lead before an answer that did not bring it along.
+        """Return whether the template has put its lead before an answer that did not bring it along.
 
         Args:
             message: the answer's turn.
@@ -159,7 +159,7 @@ class ChatRenderer:
     def render(self, messages: list[Message], tools: Tools | None = None) -> RenderedRow:
         """Render one conversation and trace its answers.
 
-        Turns after the last answer that is learned teach nothing and are cut. An answer whose ``weight`` is 0 is not
+        Turns after the last answer that is supervised teach nothing and are cut. An answer whose ``weight`` is 0 is not
         learned.
 
         Args:
@@ -174,7 +174,7 @@ class ChatRenderer:
                 holds a control token and such rows are not wanted.
         """
         last = -1
-        unlearned: set[int] = set()
+        unsupervised: set[int] = set()
         has_calls = False
         for i, message in enumerate(messages):
             if message["role"] != "assistant":
@@ -182,16 +182,16 @@ class ChatRenderer:
             if "tool_calls" in message:
                 has_calls = True
             if message.get("weight") == 0:
-                unlearned.add(i)
+                unsupervised.add(i)
             else:
                 last = i
         if last < 0:
             raise RowRefused("no_assistant_turn")
-        notes = [ANSWER_OF_WEIGHT_0] if unlearned else []
+        notes = [ANSWER_OF_WEIGHT_0] if unsupervised else []
         if last + 1 < len(messages):
             notes.append(TRAILING_TURNS_CUT)
             messages = messages[: last + 1]
-        if unlearned or "weight" in messages[last]:
+        if unsupervised or "weight" in messages[last]:
             messages = [{key: value for key, value in turn.items() if key != "weight"} for turn in messages]
         if has_calls:
             messages = self._tool_arguments.fit(messages, tools)
@@ -203,28 +203,28 @@ class ChatRenderer:
             notes.append(note)
             if note == TYPED_AS_TEXT:
                 hidden, hidden_tools, tokens = self._control.hide(messages, tools)
-                row = show(self._trace(hidden, hidden_tools, unlearned), tokens)
+                row = show(self._trace(hidden, hidden_tools, unsupervised), tokens)
                 row.notes += notes
                 return row
-        row = self._trace(messages, tools, unlearned)
+        row = self._trace(messages, tools, unsupervised)
         row.notes += notes
         return row
 
-    def _trace(self, messages: list[Message], tools: Tools | None, unlearned: set[int]) -> RenderedRow:
+    def _trace(self, messages: list[Message], tools: Tools | None, unsupervised: set[int]) -> RenderedRow:
         is_plain = True
         for message in messages:
             if len(message) != 2 or message.get("content").__class__ is not str:
                 is_plain = False
                 break
         text = self._call(messages, tools, is_plain=is_plain)
-        row = self._by_skeleton(messages, tools, text, unlearned) if is_plain else None
+        row = self._by_skeleton(messages, tools, text, unsupervised) if is_plain else None
         if row is None:
-            row = self._by_beginnings(messages, tools, text, unlearned)
+            row = self._by_beginnings(messages, tools, text, unsupervised)
             row.notes += find_alterations(self._call, messages, tools, text)
         return row
 
     def _by_skeleton(
-        self, messages: list[Message], tools: Tools | None, text: str, unlearned: set[int]
+        self, messages: list[Message], tools: Tools | None, text: str, unsupervised: set[int]
     ) -> RenderedRow | None:
         """Trace by the scaffolding of the conversation's shape; ``None`` when that does not add up."""
         shape = tuple([message["role"] for message in messages])
@@ -237,16 +237,16 @@ class ChatRenderer:
         located = skeleton.locate(text, [message["content"] for message in messages]) if skeleton else None
         if skeleton is None or located is None:
             return None
-        places, verbatim = located
+        positions, verbatim = located
         prompts: list[CharRange] = []
         answers: list[CharRange] = []
         openings: list[int] = []
-        for gap, (start, end) in enumerate(places):
+        for gap, (start, end) in enumerate(positions):
             message_index = skeleton.order[gap]
             if shape[message_index] != "assistant":
                 prompts.append((start, end))
                 continue
-            if message_index not in unlearned:
+            if message_index not in unsupervised:
                 answers.append((start - skeleton.leads[gap], end + skeleton.tails[gap]))
             extra = skeleton.extras[gap]
             if extra is not None:
@@ -271,7 +271,7 @@ class ChatRenderer:
         expected = [i for i, role in enumerate(shape) if role == "assistant"]
         if answered != expected or not order or order[-1] != len(shape) - 1:
             return None
-        edges = [0, *(place for gap in gaps for place in gap.span()), len(text)]
+        edges = [0, *(position for gap in gaps for position in gap.span()), len(text)]
         literals = [text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
         marked = self._call.marked_ranges(messages, tools) if self._has_markers else []
         leads = [0] * len(gaps)
@@ -301,12 +301,12 @@ class ChatRenderer:
         return len(text) - len(prompt) if text.startswith(prompt) else None
 
     def _by_beginnings(
-        self, messages: list[Message], tools: Tools | None, text: str, unlearned: set[int]
+        self, messages: list[Message], tools: Tools | None, text: str, unsupervised: set[int]
     ) -> RenderedRow:
         """Trace by rendering the conversation up to each answer: what the whole adds to that is the answer.
 
         An earlier answer that the template writes otherwise once more turns follow (reasoning left out, for example) is
-        not learned; the last one has to be traced.
+        not supervised; the last one has to be traced.
         """
         traced: list[CharRange] = []
         answers: list[CharRange] = []
@@ -321,12 +321,12 @@ class ChatRenderer:
             except RowRefused:
                 if i == len(messages) - 1:
                     raise
-                if i not in unlearned:
-                    notes = [ANSWER_NOT_LEARNED]
+                if i not in unsupervised:
+                    notes = [ANSWER_NOT_SUPERVISED]
                 continue
             openings.append(opening)
             traced.append(answer)
-            if i not in unlearned:
+            if i not in unsupervised:
                 answers.append(answer)
                 is_closed = closes
         between = [(end, start) for (_, end), (start, _) in pairwise([(0, 0), *traced])]

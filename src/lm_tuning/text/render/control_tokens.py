@@ -125,7 +125,7 @@ class ControlTokens:
         )
         if base is None:
             raise RowRefused(TYPED, "holds a control token, and private-use characters of both planes")
-        stand_ins = {name: chr(base + place) for place, name in enumerate(self._names)}
+        stand_ins = {name: chr(base + position) for position, name in enumerate(self._names)}
         hidden = [
             {
                 key: value if key == "role" else _replace_inside(self._pattern_of(message), value, stand_ins)
@@ -147,7 +147,7 @@ def show(row: RenderedRow, tokens: dict[str, str]) -> RenderedRow:
         row: rendered with stand-ins.
         tokens: the token of each stand-in.
     """
-    pieces: list[str] = []
+    chunks: list[str] = []
     as_text: list[CharRange] = []
     edges = [0]
     length = 0
@@ -156,15 +156,15 @@ def show(row: RenderedRow, tokens: dict[str, str]) -> RenderedRow:
         if token is not character:
             as_text.append((length, length + len(token)))
         length += len(token)
-        pieces.append(token)
+        chunks.append(token)
         edges.append(length)
 
     def moved(ranges: list[CharRange]) -> list[CharRange]:
         return [(edges[start], edges[end]) for start, end in ranges]
 
-    openings = [edges[place] for place in row.openings]
+    openings = [edges[position] for position in row.openings]
     return RenderedRow(
-        "".join(pieces), moved(row.prompts), moved(row.answers), row.is_closed, openings, row.notes, as_text
+        "".join(chunks), moved(row.prompts), moved(row.answers), row.is_closed, openings, row.notes, as_text
     )
 
 

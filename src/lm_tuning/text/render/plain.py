@@ -1,4 +1,4 @@
-"""What a row looks like as text, before it becomes tokens: which characters are content, and which are learned."""
+"""What a row looks like as text, before it becomes tokens: which characters are content, and which are supervised."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ ALTERED = {
 
 
 class RowRefused(Exception):
-    """Say that one row cannot be trained on.
+    """Describe that one row cannot be trained on.
 
     Attributes:
         reason: key of the count that the row goes into.
@@ -93,7 +93,7 @@ class RenderedRows:
 
     Attributes:
         row_ids: identity of each row, ``(rows,)``.
-        sources: place of each row's source, ``(rows,)``.
+        sources: index of each row's source, ``(rows,)``.
         rows: as text.
         conversations: what each was rendered from; ``None`` where no template was used.
         labels: class of each row, ``(rows,)``; ``None`` for rows without classes.
@@ -110,22 +110,22 @@ class RenderedRows:
     targets: list[RenderedRow] | None = None
     columns: pa.ListArray | None = None
 
-    def columns_of(self, place: int) -> list[CharRange]:
+    def columns_of(self, position: int) -> list[CharRange]:
         """Return the character ranges of the columns in the prompt or text of a row; empty where that is one column.
 
         Args:
-            place: of the row.
+            position: of the row.
         """
-        edges = (self.columns[place].as_py() if self.columns is not None else None) or []
+        edges = (self.columns[position].as_py() if self.columns is not None else None) or []
         return list(zip(edges[::2], edges[1::2], strict=True))
 
-    def yielding(self, place: int) -> list[CharRange]:
+    def yielding(self, position: int) -> list[CharRange]:
         """Return the characters that may give way in a row that no chat template wrote: columns, or whole prompts.
 
         Args:
-            place: of the row.
+            position: of the row.
         """
-        row, columns = self.rows[place], self.columns_of(place)
+        row, columns = self.rows[position], self.columns_of(position)
         prompts = row.prompts or [(0, len(row.text))]
         if not columns:
             return prompts
@@ -133,20 +133,20 @@ class RenderedRows:
         return [*prompts[:-1], *((start + low, start + high) for low, high in columns)]
 
 
-def column_ranges_of(batch: pa.RecordBatch, places: list[int]) -> pa.ListArray | None:
+def column_ranges_of(batch: pa.RecordBatch, positions: list[int]) -> pa.ListArray | None:
     """Take the column ranges of some rows out of a batch of a stored split.
 
     Args:
         batch: rows of a stored split.
-        places: of the rows.
+        positions: of the rows.
     """
     if COLUMN_RANGES not in batch.schema.names:
         return None
-    return batch.column(COLUMN_RANGES).take(pa.array(places, pa.int64()))
+    return batch.column(COLUMN_RANGES).take(pa.array(positions, pa.int64()))
 
 
 def render_text(text: str) -> RenderedRow:
-    """Take a row of plain text: all of it is learned.
+    """Take a row of plain text: all of it is supervised.
 
     Args:
         text: the row.

@@ -1,4 +1,4 @@
-"""Call a chat template as transformers does, without what its call does anew for every row."""
+"""Call a chat template as transformers does, without what its call does again for every row."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class ToolArguments:
     """Find out by rendering which form a template wants, once for each shape of conversation."""
 
     def __init__(self, call: TemplateCall) -> None:
-        """Take a template.
+        """Keep a template.
 
         Args:
             call: renders with it.

@@ -22,8 +22,8 @@ def columns_of(
     """Write rows as columns.
 
     Args:
-        row_ids: one a row.
-        sources: one a row.
+        row_ids: one per row.
+        sources: one per row.
         tokens: token ids of each row.
         spans: scored spans of each row.
         labels: class of each row; ``None`` for rows without classes.
@@ -61,7 +61,7 @@ def take_rows(columns: TokenColumns, order: Int64Array) -> TokenColumns:
 
     Args:
         columns: the rows.
-        order: places of the rows wanted.
+        order: indices of the rows wanted.
     """
     ids, id_offsets = _take(columns.ids, columns.id_offsets, order)
     spans, span_offsets = _take(columns.spans, columns.span_offsets, order)
@@ -107,11 +107,11 @@ def join_sides(
     """
     joined = np.empty(len(ids) + len(other_ids), dtype=np.int32)
     moved = offsets + other_offsets
-    for values, starts, places in (
+    for values, starts, positions in (
         (ids, offsets, moved[:-1]),
         (other_ids, other_offsets, moved[:-1] + np.diff(offsets)),
     ):
-        joined[np.arange(len(values)) + np.repeat(places - starts[:-1], np.diff(starts))] = values
+        joined[np.arange(len(values)) + np.repeat(positions - starts[:-1], np.diff(starts))] = values
     return joined, moved
 
 
@@ -138,8 +138,8 @@ def put_around(
     moved = np.concatenate([[0], np.cumsum(lengths + leads + has_after)])
     everything = np.empty(int(moved[-1]), dtype=np.int32)
     everything[np.arange(len(ids)) + np.repeat(moved[:-1] + leads - offsets[:-1], lengths)] = ids
-    for place, token in enumerate(before):
-        everything[moved[:-1][has_before] + place] = token
+    for position, token in enumerate(before):
+        everything[moved[:-1][has_before] + position] = token
     everything[moved[1:][has_after] - 1] = after
     return everything, moved
 
@@ -162,7 +162,7 @@ def cut_ends(ids: Int32Array, offsets: Int64Array, limit: int | Int64Array) -> t
 
 
 def begins_with(ids: Int32Array, offsets: Int64Array, prefix: list[int]) -> BoolArray:
-    """Say which rows begin with some ids.
+    """Describe which rows begin with some ids.
 
     Args:
         ids: token ids of all rows end to end.
@@ -172,14 +172,14 @@ def begins_with(ids: Int32Array, offsets: Int64Array, prefix: list[int]) -> Bool
     begins: BoolArray = np.diff(offsets) >= len(prefix)
     starts = offsets[:-1][begins]
     same = np.ones(len(starts), dtype=np.bool_)
-    for place, token in enumerate(prefix):
-        same &= ids[starts + place] == token
+    for position, token in enumerate(prefix):
+        same &= ids[starts + position] == token
     begins[begins] = same
     return begins
 
 
 def ends_with(ids: Int32Array, offsets: Int64Array, token: int) -> BoolArray:
-    """Say which rows end with an id.
+    """Describe which rows end with an id.
 
     Args:
         ids: token ids of all rows end to end.
@@ -192,7 +192,7 @@ def ends_with(ids: Int32Array, offsets: Int64Array, token: int) -> BoolArray:
 
 
 def hold_token(ids: Int32Array, offsets: Int64Array, token: int) -> BoolArray:
-    """Say which rows hold an id anywhere.
+    """Describe which rows hold an id anywhere.
 
     Args:
         ids: token ids of all rows end to end.

@@ -1,4 +1,4 @@
-"""Say what tokenizing did to the rows: how long they are, what share is learned, what was cut or left out and why."""
+"""Sum up what tokenizing did to the rows: lengths, the share that is supervised, what was cut or left out and why."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from lm_tuning.text.decoding import decode
 from lm_tuning.text.store.table import SPLITS, Int32Array, Span, TokenRow, TokenTable, open_split
 from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED, SplitCounts
 from lm_tuning.text.tokenizers.limit_losses import measure_losses
-from lm_tuning.wording import LEARNED_MARKS, count_of, noun_for
+from lm_tuning.wording import SUPERVISED_MARKS, count_of, noun_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +38,7 @@ def summarize_split(
     Returns:
         Row and token counts, quantiles of the length in tokens, rows changed and dropped by reason, how many rows were
         too long and by how much, and ``lost_to_limits``, see ``measure_losses``. For rows with classes the rows of each
-        class (``rows_by_class``) and the share of the largest (``majority_fraction``); for others the learned tokens
+        class (``rows_by_class``) and the share of the largest (``majority_fraction``); for others the supervised tokens
         and their share. For rows of source and target the quantiles of both, and the same about targets that were too
         long.
     """
@@ -70,7 +70,7 @@ def _count_classes(table: TokenTable, label_map: Mapping[str, int]) -> dict[str,
     rows = np.bincount(table.labels, minlength=len(label_map))
     return {
         "num_classes": int((rows > 0).sum()),
-        "rows_by_class": {name: int(rows[place]) for name, place in label_map.items()},
+        "rows_by_class": {name: int(rows[position]) for name, position in label_map.items()},
         "majority_fraction": int(rows.max()) / len(table) if len(table) else None,
     }
 
@@ -91,7 +91,7 @@ def length_quantiles(lengths: Int32Array) -> dict[str, float] | None:
 
 
 def describe_tokens(summary: Mapping[str, Any]) -> str:
-    """Say in a line what a summary holds, for the log.
+    """Describe in a line what a summary holds, for the log.
 
     Args:
         summary: as ``write_tokens`` returns it.
@@ -117,14 +117,14 @@ def describe_tokens(summary: Mapping[str, Any]) -> str:
     return f"{line}; {count_of(dropped, 'row')} dropped" if dropped else line
 
 
-def mark_learned(tokenizer: Any, row: TokenRow) -> str:
-    """Decode a row with the learned parts between ``⟦`` and ``⟧``.
+def mark_supervised_text(tokenizer: Any, row: TokenRow) -> str:
+    """Decode a row with the supervised parts between ``⟦`` and ``⟧``.
 
     Args:
         tokenizer: the tokenizer that made it.
         row: a row of a token table.
     """
-    opening, closing = LEARNED_MARKS
+    opening, closing = SUPERVISED_MARKS
     parts: list[str] = []
     edges: list[Span] = [*row.spans, (len(row.input_ids), len(row.input_ids))]
     at = 0
@@ -144,20 +144,20 @@ def preview_tokens(
     Args:
         folder: tokenized splits.
         tokenizer: the tokenizer that made them.
-        task: the ``task`` parameter; rows with classes show theirs in place of the learned tokens.
+        task: the ``task`` parameter; rows with classes show theirs in place of the supervised tokens.
         label_map: id by name of the classes.
 
     Returns:
         ``columns`` and ``data``.
     """
-    names = {place: name for name, place in (label_map or {}).items()}
+    names = {position: name for name, position in (label_map or {}).items()}
     has_classes = task == SEQUENCE_CLASSIFICATION
     data = []
     for split in SPLITS:
         table = open_split(folder, split)
         for row in (table[i] for i in range(min(_NUM_PREVIEW_ROWS, len(table)))):
-            learned = names[row.label] if has_classes else row.num_supervised
-            data.append([split, row.row_id, len(row.input_ids), learned, mark_learned(tokenizer, row)])
+            supervised = names[row.label] if has_classes else row.num_supervised
+            data.append([split, row.row_id, len(row.input_ids), supervised, mark_supervised_text(tokenizer, row)])
     return {
         "columns": ["split", "row_id", "length", "label" if has_classes else "num_supervised", "text"],
         "data": data,
@@ -186,7 +186,7 @@ def read_lengths(folder: Path) -> bytes:
 def draw_lengths(
     folder: Path, *, max_length_tokens: int, max_target_tokens: int | None = None, task: str = CAUSAL_LM
 ) -> Figure:
-    """Draw how long the training rows are, and how much of them is learned.
+    """Draw how long the training rows are, and how much of them is supervised.
 
     Args:
         folder: tokenized splits.
@@ -197,7 +197,7 @@ def draw_lengths(
     from matplotlib.figure import Figure
 
     table = open_split(folder, "train")
-    parts = {"whole row": table.lengths, "learned part": table.num_supervised}
+    parts = {"whole row": table.lengths, "supervised part": table.num_supervised}
     limits = {"max_length_tokens": max_length_tokens}
     if task == SEQUENCE_CLASSIFICATION:
         parts = {"whole row": table.lengths}

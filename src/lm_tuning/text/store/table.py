@@ -114,7 +114,7 @@ class TokenTable:
         lengths: tokens of each row, ``(rows,)``.
         num_supervised: positions of each row that carry loss, plus 1 for a row with a class, ``(rows,)``.
         row_ids: identity of each row, ``(rows,)``.
-        sources: place of each training row in the list of sources, ``(rows,)``; -1 for rows of held-out files.
+        sources: index of each training row in the list of sources, ``(rows,)``; -1 for rows of held-out files.
         labels: class of each row, ``(rows,)``; ``NO_LABEL`` for rows without one.
     """
 
@@ -177,7 +177,7 @@ class TokenTable:
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows in file order, some thousand at a time, in the columns of ``TOKEN_SCHEMA``."""
-        return (self._reader.get_batch(place) for place in range(self._reader.num_record_batches))
+        return (self._reader.get_batch(position) for position in range(self._reader.num_record_batches))
 
     def __iter__(self) -> Iterator[TokenRow]:
         """Read the rows in file order."""
@@ -216,7 +216,7 @@ class TokenColumns:
 
     Attributes:
         row_ids: ``(rows,)``.
-        sources: place of each row's source, ``(rows,)``; -1 for held-out files.
+        sources: index of each row's source, ``(rows,)``; -1 for held-out files.
         ids: token ids of all rows end to end, ``(tokens,)``.
         id_offsets: ``(rows + 1,)``: where each row starts in ``ids``.
         spans: start and end of all spans end to end, as ``scored_spans`` gives them.

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from lm_tuning.text.align.bytes import ByteTable, is_byte_level
 from lm_tuning.text.align.masks import RowEncoder, bare_backend, inner_span
-from lm_tuning.text.align.placing import RowPlacer
+from lm_tuning.text.align.rows import RowAligner
 from lm_tuning.text.render.control_tokens import TYPED_AS_TEXT, ControlTokens
 from lm_tuning.text.render.plain import RenderedRow, RenderedRows, RowRefused
 from lm_tuning.text.store.columns import BoolArray
@@ -30,7 +30,7 @@ Rendered = TypeVar("Rendered")
 
 
 class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
-    """Turn rows into ids and what is learned of them; a context manager, since it borrows the tokenizer's backend.
+    """Turn rows into ids and what is supervised of them; a context manager, since it borrows the tokenizer's backend.
 
     Rows go through ``render``, ``encode`` and ``finish``; ``encode`` may run in another thread.
 
@@ -73,7 +73,7 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
         """Borrow the backend."""
         self._backend = self._backend_block.__enter__()
         self._encoder = RowEncoder(self._backend, self._control.ids)
-        self._placer = RowPlacer(self._backend, self._encoder, self._bytes)
+        self._aligner = RowAligner(self._backend, self._encoder, self._bytes)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -106,7 +106,7 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
 
     @abstractmethod
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
-        """Put ids together, find what is learned and make long rows fit.
+        """Put ids together, find what is supervised and make long rows fit.
 
         Args:
             rendered: what ``render`` returned.
@@ -120,20 +120,20 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
     def _render_each(
         self, batch: pa.RecordBatch, fields: Sequence[str], render: Callable[..., Rendered], counts: SplitCounts
     ) -> tuple[list[int], list[Rendered]]:
-        """Render rows from some of their fields; return the places of those for which that goes, and what was made."""
+        """Render rows from some of their fields; return the indices of those for which that goes, and what was made."""
         row_ids = batch.column("row_id")
         counts.num_read += batch.num_rows
-        places: list[int] = []
+        positions: list[int] = []
         made: list[Rendered] = []
         values: Iterable[tuple[Any, ...]] = zip(*(batch.column(name).to_pylist() for name in fields), strict=True)
-        for place, parts in enumerate(values):
+        for position, parts in enumerate(values):
             try:
                 made.append(render(*parts))
             except RowRefused as refusal:
-                counts.add(refusal.reason, row_ids[place].as_py(), refusal.detail)
+                counts.add(refusal.reason, row_ids[position].as_py(), refusal.detail)
                 continue
-            places.append(place)
-        return places, made
+            positions.append(position)
+        return positions, made
 
     def _look_through(self, row: RenderedRow) -> RenderedRow:
         """Settle what happens to control tokens typed in a text that no template writes."""
@@ -151,11 +151,11 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
         """Return the ids of texts, typed control tokens as letters; rows for which that cannot be done are refused."""
         refused: dict[int, Any] = {}
         tokens: list[list[int]] = [encoding.ids for encoding in encodings]
-        self._placer.spell_typed(rows, tokens, refused)
-        for place, refusal in refused.items():
-            if kept[place]:
-                kept[place] = False
-                counts.add(refusal.reason, int(row_ids[place]), refusal.detail)
+        self._aligner.spell_typed(rows, tokens, refused)
+        for position, refusal in refused.items():
+            if kept[position]:
+                kept[position] = False
+                counts.add(refusal.reason, int(row_ids[position]), refusal.detail)
         return tokens
 
     def _settle_long(
@@ -169,7 +169,7 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
         dropped_as: str,
         noted_in: LongRows,
     ) -> BoolArray:
-        """Say which rows lose their end, ``(rows,)``; long rows that are not to be cut are dropped from ``kept``."""
+        """Return which rows lose their end, ``(rows,)``; long rows that are not to be cut are dropped from ``kept``."""
         is_long = kept & (lengths > limit)
         noted_in.add(lengths[is_long], limit=limit)
         is_cut = is_long & (self._truncation in _CUTTING)
@@ -196,15 +196,15 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
         """
         if self._truncation != "truncate_prompt":
             return
-        for place in np.flatnonzero(is_cut & (room > 0)).tolist():
-            row, num_kept = rendered.rows[place], int(room[place])
+        for position in np.flatnonzero(is_cut & (room > 0)).tolist():
+            row, num_kept = rendered.rows[position], int(room[position])
             [encoding] = self._encoder.encode([row])
-            spans = [inner_span(encoding, chars, len(row.text)) for chars in rendered.yielding(place)]
-            num_cut = min(len(tokens[place]) - num_kept, sum(end - start for start, end in spans))
+            spans = [inner_span(encoding, chars, len(row.text)) for chars in rendered.yielding(position)]
+            num_cut = min(len(tokens[position]) - num_kept, sum(end - start for start, end in spans))
             cuts = choose_cuts(spans, encoding.offsets, num_cut=num_cut, cut_at=self._cut_prompt_at)
             if is_emptied(spans, cuts):
-                counts.add(PROMPT_EMPTIED, int(rendered.row_ids[place]))
+                counts.add(PROMPT_EMPTIED, int(rendered.row_ids[position]))
             edges = [0, *chain.from_iterable(sorted(cuts)), len(encoding.ids)]
             kept = [encoding.ids[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
             # Fixed text alone may be too long.
-            tokens[place] = [*chain.from_iterable(kept)][:num_kept]
+            tokens[position] = [*chain.from_iterable(kept)][:num_kept]

@@ -12,9 +12,9 @@ import pyarrow as pa
 
 from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.errors import UserError
-from lm_tuning.text.align.bytes import PlacedRows, build_byte_table
+from lm_tuning.text.align.bytes import AlignedRows, build_byte_table
 from lm_tuning.text.align.masks import TokenizedRow, added_prefix, tokenize_row
-from lm_tuning.text.align.placing import find_unlike
+from lm_tuning.text.align.rows import find_unlike
 from lm_tuning.text.render.chat import ChatRenderer
 from lm_tuning.text.render.plain import (
     CharRange,
@@ -54,8 +54,8 @@ from lm_tuning.text.tokenizers.truncation import (
     NO_ANSWER_LEFT,
     OLD_TURNS_DROPPED,
     TOO_LONG,
+    align_columns,
     later_exchanges,
-    place_columns,
     shorten_row,
     split_off_systems,
 )
@@ -135,19 +135,19 @@ class RowTokenizer(TaskTokenizer):
         self._render = self._renderer(format)
         self._prefix = added_prefix(tokenizer)
         self._end_id: int | None = tokenizer.eos_token_id
-        # Running text is learned whole, so nothing has to be found in it.
+        # Running text is supervised whole, so nothing has to be found in it.
         self._bytes = None if format == "text" else build_byte_table(tokenizer.backend_tokenizer)
         self._needs_offsets = format != "text" and self._bytes is None
 
     def render(self, batch: pa.RecordBatch, counts: SplitCounts) -> RenderedRows:
         """Write rows as text, with the chat template where there is one."""
-        places, made = self._render_each(batch, FIELDS[self._format], self._render, counts)
+        positions, made = self._render_each(batch, FIELDS[self._format], self._render, counts)
         return RenderedRows(
-            batch.column("row_id").to_numpy()[places],
-            batch.column("source").to_numpy()[places],
+            batch.column("row_id").to_numpy()[positions],
+            batch.column("source").to_numpy()[positions],
             [row for row, _ in made],
             [conversation for _, conversation in made],
-            columns=column_ranges_of(batch, places),
+            columns=column_ranges_of(batch, positions),
         )
 
     def encode(self, rendered: RenderedRows) -> list[Any]:
@@ -155,7 +155,7 @@ class RowTokenizer(TaskTokenizer):
         return self._encoder.encode(rendered.rows) if self._needs_offsets else super().encode(rendered)
 
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
-        """Find the learned tokens and make long rows fit."""
+        """Find the supervised tokens and make long rows fit."""
         others: dict[int, Any] = {}
         if self._needs_offsets:
             others = dict(enumerate(encodings))
@@ -164,9 +164,9 @@ class RowTokenizer(TaskTokenizer):
         if self._format == "text":
             return self._finish_text(rendered, encodings, counts)
         tokens: list[list[int]] = [encoding.ids for encoding in encodings]
-        self._placer.spell_typed(rendered.rows, tokens, others)
-        placed = self._placer.place(rendered.rows, tokens, others)
-        return self._finish_placed(rendered, placed, others, counts)
+        self._aligner.spell_typed(rendered.rows, tokens, others)
+        aligned = self._aligner.position(rendered.rows, tokens, others)
+        return self._finish_aligned(rendered, aligned, others, counts)
 
     def _renderer(self, format: str) -> Callable[..., tuple[RenderedRow, Conversation | None]]:
         """Return a function from the fields of a row to its text and what that was rendered from."""
@@ -205,7 +205,7 @@ class RowTokenizer(TaskTokenizer):
         return True
 
     def _finish_text(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
-        """Finish running text: every token of it is learned, and a long row loses its end."""
+        """Finish running text: every token of it is supervised, and a long row loses its end."""
         row_ids = rendered.row_ids
         kept = np.ones(len(row_ids), dtype=np.bool_)
         tokens = self._spell(rendered.rows, encodings, row_ids, kept, counts)
@@ -214,9 +214,9 @@ class RowTokenizer(TaskTokenizer):
         is_cut = self._settle_long(
             lengths, row_ids, kept, counts, limit=self._limit, dropped_as=TOO_LONG, noted_in=counts.long_rows
         )
-        is_learned = np.minimum(lengths, self._limit) > 1
-        counts.add_rows(NO_ANSWER_LEFT, row_ids[kept & ~is_learned])
-        kept &= is_learned
+        is_supervised = np.minimum(lengths, self._limit) > 1
+        counts.add_rows(NO_ANSWER_LEFT, row_ids[kept & ~is_supervised])
+        kept &= is_supervised
         counts.add_rows(END_CUT, row_ids[kept & is_cut])
         if self._unknown_id is not None:
             counts.add_rows(NOT_ROUND_TRIP, row_ids[kept & hold_token(ids, offsets, self._unknown_id)])
@@ -230,14 +230,14 @@ class RowTokenizer(TaskTokenizer):
         )
         return columns if kept.all() else take_rows(columns, np.flatnonzero(kept))
 
-    def _finish_placed(
-        self, rendered: RenderedRows, placed: PlacedRows, others: dict[int, Any], counts: SplitCounts
+    def _finish_aligned(
+        self, rendered: RenderedRows, aligned: AlignedRows, others: dict[int, Any], counts: SplitCounts
     ) -> TokenColumns:
         """Finish rows whose tokens are placed in their texts, all at once but for those that need a closer look."""
         rows = rendered.rows
         num = len(rows)
         is_open = np.fromiter((not row.is_closed for row in rows), dtype=np.bool_, count=num)
-        ids, offsets, has_before = self._put_around(placed.ids, placed.offsets, is_open)
+        ids, offsets, has_before = self._put_around(aligned.ids, aligned.offsets, is_open)
         lengths = np.diff(offsets)
         regular = lengths <= self._limit
         regular[np.fromiter(others, dtype=np.int64)] = False
@@ -250,11 +250,11 @@ class RowTokenizer(TaskTokenizer):
             edges = np.fromiter(chain.from_iterable(chain.from_iterable(answers)), np.int64, 2 * len(owners))
             known = regular[owners]
             owners = owners[known]
-            first, after = placed.spans(owners, edges[::2][known], edges[1::2][known])
+            first, after = aligned.spans(owners, edges[::2][known], edges[1::2][known])
             shift = len(self._prefix) * has_before[owners]
             first, after = first + shift, after + shift
             if is_open.any() and len(owners):
-                # The end is learned with the answer that it ends, even when that answer is empty.
+                # The end is supervised with the answer that it ends, even when that answer is empty.
                 is_last = np.append(owners[1:] != owners[:-1], True) & is_open[owners]
                 after = np.where(is_last, lengths[owners], after)
         columns = TokenColumns(
@@ -266,11 +266,15 @@ class RowTokenizer(TaskTokenizer):
         if kept.all():
             return columns
         unlike = find_unlike(self._backend, rows, others)
-        others.update((place, placed.row(place)) for place in np.flatnonzero(~regular).tolist() if place not in others)
-        added, places = self._one_by_one(rendered, dict(sorted(others.items())), unlike, counts)
+        others.update(
+            (position, aligned.row(position))
+            for position in np.flatnonzero(~regular).tolist()
+            if position not in others
+        )
+        added, positions = self._one_by_one(rendered, dict(sorted(others.items())), unlike, counts)
         chosen = np.flatnonzero(kept)
         joined = join_columns(take_rows(columns, chosen), added)
-        return take_rows(joined, np.argsort(np.concatenate([chosen, places]), kind="stable"))
+        return take_rows(joined, np.argsort(np.concatenate([chosen, positions]), kind="stable"))
 
     def _put_around(
         self, ids: Int32Array, offsets: Int64Array, is_open: BoolArray
@@ -308,22 +312,22 @@ class RowTokenizer(TaskTokenizer):
 
         Args:
             rendered: all rows.
-            encodings: of these rows by place, or their refusals.
-            unlike: what did not come back as it was, by place.
+            encodings: of these rows by index, or their refusals.
+            unlike: what did not come back as it was, by index.
             counts: receives what happens to the rows.
 
         Returns:
-            The rows that are kept, and their places.
+            The rows that are kept, and their indices.
         """
-        places: list[int] = []
+        positions: list[int] = []
         tokens: list[list[int]] = []
         spans: list[list[Span]] = []
-        for place, encoding in encodings.items():
-            row_id = int(rendered.row_ids[place])
+        for position, encoding in encodings.items():
+            row_id = int(rendered.row_ids[position])
             try:
                 if isinstance(encoding, RowRefused):
                     raise encoding
-                row, notes = self._fit(rendered, place, encoding, counts)
+                row, notes = self._fit(rendered, position, encoding, counts)
                 scored = scored_spans(row.spans, len(row.ids))
                 if not scored:
                     raise RowRefused(NO_ANSWER_LEFT)
@@ -332,31 +336,31 @@ class RowTokenizer(TaskTokenizer):
                 continue
             for note in notes:
                 counts.add(note, row_id)
-            if place in unlike:
-                counts.add(NOT_ROUND_TRIP, row_id, unlike[place])
+            if position in unlike:
+                counts.add(NOT_ROUND_TRIP, row_id, unlike[position])
             if not _LOSES_ITS_END.intersection(notes):
                 counts.endings[row.ids[-1]] += 1
-            places.append(place)
+            positions.append(position)
             tokens.append(row.ids)
             spans.append(scored)
-        row_ids = [int(rendered.row_ids[place]) for place in places]
-        sources = [int(rendered.sources[place]) for place in places]
-        return columns_of(row_ids, sources, tokens, spans), places
+        row_ids = [int(rendered.row_ids[position]) for position in positions]
+        sources = [int(rendered.sources[position]) for position in positions]
+        return columns_of(row_ids, sources, tokens, spans), positions
 
     def _tokens(self, rendered: RenderedRow, encoding: Any) -> TokenizedRow:
         return tokenize_row(rendered, encoding, loss_on=self._loss_on, prefix=self._prefix, end_id=self._end_id)
 
     def _fit(
-        self, all_rendered: RenderedRows, place: int, encoding: Any, counts: SplitCounts
+        self, all_rendered: RenderedRows, position: int, encoding: Any, counts: SplitCounts
     ) -> tuple[TokenizedRow, list[str]]:
         """Tokenize one row within the limit, and say what that took."""
-        rendered = all_rendered.rows[place]
+        rendered = all_rendered.rows[position]
         row = self._tokens(rendered, encoding)
         notes = list(rendered.notes)
         if len(row.ids) <= self._limit:
             return row, notes
         counts.long_rows.add(np.array([len(row.ids)]), limit=self._limit)
-        messages, tools = all_rendered.conversations[place] or (None, None)
+        messages, tools = all_rendered.conversations[position] or (None, None)
         while messages and len(row.ids) > self._limit and self._truncation == "truncate_prompt":
             later = later_exchanges(messages, 1 - self._limit / len(row.ids))
             if later is None:
@@ -376,20 +380,20 @@ class RowTokenizer(TaskTokenizer):
                 limit=self._limit,
                 truncation=self._truncation,
                 cut_prompt_at=self._cut_prompt_at,
-                yielding=self._yielding(rendered, messages, all_rendered, place),
+                yielding=self._yielding(rendered, messages, all_rendered, position),
             )
             notes += found
         return row, notes
 
     def _yielding(
-        self, rendered: RenderedRow, messages: list[Message] | None, all_rendered: RenderedRows, place: int
+        self, rendered: RenderedRow, messages: list[Message] | None, all_rendered: RenderedRows, position: int
     ) -> list[CharRange]:
         """Return the characters of a long row that may give way: its columns, or its turns."""
         if messages is None:
-            return all_rendered.yielding(place)
+            return all_rendered.yielding(position)
         if self._format != "messages":
             prompt = messages[-2]["content"]
-            return place_columns(rendered, prompt, all_rendered.columns_of(place) or [(0, len(prompt))])
+            return align_columns(rendered, prompt, all_rendered.columns_of(position) or [(0, len(prompt))])
         if self._merges_system:
             return split_off_systems(rendered, [turn["content"] for turn in messages if turn["role"] == "system"])
         return rendered.prompts

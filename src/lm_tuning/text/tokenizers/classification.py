@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lm_tuning.data.check.findings import RowPlaces
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.format.labels import describe_unknown_classes
 from lm_tuning.data.store import ExampleTable
 from lm_tuning.errors import UserError
@@ -60,20 +60,22 @@ class ClassTokenizer(TaskTokenizer):
 
     def render(self, batch: pa.RecordBatch, counts: SplitCounts) -> RenderedRows:
         """Take the texts, and number the classes."""
-        places, rows = self._render_each(batch, ("text",), lambda text: self._look_through(render_text(text)), counts)
+        positions, rows = self._render_each(
+            batch, ("text",), lambda text: self._look_through(render_text(text)), counts
+        )
         labels = pc.index_in(batch.column("label"), value_set=self._names)
         assert not labels.null_count, "refuse_unknown_classes comes first"
         return RenderedRows(
-            batch.column("row_id").to_numpy()[places],
-            batch.column("source").to_numpy()[places],
+            batch.column("row_id").to_numpy()[positions],
+            batch.column("source").to_numpy()[positions],
             rows,
             conversations=[None] * len(rows),
-            labels=labels.to_numpy()[places],
-            columns=column_ranges_of(batch, places),
+            labels=labels.to_numpy()[positions],
+            columns=column_ranges_of(batch, positions),
         )
 
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
-        """Put together what belongs before each text and as many of its tokens as the limit allows."""
+        """Build what belongs before each text and as many of its tokens as the limit allows."""
         row_ids = rendered.row_ids
         kept = np.ones(len(row_ids), dtype=np.bool_)
         tokens = self._spell(rendered.rows, encodings, row_ids, kept, counts)
@@ -119,7 +121,7 @@ class ClassTokenizer(TaskTokenizer):
 def refuse_unknown_classes(
     tables: Mapping[str, ExampleTable],
     label_map: Mapping[str, int] | None,
-    places: RowPlaces,
+    positions: RowPositions,
     *,
     max_rows: int | None = None,
 ) -> None:
@@ -128,7 +130,7 @@ def refuse_unknown_classes(
     Args:
         tables: rows by split.
         label_map: id by name of the training rows' classes; ``None`` where there are none.
-        places: where rows stand in their files.
+        positions: where rows stand in their files.
         max_rows: ``data.max_rows``: rows that were read of each file; ``None`` for all.
 
     Raises:
@@ -141,7 +143,7 @@ def refuse_unknown_classes(
     problems = describe_unknown_classes(
         {label: sum(found.num_rows.values()) for label, found in unknown.items()},
         lambda label: (unknown[label].first_row_id, unknown[label].num_rows),
-        places,
+        positions,
         max_rows=max_rows,
     )
     if problems:
@@ -162,7 +164,7 @@ def _find_unknown_classes(tables: Mapping[str, ExampleTable], names: pa.Array) -
     for split, table in tables.items():
         for batch in table.batches():
             labels, row_ids = batch.column("label"), batch.column("row_id")
-            for place in pc.indices_nonzero(pc.invert(pc.is_in(labels, value_set=names))).to_pylist():
-                one = found.setdefault(labels[place].as_py(), _UnknownClass(row_ids[place].as_py()))
+            for position in pc.indices_nonzero(pc.invert(pc.is_in(labels, value_set=names))).to_pylist():
+                one = found.setdefault(labels[position].as_py(), _UnknownClass(row_ids[position].as_py()))
                 one.num_rows[split] = one.num_rows.get(split, 0) + 1
     return found

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from lm_tuning.data.check.findings import RowPlaces
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.text.store.columns import BoolArray
 from lm_tuning.text.store.table import Int64Array
 from lm_tuning.wording import noun_for
@@ -16,12 +16,12 @@ from lm_tuning.wording import noun_for
 logger = logging.getLogger(__name__)
 
 DROPPED = {
-    "no_assistant_turn": "no assistant turn that is learned",
+    "no_assistant_turn": "no assistant turn that is supervised",
     "refused_by_template": "refused by the chat template",
     "untraceable": "the answer cannot be told apart in the rendered text",
     "too_long": "longer than tokenize.max_length_tokens",
     "target_too_long": "target longer than tokenize.max_target_tokens",
-    "no_answer_left": "no learned token within tokenize.max_length_tokens",
+    "no_answer_left": "no supervised token within tokenize.max_length_tokens",
     "no_text_left": "no token of the text within tokenize.max_length_tokens",
     "no_target_left": "no token of the target within tokenize.max_target_tokens",
     "control_token": "a control token is typed in it, see tokenize.control_tokens",
@@ -40,9 +40,9 @@ UNUSABLE = (
 """Reasons that make a row a bad one, for which ``data.on_bad_row`` is there; others follow from a limit or a choice."""
 
 CHANGED = {
-    "trailing_turns_cut": "turns after the last learned answer cut",
-    "answer_of_weight_0": "an answer of weight 0 is not learned",
-    "answer_not_learned": "an earlier answer is not learned, since the chat template rewrites it",
+    "trailing_turns_cut": "turns after the last supervised answer cut",
+    "answer_of_weight_0": "an answer of weight 0 is not supervised",
+    "answer_not_learned": "an earlier answer is not supervised, since the chat template rewrites it",
     "old_turns_dropped": "oldest exchanges left out to fit",
     "prompt_shortened": "part of the prompt cut to fit",
     "prompt_emptied": "nothing left of a prompt, or of one of its columns or turns, to fit",
@@ -179,10 +179,10 @@ class SplitCounts:
             row_ids: ``(rows,)``.
             kept: ``(rows,)``.
         """
-        for place, of_row in enumerate(notes):
-            if of_row and kept[place]:
+        for position, of_row in enumerate(notes):
+            if of_row and kept[position]:
                 for note in of_row:
-                    self.add(note, int(row_ids[place]))
+                    self.add(note, int(row_ids[position]))
 
     def rows(self, reason: str) -> array[int]:
         """Return the ids of all rows of a reason, ascending.
@@ -213,44 +213,44 @@ class SplitCounts:
             found.setdefault(details.get(row_id, ""), array("q")).append(row_id)
         return found
 
-    def describe(self, reason: str, places: RowPlaces, *, num_named: int = _NUM_ROWS_NAMED) -> str:
+    def describe(self, reason: str, positions: RowPositions, *, num_named: int = _NUM_ROWS_NAMED) -> str:
         """Say one count in words, with the first rows.
 
         Args:
             reason: key of ``DROPPED`` or ``CHANGED``.
-            places: where rows stand in their files.
+            positions: where rows stand in their files.
             num_named: rows that are named.
         """
         rows = self.rows(reason)
         details = self._details.get(reason)
         detail = f": {details[min(details)]}" if details else ""
-        named = name_rows(rows, places, num_named=num_named)
+        named = name_rows(rows, positions, num_named=num_named)
         return f"{len(rows):,} ({(DROPPED | CHANGED)[reason]}; {named}){detail}"
 
-    def warn(self, split: str, places: RowPlaces) -> None:
+    def warn(self, split: str, positions: RowPositions) -> None:
         """Log every count that is not zero; a few rows that a limit shortens are to be expected, and no warning.
 
         Args:
             split: name of the split.
-            places: where rows stand in their files.
+            positions: where rows stand in their files.
         """
         for title, reasons in (("dropped", DROPPED), ("changed", CHANGED)):
             for reason in reasons:
                 if self.counts[reason]:
                     is_ordinary = reason in SHORTENED and self.counts[reason] < _FEW_ROWS * self.num_read
                     level = logging.INFO if is_ordinary else logging.WARNING
-                    logger.log(level, "%s rows %s: %s", split, title, self.describe(reason, places))
+                    logger.log(level, "%s rows %s: %s", split, title, self.describe(reason, positions))
 
 
-def name_rows(row_ids: array[int], places: RowPlaces, *, num_named: int) -> str:
+def name_rows(row_ids: array[int], positions: RowPositions, *, num_named: int) -> str:
     """Name the first of some rows, each file once.
 
     Args:
         row_ids: ascending.
-        places: where rows stand in their files.
+        positions: where rows stand in their files.
         num_named: rows that are named.
     """
     named = []
-    for path, numbers in places.by_file(row_ids[:num_named]):
+    for path, numbers in positions.by_file(row_ids[:num_named]):
         named.append(f"{path}, {noun_for(len(numbers), 'row')} {', '.join(map(str, numbers))}")
     return "; ".join(named) + (", ..." if len(row_ids) > num_named else "")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
-from lm_tuning.data.check.findings import RowPlaces, shorten
+from lm_tuning.data.check.findings import RowPositions, shorten
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.store import ExampleTable
 from lm_tuning.errors import UserError
@@ -88,7 +88,7 @@ def refuse_losses(
 
 
 def advise_limit(name: str, longest: int, *, present: int, max_positions: int | None) -> str:
-    """Say which limit keeps more of the rows, as far as the model goes.
+    """Describe which limit keeps more of the rows, as far as the model goes.
 
     Args:
         name: ``max_length_tokens`` or ``max_target_tokens``.
@@ -107,7 +107,7 @@ def advise_limit(name: str, longest: int, *, present: int, max_positions: int | 
 def find_lost_splits(
     counts: Mapping[str, SplitCounts],
     written: Mapping[str, TokenTable],
-    places: RowPlaces,
+    positions: RowPositions,
     *,
     max_length_tokens: int,
     truncation: str,
@@ -120,7 +120,7 @@ def find_lost_splits(
     Args:
         counts: what happened to the rows, by split.
         written: the rows that are left, by split.
-        places: where rows stand in their files.
+        positions: where rows stand in their files.
         max_length_tokens: tokens that a row may have.
         truncation: what happens to longer rows.
         max_target_tokens: tokens that a target may have; ``None`` for rows without.
@@ -146,7 +146,7 @@ def find_lost_splits(
         limits = f"tokenize.max_length_tokens = {max_length_tokens}"
         if max_target_tokens is not None:
             limits += f" and tokenize.max_target_tokens = {max_target_tokens}"
-        dropped = "; ".join(of_split.describe(reason, places) for reason in DROPPED if of_split.counts[reason])
+        dropped = "; ".join(of_split.describe(reason, positions) for reason in DROPPED if of_split.counts[reason])
         ways, sizes = [], []
         for name, (beyond, _reasons, _limit) in lost.items():
             what = "target" if name == "max_target_tokens" else "row"
@@ -188,7 +188,9 @@ def find_lost_classes(
         for item in pc.value_counts(batch.column("label")).to_pylist():
             before[label_map[item["values"]]] += item["counts"]
     after = np.bincount(written.labels, minlength=len(label_map))
-    lost = {name: int(before[place]) for name, place in label_map.items() if before[place] and not after[place]}
+    lost = {
+        name: int(before[position]) for name, position in label_map.items() if before[position] and not after[position]
+    }
     if not lost:
         return [], []
     listed = ", ".join(
@@ -200,7 +202,7 @@ def find_lost_classes(
         f"{limits['max_length_tokens']}, tokenize.truncation = {limits['truncation']}): {listed}{more}."
     )
     fix = "Fix: raise tokenize.max_length_tokens, or set tokenize.truncation to truncate_prompt or truncate_end."
-    left = [name for name, place in label_map.items() if after[place]]
+    left = [name for name, position in label_map.items() if after[position]]
     if len(left) > 1:
         return [], [f"{said} They are never learned. {fix}"]
     num_rows = count_of(len(written), "row")

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lm_tuning.data.check.findings import RowPlaces
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.check.policy import HOW_TO_FIX, find_excesses
 from lm_tuning.text.render.template_call import REFUSED
 from lm_tuning.text.tokenizers.counts import DROPPED, UNUSABLE, SplitCounts, name_rows
@@ -26,7 +26,7 @@ def find_unusable(
     on_bad_row: str,
     max_bad_fraction: float,
 ) -> list[str]:
-    """Say why rows that cannot be rendered or tokenized forbid going on with the others.
+    """Describe why rows that cannot be rendered or tokenized forbid going on with the others.
 
     Args:
         counts: what happened to the rows, by split.
@@ -36,12 +36,12 @@ def find_unusable(
             0.
 
     Returns:
-        One sentence a problem, with the rows and how to fix them; none when all is well.
+        One sentence per problem, with the rows and how to fix them; none when all is well.
     """
     if not any(of_split.counts[reason] for of_split in counts.values() for reason in UNUSABLE):
         return []
-    places = RowPlaces(files)
-    excesses = find_excesses(_all_skipped(counts, files, places), max_bad_fraction)
+    positions = RowPositions(files)
+    excesses = find_excesses(_all_skipped(counts, files, positions), max_bad_fraction)
     how_to_fix = HOW_TO_FIX
     if excesses:
         how_to_fix = (
@@ -50,16 +50,16 @@ def find_unusable(
         )
     elif on_bad_row == "skip":
         return []
-    groups = [line for split, of_split in counts.items() for line in _describe_groups(split, of_split, places)]
+    groups = [line for split, of_split in counts.items() for line in _describe_groups(split, of_split, positions)]
     return [*groups, *excesses, how_to_fix]
 
 
-def find_template_fault(counts: Mapping[str, SplitCounts], places: RowPlaces, *, template: str) -> list[str]:
-    """Say once that a chat template refuses every row that it is given; then no row is to be mended.
+def find_template_fault(counts: Mapping[str, SplitCounts], positions: RowPositions, *, template: str) -> list[str]:
+    """Log once that a chat template refuses every row that it is given; then no row is to be fixed.
 
     Args:
         counts: what happened to the rows, by split.
-        places: where rows stand in their files.
+        positions: where rows stand in their files.
         template: names the template, to begin a sentence with.
 
     Returns:
@@ -73,7 +73,7 @@ def find_template_fault(counts: Mapping[str, SplitCounts], places: RowPlaces, *,
         return []
     first = next(of_split for of_split in counts.values() if of_split.counts[REFUSED])
     row_id = first.rows(REFUSED)[0]
-    file, number = places.find(row_id)
+    file, number = positions.find(row_id)
     return [
         f"{template} (see model.name_or_path) refuses every row that it is given ({count_of(num_refused, 'row')}). Of "
         f"{file}, row {number}, it says: {first.detail(REFUSED, row_id).rstrip('. ')}. Fix: repair the template "
@@ -82,14 +82,14 @@ def find_template_fault(counts: Mapping[str, SplitCounts], places: RowPlaces, *,
 
 
 def _all_skipped(
-    counts: Mapping[str, SplitCounts], files: Sequence[Mapping[str, Any]], places: RowPlaces
+    counts: Mapping[str, SplitCounts], files: Sequence[Mapping[str, Any]], positions: RowPositions
 ) -> list[dict[str, Any]]:
     """Return the files with the rows that reading skipped and those that turned out to be unusable since."""
     found = [Counter(file["rows_skipped"]) for file in files]
-    names = places.names
+    names = positions.names
     for of_split in counts.values():
         for reason in UNUSABLE:
-            for name, numbers in places.by_file(of_split.rows(reason)):
+            for name, numbers in positions.by_file(of_split.rows(reason)):
                 found[names.index(name)][reason] += len(numbers)
     return [
         {"path": name, "rows_read": file["rows_read"], "rows_skipped": dict(kinds)}
@@ -97,13 +97,13 @@ def _all_skipped(
     ]
 
 
-def _describe_groups(split: str, counts: SplitCounts, places: RowPlaces) -> list[str]:
+def _describe_groups(split: str, counts: SplitCounts, positions: RowPositions) -> list[str]:
     """Write one line for all rows of a split that have the same reason."""
     lines = []
     for reason in UNUSABLE:
         groups = counts.by_detail(reason)
         for detail, rows in list(groups.items())[:_NUM_GROUPS]:
-            where = name_rows(rows, places, num_named=_NUM_ROWS_NAMED)
+            where = name_rows(rows, positions, num_named=_NUM_ROWS_NAMED)
             number = f"{len(rows):,} {split} {'row' if len(rows) == 1 else 'rows'}"
             lines.append(f"{where}: {number} cannot be used ({DROPPED[reason]}){f': {detail}' if detail else '.'}")
         rest = sum(map(len, list(groups.values())[_NUM_GROUPS:]))

@@ -57,8 +57,8 @@ class Side:
 class PairTokenizer(TaskTokenizer):
     """Tokenize source and target each by itself, as the tokenizer does it, and end both with the end token.
 
-    A row's ids are those of the source and then those of the target, which is what is learned. A text that is too long
-    is cut and keeps the end token.
+    A row's ids are those of the source and then those of the target, which is what is supervised. A text that is too
+    long is cut and keeps the end token.
     """
 
     def __init__(
@@ -104,14 +104,14 @@ class PairTokenizer(TaskTokenizer):
 
     def render(self, batch: pa.RecordBatch, counts: SplitCounts) -> RenderedRows:
         """Take the prompts, each behind its system message, and the responses."""
-        places, pairs = self._render_each(batch, ("prompt", "response", "system"), self._render_pair, counts)
+        positions, pairs = self._render_each(batch, ("prompt", "response", "system"), self._render_pair, counts)
         return RenderedRows(
-            batch.column("row_id").to_numpy()[places],
-            batch.column("source").to_numpy()[places],
+            batch.column("row_id").to_numpy()[positions],
+            batch.column("source").to_numpy()[positions],
             [source for source, _ in pairs],
             conversations=[None] * len(pairs),
             targets=[target for _, target in pairs],
-            columns=column_ranges_of(batch, places),
+            columns=column_ranges_of(batch, positions),
         )
 
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
@@ -200,11 +200,11 @@ class PairTokenizer(TaskTokenizer):
         """Decode the targets and count those that do not come back as they were, white space aside."""
         if self._is_byte_level:
             return
-        for place, text in enumerate(self._backend.decode_batch(tokens, skip_special_tokens=False)):
-            wanted = targets[place].text
-            if kept[place] and text != wanted and "".join(text.split()) != "".join(wanted.split()):
+        for position, text in enumerate(self._backend.decode_batch(tokens, skip_special_tokens=False)):
+            wanted = targets[position].text
+            if kept[position] and text != wanted and "".join(text.split()) != "".join(wanted.split()):
                 detail = f"{wanted[:_NUM_SHOWN]!r} comes back as {text[:_NUM_SHOWN]!r}"
-                counts.add(NOT_ROUND_TRIP, int(row_ids[place]), detail)
+                counts.add(NOT_ROUND_TRIP, int(row_ids[position]), detail)
 
 
 def _prefix(tokenizer: Any, end_id: int, *, is_target: bool) -> list[int]:

@@ -52,7 +52,7 @@ def shorten_row(
         The shorter row, and the counts that it goes into.
 
     Raises:
-        RowRefused: the row is to be dropped, or no learned token would be left.
+        RowRefused: the row is to be dropped, or no supervised token would be left.
     """
     if truncation in ("drop", "error"):
         raise RowRefused(TOO_LONG)
@@ -104,7 +104,7 @@ def choose_cuts(spans: Sequence[Span], offsets: Sequence[CharRange], *, num_cut:
 
 
 def is_emptied(spans: Sequence[Span], cuts: Sequence[Span]) -> bool:
-    """Say whether nothing is left of one of the spans.
+    """Return whether nothing is left of one of the spans.
 
     Args:
         spans: what may give way.
@@ -133,7 +133,7 @@ def shorten_prompt(ids: Sequence[int], room: int, special_ids: Collection[int]) 
     return kept[-room:]
 
 
-def place_columns(rendered: RenderedRow, prompt: str, columns: Sequence[CharRange]) -> list[CharRange]:
+def align_columns(rendered: RenderedRow, prompt: str, columns: Sequence[CharRange]) -> list[CharRange]:
     """Find the columns that a prompt was made of in the row's text.
 
     Args:
@@ -152,12 +152,12 @@ def place_columns(rendered: RenderedRow, prompt: str, columns: Sequence[CharRang
             continue
         base = found - lead
         others = [chars for other, chars in enumerate(rendered.prompts) if other != index]
-        placed = [(max(low + base, start), min(high + base, end)) for low, high in columns]
+        aligned = [(max(low + base, start), min(high + base, end)) for low, high in columns]
         # What a merged system turn put before the prompt may give way too.
         return [
             *others,
             *([(start, base)] if start < base else []),
-            *((low, high) for low, high in placed if low < high),
+            *((low, high) for low, high in aligned if low < high),
         ]
     return rendered.prompts
 
@@ -212,8 +212,8 @@ def _share_room(lengths: Sequence[int], room: int) -> list[int]:
     """Give short spans all that they need and the others equal shares of the rest."""
     shares = [0] * len(lengths)
     by_length = sorted(range(len(lengths)), key=lambda span: lengths[span])
-    for place, span in enumerate(by_length):
-        shares[span] = min(lengths[span], room // (len(lengths) - place))
+    for position, span in enumerate(by_length):
+        shares[span] = min(lengths[span], room // (len(lengths) - position))
         room -= shares[span]
     return shares
 

@@ -189,7 +189,7 @@ def writing_checkpoint(run_folder: Path, step: int, *, estimated_bytes: Callable
 
 
 def describe_way_on(run_folder: Path) -> str:
-    """Say which checkpoint of a run is kept and how to go on from it, or that there is none, in whole sentences.
+    """Describe which checkpoint of a run is kept and how to go on from it, or that there is none, in whole sentences.
 
     Args:
         run_folder: the run's folder.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def identify_run(settings: TrainingSettings, plan: StepPlan) -> checkpoints.RunIdentity:
-    """Say what a checkpoint must belong to for a resume: data, base model, steps, method.
+    """Describe what a checkpoint must belong to for a resume: data, base model, steps, method.
 
     Args:
         settings: of the training.
@@ -40,7 +40,7 @@ def identify_run(settings: TrainingSettings, plan: StepPlan) -> checkpoints.RunI
 def find_checkpoint(
     paths: TrainingPaths, settings: TrainingSettings, identity: checkpoints.RunIdentity, plan: StepPlan
 ) -> checkpoints.Checkpoint | None:
-    """Return the checkpoint to go on from, or ``None`` for a run that starts anew.
+    """Return the checkpoint to go on from, or ``None`` for a run that starts from the beginning.
 
     Raises:
         UserError: there is none, it belongs to another run, or it lies beyond the end of this one.

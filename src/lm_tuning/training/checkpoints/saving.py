@@ -40,7 +40,7 @@ class BestCheckpoint:
     step: int = 0
 
     def is_beaten_by(self, value: float) -> bool:
-        """Say whether another figure is better; one that is not a number never is."""
+        """Return whether another figure is better; one that is not a number never is."""
         if math.isnan(value):
             return False
         if self.value is None:

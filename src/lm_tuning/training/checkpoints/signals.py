@@ -77,7 +77,7 @@ class StopRequest:
             self._may_break_off = False
 
     def acknowledge(self) -> None:
-        """Say once that the request has arrived, where no thread does; a signal handler must not write to a log."""
+        """Log once that the request has arrived, where no thread does; a signal handler must not write to a log."""
         if self.signal_name is not None and not self._is_acknowledged:
             self._is_acknowledged = True
             if not is_watched():

@@ -100,10 +100,10 @@ def check_alignment(
     with torch.no_grad():
         ids = torch.as_tensor(row.input_ids.astype("int64"), device=device)
         logits = model(input_ids=ids[None], use_cache=False).logits[0]  # (tokens, vocabulary)
-        learned = torch.cat([torch.arange(start, end, device=device) for start, end in row.spans])
+        supervised = torch.cat([torch.arange(start, end, device=device) for start, end in row.spans])
         for shift in SHIFTS:
             # The prediction of the token at t, made ``shift`` positions before it.
-            at = learned[(learned - shift >= 0) & (learned - shift < len(ids))]
+            at = supervised[(supervised - shift >= 0) & (supervised - shift < len(ids))]
             if len(at):
                 losses[shift] = float(torch.nn.functional.cross_entropy(logits[at - shift].float(), ids[at]))
     model.train(was_training)

@@ -31,11 +31,11 @@ LARGEST_LOGIT = {"float32": 1e4, "bfloat16": 1e3, "float16": 1e3}
 
 SHOWN_NAMES = 5
 
-_CUTS_LOOKED_AT = 8
+_CUTS_CHECKED = 8
 """Steps whose cuts are looked at, spread over the run; only lengths are read for it."""
 
 
-def look_at_rows(health: HealthReport, model: Any, tokenizer: Any, steps: StepDataset) -> None:
+def check_rows(health: HealthReport, model: Any, tokenizer: Any, steps: StepDataset) -> None:
     """Run the checks that need no forward pass, on the token table and on the first step.
 
     Args:
@@ -49,14 +49,14 @@ def look_at_rows(health: HealthReport, model: Any, tokenizer: Any, steps: StepDa
         facts, in_table = check_table(steps.table, model, tokenizer, task=steps.task.name)
         health.facts.update(facts)
         findings += [*check_tokenizer(tokenizer, model), *in_table]
-    findings += look_at_layout(steps)
+    findings += check_batch_layout(steps)
     for finding in findings:
         if not health.has(finding.code):
             health.add(finding)
 
 
-def look_at_layout(steps: StepDataset) -> list[Finding]:
-    """Check how the first step is laid out, and how the run's steps are cut.
+def check_batch_layout(steps: StepDataset) -> list[Finding]:
+    """Check how the first step is laid out, and how the run's steps are split.
 
     Args:
         steps: the run's steps.
@@ -64,7 +64,9 @@ def look_at_layout(steps: StepDataset) -> list[Finding]:
     batch = steps[0]
     return [
         *check_micro_batches(batch, pad_id=steps.task.pad_id, decoder_start_id=_decoder_start(steps)),
-        *check_padding(batch, num_slots_due=count_slots(steps, steps.plan.rows_of_step(0)), may_pack=_may_pack(steps)),
+        *check_padding(
+            batch, num_positions_expected=count_positions(steps, steps.plan.rows_of_step(0)), may_pack=_may_pack(steps)
+        ),
         *check_cuts(steps),
     ]
 
@@ -77,7 +79,7 @@ def _decoder_start(steps: StepDataset) -> int | None:
     return getattr(steps.task, "decoder_start_id", None)
 
 
-def count_slots(steps: StepDataset, rows: Any) -> int:
+def count_positions(steps: StepDataset, rows: Any) -> int:
     """Count the positions that rows need when they are cut as well as their lengths allow.
 
     It is told from the lengths alone, apart from what cuts the steps of a run: rows that are padded lie beside those
@@ -96,21 +98,23 @@ def count_slots(steps: StepDataset, rows: Any) -> int:
     if steps.batching == "packed":
         groups = steps.task.cut(steps.table, rows, budget_tokens=steps.micro_batch_tokens, batching="packed")
         sizes = [int(steps.table.lengths[np.asarray(group)].sum()) for group in groups]
-        return sum(-(-size // steps.task.packing.slot_multiple) * steps.task.packing.slot_multiple for size in sizes)
+        return sum(
+            -(-size // steps.task.packing.position_multiple) * steps.task.packing.position_multiple for size in sizes
+        )
     return _count_padded([(length, 0) for length in lengths.tolist()], steps)
 
 
 def _count_padded(shapes: list[tuple[int, int]], steps: StepDataset) -> int:
     """Count positions of rows in order, each ``(source, target)`` padded to the longest of its micro-batch."""
-    slots = num_rows = source = target = 0
+    positions = num_rows = source = target = 0
     for next_source, next_target in shapes:
         wider = max(source, next_source), max(target, next_target)
         if num_rows and sum(wider) * (num_rows + 1) > steps.micro_batch_tokens:
-            slots += num_rows * (source + target)
+            positions += num_rows * (source + target)
             num_rows, wider = 0, (next_source, next_target)
         num_rows += 1
         source, target = wider
-    return slots + num_rows * (source + target)
+    return positions + num_rows * (source + target)
 
 
 def check_cuts(steps: StepDataset) -> list[Finding]:
@@ -122,14 +126,14 @@ def check_cuts(steps: StepDataset) -> list[Finding]:
     total = steps.plan.total_steps
     if steps.batching == "packed" or total < 1:
         return []
-    used = due = tokens = 0
-    for step in sorted({round(index * (total - 1) / (_CUTS_LOOKED_AT - 1)) for index in range(_CUTS_LOOKED_AT)}):
+    used = expected = tokens = 0
+    for step in sorted({round(index * (total - 1) / (_CUTS_CHECKED - 1)) for index in range(_CUTS_CHECKED)}):
         rows = steps.plan.rows_of_step(step)
         groups = steps.task.cut(steps.table, rows, budget_tokens=steps.micro_batch_tokens, batching=steps.batching)
         used += sum(_count_group(steps, np.asarray(group)) for group in groups)
-        due += count_slots(steps, rows)
+        expected += count_positions(steps, rows)
         tokens += int(steps.table.lengths[rows].sum())
-    return _compare_padding(tokens, used, due, "the positions of steps across the run", may_pack=_may_pack(steps))
+    return _compare_padding(tokens, used, expected, "the positions of steps across the run", may_pack=_may_pack(steps))
 
 
 def _count_group(steps: StepDataset, rows: Any) -> int:
@@ -192,29 +196,29 @@ def _find_mask_fault(batch: MicroBatch, pad_id: int) -> str | None:
     return None
 
 
-def check_padding(batch: StepBatch, *, num_slots_due: int, may_pack: bool = True) -> list[Finding]:
+def check_padding(batch: StepBatch, *, num_positions_expected: int, may_pack: bool = True) -> list[Finding]:
     """Compare a step's padding with the least that its micro-batches need.
 
     Args:
         batch: a step.
-        num_slots_due: positions that the same groups of rows take when padded to the longest row of each.
+        num_positions_expected: positions that the same groups of rows take when padded to the longest row of each.
         may_pack: whether packing the rows is another way.
     """
     what = "the first step's positions"
-    return _compare_padding(batch.num_tokens, batch.num_slots, num_slots_due, what, may_pack=may_pack)
+    return _compare_padding(batch.num_tokens, batch.num_positions, num_positions_expected, what, may_pack=may_pack)
 
 
 def _compare_padding(
-    num_tokens: int, num_slots: int, num_slots_due: int, what: str, *, may_pack: bool
+    num_tokens: int, num_positions: int, num_positions_expected: int, what: str, *, may_pack: bool
 ) -> list[Finding]:
-    share, due = (1 - num_tokens / max(slots, 1) for slots in (num_slots, num_slots_due))
-    if share <= due + PADDING_SLACK:
+    share, expected = (1 - num_tokens / max(positions, 1) for positions in (num_positions, num_positions_expected))
+    if share <= expected + PADDING_SLACK:
         return []
     return [
         Finding(
             code="padding-above-plan",
             measured=f"{share:.1%} of {what} are padding",
-            expected=f"{due:.1%}, with rows of like length together",
+            expected=f"{expected:.1%}, with rows of like length together",
             cause="Rows are padded to a fixed length, or are not grouped by length.",
             change=f"Look at what lays the micro-batches out{', or set train.batching=packed' if may_pack else ''}.",
         )
@@ -269,7 +273,7 @@ def check_logits(logits: Mapping[str, float], *, dtype: str = "float32", has_fre
 
 
 def expected_fresh_head_loss(logits: torch.Tensor, labels: torch.Tensor | None = None) -> tuple[float, float]:
-    """Say at what loss a head of random weights starts.
+    """Describe at what loss a head of random weights starts.
 
     Its logits have nothing to do with the labels, so a row loses ``logsumexp(z) - z_y`` with a random y: log of the
     classes plus half the variance of z over the classes. Their scatter is the spread of z, over the root of the rows.

@@ -35,7 +35,7 @@ FP16_SCALE = 1024.0
 
 
 @dataclass(frozen=True)
-class GradientDue:
+class ExpectedGradient:
     """What the gradient of the first step must be.
 
     Attributes:
@@ -91,7 +91,7 @@ class GradientMeasure:
                 parameter.grad = None
 
     def takes(self, num_tokens: int) -> bool:
-        """Say whether rows with so many tokens are to go backward; one that is too long ends the measure."""
+        """Return whether rows with so many tokens are to go backward; one that is too long ends the measure."""
         self.is_complete = self.is_complete and num_tokens <= self._most_tokens
         return self.is_complete
 
@@ -102,7 +102,7 @@ class GradientMeasure:
             return
         (self._scale * nats).backward()  # type: ignore[no-untyped-call]
 
-    def finish(self, count: int, *, is_random: bool) -> GradientDue | None:
+    def finish(self, count: int, *, is_random: bool) -> ExpectedGradient | None:
         """Return what was measured; ``None`` where it cannot be told. Call it while still watching.
 
         Args:
@@ -112,7 +112,7 @@ class GradientMeasure:
         if not self.is_complete or not count:
             return None
         norm = norm_of(self.parameters) / (self._scale * count)
-        return GradientDue(norm, self.parameters, is_random) if math.isfinite(norm) and norm > 0 else None
+        return ExpectedGradient(norm, self.parameters, is_random) if math.isfinite(norm) and norm > 0 else None
 
 
 def last_trained_parameters(model: Any) -> list[torch.nn.Parameter]:
@@ -144,17 +144,17 @@ def norm_of(parameters: Sequence[torch.nn.Parameter]) -> float:
     return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
 
-def check_first_gradient(due: GradientDue, *, scale: float, num_micro_batches: int) -> Finding | None:
-    """Compare the gradients of step 1, before clipping, with what is due.
+def check_first_gradient(expected: ExpectedGradient, *, scale: float, num_micro_batches: int) -> Finding | None:
+    """Compare the gradients of step 1, before clipping, with what is expected.
 
     Args:
-        due: what was measured before the step.
+        expected: what was measured before the step.
         scale: by which float16's scaler has multiplied them.
         num_micro_batches: micro-batches of the step.
     """
-    norm = norm_of(due.parameters) / scale
-    factor = RANDOM_FACTOR if due.is_random else FACTOR
-    ratio = norm / due.norm
+    norm = norm_of(expected.parameters) / scale
+    factor = RANDOM_FACTOR if expected.is_random else FACTOR
+    ratio = norm / expected.norm
     if not math.isfinite(norm) or 1 / factor <= ratio <= factor:
         return None  # NaN and infinity are another check's
     cause = (
@@ -167,8 +167,8 @@ def check_first_gradient(due: GradientDue, *, scale: float, num_micro_batches: i
         code="first-gradient-off",
         measured=f"the gradient of step 1 has a norm of {norm:.4g} in the last layer, {ratio:.3g} times what its rows "
         "have",
-        expected=f"about {due.norm:.4g} (a factor of {factor:g} either way), by a backward pass over the same rows "
-        "before it",
+        expected=f"about {expected.norm:.4g} (a factor of {factor:g} either way), by a backward pass over the same "
+        "rows before it",
         cause=cause,
         change="Look at what changes the backward pass; the learning rate and train.trainer.max_grad_norm would only "
         "hide it.",

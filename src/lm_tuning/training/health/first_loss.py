@@ -16,7 +16,7 @@ from lm_tuning.batching.losses import PLAIN, LossShape
 from lm_tuning.batching.tasks.base import TrainingTask
 from lm_tuning.models.structure import classification_head
 from lm_tuning.runtime.precision import autocast
-from lm_tuning.training.health.first_gradient import GradientDue, GradientMeasure, check_first_gradient, norm_of
+from lm_tuning.training.health.first_gradient import ExpectedGradient, GradientMeasure, check_first_gradient, norm_of
 from lm_tuning.training.health.movement import Movement
 from lm_tuning.training.health.report import HealthReport, Severity, check_first_step, check_layout, stop_if_needed
 
@@ -33,7 +33,7 @@ FRESH_HEAD_SPREAD = 0.1
 
 
 @dataclass(frozen=True)
-class FirstLossDue:
+class ExpectedFirstLoss:
     """What the first step's loss must be, and what is said if it is something else.
 
     Attributes:
@@ -46,7 +46,7 @@ class FirstLossDue:
         fresh_head_classes: classes of a new classification head; ``None`` for other models.
         device: ``cpu`` or ``cuda``.
         compute_dtype: type of the forward pass.
-        gradient: the gradient norm that is due; ``None`` where it was not measured.
+        gradient: the gradient norm that is expected; ``None`` where it was not measured.
         movement: rows whose loss is measured again later; ``None`` for none.
     """
 
@@ -59,11 +59,11 @@ class FirstLossDue:
     fresh_head_classes: int | None
     device: str
     compute_dtype: str
-    gradient: GradientDue | None = None
+    gradient: ExpectedGradient | None = None
     movement: Movement | None = None
 
     def check_gradient(self, health: HealthReport, batch: StepBatch, *, scale: float) -> None:
-        """Compare the gradient of step 1 with what is due, after its backward pass and before the weights change.
+        """Compare the gradient of step 1 with what is expected, after its backward pass and before the weights change.
 
         Args:
             health: receives the finding.
@@ -101,7 +101,7 @@ class FirstLossDue:
         return finding is None
 
     def check(self, health: HealthReport, model: Any, batch: StepBatch, logged: float) -> None:
-        """Compare what step 1 logs with what is due, after its backward pass and before the weights change.
+        """Compare what step 1 logs with what is expected, after its backward pass and before the weights change.
 
         Args:
             health: receives the finding.

@@ -1,4 +1,4 @@
-"""Look at the first step before it is made: what loss is due, what is trained, what the model will see."""
+"""Look at the first step before it is made: what loss is expected, what is trained, what the model will see."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from lm_tuning.text.decoding import decode
 from lm_tuning.text.store.table import NO_LABEL
 from lm_tuning.training.health.alignment import check_alignment
 from lm_tuning.training.health.batch_checks import SHOWN_NAMES, check_logits, expected_fresh_head_loss
-from lm_tuning.training.health.first_gradient import GradientDue, GradientMeasure
-from lm_tuning.training.health.first_loss import FirstLossDue, PlainLoss, measure_plain_loss
+from lm_tuning.training.health.first_gradient import ExpectedGradient, GradientMeasure
+from lm_tuning.training.health.first_loss import ExpectedFirstLoss, PlainLoss, measure_plain_loss
 from lm_tuning.training.health.movement import begin_movement
 from lm_tuning.training.health.report import (
     DROPOUT_TOLERANCE,
@@ -47,7 +47,7 @@ WORSE_FACTOR = 1.1
 """A base model is suspicious when its loss is this many times that of an untrained head."""
 
 
-def look_before_training(
+def check_first_step_before(
     health: HealthReport,
     model: Any,
     tokenizer: Any,
@@ -61,8 +61,8 @@ def look_before_training(
     learning_rate: float,
     tolerance: float,
     severity: Severity,
-) -> FirstLossDue | None:
-    """Fill the health report and say what is due, without touching the run's random state.
+) -> ExpectedFirstLoss | None:
+    """Fill the health report and say what is expected, without touching the run's random state.
 
     Args:
         health: receives facts and findings.
@@ -99,7 +99,7 @@ def look_before_training(
         )
         own = _ask_model_class(task, model, plain.shortest_row, device=device)
         alignments, shifted = check_alignment(task, model, plain.shortest_row, plain.shortest_nats, device=device)
-    due = FirstLossDue(
+    expected = ExpectedFirstLoss(
         task=task,
         shape=shape,
         nats=plain.nats,
@@ -116,11 +116,11 @@ def look_before_training(
             "task": task.name,
             f"untrained_head_nats_per_{task.unit}": untrained,
             f"first_step_measured_nats_per_{task.unit}": plain.nats,
-            "first_loss_tolerance": due.tolerance,
+            "first_loss_tolerance": expected.tolerance,
             "first_step_rows": len(rows),
             "first_step_tokens": batch.num_tokens,
             **_describe_supervision(task, batch),
-            "first_step_padding_fraction": 1 - batch.num_tokens / batch.num_slots,
+            "first_step_padding_fraction": 1 - batch.num_tokens / batch.num_positions,
             "first_step_micro_batches": len(batch.micro_batches),
             "model_loss_of_shortest_row": own,
             "our_loss_of_shortest_row": plain.shortest_nats,
@@ -147,7 +147,7 @@ def look_before_training(
     if is_sound:
         _check_model_loss(health, own, plain.shortest_nats)
     # Randomness makes the step itself a vague witness of its layout; without it, the step says as much as this would.
-    agrees = is_sound and (not is_random or due.measure_layout(health, model, batch))
+    agrees = is_sound and (not is_random or expected.measure_layout(health, model, batch))
     if agrees and has_fresh_head:
         check_fresh_head(health, plain)
     elif agrees and plain.nats > WORSE_FACTOR * untrained:
@@ -166,7 +166,7 @@ def look_before_training(
     health.tell()
     stop_if_needed(health)
     if not is_sound:
-        return due
+        return expected
     if gradient is not None:
         health.facts["last_layer_measured_gradient_norm"] = gradient.norm
     movement = begin_movement(
@@ -178,7 +178,7 @@ def look_before_training(
         device=device,
         compute_dtype=compute_dtype,
     )
-    return replace(due, gradient=gradient, movement=movement)
+    return replace(expected, gradient=gradient, movement=movement)
 
 
 def _measure(
@@ -190,7 +190,7 @@ def _measure(
     device: str,
     compute_dtype: str,
     is_random: bool,
-) -> tuple[PlainLoss, GradientDue | None]:
+) -> tuple[PlainLoss, ExpectedGradient | None]:
     """Measure loss and gradient of the first step's rows; the loss alone where memory does not suffice for both."""
     # Only language models have a logit for every token of a vocabulary at every position.
     vocabulary = 0 if task.unit == "row" else _num_classes(model, task)

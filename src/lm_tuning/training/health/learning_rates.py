@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lm_tuning.training.health.monitors import StepNumbers, WatchedThing
+from lm_tuning.training.health.monitors import Monitor, StepNumbers
 from lm_tuning.training.health.report import Finding, HealthReport, stop_if_needed
 from lm_tuning.wording import count_of
 
@@ -19,17 +19,17 @@ PEAK_FRACTION = 0.99
 """Share of the peak that counts as reached."""
 
 
-class LearningRates(WatchedThing):
+class LearningRates(Monitor):
     """A schedule that never does what was asked of it."""
 
     def __init__(self, peak: float) -> None:
-        """Take the peak that the user asked for."""
+        """Keep the peak that the user asked for."""
         self.peak = peak
         self.num_steps = self.num_updates = 0
         self.highest = self.last = 0.0
         self.rises = self.from_start = False
 
-    def see(self, now: StepNumbers) -> bool:
+    def update(self, now: StepNumbers) -> bool:
         """Follow the rate; only the end of the run says what it amounted to."""
         self.count(now.step, now.learning_rate, is_made=now.is_finite)
         return False
@@ -45,7 +45,7 @@ class LearningRates(WatchedThing):
         self.highest = max(self.highest, rate)
 
     def findings(self, *, is_end: bool) -> list[Finding]:
-        """Say what the schedule came to; a run seen from its middle has had its peak before."""
+        """Describe what the schedule came to; a run seen from its middle has had its peak before."""
         if not is_end or not self.num_steps or not self.from_start:
             return []
         rate = f"{self.highest:.3g}, {self.highest / self.peak:.3g} of the peak of {self.peak:.3g}"

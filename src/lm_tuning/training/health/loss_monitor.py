@@ -12,7 +12,7 @@ from array import array
 from math import comb
 from typing import Any
 
-from lm_tuning.training.health.monitors import StepNumbers, WatchedThing
+from lm_tuning.training.health.monitors import Monitor, StepNumbers
 from lm_tuning.training.health.report import Finding
 
 MIN_STEPS_RISE = 40
@@ -26,15 +26,15 @@ RISE_NATS = 0.1
 """A smaller rise, as of a share and in nats, may be what dropout or a new schedule does to a finished model."""
 
 
-class LossCourse(WatchedThing):
+class LossCourse(Monitor):
     """A loss that rises."""
 
     def __init__(self, total_steps: int) -> None:
-        """Take the steps of the run, to look at half of it and at three quarters."""
+        """Keep the steps of the run, to look at half of it and at three quarters."""
         self.looks_at = {total_steps // 2, 3 * total_steps // 4}
         self.losses = array("d")
 
-    def see(self, now: StepNumbers) -> bool:
+    def update(self, now: StepNumbers) -> bool:
         """Keep the loss; NaN and infinity are another check's."""
         if now.is_finite:
             self.losses.append(now.loss)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_tuning.runtime.nvml import read_card
-from lm_tuning.training.health.monitors import StepNumbers, WatchedThing
+from lm_tuning.training.health.monitors import Monitor, StepNumbers
 from lm_tuning.training.health.report import Finding
 
 MEMORY_FRACTION = 0.92
@@ -15,13 +15,13 @@ FULL_FRACTION = 0.995
 """Share of the card from which it counts as full: a driver keeps a little for itself."""
 
 
-class Memory(WatchedThing):
+class Memory(Monitor):
     """A GPU whose memory is nearly full, or that a driver makes larger with the host's."""
 
     replays = False
 
     def __init__(self, total_bytes: int | None, card_uuid: str | None = None) -> None:
-        """Take the GPU's memory, ``None`` without one, and the driver's UUID of the card."""
+        """Keep the GPU's memory, ``None`` without one, and the driver's UUID of the card."""
         self.total_bytes = total_bytes
         self._card_uuid = card_uuid
         self.most_bytes = 0
@@ -42,10 +42,10 @@ class Memory(WatchedThing):
 
     @property
     def is_beyond(self) -> bool:
-        """Say whether more is held than the card has, so that the rest must lie in the host's memory."""
+        """Return whether more is held than the card has, so that the rest must lie in the host's memory."""
         return bool(self.card_bytes) and self.most_bytes > self.card_bytes
 
-    def see(self, now: StepNumbers) -> bool:
+    def update(self, now: StepNumbers) -> bool:
         """Keep the peak, and ask the card when it comes near the limit or beyond it."""
         if self.total_bytes is None:
             return False
@@ -103,7 +103,7 @@ class Memory(WatchedThing):
 
 
 def is_wsl() -> bool:
-    """Say whether this is Linux under Windows, whose drivers may use the host's memory for the card."""
+    """Return whether this is Linux under Windows, whose drivers may use the host's memory for the card."""
     try:
         return "microsoft" in Path("/proc/version").read_text(encoding="utf-8").lower()
     except OSError:

@@ -1,6 +1,6 @@
-"""Watch a training while it runs, from numbers that the step log has anyway.
+"""Monitor a training while it runs, from numbers that the step log has anyway.
 
-The watch runs one step behind the device and sees plain numbers, so it never makes the device wait. Each thing is
+The monitor runs one step behind the device and sees plain numbers, so it never makes the device wait. Each thing is
 said once, when it is seen; at the end the finding is put in terms of the whole run.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from lm_tuning.training.health.learning_rates import LearningRates
 from lm_tuning.training.health.loss_monitor import LossCourse
 from lm_tuning.training.health.memory_monitor import Memory
-from lm_tuning.training.health.monitors import GradientSize, LoaderWait, StepNumbers, Throughput, WatchedThing
+from lm_tuning.training.health.monitors import GradientSize, LoaderWait, Monitor, StepNumbers, Throughput
 from lm_tuning.training.health.report import Finding, HealthReport, stop_if_needed
 from lm_tuning.wording import count_of
 
@@ -37,11 +37,11 @@ Reproduce = Callable[[int], Path]
 """Writes what a step (from 1) was made of and returns the file."""
 
 
-class NotFinite(WatchedThing):
+class NotFinite(Monitor):
     """Losses and gradients that are NaN or infinite."""
 
     def __init__(self, report: HealthReport, *, has_scaler: bool, reproduce: Reproduce | None) -> None:
-        """Take the report, which lists the steps, and what saves one."""
+        """Keep the report, which lists the steps, and what saves one."""
         self.report = report
         self.has_scaler = has_scaler
         self.reproduce = reproduce
@@ -55,7 +55,7 @@ class NotFinite(WatchedThing):
         """Return how many overflows the search for a loss scale explains."""
         return OVERFLOWS_AT_START + self.num_steps / STEPS_AN_OVERFLOW
 
-    def see(self, now: StepNumbers) -> bool:
+    def update(self, now: StepNumbers) -> bool:
         """Count the step if it is not finite, and save the first ones."""
         self.num_steps += 1
         if now.is_finite:
@@ -155,7 +155,7 @@ class NotFinite(WatchedThing):
 
     @property
     def loses_most(self) -> bool:
-        """Say whether most updates were skipped."""
+        """Return whether most updates were skipped."""
         return self.num_failures > SKIPPED_FRACTION * self.num_steps
 
     def _begins_to_lose(self) -> bool:
@@ -188,7 +188,7 @@ class NotFinite(WatchedThing):
         return path
 
 
-class TrainingWatch:
+class TrainingMonitor:
     """Take the numbers of each step and report what is wrong.
 
     Attributes:
@@ -224,7 +224,7 @@ class TrainingWatch:
         self.report = report
         if memory_total_bytes is None or device != "cuda":
             memory_total_bytes = card_memory_bytes(device)
-        self._things: list[WatchedThing] = [
+        self._monitors: list[Monitor] = [
             NotFinite(report, has_scaler=has_scaler, reproduce=reproduce),
             GradientSize(max_grad_norm),
             LearningRates(learning_rate),
@@ -271,9 +271,9 @@ class TrainingWatch:
             step, loss, gradient_norm, learning_rate, seconds, wait_seconds, num_tokens, memory_bytes, row_ids
         )
         says_something = False
-        for thing in self._things:
-            if thing.see(now):
-                says_something |= self._raise(thing.findings(is_end=False))
+        for monitor in self._monitors:
+            if monitor.update(now):
+                says_something |= self._raise(monitor.findings(is_end=False))
         self.report.seconds += time.perf_counter() - began
         if says_something:
             stop_if_needed(self.report)
@@ -287,8 +287,8 @@ class TrainingWatch:
         for row in steps:
             loss = next(value for name, value in row.items() if name.startswith("loss_nats_per_"))
             now = StepNumbers(row["step"], loss, row["gradient_norm"], row["learning_rate"], 0.0, 0.0, 0, 0, row_ids=())
-            for thing in self._things:
-                thing.replay(now)
+            for monitor in self._monitors:
+                monitor.replay(now)
 
     def finish(self) -> None:
         """Put the findings in terms of the whole run, and add its facts.
@@ -297,14 +297,14 @@ class TrainingWatch:
             UserError: a finding says stop.
         """
         began = time.perf_counter()
-        final = [finding for thing in self._things for finding in thing.findings(is_end=True)]
+        final = [finding for monitor in self._monitors for finding in monitor.findings(is_end=True)]
         for finding in final:
             self.report.revise(finding)
         # What looked bad for a while and is not so over the whole run.
         withdrawn = self._raised - {finding.code for finding in final}
         self.report.findings = [known for known in self.report.findings if known.code not in withdrawn]
-        for thing in self._things:
-            self.report.facts.update(thing.facts())
+        for monitor in self._monitors:
+            self.report.facts.update(monitor.facts())
         self.report.seconds += time.perf_counter() - began
         stop_if_needed(self.report)
 

@@ -1,4 +1,4 @@
-"""What the watch looks at while training runs: one small check for each thing that goes wrong.
+"""What is monitored while training runs: one small check for each thing that goes wrong.
 
 Every check takes a step's numbers in constant time, says when it has seen enough, and describes what it found, with the
 counts of that moment.
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from lm_tuning.runtime.busy import LoadWatch
+from lm_tuning.runtime.busy import LoadMonitor
 from lm_tuning.training.health.report import Finding
 from lm_tuning.wording import count_of
 
@@ -74,24 +74,24 @@ class StepNumbers:
 
     @property
     def is_finite(self) -> bool:
-        """Say whether loss and gradient are numbers."""
+        """Return whether loss and gradient are numbers."""
         return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
 
 
-class WatchedThing(ABC):
-    """One thing that is watched."""
+class Monitor(ABC):
+    """One monitor."""
 
     replays = True
     """Whether steps made before a resume count; speed and memory are those of the process that measured them."""
 
     @abstractmethod
-    def see(self, now: StepNumbers) -> bool:
+    def update(self, now: StepNumbers) -> bool:
         """Take a step in, and say whether it is time to look at :meth:`findings`."""
 
     def replay(self, now: StepNumbers) -> None:
         """Take a step in that was made before a resume."""
         if self.replays:
-            self.see(now)
+            self.update(now)
 
     @abstractmethod
     def findings(self, *, is_end: bool) -> list[Finding]:
@@ -106,11 +106,11 @@ class WatchedThing(ABC):
         """Return what was measured, right or wrong."""
 
 
-class GradientSize(WatchedThing):
+class GradientSize(Monitor):
     """Gradients that are clipped, explode or vanish."""
 
     def __init__(self, max_grad_norm: float) -> None:
-        """Take the clipping limit; 0 for none."""
+        """Keep the clipping limit; 0 for none."""
         self.limit = max_grad_norm
         self.num_steps = self.num_clipped = self.num_exploded = self.num_zero = 0
         self.first_zero = 0
@@ -124,7 +124,7 @@ class GradientSize(WatchedThing):
         """Return the median norm of the last steps; 0 before the first."""
         return self._sorted[len(self._sorted) // 2] if self._sorted else 0.0
 
-    def see(self, now: StepNumbers) -> bool:
+    def update(self, now: StepNumbers) -> bool:
         """Count the step; NaN and infinity are another check's."""
         if not now.is_finite:
             return False
@@ -162,7 +162,7 @@ class GradientSize(WatchedThing):
                     measured=f"{share:.0%} of {self.num_steps} updates were clipped, and the usual gradient norm is "
                     f"{self.usual:.3g}, {self.usual / self.limit:.3g} times the limit of {self.limit:g}",
                     expected=f"norms around the limit, which cuts off outliers (at most {FAR_ABOVE_LIMIT:g} times it)",
-                    cause="The loss is scaled up (a sum where a mean is due), or the learning rate is too high.",
+                    cause="The loss is scaled up (a sum where a mean is expected), or the learning rate is too high.",
                     change="Look at first_step_logged in the health report, then lower train.learning_rate or raise "
                     "train.trainer.max_grad_norm.",
                 )
@@ -218,7 +218,7 @@ class GradientSize(WatchedThing):
         }
 
 
-class LoaderWait(WatchedThing):
+class LoaderWait(Monitor):
     """A device that waits for batches."""
 
     replays = False
@@ -233,7 +233,7 @@ class LoaderWait(WatchedThing):
         """Return the share of the time that was waited."""
         return self.waited / self.seconds if self.seconds else 0.0
 
-    def see(self, now: StepNumbers) -> bool:
+    def update(self, now: StepNumbers) -> bool:
         """Add the step's time, but not that of the first ones."""
         self.num_seen += 1
         if self.num_seen <= FIRST_STEPS:
@@ -263,7 +263,7 @@ class LoaderWait(WatchedThing):
         return {"loader_wait_fraction": self.fraction} if self.num_counted else {}
 
 
-class Throughput(WatchedThing):
+class Throughput(Monitor):
     """Training that gets slower.
 
     Medians of a quarter of the steps are compared, so single slow steps (after an evaluation, a checkpoint, at the
@@ -272,8 +272,8 @@ class Throughput(WatchedThing):
 
     replays = False
 
-    def __init__(self, total_steps: int, load: LoadWatch | None = None) -> None:
-        """Take the steps of the run, to look at half of it and at three quarters.
+    def __init__(self, total_steps: int, load: LoadMonitor | None = None) -> None:
+        """Keep the steps of the run, to look at half of it and at three quarters.
 
         Args:
             total_steps: of the run.
@@ -283,10 +283,10 @@ class Throughput(WatchedThing):
         self.looks_at = {total_steps // 2, 3 * total_steps // 4}
         self.speeds = array("d")
         self.seconds = 0.0
-        self.load = load or LoadWatch()
+        self.load = load or LoadMonitor()
         self.load_of_last_quarter: str | None = None
 
-    def see(self, now: StepNumbers) -> bool:
+    def update(self, now: StepNumbers) -> bool:
         """Keep the step's speed, and after each quarter of the steps what kept the processors busy in it."""
         if now.seconds > 0:
             self.speeds.append(now.num_tokens / now.seconds)

@@ -46,7 +46,7 @@ class Movement:
         compute_dtype: type of the forward pass.
         summed_rates: of the steps so far.
         num_steps: steps so far.
-        is_done: whether it was measured again; once a run.
+        is_done: whether it was measured again; once per run.
     """
 
     task: TrainingTask

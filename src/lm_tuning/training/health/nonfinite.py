@@ -35,7 +35,7 @@ Guard = Literal["scaler", "device", "host"]
 def guard_update(optimizer: Any, gradient_norm: torch.Tensor | float) -> Guard:
     """Make the next ``optimizer.step()`` change nothing if the gradient is NaN or infinite.
 
-    Call it once a step, after clipping and before the optimizer's step.
+    Call it once per step, after clipping and before the optimizer's step.
 
     Args:
         optimizer: of PyTorch, bitsandbytes or transformers, possibly wrapped by accelerate. With a gradient scaler
@@ -67,7 +67,7 @@ def guard_update(optimizer: Any, gradient_norm: torch.Tensor | float) -> Guard:
 class GuardsUpdates:
     """Guard every update of a transformers Trainer; stands before ``Trainer`` among the base classes.
 
-    The Trainer asks for the gradient norm once a step, whether it clips or not, after clipping and right before
+    The Trainer asks for the gradient norm once per step, whether it clips or not, after clipping and right before
     ``self.optimizer.step()`` (``Trainer._inner_training_loop`` of transformers 5.24).
     """
 

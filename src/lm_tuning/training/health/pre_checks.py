@@ -250,7 +250,7 @@ def _layer_lists(model: Any) -> Iterator[tuple[str, list[torch.nn.Module]]]:
 
 
 def _describe_layers(model: Any, frozen: set[int]) -> str:
-    """Say which layers are frozen as a whole, as the end of a clause; empty where none is."""
+    """Describe which layers are frozen as a whole, as the end of a clause; empty where none is."""
     for name, layers in _layer_lists(model):
         whole = [
             str(index)
@@ -265,7 +265,7 @@ def _describe_layers(model: Any, frozen: set[int]) -> str:
 
 
 def _counts(parameter: torch.nn.Parameter, frozen: set[int]) -> bool:
-    """Say whether a parameter is one that should be trained."""
+    """Return whether a parameter is one that should be trained."""
     return parameter.requires_grad or id(parameter) in frozen
 
 

@@ -55,7 +55,7 @@ class Finding:
     Attributes:
         code: stable name, one of :data:`lm_tuning.parameters.health_codes.CODES`.
         measured: what was seen.
-        expected: what was due.
+        expected: what was expected.
         cause: the likely cause.
         change: the parameter to change, or what to do.
         severity: ``note``, ``warn`` or ``stop``; the code's own unless given.
@@ -72,7 +72,7 @@ class Finding:
     is_fatal: bool = False
 
     def __post_init__(self) -> None:
-        """Take the severity of the code where none is given."""
+        """Keep the severity of the code where none is given."""
         if self.severity is None:
             object.__setattr__(self, "severity", CODES[self.code].severity)
 
@@ -173,15 +173,15 @@ class HealthReport:
         self.tell()
 
     def has(self, code: str) -> bool:
-        """Say whether a finding of this code is there."""
+        """Return whether a finding of this code is there."""
         return any(finding.code == code for finding in self.findings)
 
     def revise(self, finding: Finding) -> None:
         """Put a finding in the place of the one with its code, with later counts; add it where there is none."""
         wanted = self._as_configured(finding)
-        places = [place for place, known in enumerate(self.findings) if known.code == finding.code]
-        if places and wanted is not None:
-            self.findings[places[-1]] = wanted
+        positions = [index for index, known in enumerate(self.findings) if known.code == finding.code]
+        if positions and wanted is not None:
+            self.findings[positions[-1]] = wanted
         else:
             self.add(finding)
 
@@ -269,7 +269,7 @@ def _name_not_finite(value: Any) -> Any:
 
 
 def has_dropout(model: torch.nn.Module) -> bool:
-    """Say whether training draws random zeros, so that its loss differs from a plain forward pass."""
+    """Return whether training draws random zeros, so that its loss differs from a plain forward pass."""
     import torch
 
     modules = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
@@ -348,7 +348,7 @@ def check_first_step(
 
 
 def _explain_factor(ratio: float, num_micro_batches: int, num_ranks: int, tolerance: float, unit: str) -> str | None:
-    """Say which count a ratio of losses equals, the nearest one; ``None`` when there is none."""
+    """Describe which count a ratio of losses equals, the nearest one; ``None`` when there is none."""
     if ratio <= 0:
         return None
     added = (

@@ -19,7 +19,7 @@ from lm_tuning.training.health.table_reading import (
 )
 from lm_tuning.wording import count_of
 
-TOKENS_LOOKED_AT = 20_000_000
+TOKENS_CHECKED = 20_000_000
 """Tokens among which BOS and ends are looked for, evenly spread over a larger table. Ids, lengths and classes are read
 of all rows: a single id that the model does not embed ends a run, on a GPU without saying which row it was."""
 
@@ -123,7 +123,7 @@ def check_table(table: TokenTable, model: Any, tokenizer: Any, *, task: str) -> 
             found.append(
                 Finding(
                     code="end-not-taught",
-                    measured=f"none of {count_of(seen.num_rows, 'row')} has an end token that is learned",
+                    measured=f"none of {count_of(seen.num_rows, 'row')} has an end token that is supervised",
                     expected="every answer ends with one",
                     cause="The model will not learn to stop.",
                     change="Look at tokenize.truncation and at the chat template.",
@@ -178,7 +178,7 @@ def _read(table: TokenTable, tokenizer: Any, task: str) -> SeenRows:
         bos_id=tokenizer.bos_token_id,
         end_ids=special_ids(tokenizer),
         task=task,
-        tokens_looked_at=TOKENS_LOOKED_AT,
+        tokens_checked=TOKENS_CHECKED,
     )
 
 
@@ -255,7 +255,7 @@ def _check_classes(table: TokenTable, model: Any, task: str, what: str) -> list[
     num_classes = int(model.config.num_labels)
     labels = table.labels
     is_outside = (labels >= num_classes) | ((labels < 0) & (labels != NO_LABEL))
-    if what != "rows":  # training rows without a class have nothing that is learned, which is said of them
+    if what != "rows":  # training rows without a class have nothing that is supervised, which is said of them
         is_outside |= labels == NO_LABEL
     if not is_outside.any():
         return []
@@ -294,7 +294,7 @@ def _check_supervision(table: TokenTable, task: str) -> list[Finding]:
             code="rows-teach-nothing",
             severity="stop" if is_fatal else severity,
             measured=f"{len(empty)} of {count_of(len(table), 'row')} ({share:.1%}) "
-            f"{'has' if len(empty) == 1 else 'have'} nothing that is learned, such as row {first}",
+            f"{'has' if len(empty) == 1 else 'have'} nothing that is supervised, such as row {first}",
             expected="something to learn in each",
             cause="All their labels are masked, as when an answer is cut off or a class is missing.",
             change="Look at tokenize.max_length_tokens, tokenize.truncation and tokenize.loss_on.",
@@ -324,7 +324,7 @@ def step_teaches_nothing(*, step: int, num_tokens: int) -> Finding:
     """
     return Finding(
         code="step-teaches-nothing",
-        measured=f"none of the {num_tokens} tokens of step {step} is learned",
+        measured=f"none of the {num_tokens} tokens of step {step} is supervised",
         expected="some in every step",
         cause="All labels are masked, and a loss divided by 0 is NaN.",
         change="Look at tokenize.loss_on, tokenize.truncation and tokenize.max_length_tokens.",
@@ -343,12 +343,12 @@ def _check_lengths(table: TokenTable, positions: Positions | None, task: str) ->
     return [
         Finding(
             code="rows-longer-than-positions",
-            severity="stop" if positions.are_learned else None,
+            severity="stop" if positions.are_supervised else None,
             measured=f"{num_long} of {count_of(len(table), 'row')} {'is' if num_long == 1 else 'are'} longer than "
             f"{positions.limit} tokens, the longest has {int(lengths.max())}",
             expected=f"at most the {positions.limit} positions of the model",
             cause="The model has no weights for later positions."
-            if positions.are_learned
+            if positions.are_supervised
             else "The model was never trained on such positions and is bad at them.",
             change=f"Set tokenize.max_length_tokens to {positions.limit} or less.",
         )

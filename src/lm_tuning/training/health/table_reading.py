@@ -41,9 +41,7 @@ class SeenRows:
     contradictions: list[str] = field(default_factory=list)
 
 
-def read_rows(
-    table: TokenTable, *, bos_id: int | None, end_ids: set[int], task: str, tokens_looked_at: int
-) -> SeenRows:
+def read_rows(table: TokenTable, *, bos_id: int | None, end_ids: set[int], task: str, tokens_checked: int) -> SeenRows:
     """Go over a table.
 
     Args:
@@ -51,7 +49,7 @@ def read_rows(
         bos_id: the tokenizer's BOS; ``None`` for none.
         end_ids: tokens that may end a turn.
         task: ``causal_lm``, ``sequence_classification`` or ``seq2seq_lm``.
-        tokens_looked_at: tokens among which BOS and ends are looked for, evenly spread over a larger table.
+        tokens_checked: tokens among which BOS and ends are looked for, evenly spread over a larger table.
     """
     seen = SeenRows()
     wrong: dict[str, list[int]] = {}
@@ -68,7 +66,7 @@ def read_rows(
             wrong.setdefault(what, []).extend(row_ids[is_wrong].tolist())
     seen.contradictions = [f"{what} ({name_rows(rows)})" for what, rows in wrong.items() if rows]
     if not seen.contradictions:  # spans that point outside their rows cannot be followed
-        for batch in _spread_batches(table, tokens_looked_at):
+        for batch in _spread_batches(table, tokens_checked):
             _look_at_ends(seen, batch, bos_id, np.fromiter(end_ids, dtype=np.int64))
     return seen
 
@@ -192,7 +190,7 @@ class LongRows:
     longest_tokens: int
 
     def describe(self) -> str:
-        """Say how many they are and how long the longest is."""
+        """Return how many they are and how long the longest is."""
         part = {"tokenize.max_target_tokens": "target"}.get(self.key, "row")
         return (
             f"{self.num_long} of {count_of(self.num_rows, part)} of the {self.split} split, the longest with "
@@ -251,7 +249,7 @@ def refuse_long_rows(
     if not long_rows:
         return
     positions = find_positions(build_skeleton(**where, task=task, label_map=label_map))
-    if positions is None or not positions.are_learned:
+    if positions is None or not positions.are_supervised:
         return
     problems = []
     for key in dict.fromkeys(rows.key for rows in long_rows):

@@ -44,7 +44,7 @@ def pays(*, num_tokens: float, parameters: int, flops: float) -> tuple[bool, str
     Args:
         num_tokens: that the run will train on.
         parameters: of the model.
-        flops: floating-point operations a second that training reaches without it.
+        flops: floating-point operations per second that training reaches without it.
 
     Returns:
         The answer, and the estimate in words.
@@ -76,7 +76,7 @@ class CompiledLayers:
 
     def switch_on(self) -> None:
         """Let the layers run compiled; the first pass compiles."""
-        # Otherwise every scaling and epsilon is an argument of the graph, read anew at each call of each layer, and
+        # Otherwise every scaling and epsilon is an argument of the graph, read again at each call of each layer, and
         # what they are is found out by compiling a part of it twice.
         torch._dynamo.config.specialize_float = True
         for layer in self.layers:

@@ -1,8 +1,8 @@
 """Make a model's steps fast without changing what they compute: packing, attention, loss, adapters, compiling.
 
 Each of these has conditions, and each says what it chose and why. What a step computes is fixed by the step plan, and
-the look before step 1 compares it with an ordinary forward pass of each row, so a choice that were wrong would stop the
-run.
+the checks before step 1 compares it with an ordinary forward pass of each row, so a choice that were wrong would stop
+the run.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_GPU_SLOT_MULTIPLE = 128
+_GPU_POSITION_MULTIPLE = 128
 """Matrix products on a GPU run in tiles of 128 rows."""
 
-_ROWS_LOOKED_AT = 64
+_ROWS_TRIED = 64
 _EAGER_FLOPS = {9: 250e12, 8: 100e12}
 """Operations a second that 16-bit training reaches without compiling, by the major compute capability, roughly."""
 _OLDER_FLOPS = 30e12
@@ -84,7 +84,7 @@ def prepare_fast_path(
     if settings.method != "full":
         lean = lora_forward.install(model)
         fast.facts["adapters"] = (
-            f"lean forward pass in {count_of(lean, 'layer')}" if lean else "the library's forward pass"
+            f"fused LoRA forward in {count_of(lean, 'layer')}" if lean else "the library's forward pass"
         )
     if task.name == "causal_lm":
         with autocast(settings.device, settings.compute_dtype):
@@ -131,7 +131,7 @@ def _choose_batching(ready: ReadyModel, settings: TrainingSettings, longest: int
     before = inner.config._attn_implementation
     inner.set_attn_implementation(packed_attention.NAME)
     on_gpu = settings.device == "cuda"
-    task.packing = Packing(by_bounds=True, slot_multiple=_GPU_SLOT_MULTIPLE if on_gpu else 1)
+    task.packing = Packing(by_bounds=True, position_multiple=_GPU_POSITION_MULTIPLE if on_gpu else 1)
     how = "one variable-length kernel" if on_gpu and settings.compute_dtype != "float32" else "row by row"
     return FastPath("packed", {"batching": f"packed without padding, attention {how}"}, _attention=before)
 
@@ -163,5 +163,5 @@ def _choose_compiling(
 
 def _short_row(table: TokenTable) -> Any:
     """Return the token ids of a short row among the first ones."""
-    place = int(table.lengths[:_ROWS_LOOKED_AT].argmin())
-    return table[place].input_ids.copy()
+    position = int(table.lengths[:_ROWS_TRIED].argmin())
+    return table[position].input_ids.copy()

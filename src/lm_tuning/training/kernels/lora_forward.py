@@ -1,4 +1,4 @@
-"""A lean forward pass for LoRA layers: the adapter's weights are cast to the type of the activations, not the reverse.
+"""A fused forward pass for LoRA layers: the adapter's weights are cast to the type of the activations, not the reverse.
 
 Adapters are kept in float32, since their updates are small. The library casts every layer's input up to float32 for
 them, and autocast casts it down again for the product; the input is a thousand times larger than the adapter. Here the
@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 
 
 def install(model: torch.nn.Module) -> int:
-    """Give every plain LoRA layer the lean forward pass.
+    """Give every plain LoRA layer the fused forward pass.
 
     Layers with dropout, a variant such as DoRA, a bias of the adapter or more than one adapter keep the library's.
 
@@ -53,7 +53,7 @@ def _forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Ten
 
 
 def _is_plain(module: Any) -> bool:
-    """Say whether a module is a LoRA layer over a linear one with nothing special about it."""
+    """Return whether a module is a LoRA layer over a linear one with nothing special about it."""
     from peft.tuners.lora.layer import LoraLayer
 
     if not isinstance(module, LoraLayer) or module.merged or module.lora_variant:

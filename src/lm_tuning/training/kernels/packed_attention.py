@@ -38,7 +38,7 @@ def register() -> None:
 
 
 def why_not(model: Any, *, device: str, longest_row_tokens: int) -> str | None:
-    """Say why rows cannot be packed for a model without an explicit mask.
+    """Describe why rows cannot be packed for a model without an explicit mask.
 
     Args:
         model: a causal model, with adapters or not.
@@ -62,7 +62,7 @@ def why_not(model: Any, *, device: str, longest_row_tokens: int) -> str | None:
     if window is not None and slides and longest_row_tokens > window:
         return f"{kind} looks back {count_of(window, 'token')} at most and the longest row has {longest_row_tokens}"
     if getattr(config, "attn_logit_softcapping", None) is not None:
-        return f"{kind} bounds its attention scores, which the kernel for packed rows does not"
+        return f"{kind} caps its attention logits (soft-capping), which the kernel for packed rows does not"
     dropped = max(getattr(config, name, None) or 0.0 for name in _DROPOUTS)
     if device == "cuda" and dropped:
         return f"{kind} drops {dropped:.0%} of its attention weights, which the kernel for packed rows does not"
@@ -182,7 +182,7 @@ _KERNEL_OPTIONS = _read_options(inspect.signature(_KERNEL).parameters)
 
 
 def _takes_kwargs(model: Any) -> bool:
-    """Say whether what is passed to the model reaches its attention layers."""
+    """Return whether what is passed to the model reaches its attention layers."""
     backbone = getattr(model, model.base_model_prefix, model)
     parameters = inspect.signature(type(backbone).forward).parameters.values()
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

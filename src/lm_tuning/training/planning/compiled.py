@@ -42,7 +42,7 @@ _SPEED_SECONDS = 1.0
 
 
 @dataclass
-class SecondLook:
+class CompiledPlanner:
     """Changes how the steps of a training are cut, upwards only.
 
     Attributes:
@@ -51,7 +51,7 @@ class SecondLook:
         steps: the run's steps; their budget is raised.
         memory: what the training asks of the memory; kept true.
         health: its fact of the first step's micro-batches is kept true.
-        plan: by which the steps are cut; afterwards the one that was chosen.
+        plan: by which the steps are split; afterwards the one that was chosen.
     """
 
     ready: ReadyModel

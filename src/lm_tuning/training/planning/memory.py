@@ -154,7 +154,7 @@ class TrainingEstimate:
         fixed: weights, gradients and optimizer state; 0 where activations alone are estimated.
         per_token: activations of one token, kept for the backward pass.
         per_checkpointed_token: the same with activation checkpointing.
-        head: logits, a piece of positions at a time.
+        head: logits, in chunks of positions.
     """
 
     fixed: int
@@ -166,8 +166,8 @@ class TrainingEstimate:
         """Return the bytes with micro-batches of a size.
 
         Args:
-            micro_batch_tokens: token slots of a micro-batch.
-            activation_checkpointing: whether activations are computed again in the backward pass.
+            micro_batch_tokens: positions of a micro-batch.
+            activation_checkpointing: whether gradient checkpointing is on.
         """
         per_token = self.per_checkpointed_token if activation_checkpointing else self.per_token
         return self.fixed + per_token * micro_batch_tokens + self.head

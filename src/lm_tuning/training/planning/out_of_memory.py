@@ -1,4 +1,4 @@
-"""Say what was asked of the memory when it runs out, what would have fit, and how to go on."""
+"""Describe what was asked of the memory when it runs out, what would have fit, and how to go on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from lm_tuning.wording import count_of
 SAFE_FRACTION = 0.9
 """Share of the free memory that an estimate fills: what is left over serves fragments and longer rows."""
 
-_ROUNDING_SLOTS = 64
+_ROUNDING_POSITIONS = 64
 _SAID_BY_LIBRARIES = re.compile(
     r"out of memory|can't allocate memory|cannot allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE
 )
@@ -58,15 +58,15 @@ class MemoryUse:
         device: ``cpu``, ``cuda`` or ``mps``.
         method: ``full``, ``lora`` or ``qlora``.
         precision: how weights and products are held, in words.
-        gradient_checkpointing: whether activations are computed again in the backward pass.
-        micro_batch_tokens: most slots of a micro-batch.
+        gradient_checkpointing: whether gradient checkpointing is on.
+        micro_batch_tokens: most positions of a micro-batch.
         longest_row_tokens: of the training rows.
         run_folder: where the run's checkpoints lie; ``None`` before there is one.
         doing: what goes on now, as the end of "ran out of memory …".
         micro_batch: the micro-batch in the model, as it lies on the host; ``None`` between two.
         before_bytes: memory in use before the present step, without activations.
         peak_bytes: the most in use before the present step.
-        largest_done_slots: slots of the largest micro-batch that went through; 0 before the first.
+        largest_done_positions: positions of the largest micro-batch that went through; 0 before the first.
     """
 
     device: str
@@ -80,7 +80,7 @@ class MemoryUse:
     micro_batch: MicroBatch | None = None
     before_bytes: int = 0
     peak_bytes: int = 0
-    largest_done_slots: int = 0
+    largest_done_positions: int = 0
     _largest_of_step: int = field(default=0, repr=False)
 
     def begin_step(self, step: int) -> None:
@@ -99,18 +99,18 @@ class MemoryUse:
             batch: before it is copied to the device.
         """
         self.micro_batch = batch
-        self._largest_of_step = max(self._largest_of_step, batch.num_slots)
+        self._largest_of_step = max(self._largest_of_step, batch.num_positions)
 
     def end_step(self) -> None:
         """Note that the step's micro-batches went through, so that what follows is something else."""
-        self.largest_done_slots = max(self.largest_done_slots, self._largest_of_step)
+        self.largest_done_positions = max(self.largest_done_positions, self._largest_of_step)
         self.micro_batch = None
         self.doing = self.doing.replace("in step", "after the backward pass of step")
 
 
 @contextmanager
 def explain_out_of_memory(use: MemoryUse) -> Iterator[None]:
-    """Turn an error for want of memory inside the block into one that says what would fit.
+    """Turn an error for lack of memory inside the block into one that says what would fit.
 
     Args:
         use: what the training asks of the memory; the block keeps it up to date.
@@ -179,11 +179,11 @@ def read_usage(device: str) -> tuple[int, int]:
     return used, max(used, peak)
 
 
-def estimate_fitting_slots(use: MemoryUse, reading: MemoryReading, *, asked_bytes: int | None) -> int | None:
-    """Estimate the slots of a micro-batch that fits, as if memory grew with slots alone.
+def estimate_fitting_positions(use: MemoryUse, reading: MemoryReading, *, asked_bytes: int | None) -> int | None:
+    """Estimate the positions of a micro-batch that fits, as if memory grew with positions alone.
 
-    What a slot takes is at least what the failed micro-batch had taken when it failed; a larger one that went through
-    before knows it better.
+    What a position takes is at least what the failed micro-batch had taken when it failed; a larger one that went
+    through before knows it better.
 
     Args:
         use: what the training asked for.
@@ -191,25 +191,25 @@ def estimate_fitting_slots(use: MemoryUse, reading: MemoryReading, *, asked_byte
         asked_bytes: what was asked for in vain.
 
     Returns:
-        Slots, less than those that failed; ``None`` when nothing is known to go by.
+        Positions, less than those that failed; ``None`` when nothing is known to go by.
     """
     if use.micro_batch is None or not reading.total:
         return None
-    slots = use.micro_batch.num_slots
-    needs = [(max(reading.used, reading.peak) - use.before_bytes + (asked_bytes or 0)) / slots]
-    if use.largest_done_slots:
-        needs.append((use.peak_bytes - use.before_bytes) / use.largest_done_slots)
+    positions = use.micro_batch.num_positions
+    needs = [(max(reading.used, reading.peak) - use.before_bytes + (asked_bytes or 0)) / positions]
+    if use.largest_done_positions:
+        needs.append((use.peak_bytes - use.before_bytes) / use.largest_done_positions)
     room = (reading.total - reading.others - use.before_bytes) * SAFE_FRACTION
     if max(needs) <= 0 or room <= 0:
         return None
     # Without a micro-batch that went through, nobody knows how far this one was from its end.
-    most = slots - 1 if use.largest_done_slots else slots // 4
+    most = positions - 1 if use.largest_done_positions else positions // 4
     fitting = min(int(room / max(needs)), most)
-    return fitting - fitting % _ROUNDING_SLOTS if fitting >= _ROUNDING_SLOTS else fitting
+    return fitting - fitting % _ROUNDING_POSITIONS if fitting >= _ROUNDING_POSITIONS else fitting
 
 
 def describe(use: MemoryUse, reading: MemoryReading, *, asked_bytes: int | None) -> list[str]:
-    """Write the problem, the ways out and how to go on, one sentence or two each.
+    """Write the problem, how to fix it and how to go on, one sentence or two each.
 
     Args:
         use: what the training asked for.
@@ -221,7 +221,7 @@ def describe(use: MemoryUse, reading: MemoryReading, *, asked_bytes: int | None)
     if use.micro_batch is not None:
         batch = use.micro_batch
         what += (
-            f", with a micro-batch of {count_of(batch.num_rows, 'row')} in {batch.num_slots:,} token slots, the "
+            f", with a micro-batch of {count_of(batch.num_rows, 'row')} in {batch.num_positions:,} positions, the "
             f"longest row of {count_of(_longest_row(batch), 'token')} "
             f"(train.micro_batch_tokens = {use.micro_batch_tokens:,})"
         )
@@ -230,12 +230,14 @@ def describe(use: MemoryUse, reading: MemoryReading, *, asked_bytes: int | None)
         f"{what}; method {use.method}, {use.precision}, {checkpointing} gradient checkpointing.",
         _describe_reading(use, reading, asked_bytes),
     ]
-    fitting = estimate_fitting_slots(use, reading, asked_bytes=asked_bytes)
+    fitting = estimate_fitting_positions(use, reading, asked_bytes=asked_bytes)
     if fitting is not None and fitting >= use.longest_row_tokens:
-        guess = "" if use.largest_done_slots else " Nothing went through before, so it may have to be lowered again."
+        guess = (
+            "" if use.largest_done_positions else " Nothing went through before, so it may have to be lowered again."
+        )
         lines.append(
             f"What would fit: train.micro_batch_tokens={fitting}. This is an estimate that takes memory to grow with "
-            f"the slots of a micro-batch.{guess} It changes memory and speed, not what is learned."
+            f"the positions of a micro-batch.{guess} It changes memory and speed, not what is learned."
         )
     elif use.micro_batch is not None:
         fitting = None
@@ -272,7 +274,10 @@ def _other_ways(use: MemoryUse) -> list[str]:
 def _describe_checkpoint(use: MemoryUse, fitting: int | None) -> str:
     complete = checkpoints.list_complete(use.run_folder) if use.run_folder is not None else []
     if not complete:
-        return "No checkpoint was written yet, so the run starts anew; train.save_every_steps says how often one is."
+        return (
+            "No checkpoint was written yet, so the run starts from the beginning; train.save_every_steps says how "
+            "often one is."
+        )
     change = f",train.micro_batch_tokens={fitting}" if fitting is not None else " and what you change"
     newest = complete[-1]
     return (

@@ -1,4 +1,4 @@
-"""A choice of how steps are cut, how it is made of a curve of speed and memory, and how it is kept for the device."""
+"""A choice of how steps are split, how it is made of a curve of speed and memory, and how it is kept for the device."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from lm_tuning.training.planning.probe_rows import sample_steps
 from lm_tuning.training.settings import TrainingSettings
 
 MEMORY_FRACTION = 0.88
-"""Share of the memory that a training may take: beyond it the allocator begins to give back and ask anew."""
+"""Share of the memory that a training may take: beyond it the allocator begins to give back and ask again."""
 
 START_TOKENS = {"cpu": 128, "cuda": 2048}
 """The smallest budget that is tried as long as it fits: below it a device is hardly busy."""
@@ -27,16 +27,16 @@ _FEWEST_TOKENS = 64
 _MOST_DOUBLINGS = 5
 SAME_SPEED = 0.99
 """Sizes that reach this share of the fastest one count as equally fast."""
-_LOOKED_AT_STEPS = 64
+_CHECKED_STEPS = 64
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How steps are cut, and what that choice rests on.
+    """How steps are split, and what that choice rests on.
 
     Attributes:
-        micro_batch_tokens: most token slots of a micro-batch.
-        activation_checkpointing: whether activations are computed again in the backward pass.
+        micro_batch_tokens: most positions of a micro-batch.
+        activation_checkpointing: whether gradient checkpointing is on.
         curve: the budgets that were looked at, see :class:`ProbePoint` for the keys; empty for an estimate.
         reason: what was chosen and why, one sentence.
         seconds: that planning took.
@@ -96,13 +96,13 @@ def list_budgets(settings: TrainingSettings, table: TokenTable, steps: StepPlan)
         steps: which rows form each step.
 
     Returns:
-        Budgets, ascending, and the place of the one that is tried first.
+        Budgets, ascending, and the index of the one that is tried first.
     """
     if settings.micro_batch_tokens is not None:
         return [settings.micro_batch_tokens], 0
     lengths = table.lengths
     largest = 0
-    for rows in sample_steps(steps, _LOOKED_AT_STEPS):
+    for rows in sample_steps(steps, _CHECKED_STEPS):
         of_step = lengths[rows]
         # Padded, a whole step is one micro-batch only if all of its rows are as long as its longest.
         largest = max(largest, len(rows) * int(of_step.max()) if _may_pad(settings) else int(of_step.sum()))
@@ -112,7 +112,7 @@ def list_budgets(settings: TrainingSettings, table: TokenTable, steps: StepPlan)
     powers = [1 << exponent for exponent in range(6, most.bit_length() + 1)]
     grid = sorted({size for power in powers for size in (power, power + power // 2) if fewest <= size < most})
     budgets = sorted({*(size for size in grid if size >= first), *_smaller(grid, fewest, first), most})
-    start = next((place for place, size in enumerate(budgets) if size >= first), len(budgets) - 1)
+    start = next((position for position, size in enumerate(budgets) if size >= first), len(budgets) - 1)
     return budgets, start
 
 
@@ -135,7 +135,7 @@ def choose_point(points: list[ProbePoint]) -> ProbePoint | None:
 
 
 def explain_choice(choice: ProbePoint, answer: ProbeAnswer) -> str:
-    """Say in one sentence what was chosen and why no other.
+    """Describe in one sentence what was chosen and why no other.
 
     Args:
         choice: from :func:`choose_point`.
@@ -217,7 +217,7 @@ def keep_plan(file: Path, plan: BatchPlan) -> None:
 
 
 def read_plan(file: Path, reading: MemoryReading) -> BatchPlan | None:
-    """Return a plan of before, unless other programs hold much more of the device than then.
+    """Return aan earlier plan, unless other programs hold much more of the device than then.
 
     Args:
         file: that it may lie in.

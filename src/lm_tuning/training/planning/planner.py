@@ -1,4 +1,4 @@
-"""Choose how a step is cut: the micro-batch size that is fastest within a share of the memory.
+"""Choose how a step is split: the micro-batch size that is fastest within a share of the memory.
 
 The effective batch is the user's and stays as it is; only how many tokens go through the model at once is chosen here,
 and whether activations are checkpointed. Bigger is faster only up to a point: a card whose memory is nearly full spends
@@ -48,7 +48,7 @@ __all__ = ["BatchPlan", "plan_batches"]
 logger = logging.getLogger(__name__)
 
 VERSION = 2
-"""Counts up when plans of before should not be used any more."""
+"""Counts up when earlier plans should not be used any more."""
 
 SECONDS = 59.0
 """What planning may take, the start of the process and the model's loading included."""
@@ -67,7 +67,7 @@ class _Question:
         settings: of the training.
         table: of the training rows.
         budgets: that make a difference, ascending.
-        start: place of the one that is tried first.
+        start: index of the one that is tried first.
         modes: whether activations may be checkpointed, in order of preference.
         reading: the device's memory.
         memory_fraction: share of it that may be taken.
@@ -324,7 +324,7 @@ def _incomplete(answer: ProbeAnswer) -> str | None:
         return None
     return (
         f"The probe of micro-batch sizes ended early ({answer.error}); the plan rests on what was measured until then, "
-        "and is made anew next time."
+        "and is rebuilt next time."
     )
 
 
@@ -337,7 +337,7 @@ def _modes(asked: bool | None) -> list[bool]:
 
 
 def plans_on_device(settings: TrainingSettings) -> bool:
-    """Say whether sizes are chosen by sending rows through the model, before the training itself loads it."""
+    """Return whether sizes are chosen by sending rows through the model, before the training itself loads it."""
     is_open = settings.micro_batch_tokens is None or settings.activation_checkpointing is None
     return settings.device == "cuda" and is_open
 

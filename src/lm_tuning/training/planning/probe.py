@@ -62,7 +62,7 @@ class BudgetProbe:
     """Runs micro-batches through a model and says what they took."""
 
     def __init__(self, ready: ReadyModel, settings: TrainingSettings, table: TokenTable, batching: Batching) -> None:
-        """Take a model that is set up; it is put into training mode.
+        """Keep a model that is set up; it is put into training mode.
 
         Args:
             ready: model and task.
@@ -89,7 +89,7 @@ class BudgetProbe:
         would otherwise speak against a size.
 
         Args:
-            budget: most token slots of a micro-batch.
+            budget: most positions of a micro-batch.
             seconds: for the speed.
 
         Returns:
@@ -111,7 +111,7 @@ class BudgetProbe:
         batches = [self._lay_out(group) for group in chosen]
         rounds = min(max(int(seconds / max(took * len(batches), 1e-6)), fewest), most)
         times = self._time(batches * rounds)
-        fastest = [min(times[place :: len(batches)]) for place in range(len(batches))]
+        fastest = [min(times[position :: len(batches)]) for position in range(len(batches))]
         return sum(batch.num_tokens for batch in batches) / max(sum(fastest), 1e-9), *peaks
 
     def _cut(self, rows: IntArray, budget: int) -> list[list[int]]:
@@ -163,12 +163,12 @@ def probe_budgets(request: ProbeRequest, probe: BudgetProbe, answer: ProbeAnswer
         upwards = request.budgets[request.start :]
         first_fits = False
         expected = 0.0
-        for place, budget in enumerate(upwards):
+        for position, budget in enumerate(upwards):
             began = time.time()
             if answer.points and began + expected > request.ends_at:
-                answer.not_tried += upwards[place:]
+                answer.not_tried += upwards[position:]
                 break
-            share = (request.ends_at - began) / (len(upwards) - place + 1)
+            share = (request.ends_at - began) / (len(upwards) - position + 1)
             point = try_budget(
                 probe,
                 answer,
@@ -177,8 +177,8 @@ def probe_budgets(request: ProbeRequest, probe: BudgetProbe, answer: ProbeAnswer
                 seconds=share / 2,
             )
             on_point()
-            if place + 1 < len(upwards):
-                expected = _GROWTH_RESERVE * (time.time() - began) * upwards[place + 1] / budget
+            if position + 1 < len(upwards):
+                expected = _GROWTH_RESERVE * (time.time() - began) * upwards[position + 1] / budget
             if not point.fits:
                 break
             first_fits = True
@@ -310,7 +310,7 @@ def switch_checkpointing(model: Any, wanted: bool) -> None:
 
     Args:
         model: with adapters or not.
-        wanted: whether activations are to be computed again in the backward pass.
+        wanted: whether gradient checkpointing is on.
     """
     if wanted:
         model.activation_checkpointing_enable()

@@ -14,7 +14,7 @@ class ProbeRequest:
         tokens: folder with ``train.arrow``.
         settings: fields of :class:`TrainingSettings`.
         budgets: token budgets that may be tried, ascending.
-        start: place of the budget that is tried first; smaller ones are tried when it does not fit.
+        start: index of the budget that is tried first; smaller ones are tried when it does not fit.
         checkpointing: whether activations are checkpointed; a second entry is tried when the first did not fit.
         memory_fraction: share of the memory that a training may take.
         ends_at: when to stop measuring, in seconds since the epoch.
@@ -36,8 +36,8 @@ class ProbePoint:
     """One budget of the curve.
 
     Attributes:
-        micro_batch_tokens: most token slots of a micro-batch.
-        activation_checkpointing: whether activations were computed again in the backward pass.
+        micro_batch_tokens: most positions of a micro-batch.
+        activation_checkpointing: whether gradient checkpointing was on.
         outcome: ``measured``; ``predicted``, when the smaller ones let expect that it does not fit; or
             ``out of memory``.
         tokens_per_second: real tokens of ordinary micro-batches; ``None`` when not measured.

@@ -29,33 +29,33 @@ def sample_steps(plan: StepPlan, num_steps: int = SAMPLED_STEPS) -> list[IntArra
         num_steps: most steps.
     """
     last = min(plan.steps_per_epoch, plan.total_steps) - 1
-    places = np.unique(np.linspace(0, last, num_steps).round().astype(np.int64))
-    return [plan.rows_of_step(int(step)) for step in places]
+    positions = np.unique(np.linspace(0, last, num_steps).round().astype(np.int64))
+    return [plan.rows_of_step(int(step)) for step in positions]
 
 
 def heaviest_groups(
     groups: list[list[int]], table: TokenTable, task: TrainingTask, batching: Batching
 ) -> list[list[int]]:
-    """Choose the micro-batches that take the most memory: by slots, and by positions that carry loss.
+    """Choose the micro-batches that take the most memory: by positions, and by positions that carry loss.
 
-    Layers keep something for every slot, attention without a flash kernel something for every pair of positions of a
-    row, and a head that makes all logits at once a whole vocabulary for every supervised position.
+    Layers keep something for every position, attention without a flash kernel something for every pair of positions of
+    a row, and a head that makes all logits at once a whole vocabulary for every supervised position.
 
     Args:
         groups: rows of each micro-batch.
         table: where the rows lie.
-        task: what is learned of them.
+        task: what is supervised of them.
         batching: ``packed`` or ``padded``.
 
     Returns:
         One micro-batch, or two different ones.
     """
-    slots = [_count_slots(group, table, task, batching) for group in groups]
-    full = [place for place, count in enumerate(slots) if count >= _NEARLY_FULL * max(slots)]
-    by_slots = max(full, key=lambda place: (int(table.lengths[groups[place]].max()), slots[place]))
+    positions = [_count_positions(group, table, task, batching) for group in groups]
+    full = [position for position, count in enumerate(positions) if count >= _NEARLY_FULL * max(positions)]
+    by_positions = max(full, key=lambda position: (int(table.lengths[groups[position]].max()), positions[position]))
     losses = [_count_losses(group, table, batching) for group in groups]
-    by_loss = max(range(len(groups)), key=lambda place: (losses[place], place == by_slots))
-    return [groups[place] for place in dict.fromkeys((by_slots, by_loss))]
+    by_loss = max(range(len(groups)), key=lambda position: (losses[position], position == by_positions))
+    return [groups[position] for position in dict.fromkeys((by_positions, by_loss))]
 
 
 def evenly_by_size(groups: list[list[int]], lengths: Any, *, most: int) -> list[list[int]]:
@@ -69,7 +69,7 @@ def evenly_by_size(groups: list[list[int]], lengths: Any, *, most: int) -> list[
     ordered = sorted(groups, key=lambda group: int(lengths[group].sum()))
     if len(ordered) <= most:
         return ordered
-    return [ordered[int((place + 0.5) * len(ordered) / most)] for place in range(most)]
+    return [ordered[int((position + 0.5) * len(ordered) / most)] for position in range(most)]
 
 
 def full_group(rows: IntArray, table: TokenTable, task: TrainingTask, batching: Batching, *, budget: int) -> list[int]:
@@ -78,9 +78,9 @@ def full_group(rows: IntArray, table: TokenTable, task: TrainingTask, batching: 
     Args:
         rows: to take from, those wanted most first; the first one is taken in any case.
         table: where the rows lie.
-        task: what is learned of them.
+        task: what is supervised of them.
         batching: ``packed`` or ``padded``.
-        budget: most token slots.
+        budget: most positions.
     """
     group: list[int] = []
     total = widest = widest_target = 0
@@ -88,8 +88,8 @@ def full_group(rows: IntArray, table: TokenTable, task: TrainingTask, batching: 
     for row, length, target in zip(rows.tolist(), lengths, targets, strict=True):
         source = length if task.can_pack else length - target
         wider, wider_target = max(widest, source), max(widest_target, 0 if task.can_pack else target)
-        slots = total + length if batching == "packed" else (len(group) + 1) * (wider + wider_target)
-        if slots > budget and group:
+        positions = total + length if batching == "packed" else (len(group) + 1) * (wider + wider_target)
+        if positions > budget and group:
             continue
         group.append(row)
         total, widest, widest_target = total + length, wider, wider_target
@@ -117,7 +117,7 @@ def extreme_rows(plan: StepPlan, table: TokenTable, rows_of_step: int) -> list[I
     return [np.concatenate([most, shortest[~np.isin(shortest, most)]]) for most in kinds]
 
 
-def _count_slots(group: list[int], table: TokenTable, task: TrainingTask, batching: Batching) -> int:
+def _count_positions(group: list[int], table: TokenTable, task: TrainingTask, batching: Batching) -> int:
     lengths = table.lengths[group]
     if batching == "packed":
         return int(lengths.sum())

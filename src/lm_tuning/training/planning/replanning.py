@@ -1,6 +1,6 @@
-"""When memory runs out in the middle of training: cut the steps smaller and do the same step again.
+"""When memory runs out in the middle of training: Split the steps further and do the same step again.
 
-How a step is cut never changes what it computes, so nothing is lost but the time of the failed attempt.
+How a step is split never changes what it computes, so nothing is lost but the time of the failed attempt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.training.health.report import Finding, HealthReport
 from lm_tuning.training.planning.out_of_memory import (
     MemoryUse,
-    estimate_fitting_slots,
+    estimate_fitting_positions,
     is_out_of_memory,
     read_asked_bytes,
     read_memory,
@@ -42,7 +42,7 @@ class Replanner:
     may_lower: bool
 
     def lower(self, error: BaseException) -> bool:
-        """Lower the budget after an error, if it was for want of memory and a smaller budget is left.
+        """Lower the budget after an error, if it was for lack of memory and a smaller budget is left.
 
         Args:
             error: raised by a step's forward or backward pass. Its frames are cleared, since they hold the failed
@@ -56,26 +56,26 @@ class Replanner:
         if not self.may_lower or not is_out_of_memory(error) or budget <= longest:
             return False
         asked = read_asked_bytes(error)
-        fitting = estimate_fitting_slots(self.memory, read_memory(self.memory.device), asked_bytes=asked)
+        fitting = estimate_fitting_positions(self.memory, read_memory(self.memory.device), asked_bytes=asked)
         # At least a quarter less each time, so that a wrong estimate ends soon; never less than the longest row.
         new = max(min(fitting or budget // 2, budget * 3 // 4), longest)
         where, micro_batch = self.memory.doing, self.memory.micro_batch
         traceback.clear_frames(error.__traceback__)
         self.steps.micro_batch_tokens = self.memory.micro_batch_tokens = new
-        slots = f" with {micro_batch.num_slots:,} token slots in the model" if micro_batch is not None else ""
+        positions = f" with {micro_batch.num_positions:,} positions in the model" if micro_batch is not None else ""
         self.health.add(
             Finding(
                 code="memory-ran-out",
-                measured=f"memory ran out {where}{slots}",
+                measured=f"memory ran out {where}{positions}",
                 expected=f"micro-batches of {budget:,} tokens fit",
                 cause="Other rows were longer than those tried, or something else took memory.",
-                change=f"Nothing has to be changed: steps are cut to {new:,} tokens from here on, which changes their "
-                f"memory and speed alone. train.micro_batch_tokens={new} does so from the start.",
+                change=f"Nothing has to be changed: steps are split to {new:,} tokens from here on, which changes "
+                f"their memory and speed alone. train.micro_batch_tokens={new} does so from the start.",
             )
         )
         return True
 
-    def recut(self, batch: StepBatch) -> StepBatch:
+    def split_again(self, batch: StepBatch) -> StepBatch:
         """Cut a step again that was prepared before the budget changed."""
         return batch if batch.micro_batch_tokens == self.steps.micro_batch_tokens else self.steps[batch.step]
 

@@ -66,7 +66,7 @@ def draw_plan(plan: BatchPlan) -> Figure:
     memory.set_xscale("log", base=2)
     memory.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=45)
     memory.minorticks_off()
-    memory.set_xlabel("token slots of a micro-batch")
+    memory.set_xlabel("positions of a micro-batch")
     memory.set_ylabel("memory (GiB)")
     speed.set_ylabel("tokens per second")
     for axes in (speed, memory):
@@ -88,7 +88,7 @@ def tabulate_plan(plan: BatchPlan) -> str:
     lines = [f"{plan.reason[:1].upper()}{plan.reason[1:]}.", ""]
     if plan.curve:
         lines += [
-            "| token slots | checkpointing | compiled | tokens/s | peak, GiB | with optimizer, GiB | of the memory | |",
+            "| positions | checkpointing | compiled | tokens/s | peak, GiB | with optimizer, GiB | of the memory | |",
             "|---:|---|---|---:|---:|---:|---:|---|",
         ]
         lines += [_row(point, plan, total) for point in plan.curve]
@@ -98,7 +98,7 @@ def tabulate_plan(plan: BatchPlan) -> str:
         lines += [f"| {row['part']} | {_gib(row['bytes'])} | {row['source']} |" for row in plan.memory]
         lines += [f"| all | {_gib(sum(row['bytes'] for row in plan.memory))} | |", ""]
     if plan.not_tried:
-        lines.append(f"Not tried for want of time: {', '.join(f'{size:,}' for size in plan.not_tried)}.")
+        lines.append(f"Not tried for lack of time: {', '.join(f'{size:,}' for size in plan.not_tried)}.")
     if plan.warning:
         lines.append(plan.warning)
     return "\n".join(lines) + "\n"

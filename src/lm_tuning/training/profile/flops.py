@@ -83,7 +83,7 @@ class ModelFlops:
 def count_flops(model: Any, *, task: str) -> ModelFlops | None:
     """Count the operations that training a model takes, as it stands: with its adapters and frozen parts.
 
-    A linear layer of P weights takes 2 P operations a position forward, 2 P for the gradient of what goes in, and 2 P
+    A linear layer of P weights takes 2 P operations per position forward, 2 P for the gradient of what goes in, and 2 P
     for the gradient of its weights: 6 P where it is trained, 4 P where it is frozen but something before it is trained,
     as under adapters, and 2 P before everything that is trained. Quantized weights count as the numbers that they stand
     for. Embeddings are looked up, not multiplied; norms, activations and adapter sums are left out, as is customary.
@@ -108,7 +108,7 @@ def count_flops(model: Any, *, task: str) -> ModelFlops | None:
         return None
     head = getattr(inner, HEAD) if task == "sequence_classification" else inner.get_output_embeddings()
     decoder = source = prediction = 0.0
-    learned = {"encoder": 0.0, "decoder": 0.0}
+    supervised = {"encoder": 0.0, "decoder": 0.0}
     sizes = {"encoder": 0, "decoder": 0}
     for name, module, size, flops in _linear_layers(model):
         if _belongs_to(module, head):
@@ -117,13 +117,13 @@ def count_flops(model: Any, *, task: str) -> ModelFlops | None:
         in_encoder = task == "seq2seq_lm" and "encoder" in name.split(".")
         stack = "encoder" if in_encoder else "decoder"
         sizes[stack] += size
-        learned[stack] += size if flops > _FORWARD * size else 0
+        supervised[stack] += size if flops > _FORWARD * size else 0
         if in_encoder or _reads_source(name):
             source += flops
         else:
             decoder += flops
     pairs = {
-        stack: 4 * width * (1 + 2 * (learned[stack] / sizes[stack] if sizes[stack] else 0.0))
+        stack: 4 * width * (1 + 2 * (supervised[stack] / sizes[stack] if sizes[stack] else 0.0))
         for stack, width in _attention_channels(config, task).items()
     }
     return ModelFlops(
@@ -158,9 +158,9 @@ def flops_per_token(flops: ModelFlops | None, table: TokenTable, plan: StepPlan,
 
 
 def _linear_layers(model: Any) -> Iterator[tuple[str, Any, int, float]]:
-    """Yield name, module, weights and operations a position of each linear layer, in the order of the model.
+    """Yield name, module, weights and operations per position of each linear layer, in the order of the model.
 
-    A layer and the adapters on it are one place in that order: the adapters' input is the layer's own.
+    A layer and the adapters on it are one position in that order: the adapters' input is the layer's own.
     """
     import torch
     from transformers.pytorch_utils import Conv1D
@@ -169,7 +169,7 @@ def _linear_layers(model: Any) -> Iterator[tuple[str, Any, int, float]]:
     modules = [(name, module) for name, module in model.named_modules() if "original_module" not in name.split(".")]
     adapted = {name for name, module in modules if hasattr(module, "base_layer")}
 
-    def place(name: str) -> str:
+    def stack_of(name: str) -> str:
         outer = name
         while outer and outer not in adapted:
             outer = outer.rpartition(".")[0]
@@ -177,7 +177,7 @@ def _linear_layers(model: Any) -> Iterator[tuple[str, Any, int, float]]:
 
     first = next(
         (
-            place(name)
+            stack_of(name)
             for name, module in modules
             if any(parameter.requires_grad for parameter in module.parameters(recurse=False))
         ),
@@ -185,7 +185,7 @@ def _linear_layers(model: Any) -> Iterator[tuple[str, Any, int, float]]:
     )
     is_behind_trained = False
     for name, module in modules:
-        is_behind_trained = is_behind_trained or (first is not None and place(name) == first)
+        is_behind_trained = is_behind_trained or (first is not None and stack_of(name) == first)
         if isinstance(module, torch.nn.Linear | Conv1D):
             yield name, module, _size(module.weight), _flops(module.weight, is_behind_trained=is_behind_trained)
 
@@ -202,12 +202,12 @@ def _size(weight: torch.Tensor) -> int:
 
 
 def _belongs_to(module: Any, head: Any) -> bool:
-    """Say whether a module is the head, or a part of it, such as its trained copy beside an adapter."""
+    """Return whether a module is the head, or a part of it, such as its trained copy beside an adapter."""
     return head is not None and any(module is part for part in head.modules())
 
 
 def _reads_source(name: str) -> bool:
-    """Say whether a layer of a decoder multiplies what the encoder made: keys and values of cross-attention."""
+    """Return whether a layer of a decoder multiplies what the encoder made: keys and values of cross-attention."""
     parts = name.removesuffix(".base_layer").split(".")
     return any(part in _CROSS_ATTENTION for part in parts) and any(part in _OF_SOURCE for part in parts)
 

@@ -40,7 +40,7 @@ class TrainingProfile:
     tokens_per_second: float | None
 
 
-class _EnoughSeen(Exception):  # the way out of a training that has served its purpose, and no error
+class _EnoughSeen(Exception):  # ends a training that has served its purpose; no error
     """End the training from within."""
 
 

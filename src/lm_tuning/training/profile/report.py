@@ -1,4 +1,4 @@
-"""Say what a profile shows: as figures, as Markdown, and in lines for a terminal."""
+"""Describe what a profile shows: as figures, as Markdown, and in lines for a terminal."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def profile_figures(profile: TrainingProfile) -> dict[str, Any]:
 
 
 def group_rows(table: TraceTable) -> list[tuple[str, str, str, str]]:
-    """Return group, share of the time, milliseconds and operations a step; the time without any comes last.
+    """Return group, share of the time, milliseconds and operations per step; the time without any comes last.
 
     Args:
         table: of a profile.
@@ -83,7 +83,7 @@ def build_summary(table: TraceTable) -> RenderableType:
     from rich.text import Text
 
     shown = Table(title=None)
-    for name in ("work", "share", "ms a step", "operations a step"):
+    for name in ("work", "share", "ms per step", "operations per step"):
         shown.add_column(name, justify="left" if name == "work" else "right")
     for row in group_rows(table):
         shown.add_row(*map(Text, row))
@@ -105,20 +105,20 @@ def write_profile(profile: TrainingProfile, facts: dict[str, str]) -> str:
         "",
         *(f"- {escape_markdown(name)}: {escape_markdown(value)}" for name, value in facts.items()),
         f"- profiled: {count_of(table.num_steps, 'step')} of {1000 * table.seconds / steps:,.1f} ms, profiler "
-        f"included; the steps before ran at {number(profile.tokens_per_second, 0)} real tokens a second",
+        f"included; the steps before ran at {number(profile.tokens_per_second, 0)} real tokens per second",
         "",
         "## Where the time went",
         "",
         f"{done_by}; shares are of the {table.seconds:,.2f} s of all profiled steps."
         + (" Kernels that run side by side make the shares add up to more than 100 %." if table.on_gpu else ""),
         "",
-        "| work | share | ms a step | operations a step |",
+        "| work | share | ms per step | operations per step |",
         "|---|---:|---:|---:|",
         *(f"| {' | '.join(map(escape_markdown, row))} |" for row in group_rows(table)),
         "",
         f"## The {_NUM_OPERATIONS} longest operations",
         "",
-        "| operation | work | share | ms a step | times a step |",
+        "| operation | work | share | ms per step | times per step |",
         "|---|---|---:|---:|---:|",
         *(
             f"| {_as_code(operation.name)} | {operation.group} "

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_tuning.text.align.bytes import ByteTable, PlacedRows
+from lm_tuning.text.align.bytes import AlignedRows, ByteTable
 from lm_tuning.text.align.masks import RowEncoder, token_span
 from lm_tuning.text.render.plain import CharRange, RenderedRow, RowRefused
 from lm_tuning.text.store.columns import flatten_ids
@@ -17,11 +17,11 @@ from lm_tuning.text.store.table import Span
 _NUM_SHOWN = 80
 
 
-class RowPlacer:
+class RowAligner:
     """Place rows by the bytes of their tokens."""
 
     def __init__(self, backend: Any, encoder: RowEncoder, table: ByteTable | None) -> None:
-        """Take a tokenizer.
+        """Keep a tokenizer.
 
         Args:
             backend: lent by ``bare_backend``.
@@ -38,19 +38,19 @@ class RowPlacer:
         Args:
             rows: rows as text.
             tokens: token ids of each; those of rows that are tokenized again are replaced.
-            others: receives the refusals of rows for which that cannot be done, by place.
+            others: receives the refusals of rows for which that cannot be done, by index.
         """
-        typed = [place for place, row in enumerate(rows) if row.as_text]
+        typed = [position for position, row in enumerate(rows) if row.as_text]
         if not typed:
             return
-        for place, encoding in zip(typed, self._encoder.encode([rows[place] for place in typed]), strict=True):
+        for position, encoding in zip(typed, self._encoder.encode([rows[position] for position in typed]), strict=True):
             if isinstance(encoding, RowRefused):
-                others[place] = encoding
+                others[position] = encoding
             else:
-                tokens[place] = encoding.ids
+                tokens[position] = encoding.ids
 
-    def place(self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Any]) -> PlacedRows:
-        """Place tokens in their texts, with none across a place where generation begins.
+    def position(self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Any]) -> AlignedRows:
+        """Place tokens in their texts, with none across a position where generation begins.
 
         Rows whose tokens do not spell their text go to the others: a tokenizer may change text (bring it to NFC, say),
         and then only the library knows where its tokens came from.
@@ -58,48 +58,52 @@ class RowPlacer:
         Args:
             rows: rows as text.
             tokens: token ids of each; those of rows that are cut are replaced.
-            others: encodings or refusals, by place, of rows that are not placed.
+            others: encodings or refusals, by index, of rows that are not placed.
         """
         assert self._table is not None
         may_cut = True
         while True:
-            texts = ["" if place in others else row.text for place, row in enumerate(rows)]
-            placed = PlacedRows(
-                self._table, texts, *flatten_ids([[] if place in others else ids for place, ids in enumerate(tokens)])
+            texts = ["" if position in others else row.text for position, row in enumerate(rows)]
+            aligned = AlignedRows(
+                self._table,
+                texts,
+                *flatten_ids([[] if position in others else ids for position, ids in enumerate(tokens)]),
             )
-            if not placed.proven.all():
-                unproven = np.flatnonzero(~placed.proven).tolist()
-                others.update(zip(unproven, self._encoder.encode([rows[place] for place in unproven]), strict=True))
-            elif not may_cut or not self._cut_crossed(rows, tokens, others, placed):
-                return placed
+            if not aligned.proven.all():
+                unproven = np.flatnonzero(~aligned.proven).tolist()
+                others.update(
+                    zip(unproven, self._encoder.encode([rows[position] for position in unproven]), strict=True)
+                )
+            elif not may_cut or not self._cut_crossed(rows, tokens, others, aligned):
+                return aligned
             else:
                 may_cut = False
 
     def _cut_crossed(
-        self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Any], placed: PlacedRows
+        self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Any], aligned: AlignedRows
     ) -> bool:
-        """Tokenize rows in pieces where a token lies across the place where generation begins; say if there are any."""
+        """Tokenize rows in chunks where a token crosses the position where generation begins; return if any does."""
         assert self._table is not None
-        openings = [[] if place in others else row.openings for place, row in enumerate(rows)]
+        openings = [[] if position in others else row.openings for position, row in enumerate(rows)]
         owners = np.repeat(np.arange(len(rows)), [*map(len, openings)])
-        places = np.fromiter(chain.from_iterable(openings), dtype=np.int64, count=len(owners))
-        crossed = placed.are_crossed(owners, places)
+        positions = np.fromiter(chain.from_iterable(openings), dtype=np.int64, count=len(owners))
+        crossed = aligned.are_crossed(owners, positions)
         if not crossed.any():
             return False
         cuts: dict[int, list[int]] = {}
-        for row, place in zip(owners[crossed].tolist(), places[crossed].tolist(), strict=True):
-            cuts.setdefault(row, []).append(place)
-        pieces: list[str] = []
+        for row, position in zip(owners[crossed].tolist(), positions[crossed].tolist(), strict=True):
+            cuts.setdefault(row, []).append(position)
+        chunks: list[str] = []
         for row, at in cuts.items():
             text = rows[row].text
-            pieces += [text[start:end] for start, end in pairwise([0, *at, len(text)])]
-        encoded = iter(self._backend.encode_batch_fast(pieces, add_special_tokens=False))
+            chunks += [text[start:end] for start, end in pairwise([0, *at, len(text)])]
+        encoded = iter(self._backend.encode_batch_fast(chunks, add_special_tokens=False))
         again: list[list[int]] = []
         for row, at in cuts.items():
             parts = [next(encoded).ids for _ in range(len(at) + 1)]
             typed = bool(rows[row].as_text)
-            again.append(self._encoder.encode_in_pieces(rows[row], at).ids if typed else [*chain.from_iterable(parts)])
-        trial = PlacedRows(self._table, [rows[row].text for row in cuts], *flatten_ids(again))
+            again.append(self._encoder.encode_in_chunks(rows[row], at).ids if typed else [*chain.from_iterable(parts)])
+        trial = AlignedRows(self._table, [rows[row].text for row in cuts], *flatten_ids(again))
         for row, ids, proven in zip(cuts, again, trial.proven.tolist(), strict=True):
             if proven:
                 tokens[row] = ids
@@ -112,28 +116,28 @@ def find_unlike(backend: Any, rows: list[RenderedRow], encodings: dict[int, Any]
     Args:
         backend: lent by ``bare_backend``.
         rows: rows as text.
-        encodings: of some of them by place; refusals are passed over.
+        encodings: of some of them by index; refusals are passed over.
 
     Returns:
-        By place, what did not come back as it was.
+        By index, what did not come back as it was.
     """
-    pieces: list[list[int]] = []
+    chunks: list[list[int]] = []
     origins: list[tuple[int, Any, str, CharRange, Span]] = []
-    for place, encoding in encodings.items():
+    for position, encoding in encodings.items():
         if isinstance(encoding, RowRefused):
             continue
-        ids, text = encoding.ids, rows[place].text
-        for chars in rows[place].answers:
+        ids, text = encoding.ids, rows[position].text
+        for chars in rows[position].answers:
             span = token_span(encoding, chars, len(text))
-            pieces.append(ids[span[0] : span[1]])
-            origins.append((place, encoding, text, chars, span))
+            chunks.append(ids[span[0] : span[1]])
+            origins.append((position, encoding, text, chars, span))
     failed: dict[int, str] = {}
-    decoded = backend.decode_batch(pieces, skip_special_tokens=False)
-    for got, (place, encoding, text, chars, span) in zip(decoded, origins, strict=True):
+    decoded = backend.decode_batch(chunks, skip_special_tokens=False)
+    for got, (position, encoding, text, chars, span) in zip(decoded, origins, strict=True):
         if got != text[slice(*chars)]:
             wanted = text[slice(*_covered(encoding, chars, span))]
             if "".join(got.split()) != "".join(wanted.split()):
-                failed.setdefault(place, f"{wanted[:_NUM_SHOWN]!r} comes back as {got[:_NUM_SHOWN]!r}")
+                failed.setdefault(position, f"{wanted[:_NUM_SHOWN]!r} comes back as {got[:_NUM_SHOWN]!r}")
     return failed
 
 
