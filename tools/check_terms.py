@@ -40,12 +40,14 @@ class Term:
         banned: patterns of what not to write, without regard to case.
         allowed: patterns of contexts, as they stand in the file, in which it may be written all the same.
         files: patterns of paths; the others are not read for this term.
+        except_files: patterns of paths among them that are not read either.
     """
 
     word: str
     banned: re.Pattern[str]
     allowed: tuple[re.Pattern[str], ...]
     files: tuple[str, ...]
+    except_files: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ def _load_term(term: dict[str, Any]) -> Term:
         banned=re.compile("|".join(f"(?:{pattern})" for pattern in term["banned"]), flags=re.IGNORECASE | re.ASCII),
         allowed=tuple(map(re.compile, term.get("allow", []))),
         files=tuple(term.get("files", ["*"])),
+        except_files=tuple(term.get("except_files", [])),
     )
 
 
@@ -135,7 +138,7 @@ def find_hits(path: str, text: str, rules: Rules) -> list[Hit]:
     exempt = [match.span() for pattern in rules.allowed for match in pattern.finditer(shown)]
     hits = []
     for term in rules.terms:
-        if not _matches(path, term.files):
+        if not _matches(path, term.files) or _matches(path, term.except_files):
             continue
         spans: list[tuple[int, int]] | None = None
         for match in term.banned.finditer(words):

@@ -22,6 +22,7 @@ terms:
   - word: monitor
     banned: ['\bwatch\b']
     files: [src/*]
+    except_files: [src/clock.py]
 """)
 
 
@@ -72,6 +73,7 @@ def test_contexts_stay_allowed() -> None:
 
 def test_a_term_of_some_files_is_looked_for_there_only() -> None:
     assert len(found("src/a.py", "watch = 1\n")) == 1
+    assert found("src/clock.py", "watch = 1\n") == []
     assert found("docs/a.md", "watch it\n") == []
 
 
