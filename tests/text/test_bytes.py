@@ -17,7 +17,7 @@ from tests.text.conftest import make_byte_tokenizer, tokenize_rows
 TEXTS = ["answer: yes<|end|>", "", "값 é😀 no\n\n", "yes"]
 
 
-def position(texts: list[str]) -> tuple[AlignedRows, list[list[int]]]:
+def align(texts: list[str]) -> tuple[AlignedRows, list[list[int]]]:
     tokenizer = make_byte_tokenizer()
     with bare_backend(tokenizer) as backend:
         table = build_byte_table(backend)
@@ -49,7 +49,7 @@ def test_a_decoder_that_says_something_else_has_no_table(monkeypatch):
 
 
 def test_tokens_lie_where_the_library_says_so():
-    aligned, _ = position(TEXTS)
+    aligned, _ = align(TEXTS)
     assert aligned.proven.tolist() == [True] * 4
     with bare_backend(make_byte_tokenizer()) as backend:
         for index, text in enumerate(TEXTS):
@@ -63,7 +63,7 @@ def test_tokens_lie_where_the_library_says_so():
 
 
 def test_spans_of_many_rows_are_found_at_once():
-    aligned, ids = position(TEXTS)
+    aligned, ids = align(TEXTS)
     rows = np.array([0, 0, 2, 2, 3])
     first, after = aligned.spans(rows, np.array([8, 8, 0, 1, 0]), np.array([11, 8, 1, 3, 3]))
     decode = make_byte_tokenizer().backend_tokenizer.decode
@@ -72,14 +72,14 @@ def test_spans_of_many_rows_are_found_at_once():
 
 
 def test_crossed_places_are_those_inside_a_token():
-    aligned, _ = position(TEXTS)
+    aligned, _ = align(TEXTS)
     crossed = aligned.are_crossed(np.array([0, 0, 0, 0, 3]), np.array([0, 7, 8, 11, 3]))
     assert crossed.tolist() == [False, False, True, False, False]
     assert aligned.are_crossed(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)).tolist() == []
 
 
 def test_rows_whose_tokens_spell_something_else_are_not_proven():
-    _, ids = position(["yes", "no", "값"])
+    _, ids = align(["yes", "no", "값"])
     tokenizer = make_byte_tokenizer()
     table = build_byte_table(tokenizer.backend_tokenizer)
     assert table is not None

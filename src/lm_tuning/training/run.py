@@ -19,7 +19,7 @@ from lm_tuning.text.decoding import supervised_ends
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.signals import stop_on_signal
 from lm_tuning.training.health.batch_checks import check_rows
-from lm_tuning.training.health.first_step import check_first_step_before
+from lm_tuning.training.health.first_step import measure_first_step
 from lm_tuning.training.health.monitor import TrainingMonitor
 from lm_tuning.training.health.nonfinite import save_reproduction
 from lm_tuning.training.health.pre_checks import check_before_any_row, check_trained_parts
@@ -261,7 +261,7 @@ def _check_first_step(
         scale_head(ready, steps, settings, health)
     if not settings.probe_first_step:
         return None
-    return check_first_step_before(
+    return measure_first_step(
         health,
         ready.model,
         ready.tokenizer,

@@ -49,7 +49,7 @@ class RowAligner:
             else:
                 tokens[position] = encoding.ids
 
-    def position(self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Any]) -> AlignedRows:
+    def align(self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Any]) -> AlignedRows:
         """Place tokens in their texts, with none across a position where generation begins.
 
         Rows whose tokens do not spell their text go to the others: a tokenizer may change text (bring it to NFC, say),

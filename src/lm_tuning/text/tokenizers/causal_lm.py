@@ -165,7 +165,7 @@ class RowTokenizer(TaskTokenizer):
             return self._finish_text(rendered, encodings, counts)
         tokens: list[list[int]] = [encoding.ids for encoding in encodings]
         self._aligner.spell_typed(rendered.rows, tokens, others)
-        aligned = self._aligner.position(rendered.rows, tokens, others)
+        aligned = self._aligner.align(rendered.rows, tokens, others)
         return self._finish_aligned(rendered, aligned, others, counts)
 
     def _renderer(self, format: str) -> Callable[..., tuple[RenderedRow, Conversation | None]]:

@@ -47,7 +47,7 @@ WORSE_FACTOR = 1.1
 """A base model is suspicious when its loss is this many times that of an untrained head."""
 
 
-def check_first_step_before(
+def measure_first_step(
     health: HealthReport,
     model: Any,
     tokenizer: Any,
