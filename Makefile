@@ -59,7 +59,7 @@ format: $(DEV_READY) ## rewrite the Python files in the project's format
 	@$(PY) -m ruff format .
 
 docs: $(DOCS_READY) ## build the documentation site into site/ and check its links
-	@$(MKDOCS) build --strict --quiet
+	@$(MKDOCS) build --strict
 	@echo "The site is built; open site/index.html"
 
 docs-serve: PORT := 8000

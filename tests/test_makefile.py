@@ -107,6 +107,7 @@ def test_the_documentation_site_is_served_to_this_machine_only(project: Path) ->
 def test_the_site_is_built_strictly_and_without_the_package(project: Path) -> None:
     commands = make(project, "-n", "docs").stdout
     assert "pip install --group docs" in commands and "mkdocs build --strict" in commands
+    assert "--quiet" not in commands  # it would keep warnings from being counted
     assert "install -e" not in commands
 
 
