@@ -13,7 +13,8 @@ import yaml
 from lm_tuning.parameters.schema import find_entry, parameter_schema
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TOP_PAGES = [ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
+PAGES = [*TOP_PAGES, *sorted((ROOT / "docs").rglob("*.md"))]
 GROUPS = sorted(parameter_schema()["properties"])
 PARAMETER = re.compile(rf"(?:{'|'.join(GROUPS)})(?:\.[a-z_0-9]+)+")
 # File names and modules that look like a parameter of the same first word.
@@ -97,7 +98,7 @@ def test_pipelines_that_are_named_exist() -> None:
 def test_the_decisions_give_every_dependency_its_reason() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     lists = [project["project"]["dependencies"], *project["project"]["optional-dependencies"].values()]
-    lists.append(project["dependency-groups"]["model"])
+    lists += [project["dependency-groups"]["model"], project["dependency-groups"]["docs"]]
     required = {re.split(r"[^\w.-]", line)[0] for lines in lists for line in lines}
     table = (ROOT / "docs" / "decisions.md").read_text(encoding="utf-8").split("## Dependencies")[1].split("\n## ")[0]
     first_cells = re.findall(r"^\| ([a-z][^|]*?)(?: \([^)]*\))? \|", table, flags=re.MULTILINE)

@@ -98,12 +98,36 @@ def test_pages_are_served_to_this_machine_only(project: Path) -> None:
         assert "--host 0.0.0.0 --port 8123" in make(project, "-n", target, "HOST=0.0.0.0", "PORT=8123").stdout
 
 
+def test_the_documentation_site_is_served_to_this_machine_only(project: Path) -> None:
+    command = make(project, "-n", "docs-serve", HOST="example", PORT="1").stdout
+    assert "mkdocs serve" in command and "--dev-addr 127.0.0.1:8000" in command
+    assert "--dev-addr 0.0.0.0:8123" in make(project, "-n", "docs-serve", "HOST=0.0.0.0", "PORT=8123").stdout
+
+
+def test_the_site_is_built_strictly_and_without_the_package(project: Path) -> None:
+    commands = make(project, "-n", "docs").stdout
+    assert "pip install --group docs" in commands and "mkdocs build --strict" in commands
+    assert "--quiet" not in commands  # it would keep warnings from being counted
+    assert "install -e" not in commands
+
+
+def test_what_lint_and_the_pages_call_is_there() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    named = set(re.findall(r"from (lm_tuning[\w.]*) import", makefile))
+    assert named
+    for name in named:
+        assert (ROOT / "src" / name.replace(".", "/")).with_suffix(".py").exists(), name
+    assert "codespell" in makefile
+    for script in re.findall(r"\$\(PY\) (\w+/\w+\.py)", makefile):
+        assert (ROOT / script).exists(), script
+
+
 def test_help_and_readme_name_real_targets(project: Path) -> None:
     listed = set(re.findall(r"^  make (\S+)", make(project, "help").stdout, flags=re.MULTILINE))
     phony = re.search(r"^\.PHONY: (.+)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
     assert phony is not None
     assert listed == set(phony.group(1).split())
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     named = {name for page in pages for name in re.findall(r"`make ([a-z-]+)", page.read_text())}
     assert named
     assert named <= listed
