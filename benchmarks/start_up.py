@@ -32,7 +32,7 @@ def seconds(arguments: list[str], folder: Path, *, exit_codes: tuple[int, ...] =
 
 
 def main() -> None:
-    """Take the times in turns and print them."""
+    """Keep the times in turns and print them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     rounds = parser.parse_args().rounds

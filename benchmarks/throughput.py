@@ -11,7 +11,7 @@ padding share, peak memory, share of the card's peak, first and last loss. At th
 * ``trl`` is TRL's SFTTrainer with Liger kernels; ``unsloth`` is the same trainer with Unsloth's model and kernels, as
   Unsloth sets them up. They are left out, with a word, where they are not installed.
 * ``slow`` is the setting of a report that this project grew out of: float32 without TF32, eager attention, padded to
-  320 tokens, no loader workers, activation checkpointing, 16 rows per step.
+  320 tokens, no loader workers, gradient checkpointing, 16 rows per step.
 
 Weights are random, so losses only tell that the arithmetic is right: they start near log(vocabulary) and half the
 variance of the head's logits. Lengths: ``report`` (mean 211 tokens, at most 287), or those of a real corpus, as counted
@@ -262,7 +262,7 @@ class Clock:
 
 
 def add_lora(model: Any) -> Any:
-    """Put the same adapter on a model as ours; TRL was a tenth slower with one that it adds itself."""
+    """Write the same adapter on a model as ours; TRL was a tenth slower with one that it adds itself."""
     from peft import LoraConfig, get_peft_model
 
     return get_peft_model(

@@ -149,7 +149,7 @@ def main() -> None:
                 bare_name, bare = min(results.items(), key=lambda item: item[1][1])
                 ratios.append(ours[0] / ours[1] / (bare[0] / bare[1]))
                 cpu_ratios.append(ours[2] / min(result[2] for result in results.values()))
-                # Text gets an end token; a conversation loses the line break after its last turn.
+                # Text gets an EOS token; a conversation loses the line break after its last turn.
                 agree = ours[0] - bare[0] == (len(rows) if kind == "text" else -len(rows))
                 say(
                     f"{kind} pair {pair + 1}: write_tokens {ours[0] / ours[1]:,.0f} tokens/s ({ours[2]:.2f} s CPU), "

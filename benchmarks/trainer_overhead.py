@@ -66,7 +66,7 @@ def bare(steps: int, rows: int) -> None:
             self.ends.append(time.perf_counter())
 
     class InOrder(Trainer):
-        """Take the rows as listed."""
+        """Keep the rows as listed."""
 
         def _get_train_sampler(self, *_: Any) -> Any:
             return torch.utils.data.SequentialSampler(self.train_dataset)

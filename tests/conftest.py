@@ -103,6 +103,6 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the long files first; inside a file the order stays."""
+    """Write the long files first; inside a file the order stays."""
     indices = {name: index for index, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: indices.get(Path(item.path).name, len(indices)))

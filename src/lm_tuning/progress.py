@@ -43,7 +43,7 @@ _PLAIN_WIDTH = 200
 
 
 def ignore_progress(what: str, done: int, total: int | None, unit: str) -> None:
-    """Take the place of a display where nobody watches.
+    """Replace a display where nobody watches.
 
     Args:
         what: what is being done.
@@ -173,7 +173,7 @@ class ProgressDisplay:
         return lines
 
     def stop(self) -> None:
-        """Take the bars away; bars that are still open log where they stopped."""
+        """Keep the bars away; bars that are still open log where they stopped."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()

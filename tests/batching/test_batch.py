@@ -45,7 +45,7 @@ def test_packed_rows_score_nothing_across_their_border(table: TokenTable) -> Non
     assert (batch.num_supervised, batch.num_tokens, batch.num_positions) == (5, 9, 9)
 
 
-def test_padded_rows_keep_their_own_end_token_when_pad_is_eos(table: TokenTable) -> None:
+def test_padded_rows_keep_their_own_eos_when_pad_is_eos(table: TokenTable) -> None:
     batch = TASK.lay_out(table, [0, 1], batching="padded")
     assert batch.input_ids.tolist() == [[1, 5, 6, 2, 2], [1, 9, 2, 8, 2]]
     assert batch.position_ids is None
@@ -60,7 +60,7 @@ def test_padded_rows_keep_their_own_end_token_when_pad_is_eos(table: TokenTable)
     budget=st.integers(1, 100),
     batching=st.sampled_from(["packed", "padded"]),
 )
-def test_cutting_places_every_row_once_within_the_budget(lengths: list[int], budget: int, batching: str) -> None:
+def test_cutting_positions_every_row_once_within_the_budget(lengths: list[int], budget: int, batching: str) -> None:
     groups = split_rows(range(len(lengths)), lengths, budget_tokens=budget, batching=batching)  # type: ignore[arg-type]
     assert sorted(row for group in groups for row in group) == list(range(len(lengths)))
     for group in groups:

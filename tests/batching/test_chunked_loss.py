@@ -88,7 +88,7 @@ def test_products_in_16_bits_sum_in_float32() -> None:
     assert weight.grad.dtype == torch.float32
 
 
-def test_any_head_can_be_run_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_head_can_be_run_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(linear_loss.CHUNK_BYTES, "cpu", 1)
     hidden, weight, _, targets = make_parts(bias=False)
     head = torch.nn.Sequential(torch.nn.Linear(16, 8, bias=False), torch.nn.Linear(8, 50))

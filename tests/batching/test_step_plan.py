@@ -104,7 +104,7 @@ def test_steps_are_filled_in_order_up_to_the_limit(lengths: list[int], limit: in
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=30), more=st.integers(0, 60))
-def test_the_fullest_steps_are_cut_one_after_another(sizes: list[int], more: int) -> None:
+def test_the_fullest_steps_are_split_one_after_another(sizes: list[int], more: int) -> None:
     num_steps = min(len(sizes) + more, sum(sizes))
     expected = list(sizes)
     while len(expected) < num_steps:

@@ -37,7 +37,7 @@ def pairs(tmp_path: Path) -> TokenTable:
 
 @pytest.fixture(scope="module")
 def classifier(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A Qwen3 with a fresh head of three classes, whose padding is its end token."""
+    """A Qwen3 with a fresh head of three classes, whose padding is its EOS token."""
     folder = save_tiny_qwen3(tmp_path_factory.mktemp("models") / "qwen3")
     model = load_model(str(folder), task="sequence_classification", label_map=label_map())
     model.config.pad_token_id = PAD

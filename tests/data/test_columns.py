@@ -62,7 +62,7 @@ def test_a_label_beside_text_is_the_class_when_classes_are_the_task():
     assert choose(["text", "label"], format="text_label") == expected
 
 
-def test_names_that_tell_nothing_are_listed_with_the_ways_out():
+def test_names_that_tell_nothing_are_listed_with_the_fix():
     (problem,) = problems_of(["chosen", "rejected"])
     assert "'chosen', 'rejected'" in problem
     assert "data.columns.prompt and data.columns.response" in problem

@@ -182,7 +182,7 @@ def test_recall_and_precision_against_all_pairs(tmp_path):
     assert (nearest[in_units] >= 0.78).mean() > 0.95
 
 
-def test_the_share_of_equal_slots_estimates_the_similarity():
+def test_the_share_of_equal_positions_estimates_the_similarity():
     source = random.Random(4)
     pairs = [(text, edited(text, edits, source)) for text in real_sentences() for edits in (1, 4, 9)]
     one, other = (sign_texts(comparable_texts({"text": list(side)}, "text")) for side in zip(*pairs, strict=True))

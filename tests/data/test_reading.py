@@ -89,7 +89,7 @@ def test_columns_are_those_of_all_first_rows(tmp_path):
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3, 7, 64, 1 << 20])
-def test_json_arrays_are_streamed_in_pieces_of_any_size(tmp_path, monkeypatch, chunk):
+def test_json_arrays_are_streamed_in_chunks_of_any_size(tmp_path, monkeypatch, chunk):
     monkeypatch.setattr("lm_tuning.data.readers.json_values._CHUNK_CHARACTERS", chunk)
     rows: list[Any] = [{"text": 'a "quoted" }, ]\n값', "n": [1, {"b": None}]}, {"text": "x" * 100}, {"text": ""}]
     for text in (json.dumps(rows), json.dumps(rows, indent=2, ensure_ascii=False), f" {json.dumps(rows)} \n\n"):

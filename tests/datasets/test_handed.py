@@ -8,7 +8,7 @@ from kedro.io import DatasetError
 from lm_tuning.datasets import FinishedFileDataset
 
 
-def test_a_file_is_moved_to_its_place_and_replaces_the_one_before(tmp_path: Path) -> None:
+def test_a_file_is_moved_to_its_place_and_repositions_the_one_before(tmp_path: Path) -> None:
     dataset = FinishedFileDataset(str(tmp_path / "kept" / "trace.json.gz"))
     for content in (b"first", b"second"):
         made = tmp_path / "work" / "made.gz"
@@ -20,7 +20,7 @@ def test_a_file_is_moved_to_its_place_and_replaces_the_one_before(tmp_path: Path
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["trace.json.gz"]
 
 
-def test_a_save_that_fails_keeps_the_file_of_before(tmp_path: Path) -> None:
+def test_a_save_that_fails_keeps_the_file_from_before(tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     path.write_bytes(b"kept")
     dataset = FinishedFileDataset(str(path))

@@ -30,7 +30,7 @@ WriteTable = Callable[..., TokenTable]
 
 
 def greedy_by_hand(model: Any, prompt: list[int], max_new_tokens: int, stop_ids: list[int]) -> list[int]:
-    """Take the likeliest token again and again, without cache or padding."""
+    """Keep the likeliest token again and again, without cache or padding."""
     tokens = list(prompt)
     for _ in range(max_new_tokens):
         with torch.no_grad():
@@ -206,7 +206,7 @@ def test_prompts_end_where_the_last_answer_begins(write_table: WriteTable) -> No
     assert prompts[1].input_ids == [USER, *ids("a"), END, ASSISTANT]
 
 
-def test_stop_ids_are_the_end_tokens_and_the_end_of_a_turn(write_table: WriteTable) -> None:
+def test_stop_ids_are_the_eos_and_the_end_of_a_turn(write_table: WriteTable) -> None:
     tokenizer = make_tokenizer(eos_token="<eos>")
     model = make_model()
     model.generation_config.eos_token_id = None

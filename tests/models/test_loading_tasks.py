@@ -112,7 +112,7 @@ def test_a_stored_head_is_kept_for_its_own_classes(classifier, caplog):
     [{"yes": 0, "no": 1}, {"cash": 0, "card": 1, "loan": 2, "none_of_these": 3}],
     ids=["fewer", "reordered"],
 )
-def test_a_stored_head_for_other_classes_starts_anew_and_that_is_said(classifier, caplog, label_map):
+def test_a_stored_head_for_other_classes_starts_again_and_that_is_said(classifier, caplog, label_map):
     with caplog.at_level(logging.WARNING):
         model = classify(classifier, label_map)
     assert (
@@ -235,7 +235,7 @@ def test_a_skeleton_has_the_names_and_shapes_of_the_model(folders, architecture,
     assert {each.device.type for each in skeleton.parameters()} == {"meta"}
 
 
-def test_the_end_token_is_learned_where_a_model_was_published_with_it_as_padding(tmp_path):
+def test_the_eos_is_supervised_where_a_model_was_published_with_it_as_padding(tmp_path):
     from transformers import AutoModelForCausalLM
 
     folder = save_model(tmp_path / "model", "llama")
@@ -293,7 +293,7 @@ class TestGenerationSettings:
         assert (settings.do_sample, settings.temperature, settings.top_k) == (True, 0.7, 20)
         assert not [record for record in caplog.records if record.name.startswith("lm_tuning")]
 
-    def test_settings_that_only_their_author_can_mend_are_refused(self, tmp_path):
+    def test_settings_that_only_their_author_can_fix_are_refused(self, tmp_path):
         folder = save_tiny_model(tmp_path / "model")
         self.write(folder, do_sample=False, num_return_sequences=3)
         with pytest.raises(UserError, match=r"cannot be read: Greedy methods .* do not support `num_return_sequences`"):

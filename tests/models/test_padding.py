@@ -1,4 +1,4 @@
-"""The pad token is an existing one unlike the end token wherever there is one."""
+"""The pad token is an existing one unlike the EOS token wherever there is one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_token_that_the_chat_template_writes_is_not_free():
     assert choose_pad_token(tokenizer).id == UNK
 
 
-def test_the_end_token_is_the_last_resort(monkeypatch):
+def test_the_eos_is_the_last_resort(monkeypatch):
     monkeypatch.setattr("lm_tuning.models.padding.PAD_NAMES", ())
     choice = choose_pad_token(make_tokenizer(pad_token=None))
     assert choice.id == END
@@ -43,5 +43,5 @@ def test_without_any_candidate_the_user_is_told(monkeypatch):
     monkeypatch.setattr("lm_tuning.models.padding.PAD_NAMES", ())
     tokenizer = make_tokenizer(pad_token=None)
     tokenizer.eos_token = None
-    with pytest.raises(UserError, match="no pad token, no end token"):
+    with pytest.raises(UserError, match="no pad token, no EOS token"):
         choose_pad_token(tokenizer)

@@ -128,7 +128,7 @@ def test_an_empty_overlay_changes_nothing(project: Project) -> None:
 def test_a_group_whose_keys_are_all_commented_out_is_named(project: Project, problems_of: Problems) -> None:
     project.write("cpu/parameters.yml", "train:\n  # max_steps: 3\n")
     (problem,) = problems_of(project.load, "cpu")
-    assert problem.startswith("train = null (nothing) is not allowed. It takes a group of the keys method, lora")
+    assert problem.startswith("train = null (nothing) is not allowed. It takes a mapping of the keys method, lora")
     assert problem.endswith("[conf/cpu/parameters.yml, line 1]")
 
 

@@ -70,7 +70,7 @@ def test_parameters_cannot_be_changed(valid: dict[str, Any]) -> None:
         (
             {"train": {"class_weights": "equal"}},
             "train.class_weights = 'equal'",
-            "balanced, a group of names, each with a number above 0, or null",
+            "balanced, a mapping of names, each with a number above 0, or null",
         ),
         ({"train": {"class_weights": {"a": 0}}}, "train.class_weights.a = 0", "a number above 0"),
         (
@@ -84,7 +84,7 @@ def test_parameters_cannot_be_changed(valid: dict[str, Any]) -> None:
             "train.lora.target_modules = []",
             "all-linear, or a list of texts",
         ),
-        ({"train": {"health": None}}, "train.health = null", "a group of the keys probe"),
+        ({"train": {"health": None}}, "train.health = null", "a mapping of the keys probe"),
         (
             {"split": {"validation": 1.0}},
             "split.validation = 1.0",
@@ -94,9 +94,13 @@ def test_parameters_cannot_be_changed(valid: dict[str, Any]) -> None:
         ({"task": "classification"}, "task = 'classification'", "causal_lm, sequence_classification or seq2seq_lm"),
         ({"output": "../other"}, "output = '../other'", "a folder name"),
         ({"output": ""}, "output = ''", "a folder name"),
-        ({"data": None}, "data = null", "a group of the keys path"),
+        ({"data": None}, "data = null", "a mapping of the keys path"),
         ({"data": {"path": ""}}, "data.path = ''", "text"),
-        ({"environment": {"variables": ["A"]}}, "environment.variables = ['A']", "a group of names, each with a text"),
+        (
+            {"environment": {"variables": ["A"]}},
+            "environment.variables = ['A']",
+            "a mapping of names, each with a string",
+        ),
     ],
 )
 def test_a_wrong_value_names_key_value_and_what_is_allowed(
@@ -206,7 +210,7 @@ def test_scientific_notation_that_a_yaml_loader_left_as_text_is_the_number(
     assert validate_parameters(merged(valid, train={"learning_rate": written})).train.learning_rate == read
 
 
-def test_other_numbers_in_quotes_are_refused_with_the_way_out(valid: dict[str, Any]) -> None:
+def test_other_numbers_in_quotes_are_refused_with_the_fix(valid: dict[str, Any]) -> None:
     assert "Leave the quotes out." in one_problem(merged(valid, train={"learning_rate": "0.1"}))
     assert "Leave the quotes out." in one_problem(merged(valid, train={"max_steps": "3"}))
     assert "Leave the quotes out." not in one_problem(merged(valid, train={"max_steps": "three"}))
@@ -223,7 +227,7 @@ def test_other_numbers_in_quotes_are_refused_with_the_way_out(valid: dict[str, A
         ({"environment": {"variables": {"NCCL_DEBUG": 0}}}, '"0"'),
     ],
 )
-def test_a_number_or_truth_value_where_text_is_wanted_says_how_to_quote(
+def test_a_number_or_boofused_where_a_string_is_wanted_says_how_to_quote(
     valid: dict[str, Any], groups: dict[str, Any], quoted: str
 ) -> None:
     problem = one_problem(merged(valid, **groups))
@@ -237,7 +241,7 @@ def test_empty_text_and_empty_lists_are_named_as_such(valid: dict[str, Any]) -> 
     assert problem.endswith("It takes all-linear, or a list of texts, not empty.")
 
 
-def test_null_where_text_is_wanted_is_not_told_to_be_quoted(valid: dict[str, Any]) -> None:
+def test_null_where_a_string_is_wanted_is_not_told_to_be_quoted(valid: dict[str, Any]) -> None:
     assert "quotes" not in one_problem(merged(valid, data={"path": None}))
 
 
@@ -375,7 +379,7 @@ def test_rows_are_a_path_a_source_or_a_list_of_both(valid: dict[str, Any]) -> No
             [{"path": "a", "weight": 0}],
             "data.path[0].weight = 0 (an integer) is not allowed. It takes a number above 0.",
         ),
-        (["a", 3], "data.path[1] = 3 (an integer) is not allowed. It takes text, or a group of the keys path,"),
+        (["a", 3], "data.path[1] = 3 (an integer) is not allowed. It takes text, or a mapping of the keys path,"),
         (
             {"path": "a", "wieght": 2},
             "data.path.wieght: there is no such key. Keys of data.path: path, weight, config,",

@@ -181,7 +181,7 @@ def test_reasoning_that_the_template_does_not_show_is_told(project: Conversation
     assert "tokenize.on_altered_content" in printed
 
 
-def test_reasoning_that_the_template_shows_is_learned_and_old_reasoning_is_no_loss(project: Conversations) -> None:
+def test_reasoning_that_the_template_shows_is_supervised_and_old_reasoning_is_no_loss(project: Conversations) -> None:
     first = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "thinking": "old"}]
     rows = [turns("a", "b", reasoning_content="so"), [*first, *turns("c", "d", reasoning_content="new")]]
     project.tokenize("thinking", rows, tokenize__on_altered_content="error")
@@ -229,7 +229,7 @@ def call(arguments: Any, name: str = "add", question: str = "address?") -> list[
 
 
 @pytest.mark.parametrize("template", ["objects", "texts"])
-def test_arguments_of_a_tool_call_are_learned_as_json_once(project: Conversations, template: str) -> None:
+def test_arguments_of_a_tool_call_are_supervised_as_json_once(project: Conversations, template: str) -> None:
     arguments = {"a": 1, "b": "x"}
     rows = [call(arguments), call(json.dumps(arguments)), call(json.dumps(json.dumps(arguments)))]
     rows = rows if template == "objects" else rows[:2]

@@ -62,7 +62,7 @@ def short_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("project")
-def test_rows_longer_than_learned_positions_are_refused(caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_longer_than_trained_positions_are_refused(caplog: pytest.LogCaptureFixture) -> None:
     publish_splits("s2", LONG)
     save_gpt2(20)
     with pytest.raises(UserError) as caught, caplog.at_level(logging.WARNING):

@@ -66,7 +66,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny_model(Path("model"))
 
 
-def test_the_look_comes_as_figures_markdown_page_and_on_the_terminal(caplog, capsys):
+def test_the_checks_comes_as_figures_markdown_page_and_on_the_terminal(caplog, capsys):
     caplog.set_level(logging.INFO)
     figures, markdown, page = run()
     assert figures["rows"]["num_rows_read"] == 41

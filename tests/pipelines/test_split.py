@@ -135,7 +135,7 @@ def test_rows_are_read_again_only_when_other_columns_are_needed(project, split, 
         {"data": {"test_path": "rows.jsonl"}},
     ],
 )
-def test_whatever_the_splits_depend_on_makes_them_anew(project, change):
+def test_whatever_the_splits_depend_on_makes_them_again(project, change):
     folder, _, _ = run()
     other, _, reused = run(**change)
     assert not reused
@@ -150,7 +150,7 @@ def test_settings_that_came_later_leave_the_keys_of_stored_rows_as_they_were():
     assert split_settings(DataParameters(**given), SplitParameters(), seed=1, task="causal_lm").items() >= given.items()
 
 
-def test_new_content_under_the_same_name_makes_them_anew(project):
+def test_new_content_under_the_same_name_makes_them_again(project):
     folder, _, _ = run()
     with Path("rows.jsonl").open("a") as file:
         file.write('{"question": "new", "answer": "row", "topic": "t0"}\n')

@@ -51,7 +51,7 @@ class Project:
             shutil.copytree(STORED / "project/conf" / name, folder / "conf" / name)
 
     def restore(self) -> None:
-        """Put what was stored there, as it was, and nothing else."""
+        """Write what was stored there, as it was, and nothing else."""
         for name in ("data", "models"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
             shutil.copytree(STORED / "project" / name, self.folder / name, copy_function=shutil.copyfile)

@@ -94,13 +94,13 @@ def test_tokens_are_published_with_their_summary_and_reused(project, caplog, mon
     assert facts["sources"]["splits"] == "s1"
     assert facts["base_model"]["name_or_path"] == "model"
     assert figure.startswith(b"\x89PNG")
-    assert "Tokens made: 2 train, 0 validation, 0 test rows; train 18 tokens, 22% of them learned" in caplog.text
+    assert "Tokens made: 2 train, 0 validation, 0 test rows; train 18 tokens, 22% of them supervised" in caplog.text
     monkeypatch.setattr("lm_tuning.text.store.summary.draw_lengths", None)  # what is stored is not drawn again
     again, same, kept, reused = run()
     assert reused
     assert (again, same, kept) == (folder, summary, figure)
     assert (
-        "Tokens reused: 2 train, 0 validation, 0 test rows; train 18 tokens, 22% of them learned, 9 a row"
+        "Tokens reused: 2 train, 0 validation, 0 test rows; train 18 tokens, 22% of them supervised, 9 a row"
         in caplog.text
     )
 

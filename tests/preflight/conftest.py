@@ -83,5 +83,5 @@ def look(tmp_path: Path) -> Look:
 
 
 def questions(num_rows: int, *, answer: str = "4") -> list[dict[str, Any]]:
-    """Make different rows of one prompt and response each: 9 tokens, 2 of them learned, with the usual answer."""
+    """Make different rows of one prompt and response each: 9 tokens, 2 of them supervised, with the usual answer."""
     return [{"prompt": f"{chr(97 + index % 26)}{index // 26}2?", "response": answer} for index in range(num_rows)]

@@ -39,7 +39,7 @@ def test_the_log_tells_the_outcome(look: Look):
     lines = describe_preflight(look(questions(10), splitting={"test": 2}))
     assert lines == [
         "Preflight: 10 rows read, 8 trained on; 4 steps and 72 tokens per epoch, 4 steps in all; 22.2% of the tokens "
-        "learned; padding 0.0% (packed).",
+        "supervised; padding 0.0% (packed).",
         "Issues: 2 notes.",
         "All of it, with every example: preflight.html and preflight.md, beside the data report.",
     ]
@@ -50,7 +50,7 @@ def test_the_log_tells_the_outcome(look: Look):
     ]
 
 
-def test_the_device_decides_how_steps_are_cut(look: Look):
+def test_the_device_decides_how_steps_are_split(look: Look):
     padding = look(questions(4), device="cuda")["padding"]
     assert (padding["batching"], padding["micro_batch_tokens"]) == ("packed", 8192)
     padding = look(questions(4), device="cpu")["padding"]

@@ -14,7 +14,7 @@ def issues(look: Look, *sources: Any, **settings: Any) -> list[tuple[str, str]]:
     return [(issue["level"], issue["text"]) for issue in figures["concerns"]]
 
 
-def test_ordinary_rows_raise_no_concern(look: Look):
+def test_ordinary_rows_raise_no_issues(look: Look):
     assert issues(look) == []
 
 
@@ -85,7 +85,7 @@ def test_one_class_far_larger_than_the_others_is_named(look: Look):
     assert any(text.startswith("Always answering 'yes' would be right for") for _, text in found), found
 
 
-def test_a_last_step_that_the_run_never_makes_is_no_concern(look: Look):
+def test_a_last_step_that_the_run_never_makes_is_no_issues(look: Look):
     found = issues(look, effective_batch_rows=59, num_epochs=None, max_steps=1)
     assert not [words for _, words in found if "last step of every epoch" in words]
 

@@ -22,7 +22,7 @@ def test_an_ordinary_chat_is_well(tmp_path):
     assert facts["endings"] == [{"id": END, "token": "<|end|>", "num_rows": 2, "is_control": True}]
     assert facts["end_learned_fraction"] == 1
     assert {verdict for verdict, _ in judged.values()} == {"good"}
-    assert judged["stop?"][1] == "100.0% of the rows end in a learned <|end|>."
+    assert judged["stop?"][1] == "100.0% of the rows end in a supervised <|end|>."
     assert judged["once?"][1] == "0 of 2 rows begin with <bos> (the tokenizer adds none)."
 
 
@@ -35,7 +35,7 @@ def test_a_chat_that_never_learns_its_end_is_bad(tmp_path):
     assert "Of the others, most end in 'b'. From 100.0% of the rows the model learns to go on" in judged["stop?"][1]
 
 
-def test_padding_with_the_end_token_is_worth_a_note(tmp_path):
+def test_padding_with_the_eos_is_worth_a_note(tmp_path):
     facts, judged = inspect(tmp_path, [chat_row("a", "b")], pad_token="<|end|>")
     assert facts["pad"]["is_eos"]
     assert judged["end?"][0] == "note"

@@ -25,7 +25,7 @@ def labelled(**counts: int) -> list[dict[str, str]]:
 
 
 def pairs(num_rows: int, *, answer: str = "sum") -> list[dict[str, str]]:
-    """Make rows of 7 + 4 tokens with the usual answer, end tokens included."""
+    """Make rows of 7 + 4 tokens with the usual answer, EOS tokens included."""
     return [{"prompt": f"doc{index:03}", "response": answer} for index in range(num_rows)]
 
 
@@ -86,7 +86,7 @@ def test_the_report_on_classes_shows_each_text_with_its_class_and_the_loss_to_ex
         "Does the model learn to stop",
         "Last supervised token",
         "supervised tokens",
-        "of them learned",
+        "of them supervised",
     ):
         assert words not in text, words
 
@@ -120,7 +120,7 @@ def test_uneven_classes_come_with_the_parameter_that_weighs_them(look: Look):
     assert "train.class_weights=balanced" in issue["advice"]
 
 
-def test_padding_with_the_end_token_is_told_in_terms_of_classes(look: Look):
+def test_padding_with_the_eos_is_told_in_terms_of_classes(look: Look):
     figures = classify(look, labelled(yes=9, nope=9), tokenizer=make_tokenizer(pad_token="<|end|>"))
     judged = {item["question"]: item for item in figures["special_tokens"]["judgements"]}
     assert list(judged) == ["Is padding told apart from the end?", "Does each row begin once?"]
@@ -166,7 +166,7 @@ def test_the_report_on_pairs_has_a_table_for_each_limit(look: Look):
     assert "every source to the longest, every target to the longest" in text
     assert "packed" not in text
     assert "Rows of the chat" not in text
-    assert "of the tokens learned" in describe_preflight(figures)[0]
+    assert "of the tokens supervised" in describe_preflight(figures)[0]
 
 
 def test_cut_targets_are_worse_than_cut_sources(look: Look):

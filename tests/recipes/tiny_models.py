@@ -73,7 +73,7 @@ def make_config(architecture: str) -> Any:
         decoder_ffn_dim=2 * HIDDEN,
         max_position_embeddings=1026,
         dropout=0.1,
-        # As in KoBART: a decoder starts from the token that ends a text.
+        # As in KoBART: a decoder starts from the EOS token of a text.
         bos_token_id=BYTE_EOS,
         eos_token_id=BYTE_EOS,
         pad_token_id=BYTE_PAD,

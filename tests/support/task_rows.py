@@ -103,7 +103,7 @@ def save_tiny_t5(folder: Path, *, is_first_version: bool = True) -> Path:
 
 
 def save_tiny_qwen3(folder: Path) -> Path:
-    """Write a random Qwen3 language model, whose end token is its padding."""
+    """Write a random Qwen3 language model, whose EOS token is its padding."""
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     config = Qwen3Config(

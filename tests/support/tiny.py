@@ -82,7 +82,7 @@ def make_model(*, seed: int = 0, num_layers: int = 2, hidden_size: int = 32, tie
 
 
 def bart_config(**changes: Any) -> Any:
-    """Describe an encoder-decoder of one layer each that starts its targets from the end token, as BART does."""
+    """Describe an encoder-decoder of one layer each that starts its targets from the EOS token, as BART does."""
     from transformers import BartConfig
 
     options: dict[str, Any] = {

@@ -29,7 +29,7 @@ def _template() -> Path:
 
 
 def new_store(folder: Path) -> str:
-    """Put an empty store into a folder.
+    """Write an empty store into a folder.
 
     Args:
         folder: a folder of the test's own.

@@ -71,7 +71,7 @@ def test_spans_of_many_rows_are_found_at_once():
     assert found == [" yes", "", "값", " é", "yes"], "a token across the edge is inside, an empty range holds none"
 
 
-def test_crossed_places_are_those_inside_a_token():
+def test_crossed_positions_are_those_inside_a_token():
     aligned, _ = align(TEXTS)
     crossed = aligned.are_crossed(np.array([0, 0, 0, 0, 3]), np.array([0, 7, 8, 11, 3]))
     assert crossed.tolist() == [False, False, True, False, False]

@@ -94,7 +94,7 @@ def test_a_template_without_special_tokens_leaves_the_row_open():
     row = render(templates.BARE, TWO_TURNS)
     assert row.text == "user: a\nassistant: bc\nuser: bc?\nassistant: d"
     assert answers(row) == ["bc", "d"]
-    assert not row.is_closed, "the end token still has to be appended"
+    assert not row.is_closed, "the EOS token still has to be appended"
 
 
 def test_a_beginning_of_text_token_is_no_end_of_turn():
@@ -176,7 +176,7 @@ def test_reasoning_in_the_last_answer_is_traced_by_its_beginnings():
     assert answers(row) == ["hm~b<|end|>"]
 
 
-def test_an_answer_that_the_template_rewrites_later_is_not_learned():
+def test_an_answer_that_the_template_rewrites_later_is_not_supervised():
     messages = [
         USER_A,
         {"role": "assistant", "content": "hm~b"},
@@ -221,7 +221,7 @@ def test_a_template_that_drops_the_answer_is_refused():
     assert refusal.value.reason == "untraceable"
 
 
-def test_every_shape_is_learned_once(monkeypatch):
+def test_every_shape_is_supervised_once(monkeypatch):
     tokenizer = make_tokenizer()
     renderer = ChatRenderer(tokenizer)
     rendered = 0

@@ -198,7 +198,7 @@ def test_rows_that_the_task_cannot_learn_from_are_refused_before_tokenizing(toke
     assert seen == []
 
 
-def test_preview_and_report_show_classes_in_place_of_learned_tokens(tmp_path: Path):
+def test_preview_and_report_show_classes_in_place_of_supervised_tokens(tmp_path: Path):
     examples = store_examples(tmp_path / "examples", "text_label", ROWS, test=[("so so", "neg")], label_map=LABELS)
     tokens = tmp_path / "tokens"
     tokens.mkdir()

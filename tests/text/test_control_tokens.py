@@ -118,7 +118,7 @@ def test_what_the_template_writes_is_control_in_every_turn_but_the_assistants():
     assert control.find_in_tools([{"name": ["<bos>"]}]) == "<bos>"
 
 
-def test_stand_ins_come_back_as_the_tokens_with_all_places_moved():
+def test_stand_ins_come_back_as_the_tokens_with_all_positions_moved():
     control = make_control()
     messages = [{"role": "user", "content": "a<|end|>b"}]
     [hidden], _, tokens = control.hide(messages, None)

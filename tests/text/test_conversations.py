@@ -76,7 +76,7 @@ CASES = [(name, kind) for name in ALL for kind in ALPHABETS]
 @pytest.mark.parametrize(("name", "kind"), CASES)
 @settings(max_examples=12, deadline=None)
 @given(data=st.data())
-def test_exactly_the_answers_and_their_ends_are_learned(name, kind, data):
+def test_exactly_the_answers_and_their_ends_are_supervised(name, kind, data):
     alphabet = ALPHABETS[kind].replace("~", "") if name == "reasoning" else ALPHABETS[kind]
     turns = conversations(alphabet, with_system=name != "gemma")
     rows = data.draw(st.lists(turns, min_size=1, max_size=3))
@@ -150,7 +150,7 @@ REASONED = [
 ]
 
 
-def test_reasoning_is_learned_in_the_last_answer_and_not_where_the_template_leaves_it_out():
+def test_reasoning_is_supervised_in_the_last_answer_and_not_where_the_template_leaves_it_out():
     tokenizer = make_byte_tokenizer(chat_template=templates.QWEN3)
     [row], counts = tokenize_rows(tokenizer, "messages", [(json.dumps(REASONED), None)])
     assert spell(tokenizer, row.input_ids) == (
@@ -169,7 +169,7 @@ def test_an_empty_thought_of_the_template_is_scaffolding():
     assert not counts.counts
 
 
-def test_an_empty_thought_of_the_template_is_not_learned_with_a_tool_call_either():
+def test_an_empty_thought_of_the_template_is_not_supervised_with_a_tool_call_either():
     template = templates.QWEN3.replace("{{ '<|end|>\n' }}", "{{ message.tool_calls | string }}{{ '<|end|>\n' }}")
     tokenizer = make_byte_tokenizer(chat_template=template.replace("message['content'] %}", "message.content or '' %}"))
     call = {"role": "assistant", "content": "b", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]}

@@ -96,7 +96,7 @@ def refused(summary: dict[str, Any], share: float, *, positions: int | None = No
     return ""
 
 
-def test_the_refusal_names_figure_key_value_and_both_ways_out(tokenize):
+def test_the_refusal_names_figure_key_value_and_both_fix(tokenize):
     rows = [("0" * 90, "b", None), ("1", "b", None)]
     summary, _ = tokenize(make_tokenizer(), "prompt_response", rows, max_length_tokens=15)
     # 95 tokens of the first row, of which 15 stay, and 6 of the second.

@@ -138,7 +138,7 @@ def test_a_space_before_the_answer_may_join_its_first_word():
     assert "".join(answer) == "\nyes"
 
 
-def test_rows_stay_joined_where_pieces_would_change_the_text():
+def test_rows_stay_joined_where_chunks_would_change_the_text():
     tokenizer = byte_level(pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True))
     row = RenderedRow("answeryes", [], [(3, 9)], is_closed=True, openings=[3])
     with bare_backend(tokenizer) as backend:

@@ -33,7 +33,7 @@ def test_pad_and_eos_are_one_token_upstream_and_two_here(tokenizer):
     assert (tokenizer.pad_token, tokenizer.pad_token_id) == ("<|endoftext|>", 0)
 
 
-def test_both_answers_are_learned_to_the_character_with_their_ends(tokenize, tokenizer):
+def test_both_answers_are_supervised_to_the_character_with_their_ends(tokenize, tokenizer):
     summary, [row] = tokenize(tokenizer, "messages", [CONVERSATION])
     assert [tokenizer.decode(row.input_ids[start:end]) for start, end in row.spans] == [
         "Hello, 민수! 😀<|im_end|>",

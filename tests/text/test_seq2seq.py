@@ -1,4 +1,4 @@
-"""Source and target become tokens each by itself, begin as the tokenizer has it, and end in the end token once."""
+"""Source and target become tokens each by itself, begin as the tokenizer has it, and end in the EOS token once."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PAIRS: dict[str, Any] = {"task": "seq2seq_lm"}
 
 
 def bare() -> Any:
-    """Put nothing around a text, as KoBART's tokenizer."""
+    """Write nothing around a text, as KoBART's tokenizer."""
     return make_tokenizer(eos_token="<eos>")
 
 
 def around() -> Any:
-    """Put a token before and one behind a text, as BART's tokenizer."""
+    """Add a token before and one behind a text, as BART's tokenizer."""
     return add_around(bare(), "<bos> $A <eos>")
 
 
@@ -86,13 +86,13 @@ def test_a_kobart_tokenizer_gets_the_end_that_it_does_not_put_itself(tokenize):
 def test_a_tokenizer_without_an_end_is_refused(tokenize):
     tokenizer = bare()
     tokenizer.eos_token = None
-    with pytest.raises(UserError, match="needs a tokenizer with an end token"):
+    with pytest.raises(UserError, match="needs a tokenizer with an EOS token"):
         tokenize(tokenizer, "prompt_response", [("a", "b", None)], **PAIRS)
 
 
 def test_a_tokenizer_that_puts_something_else_behind_is_refused(tokenize):
     tokenizer = add_around(bare(), "<bos> $A <|end|>")
-    with pytest.raises(UserError, match=r"puts '<\|end\|>' behind a text.*wants the end token '<eos>' alone"):
+    with pytest.raises(UserError, match=r"puts '<\|end\|>' behind a text.*wants the EOS token '<eos>' alone"):
         tokenize(tokenizer, "prompt_response", [("a", "b", None)], **PAIRS)
 
 
@@ -177,7 +177,7 @@ def test_typed_control_tokens_are_letters_or_stand_for_those_that_are_put_there(
     assert summary["splits"]["train"]["changed"] == {note: 1}, "one row, though both sides hold one"
 
 
-def test_a_cut_row_ends_in_the_end_token_where_one_is_kept_inside(tokenize):
+def test_a_cut_row_ends_in_the_eos_where_one_is_kept_inside(tokenize):
     rows = [("ab<eos>", "d", None)]
     _, [row] = tokenize(bare(), "prompt_response", rows, **PAIRS, control_tokens="keep", max_length_tokens=2)
     assert source(row) == [*ids("a"), EOS]

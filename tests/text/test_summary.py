@@ -39,7 +39,7 @@ def test_quantiles_are_lengths_that_occur():
     assert length_quantiles(np.empty(0, dtype=np.int32)) is None
 
 
-def test_the_learned_parts_are_marked(tmp_path):
+def test_the_supervised_parts_are_marked(tmp_path):
     rows = table(tmp_path / "train.arrow")
     tokenizer = make_tokenizer()
     assert mark_supervised_text(tokenizer, rows[0]) == (
@@ -63,7 +63,7 @@ def test_a_line_sums_up_what_was_made():
     splits = {"train": split(3000, too_long=2), "validation": split(5), "test": split(0, too_long=1)}
     summary = {"task": "causal_lm", "splits": splits}
     assert describe_tokens(summary) == (
-        "3,000 train, 5 validation, 0 test rows; train 24,000 tokens, 26% of them learned, 7 a row at the median, 20 "
+        "3,000 train, 5 validation, 0 test rows; train 24,000 tokens, 26% of them supervised, 7 a row at the median, 20 "
         "at most; 3 rows dropped"
     )
 

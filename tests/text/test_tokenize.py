@@ -55,7 +55,7 @@ TWO_TURNS_IDS = [
     ],
 )
 @pytest.mark.parametrize("template", [None, templates.MARKED], ids=["without markers", "with markers"])
-def test_two_turns_are_learned_as_asked_with_or_without_markers(tokenize, template, loss_on, labels):
+def test_two_turns_are_supervised_as_asked_with_or_without_markers(tokenize, template, loss_on, labels):
     tokenizer = make_tokenizer(chat_template=template) if template else make_tokenizer()
     _, [row] = tokenize(tokenizer, "messages", [TWO_TURNS], loss_on=loss_on)
     assert row.input_ids.tolist() == TWO_TURNS_IDS
@@ -80,7 +80,7 @@ def test_there_is_one_beginning_of_text_token_where_there_is_any(tokenize, templ
     assert supervised(row) == [*ids("b"), END]
 
 
-def test_without_a_chat_template_the_end_token_follows_the_response(tokenize):
+def test_without_a_chat_template_the_eos_follows_the_response(tokenize):
     tokenizer = make_tokenizer(chat_template=None, eos_token="<eos>", adds_bos=True)
     summary, rows = tokenize(tokenizer, "prompt_response", [("a", "b", None), ("a: ", "b", "s")])
     assert rows[0].input_ids.tolist() == [BOS, *ids("a\nb"), EOS]
@@ -90,7 +90,7 @@ def test_without_a_chat_template_the_end_token_follows_the_response(tokenize):
     assert summary["rendering"] == "plain text"
 
 
-def test_text_is_learned_whole_and_its_end_is_taught(tokenize):
+def test_text_is_supervised_whole_and_its_end_is_taught(tokenize):
     summary, [row] = tokenize(make_tokenizer(adds_bos=True), "text", ["abc"], loss_on="assistant")
     assert row.input_ids.tolist() == [BOS, *ids("abc"), END]
     assert labels_of(row).tolist() == [NO, *ids("abc"), END]
@@ -158,7 +158,7 @@ def test_long_rows_can_be_dropped(tokenize):
     assert summary["splits"]["train"]["dropped"] == {"too_long": 1}
 
 
-def test_a_row_without_a_learned_token_never_reaches_training(tokenize):
+def test_a_row_without_a_supervised_token_never_reaches_training(tokenize):
     summary, rows = tokenize(
         make_tokenizer(), "prompt_response", LONG_AND_SHORT, max_length_tokens=16, truncation="truncate_end"
     )
@@ -266,7 +266,7 @@ def test_one_beginning_of_text_where_template_and_tokenizer_both_write_it(tokeni
     assert row.input_ids[:start].tolist() == tokenizer(prompt, add_special_tokens=False)["input_ids"]
 
 
-def test_an_answer_of_weight_0_is_not_learned(tokenize):
+def test_an_answer_of_weight_0_is_not_supervised(tokenize):
     turns = [{**turn, "weight": weight} for turn, weight in zip(TWO_TURNS, (1, 0, 1, 1), strict=True)]
     summary, [row] = tokenize(make_tokenizer(), "messages", [turns])
     assert row.input_ids.tolist() == TWO_TURNS_IDS

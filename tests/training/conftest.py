@@ -15,7 +15,7 @@ WORDS = ["cat", "dog", "bird", "fish", "a longer animal", "two of them"]
 
 
 def write_rows(folder: Path, split: str, num_rows: int, *, seed: int = 0, num_sources: int = 1) -> None:
-    """Write rows of one question and one answer, the answer and its end token supervised; sources take turns."""
+    """Write rows of one question and one answer, the answer and its EOS token supervised; sources take turns."""
     random = np.random.default_rng(seed)
     folder.mkdir(parents=True, exist_ok=True)
     with TokenTableWriter(folder / f"{split}.arrow") as writer:

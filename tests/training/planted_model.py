@@ -74,7 +74,7 @@ def rule_the_right_classes_out(world: World) -> None:
     world.set(label_map=label_map(40), effective_batch_rows=12, max_steps=1)
 
     def scale(ready: Any, steps: StepDataset, *_: Any) -> None:
-        """Put a head that was trained on other labels in the place of the new one."""
+        """Add a head that was trained on other labels in the place of the new one."""
         rows = [steps.table[int(row)] for row in steps.plan.rows_of_step(0)]
         hidden = torch.cat([states_of(ready.model, row) for row in rows]).double()
         wrong = torch.zeros(len(rows), 40, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""A step's loss is a sum divided once: the same loss and the same gradient however the step is cut."""
+"""A step's loss is a sum divided once: the same loss and the same gradient however the step is split."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_class_weights_are_checked_against_the_classes(
         train(folders, tmp_path, "sequence_classification", class_weights=weights)
 
 
-def test_class_weights_change_what_is_learned_and_not_the_first_loss_by_much(
+def test_class_weights_change_what_is_supervised_and_not_the_first_loss_by_much(
     folders: dict[str, Path], tmp_path: Path
 ) -> None:
     # All rows in each step, over which the weights have mean 1.

@@ -82,16 +82,16 @@ def test_an_empty_table_raises_nothing(tmp_path: Path) -> None:
     assert check(tmp_path, []) == ({}, [])
 
 
-def test_two_begin_tokens(tmp_path: Path) -> None:
+def test_two_bos(tmp_path: Path) -> None:
     rows = [chat("hi", "yes", start=[BOS, BOS]), chat("hi", "no", start=[BOS]), ([BOS], []), *SOUND]
     finding = only([found for found in check(tmp_path, rows)[1] if found.code != "rows-teach-nothing"])
     assert finding.code == "bos-doubled"
     assert finding.measured == "1 of 6 rows begins with two '<bos>'"
 
 
-def test_no_end_that_is_learned(tmp_path: Path) -> None:
+def test_no_end_that_is_supervised(tmp_path: Path) -> None:
     facts, findings = check(tmp_path, [chat("hi", "yes", ends=False), chat("hi", "no", ends=False)])
-    assert only(findings).measured == "none of 2 rows has an end token that is supervised"
+    assert only(findings).measured == "none of 2 rows has an EOS token that is supervised"
     assert only(findings).code == "end-not-taught"
     facts, findings = check(tmp_path, [chat("hi", "yes", ends=False), chat("hi", "no")])
     assert findings == []
@@ -402,7 +402,7 @@ def logits_of(**values: float) -> dict[str, float]:
         ({"variance_over_classes": 0.0, "min": 0.0, "max": 0.0, "mean": 0.0}, "float32", "logits-flat"),
     ],
 )
-def test_logits_are_held_against_sound_ones(values: dict[str, float], dtype: str, code: str | None) -> None:
+def test_logits_are_checked_against_sound_ones(values: dict[str, float], dtype: str, code: str | None) -> None:
     assert codes(check_logits(logits_of(**values), dtype=dtype)) == ([] if code is None else [code])
 
 

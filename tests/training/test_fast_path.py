@@ -133,7 +133,7 @@ def test_logits_that_a_model_changes_after_its_head_are_made_whole(settings: Tra
     assert untouched is not None
 
 
-def test_an_adapter_on_the_head_is_run_in_pieces() -> None:
+def test_an_adapter_on_the_head_is_run_in_chunks() -> None:
     from peft import LoraConfig, get_peft_model
 
     model = get_peft_model(make_model(tied=False), LoraConfig(r=2, target_modules=["lm_head", "q_proj"]))
@@ -272,7 +272,7 @@ class TestCompiledLayers:
         assert (short, long) == (False, True)
         assert "to save" in said
 
-    def test_a_failure_of_before_a_resume_is_forgotten(self) -> None:
+    def test_a_failure_from_before_a_resume_is_forgotten(self) -> None:
         model = make_model()
         facts: dict[str, Any] = {"compile_failure": "of another process"}
         CompiledLayers(find_layers(model), backend="eager").compile_with(
@@ -396,7 +396,7 @@ class TestReplanning:
         monkeypatch.setattr(StepPlanTrainer, "micro_batch_loss", limited)
         return seen
 
-    def test_a_step_that_does_not_fit_is_done_again_in_smaller_pieces(
+    def test_a_step_that_does_not_fit_is_done_again_in_smaller_chunks(
         self, paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         settings = replace(settings, learning_rate=1e-3)

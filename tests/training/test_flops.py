@@ -163,7 +163,7 @@ def test_a_model_with_experts_is_not_counted():
     assert count_flops(model, task="causal_lm") is None
 
 
-def test_operations_a_token_are_taken_over_the_rows_of_the_steps_that_were_made(tmp_path):
+def test_operations_per_token_are_taken_over_the_rows_of_the_steps_that_were_made(tmp_path):
     write_rows(tmp_path, "train", 20)
     table = open_split(tmp_path, "train")
     plan = StepPlan(table.lengths, seed=3, effective_batch_rows=6, max_steps=7)

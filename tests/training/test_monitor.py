@@ -136,7 +136,7 @@ def test_a_loss_that_rises_is_named() -> None:
     assert watch_losses(2.0 + min(step, 60) / 40 + noise.uniform(-0.1, 0.1) for step in range(100)) == ["loss-rises"]
 
 
-def test_a_loss_that_rises_in_a_resumed_run_is_named_with_the_steps_of_before() -> None:
+def test_a_loss_that_rises_in_a_resumed_run_is_named_with_the_steps_from_before() -> None:
     report = HealthReport()
     watch = make_watch(report, 60)
     rates = {"gradient_norm": 0.5, "learning_rate": PEAK}
@@ -475,7 +475,7 @@ def test_a_run_seen_from_its_middle_is_not_judged_by_its_peak() -> None:
     assert watch_run(rows[50:], total_steps=60).findings == []
 
 
-def test_a_step_costs_the_watch_next_to_nothing() -> None:
+def test_a_step_costs_the_monitor_next_to_nothing() -> None:
     """A step of a tiny model takes some 5 ms. Half a percent of it are 25 µs, in which Python calls 200 functions."""
     report = HealthReport()
     watch = make_watch(report, 2000)
@@ -485,7 +485,7 @@ def test_a_step_costs_the_watch_next_to_nothing() -> None:
     assert report.seconds > 0
 
 
-def test_the_watch_needs_no_torch() -> None:
+def test_the_monitor_needs_no_torch() -> None:
     modules = "lm_tuning.training.health.monitor, lm_tuning.parameters.health_codes"
     code = f"import sys, {modules}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

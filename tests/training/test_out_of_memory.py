@@ -205,7 +205,7 @@ def test_a_packed_row_is_measured_by_its_positions(use: MemoryUse) -> None:
     assert "2 rows in 30 positions, the longest row of 20 tokens" in said
 
 
-def test_a_training_out_of_memory_goes_on_in_smaller_pieces(
+def test_a_training_out_of_memory_goes_on_in_smaller_chunks(
     paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = replace(settings, save_every_steps=2, micro_batch_tokens=150, batching="padded")

@@ -386,7 +386,7 @@ def test_the_curve_is_drawn_and_tabulated(tmp_path: Path) -> None:
     assert "| 12,288 | no | yes | 30,000 | 0.00 | 0.00 | 50% | chosen |" in table
     assert table.count("chosen") == 1, "not the point of the same size whose layers were not compiled"
     labels = [text.get_text() for text in draw_plan(looked_again).axes[0].get_legend().get_texts()]
-    assert labels == ["no checkpointing", "activation checkpointing", "compiled", "chosen"]
+    assert labels == ["no checkpointing", "gradient checkpointing", "compiled", "chosen"]
     empty = replace(plan, curve=[], warning="It could not be measured.")
     said = draw_plan(empty)
     said.savefig(tmp_path / "empty.png")

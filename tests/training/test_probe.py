@@ -139,7 +139,7 @@ def test_what_passes_does_not_speak_against_a_size(paths: TrainingPaths, setting
 
 
 class GreedyProbe(BudgetProbe):
-    """Asks for real memory that no machine has, from a budget on, unless activations are checkpointed."""
+    """Asks for real memory that no machine has, from a budget on, unless gradient checkpointing is on."""
 
     limit = 128
 

@@ -1,4 +1,4 @@
-"""The default model as a classifier of 77 intents: how its first step is cut changes nothing."""
+"""The default model as a classifier of 77 intents: how its first step is split changes nothing."""
 
 from __future__ import annotations
 

@@ -188,7 +188,7 @@ def test_a_signal_to_all_processes_leaves_the_loader_at_work(
     assert latest.step == 3
 
 
-def test_a_request_of_before_the_first_step_stops_there(paths: TrainingPaths, settings: TrainingSettings) -> None:
+def test_a_request_from_before_the_first_step_stops_there(paths: TrainingPaths, settings: TrainingSettings) -> None:
     before = signal.getsignal(signal.SIGTERM)
     note_request("SIGTERM")
     try:
@@ -238,7 +238,7 @@ def test_every_step_of_a_short_run_has_its_line_before_the_end(
     assert said == [f"{step}/6" for step in range(1, 7)]
 
 
-def test_a_resume_keeps_the_times_of_before(paths: TrainingPaths, settings: TrainingSettings) -> None:
+def test_a_resume_keeps_the_times_from_before(paths: TrainingPaths, settings: TrainingSettings) -> None:
     first = run_training(paths, replace(settings, save_every_steps=3)).summary
     kept = checkpoints.find_latest(paths.checkpoints)
     assert kept is not None and kept.step == 6
@@ -255,7 +255,7 @@ def test_a_resume_keeps_the_times_of_before(paths: TrainingPaths, settings: Trai
 
 
 @pytest.mark.parametrize("stored", [{"training_seconds": 1e3}, {"training_seconds": 1e3, "total_seconds": 1.1e3}])
-def test_the_whole_time_has_that_of_before_a_resume(
+def test_the_whole_time_has_that_from_before_a_resume(
     paths: TrainingPaths, settings: TrainingSettings, stored: dict[str, float]
 ) -> None:
     run_training(paths, replace(settings, save_every_steps=3))
@@ -392,7 +392,7 @@ def test_adapter_targets_are_checked_against_the_model(paths: TrainingPaths, set
     assert "q_proj'" not in str(caught.value).split("v_porj")[0]
 
 
-def test_activation_checkpointing_gives_the_same_steps(paths: TrainingPaths, settings: TrainingSettings) -> None:
+def test_gradient_checkpointing_gives_the_same_steps(paths: TrainingPaths, settings: TrainingSettings) -> None:
     settings = replace(settings, method="lora", lora=LORA)
     plain = run_training(paths, settings)
     checkpointed = run_training(paths, replace(settings, activation_checkpointing=True))

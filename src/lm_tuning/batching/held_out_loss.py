@@ -252,7 +252,7 @@ def _measure_batch(  # noqa: PLR0917
 def _in_order(
     scored: Int64Array, groups: list[list[int]], classes: torch.Tensor, probabilities: torch.Tensor
 ) -> Predictions:
-    """Put predictions, which came as the rows were cut, in the order of the rows asked for."""
+    """Write predictions, which came as the rows were cut, in the order of the rows asked for."""
     came = np.array([row for group in groups for row in group], dtype=np.int64)
     by_row = np.argsort(came, kind="stable")
     positions = by_row[np.searchsorted(came[by_row], scored)]
@@ -271,5 +271,5 @@ def _split_all(
     num_parts = max(1, -(-len(rows) // PACKED_CHUNK_ROWS)) if batching == "packed" else 1
     groups: list[list[int]] = []
     for part in range(num_parts):
-        groups += task.cut(table, rows[part::num_parts], budget_tokens=micro_batch_tokens, batching=batching)
+        groups += task.split(table, rows[part::num_parts], budget_tokens=micro_batch_tokens, batching=batching)
     return groups

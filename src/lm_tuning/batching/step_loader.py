@@ -73,7 +73,7 @@ class StepDataset(torch.utils.data.Dataset[StepBatch]):
     def __getitem__(self, step: int) -> StepBatch:
         """Build the micro-batches of a 0-based optimizer step."""
         rows, budget = self.plan.rows_of_step(step), self.micro_batch_tokens
-        groups = self.task.cut(self.table, rows, budget_tokens=budget, batching=self.batching)
+        groups = self.task.split(self.table, rows, budget_tokens=budget, batching=self.batching)
         return StepBatch(
             step=step,
             row_ids=[int(row_id) for row_id in self.table.row_ids[rows]],

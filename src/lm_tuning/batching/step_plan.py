@@ -1,6 +1,6 @@
 """Which rows form each optimizer step: a pure function of seed, epoch, lengths and effective batch.
 
-Everything that makes a run faster (packing, token budgets, ranks, activation checkpointing) only changes
+Everything that makes a run faster (packing, token budgets, ranks, gradient checkpointing) only changes
 how a step is split into micro-batches. What the step computes is fixed here, so resuming is "start at step n".
 """
 
@@ -228,7 +228,7 @@ def cut_at_limit(ends: IntArray, limit: int) -> IntArray:
 
 
 def split_fullest(bounds: IntArray, num_steps: int) -> IntArray:
-    """Cut the step with the most rows in two, the first of equals, until there are as many steps as wanted."""
+    """Split the step with the most rows in two, the first of equals, until there are as many steps as wanted."""
     missing = num_steps - (len(bounds) - 1)
     sizes = np.diff(bounds)
     # Each cut takes one step, so no other than the largest ones can come up.

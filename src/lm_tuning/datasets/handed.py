@@ -1,4 +1,4 @@
-"""What a node writes by itself: a dataset hands it a place to write to, or gives what is written its place."""
+"""What a node writes by itself: a dataset hands it a path to write to, or moves what is written to its path."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Handed = TypeVar("_Handed")
 
 
 class HandedDataset(CatalogEntry, AbstractDataset[NoReturn, _Handed]):
-    """Base of datasets that hand a node a place to write into; a subclass says what ``load`` returns.
+    """Base of datasets that hand a node a path to write to; a subclass says what ``load`` returns.
 
     Attributes:
         who_writes: half a sentence for whoever saves to it by name.
@@ -24,7 +24,7 @@ class HandedDataset(CatalogEntry, AbstractDataset[NoReturn, _Handed]):
     who_writes: ClassVar[str]
 
     def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
-        """Point at the place.
+        """Keep the path.
 
         Args:
             filepath: file or folder; it need not exist.
@@ -48,7 +48,7 @@ class FinishedDataset(CatalogEntry, AbstractDataset[Path, Path]):
     """Base of datasets that keep one finished file or folder; a subclass says how it is moved and when it is there."""
 
     def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
-        """Point at the place.
+        """Keep the path.
 
         Args:
             filepath: where the file or folder is kept.

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 class MetricStream:
-    """Take metrics on the training thread, for another one to send.
+    """Keep metrics on the training thread, for another one to send.
 
     In a ``kedro run`` they go into the journal of the run. Without one, as in a notebook, a stream that is given a run
     has a journal and a sending thread of its own. It survives pickling: the copy writes to the same run by itself.

@@ -228,7 +228,7 @@ def list_blocks(result: dict[str, Any]) -> list[Block]:
 
 
 def _constant_block(result: dict[str, Any]) -> Block:
-    """Put the most frequent class of the training rows beside that of the evaluated ones."""
+    """Write the most frequent class of the training rows beside that of the evaluated ones."""
     constants = (("training rows", result["base"]), (f"these {result['split']} rows", result["best_constant"]))
     return Block(
         "Always answering one class",

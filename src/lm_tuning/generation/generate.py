@@ -63,7 +63,7 @@ def collect_prompts(table: TokenTable, rows: Iterable[int]) -> list[Prompt]:
 def find_stop_ids(model: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> list[int]:
     """Collect the tokens at which an answer ends.
 
-    They are the tokenizer's and the model's end tokens and the special tokens that end the answers in the rows:
+    They are the tokenizer's and the model's EOS tokens and the special tokens that end the answers in the rows:
     chat templates often end a turn with another token than the text's.
 
     Args:
@@ -88,7 +88,7 @@ def find_first_id(tokenizer: Any, prompts: Sequence[Prompt], *, stop_ids: Iterab
     Args:
         tokenizer: the tokenizer that made the rows.
         prompts: rows with their answers.
-        stop_ids: tokens that end an answer, which no answer is made to begin with.
+        stop_ids: EOS tokens of an answer, which no answer is made to begin with.
 
     Returns:
         The token id; ``None`` when the answers begin with different tokens or with ordinary ones.
@@ -132,7 +132,7 @@ def generate_answers(
         prompts: token ids of each prompt, at least one.
         max_new_tokens: longest answer.
         batch_rows: prompts answered at once; it changes speed and memory, and in float32 not the answers.
-        stop_ids: tokens that end an answer; they are not part of it.
+        stop_ids: EOS tokens of an answer; they are not part of it.
         pad_id: fills shorter prompts, behind an attention mask: their start for a causal model, their end for an
             encoder, whose positions count from its first token.
         device: where the model lies.
@@ -239,13 +239,13 @@ class _TokenCounter:
         return self.num_tokens + left
 
     def start_batch(self, num_rows: int) -> None:
-        """Take rows out of those that wait."""
+        """Remove rows of those that wait."""
         self._num_waiting -= num_rows
         self._num_running, self._steps = num_rows, 0
         self._is_running = torch.ones(num_rows, dtype=torch.bool, device=self._stops.device)
 
     def end_batch(self) -> None:
-        """Take beams that ended before the longest answer out of what is still to come."""
+        """Keep beams that ended before the longest answer out of what is still to come."""
         if self._has_beams:
             self._num_running = 0
             self.on_step()
@@ -298,7 +298,7 @@ def _is_encoder_decoder(model: Any) -> bool:
 
 @contextmanager
 def _plain_generation(model: Any, settings: dict[str, Any]) -> Iterator[Any]:
-    """Put plain settings in place of the model's own, which ``generate`` would merge in and warn about."""
+    """Write plain settings in place of the model's own, which ``generate`` would merge in and warn about."""
     from transformers import GenerationConfig
 
     make_config: Any = GenerationConfig

@@ -38,7 +38,7 @@ class OutputLockHook:
 
     @hook_impl(wrapper=True)
     def before_pipeline_run(self) -> Generator[None, Any, Any]:
-        """Take the lock before any other hook starts, so that a refused run leaves no trace in MLflow.
+        """Acquire the lock before any other hook starts, so that a refused run leaves no trace in MLflow.
 
         Raises:
             UserError: if another run writes to the same output, naming it and the process that holds it.

@@ -57,7 +57,7 @@ class MlflowRun:
     """Write settings, tags, figures and files of a run, new or resumed; none of it waits for the tracking store."""
 
     def __init__(self, root: Path, plan: RunPlan) -> None:
-        """Take up the journal and start to send; ``open`` waits for the store.
+        """Resume the journal and start to send; ``open`` waits for the store.
 
         Args:
             root: project folder.
@@ -104,14 +104,14 @@ class MlflowRun:
         else:
             trouble = self._sender.trouble
             assert trouble is not None, "a store that is not open has a reason"
-            place = self._sender.place
+            shown_uri = self._sender.shown_uri
             if must_answer:
                 raise UserError(
-                    f"tracking.on_unreachable = stop: MLflow at {place} is away: {trouble.text}. Start it, set "
+                    f"tracking.on_unreachable = stop: MLflow at {shown_uri} is away: {trouble.text}. Start it, set "
                     "MLFLOW_TRACKING_URI to another store, or set tracking.on_unreachable = continue."
                 )
             self.journal.stand_in()
-            logger.warning("%s", describe_trouble(place, trouble, self._shown_folder()))
+            logger.warning("%s", describe_trouble(shown_uri, trouble, self._shown_folder()))
         set_current(self.journal)
 
     def log_settings(self, parameters: Mapping[str, Any]) -> None:
@@ -218,7 +218,7 @@ class MlflowRun:
         logger.warning(
             "MLflow at %s lacks %s of this run: %s. They are kept in %s. Send them later: kedro send-tracking "
             "(the run has waited %.0f s for MLflow).",
-            self._sender.place,
+            self._sender.shown_uri,
             describe_count(*self.journal.count()),
             trouble.text if trouble is not None else "it does not take them",
             self._shown_folder(),

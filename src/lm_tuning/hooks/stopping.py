@@ -25,7 +25,7 @@ class StopSignals:
         self._previous: dict[signal.Signals, Any] = {}
 
     def install(self) -> None:
-        """Take over both signals; outside the main thread, where that is impossible, do nothing."""
+        """Install both signals; outside the main thread, where that is impossible, do nothing."""
         if threading.current_thread() is threading.main_thread() and not self._previous:
             if not is_watched():  # a command line has heard nothing before this run, and forgets nothing
                 forget_request()
@@ -33,7 +33,7 @@ class StopSignals:
                 self._previous[number] = signal.signal(number, _raise_interrupted)
 
     def restore(self) -> None:
-        """Put back the previous handlers."""
+        """Restore the previous handlers."""
         if threading.current_thread() is threading.main_thread():
             while self._previous:
                 number, handler = self._previous.popitem()

@@ -41,7 +41,7 @@ ADAPTER_METHODS = {"lora", "qlora"}
 
 
 class TrackingHook:
-    """Take the place of kedro-mlflow's hook, which does the configuration for us and none of the logging.
+    """Replace kedro-mlflow's hook, which does the configuration for us and none of the logging.
 
     It logs each setting of a typed group, where the plugin logs the group as one text; goes on with the run of a
     resumed training; and closes a run as FAILED or KILLED, where the plugin leaves an interrupted one finished or

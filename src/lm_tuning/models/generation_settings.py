@@ -26,7 +26,7 @@ _OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidde
 
 
 def clean_generation_settings(model: Any, name_or_path: str) -> list[str]:
-    """Take out settings that have no effect, with one warning that names them.
+    """Remove settings that have no effect, with one warning that names them.
 
     Such as a temperature beside ``do_sample: false``: published models have them, and transformers refuses to save a
     model with them once anything about its generation was changed. That would be at the end of a training.
@@ -66,7 +66,7 @@ def clean_generation_settings(model: Any, name_or_path: str) -> list[str]:
     if reasons:
         raise UserError(
             f"generation_config.json of {name_or_path} is invalid, so the trained model could not be saved: {reasons} "
-            "Mend the file, or take it away."
+            "Fix the file, or take it away."
         )
     logger.warning(
         "generation_config.json of %s has settings without effect, which transformers would refuse to save: %s. They "
@@ -108,8 +108,8 @@ def settings_of_answers(
     What the base model's settings say of sampling, penalties and lengths is left out, as it is in the evaluation.
 
     Args:
-        model: the tuned model, wrapped or not; its end tokens stay end tokens.
-        tokenizer: the model's; its end token is one too.
+        model: the tuned model, wrapped or not; its EOS tokens stay EOS tokens.
+        tokenizer: the model's; its EOS token is one too.
         supervised_stop_ids: tokens that end the answers in the training rows.
         first_id: the token that every answer of an encoder-decoder begins with; ``None`` for none.
         pad_id: fills shorter rows of a batch.
@@ -218,7 +218,7 @@ def write_card(folder: Path, facts: dict[str, Any], *, label_map: dict[str, int]
     ]
     if facts["task"] != "sequence_classification":
         lines += [
-            f"`{GENERATION_NAME}` holds the settings that the model is evaluated with: the end tokens that it learned, "
+            f"`{GENERATION_NAME}` holds the settings that the model is evaluated with: the EOS tokens that it learned, "
             "and no sampling.",
         ]
         if facts["method"] != "full":

@@ -312,8 +312,8 @@ def _check_complete(name_or_path: str, info: dict[str, Any], *, may_lack_head: b
 def _set_padding(model: Any, pad_token_id: int, name_or_path: str) -> None:
     """Write the pad id wherever the model looks for one.
 
-    Embeddings forget theirs: torch gives that row no gradient, and where a model was published with its end token as
-    padding, the end token would never be supervised. Real padding gets no gradient anyway, since no loss depends on it.
+    Embeddings forget theirs: torch gives that row no gradient, and where a model was published with its EOS token as
+    padding, the EOS token would never be supervised. Real padding gets no gradient anyway, since no loss depends on it.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Choose the token that fills up short rows."""
+"""Choose the PAD token of short rows."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class PadChoice:
 
 
 def choose_pad_token(tokenizer: Any) -> PadChoice:
-    """Choose a pad token that is neither the end token nor a new one.
+    """Choose a pad token that is neither the EOS token nor a new one.
 
     A new token would need a larger embedding, which makes an adapter of half a megabyte one of hundreds. Padding
-    with the end token is harmless here because loss masks come from spans and never from comparing ids, yet other
+    with the EOS token is harmless here because loss masks come from spans and never from comparing ids, yet other
     tools that read the model may mask by id, so it comes last.
 
     Args:
@@ -51,11 +51,11 @@ def choose_pad_token(tokenizer: Any) -> PadChoice:
         The choice.
 
     Raises:
-        UserError: the tokenizer has neither a usable special token nor an end token.
+        UserError: the tokenizer has neither a usable special token nor an EOS token.
     """
     pad, eos = tokenizer.pad_token, tokenizer.eos_token
     if pad is not None and pad != eos:
-        return PadChoice(pad, int(tokenizer.pad_token_id), "the tokenizer's own, distinct from the end token")
+        return PadChoice(pad, int(tokenizer.pad_token_id), "the tokenizer's own, distinct from the EOS token")
     template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
     special = {str(token): int(index) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     unk = tokenizer.unk_token
@@ -63,11 +63,11 @@ def choose_pad_token(tokenizer: Any) -> PadChoice:
         special.setdefault(unk, int(tokenizer.unk_token_id))
     for name in PAD_NAMES:
         if name in special and name not in (eos, tokenizer.bos_token) and name not in template:
-            return PadChoice(name, special[name], f"an existing special token, unlike the end token {eos!r}")
+            return PadChoice(name, special[name], f"an existing special token, unlike the EOS token {eos!r}")
     if eos is None:
         raise UserError(
-            "The tokenizer has no pad token, no end token and no special token to pad with. Set its pad_token."
+            "The tokenizer has no pad token, no EOS token and no special token to pad with. Set its pad_token."
         )
     return PadChoice(
-        eos, int(tokenizer.eos_token_id), "the end token, for lack of a free one; loss masks come from spans, not ids"
+        eos, int(tokenizer.eos_token_id), "the EOS token, for lack of a free one; loss masks come from spans, not ids"
     )

@@ -34,7 +34,7 @@ _ALTERNATIVES: tuple[tuple[tuple[str, ...], ...], ...] = (
 
 
 def settle_alternatives(raw: Mapping[str, Any], sources: Sources) -> tuple[dict[str, Any], list[str]]:
-    """Take out settings that one in a nearer layer replaces.
+    """Remove settings that one in a nearer layer replaces.
 
     ``conf/base`` sets ``train.effective_batch_tokens``; a user who sets ``train.effective_batch_rows`` on top means it
     in its place. Two alternatives in one layer are left as they are: that is a contradiction, told by the checks.
@@ -73,7 +73,7 @@ def _value(raw: Any, key: str) -> Any:
 
 def _show(raw: Mapping[str, Any], key: str, sources: Sources) -> str:
     source = sources.find(key.split("."))
-    return f"{key} = {_value(raw, key)}" + (f" ({source.place})" if source else "")
+    return f"{key} = {_value(raw, key)}" + (f" ({source.location})" if source else "")
 
 
 def _set_null(raw: dict[str, Any], key: str) -> None:
@@ -91,7 +91,7 @@ def load_parameters(config_loader: AbstractConfigLoader, root: Path) -> Paramete
     Args:
         config_loader: the ``OmegaConfigLoader`` of the session, which knows the configuration folder, the environment
             and the runtime parameters.
-        root: project folder, which places in messages are told from.
+        root: project folder, which paths in messages are told from.
 
     Raises:
         UserError: with all problems at once: a missing environment, an unreadable file, wrong parameters.
@@ -120,7 +120,7 @@ def read_settled(config_loader: AbstractConfigLoader, root: Path) -> Settled:
 
     Args:
         config_loader: see :func:`load_parameters`.
-        root: project folder, which places in messages are told from.
+        root: project folder, which paths in messages are told from.
 
     Raises:
         UserError: with all problems at once, see :func:`load_parameters`; also files and keys that nobody reads.
@@ -209,11 +209,11 @@ def _check_output(raw: Mapping[str, Any], config_loader: OmegaConfigLoader, sour
     if named == folder:
         return []
     source = sources.find(("output",))
-    place = f" [{source.place}]" if source else ""
+    location = f" [{source.location}]" if source else ""
     return [
         f"output = {named!r} in the parameters, but the catalog writes to the folders of {folder!r}, since it reads "
         f"globals.yml alone. Set it in the environment's globals.yml (output: {named}) and leave it out of the "
-        f"parameters.{place}"
+        f"parameters.{location}"
     ]
 
 

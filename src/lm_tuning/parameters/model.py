@@ -19,7 +19,7 @@ class ModelParameters(ParameterGroup):
     """Branch, tag or commit on the hub; null takes the main branch. A folder has none."""
 
     dtype: Dtype = "auto"
-    """Number format of the weights in memory; auto chooses by device and method and says what it chose."""
+    """Dtype of the weights in memory; auto chooses by device and method and says what it chose."""
 
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     """Attention implementation; auto takes the fastest that the device and the installed packages have."""

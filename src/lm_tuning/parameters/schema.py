@@ -128,7 +128,7 @@ def describe_allowed(entry: Schema) -> str:
     if "enum" in entry:
         return join_words([str(choice) for choice in entry["enum"]])
     if "properties" in entry:
-        return f"a group of the keys {', '.join(entry['properties'])}"
+        return f"a mapping of the keys {', '.join(entry['properties'])}"
     kind = entry.get("type")
     if kind in {"integer", "number"}:
         return " ".join(["an integer" if kind == "integer" else "a number", *_bounds(entry)])
@@ -144,8 +144,8 @@ def describe_allowed(entry: Schema) -> str:
 def _describe_names(values: object) -> str:
     """Describe what a group of freely chosen names allows for each."""
     if not isinstance(values, dict):
-        return "a group of names and values"
-    return f"a group of names, each with {'a text' if set(values) == {'type'} else describe_allowed(values)}"
+        return "a mapping of names and values"
+    return f"a mapping of names, each with {'a text' if set(values) == {'type'} else describe_allowed(values)}"
 
 
 def _bounds(entry: Schema) -> list[str]:

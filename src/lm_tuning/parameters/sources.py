@@ -18,25 +18,25 @@ from lm_tuning.parameters.schema import accepts, find_entry
 
 @dataclass(frozen=True)
 class Source:
-    """One place where a parameter was written.
+    """One location where a parameter was written.
 
     Attributes:
-        place: ``conf/base/parameters.yml, line 12`` or ``--params``.
+        location: ``conf/base/parameters.yml, line 12`` or ``--params``.
         text: the value as it stands there without quotes; None for groups, lists and quoted text.
     """
 
-    place: str
+    location: str
     text: str | None = None
 
 
 @dataclass(frozen=True)
 class Sources:
-    """The places parameters come from, the strongest first.
+    """The locations parameters come from, the strongest first.
 
     Attributes:
         runtime: what ``--params`` gave, already parsed.
         folders: configuration folders, the environment's before the base.
-        root: folder that places are told from.
+        root: folder that locations are told from.
     """
 
     runtime: Mapping[str, object]
@@ -44,17 +44,17 @@ class Sources:
     root: Path
 
     def find(self, path: Sequence[str | int]) -> Source | None:
-        """Return the strongest place where a key is written, or None when it is a default."""
+        """Return the strongest location where a key is written, or None when it is a default."""
         if _holds(self.runtime, path):
             return Source("--params")
         return next((found for folder in self.folders if (found := self._find_in_folder(folder, path))), None)
 
     def layer(self, path: Sequence[str | int]) -> int:
-        """Return how near the strongest place of a key is: 0 for ``--params``, then each folder, then defaults."""
+        """Return how near the strongest location of a key is: 0 for ``--params``, then each folder, then defaults."""
         if _holds(self.runtime, path):
             return 0
-        places = (number for number, folder in enumerate(self.folders, 1) if self._find_in_folder(folder, path))
-        return next(places, len(self.folders) + 1)
+        locations = (number for number, folder in enumerate(self.folders, 1) if self._find_in_folder(folder, path))
+        return next(locations, len(self.folders) + 1)
 
     def files(self) -> Iterator[Path]:
         """Yield every file that parameters are read from, the strongest folder's first."""
@@ -83,10 +83,10 @@ class Sources:
                 return None
             key, node = pairs[part]
             line = key.start_mark.line
-        place = f"{self.show(file)}, line {line + 1}"
+        location = f"{self.show(file)}, line {line + 1}"
         if not isinstance(node, yaml.ScalarNode) or node.style is not None:
-            return Source(place)
-        return Source(f"{place}: {node.value}") if "${" in node.value else Source(place, node.value)
+            return Source(location)
+        return Source(f"{location}: {node.value}") if "${" in node.value else Source(location, node.value)
 
 
 def _holds(values: object, path: Sequence[str | int]) -> bool:

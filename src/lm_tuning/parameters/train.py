@@ -190,7 +190,7 @@ class TrainParameters(ParameterGroup):
     it by name, null weighs rows alike."""
 
     precision: Dtype = "auto"
-    """Number format of the arithmetic; auto chooses by device and says what it chose."""
+    """Dtype of the arithmetic; auto chooses by device and says what it chose."""
 
     resume: bool = False
     """Go on from the last complete checkpoint of this output instead of starting again."""

@@ -1,6 +1,6 @@
 """What schedules and optimizers of transformers take as further arguments, known without importing them.
 
-The tables are held against the installed transformers by a test.
+The tables are checked against the installed transformers by a test.
 """
 
 from __future__ import annotations

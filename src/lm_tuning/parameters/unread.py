@@ -84,8 +84,8 @@ def find_unread_globals(folders: Iterable[Path], values: Mapping[str, Any], root
         if key in used or str(key).startswith("_"):
             continue
         written = re.compile(rf"(?m)^{re.escape(str(key))}\s*:")
-        place = next((file for file in files if file.name == "globals.yml" and written.search(_text(file))), None)
-        where = f" [{_show(place, root)}]" if place else ""
+        file = next((file for file in files if file.name == "globals.yml" and written.search(_text(file))), None)
+        where = f" [{_show(file, root)}]" if file else ""
         nearest = get_close_matches(str(key), sorted(used), n=1, cutoff=_CLOSE_ENOUGH)
         hint = f"Did you mean {nearest[0]}?" if nearest else f"Keys that are: {', '.join(sorted(used))}."
         problems.append(

@@ -145,7 +145,7 @@ def _problems_of(error: ValidationError, raw: Mapping[str, Any], sources: Source
             text = f"{_name(path)} = {_write(value)}: {item['ctx']['error']}."
         else:
             text = _describe_wrong(path, value, source)
-        problems[path] = f"{text} [{source.place}]" if source else text
+        problems[path] = f"{text} [{source.location}]" if source else text
     return problems
 
 

@@ -140,7 +140,7 @@ def inspect_tokens(
     if made_from != present:
         raise UserError(
             f"The tokens in {tokens} were made from other splits ({made_from}) than the present ones ({present}). "
-            "Run the whole look: kedro run --pipelines=preflight."
+            "Run all pre-training checks: kedro run --pipelines=preflight."
         )
     task = token_summary["task"]
     if task == SEQ2SEQ_LM and batching == "packed":
@@ -240,7 +240,7 @@ def describe_preflight(figures: Mapping[str, Any]) -> list[str]:
             "of the rows"
         )
     else:
-        supervised = f"{lengths['supervised_fraction']:.1%} of the tokens learned"
+        supervised = f"{lengths['supervised_fraction']:.1%} of the tokens supervised"
     choice = next(one for one in padding["choices"] if one["name"] == padding["batching"])
     lines = [
         f"Preflight: {count_of(figures['rows']['num_rows_read'], 'row')} read, {lengths['num_rows']:,} trained on; "

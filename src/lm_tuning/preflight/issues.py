@@ -149,7 +149,7 @@ def _about_vocabulary(facts: Mapping[str, Any] | None) -> Iterator[dict[str, str
 
 def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     advice = {
-        "Does the model learn to stop?": "Use a chat template that ends each answer with the model's end token; where "
+        "Does the model learn to stop?": "Use a chat template that ends each answer with the model's EOS token; where "
         "ends were cut, raise tokenize.max_length_tokens as far as the model goes, or shorten the rows.",
         **{
             f"Does each {noun} begin once?": "Take the token out of the data or the chat template, so that one of them "

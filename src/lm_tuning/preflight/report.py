@@ -35,9 +35,9 @@ _PAIR_WAYS = {
 _PARTS = {
     "row": "whole row",
     "prompt": "only read",
-    "answer": "learned",
+    "answer": "supervised",
     "source": "source (only read)",
-    "target": "target (learned)",
+    "target": "target (supervised)",
 }
 _DRAWN = {"row": "whole row", "answer": "supervised part", "source": "source", "target": "target"}
 
@@ -113,7 +113,7 @@ def _describe_size(example: Mapping[str, Any], task: str) -> str:
         return f"{count_of(num_tokens, 'token')}, class {example['label']!r} (id {example['label_id']})"
     if task == SEQ2SEQ_LM:
         return f"{count_of(num_tokens - num_supervised, 'token')} of source, {num_supervised:,} of target"
-    return f"{count_of(num_tokens, 'token')}, {num_supervised:,} learned"
+    return f"{count_of(num_tokens, 'token')}, {num_supervised:,} supervised"
 
 
 def _rows(figures: Mapping[str, Any]) -> Iterator[Block]:
@@ -206,7 +206,7 @@ def _lengths(facts: Mapping[str, Any]) -> Iterator[Block]:
     )
     size = f"{count_of(facts['num_tokens'], 'token')} in {count_of(facts['num_rows'], 'row')}"
     if facts["supervised_fraction"] is not None:
-        size += f", {write_percent(facts['supervised_fraction'])} of them learned"
+        size += f", {write_percent(facts['supervised_fraction'])} of them supervised"
     num_at_limit = facts["num_rows_at_limit"]
     at_limit = (
         f"{count_of(num_at_limit, 'source' if 'source' in quantiles else 'row')} "

@@ -38,7 +38,7 @@ def inspect_special_tokens(
         most frequent first, with rows and whether they are control tokens; ``num_rows``; and ``end_learned_fraction``,
         the share of rows whose last supervised token is a control token, so that the model learns to stop; ``None``
         where no token is supervised. Of rows with a source and a target, ``bos`` is about sources, ``target_bos`` about
-        targets, and ``num_sources_ended`` counts the sources whose last token is the end token.
+        targets, and ``num_sources_ended`` counts the sources whose last token is the EOS token.
     """
     table = open_split(tokens, "train")
     bos, eos, pad = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -119,7 +119,7 @@ def _sides(batch: pa.RecordBatch) -> dict[str, tuple[Int32Array, Int64Array]]:
 
 
 def _parts(batch: pa.RecordBatch) -> tuple[Int32Array, Int32Array, Int32Array]:
-    """Return a batch's ids, where each row starts in them ``(rows + 1,)``, and where each row's last learned one is."""
+    """Return a batch's ids, where each row starts in them ``(rows + 1,)``, and where each row's last supervised one is."""
     ids, spans = batch.column("input_ids"), batch.column("spans")
     starts, span_starts, edges = ids.offsets.to_numpy(), spans.offsets.to_numpy(), spans.values.to_numpy()
     with_span = np.flatnonzero(np.diff(span_starts))
@@ -194,10 +194,10 @@ def _judge_pad(pad: dict[str, Any], *, has_classes: bool) -> dict[str, str]:
         else:
             here = "losses are taken by position, never by comparing ids"
             elsewhere = "mask the pad id would never teach the model to stop"
-        answer = f"The pad token {pad['token']} is the end token too. Nothing is lost here: {here}. "
+        answer = f"The pad token {pad['token']} is the EOS token too. Nothing is lost here: {here}. "
         answer += f"Other tools that {elsewhere}."
         return _verdict(question, answer, "note")
-    answer = f"Yes: the pad token {pad['token']} (id {pad['id']}) is not the end token."
+    answer = f"Yes: the pad token {pad['token']} (id {pad['id']}) is not the EOS token."
     if pad["num_rows_with"]:
         answer += f" It stands inside {pad['num_rows_with']:,} of the rows, harmlessly: losses are taken by position."
     return _verdict(question, answer, "good")
@@ -208,8 +208,8 @@ def _judge_end(facts: dict[str, Any]) -> dict[str, str]:
     if not facts["endings"]:
         return _verdict(question, "No row has a supervised token.", "bad")
     share = facts["end_learned_fraction"]
-    names = ", ".join(end["token"] for end in facts["endings"] if end["is_control"]) or "end token"
-    answer = f"{share:.1%} of the rows end in a learned {names}."
+    names = ", ".join(end["token"] for end in facts["endings"] if end["is_control"]) or "EOS token"
+    answer = f"{share:.1%} of the rows end in a supervised {names}."
     if share >= 0.999:
         return _verdict(question, answer, "good")
     if share >= 0.9:

@@ -82,7 +82,7 @@ class Issues:
     """Issues.
 
     Attributes:
-        items: see ``find_concerns``.
+        items: see ``find_issues``.
     """
 
     items: Sequence[dict[str, str]]

@@ -16,13 +16,13 @@ from lm_tuning.wording import on_one_line
 STYLE = """
 :root {
   --back: #ffffff; --raised: #f4f6f8; --text: #1c2024; --quiet: #565e66; --line: #d4d9de; --link: #0b57b0;
-  --bar: #3572b0; --learned: #cdeccf; --learned-text: #0c3614; --learned-line: #2e7d3b; --control: #5b3ea6;
+  --bar: #3572b0; --supervised: #cdeccf; --supervised-text: #0c3614; --supervised-line: #2e7d3b; --control: #5b3ea6;
   --stop: #a3161c; --warning: #8a4b00; --note: #2f5f8f;
 }
 @media (prefers-color-scheme: dark) {
   :root {
     --back: #14171a; --raised: #1e2327; --text: #e4e7ea; --quiet: #a4adb5; --line: #39414a; --link: #8ab8f0;
-    --bar: #6fa8e0; --learned: #1d4a28; --learned-text: #dcf5e0; --learned-line: #6cc47e; --control: #c6b4ff;
+    --bar: #6fa8e0; --supervised: #1d4a28; --supervised-text: #dcf5e0; --supervised-line: #6cc47e; --control: #c6b4ff;
     --stop: #ff9b96; --warning: #f0b866; --note: #9cc3ea;
   }
 }
@@ -46,14 +46,14 @@ code { font: 0.92em ui-monospace, monospace; background: var(--raised); padding:
 .tiles dd { margin: 0; font-size: 1.35rem; font-weight: 600; font-variant-numeric: tabular-nums; }
 nav ul { display: flex; flex-wrap: wrap; gap: 0.25rem 1.1rem; margin: 0; padding: 0; list-style: none; }
 nav a { display: inline-block; padding: 0.3rem 0; }
-.concerns { margin: 0; padding: 0; list-style: none; }
-.concerns li { display: flex; gap: 0.75rem; padding: 0.6rem 0.75rem; margin-bottom: 0.5rem; background: var(--raised);
+.issues { margin: 0; padding: 0; list-style: none; }
+.issues li { display: flex; gap: 0.75rem; padding: 0.6rem 0.75rem; margin-bottom: 0.5rem; background: var(--raised);
   border-left: 4px solid; border-radius: 0 6px 6px 0; }
-.concerns strong { flex: 0 0 5rem; overflow-wrap: normal; }
-.concerns li > span { color: var(--text); min-width: 0; }
-.concerns .stop { color: var(--stop); }
-.concerns .warning { color: var(--warning); }
-.concerns .note { color: var(--note); }
+.issues strong { flex: 0 0 5rem; overflow-wrap: normal; }
+.issues li > span { color: var(--text); min-width: 0; }
+.issues .stop { color: var(--stop); }
+.issues .warning { color: var(--warning); }
+.issues .note { color: var(--note); }
 .advice { color: var(--quiet); }
 .scroll { overflow-x: auto; margin: 1rem 0; }
 table { border-collapse: collapse; min-width: min(100%, 28rem); font-size: 0.95rem; }
@@ -79,15 +79,15 @@ svg line { stroke: var(--text); stroke-width: 1.5; stroke-dasharray: 5 4; vector
 .legend { margin: 0.25rem 0; font-size: 0.85rem; }
 pre { margin: 0.5rem 0; padding: 0.75rem 1rem; max-height: 32rem; overflow: auto; background: var(--raised);
   border-radius: 6px; font: 0.9rem/1.6 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere; }
-mark { background: var(--learned); color: var(--learned-text); border-bottom: 2px solid var(--learned-line); }
+mark { background: var(--supervised); color: var(--supervised-text); border-bottom: 2px solid var(--supervised-line); }
 .control { color: var(--control); font-weight: 600; }
-mark .control { color: inherit; outline: 1px solid var(--learned-line); }
+mark .control { color: inherit; outline: 1px solid var(--supervised-line); }
 .space { color: var(--quiet); }
 mark .space { color: inherit; }
 :focus-visible { outline: 2px solid var(--link); outline-offset: 2px; }
 @media (max-width: 34rem) {
-  .concerns li { flex-direction: column; gap: 0.1rem; }
-  .concerns strong { flex-basis: auto; }
+  .issues li { flex-direction: column; gap: 0.1rem; }
+  .issues strong { flex-basis: auto; }
 }
 @media print { nav { display: none; } pre { max-height: none; } }
 """
@@ -153,7 +153,7 @@ def _write_block(block: Block) -> Iterator[str]:
         case Histogram():
             yield _write_histogram(block)
         case Issues():
-            yield '<ul class="concerns">'
+            yield '<ul class="issues">'
             for item in block.items:
                 yield (
                     f'<li class="{item["level"]}"><strong>{_LEVELS[item["level"]]}</strong> '

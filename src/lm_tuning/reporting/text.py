@@ -52,7 +52,7 @@ class Block:
 
 
 def compare(result: dict[str, Any], key: str, name: str, *, decimals: int = 4, as_difference: bool = False) -> Line:
-    """Put a figure of both models into a line.
+    """Add a figure of both models into a line.
 
     Args:
         result: what ``evaluate_models`` gives as ``result``.
@@ -80,7 +80,7 @@ def shorten(text: str, max_characters: int) -> str:
 
 
 def split_shared(prompts: Sequence[str]) -> tuple[str, list[str], str]:
-    """Take off the lines that all prompts begin and end with: the template's, and a fixed instruction.
+    """Remove the lines that all prompts begin and end with: the template's, and a fixed instruction.
 
     Args:
         prompts: decoded prompts.

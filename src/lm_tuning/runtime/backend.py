@@ -101,7 +101,7 @@ def read_backend() -> dict[str, str]:
 
 
 def summarize_facts(facts: list[Fact]) -> list[str]:
-    """Put facts of the same reason on one line each."""
+    """Write facts of the same reason on one line each."""
     groups: dict[str, list[str]] = {}
     for fact in facts:
         groups.setdefault(fact.reason, []).append(f"{fact.name}={fact.value}")

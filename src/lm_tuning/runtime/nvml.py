@@ -144,7 +144,7 @@ class CardSampler:
                 pass
 
     def _read(self) -> bool:
-        """Take a reading; return whether there was one."""
+        """Keep a reading; return whether there was one."""
         reading = read_card(self.uuid)
         if reading is not None:
             self.latest = reading

@@ -187,7 +187,7 @@ def find_openmp() -> str | None:
 
 
 def summarize_decisions(decisions: list[Decision]) -> list[str]:
-    """Put decisions of the same reason on one line each."""
+    """Write decisions of the same reason on one line each."""
     groups: dict[str, list[str]] = {}
     for decision in decisions:
         groups.setdefault(decision.reason, []).append(f"{decision.name}={mask_variable(decision.name, decision.value)}")

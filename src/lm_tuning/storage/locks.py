@@ -40,7 +40,7 @@ class OutputLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> OutputLock:
-        """Take the lock at once or say who holds it.
+        """Acquire the lock at once or say who holds it.
 
         Raises:
             UserError: if another run holds it, naming the subject and the holder's process id and command.
@@ -72,7 +72,7 @@ class OutputLock:
             os.close(descriptor)
 
     def __enter__(self) -> OutputLock:
-        """Take the lock."""
+        """Acquire the lock."""
         return self.acquire()
 
     def __exit__(

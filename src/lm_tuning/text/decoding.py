@@ -62,7 +62,7 @@ class AnswerEnds:
     """What the answers of a table have in common.
 
     Attributes:
-        stop_ids: control tokens that end answers, ascending.
+        stop_ids: control EOS tokens of answers, ascending.
         first_id: the control token that all answers begin with; ``None`` when they begin with text or differently.
     """
 
@@ -81,7 +81,7 @@ def special_ids(tokenizer: Any) -> set[int]:
 
 
 def end_of_answer(answer: Sequence[int], special: set[int]) -> int | None:
-    """Return the control token that ends an answer, ``None`` when it ends in text.
+    """Return the control EOS token of an answer, ``None`` when it ends in text.
 
     Args:
         answer: token ids, ``(answer tokens,)``.
@@ -96,7 +96,7 @@ def common_first_id(answers: Iterable[Sequence[int]], special: set[int], *, stop
     Args:
         answers: token ids of each answer.
         special: see :func:`special_ids`.
-        stop_ids: tokens that end an answer, which no answer is made to begin with.
+        stop_ids: EOS tokens of an answer, which no answer is made to begin with.
 
     Returns:
         The token id; ``None`` when the answers begin with different tokens or with ordinary ones.

@@ -60,11 +60,14 @@ def _send(journal: Journal, address: str, *, locks: Path, say: Callable[[str], N
     sender = Sender(journal, Delivery(journal, address, locks=locks))
     sender.start()
     all_sent = sender.wait_until_open(PATIENCE_SECONDS) and sender.finish(PATIENCE_SECONDS)
-    name, place = journal.header.get("run_name") or journal.run_id, sender.place
+    name, shown_uri = journal.header.get("run_name") or journal.run_id, sender.shown_uri
     if all_sent:
-        say(f"Sent {describe_count(entries, files)} of run '{name}' ({journal.run_id}) to {place}.")
+        say(f"Sent {describe_count(entries, files)} of run '{name}' ({journal.run_id}) to {shown_uri}.")
         return None, False
     sender.abandon()
     left = describe_count(*journal.count())
     reason = sender.trouble.text if sender.trouble is not None else "it does not take them"
-    return f"Kept in {journal.folder}: {left} of run '{name}'. MLflow at {place}: {reason}.", sender.trouble is not None
+    return (
+        f"Kept in {journal.folder}: {left} of run '{name}'. MLflow at {shown_uri}: {reason}.",
+        sender.trouble is not None,
+    )

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: MLflow takes 6000 characters today; servers of earlier versions stop at 500.
 MAX_VALUE_CHARACTERS = 500
-#: A group with more keys than this is one setting, such as a map of class labels, and not a group of settings.
+#: A group with more keys than this is one setting, such as a map of class labels, and not a mapping of settings.
 MAX_GROUP_KEYS = 50
 #: Where the full values of all settings are kept in the run.
 PARAMETERS_ARTIFACT = "parameters.yml"

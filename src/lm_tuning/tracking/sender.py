@@ -100,7 +100,7 @@ class Sender:
         return self._num_refused + self._delivery.num_refused
 
     @property
-    def place(self) -> str:
+    def shown_uri(self) -> str:
         """The address of the store, without password."""
         return strip_passwords(self._delivery.uri)
 
@@ -341,11 +341,11 @@ class Sender:
         is_new, self.trouble = self.trouble is None, trouble
         if is_new and self._num_attempts:  # of the first attempt, whoever waits for it tells
             folder = Path(os.path.relpath(self.journal.folder))
-            logger.warning("%s", describe_trouble(self.place, trouble, folder))
+            logger.warning("%s", describe_trouble(self.shown_uri, trouble, folder))
         self._was_away = True
 
     def _note_success(self) -> None:
         self.trouble = None
         if self._was_away:
             self._was_away = False
-            logger.info("MLflow at %s answers; what was kept for it is sent.", self.place)
+            logger.info("MLflow at %s answers; what was kept for it is sent.", self.shown_uri)

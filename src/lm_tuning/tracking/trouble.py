@@ -117,19 +117,19 @@ def _status_of(error: BaseException) -> int | None:
     return int(status())
 
 
-def describe_trouble(place: str, trouble: Trouble, folder: Path) -> str:
+def describe_trouble(shown_uri: str, trouble: Trouble, folder: Path) -> str:
     """Describe that the store is away, that the run goes on, and where its facts stay.
 
     Args:
-        place: address of the store, without password.
+        shown_uri: address of the store, without password.
         trouble: why.
         folder: of the journal.
     """
     if trouble.kind == "denied":
         fix = " Check MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN."
-        first = f"MLflow at {place} does not let this run in: {trouble.text}.{fix}"
+        first = f"MLflow at {shown_uri} does not let this run in: {trouble.text}.{fix}"
     else:
-        first = f"MLflow at {place} is away: {trouble.text}."
+        first = f"MLflow at {shown_uri} is away: {trouble.text}."
     return (
         f"{first} The run goes on. What it has to tell is kept in {folder} and sent as soon as MLflow takes it; "
         "after the run, send it with: kedro send-tracking"

@@ -45,7 +45,7 @@ class LoopSettings:
         best_metric: name of the figure that the best checkpoint has the best of.
         protect_best: keep the best checkpoint.
         early_stopping_evals: evaluations without a better one after which training ends; ``None`` for never.
-        replanner: cuts the steps smaller when memory runs out.
+        replanner: splits the steps smaller when memory runs out.
         layers: decoder layers to compile at the first step; ``None`` for none.
         compiled_planner: tries larger micro-batches once they are compiled; ``None`` keeps their size.
         first_loss: what step 1 must log; ``None`` skips the check.

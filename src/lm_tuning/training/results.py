@@ -184,7 +184,7 @@ def summarize(
     model_flops_per_token: float | None = None,
     ceiling: Ceiling | None = None,
 ) -> dict[str, Any]:
-    """Put the figures of a run together.
+    """Write the figures of a run together.
 
     Args:
         log: of all steps, those before a resume included.

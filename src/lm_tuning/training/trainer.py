@@ -114,7 +114,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         """Run forward and backward over the step's micro-batches.
 
         Each micro-batch contributes its summed nats divided by the token count of the whole step, so how the
-        step is cut does not change its gradient.
+        step is split does not change its gradient.
 
         Args:
             model: the model as wrapped for training.
@@ -290,7 +290,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         self.on_progress("Training", step, total, "steps")
 
     def _say_last_step(self, total: int) -> None:
-        if self.step_log.steps and self.step_log.steps[-1]["step"] > self.start_step:  # none of before a resume
+        if self.step_log.steps and self.step_log.steps[-1]["step"] > self.start_step:  # none from before a resume
             logger.info("%s", self.step_log.describe_last(total))
 
     def _say_this_step(self) -> None:

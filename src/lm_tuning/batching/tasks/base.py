@@ -68,7 +68,7 @@ class TrainingTask(ABC):
         """Leave the model's head behind: loader workers lay rows out and run nothing."""
         return {name: value for name, value in self.__dict__.items() if name != "head_loss"}
 
-    def cut(
+    def split(
         self, table: TokenTable, rows: Sequence[int] | Any, *, budget_tokens: int, batching: Batching
     ) -> list[list[int]]:
         """Group rows into micro-batches, see :func:`lm_tuning.batching.micro_batches.split_rows`."""

@@ -76,7 +76,7 @@ class CausalLanguageModeling(TrainingTask):
     def logits_of_alike(
         self, model: Any, rows: Sequence[TokenRow], *, device: torch.device | str
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Take the logits of all positions, then those before a supervised token."""
+        """Select the logits of all positions, then those before a supervised token."""
         labels = torch.from_numpy(np.stack([labels_of(row) for row in rows]))[:, 1:].to(device)
         logits = model(input_ids=stacked([row.input_ids for row in rows], device), use_cache=False).logits[:, :-1]
         scored = labels != IGNORE_INDEX

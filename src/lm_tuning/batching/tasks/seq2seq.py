@@ -28,7 +28,7 @@ class SequenceToSequence(TrainingTask):
         super().__init__(pad_id=pad_id)
         self.decoder_start_id = decoder_start_id
 
-    def cut(
+    def split(
         self, table: TokenTable, rows: Sequence[int] | Any, *, budget_tokens: int, batching: Batching
     ) -> list[list[int]]:
         """Group rows by what encoder and decoder compute together, each padded to its longest."""

@@ -191,7 +191,7 @@ class _Collector:
         values: _ValueWriter,
         on_progress: Callable[[int, int, str], None],
     ) -> None:
-        """Take in one file."""
+        """Add one file."""
         facts: dict[str, Any] = {"path": file.rows.path, "split": file.split, "source": file.source}
         facts |= {"first_row_id": self._last_id + 1, "rows_read": 0, "rows_kept": 0, "rows_skipped": {}}
         self.files.append(facts)
@@ -343,7 +343,7 @@ def _warn_of_late_columns(path: str, late: Mapping[int, set[str]]) -> None:
 
 
 class _ValueWriter:
-    """Put the values of numbered columns aside in an Arrow file; a context manager."""
+    """Write the values of numbered columns aside in an Arrow file; a context manager."""
 
     def __init__(self, path: Path, columns: Sequence[str]) -> None:
         self._schema = pa.schema([(str(index), pa.large_string()) for index in range(len(columns))])

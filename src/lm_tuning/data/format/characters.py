@@ -28,7 +28,7 @@ def find_odd_characters(column: pa.StringArray, *, is_json: bool) -> Iterator[tu
         is_json: each is JSON whose strings are the text.
 
     Yields:
-        Place of the row, kind (``control_character`` or ``replacement_character``), and the reason.
+        Index of the row, kind (``control_character`` or ``replacement_character``), and the reason.
     """
     for index in _suspicious_rows(column, is_json=is_json):
         texts = list(_strings(json.loads(column[index].as_py()))) if is_json else [column[index].as_py()]

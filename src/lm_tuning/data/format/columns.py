@@ -42,7 +42,7 @@ _MAX_COMPARED = 1000
 
 
 def _nothing(column: str) -> str:
-    """Say nothing more about a column."""
+    """Write nothing more about a column."""
     return ""
 
 

@@ -181,7 +181,7 @@ def assign_folds(
     unit_name: str = "units",
     explanation: str = "each stays whole.",
 ) -> Folds:
-    """Take test out, then cut the rest into folds of equal size.
+    """Draw test out, then cut the rest into folds of equal size.
 
     The largest units go first, else in an order that the seed fixes, each into the fold that has the fewest rows so
     far. With classes this is done class by class: of the folds with the fewest rows of the class the smallest one takes

@@ -27,7 +27,7 @@ def gather_settings(
     num_beams: int = 1,
     run_id: str | None = None,
 ) -> TrainingSettings:
-    """Put the settings of a training together, choosing device and dtypes, and log what was chosen.
+    """Write the settings of a training together, choosing device and dtypes, and log what was chosen.
 
     Args:
         tokenized_examples: folder of the stored tokens.

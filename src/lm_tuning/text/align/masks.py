@@ -261,14 +261,14 @@ def _span_by_offsets(encoding: Any, chars: CharRange) -> Span:
 def tokenize_row(
     row: RenderedRow, encoding: Any, *, loss_on: str, prefix: list[int], end_id: int | None
 ) -> TokenizedRow:
-    """Put ids and spans of one row together.
+    """Write ids and spans of one row together.
 
     Args:
         row: the row as text.
         encoding: its tokens, made by a bare backend.
         loss_on: ``assistant`` for every answer, ``completion`` for the last one, ``all`` for everything.
         prefix: ids that belong before every text; left out when the text begins with them already.
-        end_id: appended when no end-of-turn token closes the row; ``None`` when the tokenizer has no end token.
+        end_id: appended when no end-of-turn token closes the row; ``None`` when the tokenizer has no EOS token.
 
     Returns:
         The row as tokens.

@@ -50,7 +50,7 @@ class Marks:
 
 
 def mark_messages(messages: list[Message], marks: Marks) -> list[Message]:
-    """Put a mark at the end of every content and reasoning, and into every tool call.
+    """Add a mark at the end of every content and reasoning, and into every tool call.
 
     Args:
         messages: the conversation, left as it is.
@@ -74,7 +74,7 @@ def mark_messages(messages: list[Message], marks: Marks) -> list[Message]:
 
 
 def mark_tools(tools: Tools | None, marks: Marks) -> Tools | None:
-    """Put marks into the name, the description and the parameters of every tool.
+    """Write marks into the name, the description and the parameters of every tool.
 
     Args:
         tools: as the chat template gets them, left as they are.

@@ -109,7 +109,7 @@ class ControlTokens:
         row.as_text = [found.span() for found in self._special.finditer(row.text)]
 
     def hide(self, messages: list[Message], tools: Tools | None) -> tuple[list[Message], Tools | None, dict[str, str]]:
-        """Put a stand-in for every typed token, so that what a template writes can be told from what was typed.
+        """Add a stand-in for every typed token, so that what a template writes can be told from what was typed.
 
         Args:
             messages: the conversation.
@@ -141,7 +141,7 @@ class ControlTokens:
 
 
 def show(row: RenderedRow, tokens: dict[str, str]) -> RenderedRow:
-    """Put the typed tokens back and note where their letters stand.
+    """Merge the typed tokens back and note where their letters stand.
 
     Args:
         row: rendered with stand-ins.

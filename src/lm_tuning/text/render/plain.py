@@ -73,7 +73,7 @@ class RenderedRow:
         answers: half-open character ranges of what the model has to say, each with its end-of-turn token if it has
             one; ascending.
         openings: characters at which generation would begin, so that no token may lie across them.
-        is_closed: whether the text ends with a token that ends the turn; else the end token is appended.
+        is_closed: whether the text ends with a token that ends the turn; else the EOS token is appended.
         notes: keys of further counts that the row goes into.
         as_text: half-open character ranges of typed control tokens, whose letters must not become the token; ascending.
     """
@@ -134,7 +134,7 @@ class RenderedRows:
 
 
 def column_ranges_of(batch: pa.RecordBatch, positions: list[int]) -> pa.ListArray | None:
-    """Take the column ranges of some rows out of a batch of a stored split.
+    """Select the column ranges of some rows out of a batch of a stored split.
 
     Args:
         batch: rows of a stored split.
@@ -146,7 +146,7 @@ def column_ranges_of(batch: pa.RecordBatch, positions: list[int]) -> pa.ListArra
 
 
 def render_text(text: str) -> RenderedRow:
-    """Take a row of plain text: all of it is supervised.
+    """Keep a row of plain text: all of it is supervised.
 
     Args:
         text: the row.
@@ -155,7 +155,7 @@ def render_text(text: str) -> RenderedRow:
 
 
 def put_system(system: str | None, prompt: str) -> str:
-    """Put a system message before a prompt, an empty line between.
+    """Add a system message before a prompt, an empty line between.
 
     Args:
         system: ``None`` or empty for none.

@@ -44,7 +44,7 @@ def columns_of(
 
 
 def flatten_ids(tokens: list[list[int]]) -> tuple[Int32Array, Int64Array]:
-    """Put token ids end to end.
+    """Join token ids end to end.
 
     Args:
         tokens: of each row.
@@ -57,7 +57,7 @@ def flatten_ids(tokens: list[list[int]]) -> tuple[Int32Array, Int64Array]:
 
 
 def take_rows(columns: TokenColumns, order: Int64Array) -> TokenColumns:
-    """Put rows into another order, or leave some out.
+    """Write rows into another order, or leave some out.
 
     Args:
         columns: the rows.
@@ -70,7 +70,7 @@ def take_rows(columns: TokenColumns, order: Int64Array) -> TokenColumns:
 
 
 def join_columns(first: TokenColumns, second: TokenColumns) -> TokenColumns:
-    """Put the rows of both behind each other.
+    """Write the rows of both behind each other.
 
     Args:
         first: some rows.
@@ -94,7 +94,7 @@ def join_columns(first: TokenColumns, second: TokenColumns) -> TokenColumns:
 def join_sides(
     ids: Int32Array, offsets: Int64Array, other_ids: Int32Array, other_offsets: Int64Array
 ) -> tuple[Int32Array, Int64Array]:
-    """Put the tokens of a second text of each row behind those of the first.
+    """Join the tokens of a second text of each row behind those of the first.
 
     Args:
         ids: token ids of all first texts end to end.
@@ -118,7 +118,7 @@ def join_sides(
 def put_around(
     ids: Int32Array, offsets: Int64Array, *, before: list[int], has_before: BoolArray, after: int, has_after: BoolArray
 ) -> tuple[Int32Array, Int64Array]:
-    """Put ids before and behind some rows.
+    """Write ids before and behind some rows.
 
     Args:
         ids: token ids of all rows end to end.

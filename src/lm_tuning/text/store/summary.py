@@ -112,7 +112,7 @@ def describe_tokens(summary: Mapping[str, Any]) -> str:
             for part in ("source", "target")
         )
     else:
-        line += f", {train['supervised_fraction']:.0%} of them learned, {a_row}"
+        line += f", {train['supervised_fraction']:.0%} of them supervised, {a_row}"
     dropped = sum(sum(facts["dropped"].values()) for facts in splits.values())
     return f"{line}; {count_of(dropped, 'row')} dropped" if dropped else line
 

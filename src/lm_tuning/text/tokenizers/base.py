@@ -50,7 +50,7 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
         control_tokens: str,
         template: str | None = None,
     ) -> None:
-        """Take a tokenizer.
+        """Keep a tokenizer.
 
         Args:
             tokenizer: a fast transformers tokenizer, for nothing else while the block lasts.
@@ -106,7 +106,7 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
 
     @abstractmethod
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
-        """Put ids together, find what is supervised and make long rows fit.
+        """Join ids, find what is supervised and make long rows fit.
 
         Args:
             rendered: what ``render`` returned.

@@ -28,7 +28,7 @@ TEXT_SHORTENED = "text_shortened"
 class ClassTokenizer(TaskTokenizer):
     """Tokenize texts as they are, with what the tokenizer puts before them; the class goes beside, not into, the text.
 
-    No end token is added: the class is read off the last token of the text.
+    No EOS token is added: the class is read off the last token of the text.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class ClassTokenizer(TaskTokenizer):
         cut_prompt_at: str = "middle",
         control_tokens: str = "auto",
     ) -> None:
-        """Take a tokenizer and the classes.
+        """Keep a tokenizer and the classes.
 
         Args:
             tokenizer: see ``TaskTokenizer``.
@@ -59,7 +59,7 @@ class ClassTokenizer(TaskTokenizer):
         self._names = pa.array(names, type=pa.string())
 
     def render(self, batch: pa.RecordBatch, counts: SplitCounts) -> RenderedRows:
-        """Take the texts, and number the classes."""
+        """Select the texts, and number the classes."""
         positions, rows = self._render_each(
             batch, ("text",), lambda text: self._look_through(render_text(text)), counts
         )

@@ -214,7 +214,7 @@ class SplitCounts:
         return found
 
     def describe(self, reason: str, positions: RowPositions, *, num_named: int = _NUM_ROWS_NAMED) -> str:
-        """Say one count in words, with the first rows.
+        """Write one count in words, with the first rows.
 
         Args:
             reason: key of ``DROPPED`` or ``CHANGED``.

@@ -45,7 +45,7 @@ def find_unusable(
     how_to_fix = HOW_TO_FIX
     if excesses:
         how_to_fix = (
-            "Mend these rows, or leave so many out and have them counted with data.on_bad_row: skip and a "
+            "Fix these rows, or leave so many out and have them counted with data.on_bad_row: skip and a "
             "data.max_bad_fraction above their share."
         )
     elif on_bad_row == "skip":

@@ -55,10 +55,10 @@ class Side:
 
 
 class PairTokenizer(TaskTokenizer):
-    """Tokenize source and target each by itself, as the tokenizer does it, and end both with the end token.
+    """Tokenize source and target each by itself, as the tokenizer does it, and end both with the EOS token.
 
     A row's ids are those of the source and then those of the target, which is what is supervised. A text that is too
-    long is cut and keeps the end token.
+    long is cut and keeps the EOS token.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class PairTokenizer(TaskTokenizer):
         cut_prompt_at: str = "middle",
         control_tokens: str = "auto",
     ) -> None:
-        """Take a tokenizer.
+        """Keep a tokenizer.
 
         Args:
             tokenizer: see ``TaskTokenizer``.
@@ -82,12 +82,12 @@ class PairTokenizer(TaskTokenizer):
             control_tokens: see ``TaskTokenizer``.
 
         Raises:
-            UserError: the tokenizer has no end token, or puts something else behind a text.
+            UserError: the tokenizer has no EOS token, or puts something else behind a text.
         """
         super().__init__(tokenizer, truncation=truncation, cut_prompt_at=cut_prompt_at, control_tokens=control_tokens)
         if tokenizer.eos_token_id is None:
             raise UserError(
-                "task: seq2seq_lm needs a tokenizer with an end token, since a target has to end; the tokenizer of "
+                "task: seq2seq_lm needs a tokenizer with an EOS token, since a target has to end; the tokenizer of "
                 "this model has none. Set its eos_token."
             )
         self._end_id = int(tokenizer.eos_token_id)
@@ -103,7 +103,7 @@ class PairTokenizer(TaskTokenizer):
         )
 
     def render(self, batch: pa.RecordBatch, counts: SplitCounts) -> RenderedRows:
-        """Take the prompts, each behind its system message, and the responses."""
+        """Select the prompts, each behind its system message, and the responses."""
         positions, pairs = self._render_each(batch, ("prompt", "response", "system"), self._render_pair, counts)
         return RenderedRows(
             batch.column("row_id").to_numpy()[positions],
@@ -115,7 +115,7 @@ class PairTokenizer(TaskTokenizer):
         )
 
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
-        """Put both sides of each row together, within their limits."""
+        """Write both sides of each row together, within their limits."""
         rows, row_ids, targets = rendered.rows, rendered.row_ids, rendered.targets
         assert targets is not None
         num = len(rows)
@@ -208,13 +208,13 @@ class PairTokenizer(TaskTokenizer):
 
 
 def _prefix(tokenizer: Any, end_id: int, *, is_target: bool) -> list[int]:
-    """Return what the tokenizer puts before a text, having seen that nothing but the end token is put behind it."""
+    """Return what the tokenizer puts before a text, having seen that nothing but the EOS token is put behind it."""
     before, behind = added_around(tokenizer, is_target=is_target)
     if behind not in ([], [end_id]):
         found = " ".join(map(str, tokenizer.convert_ids_to_tokens(behind)))
         raise UserError(
-            f"The tokenizer puts {found!r} behind a text, where task: seq2seq_lm wants the end token "
-            f"{tokenizer.eos_token!r} alone. Take a model whose tokenizer ends texts with its end token, such as one "
+            f"The tokenizer puts {found!r} behind a text, where task: seq2seq_lm wants the EOS token "
+            f"{tokenizer.eos_token!r} alone. Take a model whose tokenizer ends texts with its EOS token, such as one "
             "of the BART or T5 families."
         )
     return before

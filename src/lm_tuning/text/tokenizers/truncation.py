@@ -37,7 +37,7 @@ def shorten_row(
 
     ``truncate_prompt`` takes tokens out of what yields, see ``choose_cuts``; the beginning-of-text token, fixed text,
     the roles' scaffolding and the whole answer stay. When the answer alone leaves no room, the prompt keeps at most
-    half of the limit and the answer loses its end, and with it its end token. ``truncate_end`` keeps the first tokens.
+    half of the limit and the answer loses its end, and with it its EOS token. ``truncate_end`` keeps the first tokens.
 
     Args:
         row: a row of more than ``limit`` tokens.

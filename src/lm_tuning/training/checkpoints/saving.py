@@ -92,7 +92,7 @@ class KeepsCheckpoints:
     _save_rng_state: Any
 
     def continue_from(self, checkpoint: checkpoints.Checkpoint) -> None:
-        """Take over the log and the best figure of a checkpoint; ``train`` then starts at its step."""
+        """Install the log and the best figure of a checkpoint; ``train`` then starts at its step."""
         self.start_step = self._recorded_step = checkpoint.step
         health = checkpoint.facts.get("health", {"facts": {}, "findings": []})
         # The checks before a resume come once too, however long the run then is.

@@ -63,7 +63,7 @@ class StopRequest:
 
     @contextmanager
     def breaking_off(self) -> Iterator[None]:
-        """Let the first request, also one of before, break off what a resume can make up for.
+        """Let the first request, also an earlier one, break off what a resume can make up for.
 
         Raises:
             Interrupted: a signal has asked to stop.

@@ -82,7 +82,7 @@ def _decoder_start(steps: StepDataset) -> int | None:
 def count_positions(steps: StepDataset, rows: Any) -> int:
     """Count the positions that rows need when they are cut as well as their lengths allow.
 
-    It is told from the lengths alone, apart from what cuts the steps of a run: rows that are padded lie beside those
+    It is told from the lengths alone, apart from what splits the steps of a run: rows that are padded lie beside those
     of like length, packed ones one after another, filled up to what the kernels want.
 
     Args:
@@ -96,7 +96,7 @@ def count_positions(steps: StepDataset, rows: Any) -> int:
         order = np.lexsort((-sources, -sources - targets))
         return _count_padded([*zip(sources[order].tolist(), targets[order].tolist(), strict=True)], steps)
     if steps.batching == "packed":
-        groups = steps.task.cut(steps.table, rows, budget_tokens=steps.micro_batch_tokens, batching="packed")
+        groups = steps.task.split(steps.table, rows, budget_tokens=steps.micro_batch_tokens, batching="packed")
         sizes = [int(steps.table.lengths[np.asarray(group)].sum()) for group in groups]
         return sum(
             -(-size // steps.task.packing.position_multiple) * steps.task.packing.position_multiple for size in sizes
@@ -118,7 +118,7 @@ def _count_padded(shapes: list[tuple[int, int]], steps: StepDataset) -> int:
 
 
 def check_cuts(steps: StepDataset) -> list[Finding]:
-    """Compare how some steps of the run are cut with the least padding that their rows' lengths allow.
+    """Compare how some steps of the run are split with the least padding that their rows' lengths allow.
 
     Args:
         steps: the run's steps; padded ones, since packed rows need no neighbours of like length.
@@ -129,7 +129,7 @@ def check_cuts(steps: StepDataset) -> list[Finding]:
     used = expected = tokens = 0
     for step in sorted({round(index * (total - 1) / (_CUTS_CHECKED - 1)) for index in range(_CUTS_CHECKED)}):
         rows = steps.plan.rows_of_step(step)
-        groups = steps.task.cut(steps.table, rows, budget_tokens=steps.micro_batch_tokens, batching=steps.batching)
+        groups = steps.task.split(steps.table, rows, budget_tokens=steps.micro_batch_tokens, batching=steps.batching)
         used += sum(_count_group(steps, np.asarray(group)) for group in groups)
         expected += count_positions(steps, rows)
         tokens += int(steps.table.lengths[rows].sum())

@@ -144,7 +144,7 @@ def scale_fresh_head(task: TrainingTask, model: Any, batch: StepBatch, *, device
     Args:
         task: the classification.
         model: with a head of random weights, on ``device``.
-        batch: a whole step to measure the logits on, so that the scale does not depend on how it is cut.
+        batch: a whole step to measure the logits on, so that the scale does not depend on how it is split.
         device: where the model is.
 
     Returns:
@@ -267,7 +267,7 @@ def measure_plain_loss(
 
 
 def _group_alike(task: TrainingTask, rows: Sequence[TokenRow], device: str) -> Iterator[list[TokenRow]]:
-    """Put rows of the same shape together, as many as a long row alone would take."""
+    """Write rows of the same shape together, as many as a long row alone would take."""
     most = ALIKE_TOKENS.get(device, ALIKE_TOKENS["cpu"])
     by_shape: dict[tuple[int, ...], list[TokenRow]] = {}
     for row in rows:

@@ -35,7 +35,7 @@ class LearningRates(Monitor):
         return False
 
     def count(self, step: int, rate: float, *, is_made: bool = True) -> None:
-        """Take in the rate of a step (from 1), and whether its update was made."""
+        """Add the rate of a step (from 1), and whether its update was made."""
         if self.num_steps == 0:
             self.from_start = step == 1
         self.num_steps += 1
@@ -59,7 +59,7 @@ class LearningRates(Monitor):
                 Finding(
                     code="no-update-made",
                     measured=f"none of {count_of(self.num_steps, 'step')} changed the weights",
-                    expected="an update a step",
+                    expected="an update per step",
                     cause="The learning rate is 0 at every step: the warm-up starts from 0 and the run ends with it."
                     if is_zero
                     else "Every update was skipped for NaN or infinite numbers.",

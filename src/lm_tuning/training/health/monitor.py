@@ -189,7 +189,7 @@ class NotFinite(Monitor):
 
 
 class TrainingMonitor:
-    """Take the numbers of each step and report what is wrong.
+    """Select the numbers of each step and report what is wrong.
 
     Attributes:
         report: receives findings, and facts at the end.
@@ -249,7 +249,7 @@ class TrainingMonitor:
         row_ids: Sequence[int] = (),
         **others: object,
     ) -> None:
-        """Take a finished step in.
+        """Keep a finished step in.
 
         Args:
             step: optimizer step from 1.
@@ -279,7 +279,7 @@ class TrainingMonitor:
             stop_if_needed(self.report)
 
     def replay(self, steps: Iterable[Mapping[str, Any]]) -> None:
-        """Take in the steps that were made before a resume, without saying anything.
+        """Add the steps that were made before a resume, without saying anything.
 
         Args:
             steps: rows of the step log: ``step``, ``loss_nats_per_…``, ``gradient_norm``, ``learning_rate``.
@@ -291,7 +291,7 @@ class TrainingMonitor:
                 monitor.replay(now)
 
     def finish(self) -> None:
-        """Put the findings in terms of the whole run, and add its facts.
+        """Write the findings in terms of the whole run, and add its facts.
 
         Raises:
             UserError: a finding says stop.

@@ -86,10 +86,10 @@ class Monitor(ABC):
 
     @abstractmethod
     def update(self, now: StepNumbers) -> bool:
-        """Take a step in, and say whether it is time to look at :meth:`findings`."""
+        """Keep a step in, and say whether it is time to look at :meth:`findings`."""
 
     def replay(self, now: StepNumbers) -> None:
-        """Take a step in that was made before a resume."""
+        """Keep a step in that was made before a resume."""
         if self.replays:
             self.update(now)
 

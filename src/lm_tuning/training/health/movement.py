@@ -60,7 +60,7 @@ class Movement:
     is_done: bool = False
 
     def count(self, learning_rate: float, *, is_last: bool = False) -> bool:
-        """Take in the rate of a step, and say whether it is time to measure.
+        """Add the rate of a step, and say whether it is time to measure.
 
         Args:
             learning_rate: of the step.

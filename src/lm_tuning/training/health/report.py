@@ -77,7 +77,7 @@ class Finding:
             object.__setattr__(self, "severity", CODES[self.code].severity)
 
     def sentence(self) -> str:
-        """Say it in one line."""
+        """Write it in one line."""
         return f"[{self.code}] {self.measured}; expected {self.expected}. {self.cause} {self.change}".strip()
 
 
@@ -177,7 +177,7 @@ class HealthReport:
         return any(finding.code == code for finding in self.findings)
 
     def revise(self, finding: Finding) -> None:
-        """Put a finding in the place of the one with its code, with later counts; add it where there is none."""
+        """Add a finding in the place of the one with its code, with later counts; add it where there is none."""
         wanted = self._as_configured(finding)
         positions = [index for index, known in enumerate(self.findings) if known.code == finding.code]
         if positions and wanted is not None:

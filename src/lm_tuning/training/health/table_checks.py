@@ -78,10 +78,10 @@ def check_tokenizer(tokenizer: Any, model: Any) -> list[Finding]:
         found.append(
             Finding(
                 code="pad-is-eos",
-                measured=f"the pad token is the end token, {tokenizer.eos_token!r}",
+                measured=f"the pad token is the EOS token, {tokenizer.eos_token!r}",
                 expected="a pad token of its own, to be safe with other programs",
                 cause="Nothing is lost here, since masks come from lengths; programs that hide every pad id from the "
-                "loss hide the end token too.",
+                "loss hide the EOS token too.",
                 change="Nothing has to be changed.",
             )
         )
@@ -123,7 +123,7 @@ def check_table(table: TokenTable, model: Any, tokenizer: Any, *, task: str) -> 
             found.append(
                 Finding(
                     code="end-not-taught",
-                    measured=f"none of {count_of(seen.num_rows, 'row')} has an end token that is supervised",
+                    measured=f"none of {count_of(seen.num_rows, 'row')} has an EOS token that is supervised",
                     expected="every answer ends with one",
                     cause="The model will not learn to stop.",
                     change="Look at tokenize.truncation and at the chat template.",

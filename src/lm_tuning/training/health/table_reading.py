@@ -29,7 +29,7 @@ class SeenRows:
         largest_id: of all rows; 0 at least.
         num_rows: rows that BOS and ends were looked for in.
         num_doubled_bos: of them, rows that begin with two BOS.
-        num_taught_ends: of them, rows with a supervised end token.
+        num_taught_ends: of them, rows with a supervised EOS token.
         contradictions: what the columns of the table say against each other, with the first rows.
     """
 

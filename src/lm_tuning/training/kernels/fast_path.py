@@ -36,7 +36,7 @@ _GPU_POSITION_MULTIPLE = 128
 
 _ROWS_TRIED = 64
 _EAGER_FLOPS = {9: 250e12, 8: 100e12}
-"""Operations a second that 16-bit training reaches without compiling, by the major compute capability, roughly."""
+"""Operations per second that 16-bit training reaches without compiling, by the major compute capability, roughly."""
 _OLDER_FLOPS = 30e12
 
 

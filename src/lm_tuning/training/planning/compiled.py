@@ -43,7 +43,7 @@ _SPEED_SECONDS = 1.0
 
 @dataclass
 class CompiledPlanner:
-    """Changes how the steps of a training are cut, upwards only.
+    """Changes how the steps of a training are split, upwards only.
 
     Attributes:
         ready: model and task, as they are trained.
@@ -121,12 +121,12 @@ class CompiledPlanner:
         return answer
 
     def _use(self, plan: BatchPlan) -> None:
-        """Cut the steps by a plan from here on."""
+        """Split the steps by a plan from here on."""
         before, tokens = self.plan.micro_batch_tokens, plan.micro_batch_tokens
         self.plan = plan
         if tokens != before:
             self.steps.micro_batch_tokens = self.memory.micro_batch_tokens = tokens
-            # After a resume, step 1 was cut by another process.
+            # After a resume, step 1 was split by another process.
             if "first_step_micro_batches" in self.health.facts and "resumed_from_step" not in self.health.facts:
                 self.health.facts["first_step_micro_batches"] = len(self.steps[0].micro_batches)
         logger.info(

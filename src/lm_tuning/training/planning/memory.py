@@ -153,7 +153,7 @@ class TrainingEstimate:
     Attributes:
         fixed: weights, gradients and optimizer state; 0 where activations alone are estimated.
         per_token: activations of one token, kept for the backward pass.
-        per_checkpointed_token: the same with activation checkpointing.
+        per_checkpointed_token: the same with gradient checkpointing.
         head: logits, in chunks of positions.
     """
 

@@ -143,7 +143,7 @@ def explain_choice(choice: ProbePoint, answer: ProbeAnswer) -> str:
     """
     total = answer.facts.get("total_bytes") or 0
     limit = answer.facts.get("memory_fraction", MEMORY_FRACTION)
-    with_checkpointing = " with activation checkpointing" if choice.activation_checkpointing else ""
+    with_checkpointing = " with gradient checkpointing" if choice.activation_checkpointing else ""
     said = [
         f"{choice.micro_batch_tokens:,} tokens{with_checkpointing}: {choice.tokens_per_second or 0:,.0f} tokens/s at "
         f"{_share(choice.predicted_total_bytes, total)} of memory"
@@ -158,7 +158,7 @@ def explain_choice(choice: ProbePoint, answer: ProbeAnswer) -> str:
                 continue
             size = f"{point.micro_batch_tokens:,}"
         elif point.micro_batch_tokens == choice.micro_batch_tokens:
-            size = "without it" if choice.activation_checkpointing else "with activation checkpointing it"
+            size = "without it" if choice.activation_checkpointing else "with gradient checkpointing it"
         else:
             continue
         said.append(_compare(point, choice, size, total))
@@ -217,7 +217,7 @@ def keep_plan(file: Path, plan: BatchPlan) -> None:
 
 
 def read_plan(file: Path, reading: MemoryReading) -> BatchPlan | None:
-    """Return aan earlier plan, unless other programs hold much more of the device than then.
+    """Return an earlier plan, unless other programs hold much more of the device than then.
 
     Args:
         file: that it may lie in.

@@ -1,7 +1,7 @@
 """Choose how a step is split: the micro-batch size that is fastest within a share of the memory.
 
 The effective batch is the user's and stays as it is; only how many tokens go through the model at once is chosen here,
-and whether activations are checkpointed. Bigger is faster only up to a point: a card whose memory is nearly full spends
+and whether gradient checkpointing is on. Bigger is faster only up to a point: a card whose memory is nearly full spends
 its time on moving blocks about, so the speed is measured, in a process of its own, before the training loads anything.
 On a CPU the size is fixed.
 """
@@ -91,7 +91,7 @@ def plan_batches(
     seconds: float = SECONDS,
     on_progress: OnProgress = ignore_progress,
 ) -> BatchPlan:
-    """Choose the micro-batch size, and activation checkpointing where it is left open.
+    """Choose the micro-batch size, and gradient checkpointing where it is left open.
 
     Call it before the model is loaded: the probe needs the device for itself.
 
@@ -220,7 +220,7 @@ def _estimate_plan(question: _Question, answer: ProbeAnswer) -> BatchPlan:
     else:
         cause = f"the probe of micro-batch sizes failed: {answer.error}"
         tokens, checkpointing, how = _choose_by_arithmetic(question)
-    size = f"{tokens:,} tokens" + (" with activation checkpointing" if checkpointing else "")
+    size = f"{tokens:,} tokens" + (" with gradient checkpointing" if checkpointing else "")
     facts = {"device": reading.name, "total_bytes": reading.total, "memory_fraction": question.memory_fraction}
     return BatchPlan(
         micro_batch_tokens=tokens,
@@ -345,7 +345,7 @@ def plans_on_device(settings: TrainingSettings) -> bool:
 def choose_batches(
     paths: TrainingPaths, settings: TrainingSettings, *, on_progress: OnProgress = ignore_progress
 ) -> tuple[TrainingSettings, BatchPlan]:
-    """Settle the tokens of a micro-batch and activation checkpointing where the settings leave them open.
+    """Settle the tokens of a micro-batch and gradient checkpointing where the settings leave them open.
 
     Args:
         paths: where the tokens lie, and where plans are kept.

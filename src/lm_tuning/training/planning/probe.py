@@ -115,7 +115,7 @@ class BudgetProbe:
         return sum(batch.num_tokens for batch in batches) / max(sum(fastest), 1e-9), *peaks
 
     def _cut(self, rows: IntArray, budget: int) -> list[list[int]]:
-        return self.task.cut(self.table, rows, budget_tokens=budget, batching=self.batching)
+        return self.task.split(self.table, rows, budget_tokens=budget, batching=self.batching)
 
     def _lay_out(self, group: list[int]) -> MicroBatch:
         return self.task.lay_out(self.table, group, batching=self.batching)
@@ -306,7 +306,7 @@ def _with_optimizer(taken: int, held: ModelBytes) -> int:
 
 
 def switch_checkpointing(model: Any, wanted: bool) -> None:
-    """Switch activation checkpointing on or off, as the Trainer switches it on.
+    """Switch gradient checkpointing on or off, as the Trainer switches it on.
 
     Args:
         model: with adapters or not.

@@ -15,7 +15,7 @@ class ProbeRequest:
         settings: fields of :class:`TrainingSettings`.
         budgets: token budgets that may be tried, ascending.
         start: index of the budget that is tried first; smaller ones are tried when it does not fit.
-        checkpointing: whether activations are checkpointed; a second entry is tried when the first did not fit.
+        checkpointing: whether gradient checkpointing is on; a second entry is tried when the first did not fit.
         memory_fraction: share of the memory that a training may take.
         ends_at: when to stop measuring, in seconds since the epoch.
         backend: arguments of :func:`lm_tuning.runtime.backend.apply_backend`.

@@ -73,7 +73,7 @@ def evenly_by_size(groups: list[list[int]], lengths: Any, *, most: int) -> list[
 
 
 def full_group(rows: IntArray, table: TokenTable, task: TrainingTask, batching: Batching, *, budget: int) -> list[int]:
-    """Fill one micro-batch to its budget, as any step may do by chance; the steps of a sample are cut more evenly.
+    """Fill one micro-batch to its budget, as any step may do by chance; the steps of a sample are split more evenly.
 
     Args:
         rows: to take from, those wanted most first; the first one is taken in any case.

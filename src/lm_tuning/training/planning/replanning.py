@@ -76,7 +76,7 @@ class Replanner:
         return True
 
     def split_again(self, batch: StepBatch) -> StepBatch:
-        """Cut a step again that was prepared before the budget changed."""
+        """Split a step again that was prepared before the budget changed."""
         return batch if batch.micro_batch_tokens == self.steps.micro_batch_tokens else self.steps[batch.step]
 
 

@@ -17,11 +17,11 @@ NOT_COMPILED = (
 _GIB = 2**30
 _MODES = {
     (False, False): ("C0", "no checkpointing"),
-    (True, False): ("C1", "activation checkpointing"),
+    (True, False): ("C1", "gradient checkpointing"),
     (False, True): ("C2", "compiled"),
-    (True, True): ("C4", "compiled, activation checkpointing"),
+    (True, True): ("C4", "compiled, gradient checkpointing"),
 }
-"""Colour and name by whether activations are checkpointed, and whether layers are compiled."""
+"""Colour and name by whether gradient checkpointing is on, and whether layers are compiled."""
 
 
 def draw_plan(plan: BatchPlan) -> Figure:

@@ -1,4 +1,4 @@
-"""Put LoRA adapters on a model, after checking that every named target exists, and store them as plain ones."""
+"""Add LoRA adapters to a model, after checking that every named target exists, and store them as plain ones."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def summaries(**changes: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return split, {"splits": tokens}
 
 
-def test_every_row_has_one_fate():
+def test_every_row_has_one_outcomes():
     assert account_for_rows(*summaries()) == {
         "num_rows_read": 100,
         "fates": [
