@@ -138,7 +138,7 @@ def run_ours(work: dict[str, Any], options: argparse.Namespace) -> dict[str, Any
     card = describe_device()
     shape, method, budget = work["shape"], work["method"], options.budget or work["budget"]
     mean = float(draw_lengths(options.lengths, 4000).mean())
-    rows_a_step = max(int(0.95 * options.micro_batches * budget / mean), 1)
+    rows_per_step = max(int(0.95 * options.micro_batches * budget / mean), 1)
     imports_seconds = time.time() - STARTED
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
@@ -149,7 +149,7 @@ def run_ours(work: dict[str, Any], options: argparse.Namespace) -> dict[str, Any
             torch.cuda.empty_cache()
         make_tokenizer().save_pretrained(folder / "model")
         (folder / "tokens").mkdir()
-        for split, count in (("train", rows_a_step * options.steps), ("validation", 0)):
+        for split, count in (("train", rows_per_step * options.steps), ("validation", 0)):
             with TokenTableWriter(folder / "tokens" / f"{split}.arrow") as writer:
                 for row, ids in enumerate(draw_rows(options.lengths, count, SHAPES[shape][-1])):
                     writer.append(row + 1, ids, [(0, len(ids))])
@@ -165,7 +165,7 @@ def run_ours(work: dict[str, Any], options: argparse.Namespace) -> dict[str, Any
             qlora={"bits": 4, "quant_type": "nf4", "double_quant": True} if method == "qlora" else {},
             seed=0,
             learning_rate=1e-4,
-            effective_batch_rows=rows_a_step,
+            effective_batch_rows=rows_per_step,
             max_steps=options.steps,
             micro_batch_tokens=None if options.plan else budget,
             activation_checkpointing=None if options.plan else False,
@@ -231,14 +231,14 @@ class Clock:
         self.ends: list[float] = []
         self.batches: list[int] = []
         self.tokens: list[int] = []
-        self.slots: list[int] = []
+        self.positions: list[int] = []
 
     def see(self, batch: Any) -> None:
         """Count a batch."""
         mask = batch.get("attention_mask")
         ids = batch["input_ids"]
         self.tokens.append(int(mask.sum()) if mask is not None else int((ids != 0).sum()))
-        self.slots.append(ids.numel())
+        self.positions.append(ids.numel())
 
     def callback(self) -> Any:
         """Return what notes the end of a step, once the device has finished it."""
@@ -378,7 +378,7 @@ def run_other(framework: str, work: dict[str, Any], options: argparse.Namespace)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     return {
         "tokens_per_second": clock.tokens_per_second(options.skip),
-        "padding": 1 - sum(clock.tokens) / sum(clock.slots),
+        "padding": 1 - sum(clock.tokens) / sum(clock.positions),
         "memory_gb": torch.cuda.max_memory_allocated() / 2**30 if cuda else None,
         "losses": [round(loss, 4) for loss in losses],
         "batch": batch,

@@ -67,7 +67,7 @@ def test_a_parameter_error_prints_the_problems_alone_and_loads_nothing_heavy(she
     done = shell.kedro(folder, "run", "--pipeline=split", f"--params={parameters}")
     assert done.code == 2
     assert done.stderr.splitlines() == [
-        "model.trust_remote_code = 'maybe' (text) is not allowed. It takes true or false. [--params]",
+        "model.trust_remote_code = 'maybe' (a string) is not allowed. It takes true or false. [--params]",
         "train.lora.rank: there is no such key. Did you mean train.lora.r? [--params]",
         "train.max_steps = 0 (an integer) is not allowed. It takes an integer of at least 1, or null. [--params]",
         "(traceback: logs/errors.log)",

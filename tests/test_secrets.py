@@ -219,6 +219,6 @@ def test_words_that_only_look_like_a_secret_stay_in_reports() -> None:
 
 
 @pytest.mark.parametrize("text", ["\\" * 10**5, "$" * 10**5, "%5c" * 10**5, " " * 10**5])
-def test_known_secrets_are_looked_for_once_at_each_place(text: str) -> None:
+def test_known_secrets_are_looked_for_once_at_each_position(text: str) -> None:
     remember(["$a\\\\b c%d'e", "\\\\\\x99", " x  y-1"])
     assert mask_known(text) == text

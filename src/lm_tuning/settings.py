@@ -1,4 +1,4 @@
-"""What Kedro reads before anything else of this project, and so the earliest place for environment variables.
+"""What Kedro reads before anything else of this project, and so the earliest point for environment variables.
 
 Nothing here may import torch, transformers or MLflow: every command of Kedro comes through.
 """

@@ -64,7 +64,7 @@ def test_positions_without_any_target_cost_nothing() -> None:
     assert weight.grad.abs().sum() == 0
 
 
-def test_no_more_than_a_piece_of_logits_exists_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_than_a_chunk_of_logits_exists_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(linear_loss.CHUNK_BYTES, "cpu", 1)
     hidden, weight, _, targets = make_parts(bias=False)
     seen = []

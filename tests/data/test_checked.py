@@ -270,7 +270,7 @@ def test_a_repeated_key_is_a_bad_row(write_rows, check):
     assert check(train, key="id").summary["refused"][0].startswith(f"{train}, row 3: column 'id' (split.key) holds")
 
 
-def test_keys_do_not_depend_on_the_place_of_a_row(write_rows, check):
+def test_keys_do_not_depend_on_the_position_of_a_row(write_rows, check):
     rows = [{"text": str(number), "id": number} for number in range(20)]
     one = check(write_rows(rows), key="id")
     other = check(write_rows(rows[::-1], "turned.jsonl"), key="id")

@@ -88,7 +88,7 @@ def test_half_a_surrogate_pair_is_kept_for_the_check_of_the_row():
     assert parse_line(b'{"a": "\\ud800"}') == {"a": "\ud800"}
 
 
-def test_bytes_that_are_no_utf8_are_told_by_place():
+def test_bytes_that_are_no_utf8_are_told_by_position():
     with pytest.raises(UnicodeDecodeError) as caught:
         parse_line(b'{"a": "\xff"}')
     assert caught.value.start == 7

@@ -170,7 +170,7 @@ def test_csv_rows_of_another_width_are_reported(tmp_path):
         ("a\nb\n".encode("utf-16"), "is UTF-16 (byte 0"),
     ],
 )
-def test_damaged_csv_names_the_place(tmp_path, content, expected):
+def test_damaged_csv_names_the_position(tmp_path, content, expected):
     assert expected in message_of(file_of(tmp_path, "a.csv", content))
 
 

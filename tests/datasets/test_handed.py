@@ -8,7 +8,7 @@ from kedro.io import DatasetError
 from lm_tuning.datasets import FinishedFileDataset
 
 
-def test_a_file_is_moved_to_its_place_and_repositions_the_one_before(tmp_path: Path) -> None:
+def test_a_file_is_moved_to_its_path_and_replaces_the_one_before(tmp_path: Path) -> None:
     dataset = FinishedFileDataset(str(tmp_path / "kept" / "trace.json.gz"))
     for content in (b"first", b"second"):
         made = tmp_path / "work" / "made.gz"

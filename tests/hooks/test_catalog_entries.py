@@ -42,7 +42,7 @@ def test_versions_are_refused(project: Path, entry: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/x.json", "gs://bucket/x.json", "memory://x"])
-def test_a_place_that_is_no_local_disk_is_refused(project: Path, path: str) -> None:
+def test_a_path_that_is_no_local_disk_is_refused(project: Path, path: str) -> None:
     (problem,) = problems_with(project, "evaluation", filepath=path)
     assert problem.startswith(f"Catalog entry 'evaluation': filepath = {path}: ")
     assert "local path" in problem

@@ -44,7 +44,7 @@ def test_it_comes_before_every_other_hook_of_the_project() -> None:
     assert isinstance(called_first.plugin, ParametersHook)
 
 
-def test_what_a_nearer_setting_repositions_is_gone_for_the_nodes(
+def test_what_a_nearer_setting_replaces_is_gone_for_the_nodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.chdir(tmp_path)

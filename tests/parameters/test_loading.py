@@ -99,7 +99,7 @@ def test_a_file_that_is_not_yaml_names_file_and_line(project: Project, problems_
     ],
 )
 @pytest.mark.parametrize("name", ["base/parameters_more.yml", "cpu/parameters.yml"])
-def test_a_file_that_cannot_be_read_is_named_once_with_one_place(
+def test_a_file_that_cannot_be_read_is_named_once_with_one_line(
     project: Project, problems_of: Problems, name: str, content: bytes, message: str
 ) -> None:
     project.write("cpu/parameters.yml", {})

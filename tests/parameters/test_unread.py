@@ -98,7 +98,7 @@ class TestGlobals:
 
 
 class TestNearerLayer:
-    def test_the_command_line_repositions_what_a_file_sets(self, project: Project) -> None:
+    def test_the_command_line_replaces_what_a_file_sets(self, project: Project) -> None:
         settled = read_settled(project.loader(train={"effective_batch_rows": 8}), project.root)
         train = settled.parameters.train
         assert (train.effective_batch_rows, train.effective_batch_tokens) == (8, None)
@@ -107,7 +107,7 @@ class TestNearerLayer:
         assert line.startswith("train.effective_batch_rows = 8 (--params) takes the place of ")
         assert "train.effective_batch_tokens = 512 (conf/base/parameters_train.yml, line " in line
 
-    def test_an_overlay_repositions_what_base_sets_and_is_replaced_in_turn(self, project: Project) -> None:
+    def test_an_overlay_replaces_what_base_sets_and_is_replaced_in_turn(self, project: Project) -> None:
         project.write("x/parameters.yml", "train: {effective_batch_rows: 4}\n")
         assert project.load("x").train.effective_batch_tokens is None
         train = project.load("x", train={"effective_batch_tokens": 1024}).train
@@ -123,7 +123,7 @@ class TestNearerLayer:
         (problem,) = problems_of(project.load, train=both)
         assert "are both set" in problem
 
-    def test_what_is_set_to_null_by_hand_repositions_nothing(self, project: Project) -> None:
+    def test_what_is_set_to_null_by_hand_replaces_nothing(self, project: Project) -> None:
         settled = read_settled(
             project.loader(train={"effective_batch_rows": 8, "effective_batch_tokens": None}), project.root
         )

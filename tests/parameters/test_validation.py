@@ -386,7 +386,7 @@ def test_rows_are_a_path_a_source_or_a_list_of_both(valid: dict[str, Any]) -> No
         ),
     ],
 )
-def test_a_wrong_source_is_named_by_its_place(valid: dict[str, Any], rows: Any, expected: str) -> None:
+def test_a_wrong_source_is_named_by_its_index(valid: dict[str, Any], rows: Any, expected: str) -> None:
     assert one_problem(merged(valid, data={"path": rows})).startswith(expected)
 
 

@@ -7,7 +7,7 @@ from tests.support.stored import write_rows
 from tests.support.tiny import ASSISTANT, END, USER, ids, make_tokenizer
 
 
-def test_learned_parts_and_control_tokens_are_told_apart(tmp_path):
+def test_supervised_parts_and_control_tokens_are_told_apart(tmp_path):
     row = [USER, *ids("a\n"), END, ASSISTANT, *ids("bc"), END, END]
     table: TokenTable = write_rows([(row, [(5, 8)])], tmp_path / "train.arrow")
     parts = decode_parts(table[0], make_tokenizer(), set(range(8)))

@@ -34,9 +34,9 @@ from lm_tuning.runtime.peak import find_ceiling, known_peak, measure_matmul
     ],
 )
 def test_a_card_is_known_by_the_name_that_the_driver_gives(name, bfloat16, tf32, float32):
-    for number_format, teraflops in (("bfloat16", bfloat16), ("tf32", tf32), ("float32", float32)):
+    for dtype, teraflops in (("bfloat16", bfloat16), ("tf32", tf32), ("float32", float32)):
         expected = None if teraflops is None else pytest.approx(teraflops * 1e12)
-        assert known_peak(name, number_format) == expected
+        assert known_peak(name, dtype) == expected
     assert known_peak(name, "float16") is not None
 
 
@@ -87,7 +87,7 @@ def test_the_factors_are_random_and_the_runs_random_state_stays():
 
 def test_the_ceiling_of_a_cpu_is_measured_once_and_not_known():
     first = find_ceiling("cpu", "float32")
-    assert (first.device, first.number_format, first.known_flops) == ("CPU", "float32", None)
+    assert (first.device, first.dtype, first.known_flops) == ("CPU", "float32", None)
     assert first.measured_flops > 1e8
     assert find_ceiling("cpu", "float32") == first
 

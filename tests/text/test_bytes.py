@@ -97,7 +97,7 @@ def test_a_row_that_the_tokenizer_normalizes_is_placed_by_the_library_and_its_ne
     assert [row.row_id for row in made] == [1, 2, 3]
 
 
-def test_a_place_that_no_token_holds_has_none():
+def test_a_position_that_no_token_holds_has_none():
     tokens = AlignedTokens([7, 8], [0, 3], [1, 4])
     assert [tokens.char_to_token(position) for position in range(5)] == [0, None, None, 1, None]
 

@@ -61,7 +61,7 @@ def test_every_byte_of_a_last_character_is_inside():
         assert after - first >= 3
 
 
-def test_an_empty_range_is_an_empty_span_at_its_place():
+def test_an_empty_range_is_an_empty_span_at_its_position():
     tokenizer = make_tokenizer()
     with bare_backend(tokenizer) as backend:
         encoding = backend.encode("abc", add_special_tokens=False)
@@ -110,7 +110,7 @@ def tokens(row: RenderedRow, *, loss_on: str = "assistant", prefix: list[int] | 
         return tokenize_row(row, encoding, loss_on=loss_on, prefix=prefix or [], end_id=END)
 
 
-def pieces_of(tokenizer: Any, row: RenderedRow) -> tuple[list[str], list[str]]:
+def chunks_of(tokenizer: Any, row: RenderedRow) -> tuple[list[str], list[str]]:
     """Return the tokens before the answer and those of the answer, as text."""
     with bare_backend(tokenizer) as backend:
         [encoding] = RowEncoder(backend).encode([row])
@@ -119,21 +119,21 @@ def pieces_of(tokenizer: Any, row: RenderedRow) -> tuple[list[str], list[str]]:
     return tokens[:first], tokens[first:after]
 
 
-def test_no_token_lies_across_the_place_where_generation_begins():
+def test_no_token_lies_across_the_position_where_generation_begins():
     tokenizer = byte_level()
     row = RenderedRow("answer:\n\n\nyes<|end|>", [], [(8, 18)], is_closed=True, openings=[8])
-    before, answer = pieces_of(tokenizer, row)
+    before, answer = chunks_of(tokenizer, row)
     assert before[-1] == "\n"
     assert "".join(answer) == "\n\nyes<|end|>"
     row.openings = []
-    assert pieces_of(tokenizer, row)[1][0] == "\n\n", "else the tokenizer joins both sides"
+    assert chunks_of(tokenizer, row)[1][0] == "\n\n", "else the tokenizer joins both sides"
 
 
 def test_a_space_before_the_answer_may_join_its_first_word():
-    before, answer = pieces_of(byte_level(), render_plain("answer: ", "yes"))
+    before, answer = chunks_of(byte_level(), render_plain("answer: ", "yes"))
     assert "".join(before) == "answer:"
     assert answer == [" yes"]
-    before, answer = pieces_of(byte_level(), render_plain("answer:\n", "\nyes"))
+    before, answer = chunks_of(byte_level(), render_plain("answer:\n", "\nyes"))
     assert "".join(before) == "answer:\n"
     assert "".join(answer) == "\nyes"
 

@@ -63,8 +63,8 @@ def test_a_line_sums_up_what_was_made():
     splits = {"train": split(3000, too_long=2), "validation": split(5), "test": split(0, too_long=1)}
     summary = {"task": "causal_lm", "splits": splits}
     assert describe_tokens(summary) == (
-        "3,000 train, 5 validation, 0 test rows; train 24,000 tokens, 26% of them supervised, 7 a row at the median, 20 "
-        "at most; 3 rows dropped"
+        "3,000 train, 5 validation, 0 test rows; train 24,000 tokens, 26% of them supervised, 7 a row at the median, "
+        "20 at most; 3 rows dropped"
     )
 
 

@@ -68,7 +68,7 @@ def weights_of(result: TrainingResult) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("method", ["full", "lora"])
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1], ids=["plain", "smoothed"])
-def test_losses_and_gradients_do_not_depend_on_how_a_step_is_cut(
+def test_losses_and_gradients_do_not_depend_on_how_a_step_is_split(
     folders: dict[str, Path], tmp_path: Path, task: str, method: str, label_smoothing: float
 ) -> None:
     lora = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"} if method == "lora" else {}
@@ -203,7 +203,7 @@ def test_class_weights_change_what_is_supervised_and_not_the_first_loss_by_much(
     assert weighted.steps[1]["loss_nats_per_row"] != plain.steps[1]["loss_nats_per_row"]
 
 
-def test_rows_of_heavier_classes_have_a_larger_loss_due(folders: dict[str, Path], tmp_path: Path) -> None:
+def test_rows_of_heavier_classes_have_a_larger_expected_loss(folders: dict[str, Path], tmp_path: Path) -> None:
     weighted = train(folders, tmp_path, "sequence_classification", class_weights="balanced", effective_batch_rows=2)
     facts = weighted.health["facts"]
     expected = facts["untrained_head_nats_per_row"]

@@ -219,7 +219,7 @@ def test_what_goes_to_loader_workers_holds_no_weights() -> None:
     assert pickle.loads(pickle.dumps(task)).head_loss is None
 
 
-class TestLeanAdapters:
+class TestFusedAdapters:
     def model(self, **changes: Any) -> Any:
         from peft import LoraConfig, get_peft_model
 

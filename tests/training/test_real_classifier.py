@@ -37,7 +37,7 @@ def rows(tmp_path: Path) -> dict[str, int]:
 
 
 @pytest.mark.slow
-def test_the_first_loss_of_77_intents_is_chance_however_the_step_is_cut(tmp_path: Path, rows: dict[str, int]) -> None:
+def test_the_first_loss_of_77_intents_is_chance_however_the_step_is_split(tmp_path: Path, rows: dict[str, int]) -> None:
     folder = REPOSITORY / EMBEDDED_MODEL
     if not is_converted(folder):
         pytest.skip(f"{folder} is not there yet: kedro run makes it")

@@ -217,7 +217,7 @@ def choose_micro_batch_tokens(table: TokenTable, *, num_classes: int, on_gpu: bo
 
     Args:
         table: the rows to evaluate.
-        num_classes: logits of one position: words of a language model, classes of a classifier.
+        num_classes: logits of one position: the vocabulary of a language model, classes of a classifier.
         on_gpu: whether the model lies on an accelerator.
         memory_bytes: memory of that accelerator; ``None`` when unknown.
 

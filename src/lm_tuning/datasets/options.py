@@ -45,7 +45,7 @@ _REMOTE = (
 
 
 def check_entries(config_loader: AbstractConfigLoader) -> None:
-    """Refuse entries that would fail, or go to another place than they say, after a training.
+    """Refuse entries that would fail, or go elsewhere than they say, after a training.
 
     Args:
         config_loader: the session's.

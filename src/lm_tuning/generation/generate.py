@@ -63,7 +63,7 @@ def collect_prompts(table: TokenTable, rows: Iterable[int]) -> list[Prompt]:
 def find_stop_ids(model: Any, tokenizer: Any, prompts: Sequence[Prompt]) -> list[int]:
     """Collect the tokens at which an answer ends.
 
-    They are the tokenizer's and the model's EOS tokens and the special tokens that end the answers in the rows:
+    They are the tokenizer's and the model's EOS tokens and the special tokens at the ends of the answers in the rows:
     chat templates often end a turn with another token than the text's.
 
     Args:

@@ -24,7 +24,7 @@ def set_up_mlflow(context: KedroContext, tracking: TrackingParameters) -> KedroM
 
     Args:
         context: of the session; the configuration becomes its attribute ``mlflow``.
-        tracking: the group of parameters, which names experiment and run.
+        tracking: the parameters that name experiment and run.
 
     Returns:
         The configuration. With a run that the user has opened, the store is that of this run.

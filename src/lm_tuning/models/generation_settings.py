@@ -110,7 +110,7 @@ def settings_of_answers(
     Args:
         model: the tuned model, wrapped or not; its EOS tokens stay EOS tokens.
         tokenizer: the model's; its EOS token is one too.
-        supervised_stop_ids: tokens that end the answers in the training rows.
+        supervised_stop_ids: EOS tokens of the answers in the training rows.
         first_id: the token that every answer of an encoder-decoder begins with; ``None`` for none.
         pad_id: fills shorter rows of a batch.
         num_beams: number of beams; 1 answers greedily.

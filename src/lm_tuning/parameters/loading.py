@@ -37,7 +37,7 @@ def settle_alternatives(raw: Mapping[str, Any], sources: Sources) -> tuple[dict[
     """Remove settings that one in a nearer layer replaces.
 
     ``conf/base`` sets ``train.effective_batch_tokens``; a user who sets ``train.effective_batch_rows`` on top means it
-    in its place. Two alternatives in one layer are left as they are: that is a contradiction, told by the checks.
+    in its stead. Two alternatives in one layer are left as they are: that is a contradiction, told by the checks.
 
     Args:
         raw: the merged parameters as plain values, by group and key.
@@ -134,7 +134,7 @@ def read_settled(config_loader: AbstractConfigLoader, root: Path) -> Settled:
     unread, warnings = find_unread_files(Path(loader.conf_source), folders, loader.config_patterns, root)
     own = Path(loader.conf_source) / loader.default_run_env
     if own not in folders and any(own.glob("*.yml")):
-        warnings.append(f"{sources.show(own)} is not read, since --env takes another folder in its place.")
+        warnings.append(f"{sources.show(own)} is not read, since --env reads another folder instead.")
     problems = [
         *_check_output(raw, loader, sources),
         *unread,

@@ -138,14 +138,14 @@ def describe_allowed(entry: Schema) -> str:
         return "a list of " + (join_words(kinds) or {"string": "texts"}.get(items.get("type"), "values"))
     if kind == "object":
         return _describe_names(entry.get("additionalProperties"))
-    return {"string": "text", "boolean": "true or false", "null": "null"}.get(str(kind), "any value")
+    return {"string": "a string", "boolean": "true or false", "null": "null"}.get(str(kind), "any value")
 
 
 def _describe_names(values: object) -> str:
     """Describe what a group of freely chosen names allows for each."""
     if not isinstance(values, dict):
         return "a mapping of names and values"
-    return f"a mapping of names, each with {'a text' if set(values) == {'type'} else describe_allowed(values)}"
+    return f"a mapping of names, each with {'a string' if set(values) == {'type'} else describe_allowed(values)}"
 
 
 def _bounds(entry: Schema) -> list[str]:

@@ -82,7 +82,7 @@ AdapterInit = Literal["default", "gaussian", "orthogonal", "pissa", "pissa_niter
 
 
 class LoraParameters(ParameterGroup):
-    """Size and place of the low-rank adapter."""
+    """Size and target modules of the low-rank adapter."""
 
     r: Count = 16
     """Rank of the update; the adapter's size grows in proportion."""
@@ -143,7 +143,7 @@ class TrainParameters(ParameterGroup):
     """Train all weights, or a low-rank adapter beside frozen ones, which qlora holds in 4 or 8 bits."""
 
     lora: LoraParameters = LoraParameters()
-    """Size and place of the adapter; read when method is lora or qlora."""
+    """Size and target modules of the adapter; read when method is lora or qlora."""
 
     qlora: QloraParameters = QloraParameters()
     """How the frozen weights are held; read when method is qlora."""

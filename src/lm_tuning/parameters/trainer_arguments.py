@@ -17,7 +17,7 @@ DEFAULT_SCHEDULE = "linear"
 DEFAULT_OPTIMIZER = "adamw_torch_fused"
 """What the Trainer takes where ``train.trainer.optim`` is left out."""
 
-TRUTH_VALUES = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Argument:
         most: largest number; ``None`` for no limit.
         above_least: whether ``least`` itself is refused.
         is_whole: whether fractions are refused.
-        is_truth_value: whether it is true or false, written as text.
+        is_boolean: whether it is true or false, written as text.
         words: the texts that it takes; none where it takes a number.
         may_be_null: whether null leaves it out.
     """
@@ -38,7 +38,7 @@ class Argument:
     most: float | None = None
     above_least: bool = False
     is_whole: bool = False
-    is_truth_value: bool = False
+    is_boolean: bool = False
     words: tuple[str, ...] = ()
     may_be_null: bool = False
 
@@ -48,7 +48,7 @@ class Argument:
             return self.may_be_null
         if self.words:
             return value in self.words
-        if self.is_truth_value or self.least is None:
+        if self.is_boolean or self.least is None:
             return isinstance(value, bool)
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             return False
@@ -61,7 +61,7 @@ class Argument:
         """Describe what the argument takes."""
         if self.words:
             return ", ".join(self.words[:-1]) + f" or {self.words[-1]}"
-        if self.is_truth_value or self.least is None:
+        if self.is_boolean or self.least is None:
             return "true or false"
         kind = "an integer" if self.is_whole else "a number"
         limits = f"above {self.least:g}" if self.above_least else f"of {self.least:g} or more"
@@ -128,12 +128,12 @@ _OWN_KEYS = {
     "adam_epsilon": "train.trainer.adam_epsilon",
 }
 
-_TRUTH = Argument(least=None, is_truth_value=True)
+_BOOLEAN = Argument(least=None, is_boolean=True)
 
 OPTIMIZER_ARGUMENTS: dict[str, dict[str, Argument]] = {
-    "sgd": {"momentum": _RATE, "dampening": _RATE, "nesterov": _TRUTH},
+    "sgd": {"momentum": _RATE, "dampening": _RATE, "nesterov": _BOOLEAN},
     "adagrad": {"lr_decay": _RATE, "eps": _RATE},
-    "rmsprop": {"momentum": _RATE, "alpha": _RATE, "eps": _RATE, "centered": _TRUTH},
+    "rmsprop": {"momentum": _RATE, "alpha": _RATE, "eps": _RATE, "centered": _BOOLEAN},
 }
 """What transformers reads of ``optim_args``, by optimizer; of those not named here it reads nothing.
 
@@ -219,8 +219,8 @@ def _find_nesterov_problems(text: str, values: Mapping[str, object]) -> Iterator
 
 def _read(written: str, argument: Argument) -> object:
     """Read a value as transformers would; text where it could not."""
-    if argument.is_truth_value:
-        return TRUTH_VALUES.get(written.lower(), written)
+    if argument.is_boolean:
+        return BOOLEANS.get(written.lower(), written)
     try:
         return float(written)
     except ValueError:

@@ -172,7 +172,7 @@ def _describe_wrong(path: KeyPath, value: object, source: Source | None) -> str:
     if wants_text and isinstance(value, (bool, int, float)):
         written = source.text if source else None
         text += f" YAML reads {written or 'what is written'} as {_kind(value)}"
-        text += f'; for text put it in quotes: "{written or _guess(value)}".'
+        text += f'; for a string put it in quotes: "{written or _guess(value)}".'
     elif isinstance(value, str) and _unquoted(value) is not value and accepts(entry, _unquoted(value)):
         text += " Leave the quotes out."
     return text
@@ -205,8 +205,8 @@ def _kind(value: object) -> str:
         (bool, "a boolean"),
         (int, "an integer"),
         (float, "a number"),
-        (str, "text"),
-        (Mapping, "a group"),
+        (str, "a string"),
+        (Mapping, "a mapping"),
         (Sequence, "a list"),
     ):
         if isinstance(value, kinds):

@@ -64,7 +64,7 @@ def decode_parts(row: TokenRow, tokenizer: Any, special: set[int]) -> list[dict[
         special: ids of control tokens.
 
     Returns:
-        ``text``, ``is_learned`` and ``is_control`` of each piece, in order. A control token is a piece of its own.
+        ``text``, ``is_learned`` and ``is_control`` of each segment, in order. A control token is a segment of its own.
     """
     supervised = np.zeros(len(row.input_ids), dtype=bool)
     for start, end in row.spans:

@@ -23,7 +23,7 @@ def find_issues(figures: Mapping[str, Any]) -> list[dict[str, str]]:
         figures: what ``inspect_tokens`` has gathered.
 
     Returns:
-        ``level`` (see ``LEVELS``), ``section``, ``text`` and ``advice`` of each concern, sorted by level.
+        ``level`` (see ``LEVELS``), ``section``, ``text`` and ``advice`` of each issue, sorted by level.
     """
     found = [
         *_about_schedule(figures["schedule"], figures["num_rows"], figures["lengths"]["quantiles"]["row"]["max"]),

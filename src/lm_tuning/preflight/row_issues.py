@@ -27,7 +27,7 @@ _FEW_ROWS_CUT = 0.01
 
 
 def issue(level: str, section: str, text: str, advice: str) -> dict[str, str]:
-    """Return one concern as ``find_concerns`` lists it.
+    """Return one issue as ``find_issues`` lists it.
 
     Args:
         level: see ``LEVELS`` of the module ``concerns``.

@@ -119,7 +119,7 @@ def _sides(batch: pa.RecordBatch) -> dict[str, tuple[Int32Array, Int64Array]]:
 
 
 def _parts(batch: pa.RecordBatch) -> tuple[Int32Array, Int32Array, Int32Array]:
-    """Return a batch's ids, where each row starts in them ``(rows + 1,)``, and where each row's last supervised one is."""
+    """Return a batch's ids, where each row starts in them ``(rows + 1,)``, and where its last supervised one is."""
     ids, spans = batch.column("input_ids"), batch.column("spans")
     starts, span_starts, edges = ids.offsets.to_numpy(), spans.offsets.to_numpy(), spans.values.to_numpy()
     with_span = np.flatnonzero(np.diff(span_starts))

@@ -30,7 +30,7 @@ def build_summary(report: Report) -> RenderableType:
     from rich.text import Text
 
     parts: list[RenderableType] = [Text(_clean(report.subtitle)), Text("")]
-    # Concerns come last, where a reader's eye is when the run ends.
+    # Issues come last, where a reader's eye is when the run ends.
     sections = sorted(report.sections, key=lambda section: section.key == "concerns")
     for section in sections:
         parts.append(Text(_clean(section.title), style="bold"))

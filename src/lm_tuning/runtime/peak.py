@@ -61,13 +61,13 @@ class Ceiling:
 
     Attributes:
         device: name of the card, or ``CPU``.
-        number_format: of the products: ``bfloat16``, ``float16``, ``tf32`` or ``float32``.
+        dtype: of the products: ``bfloat16``, ``float16``, ``tf32`` or ``float32``.
         known_flops: floating-point operations per second by the card's datasheet; ``None`` when it is not known.
         measured_flops: what a large product attained; ``None`` when it could not be measured.
     """
 
     device: str
-    number_format: str
+    dtype: str
     known_flops: float | None
     measured_flops: float | None
 
@@ -84,19 +84,19 @@ def find_ceiling(device: str, compute_dtype: str) -> Ceiling:
     import torch
 
     name = torch.cuda.get_device_name() if device == "cuda" else device.upper()
-    number_format = _number_format(device, compute_dtype)
-    measured = _measure_once(device, compute_dtype, number_format)
-    return Ceiling(name, number_format, known_peak(name, number_format), measured)
+    dtype = _product_dtype(device, compute_dtype)
+    measured = _measure_once(device, compute_dtype, dtype)
+    return Ceiling(name, dtype, known_peak(name, dtype), measured)
 
 
 @functools.cache
-def _measure_once(device: str, compute_dtype: str, number_format: str) -> float | None:
+def _measure_once(device: str, compute_dtype: str, dtype: str) -> float | None:
     import torch
 
     try:
         return measure_matmul(device, getattr(torch, compute_dtype))
     except (RuntimeError, MemoryError) as error:  # running out of the GPU's memory is a RuntimeError
-        logger.info("The speed of a %s product could not be measured: %s", number_format, str(error).partition("\n")[0])
+        logger.info("The speed of a %s product could not be measured: %s", dtype, str(error).partition("\n")[0])
         return None
     finally:
         if device == "cuda":
@@ -105,12 +105,12 @@ def _measure_once(device: str, compute_dtype: str, number_format: str) -> float 
             torch.cuda.reset_peak_memory_stats()
 
 
-def known_peak(name: str, number_format: str) -> float | None:
+def known_peak(name: str, dtype: str) -> float | None:
     """Return what the maker promises for dense matrix products.
 
     Args:
         name: of the card, as torch and the driver give it.
-        number_format: ``bfloat16``, ``float16``, ``tf32`` or ``float32``; the last is that without tensor cores.
+        dtype: ``bfloat16``, ``float16``, ``tf32`` or ``float32``; the last is that without tensor cores.
 
     Returns:
         Floating-point operations per second; ``None`` for a card that is not in the table, part of a card (MIG) and a
@@ -125,7 +125,7 @@ def known_peak(name: str, number_format: str) -> float | None:
         return None
     for pattern, peaks in _PEAKS:
         if re.fullmatch(pattern, short):
-            peak = peaks[_FORMATS.index(number_format)]
+            peak = peaks[_FORMATS.index(dtype)]
             return None if peak is None else peak * _TERA
     return None
 
@@ -208,7 +208,7 @@ def _factors(device: torch.device, dtype: torch.dtype, size: int) -> tuple[torch
     return left, right
 
 
-def _number_format(device: str, compute_dtype: str) -> str:
+def _product_dtype(device: str, compute_dtype: str) -> str:
     """Name the format that products are really made in: float32 is TF32 where that is switched on and there."""
     if compute_dtype != "float32" or device != "cuda":
         return compute_dtype

@@ -1,4 +1,4 @@
-"""Describe why something could not be written: a full disk, a quota, a size limit, a place that takes no files."""
+"""Describe why something could not be written: a full disk, a quota, a size limit, a folder that takes no files."""
 
 from __future__ import annotations
 

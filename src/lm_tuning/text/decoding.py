@@ -47,7 +47,7 @@ def _without_cleanup(tokenizer: Any) -> Iterator[None]:
         decoder.cleanup = True
 
 
-TURN_END_TOKENS = 2
+TURN_ENDING_TOKENS = 2
 """How many tokens from an answer's end its end-of-turn token is looked for (a newline may follow it)."""
 
 MAX_ROWS = 4096
@@ -87,7 +87,7 @@ def end_of_answer(answer: Sequence[int], special: set[int]) -> int | None:
         answer: token ids, ``(answer tokens,)``.
         special: see :func:`special_ids`.
     """
-    return next((int(token) for token in reversed(answer[-TURN_END_TOKENS:]) if int(token) in special), None)
+    return next((int(token) for token in reversed(answer[-TURN_ENDING_TOKENS:]) if int(token) in special), None)
 
 
 def common_first_id(answers: Iterable[Sequence[int]], special: set[int], *, stop_ids: Iterable[int]) -> int | None:

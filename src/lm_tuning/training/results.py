@@ -177,7 +177,7 @@ def summarize(
     training_seconds: float,
     total_seconds: float,
     health_seconds: float,
-    first_look_seconds: float,
+    pre_check_seconds: float,
     trainable_parameters: int,
     best_step: int | None,
     sources: list[dict[str, Any]],
@@ -194,7 +194,7 @@ def summarize(
         training_seconds: of this run's loop, with those before a resume.
         total_seconds: of the whole training, loading and checks included, with those before a resume.
         health_seconds: of all health checks, with those before a resume.
-        first_look_seconds: of them, those up to the end of step 1, which a longer run does not have more of. The share
+        pre_check_seconds: of them, those up to the end of step 1, which a longer run does not have more of. The share
             of the checks in the training's time leaves them out.
         trainable_parameters: how many numbers were trained.
         best_step: step of the best held-out figure; ``None`` without one.
@@ -214,10 +214,10 @@ def summarize(
         f"last_{log.loss_name}": log.steps[-1][log.loss_name] if log.steps else None,
         **summarize_efficiency(log, model_flops_per_token=model_flops_per_token, ceiling=ceiling),
         "logging_fraction": _fraction(log.own_seconds + log.phases.own_seconds, training_seconds),
-        "health_fraction": _fraction(health_seconds - first_look_seconds, training_seconds),
+        "health_fraction": _fraction(health_seconds - pre_check_seconds, training_seconds),
         "training_seconds": training_seconds,
         "health_seconds": health_seconds,
-        "first_look_seconds": first_look_seconds,
+        "first_look_seconds": pre_check_seconds,
         "total_seconds": total_seconds,
         "trainable_parameters": trainable_parameters,
         "best_step": best_step,
@@ -274,7 +274,7 @@ def summarize_efficiency(
         "model_flops_per_token": model_flops_per_token,
         "model_flops_per_second": attained,
         "device_name": None if ceiling is None else ceiling.device,
-        "number_format": None if ceiling is None else ceiling.number_format,
+        "number_format": None if ceiling is None else ceiling.dtype,
         "known_peak_flops": known,
         "measured_matmul_flops": measured,
         "mfu": attained / known if attained is not None and known else None,

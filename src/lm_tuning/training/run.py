@@ -169,7 +169,7 @@ def _run(
         training_seconds=trainer.seconds_before + seconds,
         total_seconds=trainer.total_seconds_before + time.perf_counter() - began,
         health_seconds=health.seconds,
-        first_look_seconds=health.facts.get("first_look_seconds", 0.0),
+        pre_check_seconds=health.facts.get("first_look_seconds", 0.0),
         trainable_parameters=count_parameters(ready.model)[0],
         best_step=trainer.best.step or None,
         sources=sources,
@@ -244,10 +244,7 @@ def _say_what_is_trained(job: Job, ready: ReadyModel, steps: StepDataset) -> Non
         job.settings.device,
     )
     if job.settings.activation_checkpointing:
-        logger.info(
-            "Gradient checkpointing is on: activations are computed again in the backward pass, which takes less "
-            "memory and more time."
-        )
+        logger.info("Gradient checkpointing is on: which takes less memory and more time.")
 
 
 def _check_first_step(

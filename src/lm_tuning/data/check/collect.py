@@ -277,7 +277,7 @@ class _Collector:
                     self.findings.add(row_id, kind, f"{name} {reason}", is_bad=False)
 
     def drop_repeats(self, path: Path) -> npt.NDArray[np.bool_] | None:
-        """Take rows whose key an earlier training row has out of the file; return which rows stay, None for all."""
+        """Remove rows whose key an earlier training row has from the file; return which rows stay, None for all."""
         table = ExampleTable(path)
         digests = np.frombuffer(self._keys, dtype=np.uint64).reshape(-1, 2)
         is_train = np.array([file["split"] == "train" for file in self.files])

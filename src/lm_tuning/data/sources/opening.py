@@ -196,7 +196,7 @@ class RawFile:
         """Open for reading from the start, unpacked.
 
         Returns:
-            A buffered stream of bytes, not always seekable; close it. Reading raises ``OSError`` for a place that
+            A buffered stream of bytes, not always seekable; close it. Reading raises ``OSError`` for a position that
             cannot be read or unpacked.
 
         Raises:

@@ -67,7 +67,7 @@ def list_remote(address: str, *, key: str) -> list[dict[str, Any]]:
         side does not say) and ``digest`` (of its marks of change: size, etag, checksum, time) by file, sorted by path.
 
     Raises:
-        UserError: a driver is missing, or the place cannot be reached or holds nothing of that name.
+        UserError: a driver is missing, or the address cannot be reached or holds nothing of that name.
     """
     protocol, _, rest = address.partition("://")
     system, path = _connect(address, f"{key} names '{address}'")
@@ -145,8 +145,8 @@ def _connect(address: str, problem: str) -> tuple[Any, str]:
         system, path = fsspec.core.url_to_fs(address, **options)
     except ImportError as error:
         package = _PACKAGE_OF_PROTOCOL.get(protocol)
-        way_out = f"pip install {package}" if package else _first_line(error)
-        raise UserError(f"{problem}; reading {protocol}:// needs another package: {way_out}") from error
+        fix = f"pip install {package}" if package else _first_line(error)
+        raise UserError(f"{problem}; reading {protocol}:// needs another package: {fix}") from error
     except (Interrupted, UserError):
         raise
     except Exception as error:  # bad credentials, unknown protocols, malformed addresses

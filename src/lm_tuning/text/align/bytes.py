@@ -102,7 +102,7 @@ class AlignedTokens:
     """
 
     def __init__(self, ids: list[int], starts: npt.ArrayLike, ends: npt.ArrayLike) -> None:
-        """Keep the places.
+        """Keep the positions.
 
         Args:
             ids: token ids, ``(tokens,)``.

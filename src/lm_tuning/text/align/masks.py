@@ -94,7 +94,7 @@ class RowEncoder:
 
     A tokenizer may join the end of the scaffolding and the start of an answer (a line break and an indentation, say).
     A model that learned from such a token never sees it when it generates, since its prompt ends in between. Such
-    rows are tokenized in chunks, unless that would change their text (some tokenizers put a space before every piece).
+    rows are tokenized in chunks, unless that would change their text (some tokenizers put a space before every segment).
     """
 
     def __init__(self, backend: Any, control_ids: frozenset[int] = frozenset()) -> None:
@@ -185,7 +185,7 @@ class RowEncoder:
 
     @staticmethod
     def _inside(tokenizer: Any, chunk: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Tokenize a piece from the middle of a text: behind a line break no tokenizer puts a space before it."""
+        """Tokenize a segment from the middle of a text: behind a line break no tokenizer puts a space before it."""
         lead = tokenizer.encode("\n", add_special_tokens=False).ids
         encoding = tokenizer.encode("\n" + chunk, add_special_tokens=False)
         ids, positions = encoding.ids, encoding.offsets

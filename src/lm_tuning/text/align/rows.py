@@ -111,7 +111,7 @@ class RowAligner:
 
 
 def find_unlike(backend: Any, rows: list[RenderedRow], encodings: dict[int, Any]) -> dict[int, str]:
-    """Decode every answer and compare it with the text, so that a mask in the wrong place cannot pass.
+    """Decode every answer and compare it with the text, so that a mask at the wrong positions cannot pass.
 
     Args:
         backend: lent by ``bare_backend``.

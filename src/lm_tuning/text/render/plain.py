@@ -73,7 +73,7 @@ class RenderedRow:
         answers: half-open character ranges of what the model has to say, each with its end-of-turn token if it has
             one; ascending.
         openings: characters at which generation would begin, so that no token may lie across them.
-        is_closed: whether the text ends with a token that ends the turn; else the EOS token is appended.
+        is_closed: whether the text ends with the EOS token of the turn; else the EOS token is appended.
         notes: keys of further counts that the row goes into.
         as_text: half-open character ranges of typed control tokens, whose letters must not become the token; ascending.
     """

@@ -299,7 +299,7 @@ class RowTokenizer(TaskTokenizer):
         *,
         is_whole: BoolArray | None = None,
     ) -> None:
-        """Count what was noted of the rows that are kept, and the tokens that end them."""
+        """Count what was noted of the rows that are kept, and their EOS tokens."""
         counts.add_notes([row.notes for row in rendered.rows], rendered.row_ids, kept)
         ends = offsets[1:][kept if is_whole is None else kept & is_whole]
         tokens, numbers = np.unique(ids[ends - 1], return_counts=True)

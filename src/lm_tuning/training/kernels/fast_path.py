@@ -82,9 +82,9 @@ def prepare_fast_path(
     longest = int(train_rows.lengths.max(initial=0))
     fast = _choose_batching(ready, settings, longest)
     if settings.method != "full":
-        lean = lora_forward.install(model)
+        fused = lora_forward.install(model)
         fast.facts["adapters"] = (
-            f"fused LoRA forward in {count_of(lean, 'layer')}" if lean else "the library's forward pass"
+            f"fused LoRA forward in {count_of(fused, 'layer')}" if fused else "the library's forward pass"
         )
     if task.name == "causal_lm":
         with autocast(settings.device, settings.compute_dtype):
