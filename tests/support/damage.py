@@ -83,7 +83,7 @@ DAMAGES: dict[str, Damage] = {
     ),
     "marker is a list": (marker(lambda _: [1]), (f"{MARKER} is damaged: it holds no JSON object but a list.",)),
     "marker is a number": (marker(lambda _: 3), ("it holds no JSON object but a number.",)),
-    "marker without complete": (marker(without("complete")), (f"{MARKER}: complete is no boolean or missing.",)),
+    "marker without complete": (marker(without("complete")), (f"{MARKER}: complete is missing or no boolean.",)),
     "marker without identity": (marker(without("identity")), (f"{MARKER}: identity is missing.",)),
     "marker without step": (marker(without("step")), (f"{MARKER}: step is missing",)),
     "step is a string": (marker(having(step="2")), (f"{MARKER}: step is '2'",)),

@@ -167,7 +167,7 @@ def read_marker(folder: Path) -> dict[str, Any]:
     """
     facts = read_json_object(folder / MARKER)
     if not isinstance(facts.get("complete"), bool):
-        raise UnreadableFileError(f"{MARKER}: complete is no boolean or missing.")
+        raise UnreadableFileError(f"{MARKER}: complete is missing or no boolean.")
     step, name = facts.get("step"), _NAME.fullmatch(folder.name)
     if not isinstance(step, int) or isinstance(step, bool) or name is None or step != int(name[1]):
         shown = f"{step!r:.60}" if "step" in facts else "missing"
@@ -197,7 +197,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 def _list_named(run_folder: Path) -> list[tuple[int, Path]]:
     named = ((_NAME.fullmatch(path.name), path) for path in run_folder.glob("checkpoint-*"))
-    return sorted((int(name[1]), path) for name, path in named if name is not None)
+    return sorted((int(name[1]), path) for name, path in named if name is not None and path.is_dir())
 
 
 def _has_marker(folder: Path) -> bool:

@@ -32,6 +32,12 @@ _DAMAGE = (
 )
 """What PyTorch, safetensors, peft and transformers raise for a file whose content is not what they wrote."""
 
+_FIX = (
+    "Copy its files again if they are kept elsewhere, or move that folder out of its run's folder and give the same "
+    "command with train.resume=true, which goes on from the checkpoint before it, if there is one. train.resume=false "
+    "starts a new run (nothing is deleted)."
+)
+
 
 @contextmanager
 def naming_file(folder: str | Path, name: str) -> Iterator[None]:
@@ -55,16 +61,8 @@ def naming_file(folder: str | Path, name: str) -> Iterator[None]:
         raise _refuse(folder, name, f"cannot be used ({said:.200})") from error
 
 
-def _refuse(folder: str | Path, name: str, problem: str) -> UserError:
-    return UserError(
-        [
-            f"The checkpoint {folder} cannot be used.",
-            f"  - {name} {problem}.",
-            "Copy its files again if they are kept elsewhere, or move that folder out of its run's folder and give the "
-            "same command with train.resume=true, which goes on from the checkpoint before it, if there is one. "
-            "train.resume=false starts a new run (nothing is deleted).",
-        ]
-    )
+def _refuse(folder: str | Path, name: str, problem: str, fix: str = _FIX) -> UserError:
+    return UserError([f"The checkpoint {folder} cannot be used.", f"  - {name} {problem}.", fix])
 
 
 class RestoresState:
@@ -102,14 +100,21 @@ class RestoresState:
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Refuse weights of another model, where the Trainer warns and trains on with what it has."""
-        held = self.model.state_dict()
-        missing = set(load_result.missing_keys) - set(self.model._keys_to_ignore_on_save or ())
+        held, never_saved = self.model.state_dict(), set(self.model._keys_to_ignore_on_save or ())
+        missing = set(load_result.missing_keys)
+        if missing and missing == never_saved:
+            self.model.tie_weights()  # as the Trainer does
+        missing -= never_saved
         loaded = {held[name].data_ptr() for name in held.keys() - missing}
         missing = {name for name in missing if held[name].data_ptr() not in loaded}  # tied ones are stored once
-        for names, what in ((missing, "lacks"), (set(load_result.unexpected_keys), "has other weights,")):
-            if names:
-                problem = f"{what} {count_of(len(names), 'tensor')}, first {min(names)}"
-                raise _refuse(self._restored_from, WEIGHTS, problem)
+        if missing:
+            raise _refuse(
+                self._restored_from, WEIGHTS, f"lacks {count_of(len(missing), 'tensor')}, first {min(missing)}"
+            )
+        if load_result.unexpected_keys:
+            others = load_result.unexpected_keys
+            problem = f"has {count_of(len(others), 'tensor')} of another model, first {min(others)}"
+            raise _refuse(self._restored_from, WEIGHTS, problem)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         """Restore both, then let the present learning rate and number of steps hold.
@@ -120,16 +125,18 @@ class RestoresState:
             return
         with naming_file(checkpoint, "scheduler.pt"):
             torch.load(Path(checkpoint) / "scheduler.pt", map_location="cpu", weights_only=True)
-        settings = set(self.optimizer.param_groups[0])
+        names = set(self.optimizer.param_groups[0]) - {"initial_lr"}  # which the schedule notes there
         with naming_file(checkpoint, "optimizer.pt"):
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
-        lacking = sorted(settings - set(self.optimizer.param_groups[0]))
+        lacking = sorted(names - set(self.optimizer.param_groups[0]))
         if lacking:
-            problem = (
-                f"is the state of another optimizer, without {', '.join(lacking)}: set train.trainer.optim back to "
-                "what the run began with"
+            raise _refuse(
+                checkpoint,
+                "optimizer.pt",
+                f"is the state of another optimizer, without {', '.join(lacking)}",
+                "Set train.trainer.optim back to what the run began with, or train.resume=false to start a new run "
+                "(nothing is deleted).",
             )
-            raise _refuse(checkpoint, "optimizer.pt", problem)
         scheduler = self.lr_scheduler
         if not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
             return
