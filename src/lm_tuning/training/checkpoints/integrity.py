@@ -144,18 +144,22 @@ def list_passed_over(checkpoint: Checkpoint) -> list[Path]:
     return unmarked + [path for folder in later for _, path in list_unmarked(folder)]
 
 
-def check_best(checkpoint: Checkpoint) -> None:
+def check_best(checkpoint: Checkpoint, best_metric: str) -> None:
     """Refuse to go on towards the best weights of a run where they are damaged.
 
     Args:
         checkpoint: that the run goes on from.
+        best_metric: ``loss``, ``accuracy`` or ``macro_f1``. Where the best so far was found by another one, it is
+            chosen again, and not by what stands in the marker.
 
     Raises:
         UserError: the best checkpoint so far is there and cannot be read.
     """
     best = checkpoint.facts.get("best")
-    folder = checkpoint.path.parent / f"checkpoint-{best['step'] if best is not None else 0}"
-    if best is None or folder == checkpoint.path or folder not in [path for _, path in list_marked(folder.parent)]:
+    if best is None or ("loss" if best["metric"].startswith("nats_per_") else best["metric"]) != best_metric:
+        return
+    folder = checkpoint.path.parent / f"checkpoint-{best['step']}"
+    if folder == checkpoint.path or folder not in [path for _, path in list_marked(folder.parent)]:
         return
     damage = list(find_damage(folder))
     if damage:

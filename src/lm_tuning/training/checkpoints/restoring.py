@@ -154,7 +154,9 @@ class RestoresState:
         if checkpoint is None or self.accelerator.scaler is None:
             return
         if not (Path(checkpoint) / "scaler.pt").is_file():
-            logger.warning("%s was not trained in float16: the scale of the gradients is sought anew.", checkpoint)
+            logger.warning(
+                "%s has no scaler.pt, which only float16 writes: the scale of the gradients is sought anew.", checkpoint
+            )
             return
         with naming_file(checkpoint, "scaler.pt"):
             super()._load_scaler(checkpoint)  # type: ignore[misc]

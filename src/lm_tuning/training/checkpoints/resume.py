@@ -54,7 +54,7 @@ def find_checkpoint(
     checkpoint = require_latest(paths.checkpoints)
     checkpoints.check_resumable(checkpoint, identity)
     if settings.load_best:
-        check_best(checkpoint)
+        check_best(checkpoint, settings.best_metric)
     if checkpoint.step > plan.total_steps:
         raise UserError(
             f"train.resume: {checkpoint.path} is at step {checkpoint.step}, beyond the end of this run "
