@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from lm_tuning.errors import UserError
 from lm_tuning.training import run as training
 from lm_tuning.training.checkpoints import format as checkpoints
+from lm_tuning.training.checkpoints.restoring import RestoresState
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from tests.support.damage import DAMAGES, DAMAGES_OF_METHOD, MARKER, change, cut, forget_files, having
 
@@ -159,6 +161,15 @@ def test_a_gradient_scaler_that_this_precision_has_not_is_left_alone(stopped: St
     paths, settings = stopped()
     torch.save({"scale": 65536.0}, newest(paths) / "scaler.pt")
     assert run_training(paths, settings).health["facts"]["resumed_from_step"] == 2
+
+
+def test_a_gradient_scaler_that_the_checkpoint_has_not_begins_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = RestoresState()
+    trainer.accelerator = SimpleNamespace(scaler=torch.amp.GradScaler("cpu"))
+    trainer._load_scaler(str(tmp_path))
+    assert f"{tmp_path} has no scaler.pt, which only float16 writes" in caplog.text
 
 
 def test_notes_that_transformers_does_not_know_are_named(stopped: Stopped) -> None:
