@@ -6,7 +6,7 @@ Rows are made of words with a Zipf distribution, 535 characters at the mean. The
 hand: for running text the faster of ``encode_batch`` and ``encode_batch_fast`` on lists of texts, then ``.ids``; for
 conversations ``apply_chat_template(tokenize=False)`` row by row before that. Our side is ``write_tokens``: stored rows
 in, stored tokens with proven loss spans out. Both sides alternate and use all cores. Printed are tokens per second and
-CPU seconds of each pair, the median ratio, and whether both sides made the same tokens: ours end the text with the end
+CPU seconds of each pair, the median ratio, and whether both sides made the same tokens: ours end the text with the EOS
 token, and leave out the line break that a template writes after the last turn. What is done once, such as the table of
 the tokens' bytes (0.1 s), is in our time, so few rows say little.
 """

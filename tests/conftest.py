@@ -32,6 +32,7 @@ LONG_FILES = (
     "test_foreign_text.py",
     "test_whole_run.py",
     "test_stored_by_earlier.py",
+    "test_damaged_checkpoints.py",
     "test_accounting.py",
     "test_recipes.py",
     "test_resume.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from lm_tuning.hooks.validation import TrainingStartHook, find_device_problems
 from lm_tuning.parameters import ModelParameters, TrainParameters
 from lm_tuning.runtime.device import Device
 
+STORED = Path(__file__).resolve().parents[1] / "fixtures/stored_0_1/project"
 CPU = Device("cpu", "a processor", 1, 0, False, 2, "neither amx_bf16 nor avx512_bf16")
 UNKNOWN_CARD = Device("cuda", "a card", 1, 0, False, 2, "compute capability unknown")
 
@@ -67,10 +69,24 @@ def test_a_resume_needs_a_complete_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train.resume is true, but .*checkpoints holds no complete checkpoint"):
         before_run(tmp_path, resume=True)
     assert not (tmp_path / "checkpoints").exists(), "a refused run leaves no folder"
-    whole = tmp_path / "checkpoints/run-1/checkpoint-2"
-    whole.mkdir(parents=True)
-    (whole / "lm_tuning_checkpoint.json").write_text('{"step": 2, "complete": true}')
+    shutil.copytree(STORED / "data/06_models/adapter/checkpoints", tmp_path / "checkpoints")
     before_run(tmp_path, resume=True)
+
+
+def test_a_resume_needs_a_whole_checkpoint(tmp_path: Path) -> None:
+    shutil.copytree(STORED / "data/06_models/adapter/checkpoints", tmp_path / "checkpoints")
+    (folder,) = tmp_path.glob("checkpoints/run-*/checkpoint-10")
+    (folder / "optimizer.pt").unlink()
+    (folder / "step_log.json").write_text("[")
+    with pytest.raises(UserError) as caught:
+        before_run(tmp_path, resume=True)
+    head, optimizer, log, fix = caught.value.problems
+    assert head == f"train.resume: the checkpoint {folder} cannot be used."
+    assert optimizer == "  - optimizer.pt is missing."
+    assert "step_log.json is damaged: it is no JSON" in log
+    assert "This run has no other whole checkpoint" in fix
+    before_run(tmp_path, inspect_examples, resume=True)
+    before_run(tmp_path)
 
 
 def test_every_problem_is_said_at_once(tmp_path: Path) -> None:

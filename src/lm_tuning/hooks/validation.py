@@ -41,7 +41,7 @@ class TrainingStartHook:
         """
         from lm_tuning.parameters.model import ModelParameters
         from lm_tuning.parameters.train import TrainParameters
-        from lm_tuning.training.checkpoints.format import require_latest
+        from lm_tuning.training.checkpoints.integrity import require_latest
 
         nodes = {node.func.__name__ for node in pipeline.nodes} & TRAINING_NODES
         if not nodes or not {"params:train", "params:model"} <= pipeline.inputs():
@@ -52,7 +52,7 @@ class TrainingStartHook:
         model = ModelParameters.model_validate(entries["params:model"].load())
         problems = find_device_problems(probe_device(), train, model)
         if train.resume and "train_model" in nodes and (folder := getattr(entries["checkpoints"], "_filepath", None)):
-            # Whether the checkpoint fits is only known with the tokens.
+            # Whether it is whole is seen now; whether it fits is only known with the tokens.
             try:
                 require_latest(Path(folder))
             except UserError as error:

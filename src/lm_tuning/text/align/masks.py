@@ -94,7 +94,7 @@ class RowEncoder:
 
     A tokenizer may join the end of the scaffolding and the start of an answer (a line break and an indentation, say).
     A model that learned from such a token never sees it when it generates, since its prompt ends in between. Such
-    rows are tokenized in chunks, unless that would change their text (some tokenizers put a space before every segment).
+    rows are tokenized in chunks, unless that would change their text (some tokenizers put a space before each).
     """
 
     def __init__(self, backend: Any, control_ids: frozenset[int] = frozenset()) -> None:

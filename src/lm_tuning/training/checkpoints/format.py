@@ -7,6 +7,8 @@ deletes what another run has kept.
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,6 +23,21 @@ from lm_tuning.storage.write_failures import close_files_of, explain_full_disk, 
 
 MARKER = "lm_tuning_checkpoint.json"
 STEP_LOG = "step_log.json"
+FORMAT_VERSION = 1
+"""Of what lies in a checkpoint. The first versions did not write it down."""
+
+_NAME = re.compile(r"checkpoint-([1-9]\d*)")
+_NOT_READ = {MARKER, "README.md", "training_args.bin", "config.json", "generation_config.json"}
+"""What libraries write beside a checkpoint and no resume needs."""
+
+_JSON_KINDS = {
+    list: "a list",
+    str: "a string",
+    bool: "a boolean",
+    int: "a number",
+    float: "a number",
+    type(None): "null",
+}
 
 
 @dataclass(frozen=True)
@@ -81,6 +98,10 @@ class Checkpoint:
     facts: dict[str, Any]
 
 
+class UnreadableFileError(ValueError):
+    """A file of a checkpoint is not what was written; the message begins with its name."""
+
+
 def new_run_folder(checkpoints: Path) -> Path:
     """Create the folder of a new run; names sort by start time.
 
@@ -102,31 +123,85 @@ def find_latest(checkpoints: Path) -> Checkpoint | None:
     return None
 
 
-def require_latest(checkpoints: Path) -> Checkpoint:
-    """Return the last complete checkpoint of the newest run that has one.
+def list_complete(run_folder: Path) -> list[Checkpoint]:
+    """Return the complete checkpoints of a run, by step. A folder without its marker is half written.
+
+    One whose marker cannot be read is left out here, and so is never deleted either;
+    :func:`lm_tuning.training.checkpoints.integrity.require_latest` tells of it.
+    """
+    found = []
+    for step, folder in list_marked(run_folder):
+        try:
+            facts = read_marker(folder)
+        except UnreadableFileError:
+            continue
+        if facts["complete"]:
+            found.append(Checkpoint(folder, step, facts))
+    return found
+
+
+def list_marked(run_folder: Path) -> list[tuple[int, Path]]:
+    """Return step and folder of each checkpoint of a run that has a marker, whatever stands in it, by step.
+
+    A folder with another name, such as a copy that a user has made, is none of ours.
+    """
+    return [(step, folder) for step, folder in _list_named(run_folder) if _has_marker(folder)]
+
+
+def list_unmarked(run_folder: Path) -> list[tuple[int, Path]]:
+    """Return step and folder of each checkpoint of a run that is half written or half deleted, by step."""
+    return [(step, folder) for step, folder in _list_named(run_folder) if not _has_marker(folder)]
+
+
+def read_marker(folder: Path) -> dict[str, Any]:
+    """Return what the marker of a checkpoint says.
+
+    Args:
+        folder: of a checkpoint, named by its step.
+
+    Returns:
+        The facts, with ``complete`` and ``step`` at least; whether the rest can be used is another question.
 
     Raises:
-        UserError: there is none.
+        UnreadableFileError: it is no JSON object, or has not these two, or they contradict the name of the folder.
     """
-    checkpoint = find_latest(checkpoints)
-    if checkpoint is None:
-        raise UserError(
-            f"train.resume is true, but {checkpoints} holds no complete checkpoint. "
-            "Start with train.resume=false and set train.save_every_steps."
-        )
-    return checkpoint
+    facts = read_json_object(folder / MARKER)
+    if not isinstance(facts.get("complete"), bool):
+        raise UnreadableFileError(f"{MARKER}: complete is missing or no boolean.")
+    step, name = facts.get("step"), _NAME.fullmatch(folder.name)
+    if not isinstance(step, int) or isinstance(step, bool) or name is None or step != int(name[1]):
+        shown = f"{step!r:.60}" if "step" in facts else "missing"
+        raise UnreadableFileError(f"{MARKER}: step is {shown}, and the folder's name is {folder.name}.")
+    return facts
 
 
-def list_complete(run_folder: Path) -> list[Checkpoint]:
-    """Return the complete checkpoints of a run, by step. A folder without its marker is half written."""
-    found = []
-    for path in run_folder.glob("checkpoint-*"):
-        marker = path / MARKER
-        if marker.is_file():
-            facts = json.loads(marker.read_text())
-            if facts.get("complete"):
-                found.append(Checkpoint(path, int(facts["step"]), facts))
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a file of a checkpoint that must be one JSON object.
+
+    Raises:
+        UnreadableFileError: it cannot be read, or holds something else.
+    """
+    try:
+        values = json.loads(path.read_bytes().decode("utf-8"))
+    except OSError as error:
+        raise UnreadableFileError(f"{path.name} cannot be read ({error.strerror or error}).") from error
+    except UnicodeDecodeError as error:
+        raise UnreadableFileError(f"{path.name} is damaged: it is no text in UTF-8.") from error
+    except (ValueError, RecursionError) as error:
+        raise UnreadableFileError(f"{path.name} is damaged: it is no JSON ({error}).") from error
+    if not isinstance(values, dict):
+        kind = _JSON_KINDS[type(values)]
+        raise UnreadableFileError(f"{path.name} is damaged: it holds no JSON object but {kind}.")
+    return values
+
+
+def _list_named(run_folder: Path) -> list[tuple[int, Path]]:
+    named = ((_NAME.fullmatch(path.name), path) for path in run_folder.glob("checkpoint-*"))
+    return sorted((int(name[1]), path) for name, path in named if name is not None and path.is_dir())
+
+
+def _has_marker(folder: Path) -> bool:
+    return os.path.lexists(folder / MARKER)
 
 
 def check_resumable(checkpoint: Checkpoint, identity: RunIdentity) -> None:
@@ -176,7 +251,7 @@ def writing_checkpoint(run_folder: Path, step: int, *, estimated_bytes: Callable
         wanted_bytes=wanted_bytes,
         go_on=lambda: describe_way_on(run_folder),
     ):
-        half_deleted = (folder for folder in run_folder.glob("checkpoint-*") if not (folder / MARKER).is_file())
+        half_deleted = [folder for _, folder in list_unmarked(run_folder)]
         for leftover in [*run_folder.glob(".writing-*"), *half_deleted]:
             shutil.rmtree(leftover)
         folder.mkdir(parents=True)
@@ -218,11 +293,13 @@ def publish_checkpoint(
     """
     content = {
         **facts,
+        "format_version": FORMAT_VERSION,
         "complete": True,
         "step": step,
         "mlflow_run_id": run_id,
         "identity": asdict(identity),
         "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "files": _list_sizes(staging),
     }
     (staging / MARKER).write_text(json.dumps(content, indent=2))
     sync_folder(staging)
@@ -248,6 +325,12 @@ def prune(run_folder: Path, *, keep: int, protect: Path | None = None) -> list[P
             _delete(checkpoint.path)
             removed.append(checkpoint.path)
     return removed
+
+
+def _list_sizes(folder: Path) -> dict[str, int]:
+    """Return the size in bytes of each file that a resume reads, by its path in the checkpoint."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in _NOT_READ)
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 
 
 def _delete(folder: Path) -> None:

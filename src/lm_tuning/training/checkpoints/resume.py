@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from typing import TYPE_CHECKING, Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.training.checkpoints import format as checkpoints
+from lm_tuning.training.checkpoints.integrity import check_best, list_passed_over, require_latest
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from lm_tuning.batching.step_plan import StepPlan
     from lm_tuning.text.store.table import TokenTable
     from lm_tuning.training.settings import TrainingPaths, TrainingSettings
+
+logger = logging.getLogger(__name__)
 
 
 def identify_run(settings: TrainingSettings, plan: StepPlan) -> checkpoints.RunIdentity:
@@ -43,16 +47,22 @@ def find_checkpoint(
     """Return the checkpoint to go on from, or ``None`` for a run that starts from the beginning.
 
     Raises:
-        UserError: there is none, it belongs to another run, or it lies beyond the end of this one.
+        UserError: there is none, it is damaged, it belongs to another run, or it lies beyond the end of this one.
     """
     if not settings.resume:
         return None
-    checkpoint = checkpoints.require_latest(paths.checkpoints)
+    checkpoint = require_latest(paths.checkpoints)
     checkpoints.check_resumable(checkpoint, identity)
+    if settings.load_best:
+        check_best(checkpoint, settings.best_metric)
     if checkpoint.step > plan.total_steps:
         raise UserError(
             f"train.resume: {checkpoint.path} is at step {checkpoint.step}, beyond the end of this run "
             f"(step {plan.total_steps}). Raise train.max_steps or train.num_epochs."
+        )
+    for folder in list_passed_over(checkpoint):
+        logger.warning(
+            "%s is half written or half deleted: it has no %s, and is passed over.", folder, checkpoints.MARKER
         )
     return checkpoint
 

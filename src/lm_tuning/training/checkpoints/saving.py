@@ -6,13 +6,14 @@ import json
 import logging
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.training.checkpoints import format as checkpoints
+from lm_tuning.training.checkpoints.restoring import RestoresState
 from lm_tuning.training.health.report import Finding, HealthReport
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class BestCheckpoint:
 logger = logging.getLogger(__name__)
 
 
-class KeepsCheckpoints:
+class KeepsCheckpoints(RestoresState):
     """Checkpoints of a transformers Trainer that are whole or not there; stands before ``Trainer`` among the bases.
 
     Attributes:
@@ -79,12 +80,7 @@ class KeepsCheckpoints:
     run_began: float = 0.0
     began: float = 0.0
     owes_evaluation: bool = False
-    args: Any
-    accelerator: Any
-    model: Any
-    optimizer: Any
     state: Any
-    lr_scheduler: Any
     save_model: Any
     _recorded_step: int
     _save_optimizer_and_scheduler: Any
@@ -92,13 +88,18 @@ class KeepsCheckpoints:
     _save_rng_state: Any
 
     def continue_from(self, checkpoint: checkpoints.Checkpoint) -> None:
-        """Install the log and the best figure of a checkpoint; ``train`` then starts at its step."""
+        """Restore the log and the best figure of a checkpoint; ``train`` then starts at its step."""
+        self.check_trainer_state(checkpoint.path)
         self.start_step = self._recorded_step = checkpoint.step
         health = checkpoint.facts.get("health", {"facts": {}, "findings": []})
         # The checks before a resume come once too, however long the run then is.
         first = health["facts"].get("first_look_seconds", 0.0) + self.health.seconds
         self.health.facts = {**health["facts"], "resumed_from_step": checkpoint.step, "first_look_seconds": first}
-        self.health.findings = [Finding(**finding) for finding in health["findings"]]
+        known = {field.name for field in fields(Finding)}
+        self.health.findings = [
+            Finding(**{name: value for name, value in finding.items() if name in known})
+            for finding in health["findings"]
+        ]
         self.health.seconds += checkpoint.facts.get("health_seconds", 0.0)
         self.owes_evaluation = checkpoint.facts.get("owes_evaluation", False)
         self.seconds_before = checkpoint.facts.get("training_seconds", 0.0)
@@ -114,17 +115,24 @@ class KeepsCheckpoints:
                 len(self.steps),
             )
         log_file = checkpoint.path / checkpoints.STEP_LOG
-        self.step_log.restore(json.loads(log_file.read_text()), num_steps=checkpoint.step)
+        self.step_log.restore(checkpoints.read_json_object(log_file), num_steps=checkpoint.step)
         best = checkpoint.facts.get("best")
-        if best is not None and best["metric"] == self.best.metric:
-            self.best = BestCheckpoint(**best)
-        else:
+        if best is None or best["metric"] != self.best.metric:
             self.best = self._find_best()
+        elif self.loop.protect_best and best["step"] not in self._list_kept_steps():
+            self.best = self._find_best()
+            found = f"step {self.best.step} is the best of the others" if self.best.step else "no other has a figure"
+            logger.warning("The checkpoint of step %d, the best so far, is not kept: %s.", best["step"], found)
+        else:
+            self.best = BestCheckpoint(best["metric"], best["value"], best["step"])
+
+    def _list_kept_steps(self) -> set[int]:
+        return {each.step for each in checkpoints.list_complete(self.loop.run_folder)}
 
     def _find_best(self) -> BestCheckpoint:
         """Look for the best figure among the evaluations before a resume, for a run that was led by another one."""
         best = BestCheckpoint(self.best.metric)
-        kept = {each.step for each in checkpoints.list_complete(self.loop.run_folder)}
+        kept = self._list_kept_steps()
         for row in self.step_log.evaluations:
             value, step = row.get(f"validation_{best.metric}"), row["step"]
             if value is None or (self.loop.protect_best and step not in kept):
@@ -187,21 +195,3 @@ class KeepsCheckpoints:
             *(value for value in state if isinstance(value, torch.Tensor)),
         ]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Restore both, then let the present learning rate and number of steps hold.
-
-        The stored scheduler would bring back the old peak rate, and the rate of a finished schedule is 0.
-        """
-        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
-        scheduler = self.lr_scheduler
-        if checkpoint is None or not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
-            return
-        scheduler.base_lrs = [self.args.learning_rate for _ in scheduler.base_lrs]
-        rates = [
-            base * factor(scheduler.last_epoch)
-            for base, factor in zip(scheduler.base_lrs, scheduler.lr_lambdas, strict=True)
-        ]
-        for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
-            group["lr"], group["initial_lr"] = rate, self.args.learning_rate
-        scheduler._last_lr = rates
