@@ -88,7 +88,7 @@ def test_the_way_on_that_is_named_leads_on(stopped: Callable[[str], Stopped]) ->
     assert newest.with_name("checkpoint-2.damaged").is_dir(), "what a user keeps aside is not ours to delete"
 
 
-def test_a_checkpoint_of_before_without_a_list_of_files_goes_on(stopped: Callable[[str], Stopped]) -> None:
+def test_an_earlier_checkpoint_without_a_list_of_files_goes_on(stopped: Callable[[str], Stopped]) -> None:
     run = stopped("full")
     newest = run.restore()
     forget_files(newest)

@@ -163,7 +163,7 @@ def test_a_gradient_scaler_that_this_precision_has_not_is_left_alone(stopped: St
     assert run_training(paths, settings).health["facts"]["resumed_from_step"] == 2
 
 
-def test_a_gradient_scaler_that_the_checkpoint_has_not_begins_anew(
+def test_a_gradient_scaler_that_the_checkpoint_has_not_begins_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     trainer = RestoresState()

@@ -274,7 +274,7 @@ def _check_keys(values: Any, keys: Iterable[_Key], prefix: str = "") -> Iterator
 
 
 def _check_file(folder: Path, name: str, num_bytes: int | None, *, step: int) -> str | None:
-    """Say what is wrong with a file, half a sentence after its name; ``None`` for a sound one."""
+    """Describe what is wrong with a file, half a sentence after its name; ``None`` for a sound one."""
     path = folder / name
     try:
         if not path.is_file():

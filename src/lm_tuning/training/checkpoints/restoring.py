@@ -1,4 +1,4 @@
-"""Take weights, optimizer, schedule and random states from a checkpoint, or say which file does not give them."""
+"""Restore weights, optimizer, schedule and random states from a checkpoint, or say which file does not give them."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class RestoresState:
             return
         if not (Path(checkpoint) / "scaler.pt").is_file():
             logger.warning(
-                "%s has no scaler.pt, which only float16 writes: the scale of the gradients is sought anew.", checkpoint
+                "%s has no scaler.pt, which only float16 writes: the scale of the gradients starts again.", checkpoint
             )
             return
         with naming_file(checkpoint, "scaler.pt"):
