@@ -257,3 +257,14 @@ def test_no_imports_go_in_a_circle() -> None:
     assert found["files"] > 100
     assert not any(found["circles"].values()), found["circles"]
     assert found["files_over_400_lines"] == 0
+
+
+def test_names_of_tests_stay_readable() -> None:
+    names = [
+        node.name
+        for path in (REPOSITORY / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert len(names) > 1000
+    assert [name for name in names if len(name) >= 80] == []

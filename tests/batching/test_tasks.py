@@ -69,7 +69,7 @@ def test_a_classifier_reads_the_last_token_of_each_packed_row(labelled: TokenTab
 
 
 @pytest.mark.parametrize("batching", ["padded", "packed"])
-def test_class_logits_are_those_of_each_row_alone_even_when_a_text_ends_in_the_pad_token(
+def test_class_logits_are_those_of_each_row_alone_even_with_pad_at_its_end(
     classifier: Any, labelled: TokenTable, batching: Any
 ) -> None:
     task = task_of(classifier, "sequence_classification", pad_id=PAD)

@@ -168,7 +168,7 @@ def test_names_that_can_be_read_in_two_ways_are_listed_with_the_keys_to_set():
     assert "2 ways" in problems_of(["messages", "prompt", "response"])[0]
 
 
-def test_columns_that_are_not_used_are_logged_and_warned_of_when_a_model_should_see_them(caplog):
+def test_unused_columns_are_logged_and_warned_of_when_a_model_should_see_them(caplog):
     caplog.set_level(logging.INFO)
     choose(["question", "answer", "id"])
     assert "not used: 'id'" in caplog.text

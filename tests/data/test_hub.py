@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.data.readers import hub as hub_rows
 from lm_tuning.data.readers.base import ReadSettings
 from lm_tuning.data.readers.open import open_rows
+from lm_tuning.data.sources import hub as hub_source
 from lm_tuning.data.sources.describe import describe_files, find_changed_sources
 from lm_tuning.errors import Interrupted, UserError
 
@@ -52,7 +52,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hub:
     made.folder.mkdir()
     monkeypatch.setattr(datasets, "load_dataset", made.load)
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: made)
-    monkeypatch.setattr(hub_rows, "hub_answers", lambda: made.answers)
+    monkeypatch.setattr(hub_source, "hub_answers", lambda: made.answers)
     return made
 
 
@@ -267,13 +267,13 @@ def test_the_hub_is_asked_once_and_never_in_offline_mode(monkeypatch):
 
     monkeypatch.setattr(huggingface_hub, "get_session", Session)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    assert hub_rows.hub_answers() is False
-    assert asked == [(constants.ENDPOINT, hub_rows.HUB_SECONDS)]
+    assert hub_source.hub_answers() is False
+    assert asked == [(constants.ENDPOINT, hub_source.HUB_SECONDS)]
     with pytest.raises(
         UserError, match=r"data\.path names 'hf://datasets/o/s/a.csv', on the hub, which cannot be reached"
     ):
         describe_files(train="hf://datasets/o/s/a.csv")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     asked.clear()
-    assert hub_rows.hub_answers() is False
+    assert hub_source.hub_answers() is False
     assert asked == []

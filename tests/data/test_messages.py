@@ -163,7 +163,7 @@ def test_what_cannot_be_trained_on_is_told_by_kind_and_reason(value, kind, reaso
     assert problem.reason.startswith(reason)
 
 
-def test_a_conversation_that_ends_with_a_user_turn_is_good_and_one_without_an_answer_is_not():
+def test_a_conversation_may_end_with_a_user_turn_but_needs_an_answer():
     thanks = [*TURNS, {"role": "user", "content": "thanks"}]
     assert read(thanks) == thanks
     assert problem_of([{"role": "user", "content": "thanks"}]).kind == "no_assistant_turn"

@@ -54,7 +54,7 @@ def test_counts_are_facts_and_metrics(write_rows, section):
     assert "needs at least 2 classes" in made["markdown"]
 
 
-def test_cfused_rows_are_a_short_report(tmp_path, section):
+def test_clean_rows_are_a_short_report(tmp_path, section):
     path = tmp_path / "rows.csv"
     path.write_text("text,label,more\na,x,1\nb,x,2\nc,y,3\nd,x,4\n")
     markdown = section(path, format="text_label")["markdown"]

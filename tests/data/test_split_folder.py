@@ -681,7 +681,7 @@ def test_classes_that_train_has_or_that_only_a_held_out_file_has_are_refused(wri
         )
 
 
-def test_groups_that_hold_a_class_out_in_spite_of_strata_are_told_with_the_remedy_that_is_left(write_rows, split):
+def test_groups_that_hold_a_class_out_in_spite_of_strata_are_told_with_a_remedy(write_rows, split):
     rows = [{"text": f"t{index}", "label": "ab"[index % 2], "book": index // 4} for index in range(40)]
     rows.append({"text": "lonely", "label": "c", "book": 0})
     path = write_rows(rows)

@@ -92,7 +92,7 @@ def test_a_run_tells_settings_facts_data_results_and_figures(project: Path, tmp_
     assert artifacts(run, "model") == {"model/adapter.bin", "model/tuning.json"}
 
 
-def test_two_sessions_of_one_process_are_two_cfused_runs(project: Path) -> None:
+def test_two_sessions_of_one_process_are_two_clean_runs(project: Path) -> None:
     run_session(project)
     run_session(project, pipelines=["evaluate"], params={"tracking": {"run_name": "again", "experiment": "other"}})
     first, second = all_runs()

@@ -115,7 +115,7 @@ def test_a_conversion_that_fails_leaves_nothing_and_keeps_what_was_there(convert
     assert not is_converted(folder)
 
 
-def test_leftovers_of_killed_conversions_are_removed_and_those_of_running_ones_are_not(convert, tmp_path):
+def test_leftovers_of_killed_conversions_are_removed_and_running_ones_stay(convert, tmp_path):
     done = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
     base = tmp_path / "base"
     dead = base / f".staging-model-{int(done.stdout)}-0a1b2c3d"

@@ -51,7 +51,7 @@ def test_text_that_yaml_took_for_something_else_is_quoted_as_it_was_written(
 ) -> None:
     project.write("cpu/parameters.yml", f"model:\n  revision: {written}\n")
     (problem,) = problems_of(project.load, "cpu")
-    assert f'YAML reads {written} as {kind}; for text put it in quotes: "{written}".' in problem
+    assert f'YAML reads {written} as {kind}; for a string put it in quotes: "{written}".' in problem
     project.write("cpu/parameters.yml", f'model:\n  revision: "{written}"\n')
     assert project.load("cpu").model.revision == written
 

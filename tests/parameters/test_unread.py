@@ -75,7 +75,7 @@ class TestFiles:
         project.write("local/parameters.yml", "seed: 7\n")
         project.write("x/parameters.yml", "{}\n")
         (warning,) = read_settled(project.loader("x"), project.root).warnings
-        assert warning == "conf/local is not read, since --env takes another folder in its place."
+        assert warning == "conf/local is not read, since --env reads another folder instead."
         assert read_settled(project.loader(), project.root).parameters.seed == 7
 
     def test_other_environments_are_let_be(self, project: Project) -> None:

@@ -62,7 +62,7 @@ def test_parameters_cannot_be_changed(valid: dict[str, Any]) -> None:
         ({"train": {"lora": {"init": "eva"}}}, "train.lora.init = 'eva'", "default, gaussian, orthogonal, pissa, "),
         ({"train": {"qlora": {"bits": 5}}}, "train.qlora.bits = 5", "4 or 8"),
         ({"train": {"qlora": {"bits": "4"}}}, "train.qlora.bits = '4'", "4 or 8"),
-        ({"train": {"freeze": []}}, "train.freeze = []", "a list of texts, or null"),
+        ({"train": {"freeze": []}}, "train.freeze = []", "a list of strings, or null"),
         ({"train": {"neftune_noise_alpha": 0}}, "train.neftune_noise_alpha = 0", "a number above 0, or null"),
         ({"train": {"label_smoothing": 1}}, "train.label_smoothing = 1", "a number of at least 0 and below 1"),
         ({"train": {"best_metric": "f1"}}, "train.best_metric = 'f1'", "loss, accuracy or macro_f1"),
@@ -82,7 +82,7 @@ def test_parameters_cannot_be_changed(valid: dict[str, Any]) -> None:
         (
             {"train": {"lora": {"target_modules": []}}},
             "train.lora.target_modules = []",
-            "all-linear, or a list of texts",
+            "all-linear, or a list of strings",
         ),
         ({"train": {"health": None}}, "train.health = null", "a mapping of the keys probe"),
         (
@@ -95,7 +95,7 @@ def test_parameters_cannot_be_changed(valid: dict[str, Any]) -> None:
         ({"output": "../other"}, "output = '../other'", "a folder name"),
         ({"output": ""}, "output = ''", "a folder name"),
         ({"data": None}, "data = null", "a mapping of the keys path"),
-        ({"data": {"path": ""}}, "data.path = ''", "text"),
+        ({"data": {"path": ""}}, "data.path = ''", "a string"),
         (
             {"environment": {"variables": ["A"]}},
             "environment.variables = ['A']",
@@ -227,18 +227,18 @@ def test_other_numbers_in_quotes_are_refused_with_the_fix(valid: dict[str, Any])
         ({"environment": {"variables": {"NCCL_DEBUG": 0}}}, '"0"'),
     ],
 )
-def test_a_number_or_boofused_where_a_string_is_wanted_says_how_to_quote(
+def test_a_number_or_boolean_where_a_string_is_wanted_says_how_to_quote(
     valid: dict[str, Any], groups: dict[str, Any], quoted: str
 ) -> None:
     problem = one_problem(merged(valid, **groups))
-    assert "It takes text" in problem
+    assert "It takes a string" in problem
     assert f"for text put it in quotes: {quoted}." in problem
 
 
 def test_empty_text_and_empty_lists_are_named_as_such(valid: dict[str, Any]) -> None:
-    assert one_problem(merged(valid, data={"template": ""})).endswith("It takes text, or null, not empty.")
+    assert one_problem(merged(valid, data={"template": ""})).endswith("It takes a string, or null, not empty.")
     problem = one_problem(merged(valid, train={"lora": {"target_modules": []}}))
-    assert problem.endswith("It takes all-linear, or a list of texts, not empty.")
+    assert problem.endswith("It takes all-linear, or a list of strings, not empty.")
 
 
 def test_null_where_a_string_is_wanted_is_not_told_to_be_quoted(valid: dict[str, Any]) -> None:
@@ -379,7 +379,7 @@ def test_rows_are_a_path_a_source_or_a_list_of_both(valid: dict[str, Any]) -> No
             [{"path": "a", "weight": 0}],
             "data.path[0].weight = 0 (an integer) is not allowed. It takes a number above 0.",
         ),
-        (["a", 3], "data.path[1] = 3 (an integer) is not allowed. It takes text, or a mapping of the keys path,"),
+        (["a", 3], "data.path[1] = 3 (an integer) is not allowed. It takes a string, or a mapping of the keys path,"),
         (
             {"path": "a", "wieght": 2},
             "data.path.wieght: there is no such key. Keys of data.path: path, weight, config,",

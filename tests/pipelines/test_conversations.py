@@ -181,7 +181,7 @@ def test_reasoning_that_the_template_does_not_show_is_told(project: Conversation
     assert "tokenize.on_altered_content" in printed
 
 
-def test_reasoning_that_the_template_shows_is_supervised_and_old_reasoning_is_no_loss(project: Conversations) -> None:
+def test_reasoning_that_the_template_shows_is_supervised_and_old_one_is_no_loss(project: Conversations) -> None:
     first = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "thinking": "old"}]
     rows = [turns("a", "b", reasoning_content="so"), [*first, *turns("c", "d", reasoning_content="new")]]
     project.tokenize("thinking", rows, tokenize__on_altered_content="error")
@@ -244,7 +244,7 @@ def test_arguments_that_are_no_json_object_are_bad_rows_where_an_object_is_wante
     assert "'a=1'" in printed
 
 
-def test_a_call_that_the_template_leaves_out_is_told_although_its_name_is_in_the_question(
+def test_a_call_left_out_is_told_although_its_name_is_in_the_question(
     project: Conversations,
 ) -> None:
     lost = [*call({"a": 1}), {"role": "tool", "content": "2"}, {"role": "assistant", "content": "two"}]
@@ -254,7 +254,7 @@ def test_a_call_that_the_template_leaves_out_is_told_although_its_name_is_in_the
     project.tokenize("plain", [lost, turns("a", "b")], exit_code=2, tokenize__on_altered_content="error")
 
 
-def test_tools_that_the_template_does_not_show_are_told_although_their_names_are_in_the_question(
+def test_tools_left_out_are_told_although_their_names_are_in_the_question(
     project: Conversations,
 ) -> None:
     tools = [{"type": "function", "function": {"name": "add", "description": "adds"}}]

@@ -119,7 +119,7 @@ def prepare(task: str = "causal_lm", **evaluate: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("project")
-def test_answers_that_leave_no_room_for_a_prompt_are_refused_before_the_rows_are_read() -> None:
+def test_answers_that_leave_no_room_for_a_prompt_are_refused_before_reading() -> None:
     save_gpt2(20)
     with pytest.raises(UserError, match=r"evaluate.max_new_tokens = 20 .* 20 positions.*at most 10"):
         prepare(max_new_tokens=20)

@@ -71,7 +71,7 @@ def problems_of(done: Finished) -> list[str]:
     return [line for line in done.stderr.splitlines() if not line.startswith("(traceback")]
 
 
-def test_a_file_without_a_row_tells_how_many_and_leaves_a_report_instead_of_the_one_before(project):
+def test_a_file_without_a_row_tells_how_many_and_leaves_a_report(project):
     path = project.write("a.json", f"[{GOOD.replace(chr(10), ',')[:-1]}]")
     assert project.split("counts", path=path).code == 0
     text, facts = project.report("counts")

@@ -282,7 +282,7 @@ def test_what_a_user_is_warned_of_is_said_again_when_the_splits_are_reused(proje
     assert made.splits_section["facts"]["untrained_classes"] == made.summary["untrained_classes"]
 
 
-def test_a_class_weight_of_no_class_is_refused_before_rows_are_divided_and_with_stored_splits(project):
+def test_a_class_weight_of_no_class_is_refused_before_and_after_splitting(project):
     rows = [{"text": f"t{number}", "label": ("card", "cash")[number % 2]} for number in range(40)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     wrong = {"class_weights": {"crad": 2.0}}

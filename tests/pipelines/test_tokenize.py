@@ -100,7 +100,7 @@ def test_tokens_are_published_with_their_summary_and_reused(project, caplog, mon
     assert reused
     assert (again, same, kept) == (folder, summary, figure)
     assert (
-        "Tokens reused: 2 train, 0 validation, 0 test rows; train 18 tokens, 22% of them supervised, 9 a row"
+        "Tokens reused: 2 train, 0 validation, 0 test rows; train 18 tokens, 22% of them supervised, 9 per row"
         in caplog.text
     )
 

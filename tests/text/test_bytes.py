@@ -87,7 +87,7 @@ def test_rows_whose_tokens_spell_something_else_are_not_proven():
     assert AlignedRows(table, ["yes!", "no", "값"], *flatten_ids(ids)).proven.tolist() == [False, True, True]
 
 
-def test_a_row_that_the_tokenizer_normalizes_is_placed_by_the_library_and_its_neighbours_are_not_touched():
+def test_a_row_that_the_tokenizer_normalizes_leaves_its_neighbours_alone():
     tokenizer = make_byte_tokenizer(parts={"normalizer": normalizers.NFC()}, chat_template=None)
     rows = [("a", "yes", None), ("a", "e\u0301!", None), ("a", "no", None)]
     made, counts = tokenize_rows(tokenizer, "prompt_response", rows)

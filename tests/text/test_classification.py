@@ -40,7 +40,7 @@ def test_ids_are_those_of_the_text_and_the_class_stands_beside_them(tokenize):
     ],
     ids=["bos", "bos and eos", "eos"],
 )
-def test_what_the_tokenizer_puts_before_a_text_is_kept_and_what_it_puts_behind_is_not(tokenize, tokenizer, expected):
+def test_what_the_tokenizer_puts_before_a_text_is_kept_and_what_follows_is_not(tokenize, tokenizer, expected):
     _, [row] = tokenize(tokenizer, "text_label", ROWS[:1], **CLASSIFY)
     assert row.input_ids.tolist() == expected
 

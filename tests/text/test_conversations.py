@@ -150,7 +150,7 @@ REASONED = [
 ]
 
 
-def test_reasoning_is_supervised_in_the_last_answer_and_not_where_the_template_leaves_it_out():
+def test_reasoning_is_supervised_in_the_last_answer_alone():
     tokenizer = make_byte_tokenizer(chat_template=templates.QWEN3)
     [row], counts = tokenize_rows(tokenizer, "messages", [(json.dumps(REASONED), None)])
     assert spell(tokenizer, row.input_ids) == (

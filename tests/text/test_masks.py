@@ -41,7 +41,7 @@ def chunks(tokenizer: Any, text: str, part: str) -> list[str]:
         return [backend.decode([token], skip_special_tokens=False) for token in encoding.ids[first:after]]
 
 
-def test_an_answer_that_begins_with_white_space_keeps_it_although_positions_are_trimmed():
+def test_an_answer_keeps_its_leading_white_space_although_positions_are_trimmed():
     tokenizer = byte_level()
     assert chunks(tokenizer, "answer:\n  yes<|end|>", "\n  yes<|end|>")[0].startswith("\n")
     assert "".join(chunks(tokenizer, "answer:\n  yes<|end|>", "\n  yes<|end|>")) == "\n  yes<|end|>"

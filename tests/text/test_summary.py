@@ -63,7 +63,7 @@ def test_a_line_sums_up_what_was_made():
     splits = {"train": split(3000, too_long=2), "validation": split(5), "test": split(0, too_long=1)}
     summary = {"task": "causal_lm", "splits": splits}
     assert describe_tokens(summary) == (
-        "3,000 train, 5 validation, 0 test rows; train 24,000 tokens, 26% of them supervised, 7 a row at the median, "
+        "3,000 train, 5 validation, 0 test rows; train 24,000 tokens, 26% of them supervised, 7 per row at the median, "
         "20 at most; 3 rows dropped"
     )
 
@@ -84,8 +84,8 @@ def test_rows_with_classes_are_summed_up_by_class(tmp_path):
     assert not {"num_supervised_tokens", "supervised_fraction"} & facts.keys(), "no token is supervised"
     splits = {"train": facts, "validation": {"num_rows": 1, "dropped": {}}, "test": {"num_rows": 0, "dropped": {}}}
     assert describe_tokens({"task": "sequence_classification", "splits": splits}) == (
-        "3 train, 1 validation, 0 test rows; train 6 tokens, 2 a row at the median, 3 at most; 2 classes, the largest "
-        "has 66.7% of the training rows"
+        "3 train, 1 validation, 0 test rows; train 6 tokens, 2 per row at the median, 3 at most; 2 classes, the "
+        "largest has 66.7% of the training rows"
     )
 
 

@@ -58,7 +58,7 @@ def test_a_prompt_may_vanish_for_the_answer_and_that_is_told():
     assert notes == ["prompt_shortened", "prompt_emptied"]
 
 
-def test_an_answer_that_does_not_fit_alone_loses_its_end_and_leaves_the_prompt_half_of_the_limit():
+def test_an_answer_that_does_not_fit_alone_leaves_the_prompt_half_of_the_limit():
     row, notes = shorten(chat("0123456789", "abcdefghij"), 8)
     assert row.ids == [USER, *ids("0189"), END, ASSISTANT, *ids("a")]
     assert row.spans == [(7, 8)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lm_tuning.tracking.names import name_figures, name_step_metrics
 
 
-def test_training_and_held_out_figures_have_groups_of_their_own_and_their_loss_is_in_the_first() -> None:
+def test_training_and_held_out_figures_have_groups_with_the_loss_in_the_first() -> None:
     named = name_step_metrics({"loss_nats_per_token": 2.0, "learning_rate": 0.1})
     named |= name_step_metrics({"validation_nats_per_token": 3.0, "validation_accuracy": 0.5})
     assert named == {

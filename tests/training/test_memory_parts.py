@@ -65,7 +65,7 @@ def test_a_training_lists_its_parts_and_estimates_what_nobody_measured(
     draw_plan(result.batch_plan).savefig(tmp_path / "plan.png")
 
 
-def test_the_activations_of_a_measured_plan_are_what_the_passes_held_besides_the_rest(tmp_path: Path) -> None:
+def test_the_activations_of_a_measured_plan_are_what_the_passes_held_beside(tmp_path: Path) -> None:
     plan = plan_of([point(peak=5210, total=7000)])
     table = MemoryParts(HELD, activations=99).table(plan)
     sizes = {row["part"]: row["bytes"] for row in table}

@@ -488,7 +488,7 @@ def test_every_step_says_where_its_time_went(paths, settings, monkeypatch):
     assert 0 < result.summary["mfu_of_measured"] == pytest.approx(attained / 1e15)
 
 
-def test_a_run_reports_samples_and_steps_per_second_and_the_shares_of_checks_and_logging(
+def test_a_run_reports_its_speed_and_the_shares_of_checks_and_logging(
     paths: TrainingPaths, settings: TrainingSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="lm_tuning")

@@ -62,7 +62,7 @@ class StepPlan:
             num_epochs: passes over the rows; ``None`` means as many as ``max_steps`` needs.
             max_steps: cap on the optimizer steps; ``None`` means none.
             sources: index of each row's source in ``weights``, shape ``(rows,)``; ``None`` is one source.
-            weights: times that the rows of each source come up an epoch; ``None``, and 1 for all, is once each.
+            weights: times that the rows of each source come up per epoch; ``None``, and 1 for all, is once each.
 
         Raises:
             UserError: no rows, not exactly one effective batch, or neither a number of epochs nor of steps.

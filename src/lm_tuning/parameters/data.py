@@ -49,7 +49,7 @@ class SourceParameters(ParameterGroup):
     """File, folder, glob pattern, address such as s3://bucket/rows.jsonl, or name of a data set on the hub."""
 
     weight: PositiveNumber = 1.0
-    """Times that each training row comes up an epoch: 2 repeats all rows, 0.5 draws another half every epoch."""
+    """Times that each training row comes up per epoch: 2 repeats all rows, 0.5 draws another half every epoch."""
 
     config: Text | None = None
     """Configuration of a hub data set, where it has several; null for its only one."""

@@ -134,8 +134,8 @@ def describe_allowed(entry: Schema) -> str:
         return " ".join(["an integer" if kind == "integer" else "a number", *_bounds(entry)])
     if kind == "array":
         items = entry["items"]
-        kinds = ["texts" if "properties" not in choice else "groups" for choice in items.get("anyOf", [])]
-        return "a list of " + (join_words(kinds) or {"string": "texts"}.get(items.get("type"), "values"))
+        kinds = ["strings" if "properties" not in choice else "mappings" for choice in items.get("anyOf", [])]
+        return "a list of " + (join_words(kinds) or {"string": "strings"}.get(items.get("type"), "values"))
     if kind == "object":
         return _describe_names(entry.get("additionalProperties"))
     return {"string": "a string", "boolean": "true or false", "null": "null"}.get(str(kind), "any value")

@@ -244,7 +244,7 @@ def describe_preflight(figures: Mapping[str, Any]) -> list[str]:
     choice = next(one for one in padding["choices"] if one["name"] == padding["batching"])
     lines = [
         f"Preflight: {count_of(figures['rows']['num_rows_read'], 'row')} read, {lengths['num_rows']:,} trained on; "
-        f"{count_of(schedule['steps_per_epoch'], 'step')} and {count_of(schedule['tokens_per_epoch'], 'token')} an "
+        f"{count_of(schedule['steps_per_epoch'], 'step')} and {count_of(schedule['tokens_per_epoch'], 'token')} per "
         f"epoch, {count_of(schedule['total_steps'], 'step')} in all; {supervised}; "
         f"padding {choice['padding_fraction']:.1%} ({padding['batching']})."
     ]

@@ -275,7 +275,7 @@ def _schedule(facts: Mapping[str, Any]) -> Iterator[Block]:
         ["", "steps", "rows", "tokens"],
         [
             [
-                "an epoch",
+                "per epoch",
                 write_count(facts["steps_per_epoch"]),
                 write_count(facts["rows_per_epoch"]),
                 write_count(facts["tokens_per_epoch"]),

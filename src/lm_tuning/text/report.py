@@ -109,10 +109,10 @@ def _describe_limits(summary: Mapping[str, Any]) -> str:
     """Describe how long rows may be and what is supervised of them."""
     limit, truncation = f"at most {count_of(summary['max_length_tokens'], 'token')}", f"(`{summary['truncation']}`)"
     if summary["task"] == SEQUENCE_CLASSIFICATION:
-        return f"{limit} a row {truncation}, each with one of {count_of(len(summary['label_map']), 'class')} to learn"
+        return f"{limit} per row {truncation}, each with one of {count_of(len(summary['label_map']), 'class')} to learn"
     if summary["task"] == SEQ2SEQ_LM:
-        return f"{limit} a source and {summary['max_target_tokens']:,} a target {truncation}, loss on the target"
-    return f"{limit} a row {truncation}, loss on `{summary['loss_on']}`"
+        return f"{limit} per source and {summary['max_target_tokens']:,} per target {truncation}, loss on the target"
+    return f"{limit} per row {truncation}, loss on `{summary['loss_on']}`"
 
 
 def _split_table(summary: Mapping[str, Any]) -> list[str]:

@@ -131,7 +131,7 @@ def say_sources(health: HealthReport, plan: StepPlan, settings: TrainingSettings
                     severity="warn",
                     measured=f"no row of {source['path']} is trained on",
                     expected=f"some of its {count_of(source['num_rows'], 'row')}",
-                    cause=f"Its weight of {source['weight']:g} makes less than half a row an epoch.",
+                    cause=f"Its weight of {source['weight']:g} makes less than half a row per epoch.",
                     change="Raise its weight in data.path, or take it out.",
                 )
             )

@@ -227,7 +227,7 @@ def _settings_of_answers(job: Job, ready: ReadyModel) -> Any:
 def _say_what_is_trained(job: Job, ready: ReadyModel, steps: StepDataset) -> None:
     trainable, parameters = count_parameters(ready.model)
     logger.info(
-        "%s of %s: %s, %s (%d an epoch) of %s, %s micro-batches of at most %s; "
+        "%s of %s: %s, %s (%d per epoch) of %s, %s micro-batches of at most %s; "
         "%s of %s parameters trained; %s weights, %s compute on %s",
         {"lora": "LoRA", "qlora": "QLoRA", "full": "Full fine-tuning"}[job.settings.method],
         job.settings.base["name_or_path"],

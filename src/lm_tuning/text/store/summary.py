@@ -102,17 +102,17 @@ def describe_tokens(summary: Mapping[str, Any]) -> str:
     lengths = train["length_tokens"]
     noun = noun_for(list(splits.values())[-1]["num_rows"], "row")
     line = f"{rows} {noun}; train {count_of(train['num_tokens'], 'token')}"
-    a_row = f"{lengths['p50']} a row at the median, {lengths['max']} at most"
+    per_row = f"{lengths['p50']} per row at the median, {lengths['max']} at most"
     if summary["task"] == SEQUENCE_CLASSIFICATION:
         largest = f"the largest has {train['majority_fraction']:.1%} of the training rows"
-        line += f", {a_row}; {count_of(train['num_classes'], 'class')}, {largest}"
+        line += f", {per_row}; {count_of(train['num_classes'], 'class')}, {largest}"
     elif summary["task"] == SEQ2SEQ_LM:
         line += "; " + "; ".join(
             f"{part}s of {train[f'{part}_tokens']['p50']} at the median, {train[f'{part}_tokens']['max']} at most"
             for part in ("source", "target")
         )
     else:
-        line += f", {train['supervised_fraction']:.0%} of them supervised, {a_row}"
+        line += f", {train['supervised_fraction']:.0%} of them supervised, {per_row}"
     dropped = sum(sum(facts["dropped"].values()) for facts in splits.values())
     return f"{line}; {count_of(dropped, 'row')} dropped" if dropped else line
 
