@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from lm_tuning.data.check.checked import ROWS_VERSION
 from lm_tuning.data.example import example_settings, is_example
@@ -12,6 +12,13 @@ from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import SCHEMA_VERSION, read_manifest
+
+
+class RowSources(TypedDict):
+    """What checked rows are made from: keywords of ``write_checked_rows``, and the files, see ``describe_files``."""
+
+    settings: dict[str, Any]
+    files: dict[str, Any]
 
 
 def check_settings(data: DataParameters, split: SplitParameters, *, task: str) -> dict[str, Any]:
@@ -86,46 +93,35 @@ def split_settings(data: DataParameters, split: SplitParameters, *, seed: int, t
     return {**settings, **division_settings(split, group=settings["group"], seed=seed)}
 
 
-def rows_key(raw_examples: dict[str, Any], settings: dict[str, Any]) -> str:
+def rows_key(sources: RowSources) -> str:
     """Return the key of checked rows.
 
     Args:
-        raw_examples: the files, see ``describe_files``.
-        settings: see ``check_settings``.
+        sources: what they are made from.
     """
     return digest_values(
         {
             "schema_version": SCHEMA_VERSION,
             "rows_version": ROWS_VERSION,
-            "raw_examples": raw_examples,
-            "settings": settings,
+            "raw_examples": sources["files"],
+            "settings": sources["settings"],
         }
     )
 
 
-def splits_key(checked_rows: Path, settings: dict[str, Any]) -> str:
-    """Return the key of splits.
-
-    Args:
-        checked_rows: the stored folder of checked rows.
-        settings: see ``division_settings``.
-    """
-    return digest_values(
-        {"schema_version": SCHEMA_VERSION, "rows": read_manifest(checked_rows)["key"], "settings": settings}
-    )
-
-
-def refuse_other_rows(checked_rows: Path, settings: dict[str, Any]) -> None:
+def refuse_other_rows(checked_rows: Path, data: DataParameters, split: SplitParameters, *, task: str) -> None:
     """Refuse rows that an earlier run checked with other parameters, when only the later node is run.
 
     Args:
         checked_rows: the stored folder of checked rows.
-        settings: see ``check_settings``, of the present parameters.
+        data: the ``data`` parameters.
+        split: the ``split`` parameters.
+        task: the ``task`` parameter.
 
     Raises:
         UserError: what differs, and how to check the rows again.
     """
-    stored = read_manifest(checked_rows)["facts"]["settings"]
+    stored, settings = read_manifest(checked_rows)["facts"]["settings"], check_settings(data, split, task=task)
     changed = [
         f"  - {name}: the stored rows were checked with {stored.get(name)!r}, the parameters say {settings.get(name)!r}"
         for name in dict.fromkeys([*stored, *settings])

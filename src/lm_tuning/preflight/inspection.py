@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lm_tuning.models.loading import load_tokenizer, read_config
+from lm_tuning.models.record import BaseModelRecord, place_of
 from lm_tuning.models.structure import position_limit
 from lm_tuning.parameters import ModelParameters, PreflightParameters, TokenizeParameters, TrainParameters
 from lm_tuning.preflight.figures import inspect_tokens
@@ -17,7 +18,7 @@ from lm_tuning.runtime.device import current_device
 def inspect_run(
     tokens: Path,
     splits: Path,
-    base_model: Mapping[str, Any],
+    base_model: BaseModelRecord,
     *,
     reports: Mapping[str, Mapping[str, Any]],
     model: ModelParameters,
@@ -47,7 +48,7 @@ def inspect_run(
     Raises:
         UserError: the tokens were made from other splits, or the parameters allow no plan.
     """
-    place = {name: base_model[name] for name in ("name_or_path", "revision", "trust_remote_code")}
+    place = place_of(base_model)
     tokenizer, config = load_tokenizer(**place), read_config(**place)
     return inspect_tokens(
         tokens,

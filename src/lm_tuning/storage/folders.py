@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -138,7 +138,7 @@ class FolderStore:
     def find_or_make(
         self,
         key: str,
-        fill: Callable[[Path], Mapping[str, Any]],
+        fill: Callable[[StagedFolder], None],
         *,
         is_usable: Callable[[Path], bool] = lambda folder: True,
     ) -> tuple[StagedFolder | Path, Path]:
@@ -146,7 +146,7 @@ class FolderStore:
 
         Args:
             key: see ``digest_values``.
-            fill: writes into the empty folder that it is given, and returns the facts for the manifest.
+            fill: writes into the empty folder that it is given, and notes the facts for the manifest.
             is_usable: whether a stored folder is what would be written today; any is, unless told otherwise.
 
         Returns:
@@ -160,7 +160,7 @@ class FolderStore:
         if found and is_usable(found):
             return found, found
         with self.stage(key) as staged:
-            staged.facts = dict(fill(staged.path))
+            fill(staged)
         return staged, staged.path
 
     def publish(self, item: StagedFolder | Path) -> Path:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from lm_tuning.models.loading import load_tokenizer, read_config
+from lm_tuning.models.record import BaseModelRecord, place_of
 from lm_tuning.models.structure import position_limit
 from lm_tuning.parameters.data import DataParameters
 from lm_tuning.parameters.text import TokenizeParameters
@@ -16,10 +17,21 @@ from lm_tuning.text.store.summary import read_lengths, write_lengths
 from lm_tuning.text.tokenizers.limit_losses import refuse_losses
 
 
+class TokenSources(TypedDict):
+    """Everything that tokens are made from; its digest is their key."""
+
+    schema_version: int
+    tokens_version: int
+    splits: str
+    tokenizer: str
+    tokenize: dict[str, Any]
+    task: str
+
+
 def token_sources(
-    splits: Path, base_model: dict[str, Any], tokenize: TokenizeParameters, *, task: str
-) -> dict[str, Any]:
-    """Return everything that tokens are made from; its digest is their key.
+    splits: Path, base_model: BaseModelRecord, tokenize: TokenizeParameters, *, task: str
+) -> TokenSources:
+    """Return what the tokens of a run are made from.
 
     Args:
         splits: the stored folder of splits.
@@ -45,7 +57,7 @@ def make_tokens(
     folder: Path,
     *,
     splits: Path,
-    base_model: dict[str, Any],
+    base_model: BaseModelRecord,
     tokenize: TokenizeParameters,
     data: DataParameters,
     task: str,
@@ -66,22 +78,15 @@ def make_tokens(
         UserError: see ``write_tokens``; or the limits cut too many of the tokens away.
     """
     settings = _token_settings(tokenize)
-    tokenizing.write_tokens(
-        folder,
-        splits,
-        load_tokenizer(**_place(base_model)),
-        task=task,
-        **settings,
-        on_bad_row=data.on_bad_row,
-        max_bad_fraction=data.max_bad_fraction,
-        on_progress=on_progress,
-    )
+    bad_rows = data.model_dump(include={"on_bad_row", "max_bad_fraction"})
+    tokenizer = load_tokenizer(**place_of(base_model))
+    tokenizing.write_tokens(folder, splits, tokenizer, task=task, **settings, **bad_rows, on_progress=on_progress)
     refuse_stored_losses(folder, base_model, tokenize)
     limits = {name: settings[name] for name in ("max_length_tokens", "max_target_tokens")}
     write_lengths(folder, task=task, **limits)
 
 
-def refuse_stored_losses(folder: Path, base_model: dict[str, Any], tokenize: TokenizeParameters) -> None:
+def refuse_stored_losses(folder: Path, base_model: BaseModelRecord, tokenize: TokenizeParameters) -> None:
     """Refuse tokens of which the limits have cut too large a part away.
 
     Args:
@@ -95,7 +100,7 @@ def refuse_stored_losses(folder: Path, base_model: dict[str, Any], tokenize: Tok
     refuse_losses(
         tokenizing.read_token_summary(folder),
         max_lost_fraction=tokenize.max_lost_fraction,
-        max_positions=find_positions(base_model),
+        max_positions=positions_of(base_model),
         model_name=base_model["name_or_path"],
     )
 
@@ -109,19 +114,15 @@ def read_outputs(folder: Path) -> tuple[dict[str, Any], bytes, dict[str, Any]]:
     return tokenizing.read_token_summary(folder), read_lengths(folder), tokenizing.read_token_report(folder)
 
 
-def find_positions(base_model: dict[str, Any]) -> int | None:
+def positions_of(base_model: BaseModelRecord) -> int | None:
     """Return the positions in the model's config; ``None`` where it names none.
 
     Args:
         base_model: see ``describe_base_model``.
     """
-    return position_limit(read_config(**_place(base_model)))
+    return position_limit(read_config(**place_of(base_model)))
 
 
 def _token_settings(tokenize: TokenizeParameters) -> dict[str, Any]:
     """Return the parameters that decide which tokens come out, not whether they are taken."""
     return tokenize.model_dump(exclude={"max_lost_fraction"})
-
-
-def _place(base_model: dict[str, Any]) -> dict[str, Any]:
-    return {name: base_model[name] for name in ("name_or_path", "revision", "trust_remote_code")}

@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.parameters import ModelParameters, PreflightParameters, TokenizeParameters, TrainParameters
 from lm_tuning.progress import show_progress
 
@@ -17,7 +18,7 @@ logger = logging.getLogger(__name__)
 def inspect_examples(
     tokenized_examples: Path,
     example_splits: Path,
-    base_model: dict[str, Any],
+    base_model: BaseModelRecord,
     *,
     token_summary: dict[str, Any],
     split_summary: dict[str, Any],
@@ -38,7 +39,7 @@ def inspect_examples(
 
 
 def _inspect(
-    tokens: Path, splits: Path, base_model: dict[str, Any], reports: dict[str, Any], parameters: dict[str, Any]
+    tokens: Path, splits: Path, base_model: BaseModelRecord, reports: dict[str, Any], parameters: dict[str, Any]
 ) -> dict[str, Any]:
     """Gather the figures, with the progress on show."""
     from lm_tuning.preflight.inspection import inspect_run

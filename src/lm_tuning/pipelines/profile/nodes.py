@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.parameters import ModelParameters, TrainParameters
 from lm_tuning.pipelines.train.run_settings import gather_settings
 from lm_tuning.progress import show_progress
@@ -20,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 def profile_steps(
     tokenized_examples: Path,
-    base_model: dict[str, Any],
+    base_model: BaseModelRecord,
     *,
     profile_work: Path,
     batch_plans: Path,

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lm_tuning.errors import MachineFault, UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.progress import show_progress
 from lm_tuning.secrets import remember_settings
-from lm_tuning.storage.folders import FolderStore, StagedFolder, read_manifest
+from lm_tuning.storage.digests import digest_values
+from lm_tuning.storage.folders import SCHEMA_VERSION, FolderStore, StagedFolder, read_manifest
+
+if TYPE_CHECKING:
+    from lm_tuning.data.settings import RowSources
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +51,7 @@ def check_examples(
 
     remember_settings(data.model_dump())  # stored addresses have no passwords; the parameters do
     settings = check_settings(data, split, task=task)
-    rows, folder = _find_or_check(check_cache, raw_examples, settings)
+    rows, folder = _find_or_check(check_cache, {"settings": settings, "files": raw_examples})
     return rows, build_rows_section(read_checked_summary(folder), read_findings(folder))
 
 
@@ -82,55 +85,49 @@ def split_examples(
         UserError: the rows cannot be gone on with, see ``find_refusals``; they were checked with other parameters; or a
             class weight is that of no class.
     """
-    from lm_tuning.data.settings import check_settings, refuse_other_rows
+    from lm_tuning.data.settings import refuse_other_rows
     from lm_tuning.data.split.folder import read_copies, read_summary
     from lm_tuning.data.splits_report import build_splits_section
 
-    refuse_other_rows(checked_examples, check_settings(data, split, task=task))
+    refuse_other_rows(checked_examples, data, split, task=task)
     _refuse_bad_rows(checked_examples, train, output=output)
     splits, folder = _find_or_divide(split_cache, checked_examples, data, split, seed=seed, task=task)
     summary = read_summary(folder)
     return splits, summary, build_splits_section(summary, read_copies(folder))
 
 
-def _find_or_check(
-    store: FolderStore, raw_examples: dict[str, Any], settings: dict[str, Any]
-) -> tuple[StagedFolder | Path, Path]:
+def _find_or_check(store: FolderStore, sources: RowSources) -> tuple[StagedFolder | Path, Path]:
     """Return the checked rows to publish, and where they lie now."""
-    from lm_tuning.data.check.checked import describe_checked, read_checked_summary
+    from lm_tuning.data.check.checked import describe_checked, read_checked_summary, write_checked_rows
     from lm_tuning.data.settings import rows_key
 
-    key = rows_key(raw_examples, settings)
+    def check(staged: StagedFolder) -> None:
+        with show_progress() as on_progress:
+            write_checked_rows(staged.path, sources["files"], **sources["settings"], on_progress=on_progress)
+        staged.facts = {**sources}
+
+    key = rows_key(sources)
     try:
-        rows, folder = store.find_or_make(key, partial(_check_rows, raw_examples, settings))
+        rows, folder = store.find_or_make(key, check)
     except MachineFault:  # a full disk says nothing about the rows
         raise
     except UserError as error:
-        return _account_for_unread(error, raw_examples, settings, store=store, key=key)
+        return _account_for_unread(error, sources, store=store, key=key)
     outcome = "reused" if isinstance(rows, Path) else "checked"
     logger.info("Rows %s: %s, in %s", outcome, describe_checked(read_checked_summary(folder)), store.root / key)
     return rows, folder
 
 
-def _check_rows(raw_examples: dict[str, Any], settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Write the checked rows into a folder; return the facts of its manifest."""
-    from lm_tuning.data.check.checked import write_checked_rows
-
-    with show_progress() as on_progress:
-        write_checked_rows(folder, raw_examples, **settings, on_progress=on_progress)
-    return {"settings": settings, "files": raw_examples}
-
-
 def _account_for_unread(
-    error: UserError, raw_examples: dict[str, Any], settings: dict[str, Any], *, store: FolderStore, key: str
+    error: UserError, sources: RowSources, *, store: FolderStore, key: str
 ) -> tuple[StagedFolder, Path]:
     """Stage what is known of files that could not be read, under a key of its own: the next run reads them again."""
     from lm_tuning.data.check.unread import write_unread
 
     names = ("on_bad_row", "max_bad_fraction", "max_rows")
     with store.stage(f"{key}.unread") as staged:
-        write_unread(staged.path, raw_examples, error, **{name: settings[name] for name in names})
-        staged.facts = {"settings": settings, "files": raw_examples}
+        write_unread(staged.path, sources["files"], error, **{name: sources["settings"][name] for name in names})
+        staged.facts = {**sources}
     logger.error("The rows could not be read. What is known of them is in the data report.")
     return staged, staged.path
 
@@ -151,18 +148,18 @@ def _find_or_divide(
     store: FolderStore, rows: Path, data: DataParameters, split: SplitParameters, *, seed: int, task: str
 ) -> tuple[StagedFolder | Path, Path]:
     """Return the splits to publish, and where they lie now."""
-    from lm_tuning.data.settings import division_settings, split_settings, splits_key
+    from lm_tuning.data.settings import division_settings, split_settings
     from lm_tuning.data.split.folder import has_present_facts, write_splits
 
     settings = split_settings(data, split, seed=seed, task=task)
-    division = division_settings(split, group=settings["group"], seed=seed)
+    division, manifest = division_settings(split, group=settings["group"], seed=seed), read_manifest(rows)
 
-    def divide(folder: Path) -> dict[str, Any]:
+    def divide(staged: StagedFolder) -> None:
         with show_progress() as on_progress:
-            write_splits(folder, rows, **division, task=task, on_progress=on_progress)
-        return {"settings": settings, "files": read_manifest(rows)["facts"]["files"]}
+            write_splits(staged.path, rows, **division, task=task, on_progress=on_progress)
+        staged.facts = {"settings": settings, "files": manifest["facts"]["files"]}
 
-    key = splits_key(rows, division)
+    key = digest_values({"schema_version": SCHEMA_VERSION, "rows": manifest["key"], "settings": division})
     splits, folder = store.find_or_make(key, divide, is_usable=has_present_facts)
     _log_splits(folder, store.root / key, is_reused=isinstance(splits, Path))
     return splits, folder

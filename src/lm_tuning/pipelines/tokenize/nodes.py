@@ -6,9 +6,10 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lm_tuning.errors import UserError
+from lm_tuning.models.record import BaseModelRecord, place_of
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.model import ModelParameters
 from lm_tuning.parameters.results import EvaluateParameters
@@ -19,10 +20,13 @@ from lm_tuning.progress import show_progress
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import FolderStore, StagedFolder, read_manifest
 
+if TYPE_CHECKING:
+    from lm_tuning.text.stored import TokenSources
+
 logger = logging.getLogger(__name__)
 
 
-def prepare_base_model(model: ModelParameters, evaluate: EvaluateParameters, task: str) -> dict[str, Any]:
+def prepare_base_model(model: ModelParameters, evaluate: EvaluateParameters, task: str) -> BaseModelRecord:
     """Pin the base model down, converting the default one first when it is asked for and not there yet.
 
     What its config says against the run is found here, before rows are split and tokenized.
@@ -50,8 +54,7 @@ def prepare_base_model(model: ModelParameters, evaluate: EvaluateParameters, tas
             digest_cache=DIGEST_CACHE,
             on_progress=on_progress,
         )
-    where = {name: base_model[name] for name in ("name_or_path", "revision", "trust_remote_code")}
-    config = check_model(**where, task=task)
+    config = check_model(**place_of(base_model), task=task)
     if evaluate.num_generate_rows and task != "sequence_classification":
         check_answer_room(config, max_new_tokens=evaluate.max_new_tokens)
     logger.info("Base model: %s (digest %s)", base_model["name_or_path"], base_model["digest"])
@@ -60,7 +63,7 @@ def prepare_base_model(model: ModelParameters, evaluate: EvaluateParameters, tas
 
 def tokenize_examples(
     example_splits: Path,
-    base_model: dict[str, Any],
+    base_model: BaseModelRecord,
     *,
     token_cache: FolderStore,
     tokenize: TokenizeParameters,
@@ -114,19 +117,19 @@ def _refuse_unfit_splits(
 
 def _find_or_make(
     store: FolderStore,
-    sources: dict[str, Any],
-    base_model: dict[str, Any],
+    sources: TokenSources,
+    base_model: BaseModelRecord,
     tokenize: TokenizeParameters,
     make: Callable[..., None],
 ) -> tuple[StagedFolder | Path, Path]:
     """Return the tokens to publish, and where they lie now."""
     from lm_tuning.text.stored import refuse_stored_losses
 
-    def fill(folder: Path) -> dict[str, Any]:
+    def fill(staged: StagedFolder) -> None:
         _warn_of_older_tokens(store)
         with show_progress() as on_progress:
-            make(folder, on_progress=on_progress)
-        return {"sources": sources, "base_model": base_model}
+            make(staged.path, on_progress=on_progress)
+        staged.facts = {"sources": sources, "base_model": base_model}
 
     key = digest_values(sources)
     tokens, folder = store.find_or_make(key, fill)
@@ -162,12 +165,12 @@ def _warn_of_older_tokens(token_cache: FolderStore) -> None:
         )
 
 
-def _warn_of_long_rows(folder: Path, base_model: dict[str, Any], *, task: str) -> None:
+def _warn_of_long_rows(folder: Path, base_model: BaseModelRecord, *, task: str) -> None:
     """Log at once which rows are longer than the positions in the model's config; training refuses or reports them."""
-    from lm_tuning.text.stored import find_positions
+    from lm_tuning.text.stored import positions_of
     from lm_tuning.training.health.table_reading import find_long_rows
 
-    limit = find_positions(base_model)
+    limit = positions_of(base_model)
     for rows in find_long_rows(folder, limit, task=task) if limit else ():
         logger.warning(
             "Longer than the %d positions in the config of %s: %s. A model that learned a weight for each position "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from lm_tuning.datasets.metric_stream import MetricStream
 from lm_tuning.datasets.report_sections import LiveReport
+from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.parameters import EvaluateParameters, ModelParameters, TrainParameters
 from lm_tuning.pipelines.train.run_settings import gather_settings
 from lm_tuning.progress import show_progress
@@ -21,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 def train_model(
     tokenized_examples: Path,
-    base_model: dict[str, Any],
+    base_model: BaseModelRecord,
     *,
     checkpoints: Path,
     batch_plans: Path,
@@ -45,7 +46,7 @@ def train_model(
 
 def _gather(
     tokens: Path,
-    base_model: dict[str, Any],
+    base_model: BaseModelRecord,
     parameters: dict[str, Any],
     metric_stream: MetricStream,
     live_health: LiveReport,
@@ -65,10 +66,16 @@ def _train(
     from lm_tuning.training.outcome import describe_result
     from lm_tuning.training.run import run_training
 
-    on: dict[str, Any] = {"on_metrics": metric_stream.log_step, "on_checkpoint": metric_stream.flush}
     try:
         with show_progress() as on_progress:
-            result = run_training(paths, settings, **on, on_health=live_health.write, on_progress=on_progress)
+            result = run_training(
+                paths,
+                settings,
+                on_progress=on_progress,
+                on_metrics=metric_stream.log_step,
+                on_checkpoint=metric_stream.flush,
+                on_health=live_health.write,
+            )
     finally:
         metric_stream.close()
     logger.info("%s", describe_result(result.summary))
