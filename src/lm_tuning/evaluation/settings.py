@@ -38,19 +38,14 @@ def measuring_settings(
         weights_dtype=model.dtype,
     )
     return {
+        **evaluate.model_dump(),
+        "micro_batch_tokens": None if evaluate.micro_batch_tokens == "auto" else evaluate.micro_batch_tokens,
         "device": device.kind,
         "memory_bytes": device.memory_bytes or None,
         "weights_dtype": precision.weights,
         "compute_dtype": precision.compute,
         "tf32": environment.tf32,
         "attention": model.attention,
-        "max_loss_rows": evaluate.max_loss_rows,
-        "num_generate_rows": evaluate.num_generate_rows,
-        "max_new_tokens": evaluate.max_new_tokens,
-        "num_beams": evaluate.num_beams,
-        "micro_batch_tokens": None if evaluate.micro_batch_tokens == "auto" else evaluate.micro_batch_tokens,
-        "generate_batch_rows": evaluate.generate_batch_rows,
-        "num_samples": evaluate.num_samples,
     }
 
 

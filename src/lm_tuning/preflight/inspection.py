@@ -14,6 +14,12 @@ from lm_tuning.preflight.figures import inspect_tokens
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.device import current_device
 
+_OF_THE_PLAN = {
+    *("effective_batch_rows", "effective_batch_tokens", "num_epochs", "max_steps", "batching"),
+    *("eval_every_steps", "save_every_steps", "load_best"),
+}
+"""Parameters of ``train`` that ``inspect_tokens`` takes as they are."""
+
 
 def inspect_run(
     tokens: Path,
@@ -63,16 +69,9 @@ def inspect_run(
         max_length_tokens=tokenize.max_length_tokens,
         max_positions=position_limit(config),
         seed=seed,
-        effective_batch_rows=train.effective_batch_rows,
-        effective_batch_tokens=train.effective_batch_tokens,
-        num_epochs=train.num_epochs,
-        max_steps=train.max_steps,
+        **train.model_dump(include=_OF_THE_PLAN),
         micro_batch_tokens=None if train.micro_batch_tokens == "auto" else train.micro_batch_tokens,
-        batching=train.batching,
         warmup_steps=train.trainer.get("warmup_steps", 0),
-        eval_every_steps=train.eval_every_steps,
-        save_every_steps=train.save_every_steps,
-        load_best=train.load_best,
         num_examples=preflight.num_examples,
         num_embeddings=getattr(config.get_text_config(), "vocab_size", None),
         on_progress=on_progress,
