@@ -1,13 +1,23 @@
-"""Nodes are run by name or tag, so the page that lists both is true."""
+"""Nodes are short, and run by name or tag, so the page that lists both is true."""
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from lm_tuning.pipeline_registry import register_pipelines
 
-PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "view_graph.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "how-to" / "view_graph.md"
+
+
+def test_a_node_reads_like_a_table_of_contents() -> None:
+    command = [sys.executable, "benchmarks/code_size.py", "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)["."]["nodes_over_20_lines"] == []
 
 
 def test_the_page_lists_every_node_with_its_tags() -> None:
