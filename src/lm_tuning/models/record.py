@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 
-class ModelPlace(TypedDict):
+class ModelLocation(TypedDict):
     """Where a model comes from: the keywords of everything that loads a part of it."""
 
     name_or_path: str
@@ -13,21 +13,21 @@ class ModelPlace(TypedDict):
     trust_remote_code: bool
 
 
-class BaseModelRecord(ModelPlace):
-    """A base model pinned down: its place, and the digests that results are keyed by."""
+class BaseModelRecord(ModelLocation):
+    """A base model pinned down: its location, and the digests that results are keyed by."""
 
     digest: str
     tokenizer_digest: str
     is_embedded: bool
 
 
-def place_of(record: ModelPlace) -> ModelPlace:
-    """Return the place alone.
+def location_of(record: ModelLocation) -> ModelLocation:
+    """Return the location alone.
 
     Args:
         record: a record of a model.
     """
-    return ModelPlace(
+    return ModelLocation(
         name_or_path=record["name_or_path"],
         revision=record["revision"],
         trust_remote_code=record["trust_remote_code"],

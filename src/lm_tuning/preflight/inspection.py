@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from lm_tuning.models.loading import load_tokenizer, read_config
-from lm_tuning.models.record import BaseModelRecord, place_of
+from lm_tuning.models.record import BaseModelRecord, location_of
 from lm_tuning.models.structure import position_limit
 from lm_tuning.parameters import ModelParameters, PreflightParameters, TokenizeParameters, TrainParameters
 from lm_tuning.preflight.figures import inspect_tokens
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.device import current_device
 
-_OF_THE_PLAN = {
+_AS_THEY_ARE = {
     *("effective_batch_rows", "effective_batch_tokens", "num_epochs", "max_steps", "batching"),
     *("eval_every_steps", "save_every_steps", "load_best"),
 }
@@ -34,7 +34,7 @@ def inspect_run(
     seed: int,
     on_progress: OnProgress = ignore_progress,
 ) -> dict[str, Any]:
-    """Look at the tokens of a run as its training would use them, with the tokenizer and the config of its model.
+    """Inspect the tokens of a run as its training would use them, with the tokenizer and the config of its model.
 
     Args:
         tokens: folder of tokens.
@@ -46,7 +46,7 @@ def inspect_run(
         train: the ``train`` parameters.
         preflight: the ``preflight`` parameters.
         seed: order of rows.
-        on_progress: receives rows and steps looked at.
+        on_progress: receives rows and steps done.
 
     Returns:
         All figures, see ``inspect_tokens``.
@@ -54,8 +54,8 @@ def inspect_run(
     Raises:
         UserError: the tokens were made from other splits, or the parameters allow no plan.
     """
-    place = place_of(base_model)
-    tokenizer, config = load_tokenizer(**place), read_config(**place)
+    location = location_of(base_model)
+    tokenizer, config = load_tokenizer(**location), read_config(**location)
     return inspect_tokens(
         tokens,
         splits,
@@ -69,7 +69,7 @@ def inspect_run(
         max_length_tokens=tokenize.max_length_tokens,
         max_positions=position_limit(config),
         seed=seed,
-        **train.model_dump(include=_OF_THE_PLAN),
+        **train.model_dump(include=_AS_THEY_ARE),
         micro_batch_tokens=None if train.micro_batch_tokens == "auto" else train.micro_batch_tokens,
         warmup_steps=train.trainer.get("warmup_steps", 0),
         num_examples=preflight.num_examples,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from lm_tuning.models.loading import load_tokenizer, read_config
-from lm_tuning.models.record import BaseModelRecord, place_of
+from lm_tuning.models.record import BaseModelRecord, location_of
 from lm_tuning.models.structure import position_limit
 from lm_tuning.parameters.data import DataParameters
 from lm_tuning.parameters.text import TokenizeParameters
@@ -79,7 +79,7 @@ def make_tokens(
     """
     settings = _token_settings(tokenize)
     bad_rows = data.model_dump(include={"on_bad_row", "max_bad_fraction"})
-    tokenizer = load_tokenizer(**place_of(base_model))
+    tokenizer = load_tokenizer(**location_of(base_model))
     tokenizing.write_tokens(folder, splits, tokenizer, task=task, **settings, **bad_rows, on_progress=on_progress)
     refuse_stored_losses(folder, base_model, tokenize)
     limits = {name: settings[name] for name in ("max_length_tokens", "max_target_tokens")}
@@ -120,7 +120,7 @@ def positions_of(base_model: BaseModelRecord) -> int | None:
     Args:
         base_model: see ``describe_base_model``.
     """
-    return position_limit(read_config(**place_of(base_model)))
+    return position_limit(read_config(**location_of(base_model)))
 
 
 def _token_settings(tokenize: TokenizeParameters) -> dict[str, Any]:

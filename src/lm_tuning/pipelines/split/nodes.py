@@ -165,11 +165,11 @@ def _find_or_divide(
     return splits, folder
 
 
-def _log_splits(folder: Path, place: Path, *, is_reused: bool) -> None:
+def _log_splits(folder: Path, stored_at: Path, *, is_reused: bool) -> None:
     """Log what the splits are, and again what was warned of when they were made."""
     from lm_tuning.data.split.folder import describe_splits, read_summary
 
     summary = read_summary(folder)
-    logger.info("Splits %s: %s, in %s", "reused" if is_reused else "made", describe_splits(summary), place)
+    logger.info("Splits %s: %s, in %s", "reused" if is_reused else "made", describe_splits(summary), stored_at)
     for warning in summary["warnings"] if is_reused else ():
         logger.warning(warning)

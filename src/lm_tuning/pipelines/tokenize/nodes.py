@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_tuning.errors import UserError
-from lm_tuning.models.record import BaseModelRecord, place_of
+from lm_tuning.models.record import BaseModelRecord, location_of
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.model import ModelParameters
 from lm_tuning.parameters.results import EvaluateParameters
@@ -54,7 +54,7 @@ def prepare_base_model(model: ModelParameters, evaluate: EvaluateParameters, tas
             digest_cache=DIGEST_CACHE,
             on_progress=on_progress,
         )
-    config = check_model(**place_of(base_model), task=task)
+    config = check_model(**location_of(base_model), task=task)
     if evaluate.num_generate_rows and task != "sequence_classification":
         check_answer_room(config, max_new_tokens=evaluate.max_new_tokens)
     logger.info("Base model: %s (digest %s)", base_model["name_or_path"], base_model["digest"])
@@ -139,13 +139,13 @@ def _find_or_make(
     return tokens, folder
 
 
-def _log_tokens(folder: Path, place: Path, *, is_reused: bool) -> None:
+def _log_tokens(folder: Path, stored_at: Path, *, is_reused: bool) -> None:
     """Log what the tokens are."""
     from lm_tuning.text.store.summary import describe_tokens
     from lm_tuning.text.tokenize import read_token_summary
 
     outcome = "reused" if is_reused else "made"
-    logger.info("Tokens %s: %s, in %s", outcome, describe_tokens(read_token_summary(folder)), place)
+    logger.info("Tokens %s: %s, in %s", outcome, describe_tokens(read_token_summary(folder)), stored_at)
 
 
 def _warn_of_older_tokens(token_cache: FolderStore) -> None:
