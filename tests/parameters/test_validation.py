@@ -232,7 +232,7 @@ def test_a_number_or_boolean_where_a_string_is_wanted_says_how_to_quote(
 ) -> None:
     problem = one_problem(merged(valid, **groups))
     assert "It takes a string" in problem
-    assert f"for text put it in quotes: {quoted}." in problem
+    assert f"for a string put it in quotes: {quoted}." in problem
 
 
 def test_empty_text_and_empty_lists_are_named_as_such(valid: dict[str, Any]) -> None:

@@ -66,7 +66,7 @@ def test_the_graph_is_a_table_and_knows_no_checkpoints():
     settings = {f"params:{name}" for name in ("model", "train", "seed", "task", "output")}
     assert pipeline.inputs() == settings | {"tokenized_examples", "base_model", "profile_work", "batch_plans"}
     assert pipeline.all_outputs() == {"profile", "profile_report", "profile_trace"}
-    assert pipeline.nodes[0].tags == {"torch"}
+    assert pipeline.nodes[0].tags == {"torch", "gpu", "reports"}
 
 
 def test_the_registered_pipeline_makes_its_tokens():

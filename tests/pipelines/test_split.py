@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from lm_tuning.data import example
+from lm_tuning.data.settings import split_settings
 from lm_tuning.data.store import open_examples
 from lm_tuning.errors import MachineFault, UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.pipelines.example_data.nodes import prepare_raw_examples
-from lm_tuning.pipelines.split.nodes import check_examples, split_examples, split_settings
+from lm_tuning.pipelines.split.nodes import check_examples, split_examples
 from lm_tuning.storage.folders import FolderStore, read_manifest
 
 

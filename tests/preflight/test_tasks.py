@@ -72,7 +72,7 @@ def test_the_log_of_classes_names_the_largest(classes):
     )
 
 
-def test_the_report_on_classes_shows_each_text_with_its_class_and_the_loss_to_expect(classes):
+def test_the_report_on_classes_shows_texts_classes_and_the_expected_loss(classes):
     report = compose_report(classes)
     assert ("classes", "3") in report.tiles
     assert "supervised tokens" not in dict(report.tiles)

@@ -14,7 +14,7 @@ import pytest
 
 from lm_tuning.errors import UserError
 from lm_tuning.storage import folders
-from lm_tuning.storage.folders import FolderStore, read_manifest
+from lm_tuning.storage.folders import FolderStore, StagedFolder, read_manifest
 
 
 def publish(store: FolderStore, key: str, content: str = "rows") -> Path:
@@ -50,6 +50,45 @@ def test_found_folder_becomes_current_without_being_written(tmp_path: Path) -> N
     assert store.publish(first) == first
     assert store.current() == first
     assert first.stat().st_ino == inode
+
+
+def test_the_same_work_is_done_once(tmp_path: Path) -> None:
+    store, filled = FolderStore(tmp_path), []
+
+    def fill(staged: StagedFolder) -> None:
+        filled.append(staged.key)
+        (staged.path / "rows.arrow").write_text("rows")
+        staged.facts = {"num_rows": 4}
+
+    made, folder = store.find_or_make("k1", fill)
+    assert isinstance(made, StagedFolder)
+    assert (folder / "rows.arrow").read_text() == "rows"
+    assert store.find("k1") is None  # until it is published
+    published = store.publish(made)
+    assert read_manifest(published)["facts"] == {"num_rows": 4}
+    assert store.find_or_make("k1", fill) == (published, published)
+    assert filled == ["k1"]
+
+
+def test_what_is_stored_and_no_longer_usable_is_made_again(tmp_path: Path) -> None:
+    store = FolderStore(tmp_path)
+    publish(store, "k1", "old")
+
+    def fill(staged: StagedFolder) -> None:
+        (staged.path / "rows.arrow").write_text("new")
+
+    made, _ = store.find_or_make("k1", fill, is_usable=lambda folder: (folder / "rows.arrow").is_file())
+    assert names(store.publish(made)) == ["manifest.json", "rows.arrow"]
+
+
+def test_a_folder_that_could_not_be_filled_leaves_nothing(tmp_path: Path) -> None:
+    def fill(staged: StagedFolder) -> None:
+        (staged.path / "rows.arrow").write_text("half")
+        raise UserError("bad rows")
+
+    with pytest.raises(UserError, match="bad rows"):
+        FolderStore(tmp_path).find_or_make("k1", fill)
+    assert names(tmp_path) == []
 
 
 def test_staged_folder_is_invisible_until_published(tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from safetensors.torch import load_file
 from lm_tuning.batching.losses import PLAIN
 from lm_tuning.batching.tasks.registry import task_of
 from lm_tuning.errors import Interrupted, UserError
-from lm_tuning.pipelines.train.nodes import describe_result
 from lm_tuning.runtime import nvml
 from lm_tuning.runtime.nvml import CardReading
 from lm_tuning.runtime.peak import Ceiling
@@ -32,6 +31,7 @@ from lm_tuning.training import step_log
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.saving import BestCheckpoint
 from lm_tuning.training.health.first_loss import measure_plain_loss
+from lm_tuning.training.outcome import describe_result
 from lm_tuning.training.results import efficiency_figures
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer

@@ -24,6 +24,7 @@ from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.wording import code_span, escape_markdown, write_speed
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
     from rich.console import RenderableType
     from rich.text import Text
 
@@ -48,6 +49,12 @@ class Comparison:
     answers: list[dict[str, Any]]
     columns: tuple[str, ...]
     base_evaluation: StagedFolder | Path
+
+    def table(self) -> DataFrame:
+        """Return the answers as a frame rather than a list, so that their file has its header even without rows."""
+        from pandas import DataFrame
+
+        return DataFrame(self.answers, columns=list(self.columns))
 
 
 def evaluate_models(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
-from typing import Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.conversion import convert_embedded_model, is_embedded
 from lm_tuning.models.folders import check_tokenizer_files, check_weight_files, existing_folder, is_local
 from lm_tuning.models.hub import hub_options, user_errors
+from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.digests import digest_file, digest_values
 
@@ -26,7 +26,7 @@ def describe_base_model(
     trust_remote_code: bool = False,
     digest_cache: Path | None = None,
     on_progress: OnProgress = ignore_progress,
-) -> dict[str, Any]:
+) -> BaseModelRecord:
     """Pin the base model down, making the default one first if it is asked for and not there.
 
     A local folder is pinned by its files' digests, a hub model by its commit. No weights are loaded, and nothing of

@@ -1,1 +1,6 @@
 """The pipelines: each folder holds its graph, `pipeline.py`, and its functions, `nodes.py`."""
+
+from pathlib import Path
+
+DIGEST_CACHE = Path("data/.cache/digests.json")
+"""Digests of files that were read before, which nodes share."""

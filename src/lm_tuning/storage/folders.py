@@ -8,6 +8,7 @@ import re
 import secrets
 import shutil
 import weakref
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -133,6 +134,34 @@ class FolderStore:
             path = self.root / f".staging-{key}-{os.getpid()}-{secrets.token_hex(4)}"
             path.mkdir()
         return StagedFolder(path, key)
+
+    def find_or_make(
+        self,
+        key: str,
+        fill: Callable[[StagedFolder], None],
+        *,
+        is_usable: Callable[[Path], bool] = lambda folder: True,
+    ) -> tuple[StagedFolder | Path, Path]:
+        """Find the folder of a key, or fill a new one.
+
+        Args:
+            key: see ``digest_values``.
+            fill: writes into the empty folder that it is given, and notes the facts for the manifest.
+            is_usable: whether a stored folder is what would be written today; any is, unless told otherwise.
+
+        Returns:
+            What to hand to ``publish``, a path where the folder was stored; and the folder in which the files lie now.
+
+        Raises:
+            UserError: if the disk is full.
+            Exception: what ``fill`` raises; of the new folder nothing is left.
+        """
+        found = self.find(key)
+        if found and is_usable(found):
+            return found, found
+        with self.stage(key) as staged:
+            fill(staged)
+        return staged, staged.path
 
     def publish(self, item: StagedFolder | Path) -> Path:
         """Make a staged folder, or one that ``find`` returned, the current one.

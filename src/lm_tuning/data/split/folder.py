@@ -187,6 +187,15 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return summary
 
 
+def has_present_facts(folder: Path) -> bool:
+    """Return whether stored splits come with all facts that they would come with today.
+
+    Args:
+        folder: what the split pipeline stored.
+    """
+    return bool(read_summary(folder).get("facts_version") == FACTS_VERSION)
+
+
 def read_copies(folder: Path) -> dict[str, npt.NDArray[np.int64]]:
     """Return the ids of copies: ``exact`` and perhaps ``near`` ones in the splits, and those that were ``left_out``.
 

@@ -24,7 +24,7 @@ def create_pipeline() -> Pipeline:
                 },
                 outputs=["base_evaluation", "evaluation", "evaluation_report", "evaluation_samples"],
                 name="evaluate_models",
-                tags="torch",
+                tags=["torch", "gpu", "reports"],
             ),
         ],
         namespace="evaluate",

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from lm_tuning.parameters.data import DataParameters
+from lm_tuning.pipelines import DIGEST_CACHE
 from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
-
-DIGEST_CACHE = Path("data/.cache/digests.json")
 
 
 def prepare_raw_examples(data: DataParameters) -> dict[str, Any]:

@@ -6,9 +6,11 @@ import logging
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.parameters import ModelParameters, PreflightParameters, TokenizeParameters, TrainParameters
 from lm_tuning.progress import show_progress
-from lm_tuning.runtime.device import current_device
 
 logger = logging.getLogger(__name__)
 
@@ -16,7 +18,7 @@ logger = logging.getLogger(__name__)
 def inspect_examples(
     tokenized_examples: Path,
     example_splits: Path,
-    base_model: dict[str, Any],
+    base_model: BaseModelRecord,
     *,
     token_summary: dict[str, Any],
     split_summary: dict[str, Any],
@@ -30,48 +32,32 @@ def inspect_examples(
     seed: int,
 ) -> tuple[dict[str, Any], str, str]:
     """Look at the rows as training will see them; return the figures, a Markdown report and an HTML page."""
-    from rich.console import Console
+    reports = {"token_summary": token_summary, "split_summary": split_summary, "data_report": data_report}
+    groups = {"model": model, "tokenize": tokenize, "train": train, "preflight": preflight, "seed": seed}
+    figures = _inspect(tokenized_examples, example_splits, base_model, reports, groups)
+    return figures, *_show(figures)
 
-    from lm_tuning.models.loading import load_tokenizer, read_config
-    from lm_tuning.models.structure import position_limit
-    from lm_tuning.preflight.figures import describe_preflight, inspect_tokens
+
+def _inspect(
+    tokens: Path, splits: Path, base_model: BaseModelRecord, reports: dict[str, Any], parameters: dict[str, Any]
+) -> dict[str, Any]:
+    """Gather the figures, with the progress on show."""
+    from lm_tuning.preflight.inspection import inspect_run
+
+    with show_progress() as on_progress:
+        return inspect_run(tokens, splits, base_model, reports=reports, **parameters, on_progress=on_progress)
+
+
+def _show(figures: dict[str, Any]) -> tuple[str, str]:
+    """Log the outcome, show a summary, and return the report as Markdown and as an HTML page."""
+    from lm_tuning.preflight.figures import describe_preflight
     from lm_tuning.preflight.report import compose_report
     from lm_tuning.reporting.html import write_page
     from lm_tuning.reporting.markdown import write_markdown
     from lm_tuning.reporting.terminal import build_summary
 
-    where = {name: base_model[name] for name in ("name_or_path", "revision", "trust_remote_code")}
-    tokenizer, config = load_tokenizer(**where), read_config(**where)
-    with show_progress() as on_progress:
-        figures = inspect_tokens(
-            tokenized_examples,
-            example_splits,
-            tokenizer,
-            model_name=base_model["name_or_path"],
-            token_summary=token_summary,
-            split_summary=split_summary,
-            findings=data_report["facts"]["findings"],
-            device=current_device().kind,
-            attention=model.attention,
-            max_length_tokens=tokenize.max_length_tokens,
-            max_positions=position_limit(config),
-            seed=seed,
-            effective_batch_rows=train.effective_batch_rows,
-            effective_batch_tokens=train.effective_batch_tokens,
-            num_epochs=train.num_epochs,
-            max_steps=train.max_steps,
-            micro_batch_tokens=None if train.micro_batch_tokens == "auto" else train.micro_batch_tokens,
-            batching=train.batching,
-            warmup_steps=train.trainer.get("warmup_steps", 0),
-            eval_every_steps=train.eval_every_steps,
-            save_every_steps=train.save_every_steps,
-            load_best=train.load_best,
-            num_examples=preflight.num_examples,
-            num_embeddings=getattr(config.get_text_config(), "vocab_size", None),
-            on_progress=on_progress,
-        )
     report = compose_report(figures)
     for line in describe_preflight(figures):
         logger.info("%s", line)
     Console().print(build_summary(report))
-    return figures, write_markdown(report), write_page(report)
+    return write_markdown(report), write_page(report)

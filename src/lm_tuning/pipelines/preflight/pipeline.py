@@ -30,7 +30,7 @@ def create_pipeline() -> Pipeline:
                 },
                 outputs=["preflight", "preflight_report", "preflight_page"],
                 name="inspect_examples",
-                tags=["tokenizers"],
+                tags=["tokenizers", "reports"],
             ),
         ],
         namespace="preflight",

@@ -26,7 +26,7 @@ def create_pipeline() -> Pipeline:
                 },
                 outputs=["profile", "profile_report", "profile_trace"],
                 name="profile_steps",
-                tags="torch",
+                tags=["torch", "gpu", "reports"],
             ),
         ],
         namespace="profile",

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lm_tuning.errors import MachineFault, UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.train import TrainParameters
+from lm_tuning.progress import show_progress
 from lm_tuning.secrets import remember_settings
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import SCHEMA_VERSION, FolderStore, StagedFolder, read_manifest
+
+if TYPE_CHECKING:
+    from lm_tuning.data.settings import RowSources
 
 logger = logging.getLogger(__name__)
 
@@ -41,41 +45,14 @@ def check_examples(
     Returns:
         The folder of checked rows to publish, and the section ``rows`` of the data report.
     """
-    from lm_tuning.data.check.checked import (
-        ROWS_VERSION,
-        describe_checked,
-        read_checked_summary,
-        read_findings,
-        write_checked_rows,
-    )
+    from lm_tuning.data.check.checked import read_checked_summary, read_findings
     from lm_tuning.data.rows_report import build_rows_section
-    from lm_tuning.progress import show_progress
+    from lm_tuning.data.settings import check_settings
 
     remember_settings(data.model_dump())  # stored addresses have no passwords; the parameters do
     settings = check_settings(data, split, task=task)
-    key = digest_values(
-        {
-            "schema_version": SCHEMA_VERSION,
-            "rows_version": ROWS_VERSION,
-            "raw_examples": raw_examples,
-            "settings": settings,
-        }
-    )
-    found = check_cache.find(key)
-    if found:
-        summary = read_checked_summary(found)
-        logger.info("Rows reused: %s, in %s", describe_checked(summary), found)
-        return found, build_rows_section(summary, read_findings(found))
-    try:
-        with check_cache.stage(key) as staged, show_progress() as on_progress:
-            summary = write_checked_rows(staged.path, raw_examples, **settings, on_progress=on_progress)
-            staged.facts = {"settings": settings, "files": raw_examples}
-    except MachineFault:  # a full disk says nothing about the rows
-        raise
-    except UserError as error:
-        return _account_for_unread(error, raw_examples, settings, check_cache=check_cache, key=key)
-    logger.info("Rows checked: %s, in %s", describe_checked(summary), check_cache.root / key)
-    return staged, build_rows_section(summary, read_findings(staged.path))
+    rows, folder = _find_or_check(check_cache, {"settings": settings, "files": raw_examples})
+    return rows, build_rows_section(read_checked_summary(folder), read_findings(folder))
 
 
 def split_examples(
@@ -108,121 +85,91 @@ def split_examples(
         UserError: the rows cannot be gone on with, see ``find_refusals``; they were checked with other parameters; or a
             class weight is that of no class.
     """
+    from lm_tuning.data.settings import refuse_other_rows
+    from lm_tuning.data.split.folder import read_copies, read_summary
+    from lm_tuning.data.splits_report import build_splits_section
+
+    refuse_other_rows(checked_examples, data, split, task=task)
+    _refuse_bad_rows(checked_examples, train, output=output)
+    splits, folder = _find_or_divide(split_cache, checked_examples, data, split, seed=seed, task=task)
+    summary = read_summary(folder)
+    return splits, summary, build_splits_section(summary, read_copies(folder))
+
+
+def _find_or_check(store: FolderStore, sources: RowSources) -> tuple[StagedFolder | Path, Path]:
+    """Return the checked rows to publish, and where they lie now."""
+    from lm_tuning.data.check.checked import describe_checked, read_checked_summary, write_checked_rows
+    from lm_tuning.data.settings import rows_key
+
+    def check(staged: StagedFolder) -> None:
+        with show_progress() as on_progress:
+            write_checked_rows(staged.path, sources["files"], **sources["settings"], on_progress=on_progress)
+        staged.facts = {**sources}
+
+    key = rows_key(sources)
+    try:
+        rows, folder = store.find_or_make(key, check)
+    except MachineFault:  # a full disk says nothing about the rows
+        raise
+    except UserError as error:
+        return _account_for_unread(error, sources, store=store, key=key)
+    outcome = "reused" if isinstance(rows, Path) else "checked"
+    logger.info("Rows %s: %s, in %s", outcome, describe_checked(read_checked_summary(folder)), store.root / key)
+    return rows, folder
+
+
+def _account_for_unread(
+    error: UserError, sources: RowSources, *, store: FolderStore, key: str
+) -> tuple[StagedFolder, Path]:
+    """Stage what is known of files that could not be read, under a key of its own: the next run reads them again."""
+    from lm_tuning.data.check.unread import write_unread
+
+    names = ("on_bad_row", "max_bad_fraction", "max_rows")
+    with store.stage(f"{key}.unread") as staged:
+        write_unread(staged.path, sources["files"], error, **{name: sources["settings"][name] for name in names})
+        staged.facts = {**sources}
+    logger.error("The rows could not be read. What is known of them is in the data report.")
+    return staged, staged.path
+
+
+def _refuse_bad_rows(folder: Path, train: TrainParameters, *, output: str) -> None:
+    """Refuse rows that cannot be gone on with, and weights of classes that they do not have."""
     from lm_tuning.data.check.checked import read_checked_summary
     from lm_tuning.data.format.labels import refuse_unknown_weights
-    from lm_tuning.data.split.folder import FACTS_VERSION, describe_splits, read_copies, read_summary, write_splits
-    from lm_tuning.data.splits_report import build_splits_section
-    from lm_tuning.progress import show_progress
 
-    manifest = read_manifest(checked_examples)
-    _refuse_other_settings(checked_examples, manifest["facts"]["settings"], check_settings(data, split, task=task))
-    checked = read_checked_summary(checked_examples)
+    checked = read_checked_summary(folder)
     if checked["refused"]:
         hint = [_REPORT_HINT.format(output=output)] if checked["findings"] else []
         raise UserError([*checked["refused"], *hint])
     refuse_unknown_weights(train.class_weights, checked.get("label_map"))
-    settings = _division_settings(split, group=manifest["facts"]["settings"]["group"], seed=seed)
-    key = digest_values({"schema_version": SCHEMA_VERSION, "rows": manifest["key"], "settings": settings})
-    found = split_cache.find(key)
-    summary = read_summary(found) if found else {}
-    if found and summary.get("facts_version") == FACTS_VERSION:
-        logger.info("Splits reused: %s, in %s", describe_splits(summary), found)
-        for warning in summary["warnings"]:
-            logger.warning(warning)
-        return found, summary, build_splits_section(summary, read_copies(found))
-    with split_cache.stage(key) as staged, show_progress() as on_progress:
-        summary = write_splits(staged.path, checked_examples, **settings, task=task, on_progress=on_progress)
-        staged.facts = {
-            "settings": split_settings(data, split, seed=seed, task=task),
-            "files": manifest["facts"]["files"],
-        }
-    logger.info("Splits made: %s, in %s", describe_splits(summary), split_cache.root / key)
-    return staged, summary, build_splits_section(summary, read_copies(staged.path))
 
 
-def _account_for_unread(
-    error: UserError, raw_examples: dict[str, Any], settings: dict[str, Any], *, check_cache: FolderStore, key: str
-) -> tuple[StagedFolder, dict[str, Any]]:
-    """Stage what is known of files that could not be read, under a key of its own: the next run reads them again."""
-    from lm_tuning.data.check.checked import read_findings
-    from lm_tuning.data.check.unread import write_unread
-    from lm_tuning.data.rows_report import build_rows_section
+def _find_or_divide(
+    store: FolderStore, rows: Path, data: DataParameters, split: SplitParameters, *, seed: int, task: str
+) -> tuple[StagedFolder | Path, Path]:
+    """Return the splits to publish, and where they lie now."""
+    from lm_tuning.data.settings import division_settings, split_settings
+    from lm_tuning.data.split.folder import has_present_facts, write_splits
 
-    names = ("on_bad_row", "max_bad_fraction", "max_rows")
-    with check_cache.stage(f"{key}.unread") as staged:
-        summary = write_unread(staged.path, raw_examples, error, **{name: settings[name] for name in names})
-        staged.facts = {"settings": settings, "files": raw_examples}
-    logger.error("The rows could not be read. What is known of them is in the data report.")
-    return staged, build_rows_section(summary, read_findings(staged.path))
+    settings = split_settings(data, split, seed=seed, task=task)
+    division, manifest = division_settings(split, group=settings["group"], seed=seed), read_manifest(rows)
 
+    def divide(staged: StagedFolder) -> None:
+        with show_progress() as on_progress:
+            write_splits(staged.path, rows, **division, task=task, on_progress=on_progress)
+        staged.facts = {"settings": settings, "files": manifest["facts"]["files"]}
 
-def check_settings(data: DataParameters, split: SplitParameters, *, task: str) -> dict[str, Any]:
-    """Unpack the parameters into the keywords of ``write_checked_rows``."""
-    from lm_tuning.data.example import example_settings, is_example
-
-    columns, template, group = data.columns.model_dump(), data.template, split.group
-    if is_example(data.model_dump()["path"]):
-        columns, template, group = example_settings(columns, template, group)
-    # Settings that came later count only where they are set, so that rows which were read before them are found again.
-    shape = {
-        name: value
-        for name in ("field", "explode", "delimiter", "max_row_bytes")
-        if (value := getattr(data, name)) != DataParameters.model_fields[name].default
-    }
-    return {
-        "format": data.format,
-        "columns": columns,
-        "template": template,
-        "on_bad_row": data.on_bad_row,
-        "max_bad_fraction": data.max_bad_fraction,
-        "normalize": data.normalize,
-        "max_rows": data.max_rows,
-        "group": group,
-        "stratify": split.stratify,
-        "key": split.key,
-        "task": task,
-        **shape,
-    }
+    key = digest_values({"schema_version": SCHEMA_VERSION, "rows": manifest["key"], "settings": division})
+    splits, folder = store.find_or_make(key, divide, is_usable=has_present_facts)
+    _log_splits(folder, store.root / key, is_reused=isinstance(splits, Path))
+    return splits, folder
 
 
-def split_settings(data: DataParameters, split: SplitParameters, *, seed: int, task: str) -> dict[str, Any]:
-    """Unpack the parameters into everything that stored splits depend on beside the files."""
-    settings = check_settings(data, split, task=task)
-    return {**settings, **_division_settings(split, group=settings["group"], seed=seed)}
+def _log_splits(folder: Path, stored_at: Path, *, is_reused: bool) -> None:
+    """Log what the splits are, and again what was warned of when they were made."""
+    from lm_tuning.data.split.folder import describe_splits, read_summary
 
-
-def _division_settings(split: SplitParameters, *, group: str | None, seed: int) -> dict[str, Any]:
-    """Unpack the parameters into the keywords of ``write_splits``."""
-    # Left out where it changes nothing: splits of earlier versions keep their key, and checkpoints their token set.
-    by = {} if split.duplicates_by == "row" else {"duplicates_by": split.duplicates_by}
-    return {
-        **by,
-        "validation": split.validation,
-        "test": split.test,
-        "group": group,
-        "stratify": split.stratify,
-        "key": split.key,
-        "num_folds": split.num_folds,
-        "fold": split.fold,
-        "duplicates": split.duplicates,
-        "near_duplicates": split.near_duplicates,
-        "near_duplicate_similarity": split.near_duplicate_similarity,
-        "seed": seed,
-    }
-
-
-def _refuse_other_settings(folder: Path, stored: dict[str, Any], present: dict[str, Any]) -> None:
-    """Refuse rows that an earlier run checked with other parameters, when only the later node is run."""
-    changed = [
-        f"  - {name}: the stored rows were checked with {stored.get(name)!r}, the parameters say {present.get(name)!r}"
-        for name in dict.fromkeys([*stored, *present])
-        if stored.get(name) != present.get(name)
-    ]
-    if changed:
-        raise UserError(
-            [
-                f"The checked rows in {folder} do not belong to the present parameters:",
-                *changed,
-                "Run the whole split pipeline: kedro run --pipelines=split (the same --env and --params).",
-            ]
-        )
+    summary = read_summary(folder)
+    logger.info("Splits %s: %s, in %s", "reused" if is_reused else "made", describe_splits(summary), stored_at)
+    for warning in summary["warnings"] if is_reused else ():
+        logger.warning(warning)

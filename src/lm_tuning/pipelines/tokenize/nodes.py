@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lm_tuning.errors import UserError
+from lm_tuning.models.record import BaseModelRecord, location_of
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.model import ModelParameters
 from lm_tuning.parameters.results import EvaluateParameters
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.parameters.train import TrainParameters
-from lm_tuning.pipelines.split.nodes import split_settings
+from lm_tuning.pipelines import DIGEST_CACHE
+from lm_tuning.progress import show_progress
 from lm_tuning.storage.digests import digest_values
-from lm_tuning.storage.folders import SCHEMA_VERSION, FolderStore, StagedFolder, read_manifest
+from lm_tuning.storage.folders import FolderStore, StagedFolder, read_manifest
+
+if TYPE_CHECKING:
+    from lm_tuning.text.stored import TokenSources
 
 logger = logging.getLogger(__name__)
 
-DIGEST_CACHE = Path("data/.cache/digests.json")
 
-
-def prepare_base_model(model: ModelParameters, evaluate: EvaluateParameters, task: str) -> dict[str, Any]:
+def prepare_base_model(model: ModelParameters, evaluate: EvaluateParameters, task: str) -> BaseModelRecord:
     """Pin the base model down, converting the default one first when it is asked for and not there yet.
 
     What its config says against the run is found here, before rows are split and tokenized.
@@ -40,7 +45,6 @@ def prepare_base_model(model: ModelParameters, evaluate: EvaluateParameters, tas
     from lm_tuning.models.base_model import describe_base_model
     from lm_tuning.models.loading import check_model
     from lm_tuning.models.structure import check_answer_room
-    from lm_tuning.progress import show_progress
 
     with show_progress() as on_progress:
         base_model = describe_base_model(
@@ -50,8 +54,7 @@ def prepare_base_model(model: ModelParameters, evaluate: EvaluateParameters, tas
             digest_cache=DIGEST_CACHE,
             on_progress=on_progress,
         )
-    where = {name: base_model[name] for name in ("name_or_path", "revision", "trust_remote_code")}
-    config = check_model(**where, task=task)
+    config = check_model(**location_of(base_model), task=task)
     if evaluate.num_generate_rows and task != "sequence_classification":
         check_answer_room(config, max_new_tokens=evaluate.max_new_tokens)
     logger.info("Base model: %s (digest %s)", base_model["name_or_path"], base_model["digest"])
@@ -60,7 +63,7 @@ def prepare_base_model(model: ModelParameters, evaluate: EvaluateParameters, tas
 
 def tokenize_examples(
     example_splits: Path,
-    base_model: dict[str, Any],
+    base_model: BaseModelRecord,
     *,
     token_cache: FolderStore,
     tokenize: TokenizeParameters,
@@ -90,92 +93,59 @@ def tokenize_examples(
         UserError: the stored splits belong to other rows or parameters, a class weight is that of no class, or the
             limits cut too many of the tokens away.
     """
+    from lm_tuning.text.stored import make_tokens, read_outputs, token_sources
+
+    _refuse_unfit_splits(example_splits, data, split, train, seed=seed, task=task)
+    sources = token_sources(example_splits, base_model, tokenize, task=task)
+    make = partial(make_tokens, splits=example_splits, base_model=base_model, tokenize=tokenize, data=data, task=task)
+    tokens, folder = _find_or_make(token_cache, sources, base_model, tokenize, make)
+    _warn_of_long_rows(folder, base_model, task=task)
+    return tokens, *read_outputs(folder)
+
+
+def _refuse_unfit_splits(
+    splits: Path, data: DataParameters, split: SplitParameters, train: TrainParameters, *, seed: int, task: str
+) -> None:
+    """Refuse splits of other rows or parameters, and weights of classes that they do not have."""
     from lm_tuning.data.format.labels import refuse_unknown_weights
-    from lm_tuning.data.split.folder import find_staleness, read_summary
-    from lm_tuning.models.loading import load_tokenizer
-    from lm_tuning.progress import show_progress
-    from lm_tuning.text.store.summary import describe_tokens, read_lengths, write_lengths
-    from lm_tuning.text.tokenize import TOKENS_VERSION, read_token_report, read_token_summary, write_tokens
-    from lm_tuning.text.tokenizers.limit_losses import refuse_losses
+    from lm_tuning.data.settings import refuse_other_splits
+    from lm_tuning.data.split.folder import read_summary
 
-    rows = data.model_dump()
-    stale = find_staleness(
-        read_manifest(example_splits)["facts"],
-        sources={"train": rows["path"], "validation": rows["validation_path"], "test": rows["test_path"]},
-        settings=split_settings(data, split, seed=seed, task=task),
-        digest_cache=DIGEST_CACHE,
-    )
-    if stale:
-        raise UserError(
-            [
-                f"The stored splits in {example_splits} do not belong to the present rows and parameters, so nothing "
-                "is trained on them:",
-                *(f"  - {difference}" for difference in stale),
-                "Set these back, or make the splits again with kedro run --pipelines=split (the same --env and "
-                "--params). A training goes on from its checkpoint (train.resume=true) with its own rows only: for "
-                "that, set them back.",
-            ]
-        )
-    refuse_unknown_weights(train.class_weights, read_summary(example_splits).get("label_map"))
-    sources = {
-        "schema_version": SCHEMA_VERSION,
-        "tokens_version": TOKENS_VERSION,
-        "splits": read_manifest(example_splits)["key"],
-        "tokenizer": base_model["tokenizer_digest"],
-        "tokenize": _deciding(tokenize),
-        "task": task,
-    }
-    key = digest_values(sources)
-    found = token_cache.find(key)
-    losses = {
-        "max_lost_fraction": tokenize.max_lost_fraction,
-        "max_positions": _find_positions(base_model),
-        "model_name": base_model["name_or_path"],
-    }
-    if found:
-        summary = read_token_summary(found)
-        refuse_losses(summary, **losses)
-        logger.info("Tokens reused: %s, in %s", describe_tokens(summary), found)
-        _warn_of_long_rows(found, base_model, task=task)
-        return found, summary, read_lengths(found), read_token_report(found)
-    _warn_of_older_tokens(token_cache)
-    tokenizer = load_tokenizer(
-        base_model["name_or_path"],
-        revision=base_model["revision"],
-        trust_remote_code=base_model["trust_remote_code"],
-    )
-    with token_cache.stage(key) as staged, show_progress() as on_progress:
-        settings = tokenize.model_dump()
-        del settings["max_lost_fraction"]
-        summary = write_tokens(
-            staged.path,
-            example_splits,
-            tokenizer,
-            task=task,
-            **settings,
-            on_bad_row=data.on_bad_row,
-            max_bad_fraction=data.max_bad_fraction,
-            on_progress=on_progress,
-        )
-        refuse_losses(summary, **losses)
-        limits = {name: settings[name] for name in ("max_length_tokens", "max_target_tokens")}
-        write_lengths(staged.path, task=task, **limits)
+    refuse_other_splits(splits, data, split, seed=seed, task=task, digest_cache=DIGEST_CACHE)
+    refuse_unknown_weights(train.class_weights, read_summary(splits).get("label_map"))
+
+
+def _find_or_make(
+    store: FolderStore,
+    sources: TokenSources,
+    base_model: BaseModelRecord,
+    tokenize: TokenizeParameters,
+    make: Callable[..., None],
+) -> tuple[StagedFolder | Path, Path]:
+    """Return the tokens to publish, and where they lie now."""
+    from lm_tuning.text.stored import refuse_stored_losses
+
+    def fill(staged: StagedFolder) -> None:
+        _warn_of_older_tokens(store)
+        with show_progress() as on_progress:
+            make(staged.path, on_progress=on_progress)
         staged.facts = {"sources": sources, "base_model": base_model}
-    logger.info("Tokens made: %s, in %s", describe_tokens(summary), token_cache.root / key)
-    _warn_of_long_rows(staged.path, base_model, task=task)
-    return staged, summary, read_lengths(staged.path), read_token_report(staged.path)
+
+    key = digest_values(sources)
+    tokens, folder = store.find_or_make(key, fill)
+    if is_reused := isinstance(tokens, Path):
+        refuse_stored_losses(folder, base_model, tokenize)
+    _log_tokens(folder, store.root / key, is_reused=is_reused)
+    return tokens, folder
 
 
-def _deciding(tokenize: TokenizeParameters) -> dict[str, Any]:
-    """Return the parameters that decide what tokens come out; arguments of the template only where there are any.
+def _log_tokens(folder: Path, stored_at: Path, *, is_reused: bool) -> None:
+    """Log what the tokens are."""
+    from lm_tuning.text.store.summary import describe_tokens
+    from lm_tuning.text.tokenize import read_token_summary
 
-    What only decides whether tokens are taken is none.
-    """
-    settings = tokenize.model_dump()
-    del settings["max_lost_fraction"]
-    if not settings["template_arguments"]:
-        del settings["template_arguments"]
-    return settings
+    outcome = "reused" if is_reused else "made"
+    logger.info("Tokens %s: %s, in %s", outcome, describe_tokens(read_token_summary(folder)), stored_at)
 
 
 def _warn_of_older_tokens(token_cache: FolderStore) -> None:
@@ -195,21 +165,12 @@ def _warn_of_older_tokens(token_cache: FolderStore) -> None:
         )
 
 
-def _find_positions(base_model: dict[str, Any]) -> int | None:
-    """Return the positions in the model's config; ``None`` where it names none."""
-    from lm_tuning.models.loading import read_config
-    from lm_tuning.models.structure import position_limit
-
-    return position_limit(
-        read_config(**{name: base_model[name] for name in ("name_or_path", "revision", "trust_remote_code")})
-    )
-
-
-def _warn_of_long_rows(folder: Path, base_model: dict[str, Any], *, task: str) -> None:
+def _warn_of_long_rows(folder: Path, base_model: BaseModelRecord, *, task: str) -> None:
     """Log at once which rows are longer than the positions in the model's config; training refuses or reports them."""
+    from lm_tuning.text.stored import positions_of
     from lm_tuning.training.health.table_reading import find_long_rows
 
-    limit = _find_positions(base_model)
+    limit = positions_of(base_model)
     for rows in find_long_rows(folder, limit, task=task) if limit else ():
         logger.warning(
             "Longer than the %d positions in the config of %s: %s. A model that learned a weight for each position "

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lm_tuning.datasets.metric_stream import MetricStream
 from lm_tuning.datasets.report_sections import LiveReport
+from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.parameters import EvaluateParameters, ModelParameters, TrainParameters
 from lm_tuning.pipelines.train.run_settings import gather_settings
 from lm_tuning.progress import show_progress
-from lm_tuning.wording import count_of
+
+if TYPE_CHECKING:
+    from lm_tuning.training.results import TrainingResult
+    from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 
 logger = logging.getLogger(__name__)
 
 
 def train_model(
     tokenized_examples: Path,
-    base_model: dict[str, Any],
+    base_model: BaseModelRecord,
     *,
     checkpoints: Path,
     batch_plans: Path,
@@ -31,26 +35,41 @@ def train_model(
     task: str,
 ) -> dict[str, Any]:
     """Train; return the tuned model's folder, the logs of steps, and what they and the planning come to, by name."""
-    from lm_tuning.training.health.report import telling_refusals
-    from lm_tuning.training.planning.report import draw_plan
-    from lm_tuning.training.results import draw_loss_curve, efficiency_figures
-    from lm_tuning.training.run import TrainingPaths, run_training
+    from lm_tuning.training.settings import TrainingPaths
 
-    with telling_refusals(live_health.write, run_id=metric_stream.run_id, is_resume=train.resume):
-        settings = gather_settings(
-            tokenized_examples,
-            base_model,
-            train=train,
-            model=model,
-            seed=seed,
-            task=task,
-            num_beams=evaluate.num_beams,
-            run_id=metric_stream.run_id,
-        )
+    parameters = {"train": train, "model": model, "seed": seed, "task": task, "num_beams": evaluate.num_beams}
+    settings = _gather(tokenized_examples, base_model, parameters, metric_stream, live_health)
+    paths = TrainingPaths(tokens=tokenized_examples, checkpoints=checkpoints, plans=batch_plans)
+    result = _train(paths, settings, metric_stream, live_health)
+    return _name_outputs(result)
+
+
+def _gather(
+    tokens: Path,
+    base_model: BaseModelRecord,
+    parameters: dict[str, Any],
+    metric_stream: MetricStream,
+    live_health: LiveReport,
+) -> TrainingSettings:
+    """Gather the settings; a run that is refused here leaves a health report too."""
+    from lm_tuning.training.health.report import telling_refusals
+
+    run_id, is_resume = metric_stream.run_id, parameters["train"].resume
+    with telling_refusals(live_health.write, run_id=run_id, is_resume=is_resume):
+        return gather_settings(tokens, base_model, **parameters, run_id=run_id)
+
+
+def _train(
+    paths: TrainingPaths, settings: TrainingSettings, metric_stream: MetricStream, live_health: LiveReport
+) -> TrainingResult:
+    """Train, with metrics and findings told as they come, and log what it came to."""
+    from lm_tuning.training.outcome import describe_result
+    from lm_tuning.training.run import run_training
+
     try:
         with show_progress() as on_progress:
             result = run_training(
-                TrainingPaths(tokens=tokenized_examples, checkpoints=checkpoints, plans=batch_plans),
+                paths,
                 settings,
                 on_progress=on_progress,
                 on_metrics=metric_stream.log_step,
@@ -60,6 +79,14 @@ def train_model(
     finally:
         metric_stream.close()
     logger.info("%s", describe_result(result.summary))
+    return result
+
+
+def _name_outputs(result: TrainingResult) -> dict[str, Any]:
+    """Return what the training leaves, by the names that the pipeline gives to catalog entries."""
+    from lm_tuning.training.planning.report import draw_plan
+    from lm_tuning.training.results import draw_loss_curve, efficiency_figures
+
     return {
         "model_folder": result.model_folder,
         "steps": result.steps,
@@ -70,67 +97,3 @@ def train_model(
         "batch_plan": result.batch_plan.to_json(),
         "batch_plan_curve": draw_plan(result.batch_plan),
     }
-
-
-def describe_result(summary: dict[str, Any]) -> str:
-    """Describe in one paragraph what the training did and what it cost."""
-    if not summary["num_steps"]:
-        return "No step was made."
-    from lm_tuning.wording import write_speed
-
-    unit = summary["unit"]
-    first, last = summary[f"first_loss_nats_per_{unit}"], summary[f"last_loss_nats_per_{unit}"]
-    early = ", ended early" if summary["stopped_early"] else ""
-    phases = ["forward", "backward", "optimizer"]
-    shares = [f"loader wait {summary['loader_wait_fraction']:.2%}"]
-    shares += [f"{phase} {share:.0%}" for phase in phases if (share := summary[f"{phase}_fraction"]) is not None]
-    return (
-        f"Trained {count_of(summary['total_steps'], 'step')} ({summary['epochs']:.2f} epochs{early}): "
-        f"loss {first:.4f} -> {last:.4f} nats/{unit}; "
-        f"{summary['tokens_per_second']:,.0f} tokens/s{_describe_mfu(summary)}, "
-        f"{write_speed(summary['samples_per_second'])} samples/s, {write_speed(summary['steps_per_second'])} steps/s, "
-        f"median step {summary['step_seconds_median']:.2f} s "
-        f"(90 % within {summary['step_seconds_p90']:.2f} s, 99 % within {summary['step_seconds_p99']:.2f} s), "
-        f"padding {summary['padding_fraction']:.1%}; of the step time {', '.join(shares)}"
-        f"{_describe_own_share(summary)}; peak memory {summary['peak_memory_bytes'] / 2**30:.1f} GiB"
-        f"{_describe_card(summary)}."
-    )
-
-
-def _describe_card(summary: dict[str, Any]) -> str:
-    """Describe what the driver told of the graphics card; nothing without one."""
-    parts = []
-    if (busy := summary.get("gpu_utilization_fraction")) is not None:
-        parts.append(f"{busy:.0%} busy")
-    if (watts := summary.get("gpu_power_watts")) is not None:
-        parts.append(f"{watts:,.0f} W")
-    if (used := summary.get("gpu_memory_used_bytes")) is not None:
-        parts.append(f"at most {used / 2**30:.1f} of {summary['gpu_memory_total_bytes'] / 2**30:.1f} GiB in use")
-    return f"; the GPU by its driver: {', '.join(parts)}" if parts else ""
-
-
-def _describe_own_share(summary: dict[str, Any]) -> str:
-    """Describe what checking and reporting took; nothing where no step of this training is timed."""
-    if summary["health_fraction"] is None:
-        return ""
-    return (
-        f"; of the training time health checks {summary['health_fraction']:.2%}, logging "
-        f"{summary['logging_fraction']:.3%}; checks up to step 1 {summary['first_look_seconds']:.1f} s"
-    )
-
-
-def _describe_mfu(summary: dict[str, Any]) -> str:
-    """Compare the speed with that of the device, as far as it is known."""
-    parts = []
-    if summary["mfu"] is not None:
-        peak = _write_rate(summary["known_peak_flops"])
-        parts.append(f"{summary['mfu']:.1%} of the {peak} that {summary['device_name']} has at most")
-    if summary["mfu_of_measured"] is not None:
-        measured = _write_rate(summary["measured_matmul_flops"])
-        parts.append(f"{summary['mfu_of_measured']:.1%} of the {measured} of a {summary['number_format']} product")
-    return f" ({', '.join(parts)})" if parts else ""
-
-
-def _write_rate(flops: float) -> str:
-    """Write operations per second in the unit that suits them."""
-    return f"{flops / 1e12:,.0f} TFLOP/s" if flops >= 1e13 else f"{flops / 1e9:,.0f} GFLOP/s"

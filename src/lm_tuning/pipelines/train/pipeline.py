@@ -37,7 +37,7 @@ def create_pipeline() -> Pipeline:
                     "batch_plan_curve": "batch_plan_curve",
                 },
                 name="train_model",
-                tags="torch",
+                tags=["torch", "gpu"],
             ),
         ],
         namespace="train",

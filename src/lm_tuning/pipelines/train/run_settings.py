@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_tuning.errors import UserError
+from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.parameters import ModelParameters, TrainParameters
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 def gather_settings(
     tokenized_examples: Path,
-    base_model: dict[str, Any],
+    base_model: BaseModelRecord,
     *,
     train: TrainParameters,
     model: ModelParameters,
@@ -69,7 +70,7 @@ def gather_settings(
         limits=manifest["facts"].get("sources", {}).get("tokenize", {}),
     )
     settings = TrainingSettings(
-        base=base_model,
+        base=dict(base_model),
         tokens_key=manifest["key"],
         sources=tokens["sources"],
         task=task,  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from lm_tuning.errors import UserError
+from lm_tuning.models.record import ModelLocation, location_of
 from lm_tuning.text.store.table import NO_LABEL, TokenTable, open_split
 from lm_tuning.wording import count_of
 
@@ -226,7 +227,7 @@ def find_long_rows(tokens_folder: Path, limit: int, *, task: str) -> list[LongRo
 
 
 def refuse_long_rows(
-    tokens_folder: Path, base: dict[str, Any], *, task: str, label_map: dict[str, int] | None, limits: dict[str, Any]
+    tokens_folder: Path, base: ModelLocation, *, task: str, label_map: dict[str, int] | None, limits: dict[str, Any]
 ) -> None:
     """Refuse rows for which a model has no positions; models that compute their positions are left to the findings.
 
@@ -243,7 +244,7 @@ def refuse_long_rows(
     from lm_tuning.models.loading import build_skeleton, check_model
     from lm_tuning.models.structure import find_positions, position_limit
 
-    where = {name: base[name] for name in ("name_or_path", "revision", "trust_remote_code")}
+    where = location_of(base)
     limit = position_limit(check_model(**where, task=task))
     long_rows = find_long_rows(tokens_folder, limit, task=task) if limit else []
     if not long_rows:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from lm_tuning.reporting.text import number, shorten
+from lm_tuning.runtime.device import describe_device
 from lm_tuning.training.profile.profiling import TrainingProfile
 from lm_tuning.training.profile.trace import TraceTable
+from lm_tuning.training.settings import TrainingSettings
 from lm_tuning.wording import count_of, escape_markdown
 
 if TYPE_CHECKING:
@@ -14,6 +16,19 @@ if TYPE_CHECKING:
 
 _NUM_OPERATIONS = 25
 _NAME_CHARACTERS = 90
+
+
+def run_facts(settings: TrainingSettings) -> dict[str, str]:
+    """Return what the report says of the training that was profiled.
+
+    Args:
+        settings: of the training.
+    """
+    return {
+        "model": settings.base["name_or_path"],
+        "method": f"{settings.method}, {settings.weights_dtype} weights, {settings.compute_dtype} arithmetic",
+        "device": describe_device().name,
+    }
 
 
 def profile_figures(profile: TrainingProfile) -> dict[str, Any]:

@@ -1,0 +1,128 @@
+"""Make the stored tokens of a run: what they are made from, the folder, and how much the limits may cut away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, TypedDict
+
+from lm_tuning.models.loading import load_tokenizer, read_config
+from lm_tuning.models.record import BaseModelRecord, location_of
+from lm_tuning.models.structure import position_limit
+from lm_tuning.parameters.data import DataParameters
+from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.storage.folders import SCHEMA_VERSION, read_manifest
+from lm_tuning.text import tokenize as tokenizing
+from lm_tuning.text.store.summary import read_lengths, write_lengths
+from lm_tuning.text.tokenizers.limit_losses import refuse_losses
+
+
+class TokenSources(TypedDict):
+    """Everything that tokens are made from; its digest is their key."""
+
+    schema_version: int
+    tokens_version: int
+    splits: str
+    tokenizer: str
+    tokenize: dict[str, Any]
+    task: str
+
+
+def token_sources(
+    splits: Path, base_model: BaseModelRecord, tokenize: TokenizeParameters, *, task: str
+) -> TokenSources:
+    """Return what the tokens of a run are made from.
+
+    Args:
+        splits: the stored folder of splits.
+        base_model: whose tokenizer, see ``describe_base_model``.
+        tokenize: the ``tokenize`` parameters.
+        task: the ``task`` parameter.
+    """
+    settings = _token_settings(tokenize)
+    # Left out where there are none: tokens of earlier versions keep their key.
+    if not settings["template_arguments"]:
+        del settings["template_arguments"]
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "tokens_version": tokenizing.TOKENS_VERSION,
+        "splits": read_manifest(splits)["key"],
+        "tokenizer": base_model["tokenizer_digest"],
+        "tokenize": settings,
+        "task": task,
+    }
+
+
+def make_tokens(
+    folder: Path,
+    *,
+    splits: Path,
+    base_model: BaseModelRecord,
+    tokenize: TokenizeParameters,
+    data: DataParameters,
+    task: str,
+    on_progress: OnProgress = ignore_progress,
+) -> None:
+    """Write tokens and a picture of their lengths.
+
+    Args:
+        folder: an empty folder.
+        splits: the stored folder of splits.
+        base_model: whose tokenizer, see ``describe_base_model``.
+        tokenize: the ``tokenize`` parameters.
+        data: the ``data`` parameters, of which bad rows are handled as in reading.
+        task: the ``task`` parameter.
+        on_progress: receives rows done.
+
+    Raises:
+        UserError: see ``write_tokens``; or the limits cut too many of the tokens away.
+    """
+    settings = _token_settings(tokenize)
+    bad_rows = data.model_dump(include={"on_bad_row", "max_bad_fraction"})
+    tokenizer = load_tokenizer(**location_of(base_model))
+    tokenizing.write_tokens(folder, splits, tokenizer, task=task, **settings, **bad_rows, on_progress=on_progress)
+    refuse_stored_losses(folder, base_model, tokenize)
+    limits = {name: settings[name] for name in ("max_length_tokens", "max_target_tokens")}
+    write_lengths(folder, task=task, **limits)
+
+
+def refuse_stored_losses(folder: Path, base_model: BaseModelRecord, tokenize: TokenizeParameters) -> None:
+    """Refuse tokens of which the limits have cut too large a part away.
+
+    Args:
+        folder: the folder of tokens.
+        base_model: see ``describe_base_model``.
+        tokenize: the ``tokenize`` parameters; the part that may be lost can be another than when tokens were made.
+
+    Raises:
+        UserError: see ``refuse_losses``.
+    """
+    refuse_losses(
+        tokenizing.read_token_summary(folder),
+        max_lost_fraction=tokenize.max_lost_fraction,
+        max_positions=positions_of(base_model),
+        model_name=base_model["name_or_path"],
+    )
+
+
+def read_outputs(folder: Path) -> tuple[dict[str, Any], bytes, dict[str, Any]]:
+    """Return what stored tokens come with: their summary, a picture of the lengths, and a section of the data report.
+
+    Args:
+        folder: the folder of tokens.
+    """
+    return tokenizing.read_token_summary(folder), read_lengths(folder), tokenizing.read_token_report(folder)
+
+
+def positions_of(base_model: BaseModelRecord) -> int | None:
+    """Return the positions in the model's config; ``None`` where it names none.
+
+    Args:
+        base_model: see ``describe_base_model``.
+    """
+    return position_limit(read_config(**location_of(base_model)))
+
+
+def _token_settings(tokenize: TokenizeParameters) -> dict[str, Any]:
+    """Return the parameters that decide which tokens come out, not whether they are taken."""
+    return tokenize.model_dump(exclude={"max_lost_fraction"})
