@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from lm_tuning.text.store.table import TokenTableWriter, open_split
-from lm_tuning.training.planning import plan, planner
+from lm_tuning.training.planning import plan as plan_store
+from lm_tuning.training.planning import planner
 from lm_tuning.training.planning.plan import BatchPlan, choose_point, explain_choice, list_budgets
 from lm_tuning.training.planning.probe_exchange import ProbeAnswer, ProbePoint
 from lm_tuning.training.planning.report import NOT_COMPILED, draw_plan, tabulate_plan
@@ -206,7 +207,7 @@ def test_a_process_that_cannot_start_leaves_an_estimate(
 
 def test_a_plan_that_cannot_be_kept_serves_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("no folder")
-    plan.keep_plan(tmp_path / "file" / "plan.json", BatchPlan(64, False, [], "", 1.0, False))
+    plan_store.keep_plan(tmp_path / "file" / "plan.json", BatchPlan(64, False, [], "", 1.0, False))
     assert "could not be kept" in caplog.text
 
 
@@ -221,7 +222,7 @@ def test_a_process_that_dies_in_the_middle_leaves_what_it_measured(
     waiting = paths.checkpoints.with_name("waiting.py")
     waiting.write_text(
         "import sys, time\n"
-        "from lm_tuning.training import probe\n"
+        "from lm_tuning.training.planning import probe\n"
         "try_budget = probe.try_budget\n"
         "def wait(one, answer, *rest, **options):\n"
         "    if answer.points:\n"
@@ -271,14 +272,14 @@ def test_a_plan_that_cannot_be_used_any_more_is_not_there(tmp_path: Path) -> Non
     reading = planner.read_memory("cpu")
     plan = BatchPlan(64, False, [], "", 1.0, False, facts={"other_programs_bytes": 2**30})
     file = tmp_path / "plan.json"
-    assert plan.read_plan(file, reading) is None
+    assert plan_store.read_plan(file, reading) is None
     file.write_text(json.dumps(plan.to_json()))
-    assert plan.read_plan(file, reading) == plan
+    assert plan_store.read_plan(file, reading) == plan
     crowded = replace(reading, total=2**36, others=2**30 + 2**34)
-    assert plan.read_plan(file, crowded) is None, "another program has come onto the device"
+    assert plan_store.read_plan(file, crowded) is None, "another program has come onto the device"
     for content in ("{", '{"micro_batch_tokens": 3}', "[]", '{"unknown": 1}'):
         file.write_text(content)
-        assert plan.read_plan(file, reading) is None, content
+        assert plan_store.read_plan(file, reading) is None, content
 
 
 def point(tokens: int, speed: float | None, share: float, **changes: Any) -> ProbePoint:
