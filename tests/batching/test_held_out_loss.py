@@ -312,7 +312,7 @@ def test_hits_are_those_of_the_models_own_logits(write_table: WriteTable, chunke
 
     task = task_of(model, "causal_lm", pad_id=PAD)
     if chunked:
-        monkeypatch.setattr(linear_loss, "piece_positions", lambda *_, **__: 3)
+        monkeypatch.setattr(linear_loss, "chunk_positions", lambda *_, **__: 3)
         task.head_loss, _ = choose_head_loss(model, table[0].input_ids, device="cpu", compute_dtype="float32")
         assert task.head_loss is not None
     options: dict[str, Any] = {"micro_batch_tokens": 64, "device": "cpu", "counts_hits": True}

@@ -250,7 +250,7 @@ def group_rows_as_they_come(world: World) -> None:
         return groups
 
     world.write_rows([chat("hi", "a" * (2 if n % 2 else 90)) for n in range(40)])
-    world.patch.setattr(tasks, "cut_rows", cut)
+    world.patch.setattr(tasks, "split_rows", cut)
     world.set(batching="padded", effective_batch_rows=20, max_steps=2, micro_batch_tokens=512)
 
 

@@ -69,7 +69,7 @@ def overflow(world: World) -> None:
     world.patch.setattr(monitor, "OVERFLOWS_AT_START", 0)
     world.patch.setattr(
         run_module,
-        "TrainingWatch",
+        "TrainingMonitor",
         lambda *arguments, **options: TrainingMonitor(*arguments, **options | {"has_scaler": True}),
     )
     change_loss(world, lambda step, loss: with_broken_gradient(loss) if step in {3, 5} else loss)

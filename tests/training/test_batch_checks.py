@@ -145,7 +145,7 @@ def test_rows_longer_than_the_positions(tmp_path: Path) -> None:
 
 def test_a_large_table_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = SOUND * 10
-    monkeypatch.setattr(table_checks, "TOKENS_LOOKED_AT", sum(len(row) for row, _ in rows) // 5)
+    monkeypatch.setattr(table_checks, "TOKENS_CHECKED", sum(len(row) for row, _ in rows) // 5)
     facts, findings = check(tmp_path, rows, batch_rows=3)
     assert findings == []
     assert 3 <= facts["rows_looked_at"] <= 6
@@ -373,7 +373,7 @@ def test_packing_is_advised_where_it_can_be_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, batching: str, advises: bool
 ) -> None:
     steps = make_steps(tmp_path, PAIRS, task=task, batching=batching)
-    monkeypatch.setattr(batch_checks, "count_slots", lambda *_: 1)
+    monkeypatch.setattr(batch_checks, "count_positions", lambda *_: 1)
     padded = [finding for finding in batch_checks.check_batch_layout(steps) if finding.code == "padding-above-plan"]
     assert padded
     assert {"train.batching=packed" in finding.change for finding in padded} == {advises}

@@ -190,7 +190,7 @@ def test_a_run_goes_on_with_the_size_that_was_found(
     def look(job: Any, ready: Any, fast: Any, steps: Any, *, memory: Any, health: Any) -> CompiledPlanner:
         return CompiledPlanner(ready, job.settings, steps, memory, health, planned(tmp_path))
 
-    monkeypatch.setattr(run_module, "_plan_second_look", look)
+    monkeypatch.setattr(run_module, "_plan_compiled", look)
 
     def switch_on(self: layer_compile.CompiledLayers) -> None:
         for layer in self.layers:

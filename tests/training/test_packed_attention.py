@@ -97,7 +97,7 @@ def test_a_window_that_is_shorter_than_a_row_cannot_be_packed() -> None:
 def test_scores_that_are_bounded_cannot_be_packed() -> None:
     reason = why_not(make("Gemma2", sliding_window=4096), device="cpu", longest_row_tokens=20)
     assert reason is not None
-    assert "bounds its attention scores" in reason
+    assert "caps its attention logits (soft-capping)" in reason
 
 
 def test_a_bias_on_scores_cannot_be_packed() -> None:

@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -154,13 +154,18 @@ class FolderStore:
 
         Raises:
             UserError: if the disk is full.
-            Exception: what ``fill`` raises; of the new folder nothing is left.
+            Exception: what ``fill`` raises; of the new folder, and of folders made for it, nothing is left.
         """
         found = self.find(key)
         if found and is_usable(found):
             return found, found
-        with self.stage(key) as staged:
-            fill(staged)
+        made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
+        try:
+            with self.stage(key) as staged:
+                fill(staged)
+        except BaseException:
+            _remove_empty(made)
+            raise
         return staged, staged.path
 
     def publish(self, item: StagedFolder | Path) -> Path:
@@ -283,3 +288,11 @@ def _discard_folder(path: str, owner: int) -> None:
     """Remove a staged folder; a forked copy of its owner leaves it alone."""
     if os.getpid() == owner:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _remove_empty(folders: Sequence[Path]) -> None:
+    """Remove folders, the innermost first, up to the first that holds something by now."""
+    for folder in folders:
+        if not folder.is_dir() or any(folder.iterdir()):
+            return
+        folder.rmdir()
