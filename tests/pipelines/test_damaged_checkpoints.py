@@ -56,8 +56,14 @@ def stopped(project: Project) -> Callable[[str], Stopped]:
 @pytest.mark.parametrize(
     ("method", "name"),
     [
-        *(("lora", name) for name in [*DAMAGES, *DAMAGES_OF_METHOD["lora"]]),
-        *(("full", n) for n in DAMAGES_OF_METHOD["full"]),
+        # Every third one in each run of the tests; the same code reads them all, and `make test-slow` tries the rest.
+        pytest.param(method, name, marks=pytest.mark.slow if index % 3 else ())
+        for index, (method, name) in enumerate(
+            [
+                *(("lora", name) for name in [*DAMAGES, *DAMAGES_OF_METHOD["lora"]]),
+                *(("full", name) for name in DAMAGES_OF_METHOD["full"]),
+            ]
+        )
     ],
 )
 def test_a_damaged_checkpoint_is_told_before_anything_is_loaded(

@@ -105,6 +105,21 @@ class Project:
         return dict(json.loads(path.read_text()))
 
 
+@pytest.mark.slow
+def test_a_run_without_memory_or_gradients_leaves_its_report_too(tmp_path: Path) -> None:
+    project = Project(tmp_path / "project")
+    project.run("memory", exit_code=2, train__max_steps=3, train__micro_batch_tokens=512)
+    assert project.health()["run"]["state"] == "out of memory"
+
+    printed = project.run(exit_code=2, train__method="full", train__freeze="model")
+    assert "[nothing-has-gradient]" in printed
+    assert "freezes the whole model" in printed
+    assert "Traceback" not in printed
+    frozen = project.health()
+    assert (frozen["run"]["state"], frozen["run"]["ended_by"]) == ("stopped", "nothing-has-gradient")
+    assert project.logged(frozen["run"]["mlflow_run_id"]) == frozen
+
+
 def test_this_run_s_report_is_left_whatever_ends_the_run(tmp_path: Path) -> None:
     project = Project(tmp_path / "project")
     project.run(exit_code=0, train__max_steps=3)
@@ -127,17 +142,6 @@ def test_this_run_s_report_is_left_whatever_ends_the_run(tmp_path: Path) -> None
     crashed = project.health()
     assert (crashed["run"]["state"], crashed["run"]["ended_by"]) == ("failed", "RuntimeError")
     assert project.logged(crashed["run"]["mlflow_run_id"]) == crashed
-
-    project.run("memory", exit_code=2, train__max_steps=3, train__micro_batch_tokens=512)
-    assert project.health()["run"]["state"] == "out of memory"
-
-    printed = project.run(exit_code=2, train__method="full", train__freeze="model")
-    assert "[nothing-has-gradient]" in printed
-    assert "freezes the whole model" in printed
-    assert "Traceback" not in printed
-    frozen = project.health()
-    assert (frozen["run"]["state"], frozen["run"]["ended_by"]) == ("stopped", "nothing-has-gradient")
-    assert project.logged(frozen["run"]["mlflow_run_id"]) == frozen
 
     process = project.start("slow", train__max_steps=30)
     assert process.stdout is not None

@@ -27,6 +27,8 @@ from tests.support.shell import Shell
 STORED = Path(__file__).resolve().parents[1] / "fixtures/stored_0_1"
 RECORDED: dict[str, Any] = json.loads((STORED / "recorded.json").read_text(encoding="utf-8"))
 CASES = tuple(RECORDED["cases"])
+# Each is a process or two of half a minute: what differs between them most is always tried.
+RUNS = [pytest.param(case, marks=() if case in {"full", "adapter"} else pytest.mark.slow) for case in CASES]
 STORES = {
     "rows": "data/02_intermediate/{}/rows",
     "splits": "data/02_intermediate/{}/splits",
@@ -193,7 +195,7 @@ def test_keys_are_made_of_files_and_settings_alone(case: str) -> None:
     assert [name for name, version in RECORDED["made_with"].items() if f'"{version}"' in text] == []
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", RUNS)
 def test_a_stored_model_is_evaluated_as_then(project: Project, case: str) -> None:
     folders = (project.folder / f"data/06_models/{case}/tuned_model", project.store("base_evaluation", case))
     before = contents(*folders)
@@ -202,7 +204,7 @@ def test_a_stored_model_is_evaluated_as_then(project: Project, case: str) -> Non
     assert find_changes(before, *folders) == []
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", RUNS)
 def test_a_stopped_training_goes_on_with_all_that_was_stored(project: Project, case: str) -> None:
     recorded = RECORDED["cases"][case]
     stores = [project.store(what, case) for what in STORES]
