@@ -28,6 +28,8 @@ MOST_WORKERS = 8
 """Each holds torch and MLflow, about a gigabyte."""
 
 LONG_FILES = (
+    "test_health_of_runs.py",
+    "test_machine_faults.py",
     "test_planted_secrets.py",
     "test_foreign_text.py",
     "test_whole_run.py",
