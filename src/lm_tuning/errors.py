@@ -35,7 +35,7 @@ class MachineFault(UserError):
 
 
 class Interrupted(Exception):  # a request to stop and no mistake, hence no Error in the name
-    """Describe that a signal asked the run to stop, after what could be kept was kept.
+    """Report that a signal asked the run to stop, after what could be kept was kept.
 
     It is an ``Exception`` so that Kedro calls its error hooks and the MLflow run is closed.
 

@@ -137,7 +137,7 @@ class ProgressDisplay:
             self._thread.start()
 
     def tick(self) -> None:
-        """Redraw the live bars, or log a line for each bar that is expected."""
+        """Redraw the live bars, or log a line for each bar whose time has come."""
         if self._live is not None:
             with self._drawing:
                 self._live.refresh()
@@ -145,7 +145,7 @@ class ProgressDisplay:
             logger.info("%s", line)
 
     def _lines_due(self) -> list[str]:
-        """Return the line of each bar that is expected.
+        """Return the line of each bar whose time has come.
 
         What keeps the processors busy is said once, and again where nothing changes. Beside live bars there are no
         lines but the one that says it first.
@@ -173,7 +173,7 @@ class ProgressDisplay:
         return lines
 
     def stop(self) -> None:
-        """Keep the bars away; bars that are still open log where they stopped."""
+        """Remove the bars; bars that are still open log where they stopped."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()

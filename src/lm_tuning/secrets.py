@@ -249,7 +249,7 @@ def mask_address(text: str) -> str:
 
 
 def mask_error(error: BaseException | None) -> None:
-    """Keep the secrets out of the messages of an error and of all that led to it.
+    """Remove the secrets from the messages of an error and of all that led to it.
 
     Args:
         error: changed in place, so that whoever prints or stores it later has no secret to show.

@@ -193,7 +193,7 @@ def test_held_out_rows_that_are_all_too_long_name_the_limit(project: Project) ->
     assert "'y' (2 rows). Only one class is left in train: 'x' (26 rows)." in printed
     params["data__path"] = write(project, "rows.jsonl", [*rows, *labelled(("zz", "z"))])
     printed = classify(project, "--pipelines=split,tokenize", **params, **cut)
-    assert "'y' (2 rows). They are never supervised." in printed
+    assert "'y' (2 rows). They are never learned." in printed
 
 
 def test_a_limit_that_cuts_most_tokens_ends_the_run_unless_it_is_meant(project: Project) -> None:

@@ -214,7 +214,7 @@ def test_preview_and_report_show_classes_in_place_of_supervised_tokens(tmp_path:
     assert "| train | 3 | 3 | 11 | 2 | 66.7% | 4 | 4 | 4 | 4 |" in text
     assert "| class | id | train | validation | test |\n|---|--:|--:|--:|--:|\n| pos | 1 | 2 | 0 | 0 |" in text
     assert "| neg | 0 | 1 | 0 | 1 |" in text
-    assert "learned" not in text
+    assert "supervised" not in text
     assert report["metrics"]["data_train_majority_fraction"] == 2 / 3
     assert not [name for name in report["metrics"] if "supervised" in name]
     assert json.loads(json.dumps(report)) == report

@@ -168,7 +168,7 @@ def test_positions_of_several_architectures() -> None:
     gpt2 = GPT2LMHeadModel(
         GPT2Config(vocab_size=8, n_positions=16, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
     )
-    assert find_positions(gpt2) == table_checks.Positions(16, are_supervised=True)
+    assert find_positions(gpt2) == table_checks.Positions(16, are_learned=True)
     bart = BartForConditionalGeneration(
         BartConfig(
             vocab_size=40,
@@ -187,12 +187,12 @@ def test_positions_of_several_architectures() -> None:
             forced_eos_token_id=2,
         )
     )
-    assert find_positions(bart) == table_checks.Positions(24, are_supervised=True)
-    assert find_positions(make_model()) == table_checks.Positions(512, are_supervised=False)
+    assert find_positions(bart) == table_checks.Positions(24, are_learned=True)
+    assert find_positions(make_model()) == table_checks.Positions(512, are_learned=False)
     assert find_positions(SimpleNamespace(config=T5Config(), named_modules=lambda: iter(()))) is None
     stretched = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1000}
     assert find_positions(config_of(max_position_embeddings=1000, rope_parameters=stretched)) == table_checks.Positions(
-        4000, are_supervised=False
+        4000, are_learned=False
     )
 
 

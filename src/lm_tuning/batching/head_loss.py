@@ -18,7 +18,7 @@ from lm_tuning.text.store.table import IGNORE_INDEX
 logger = logging.getLogger(__name__)
 
 Implementation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
-"""Sums the loss of hidden states, the head's weight and bias, targets and label smoothing; gives summed nats."""
+"""Sum the loss, in nats, of hidden states under a head: its weight and bias, the targets and label smoothing."""
 
 PARITY = 2e-3
 """Relative difference of loss from plain cross-entropy up to which an implementation counts as right in 16 bits."""

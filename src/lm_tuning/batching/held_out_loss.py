@@ -128,7 +128,7 @@ def measure_held_out(
         rows: row indices; rows with nothing supervised are left out.
         micro_batch_tokens: most positions of a forward pass; it changes speed and memory, never the result.
         device: where the model lies.
-        batching: ``packed`` or ``padded``, see :func:`lm_tuning.batching.micro_batches.cut_rows`.
+        batching: ``packed`` or ``padded``, see :func:`lm_tuning.batching.micro_batches.split_rows`.
         counts_hits: whether it is counted how often a supervised token was among the likeliest; a classifier counts
             its classes in any case.
         on_progress: told the rows done.
@@ -252,7 +252,7 @@ def _measure_batch(  # noqa: PLR0917
 def _in_order(
     scored: Int64Array, groups: list[list[int]], classes: torch.Tensor, probabilities: torch.Tensor
 ) -> Predictions:
-    """Write predictions, which came as the rows were cut, in the order of the rows asked for."""
+    """Order predictions, which came as the rows were split, like the rows asked for."""
     came = np.array([row for group in groups for row in group], dtype=np.int64)
     by_row = np.argsort(came, kind="stable")
     positions = by_row[np.searchsorted(came[by_row], scored)]

@@ -77,7 +77,7 @@ class SourceMix:
         return self._count(self._sources[rows])
 
     def describe(self, sources: Sequence[Mapping[str, Any]], num_rows_trained: IntArray) -> list[dict[str, Any]]:
-        """Write the counts beside the names of the sources, for reports.
+        """Return the counts beside the names of the sources, for reports.
 
         Args:
             sources: ``path`` and ``weight`` of each.

@@ -51,22 +51,22 @@ def build_splits_section(summary: Mapping[str, Any], copies: Mapping[str, npt.ND
             "warnings",
         ),
     )
-    indices = RowPositions(summary["files"])
+    positions = RowPositions(summary["files"])
     blocks = [
         "## Splits",
         _splits_table(summary),
         *_folds(summary),
-        *_duplicates(summary, copies, indices),
-        *_leakage(summary, indices),
+        *_duplicates(summary, copies, positions),
+        *_leakage(summary, positions),
         *_groups(summary),
         *_classes(summary),
-        *_untrained(summary, indices),
+        *_untrained(summary, positions),
         *_sources(summary),
         *_warnings(summary),
     ]
     return {
         "facts": {name: summary[name] for name in names}
-        | {"copies": {kind: dict(indices.by_file(ids)) for kind, ids in copies.items()}},
+        | {"copies": {kind: dict(positions.by_file(ids)) for kind, ids in copies.items()}},
         "metrics": _metrics(summary),
         "markdown": "\n\n".join(blocks),
     }
@@ -105,7 +105,7 @@ def _folds(summary: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _duplicates(
-    summary: Mapping[str, Any], found: Mapping[str, npt.NDArray[np.int64]], indices: RowPositions
+    summary: Mapping[str, Any], found: Mapping[str, npt.NDArray[np.int64]], positions: RowPositions
 ) -> Iterator[str]:
     yield "### Duplicates"
     copies, near = summary["duplicates"], summary["near_duplicates"]
@@ -123,8 +123,8 @@ def _duplicates(
     for kind, what in kinds.items():
         ids = found.get(kind, ())
         if len(ids):
-            yield f"{what}: {_named(ids, len(ids), indices)}."
-    yield from _conflicts(copies["conflicts"], indices)
+            yield f"{what}: {_named(ids, len(ids), positions)}."
+    yield from _conflicts(copies["conflicts"], positions)
     if not near:
         yield "Nobody looked for near duplicates (split.near_duplicates: ignore)."
         return
@@ -137,10 +137,10 @@ def _duplicates(
     )
     if near["largest"]:
         largest = near["largest"]
-        yield f"The largest unit has {count_of(largest['num_rows'], 'row')}: {_listed(largest, indices)}."
+        yield f"The largest unit has {count_of(largest['num_rows'], 'row')}: {_listed(largest, positions)}."
 
 
-def _conflicts(conflicts: Mapping[str, Any] | None, indices: RowPositions) -> Iterator[str]:
+def _conflicts(conflicts: Mapping[str, Any] | None, positions: RowPositions) -> Iterator[str]:
     """List the texts that stand in the splits under more than one label."""
     if not conflicts or not conflicts["num_texts"]:
         return
@@ -149,12 +149,12 @@ def _conflicts(conflicts: Mapping[str, Any] | None, indices: RowPositions) -> It
         f"Texts with more than one label: {conflicts['num_texts']:,}, in {count_of(conflicts['num_rows'], 'row')} "
         f"({counts}). No answer is right for all rows of such a text."
     )
-    lines = [f"- {_text(describe_conflict(one, indices), 1000)}" for one in conflicts["first"]]
+    lines = [f"- {_text(describe_conflict(one, positions), 1000)}" for one in conflicts["first"]]
     more = conflicts["num_texts"] - len(lines)
     yield "\n".join([*lines, *([f"- and {count_of(more, 'more text')}"] if more else [])])
 
 
-def _leakage(summary: Mapping[str, Any], indices: RowPositions) -> Iterator[str]:
+def _leakage(summary: Mapping[str, Any], positions: RowPositions) -> Iterator[str]:
     leakage, near = summary["leakage"], summary["near_duplicates"]
     yield "### Leakage"
     total = sum(summary["rows"][name] for name in _HELD_OUT)
@@ -164,7 +164,7 @@ def _leakage(summary: Mapping[str, Any], indices: RowPositions) -> Iterator[str]
     )
     items = [
         f"- {name}: rows with {what} in train: {side['num_rows']:,} "
-        f"({_share(side['num_rows'], summary['rows'][name])}): {_listed(side, indices)}"
+        f"({_share(side['num_rows'], summary['rows'][name])}): {_listed(side, positions)}"
         for name in _HELD_OUT
         for kind, what in (("exact", "a copy"), ("near", "a near duplicate"))
         if (side := leakage[name][kind]) and side["num_rows"]
@@ -173,7 +173,7 @@ def _leakage(summary: Mapping[str, Any], indices: RowPositions) -> Iterator[str]
         sides = summary["overlap_rows"]["validation_test"]
         items.append(
             f"- validation and test share {count_of(summary['overlap']['validation_test'], 'text')}: "
-            f"{_listed(sides['validation'], indices)} and {_listed(sides['test'], indices)}"
+            f"{_listed(sides['validation'], positions)} and {_listed(sides['test'], positions)}"
         )
     if items:
         yield "\n".join(items)
@@ -228,14 +228,14 @@ def _class_table(
         yield f"Smaller classes that are not shown: {num_classes - len(lines):,}."
 
 
-def _untrained(summary: Mapping[str, Any], indices: RowPositions) -> Iterator[str]:
+def _untrained(summary: Mapping[str, Any], positions: RowPositions) -> Iterator[str]:
     untrained = summary["untrained_classes"]
     if not untrained:
         return
     yield f"### Classes without a training row: {_text(untrained['column'])}"
     yield (
         f"The division held out all rows of {untrained['num_classes']:,} "
-        f"class{'es' * (untrained['num_classes'] != 1)} ({_listed(untrained, indices)}), so they are never learned."
+        f"class{'es' * (untrained['num_classes'] != 1)} ({_listed(untrained, positions)}), so they are never learned."
     )
     lines = [[_text(name), f"{count:,}"] for name, count in list(untrained["num_rows_by_class"].items())[:_MAX_CLASSES]]
     yield _table(["class", "held-out rows"], lines)
@@ -265,16 +265,16 @@ def _warnings(summary: Mapping[str, Any]) -> Iterator[str]:
         yield "\n".join(f"- {_text(warning, 1000)}" for warning in summary["warnings"])
 
 
-def _listed(rows: Mapping[str, Any], indices: RowPositions) -> str:
-    return _named(rows["first_row_ids"], rows["num_rows"], indices)
+def _listed(rows: Mapping[str, Any], positions: RowPositions) -> str:
+    return _named(rows["first_row_ids"], rows["num_rows"], positions)
 
 
-def _named(row_ids: Sequence[int] | npt.NDArray[np.int64], num_rows: int, indices: RowPositions) -> str:
+def _named(row_ids: Sequence[int] | npt.NDArray[np.int64], num_rows: int, positions: RowPositions) -> str:
     """Name the first rows of a list, each file once."""
     first = row_ids[:_MAX_ROWS]
     named = "; ".join(
         f"{_text(path, 300)}, row{'s' * (len(numbers) > 1)} {' · '.join(f'{number:,}' for number in numbers)}"
-        for path, numbers in indices.by_file(first)
+        for path, numbers in positions.by_file(first)
     )
     return named + (f" and {num_rows - len(first):,} more" if num_rows > len(first) else "")
 

@@ -40,7 +40,7 @@ class CatalogEntry:
         return "mlflow_artifact" in marks
 
     def describe_missing(self, path: Path, *, way: Sequence[str] = ()) -> str:
-        """Describe that nothing is stored and how to make it.
+        """Report that nothing is stored and how to make it.
 
         Args:
             path: where it should lie.

@@ -121,7 +121,7 @@ def measure_model(
         tokenizer: the one that made the rows, with its pad token set.
         rows: what to measure on.
         max_new_tokens: longest answer.
-        num_beams: Number of beams; 1 answers greedily.
+        num_beams: number of beams; 1 answers greedily.
         micro_batch_tokens: most positions of a forward pass; ``None`` chooses by memory.
         generate_batch_rows: prompts answered at once.
         device: ``cpu``, ``cuda`` or ``mps``.

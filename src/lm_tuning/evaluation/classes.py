@@ -216,7 +216,7 @@ def sort_out(predictions: Predictions, references: Int64Array, *, seed: int) -> 
 
 
 def choose_samples(wrong: list[int], right: list[int], num_samples: int) -> list[int]:
-    """Keep wrong rows, and of several samples at least one right row, where there are some.
+    """Choose wrong rows, and of several samples at least one right row, where there are some.
 
     Args:
         wrong: indices of wrong rows, the most telling first.

@@ -98,7 +98,7 @@ def evaluate_models(
         max_loss_rows: rows whose loss or class is measured; ``None`` means all.
         num_generate_rows: rows answered; 0 leaves generation out. A classifier answers none.
         max_new_tokens: longest answer.
-        num_beams: Number of beams; 1 answers greedily.
+        num_beams: number of beams; 1 answers greedily.
         micro_batch_tokens: most positions of a forward pass; ``None`` chooses by memory.
         generate_batch_rows: prompts answered at once.
         num_samples: rows that the result shows.

@@ -136,7 +136,7 @@ def generate_answers(
         pad_id: fills shorter prompts, behind an attention mask: their start for a causal model, their end for an
             encoder, whose positions count from its first token.
         device: where the model lies.
-        num_beams: Number of beams; 1 takes the likeliest token each time.
+        num_beams: number of beams; 1 takes the likeliest token each time.
         first_id: token that every answer of an encoder-decoder is made to begin with; ``None`` for none.
         special_ids: tokens that stay in a prompt which is cut.
         on_progress: told the tokens of the answers as they come; the total is the most that there can still be, and
@@ -239,13 +239,13 @@ class _TokenCounter:
         return self.num_tokens + left
 
     def start_batch(self, num_rows: int) -> None:
-        """Remove rows of those that wait."""
+        """Draw rows from those that wait."""
         self._num_waiting -= num_rows
         self._num_running, self._steps = num_rows, 0
         self._is_running = torch.ones(num_rows, dtype=torch.bool, device=self._stops.device)
 
     def end_batch(self) -> None:
-        """Keep beams that ended before the longest answer out of what is still to come."""
+        """Remove beams that ended before the longest answer from what is still to come."""
         if self._has_beams:
             self._num_running = 0
             self.on_step()

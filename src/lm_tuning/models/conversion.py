@@ -124,8 +124,8 @@ def find_embedded_gguf() -> Path:
     spec = importlib.util.find_spec(PACKAGE)
     files = [
         path
-        for index in (spec and spec.submodule_search_locations) or ()
-        for path in sorted(Path(index).glob("*.gguf"))
+        for folder in (spec and spec.submodule_search_locations) or ()
+        for path in sorted(Path(folder).glob("*.gguf"))
     ]
     if not files:
         raise UserError(
@@ -179,13 +179,13 @@ def _write_model(source: Path, staged: Path, what: str, on_progress: OnProgress)
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     on_progress(what, 0, NUM_STEPS, "steps")
-    index, name = str(source.parent), source.name
+    folder, name = str(source.parent), source.name
     with quick_gguf_parsing(on_progress), transformers_bars_off():
-        tokenizer: Any = AutoTokenizer.from_pretrained(index, gguf_file=name)
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=name)
         on_progress(what, 1, NUM_STEPS, "steps")
         # Without dequantize=True the weights are float already, but saving them is refused.
         model: Any = AutoModelForCausalLM.from_pretrained(
-            index,
+            folder,
             gguf_file=name,
             dtype=torch.float32,
             quantization_config=GgufConfig(dequantize=True),

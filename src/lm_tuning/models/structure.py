@@ -125,11 +125,11 @@ class Positions:
 
     Attributes:
         limit: tokens.
-        are_supervised: whether each position has a weight of its own, so that there is nothing beyond the limit.
+        are_learned: whether each position has a weight of its own, so that there is nothing beyond the limit.
     """
 
     limit: int
-    are_supervised: bool
+    are_learned: bool
 
 
 def position_limit(config: Any) -> int | None:
@@ -161,10 +161,10 @@ def find_positions(model: Any) -> Positions | None:
     limit = position_limit(model.config)
     if limit is None:
         return None
-    are_supervised = any(
+    are_learned = any(
         hasattr(module, "num_embeddings") and _is_position(name) for name, module in model.named_modules()
     )
-    return Positions(limit, are_supervised)
+    return Positions(limit, are_learned)
 
 
 def _is_position(name: str) -> bool:

@@ -111,7 +111,7 @@ def without_peft_warning() -> Iterator[None]:
 
 
 def attach_adapter(base: PreTrainedModel, folder: Path) -> Any:
-    """Add a stored adapter on a loaded base model, frozen.
+    """Add a stored adapter to a loaded base model, frozen.
 
     Training here never adds tokens, but an adapter from elsewhere may have been trained on a vocabulary that was made
     larger, and brings the larger embedding along. The base is then resized to it first.

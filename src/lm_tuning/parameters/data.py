@@ -115,7 +115,7 @@ class DataParameters(ParameterGroup):
 
     field: Text | None = None
     """Path of the list of rows in .json files that hold an object, such as train or data.train; null for files that
-    are a list, or have an object a line."""
+    are a list, or have an object per line."""
 
     explode: Text | list[Text] | None = None
     """Path of a list of which every element makes a row of its own, the rest of the row repeated; several paths for

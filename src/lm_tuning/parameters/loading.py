@@ -37,7 +37,7 @@ def settle_alternatives(raw: Mapping[str, Any], sources: Sources) -> tuple[dict[
     """Remove settings that one in a nearer layer replaces.
 
     ``conf/base`` sets ``train.effective_batch_tokens``; a user who sets ``train.effective_batch_rows`` on top means it
-    in its stead. Two alternatives in one layer are left as they are: that is a contradiction, told by the checks.
+    instead. Two alternatives in one layer are left as they are: that is a contradiction, told by the checks.
 
     Args:
         raw: the merged parameters as plain values, by group and key.
@@ -91,7 +91,7 @@ def load_parameters(config_loader: AbstractConfigLoader, root: Path) -> Paramete
     Args:
         config_loader: the ``OmegaConfigLoader`` of the session, which knows the configuration folder, the environment
             and the runtime parameters.
-        root: project folder, which paths in messages are told from.
+        root: project folder, which paths in messages are relative to.
 
     Raises:
         UserError: with all problems at once: a missing environment, an unreadable file, wrong parameters.
@@ -120,7 +120,7 @@ def read_settled(config_loader: AbstractConfigLoader, root: Path) -> Settled:
 
     Args:
         config_loader: see :func:`load_parameters`.
-        root: project folder, which paths in messages are told from.
+        root: project folder, which paths in messages are relative to.
 
     Raises:
         UserError: with all problems at once, see :func:`load_parameters`; also files and keys that nobody reads.

@@ -31,12 +31,12 @@ class Source:
 
 @dataclass(frozen=True)
 class Sources:
-    """The locations parameters come from, the strongest first.
+    """The locations that parameters come from, the strongest first.
 
     Attributes:
         runtime: what ``--params`` gave, already parsed.
         folders: configuration folders, the environment's before the base.
-        root: folder that locations are told from.
+        root: folder that paths in messages are relative to.
     """
 
     runtime: Mapping[str, object]

@@ -150,7 +150,7 @@ def _problems_of(error: ValidationError, raw: Mapping[str, Any], sources: Source
 
 
 def _describe_unknown(path: KeyPath) -> str:
-    """Describe that a key does not exist, and which one was meant."""
+    """Report that a key does not exist, and which one was meant."""
     parts = [str(part) for part in path]
     if parts[:2] == ["train", "trainer"] and parts[-1] in OWNED_BY_US:
         return f"{_name(path)} is set by this project. {as_sentence(OWNED_BY_US[parts[-1]])}"

@@ -35,11 +35,11 @@ def decode_examples(
         ``decode_parts``, and ``label`` and its ``label_id``, which are None for rows without a class.
     """
     names = {index: name for name, index in (label_map or {}).items()}
-    indices = RowPositions(split_summary["files"])
+    positions = RowPositions(split_summary["files"])
     special = {int(index) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     examples = []
     for row in (table[index] for index in range(min(num_examples, len(table)))):
-        file, number = indices.find(row.row_id)
+        file, number = positions.find(row.row_id)
         examples.append(
             {
                 "row_id": row.row_id,
@@ -56,7 +56,7 @@ def decode_examples(
 
 
 def decode_parts(row: TokenRow, tokenizer: Any, special: set[int]) -> list[dict[str, Any]]:
-    """Decode a row in chunks that are supervised or not, and control tokens or not.
+    """Decode a row in segments that are supervised or not, and control tokens or not.
 
     Args:
         row: a row of a token table.

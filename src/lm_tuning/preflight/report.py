@@ -260,7 +260,7 @@ def _padding(facts: Mapping[str, Any], ways: Mapping[str, str]) -> Iterator[Bloc
     )
     basis = f"{count_of(facts['num_steps'], 'step')} ({count_of(facts['num_rows'], 'row')})"
     yield Paragraph(
-        f"Cut as training cuts them, at {write_count(facts['micro_batch_tokens'])} positions per micro-batch, from "
+        f"Split as training splits them, at {write_count(facts['micro_batch_tokens'])} positions per micro-batch, from "
         + (f"{basis} spread over the {facts['of']}." if facts["is_sample"] else f"all {basis} of the {facts['of']}.")
     )
 

@@ -162,7 +162,7 @@ def _add(sums: Int64Array, counts: Int64Array) -> Int64Array:
 
 
 def judge_special_tokens(facts: dict[str, Any]) -> Sequence[dict[str, str]]:
-    """Describe of each question about these tokens what was found and whether it is well.
+    """Describe for each question about these tokens what was found and whether it is well.
 
     Args:
         facts: see ``inspect_special_tokens``.

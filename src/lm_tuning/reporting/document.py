@@ -79,7 +79,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Issues:
-    """Issues.
+    """What a user should know of, the gravest first.
 
     Attributes:
         items: see ``find_issues``.

@@ -52,7 +52,7 @@ class Block:
 
 
 def compare(result: dict[str, Any], key: str, name: str, *, decimals: int = 4, as_difference: bool = False) -> Line:
-    """Add a figure of both models into a line.
+    """Write a figure of both models as a line.
 
     Args:
         result: what ``evaluate_models`` gives as ``result``.

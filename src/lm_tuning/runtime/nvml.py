@@ -144,7 +144,7 @@ class CardSampler:
                 pass
 
     def _read(self) -> bool:
-        """Keep a reading; return whether there was one."""
+        """Read the card once; return whether it answered."""
         reading = read_card(self.uuid)
         if reading is not None:
             self.latest = reading

@@ -62,7 +62,7 @@ class AnswerEnds:
     """What the answers of a table have in common.
 
     Attributes:
-        stop_ids: control EOS tokens of answers, ascending.
+        stop_ids: control tokens at which answers end, ascending.
         first_id: the control token that all answers begin with; ``None`` when they begin with text or differently.
     """
 
@@ -81,7 +81,7 @@ def special_ids(tokenizer: Any) -> set[int]:
 
 
 def end_of_answer(answer: Sequence[int], special: set[int]) -> int | None:
-    """Return the control EOS token of an answer, ``None`` when it ends in text.
+    """Return the control token at which an answer ends, ``None`` when it ends in text.
 
     Args:
         answer: token ids, ``(answer tokens,)``.

@@ -120,7 +120,7 @@ def _split_table(summary: Mapping[str, Any]) -> list[str]:
     task = summary["task"]
     # Title and key of what is measured in tokens, and of what stands between that and the counts.
     measured = {"length": "length_tokens"}
-    supervised = {"learned": "supervised_fraction"}
+    supervised = {"supervised": "supervised_fraction"}
     if task == SEQUENCE_CLASSIFICATION:
         supervised = {"classes": "num_classes", "largest class": "majority_fraction"}
     elif task == SEQ2SEQ_LM:

@@ -140,7 +140,7 @@ class Journal:
         self.add({"kind": "file", "path": str(kept.relative_to(self.folder)), "folder": folder, "what": what})
 
     def write(self, timeout_seconds: float = -1) -> bool:
-        """Keep what was added to disk.
+        """Write what was added to disk.
 
         Args:
             timeout_seconds: the longest wait for another thread that is writing; -1 waits until it has ended.
@@ -225,7 +225,7 @@ class Journal:
             self.save_state()
 
     def hold(self) -> bool:
-        """Keep the journal for this process; return False if another one sends from it."""
+        """Claim the journal for this process; return False if another one sends from it."""
         if self._holding is None:
             descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
             try:

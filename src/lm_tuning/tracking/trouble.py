@@ -53,7 +53,7 @@ class Trouble(NamedTuple):
 
 
 class StoreAway(Exception):  # not an error of ours, hence no Error in the name
-    """Describe that the tracking store takes nothing now.
+    """Report that the tracking store takes nothing now.
 
     Attributes:
         trouble: why.
@@ -118,7 +118,7 @@ def _status_of(error: BaseException) -> int | None:
 
 
 def describe_trouble(shown_uri: str, trouble: Trouble, folder: Path) -> str:
-    """Describe that the store is away, that the run goes on, and where its facts stay.
+    """Report that the store is away, that the run goes on, and where its facts stay.
 
     Args:
         shown_uri: address of the store, without password.

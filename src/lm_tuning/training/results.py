@@ -184,7 +184,7 @@ def summarize(
     model_flops_per_token: float | None = None,
     ceiling: Ceiling | None = None,
 ) -> dict[str, Any]:
-    """Write the figures of a run together.
+    """Gather the figures of a run.
 
     Args:
         log: of all steps, those before a resume included.

@@ -244,7 +244,7 @@ def _say_what_is_trained(job: Job, ready: ReadyModel, steps: StepDataset) -> Non
         job.settings.device,
     )
     if job.settings.activation_checkpointing:
-        logger.info("Gradient checkpointing is on: which takes less memory and more time.")
+        logger.info("Gradient checkpointing is on, which takes less memory and more time.")
 
 
 def _check_first_step(

@@ -282,7 +282,7 @@ class StepLog:
         }
 
     def restore(self, content: dict[str, Any], *, num_steps: int) -> None:
-        """Install the steps noted before a resume, up to the checkpoint's step."""
+        """Restore the steps noted before a resume, up to the checkpoint's step."""
         for name in ("steps", "efficiency", "evaluations"):
             getattr(self, name)[:] = [row for row in content[name] if row["step"] <= num_steps]
         self.own_seconds += content.get("own_seconds", 0.0)

@@ -159,7 +159,7 @@ class TrainingTask(ABC):
         return None if find is None else find()
 
     def shape_of(self, row: TokenRow) -> tuple[int, ...]:
-        """Describe what rows must share to go through the model side by side without padding."""
+        """Return what rows must share to go through the model side by side without padding."""
         return (len(row.input_ids),)
 
     @abstractmethod

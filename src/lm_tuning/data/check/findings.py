@@ -83,7 +83,7 @@ class Findings:
             By kind: ``num_rows``, ``meaning``, ``fate``, ``rows`` (the first with ``file``, ``row`` and ``reason``) and
             ``row_numbers`` by file, all of them.
         """
-        indices = RowPositions(sources)
+        positions = RowPositions(sources)
         order = sorted(self._ids, key=lambda kind: (kind not in self._bad_kinds, -len(self._ids[kind]), kind))
         return {
             kind: {
@@ -92,9 +92,9 @@ class Findings:
                 "fate": bad_outcome if kind in self._bad_kinds else "kept",
                 "rows": [
                     {"file": file, "row": row, "reason": reason}
-                    for (file, row), reason in ((indices.find(row_id), text) for row_id, text in self._reasons[kind])
+                    for (file, row), reason in ((positions.find(row_id), text) for row_id, text in self._reasons[kind])
                 ],
-                "row_numbers": dict(indices.by_file(self._ids[kind])),
+                "row_numbers": dict(positions.by_file(self._ids[kind])),
             }
             for kind in order
         }

@@ -18,7 +18,7 @@ FINDINGS_NAME = "findings.json"
 
 
 class ReadingBrokeOff(UserError):
-    """Describe that files could not be read to their end, with an account of the rows before.
+    """Report that files could not be read to their end, with an account of the rows before.
 
     Attributes:
         files: one dict a file that was begun, see ``CheckedRows.sources``; ``broke_off`` is true for those that ended

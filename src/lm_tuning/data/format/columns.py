@@ -42,7 +42,7 @@ _MAX_COMPARED = 1000
 
 
 def _nothing(column: str) -> str:
-    """Write nothing more about a column."""
+    """Add nothing about a column."""
     return ""
 
 

@@ -156,7 +156,7 @@ def find_class_problem(classes: Mapping[str, Any], *, num_skipped: int = 0, max_
 def describe_unknown_classes(
     num_rows: Mapping[str, int],
     find_rows: Callable[[str], tuple[int, Mapping[str, int]]],
-    indices: RowPositions,
+    positions: RowPositions,
     *,
     max_rows: int | None = None,
 ) -> list[str]:
@@ -165,7 +165,7 @@ def describe_unknown_classes(
     Args:
         num_rows: held-out rows by class.
         find_rows: returns the id of the first row of a class, and its rows by split.
-        indices: where rows stand in their files.
+        positions: where rows stand in their files.
         max_rows: ``data.max_rows``: rows that were read of each file; ``None`` for all.
 
     Returns:
@@ -178,7 +178,7 @@ def describe_unknown_classes(
     problems = []
     for name in order[:_MAX_NAMED]:
         first, by_split = find_rows(name)
-        file, row = indices.find(first)
+        file, row = positions.find(first)
         counts = " and ".join(f"{count_of(count, 'row')} of {split}" for split, count in by_split.items())
         where = "at" if num_rows[name] == 1 else "the first at"
         problems.append(f"No training row has the class {shorten(name, 100)!r} of {counts}, {where} {file}, row {row}.")

@@ -89,7 +89,7 @@ def read_tools(value: Any, *, column: str) -> list[dict[str, Any]] | None:
 
 
 def add_system(messages: list[Message], system: str) -> list[Message]:
-    """Write the system prompt of a column before a conversation.
+    """Prepend the system prompt of a column to a conversation.
 
     Args:
         messages: what ``read_messages`` returned.

@@ -111,7 +111,7 @@ class RowSource(ABC):
         self._has_ended = True
 
     def select(self, columns: Iterable[str]) -> None:
-        """Describe which columns will be used, so that a columnar file reads no others.
+        """Set which columns will be used, so that a columnar file reads no others.
 
         Args:
             columns: names out of ``columns``.

@@ -31,7 +31,7 @@ _DECLARATION = re.compile(r"sep=(.)\r?\n?", re.IGNORECASE)
 
 
 class RecordTooLong(Exception):  # a way to leave the parser, caught by its caller
-    """Describe that the record which is being read has more bytes than the limit."""
+    """Report that the record which is being read has more bytes than the limit."""
 
 
 class RecordLines:
@@ -86,7 +86,7 @@ class RecordLines:
         return line
 
     def end_record(self) -> None:
-        """Describe that the lines so far made a whole record."""
+        """Report that the lines so far made a whole record."""
         self.num_bytes = self._num_quotes = 0
 
     def skip_record(self) -> int:
@@ -127,7 +127,7 @@ _TRIED_RECORDS = 100
 
 
 class _HeaderTooLong(UserError):
-    """Describe that the first line alone is longer than a row may be, whatever separates its fields."""
+    """Report that the first line alone is longer than a row may be, whatever separates its fields."""
 
 
 class CsvRows(RowSource):
@@ -175,7 +175,7 @@ class CsvRows(RowSource):
         )
 
     def describe_inside(self) -> str:
-        """Describe that the fields may be separated by another character, where it looks so."""
+        """Report that the fields may be separated by another character, where it looks so."""
         return super().describe_inside() + self._told_separator()
 
     def _told_separator(self) -> str:

@@ -32,7 +32,7 @@ class JsonLinesRows(JsonRows):
         self.columns = peek_columns(self)
 
     def describe_inside(self) -> str:
-        """Describe that a file of one object may hold its rows in a list, see ``RowSource``."""
+        """Report that a file of one object may hold its rows in a list, see ``RowSource``."""
         first = list(islice(self._rows(), 2))
         row = first[0][1]
         names = lists_in(row) if self.format == "json" and len(first) == 1 and isinstance(row, dict) else []

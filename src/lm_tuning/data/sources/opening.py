@@ -55,7 +55,7 @@ class Unpacked(io.RawIOBase):
         self._ready = memoryview(b"")
 
     def readable(self) -> bool:
-        """Describe that it can be read."""
+        """Return True: it can be read."""
         return True
 
     def close(self) -> None:

@@ -243,17 +243,17 @@ def copy_warnings(facts: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]
             yield _describe_shared(count, num_rows, others, has_file=has_file, handling=copies["handling"])
 
 
-def describe_conflict(conflict: Mapping[str, Any], indices: RowPositions, *, max_characters: int = 40) -> str:
+def describe_conflict(conflict: Mapping[str, Any], positions: RowPositions, *, max_characters: int = 40) -> str:
     """Name the first rows of a text with more than one label, each with its label.
 
     Args:
         conflict: one of ``first`` of the conflicts, see ``copy_facts``.
-        indices: where rows stand in their files.
+        positions: where rows stand in their files.
         max_characters: of a label that are shown.
     """
     named = []
     for row_id, label in zip(conflict["row_ids"], conflict["labels"], strict=True):
-        path, number = indices.find(row_id)
+        path, number = positions.find(row_id)
         named.append(f"{path}, row {number:,} ({shorten(label, max_characters)!r})")
     more = conflict["num_rows"] - len(named)
     return " and ".join(named) + (f" and {count_of(more, 'more row')}" if more else "")

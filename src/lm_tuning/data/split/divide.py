@@ -219,7 +219,7 @@ def divide_rows(
 
 
 def _is_later_near_copy(units: Ints, labels: Ints | None, is_copy: Mask, priority: npt.NDArray[np.int8]) -> Mask:
-    """Describe of each row whether another one of its unit, and with its label, is the one to keep."""
+    """Return for each row whether another one of its unit, and with its label, is the one to keep."""
     kept = np.flatnonzero(~is_copy)
     ids = units[kept] if labels is None else units[kept] * (int(labels.max(initial=-1)) + 2) + labels[kept] + 1
     is_later = np.zeros(len(units), dtype=bool)

@@ -35,7 +35,7 @@ def number_equal(digests: Digests) -> Ids:
 
 
 def is_later_copy(ids: Ids, priority: npt.NDArray[np.int8] | None = None) -> npt.NDArray[np.bool_]:
-    """Describe of each row whether an equal one comes before it.
+    """Return for each row whether an equal one comes before it.
 
     Args:
         ids: ``(rows,)``: equal numbers for equal rows.

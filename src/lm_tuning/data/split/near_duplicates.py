@@ -114,7 +114,7 @@ def find_near_duplicates(
 
 
 def choose_bands(similarity: float) -> tuple[int, int]:
-    """Return the number of bands and the positions of each: the longest bands that still let such pairs meet.
+    """Return the number of bands and the slots of each: the longest bands that still let such pairs meet.
 
     Args:
         similarity: pairs of this similarity meet in a band with a probability of 0.995 at least.

@@ -28,7 +28,7 @@ def gather_settings(
     num_beams: int = 1,
     run_id: str | None = None,
 ) -> TrainingSettings:
-    """Write the settings of a training together, choosing device and dtypes, and log what was chosen.
+    """Gather the settings of a training, choosing device and dtypes, and log what was chosen.
 
     Args:
         tokenized_examples: folder of the stored tokens.

@@ -202,7 +202,7 @@ class AlignedRows:
         return first - tokens, after - tokens
 
     def are_crossed(self, rows: Int64Array, positions: Int64Array) -> npt.NDArray[np.bool_]:
-        """Describe at which positions a token reaches from one side to the other.
+        """Return at which positions a token reaches from one side to the other.
 
         Args:
             rows: row of each position, ``(positions,)``.

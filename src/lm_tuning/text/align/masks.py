@@ -261,7 +261,7 @@ def _span_by_offsets(encoding: Any, chars: CharRange) -> Span:
 def tokenize_row(
     row: RenderedRow, encoding: Any, *, loss_on: str, prefix: list[int], end_id: int | None
 ) -> TokenizedRow:
-    """Write ids and spans of one row together.
+    """Build ids and spans of one row.
 
     Args:
         row: the row as text.

@@ -109,7 +109,7 @@ class ControlTokens:
         row.as_text = [found.span() for found in self._special.finditer(row.text)]
 
     def hide(self, messages: list[Message], tools: Tools | None) -> tuple[list[Message], Tools | None, dict[str, str]]:
-        """Add a stand-in for every typed token, so that what a template writes can be told from what was typed.
+        """Replace every typed token by a stand-in, so that what a template writes can be told from what was typed.
 
         Args:
             messages: the conversation.

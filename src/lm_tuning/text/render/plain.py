@@ -43,7 +43,7 @@ ALTERED = {
 
 
 class RowRefused(Exception):
-    """Describe that one row cannot be trained on.
+    """Report that one row cannot be trained on.
 
     Attributes:
         reason: key of the count that the row goes into.
@@ -146,7 +146,7 @@ def column_ranges_of(batch: pa.RecordBatch, positions: list[int]) -> pa.ListArra
 
 
 def render_text(text: str) -> RenderedRow:
-    """Keep a row of plain text: all of it is supervised.
+    """Render a row of plain text: all of it is supervised.
 
     Args:
         text: the row.

@@ -57,7 +57,7 @@ def flatten_ids(tokens: list[list[int]]) -> tuple[Int32Array, Int64Array]:
 
 
 def take_rows(columns: TokenColumns, order: Int64Array) -> TokenColumns:
-    """Write rows into another order, or leave some out.
+    """Reorder rows, or leave some out.
 
     Args:
         columns: the rows.
@@ -70,7 +70,7 @@ def take_rows(columns: TokenColumns, order: Int64Array) -> TokenColumns:
 
 
 def join_columns(first: TokenColumns, second: TokenColumns) -> TokenColumns:
-    """Write the rows of both behind each other.
+    """Append the rows of one table to those of another.
 
     Args:
         first: some rows.
@@ -118,7 +118,7 @@ def join_sides(
 def put_around(
     ids: Int32Array, offsets: Int64Array, *, before: list[int], has_before: BoolArray, after: int, has_after: BoolArray
 ) -> tuple[Int32Array, Int64Array]:
-    """Write ids before and behind some rows.
+    """Add ids before and behind some rows.
 
     Args:
         ids: token ids of all rows end to end.
@@ -162,7 +162,7 @@ def cut_ends(ids: Int32Array, offsets: Int64Array, limit: int | Int64Array) -> t
 
 
 def begins_with(ids: Int32Array, offsets: Int64Array, prefix: list[int]) -> BoolArray:
-    """Describe which rows begin with some ids.
+    """Return which rows begin with some ids.
 
     Args:
         ids: token ids of all rows end to end.
@@ -179,7 +179,7 @@ def begins_with(ids: Int32Array, offsets: Int64Array, prefix: list[int]) -> Bool
 
 
 def ends_with(ids: Int32Array, offsets: Int64Array, token: int) -> BoolArray:
-    """Describe which rows end with an id.
+    """Return which rows end with an id.
 
     Args:
         ids: token ids of all rows end to end.
@@ -192,7 +192,7 @@ def ends_with(ids: Int32Array, offsets: Int64Array, token: int) -> BoolArray:
 
 
 def hold_token(ids: Int32Array, offsets: Int64Array, token: int) -> BoolArray:
-    """Describe which rows hold an id anywhere.
+    """Return which rows hold an id anywhere.
 
     Args:
         ids: token ids of all rows end to end.

@@ -59,7 +59,7 @@ class ClassTokenizer(TaskTokenizer):
         self._names = pa.array(names, type=pa.string())
 
     def render(self, batch: pa.RecordBatch, counts: SplitCounts) -> RenderedRows:
-        """Select the texts, and number the classes."""
+        """Render the texts, and number the classes."""
         positions, rows = self._render_each(
             batch, ("text",), lambda text: self._look_through(render_text(text)), counts
         )

@@ -204,7 +204,7 @@ def find_lost_classes(
     fix = "Fix: raise tokenize.max_length_tokens, or set tokenize.truncation to truncate_prompt or truncate_end."
     left = [name for name, position in label_map.items() if after[position]]
     if len(left) > 1:
-        return [], [f"{said} They are never supervised. {fix}"]
+        return [], [f"{said} They are never learned. {fix}"]
     num_rows = count_of(len(written), "row")
     return [f"{said} Only one class is left in train: {shorten(left[0], 100)!r} ({num_rows}). {fix}"], []
 

@@ -55,7 +55,7 @@ def find_unusable(
 
 
 def find_template_fault(counts: Mapping[str, SplitCounts], positions: RowPositions, *, template: str) -> list[str]:
-    """Log once that a chat template refuses every row that it is given; then no row is to be fixed.
+    """Report once a chat template that refuses every row that it is given; then no row is to be fixed.
 
     Args:
         counts: what happened to the rows, by split.

@@ -103,7 +103,7 @@ class PairTokenizer(TaskTokenizer):
         )
 
     def render(self, batch: pa.RecordBatch, counts: SplitCounts) -> RenderedRows:
-        """Select the prompts, each behind its system message, and the responses."""
+        """Render the prompts, each behind its system message, and the responses."""
         positions, pairs = self._render_each(batch, ("prompt", "response", "system"), self._render_pair, counts)
         return RenderedRows(
             batch.column("row_id").to_numpy()[positions],
@@ -115,7 +115,7 @@ class PairTokenizer(TaskTokenizer):
         )
 
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
-        """Write both sides of each row together, within their limits."""
+        """Join both sides of each row, within their limits."""
         rows, row_ids, targets = rendered.rows, rendered.row_ids, rendered.targets
         assert targets is not None
         num = len(rows)

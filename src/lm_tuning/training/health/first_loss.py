@@ -267,7 +267,7 @@ def measure_plain_loss(
 
 
 def _group_alike(task: TrainingTask, rows: Sequence[TokenRow], device: str) -> Iterator[list[TokenRow]]:
-    """Write rows of the same shape together, as many as a long row alone would take."""
+    """Group rows of the same shape, as many as a long row alone would take."""
     most = ALIKE_TOKENS.get(device, ALIKE_TOKENS["cpu"])
     by_shape: dict[tuple[int, ...], list[TokenRow]] = {}
     for row in rows:

@@ -189,7 +189,7 @@ class NotFinite(Monitor):
 
 
 class TrainingMonitor:
-    """Select the numbers of each step and report what is wrong.
+    """Read the numbers of each step and report what is wrong.
 
     Attributes:
         report: receives findings, and facts at the end.
@@ -249,7 +249,7 @@ class TrainingMonitor:
         row_ids: Sequence[int] = (),
         **others: object,
     ) -> None:
-        """Keep a finished step in.
+        """Add a finished step.
 
         Args:
             step: optimizer step from 1.
@@ -291,7 +291,7 @@ class TrainingMonitor:
                 monitor.replay(now)
 
     def finish(self) -> None:
-        """Write the findings in terms of the whole run, and add its facts.
+        """State the findings in terms of the whole run, and add its facts.
 
         Raises:
             UserError: a finding says stop.

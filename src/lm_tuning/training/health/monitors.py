@@ -79,17 +79,17 @@ class StepNumbers:
 
 
 class Monitor(ABC):
-    """One monitor."""
+    """One thing that can go wrong while training, followed from step to step."""
 
     replays = True
     """Whether steps made before a resume count; speed and memory are those of the process that measured them."""
 
     @abstractmethod
     def update(self, now: StepNumbers) -> bool:
-        """Keep a step in, and say whether it is time to look at :meth:`findings`."""
+        """Add a step; return whether it is time to look at :meth:`findings`."""
 
     def replay(self, now: StepNumbers) -> None:
-        """Keep a step in that was made before a resume."""
+        """Add a step that was made before a resume."""
         if self.replays:
             self.update(now)
 

@@ -55,7 +55,7 @@ class Finding:
     Attributes:
         code: stable name, one of :data:`lm_tuning.parameters.health_codes.CODES`.
         measured: what was seen.
-        expected: what was expected.
+        expected: what a sound run would have measured.
         cause: the likely cause.
         change: the parameter to change, or what to do.
         severity: ``note``, ``warn`` or ``stop``; the code's own unless given.
@@ -177,7 +177,7 @@ class HealthReport:
         return any(finding.code == code for finding in self.findings)
 
     def revise(self, finding: Finding) -> None:
-        """Add a finding in the place of the one with its code, with later counts; add it where there is none."""
+        """Replace the finding of the same code by one with later counts; add it where there is none."""
         wanted = self._as_configured(finding)
         positions = [index for index, known in enumerate(self.findings) if known.code == finding.code]
         if positions and wanted is not None:

@@ -343,12 +343,12 @@ def _check_lengths(table: TokenTable, positions: Positions | None, task: str) ->
     return [
         Finding(
             code="rows-longer-than-positions",
-            severity="stop" if positions.are_supervised else None,
+            severity="stop" if positions.are_learned else None,
             measured=f"{num_long} of {count_of(len(table), 'row')} {'is' if num_long == 1 else 'are'} longer than "
             f"{positions.limit} tokens, the longest has {int(lengths.max())}",
             expected=f"at most the {positions.limit} positions of the model",
             cause="The model has no weights for later positions."
-            if positions.are_supervised
+            if positions.are_learned
             else "The model was never trained on such positions and is bad at them.",
             change=f"Set tokenize.max_length_tokens to {positions.limit} or less.",
         )

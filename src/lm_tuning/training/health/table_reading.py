@@ -250,7 +250,7 @@ def refuse_long_rows(
     if not long_rows:
         return
     positions = find_positions(build_skeleton(**where, task=task, label_map=label_map))
-    if positions is None or not positions.are_supervised:
+    if positions is None or not positions.are_learned:
         return
     problems = []
     for key in dict.fromkeys(rows.key for rows in long_rows):

@@ -158,7 +158,7 @@ def explain_choice(choice: ProbePoint, answer: ProbeAnswer) -> str:
                 continue
             size = f"{point.micro_batch_tokens:,}"
         elif point.micro_batch_tokens == choice.micro_batch_tokens:
-            size = "without it" if choice.activation_checkpointing else "with gradient checkpointing it"
+            size = "without it" if choice.activation_checkpointing else "with gradient checkpointing, it"
         else:
             continue
         said.append(_compare(point, choice, size, total))

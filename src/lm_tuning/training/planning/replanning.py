@@ -1,4 +1,4 @@
-"""When memory runs out in the middle of training: Split the steps further and do the same step again.
+"""When memory runs out in the middle of training: split the steps further and do the same step again.
 
 How a step is split never changes what it computes, so nothing is lost but the time of the failed attempt.
 """

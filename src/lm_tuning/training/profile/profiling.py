@@ -46,7 +46,7 @@ class _EnoughSeen(Exception):  # ends a training that has served its purpose; no
 
 @dataclass
 class _StepRecorder:
-    """Keep the metrics of a training, which come at the end of each step, and profile the steps after the first ones.
+    """Receive the metrics of a training, which come as a step ends, and profile the steps after the first ones.
 
     Metrics come one step late: those of step n at the end of step n + 1.
     """

@@ -78,7 +78,7 @@ def _matches(name: str, pattern: str) -> bool:
 
 
 def _describe_missing(pattern: str, names: Sequence[str]) -> str:
-    """Describe that a pattern names nothing, with near names or the model's uppermost parts."""
+    """Report that a pattern names nothing, with near names or the model's uppermost parts."""
     ends = sorted({".".join(name.split(".")[-count:]) for name in names for count in (1, 2)})
     near = difflib.get_close_matches(pattern, ends, n=3)
     if near:
