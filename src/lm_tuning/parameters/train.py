@@ -186,8 +186,8 @@ class TrainParameters(ParameterGroup):
     """Share of the target that is spread over all tokens or classes instead of the right one."""
 
     class_weights: WeightsByClass | None = None
-    """Weight of each class in the loss of sequence_classification: balanced makes all classes count alike, a group sets
-    it by name, null weighs rows alike."""
+    """Weight of each class in the loss of sequence_classification: balanced makes all classes count alike, a mapping
+    sets it by name, null weighs rows alike."""
 
     precision: Dtype = "auto"
     """Dtype of the arithmetic; auto chooses by device and says what it chose."""
