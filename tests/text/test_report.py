@@ -48,6 +48,7 @@ def test_the_table_says_what_was_made(tmp_path):
     assert text.startswith("## Tokens\n")
     assert "as chat template; at most 16 tokens per row (`truncate_prompt`), loss on `assistant`." in text
     assert "BOS `<bos>`, EOS `<|end|>`, PAD `<pad>`" in text
+    assert "| split | rows read | rows kept | tokens | supervised |" in text
     assert "| train | 2 | 2 | 28 | 28.6% | 16 | 16 | 16 | 16 |" in text
     assert "| test | 0 | 0 | 0 |  | 0 | 0 | 0 | 0 |" in text
     assert "| rows.jsonl | 1 | 2 |" in text

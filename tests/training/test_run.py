@@ -392,10 +392,16 @@ def test_adapter_targets_are_checked_against_the_model(paths: TrainingPaths, set
     assert "q_proj'" not in str(caught.value).split("v_porj")[0]
 
 
-def test_gradient_checkpointing_gives_the_same_steps(paths: TrainingPaths, settings: TrainingSettings) -> None:
+def test_gradient_checkpointing_gives_the_same_steps(
+    paths: TrainingPaths, settings: TrainingSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     settings = replace(settings, method="lora", lora=LORA)
+    said = "Gradient checkpointing is on, which takes less memory and more time."
     plain = run_training(paths, settings)
+    assert said not in caplog.text
     checkpointed = run_training(paths, replace(settings, activation_checkpointing=True))
+    assert said in caplog.text
     assert losses(checkpointed) == pytest.approx(losses(plain), rel=SAME_LOSS)
 
 
