@@ -105,7 +105,6 @@ class Project:
         return dict(json.loads(path.read_text()))
 
 
-@pytest.mark.slow
 def test_a_run_without_memory_or_gradients_leaves_its_report_too(tmp_path: Path) -> None:
     project = Project(tmp_path / "project")
     project.run("memory", exit_code=2, train__max_steps=3, train__micro_batch_tokens=512)

@@ -58,7 +58,6 @@ def test_a_loader_worker_that_is_killed(tmp_path: Path) -> None:
     project.run(exit_code=0, train__resume="true", **params)
 
 
-@pytest.mark.slow
 def test_a_chat_template_without_an_end_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
     project = Project(tmp_path / "project")
     template = project.folder / "models/tiny/chat_template.jinja"
