@@ -1,0 +1,14 @@
+"""The types of what was read from JSON and is not ours to declare: a foreign ``config.json``, a user's nested cell.
+
+What this project writes has records of its own, beside the code that makes it.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias, Union
+
+JsonValue: TypeAlias = Union[str, int, float, bool, None, "list[JsonValue]", "dict[str, JsonValue]"]
+"""Any value that JSON can hold."""
+
+JsonObject: TypeAlias = dict[str, JsonValue]
+"""A mapping of JSON, with keys that nobody here chose."""
