@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TypeAlias, Union
 
-JsonValue: TypeAlias = Union[str, int, float, bool, None, "list[JsonValue]", "dict[str, JsonValue]"]
+JsonValue: TypeAlias = Union[str, int, float, bool, "list[JsonValue]", "dict[str, JsonValue]", None]
 """Any value that JSON can hold."""
 
 JsonObject: TypeAlias = dict[str, JsonValue]
