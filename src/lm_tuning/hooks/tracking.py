@@ -17,9 +17,9 @@ from kedro.framework.hooks import hook_impl
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.hooks.mlflow_config import set_up_mlflow
 from lm_tuning.hooks.mlflow_run import MlflowRun, RunPlan
+from lm_tuning.hooks.session_parameters import settle_parameters
 from lm_tuning.hooks.stopping import StopSignals, was_interrupted
 from lm_tuning.models.tuned import read_tuning
-from lm_tuning.parameters.loading import load_parameters
 from lm_tuning.runtime.facts import environment_facts, run_facts
 from lm_tuning.runtime.stopping import last_words, stop_if_requested
 from lm_tuning.tracking.run_description import data_digests, name_pipelines, numbers_of, rerun_command
@@ -77,7 +77,7 @@ class TrackingHook:
 
         self._finish("KILLED")  # a run that Ctrl-C in a notebook has left open: Kedro calls no hook then
         self._root = Path(context.project_path)
-        self._parameters = load_parameters(context.config_loader, context.project_path)
+        self._parameters = settle_parameters(context).parameters
         self._config = set_up_mlflow(context, self._parameters.tracking)
         self._plugin = MlflowHook()
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+#: ``note`` is written down, ``warn`` is a warning in the log, ``stop`` ends the run.
 Severity = Literal["note", "warn", "stop"]
-"""``note`` is written down, ``warn`` is a warning in the log, ``stop`` ends the run."""
 
 
 @dataclass(frozen=True)
@@ -93,5 +93,5 @@ _ALL = [
     HealthCode("throughput-falls", "warn", "training gets slower as it goes on"),
 ]
 
+#: All findings by code.
 CODES: dict[str, HealthCode] = {known.code: known for known in _ALL}
-"""All findings by code."""

@@ -14,8 +14,8 @@ SCHEDULE_KEY = "train.trainer.lr_scheduler_kwargs"
 OPTIMIZER_KEY = "train.trainer.optim_args"
 
 DEFAULT_SCHEDULE = "linear"
+#: What the Trainer takes where ``train.trainer.optim`` is left out.
 DEFAULT_OPTIMIZER = "adamw_torch_fused"
-"""What the Trainer takes where ``train.trainer.optim`` is left out."""
 
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
@@ -78,6 +78,7 @@ _CYCLES = Argument(above_least=True)
 _STEPS = Argument(least=1, is_whole=True)
 _COURSES = Argument(words=("linear", "cosine", "1-sqrt"))
 
+#: What each schedule takes beyond the steps of warm-up and run, which are set elsewhere.
 SCHEDULE_ARGUMENTS: dict[str, dict[str, Argument]] = {
     "linear": {},
     "constant": {},
@@ -102,14 +103,13 @@ SCHEDULE_ARGUMENTS: dict[str, dict[str, Argument]] = {
         "num_cycles": _CYCLES,
     },
 }
-"""What each schedule takes beyond the steps of warm-up and run, which are set elsewhere."""
 
+#: Of which a schedule needs exactly one.
 NEEDED_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "cosine_with_min_lr": ("min_lr", "min_lr_rate"),
     "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate"),
     "warmup_stable_decay": ("num_decay_steps",),
 }
-"""Of which a schedule needs exactly one."""
 
 _END_RATES = ("lr_end", "min_lr")
 
@@ -130,15 +130,13 @@ _OWN_KEYS = {
 
 _BOOLEAN = Argument(least=None, is_boolean=True)
 
+#: What transformers reads of ``optim_args``, by optimizer; of those not named here it reads nothing. ``weight_decay``
+#: is left out: the Trainer writes ``train.trainer.weight_decay`` over it.
 OPTIMIZER_ARGUMENTS: dict[str, dict[str, Argument]] = {
     "sgd": {"momentum": _RATE, "dampening": _RATE, "nesterov": _BOOLEAN},
     "adagrad": {"lr_decay": _RATE, "eps": _RATE},
     "rmsprop": {"momentum": _RATE, "alpha": _RATE, "eps": _RATE, "centered": _BOOLEAN},
 }
-"""What transformers reads of ``optim_args``, by optimizer; of those not named here it reads nothing.
-
-``weight_decay`` is left out: the Trainer writes ``train.trainer.weight_decay`` over it.
-"""
 
 
 def find_schedule_problems(schedule: str, given: Mapping[str, object], *, learning_rate: float) -> list[str]:

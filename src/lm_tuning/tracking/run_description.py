@@ -186,8 +186,8 @@ def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return [leaf for key, inner in value.items() for leaf in _leaves(inner, f"{prefix}.{key}" if prefix else str(key))]
 
 
+#: Id of our view, as it stands in its link.
 VIEW = "lm-tuning"
-"""Id of our view, as it stands in its link."""
 
 VIEW_NAME = "Loss, score, speed"
 
