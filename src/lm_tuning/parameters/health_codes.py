@@ -91,5 +91,5 @@ _ALL = [
     HealthCode("throughput-falls", "warn", "training gets slower as it goes on"),
 ]
 
+#: All findings by code.
 CODES: dict[str, HealthCode] = {known.code: known for known in _ALL}
-"""All findings by code."""
