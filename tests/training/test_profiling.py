@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_the_head_s_products_are_the_loss_s(how, paths, settings, tmp_path, monk
         assert chosen is not None
         if how == "all logits at once":
             return None, reason
-        return (vary(chosen, implementation=None) if how.startswith("logits again") else chosen), reason
+        return (replace(chosen, implementation=None) if how.startswith("logits again") else chosen), reason
 
     monkeypatch.setattr(fast_path, "choose_head_loss", choose_as_said)
     profile = profile_training(paths, settings, folder=tmp_path, num_steps=2, num_warm_up_steps=2)

@@ -190,7 +190,7 @@ def _run(
                 "quantization": settings.train.qlora.model_dump() if settings.train.method == "qlora" else None,
                 "base": settings.base,
                 "tokens_key": settings.tokens_key,
-                "rendering": settings.rendering,
+                "rendering": settings.rendering or {},
                 "compute_dtype": settings.compute_dtype,
                 "finished_step": finished_step,
                 **{f"{what}_per_second": summary[f"{what}_per_second"] for what in ("tokens", "samples", "steps")},

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.parameters.base import TaskName
 from lm_tuning.parameters.train import TrainParameters
+from lm_tuning.text.records import RenderingSettings, TrainingSource
 from lm_tuning.text.store.table import TokenTable
 
 
@@ -43,12 +43,12 @@ class TrainingSettings:
         compute_dtype: type of the forward pass (autocast where it differs from the weights).
         device: ``cpu`` or ``cuda``.
         seed: order of rows, adapter initialisation and dropout.
-        sources: ``path`` and ``weight`` of each training source, in the order that the token table counts them; empty
-            for rows that all come up once per epoch.
+        sources: the training sources in the order that the token table counts them; empty for rows that all come up
+            once per epoch.
         task: ``causal_lm``, ``sequence_classification`` or ``seq2seq_lm``.
         label_map: id of each class by its name, kept with the tuned model; ``None`` without classes.
-        rendering: how the chat template was called for the rows (``template_arguments``, ``system_turn``), kept with
-            the tuned model; empty where no template wrote them.
+        rendering: how the chat template was called for the rows, kept with the tuned model; ``None`` where no template
+            wrote them.
         attention: ``auto``, ``sdpa``, ``eager`` or ``flash_attention_2``.
         num_beams: number of beams that the tuned model is evaluated with; stored with it.
         run_id: tracking run to write into checkpoints; ``None`` without tracking.
@@ -61,10 +61,10 @@ class TrainingSettings:
     compute_dtype: str
     device: str
     seed: int
-    sources: list[dict[str, Any]] = field(default_factory=list)
+    sources: list[TrainingSource] = field(default_factory=list)
     task: TaskName = "causal_lm"
     label_map: dict[str, int] | None = None
-    rendering: dict[str, Any] = field(default_factory=dict)
+    rendering: RenderingSettings | None = None
     attention: str = "auto"
     num_beams: int = 1
     run_id: str | None = None
@@ -89,5 +89,5 @@ def step_plan_of(settings: TrainingSettings, rows: TokenTable) -> StepPlan:
         num_epochs=train.num_epochs,
         max_steps=train.max_steps,
         sources=rows.sources,
-        weights=[float(source["weight"]) for source in settings.sources] or None,
+        weights=[source["weight"] for source in settings.sources] or None,
     )

@@ -15,7 +15,8 @@ from lm_tuning.parameters.base import TaskName
 from lm_tuning.text.store.table import IGNORE_INDEX
 
 if TYPE_CHECKING:
-    from lm_tuning.text.store.table import TokenRow, TokenTable
+    from lm_tuning.text.records import TokenRow
+    from lm_tuning.text.store.table import TokenTable
 
 
 class SequenceToSequence(TrainingTask):

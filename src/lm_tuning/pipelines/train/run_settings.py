@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.record import BaseModelRecord
@@ -13,6 +12,7 @@ from lm_tuning.parameters import ModelParameters, TrainParameters
 from lm_tuning.parameters.base import TaskName
 
 if TYPE_CHECKING:
+    from lm_tuning.text.records import RenderingSettings, TokenSummary
     from lm_tuning.training.settings import TrainingSettings
 
 logger = logging.getLogger(__name__)
@@ -101,8 +101,8 @@ def gather_settings(
     return settings
 
 
-def _rendering(tokens: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how the chat template was called for the rows; nothing where no template wrote them."""
+def _rendering(tokens: TokenSummary) -> RenderingSettings | None:
+    """Return how the chat template was called for the rows; ``None`` where no template wrote them."""
     if tokens.get("rendering") != "chat template":
-        return {}
-    return {name: tokens[name] for name in ("template_arguments", "system_turn")}
+        return None
+    return {"template_arguments": tokens["template_arguments"], "system_turn": tokens["system_turn"]}
