@@ -10,12 +10,13 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kedro.io import AbstractDataset, DatasetError
+from kedro.io import DatasetError
 from kedro_datasets._typing import HTMLPreview, ImagePreview, JSONPreview
 from kedro_datasets.json import JSONDataset as KedroJSONDataset
 from kedro_datasets.text import TextDataset as KedroTextDataset
 
-from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.datasets.entry import CatalogEntry, PathDataset
+from lm_tuning.json_types import JsonObject
 from lm_tuning.secrets import mask_known, mask_report
 from lm_tuning.storage.atomic import write_bytes_atomic, write_text_atomic
 
@@ -93,7 +94,7 @@ class TextDataset(CatalogEntry, KedroTextDataset):
         return HTMLPreview(f"<pre>{html.escape(self.load())}</pre>")
 
 
-class FigureDataset(CatalogEntry, AbstractDataset["Figure | bytes", NoReturn]):
+class FigureDataset(PathDataset["Figure | bytes", NoReturn]):
     """A Matplotlib figure, or an image that was drawn before, as a file that keeps its previous content on failure.
 
     It stands in for kedro-datasets' class, which imports pyplot with the catalog: seconds that every run would pay,
@@ -107,9 +108,7 @@ class FigureDataset(CatalogEntry, AbstractDataset["Figure | bytes", NoReturn]):
               filepath: data/08_reporting/default/loss_curve.png
     """
 
-    def __init__(
-        self, filepath: str, save_args: dict[str, Any] | None = None, metadata: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, filepath: str, save_args: JsonObject | None = None, metadata: JsonObject | None = None) -> None:
         """Point at an image file.
 
         Args:
@@ -117,9 +116,8 @@ class FigureDataset(CatalogEntry, AbstractDataset["Figure | bytes", NoReturn]):
             save_args: passed to ``Figure.savefig``.
             metadata: for plugins and our tracking hook.
         """
-        self._filepath = Path(filepath)
+        super().__init__(filepath, metadata)
         self._save_args = {"dpi": 120, **(save_args or {})}
-        self.metadata = metadata
 
     def load(self) -> NoReturn:
         """Refuse: an image does not turn back into a figure."""
@@ -131,7 +129,8 @@ class FigureDataset(CatalogEntry, AbstractDataset["Figure | bytes", NoReturn]):
             write_bytes_atomic(self._filepath, data)
             return
         buffer = io.BytesIO()
-        data.savefig(buffer, **{"format": self._filepath.suffix.lstrip(".") or "png", **self._save_args})
+        options: Any = {"format": self._filepath.suffix.lstrip(".") or "png", **self._save_args}
+        data.savefig(buffer, **options)
         write_bytes_atomic(self._filepath, buffer.getvalue())
 
     def preview(self) -> ImagePreview:
@@ -142,9 +141,6 @@ class FigureDataset(CatalogEntry, AbstractDataset["Figure | bytes", NoReturn]):
 
     def _exists(self) -> bool:
         return self._filepath.is_file()
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": self._filepath, "save_args": self._save_args}
 
 
 def _name_non_finite(value: Any) -> Any:

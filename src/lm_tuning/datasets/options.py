@@ -7,7 +7,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lm_tuning.datasets.entry import Marks
 from lm_tuning.errors import UserError
+from lm_tuning.json_types import JsonObject
 
 if TYPE_CHECKING:
     from kedro.config import AbstractConfigLoader
@@ -29,8 +31,8 @@ OPTIONS: dict[str, frozenset[str]] = {
     "StoredFolderDataset": frozenset({"filepath", "keep"}),
     "TextDataset": frozenset({"filepath"}),
 }
-#: Keys of ``metadata.lm_tuning``, which the tracking hook reads.
-MARKS = frozenset({"mlflow_artifact", "mlflow_metrics", "also_on_failure"})
+#: Keys of ``metadata.lm_tuning``.
+MARKS = frozenset(Marks.__annotations__)
 
 _KEPT_BY_KEDRO = {"type", "metadata", "launch"}
 _CLOSE_ENOUGH = 0.75
@@ -101,7 +103,7 @@ def _problems_of(name: str, entry: Any) -> Iterator[str]:
             yield f"{where}: metadata.lm_tuning has no key {mark}. {hint}"
 
 
-def _foreign_folders(catalog: Mapping[str, Any]) -> list[str]:
+def _foreign_folders(catalog: JsonObject) -> list[str]:
     """List model entries whose folder holds something else, which saving the model would replace."""
     problems = []
     for name, entry in catalog.items():
@@ -116,7 +118,7 @@ def _foreign_folders(catalog: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _unused(catalog: Mapping[str, Any]) -> list[str]:
+def _unused(catalog: JsonObject) -> list[str]:
     """List entries that no pipeline uses and whose name comes near one that does: the setting would be left out."""
     used = _used_names()
     problems = []

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 
-from lm_tuning.parameters.loading import load_parameters
+from lm_tuning.hooks.session_parameters import settle_parameters
 from lm_tuning.storage.locks import OutputLock
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class OutputLockHook:
     def after_context_created(self, context: KedroContext) -> None:
         """Learn which output this session writes to."""
         self._root = Path(context.project_path)
-        self._output = load_parameters(context.config_loader, context.project_path).output
+        self._output = settle_parameters(context).parameters.output
 
     @hook_impl(wrapper=True)
     def before_pipeline_run(self) -> Generator[None, Any, Any]:

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lm_tuning.errors import UserError
 from lm_tuning.hooks.locking import LOCK_FOLDER
+from lm_tuning.json_types import JsonObject
 from lm_tuning.secrets import mask, mask_values
 from lm_tuning.tracking.active_run import enter_run, leave_run, set_current
 from lm_tuning.tracking.address import bounded_requests
 from lm_tuning.tracking.delivery import Delivery, now_ms
 from lm_tuning.tracking.journal import JOURNAL_FOLDER, Journal, describe_count, find_journal, is_stand_in, read_run_id
+from lm_tuning.tracking.records import Experiment, RunHeader
 from lm_tuning.tracking.run_description import flatten_settings
 from lm_tuning.tracking.sender import Sender
 from lm_tuning.tracking.trouble import describe_trouble, strip_passwords
@@ -39,7 +41,7 @@ class RunPlan(NamedTuple):
 
     Attributes:
         uri: the tracking store.
-        experiment: ``name``, ``artifact_location`` and ``tags`` of the experiment, should it have to be made.
+        experiment: that a new run goes to.
         name: of the run.
         run_id: of the run to go on with, or that the user has opened; a stand-in for one that an earlier process could
             not make; None for a new run.
@@ -47,7 +49,7 @@ class RunPlan(NamedTuple):
     """
 
     uri: str
-    experiment: dict[str, Any]
+    experiment: Experiment
     name: str
     run_id: str | None
     is_ours: bool
@@ -114,7 +116,7 @@ class MlflowRun:
             logger.warning("%s", describe_trouble(shown_uri, trouble, self._shown_folder()))
         set_current(self.journal)
 
-    def log_settings(self, parameters: Mapping[str, Any]) -> None:
+    def log_settings(self, parameters: JsonObject) -> None:
         """Log each setting as a parameter and all of them as a file.
 
         Args:
@@ -123,7 +125,7 @@ class MlflowRun:
         import yaml
 
         parameters = mask_values(parameters)
-        text = yaml.safe_dump(dict(parameters), sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(parameters, sort_keys=False, allow_unicode=True)
         self.journal.add({"kind": "settings", "values": flatten_settings(parameters), "text": text})
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
@@ -260,7 +262,7 @@ class MlflowRun:
             if run_id is None:
                 logger.warning("The MLflow run of %s is gone, so a new one is started.", plan.run_id)
             self._resumed = run_id
-        header = {
+        header: RunHeader = {
             "uri": strip_passwords(plan.uri),
             "experiment": plan.experiment,
             "run_name": mask(plan.name),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TypeAlias
 
 from lm_tuning.errors import Interrupted
 from lm_tuning.runtime.stopping import Echo, forget_request, is_watched, note_request, stop_if_requested, watch_signals
+
+# As signal.signal() returns and takes it; None stands for a handler that was not set from Python.
+_Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 
 
 class StopSignals:
@@ -22,7 +25,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         """Begin without handlers."""
-        self._previous: dict[signal.Signals, Any] = {}
+        self._previous: dict[signal.Signals, _Handler] = {}
 
     def install(self) -> None:
         """Install both signals; outside the main thread, where that is impossible, do nothing."""

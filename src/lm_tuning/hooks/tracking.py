@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 
+from lm_tuning.datasets.entry import read_marks
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.hooks.mlflow_config import set_up_mlflow
 from lm_tuning.hooks.mlflow_run import MlflowRun, RunPlan
+from lm_tuning.hooks.session_parameters import settle_parameters
 from lm_tuning.hooks.stopping import StopSignals, was_interrupted
 from lm_tuning.models.tuned import read_tuning
-from lm_tuning.parameters.loading import load_parameters
 from lm_tuning.runtime.facts import environment_facts, run_facts
 from lm_tuning.runtime.stopping import last_words, stop_if_requested
+from lm_tuning.tracking.records import RunParams
 from lm_tuning.tracking.run_description import data_digests, name_pipelines, numbers_of, rerun_command
 from lm_tuning.training.checkpoints.format import find_latest
 
@@ -77,7 +79,7 @@ class TrackingHook:
 
         self._finish("KILLED")  # a run that Ctrl-C in a notebook has left open: Kedro calls no hook then
         self._root = Path(context.project_path)
-        self._parameters = load_parameters(context.config_loader, context.project_path)
+        self._parameters = settle_parameters(context).parameters
         self._config = set_up_mlflow(context, self._parameters.tracking)
         self._plugin = MlflowHook()
 
@@ -85,9 +87,9 @@ class TrackingHook:
     def after_catalog_created(  # noqa: PLR0917 - as Kedro declares it
         self,
         catalog: CatalogProtocol,
-        conf_catalog: dict[str, Any],
-        conf_creds: dict[str, Any],
-        parameters: dict[str, Any],
+        conf_catalog: object,
+        conf_creds: object,
+        parameters: object,
         save_version: str,
         load_versions: dict[str, str],
     ) -> None:
@@ -96,7 +98,7 @@ class TrackingHook:
         self._plugin.after_catalog_created(catalog, conf_catalog, conf_creds, parameters, save_version, load_versions)
 
     @hook_impl(trylast=True)
-    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+    def before_pipeline_run(self, run_params: RunParams, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Open the run and log what is known before the first node.
 
         Raises:
@@ -142,7 +144,7 @@ class TrackingHook:
         if self._run is None or self._catalog is None:
             return
         run, dataset = self._run, self._catalog.get(dataset_name)
-        marks = _marks_of(dataset)
+        marks = read_marks(dataset)
         if metrics := marks.get("mlflow_metrics"):
             figures = data if metrics is True else data[metrics]
             split = data.get("split") if isinstance(data, Mapping) else None
@@ -180,13 +182,13 @@ class TrackingHook:
         status = "KILLED" if was_interrupted(error) else "FAILED"
         self._finish(None if is_refusal else status, is_hurried=status == "KILLED")
 
-    def _is_enabled(self, run_params: Mapping[str, Any]) -> bool:
+    def _is_enabled(self, run_params: RunParams) -> bool:
         """Respect ``tracking.disable_tracking.pipelines`` of ``mlflow.yml``."""
         assert self._config is not None, "the context comes before the pipeline"
         disabled = self._config.tracking.disable_tracking.pipelines
         return not all(name in disabled for name in run_params.get("pipeline_names") or ["__default__"])
 
-    def _open_run(self, run_params: Mapping[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+    def _open_run(self, run_params: RunParams, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Start a run, or go on with that of the checkpoint to resume, or log into one that the user has opened."""
         import mlflow
 
@@ -224,7 +226,7 @@ class TrackingHook:
         assert self._run is not None and self._parameters is not None, "the run is open"
         self._run.log_settings(self._parameters.model_dump(mode="json"))
 
-    def _log_start(self, run_params: Mapping[str, Any]) -> None:
+    def _log_start(self, run_params: RunParams) -> None:
         """Log how the run was started, from which code, and on what machine."""
         assert self._run is not None, "the run is open"
         facts = {**run_facts(self._root), **environment_facts()}
@@ -257,7 +259,7 @@ class TrackingHook:
         """Copy the files that tell why a run failed, if this run has written them past the catalog."""
         assert self._catalog is not None, "the run is open"
         for name, dataset in self._catalog.items():
-            marks, path = _marks_of(dataset), Path(getattr(dataset, "_filepath", ""))
+            marks, path = read_marks(dataset), Path(getattr(dataset, "_filepath", ""))
             if not marks.get("also_on_failure") or path in self._logged or not path.is_file():
                 continue
             if path.stat().st_mtime >= self._began and self._run is not None:
@@ -321,12 +323,6 @@ class TrackingHook:
 def _is_refusal(error: BaseException | None) -> bool:
     """Return whether the user was told to fix something, rather than that something broke."""
     return error is not None and (isinstance(error, UserError) or _is_refusal(error.__cause__))
-
-
-def _marks_of(dataset: Any) -> dict[str, Any]:
-    """Return what the catalog says about an entry to this hook."""
-    marks: dict[str, Any] = (getattr(dataset, "metadata", None) or {}).get("lm_tuning", {})
-    return marks
 
 
 def _describe_device(root: Path) -> dict[str, str]:

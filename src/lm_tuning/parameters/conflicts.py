@@ -9,8 +9,13 @@ from importlib.util import find_spec
 
 from lm_tuning.parameters.data import SourceParameters
 from lm_tuning.parameters.groups import ParameterGroups
-from lm_tuning.parameters.trainer import BITSANDBYTES_OPTIMIZERS
-from lm_tuning.parameters.trainer_arguments import DEFAULT_SCHEDULE, find_optimizer_problems, find_schedule_problems
+from lm_tuning.parameters.trainer_arguments import (
+    BITSANDBYTES_OPTIMIZERS,
+    DEFAULT_SCHEDULE,
+    find_optimizer_problems,
+    find_schedule_problems,
+)
+from lm_tuning.parameters.written import write_value
 from lm_tuning.wording import count_of
 
 # Of the tasks that do not learn from every format.
@@ -207,7 +212,7 @@ def _check_best_checkpoint(parameters: ParameterGroups) -> Iterator[Conflict]:
         yield Conflict(
             keys,
             "train.load_best = true needs both train.eval_every_steps and train.save_every_steps, which are "
-            f"{_word(evaluated)} and {_word(saved)}: set both.",
+            f"{write_value(evaluated)} and {write_value(saved)}: set both.",
         )
     elif saved % evaluated:
         yield Conflict(
@@ -351,8 +356,3 @@ def _check_sources(parameters: ParameterGroups) -> Iterator[Conflict]:
                 f"{key} has a source with a weight, but held-out rows are each measured once: weights belong to "
                 "data.path.",
             )
-
-
-def _word(value: int | None) -> str:
-    """Write a value as YAML does."""
-    return "null" if value is None else str(value)

@@ -6,10 +6,8 @@ Parameters are checked against this table, so it imports nothing heavy.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Severity = Literal["note", "warn", "stop"]
-"""``note`` is written down, ``warn`` is a warning in the log, ``stop`` ends the run."""
+from lm_tuning.findings import Severity
 
 
 @dataclass(frozen=True)
@@ -93,5 +91,5 @@ _ALL = [
     HealthCode("throughput-falls", "warn", "training gets slower as it goes on"),
 ]
 
+#: All findings by code.
 CODES: dict[str, HealthCode] = {known.code: known for known in _ALL}
-"""All findings by code."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.root import Parameters
 from lm_tuning.parameters.schema import accepts, find_entry
-from lm_tuning.parameters.sources import Sources, describe_numeral, find_numerals, is_other_base
+from lm_tuning.parameters.sources import Sources, describe_numeral, find_numerals, is_other_base, show_path
 from lm_tuning.parameters.unread import describe_unreadable, find_unread_files, find_unread_globals
 from lm_tuning.parameters.validation import validate_parameters
 from lm_tuning.secrets import is_secret_name, remember
@@ -127,14 +127,13 @@ def read_settled(config_loader: AbstractConfigLoader, root: Path) -> Settled:
     """
     loader = cast("OmegaConfigLoader", config_loader)
     merged = _read(loader, "parameters", root)
-    names = dict.fromkeys([loader.env or loader.default_run_env, loader.base_env])
-    folders = tuple(Path(loader.conf_source) / name for name in names)
+    folders = _folders(loader)
     sources = Sources(runtime=loader.runtime_params or {}, folders=folders, root=root)
     raw, replaced = settle_alternatives(merged, sources)
     unread, warnings = find_unread_files(Path(loader.conf_source), folders, loader.config_patterns, root)
     own = Path(loader.conf_source) / loader.default_run_env
     if own not in folders and any(own.glob("*.yml")):
-        warnings.append(f"{sources.show(own)} is not read, since --env reads another folder instead.")
+        warnings.append(f"{show_path(own, root)} is not read, since --env reads another folder instead.")
     problems = [
         *_check_output(raw, loader, sources),
         *unread,
@@ -148,6 +147,12 @@ def read_settled(config_loader: AbstractConfigLoader, root: Path) -> Settled:
     if problems:
         raise UserError(problems)
     return Settled(parameters, raw, replaced, warnings)
+
+
+def _folders(config_loader: OmegaConfigLoader) -> tuple[Path, ...]:
+    """Return the folders in use, the nearest first; one where the environment is the base."""
+    names = dict.fromkeys([config_loader.env or config_loader.default_run_env, config_loader.base_env])
+    return tuple(Path(config_loader.conf_source) / name for name in names)
 
 
 def _globals(config_loader: OmegaConfigLoader) -> dict[str, Any]:
@@ -171,9 +176,9 @@ def _read(config_loader: OmegaConfigLoader, key: str, root: Path) -> dict[str, A
     except MissingConfigException as error:
         raise UserError(_describe_missing(config_loader, root)) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        names = (config_loader.env or config_loader.default_run_env, config_loader.base_env)
-        folders = [Path(config_loader.conf_source) / name for name in names]
-        raise UserError(describe_unreadable(error, folders, root) or f"The {key} cannot be read: {error}") from error
+        raise UserError(
+            describe_unreadable(error, _folders(config_loader), root) or f"The {key} cannot be read: {error}"
+        ) from error
     except OmegaConfBaseException as error:
         hint = "Where ${ is meant as text, write \\${."
         raise UserError(f"The {key} cannot be put together: {str(error).splitlines()[0]} {hint}") from error
@@ -188,7 +193,7 @@ def _describe_missing(config_loader: OmegaConfigLoader, root: Path) -> str:
     conf = Path(config_loader.conf_source)
     name = config_loader.env or config_loader.default_run_env
     folder = conf / name
-    shown = folder.relative_to(root) if folder.is_relative_to(root) else folder
+    shown = show_path(folder, root)
     if folder.is_dir():
         return f"No parameters are found in {conf / config_loader.base_env} or {folder}."
     there = (

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from lm_tuning.parameters.root import Parameters
+from lm_tuning.parameters.written import join_words
 
 Schema = dict[str, Any]
 
@@ -160,13 +161,6 @@ def _bounds(entry: Schema) -> list[str]:
         if keyword in entry:
             words += ["and"] * bool(words) + [f"{word} {entry[keyword]}"]
     return words
-
-
-def join_words(words: Sequence[str], always_comma: bool = False) -> str:
-    """Join alternatives as ``a, b or c``; ``always_comma`` keeps phrases that hold an ``or`` of their own apart."""
-    if len(words) < 2:
-        return "".join(words)
-    return f"{', '.join(words[:-1])}{',' if always_comma else ''} or {words[-1]}"
 
 
 _HEAD = """# Parameters

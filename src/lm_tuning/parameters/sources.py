@@ -14,6 +14,14 @@ from pathlib import Path
 import yaml
 
 from lm_tuning.parameters.schema import accepts, find_entry
+from lm_tuning.parameters.written import KeyPath, write_path
+
+CONFIG_SUFFIXES = frozenset({".yml", ".yaml", ".json"})
+
+
+def show_path(path: Path, root: Path) -> str:
+    """Write a file or folder as messages name it: from the project's folder where it lies inside."""
+    return str(path.relative_to(root) if path.is_relative_to(root) else path)
 
 
 @dataclass(frozen=True)
@@ -61,10 +69,6 @@ class Sources:
         for folder in self.folders:
             yield from _files_in(folder)
 
-    def show(self, file: Path) -> str:
-        """Write a file as messages name it."""
-        return str(file.relative_to(self.root) if file.is_relative_to(self.root) else file)
-
     def _find_in_folder(self, folder: Path, path: Sequence[str | int]) -> Source | None:
         return next((found for file in _files_in(folder) if (found := self._find_in_file(file, path))), None)
 
@@ -83,7 +87,7 @@ class Sources:
                 return None
             key, node = pairs[part]
             line = key.start_mark.line
-        location = f"{self.show(file)}, line {line + 1}"
+        location = f"{show_path(file, self.root)}, line {line + 1}"
         if not isinstance(node, yaml.ScalarNode) or node.style is not None:
             return Source(location)
         return Source(f"{location}: {node.value}") if "${" in node.value else Source(location, node.value)
@@ -102,7 +106,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
     patterns = ("parameters*", "parameters*/**", "**/parameters*")
     names = (name for pattern in patterns for name in sorted(glob.glob(str(folder / pattern), recursive=True)))
     for file in map(Path, dict.fromkeys(names)):
-        if file.suffix in {".yml", ".yaml", ".json"} and file.is_file():
+        if file.suffix in CONFIG_SUFFIXES and file.is_file():
             yield file
 
 
@@ -150,22 +154,19 @@ def find_numerals(sources: Sources) -> list[str]:
         root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         for path, node in _scalars(root, ()):
             if node.style is None and is_other_base(node.value) and _wants_number(path, node.value):
-                name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
-                where = f"[{sources.show(file)}, line {node.start_mark.line + 1}]"
-                problems.append(f"{name.removeprefix('.')} = {node.value}: {describe_numeral(node.value)} {where}")
+                where = f"[{show_path(file, sources.root)}, line {node.start_mark.line + 1}]"
+                problems.append(f"{write_path(path)} = {node.value}: {describe_numeral(node.value)} {where}")
     return problems
 
 
-def _wants_number(path: tuple[str | int, ...], text: str) -> bool:
+def _wants_number(path: KeyPath, text: str) -> bool:
     entry = find_entry(path)
     if entry is None:
         return False
     return not entry or not accepts(entry, text)
 
 
-def _scalars(
-    node: yaml.Node | None, path: tuple[str | int, ...]
-) -> Iterator[tuple[tuple[str | int, ...], yaml.ScalarNode]]:
+def _scalars(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, yaml.ScalarNode]]:
     if isinstance(node, yaml.ScalarNode):
         yield path, node
     elif isinstance(node, yaml.SequenceNode):

@@ -16,7 +16,7 @@ from lm_tuning.parameters.root import Parameters
 from lm_tuning.parameters.schema import accepts, describe_allowed, find_entry, walk_keys
 from lm_tuning.parameters.sources import Source, Sources
 from lm_tuning.parameters.trainer import OWNED_BY_US
-from lm_tuning.secrets import mask
+from lm_tuning.parameters.written import KeyPath, write_path, write_value
 
 # Habits of other trainers that no spelling distance would find.
 _HABITS = {
@@ -87,9 +87,6 @@ def _likeness(path: tuple[str, ...], known: tuple[str, ...]) -> float:
     return matcher.ratio() + _SAME_GROUP_BONUS * (path[:-1] == known[:-1])
 
 
-KeyPath = tuple[str | int, ...]
-
-
 def validate_parameters(raw: Mapping[str, Any], sources: Sources | None = None) -> Parameters:
     """Check parameters one by one and against each other.
 
@@ -142,7 +139,7 @@ def _problems_of(error: ValidationError, raw: Mapping[str, Any], sources: Source
         if unknown:
             text = _describe_unknown(path)
         elif item["type"] == "value_error":
-            text = f"{_name(path)} = {_write(value)}: {item['ctx']['error']}."
+            text = f"{write_path(path)} = {write_value(value)}: {item['ctx']['error']}."
         else:
             text = _describe_wrong(path, value, source)
         problems[path] = f"{text} [{source.location}]" if source else text
@@ -153,21 +150,21 @@ def _describe_unknown(path: KeyPath) -> str:
     """Report that a key does not exist, and which one was meant."""
     parts = [str(part) for part in path]
     if parts[:2] == ["train", "trainer"] and parts[-1] in OWNED_BY_US:
-        return f"{_name(path)} is set by this project. {as_sentence(OWNED_BY_US[parts[-1]])}"
+        return f"{write_path(path)} is set by this project. {as_sentence(OWNED_BY_US[parts[-1]])}"
     hint = suggest(parts)
     if not hint:
         group = find_entry(path[:-1]) or {}
         choices = group.get("anyOf", [group])
         keys = [key for choice in choices for key in choice.get("properties", {})]
-        hint = f" Keys of {_name(path[:-1]) or 'the top level'}: {', '.join(keys)}."
-    return f"{_name(path)}: there is no such key.{hint}"
+        hint = f" Keys of {write_path(path[:-1]) or 'the top level'}: {', '.join(keys)}."
+    return f"{write_path(path)}: there is no such key.{hint}"
 
 
 def _describe_wrong(path: KeyPath, value: object, source: Source | None) -> str:
     """Describe what was given, what is allowed, and how text is written that YAML takes for something else."""
     entry = find_entry(path) or {}
     allowed = describe_allowed(entry) + (", not empty" if value in ("", []) else "")
-    text = f"{_name(path)} = {_write(value)} ({_kind(value)}) is not allowed. It takes {allowed}."
+    text = f"{write_path(path)} = {write_value(value)} ({_kind(value)}) is not allowed. It takes {allowed}."
     wants_text = accepts(entry, source.text) if source and source.text else accepts(entry, "text")
     if wants_text and isinstance(value, (bool, int, float)):
         written = source.text if source else None
@@ -212,21 +209,6 @@ def _kind(value: object) -> str:
         if isinstance(value, kinds):
             return word
     return type(value).__name__
-
-
-def _write(value: object) -> str:
-    """Write a value as it would stand in YAML, shortened where it is long."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    text = mask(repr(value))  # before it is cut: half of an address does not show that it holds a password
-    return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _name(path: KeyPath) -> str:
-    """Write a path as people type it, such as ``train.lora.target_modules[1]``."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
 
 
 def _without_tags(location: Sequence[str | int]) -> KeyPath:

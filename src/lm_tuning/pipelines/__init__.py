@@ -2,5 +2,5 @@
 
 from pathlib import Path
 
+#: Digests of files that were read before, which nodes share.
 DIGEST_CACHE = Path("data/.cache/digests.json")
-"""Digests of files that were read before, which nodes share."""

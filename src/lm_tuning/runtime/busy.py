@@ -14,17 +14,17 @@ from pathlib import Path
 
 from lm_tuning.runtime.processor import allowed_cpus, cgroup_files, cpu_quota
 
+#: Share of the processor time that is used where more work waits for it.
 FULL_FRACTION = 0.90
-"""Share of the processor time that is used where more work waits for it."""
 
 OTHERS_FRACTION = 0.15
+#: Other programs that use less than this share, or this many processors, slow nothing down by much.
 OTHERS_PROCESSORS = 0.5
-"""Other programs that use less than this share, or this many processors, slow nothing down by much."""
 
 STOLEN_FRACTION = 0.05
 THROTTLED_FRACTION = 0.10
+#: A shorter time between two readings says nothing.
 MIN_SECONDS = 5.0
-"""A shorter time between two readings says nothing."""
 
 _STAT_FIELDS = 8  # user nice system idle iowait irq softirq steal; guest time is part of user time
 

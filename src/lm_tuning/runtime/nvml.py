@@ -16,11 +16,11 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+#: For a reading under way when a training ends; a driver that hangs must not hold the training up.
 _MOST_WAITED_SECONDS = 5.0
-"""For a reading under way when a training ends; a driver that hangs must not hold the training up."""
 
+#: Time between two readings. The driver itself averages utilization over up to a second.
 SAMPLE_SECONDS = 2.0
-"""Time between two readings. The driver itself averages utilization over up to a second."""
 
 
 @dataclass(frozen=True)

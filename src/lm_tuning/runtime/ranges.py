@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
+#: How the ranges of profiled steps are named in a trace, before their number.
 STEP_RANGE = "training step"
-"""How the ranges of profiled steps are named in a trace, before their number."""
+#: How the code names what it does in a trace, before one of :data:`GROUPS`.
 WORK_RANGE = "lm_tuning: "
-"""How the code names what it does in a trace, before one of :data:`GROUPS`."""
 ATTENTION = "attention"
 PRODUCTS = "matrix products"
 LOSS = "loss"

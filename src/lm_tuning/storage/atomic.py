@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from lm_tuning.storage.write_failures import explain_full_disk
 
@@ -61,7 +60,7 @@ def write_text_atomic(path: Path, text: str) -> None:
     write_bytes_atomic(path, text.encode("utf-8"))
 
 
-def write_json_atomic(path: Path, value: Any, *, indent: int | None = 2) -> None:
+def write_json_atomic(path: Path, value: object, *, indent: int | None = 2) -> None:
     """Replace a file by this value as JSON, in UTF-8 with readable letters.
 
     Args:

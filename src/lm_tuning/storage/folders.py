@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypedDict
 
 from lm_tuning.errors import UserError
 from lm_tuning.storage.atomic import replace_folder, restore_folder, sync_folder, write_json_atomic
@@ -27,6 +27,24 @@ POINTER_NAME = "current.json"
 _KEY_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
+class Manifest(TypedDict):
+    """What a folder says of itself.
+
+    Attributes:
+        schema_version: see ``SCHEMA_VERSION``.
+        key: the folder's name.
+        created: UTC, ISO 8601.
+        facts: what the maker noted, a record of each store's own, such as ``RowSources``.
+        files: size in bytes by name.
+    """
+
+    schema_version: int
+    key: str
+    created: str
+    facts: Any
+    files: dict[str, int]
+
+
 class StagedFolder:
     """A folder that is being filled and that nobody else sees yet.
 
@@ -36,7 +54,7 @@ class StagedFolder:
     Attributes:
         path: where to write.
         key: the name that it gets when published.
-        facts: values for the manifest; what ``json.dumps`` takes.
+        facts: the maker's record for the manifest; what ``json.dumps`` takes.
     """
 
     def __init__(self, path: Path, key: str) -> None:
@@ -48,7 +66,8 @@ class StagedFolder:
         """
         self.path = path
         self.key = key
-        self.facts: dict[str, Any] = {}
+        self.facts: object = {}
+        # Not __del__: a finalizer also runs when the interpreter ends, and knows whether it has run.
         self._discard = weakref.finalize(self, _discard_folder, str(path), os.getpid())
 
     def discard(self) -> None:
@@ -75,7 +94,7 @@ class StagedFolder:
             with explain_full_disk(self.path.parent / self.key):
                 raise error
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> StagedFolder:
+    def __deepcopy__(self, memo: object) -> StagedFolder:
         """Stay one object: a copy would remove the folder that the original still fills."""
         return self
 
@@ -218,7 +237,7 @@ class FolderStore:
         target = self.root / staged.key
         with explain_full_disk(target):
             (staged.path / MANIFEST_NAME).unlink(missing_ok=True)
-            manifest = {
+            manifest: Manifest = {
                 "schema_version": SCHEMA_VERSION,
                 "key": staged.key,
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -251,35 +270,32 @@ class FolderStore:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a published folder.
 
     Args:
         folder: what ``find``, ``publish`` or ``current`` returned.
-
-    Returns:
-        ``schema_version``, ``key``, ``created`` (UTC, ISO 8601), ``facts`` and ``files`` (size in bytes by name).
 
     Raises:
         UserError: if there is no readable manifest.
     """
     path = Path(folder) / MANIFEST_NAME
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest: Manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
             f"The folder '{folder}' has no readable {MANIFEST_NAME}, so it is not a stored result."
         ) from error
-    return dict(manifest)
+    return manifest
 
 
 def _is_complete(folder: Path, key: str) -> bool:
     """Return whether the folder holds exactly what its manifest promises."""
     try:
-        manifest = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
-        files: dict[str, int] = manifest["files"]
+        manifest: Manifest = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
         same = manifest["key"] == key and manifest["schema_version"] == SCHEMA_VERSION
-        return same and all((folder / name).stat().st_size == size for name, size in files.items())
+        # Sizes alone: reading gigabytes again for each run to find a damaged disk would cost more than it saves.
+        return same and all((folder / name).stat().st_size == size for name, size in manifest["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 

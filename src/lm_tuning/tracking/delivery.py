@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from lm_tuning.storage.locks import one_at_a_time
 from lm_tuning.tracking.address import is_database, lock_name, make_database
-from lm_tuning.tracking.journal import Entry, Fact, Journal
+from lm_tuning.tracking.journal import Entry, Journal
 from lm_tuning.tracking.names import distinct_name, distinct_names, has_earlier_names, name_figures, name_step_metrics
+from lm_tuning.tracking.records import Experiment, Fact, MetricsFact, SettingsFact
 from lm_tuning.tracking.run_description import NOT_SET, PARAMETERS_ARTIFACT, find_changes, offer_view
 from lm_tuning.tracking.trouble import StoreAway, Trouble
 
@@ -108,26 +109,25 @@ class Delivery:
             Exception: whatever MLflow raises.
         """
         fact = entries[0].fact
-        kind = fact["kind"]
-        if kind == "metrics":
-            self._send_metrics([entry.fact for entry in entries])
-        elif kind == "tags":
+        if fact["kind"] == "metrics":
+            self._send_metrics([entry.fact for entry in entries if entry.fact["kind"] == "metrics"])
+        elif fact["kind"] == "tags":
             self._log_tags(fact["values"])
-        elif kind == "file":
+        elif fact["kind"] == "file":
             path = self.journal.folder / fact["path"]
             if not path.is_file():
                 raise ValueError("its copy is gone")
             self.client.log_artifact(self._run_id, str(path), fact["folder"])
-        elif kind == "begin":
+        elif fact["kind"] == "begin":
             self._begin(entries[0].start)
-        elif kind == "settings":
+        elif fact["kind"] == "settings":
             self._log_settings(fact)
-        elif kind == "refused":
+        elif fact["kind"] == "refused":
             self._take_resume_back(fact["reason"])
-        elif kind == "end":
+        elif fact["kind"] == "end":
             self.client.set_terminated(self._run_id, fact["status"], fact["time"])
         else:
-            raise ValueError(f"a later version wrote this: {kind}")
+            raise ValueError(f"a later version wrote this: {fact['kind']}")
 
     @property
     def _run_id(self) -> str:
@@ -169,7 +169,7 @@ class Delivery:
         journal.take_name(run.info.run_id)
         return run
 
-    def _find_or_create_experiment(self, wanted: Mapping[str, Any]) -> str:
+    def _find_or_create_experiment(self, wanted: Experiment) -> str:
         """Return the id of an experiment by its name; another run may make it at the same time."""
         from mlflow.exceptions import MlflowException
 
@@ -202,11 +202,11 @@ class Delivery:
             if self.journal.header["is_ours"]:
                 self.client.update_run(self._run_id, status="RUNNING")
 
-    def _log_settings(self, fact: Fact) -> None:
+    def _log_settings(self, fact: SettingsFact) -> None:
         """Log each setting as a parameter and all of them as a file."""
         from mlflow.entities import Param
 
-        settings: dict[str, str] = fact["values"]
+        settings = fact["values"]
         folder, count = "", self._num_resumes
         if count:
             folder = f"resume/{count}/"
@@ -255,7 +255,7 @@ class Delivery:
         if self.journal.header["is_ours"]:
             self.client.set_terminated(run_id, state["earlier_status"])
 
-    def _send_metrics(self, facts: Iterable[Fact]) -> None:
+    def _send_metrics(self, facts: Iterable[MetricsFact]) -> None:
         from mlflow.entities import Metric
 
         metrics = []
@@ -269,7 +269,7 @@ class Delivery:
         for batch in _cut(metrics, MAX_BATCH_METRICS):
             self.client.log_batch(self._run_id, metrics=batch)
 
-    def _named(self, fact: Fact) -> dict[str, Any]:
+    def _named(self, fact: MetricsFact) -> dict[str, float]:
         """Name metrics as MLflow groups them; a run of an earlier version goes on with the names that it has."""
         of, values = fact.get("of"), fact["values"]
         assert self.run is not None, "the run is open"
@@ -288,7 +288,7 @@ class Delivery:
 
 def joins(first: Fact, other: Fact) -> bool:
     """Return whether two facts that follow one another are sent together."""
-    return bool(first["kind"] == other["kind"] == "metrics")
+    return first["kind"] == other["kind"] == "metrics"
 
 
 def now_ms() -> int:

@@ -11,11 +11,12 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lm_tuning.storage.atomic import write_text_atomic
+from lm_tuning.tracking.records import Fact, FileFact, JournalHeader, JournalState, RunHeader
 from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
@@ -33,8 +34,6 @@ STAND_IN_PREFIX = "local-"
 _READ_BYTES = 4 * 2**20
 
 _HEADER, _FACTS, _STATE, _FILES, _LOCK, _RUN_IDS = "run.json", "facts.jsonl", "state.json", "files", "lock", "run_ids"
-
-Fact = dict[str, Any]
 
 
 class Entry(NamedTuple):
@@ -73,9 +72,9 @@ class Journal:
             ValueError: its header is no JSON.
         """
         self.folder = folder
-        self.header: dict[str, Any] = json.loads((folder / _HEADER).read_text(encoding="utf-8"))
+        self.header: JournalHeader = json.loads((folder / _HEADER).read_text(encoding="utf-8"))
         state = folder / _STATE
-        self.state: dict[str, Any] = json.loads(state.read_text(encoding="utf-8")) if state.exists() else {"sent": 0}
+        self.state: JournalState = json.loads(state.read_text(encoding="utf-8")) if state.exists() else {"sent": 0}
         self._waiting: deque[Fact] = deque()
         self._lock = threading.RLock()
         self._holding: int | None = None
@@ -83,18 +82,18 @@ class Journal:
         self._num_files = max((int(path.name) for path in (folder / _FILES).glob("[0-9]*")), default=0)
 
     @classmethod
-    def create(cls, root: Path, header: Mapping[str, Any]) -> Journal:
+    def create(cls, root: Path, header: RunHeader) -> Journal:
         """Begin a journal.
 
         Args:
             root: folder of the journals.
-            header: JSON values.
+            header: of the run.
         """
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
         folder = root / name
         folder.mkdir(parents=True)
-        header = {"version": 1, "stand_in": f"{STAND_IN_PREFIX}{name}", "run_id": None, **header}
-        write_text_atomic(folder / _HEADER, json.dumps(header, ensure_ascii=False, indent=2) + "\n")
+        whole: JournalHeader = {"version": 1, "stand_in": f"{STAND_IN_PREFIX}{name}", **header}
+        write_text_atomic(folder / _HEADER, json.dumps(whole, ensure_ascii=False, indent=2) + "\n")
         return cls(folder)
 
     @property
@@ -106,7 +105,7 @@ class Journal:
         """Add a fact. It is kept as it is, so do not change it afterwards.
 
         Args:
-            fact: JSON values; ``kind`` says how to read it.
+            fact: of any kind.
         """
         self._waiting.append(fact)
         if len(self._waiting) % MAX_WAITING == 0:
@@ -199,7 +198,7 @@ class Journal:
         with self._lock:
             write_text_atomic(self.folder / _STATE, json.dumps(self.state, ensure_ascii=False) + "\n")
 
-    def drop_file(self, fact: Fact) -> None:
+    def drop_file(self, fact: FileFact) -> None:
         """Remove the copy of a file that is sent."""
         shutil.rmtree((self.folder / fact["path"]).parent, ignore_errors=True)
 
@@ -287,10 +286,10 @@ def read_run_id(root: Path, stand_in: str) -> str | None:
     return known.read_text(encoding="utf-8").strip() if known.exists() else None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> float | str:
     """Return a number of some library as Python's own, and anything else as text."""
     try:
-        return float(value)
+        return float(value)  # type: ignore[arg-type]  # whether it is a number is found out here
     except (TypeError, ValueError):
         return str(value)
 
@@ -317,4 +316,6 @@ def describe_fact(fact: Fact) -> str:
         return f"the metrics {', '.join(fact['values'])} of step {fact['step']}"
     if fact["kind"] == "tags":
         return f"the tags {', '.join(fact['values'])}"
-    return str(fact.get("what") or {"settings": "its settings", "end": "its end"}.get(fact["kind"], fact["kind"]))
+    if fact["kind"] == "file":
+        return fact["what"]
+    return {"settings": "its settings", "end": "its end"}.get(fact["kind"], fact["kind"])

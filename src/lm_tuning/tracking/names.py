@@ -60,13 +60,14 @@ def _mark(cleaned: str, name: str) -> str:
     return f"{cleaned[: MAX_NAME_CHARACTERS - len(digest) - 1]}-{digest}"
 
 
+#: Training and held-out loss once more, alone, in the group that MLflow shows first.
 LOSS_GROUP = "Loss"
-"""Training and held-out loss once more, alone, in the group that MLflow shows first."""
 
+#: How :class:`lm_tuning.training.step_log.StepLog` marks what it measured on held-out rows.
 _EVALUATED = "validation_"
-"""How :class:`lm_tuning.training.step_log.StepLog` marks what it measured on held-out rows."""
 
 _DATA = {"data_": "data/"}
+#: By catalog entry: how its figures' names begin, and what stands in the place of that in MLflow.
 _GROUPS = {
     "data_report": _DATA,
     "split_report": _DATA,
@@ -81,10 +82,9 @@ _GROUPS = {
         "": "{split}/",
     },
 }
-"""By catalog entry: how its figures' names begin, and what stands in the place of that in MLflow."""
 
+#: Logged with each step of each training until names had groups.
 _OF_EARLIER_VERSIONS = "gradient_norm"
-"""Logged with each step of each training until names had groups."""
 
 
 def has_earlier_names(stored: Mapping[str, float]) -> bool:

@@ -305,8 +305,9 @@ class Sender:
             is_settled = True
         if batch[-1].start >= 0:
             self.journal.mark_sent(batch[-1].end)
-        if is_settled and batch[0].fact["kind"] == "file":
-            self.journal.drop_file(batch[0].fact)
+        fact = batch[0].fact
+        if is_settled and fact["kind"] == "file":
+            self.journal.drop_file(fact)
 
     def _try(self, batch: list[Entry]) -> None:
         # Where the last fact had to be set aside, as when artifacts have a store of their own, one try must do.
