@@ -13,6 +13,7 @@ from nbclient import NotebookClient
 
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.settings import make_settings
+from tests.support.stored import evaluation_settings
 from tests.support.tiny import ASSISTANT, END, USER, ids, save_tiny_model
 from tests.support.tracking_store import new_run, new_store
 
@@ -67,12 +68,7 @@ def train_and_evaluate(
         training.model_folder,
         tokens,
         FolderStore(project / "base_evaluation"),
-        seed=7,
-        device="cpu",
-        weights_dtype="float32",
-        compute_dtype="float32",
-        num_generate_rows=3,
-        max_new_tokens=6,
+        evaluation_settings(seed=7, num_generate_rows=3, max_new_tokens=6),
     )
     reports = project / "data" / "08_reporting" / "default"
     CSVDataset(filepath=str(reports / "training_summary.csv")).save(training.steps)
