@@ -5,11 +5,11 @@ What is set in the nearer layer wins; the text behind ``--params`` is read with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from lm_tuning.errors import UserError
+from lm_tuning.json_types import JsonObject, JsonValue
 from lm_tuning.parameters.root import Parameters
 from lm_tuning.parameters.schema import accepts, find_entry
 from lm_tuning.parameters.sources import Sources, describe_numeral, find_numerals, is_other_base, show_path
@@ -33,7 +33,7 @@ _ALTERNATIVES: tuple[tuple[tuple[str, ...], ...], ...] = (
 )
 
 
-def settle_alternatives(raw: Mapping[str, Any], sources: Sources) -> tuple[dict[str, Any], list[str]]:
+def settle_alternatives(raw: JsonObject, sources: Sources) -> tuple[JsonObject, list[str]]:
     """Remove settings that one in a nearer layer replaces.
 
     ``conf/base`` sets ``train.effective_batch_tokens``; a user who sets ``train.effective_batch_rows`` on top means it
@@ -65,23 +65,27 @@ def settle_alternatives(raw: Mapping[str, Any], sources: Sources) -> tuple[dict[
     return settled, lines
 
 
-def _value(raw: Any, key: str) -> Any:
+def _value(raw: JsonObject, key: str) -> JsonValue:
+    value: JsonValue = raw
     for part in key.split("."):
-        raw = raw.get(part) if isinstance(raw, Mapping) else None
-    return raw
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
-def _show(raw: Mapping[str, Any], key: str, sources: Sources) -> str:
+def _show(raw: JsonObject, key: str, sources: Sources) -> str:
     source = sources.find(key.split("."))
     return f"{key} = {_value(raw, key)}" + (f" ({source.location})" if source else "")
 
 
-def _set_null(raw: dict[str, Any], key: str) -> None:
+def _set_null(raw: JsonObject, key: str) -> None:
     """Set a key to None in copies of its groups, since the configuration loader keeps the groups themselves."""
     *groups, last = key.split(".")
     for group in groups:
-        raw[group] = dict(raw[group])
-        raw = raw[group]
+        inner = raw[group]
+        assert isinstance(inner, dict), "a key of it has a value"
+        copied = dict(inner)
+        raw[group] = copied
+        raw = copied
     raw[last] = None
 
 
@@ -110,7 +114,7 @@ class Settled(NamedTuple):
     """
 
     parameters: Parameters
-    raw: dict[str, Any]
+    raw: JsonObject
     replaced: list[str]
     warnings: list[str]
 
@@ -155,7 +159,7 @@ def _folders(config_loader: OmegaConfigLoader) -> tuple[Path, ...]:
     return tuple(Path(config_loader.conf_source) / name for name in names)
 
 
-def _globals(config_loader: OmegaConfigLoader) -> dict[str, Any]:
+def _globals(config_loader: OmegaConfigLoader) -> JsonObject:
     """Return what ``globals.yml`` sets, nothing where there is none."""
     from kedro.config import MissingConfigException
 
@@ -165,7 +169,7 @@ def _globals(config_loader: OmegaConfigLoader) -> dict[str, Any]:
         return {}
 
 
-def _read(config_loader: OmegaConfigLoader, key: str, root: Path) -> dict[str, Any]:
+def _read(config_loader: OmegaConfigLoader, key: str, root: Path) -> JsonObject:
     """Read one kind of configuration, turning what the loader raises into sentences."""
     import yaml
     from kedro.config import MissingConfigException
@@ -206,7 +210,7 @@ def _describe_missing(config_loader: OmegaConfigLoader, root: Path) -> str:
     return f"There is no environment {name!r}: the folder {shown} is missing. Environments here: {', '.join(there)}."
 
 
-def _check_output(raw: Mapping[str, Any], config_loader: OmegaConfigLoader, sources: Sources) -> list[str]:
+def _check_output(raw: JsonObject, config_loader: OmegaConfigLoader, sources: Sources) -> list[str]:
     """Refuse an ``output`` that the catalog does not know of: results would go to another experiment's folder."""
     shared = _globals(config_loader).get("output")
     folder = (config_loader.runtime_params or {}).get("output", shared)
@@ -225,7 +229,7 @@ def _check_output(raw: Mapping[str, Any], config_loader: OmegaConfigLoader, sour
 _CLOSING = {"[": "]", "{": "}"}
 
 
-def parse_parameters(text: str) -> dict[str, Any]:
+def parse_parameters(text: str) -> JsonObject:
     r"""Read ``group.key=value,group.key=value`` into nested groups.
 
     Values are YAML, except that a key that wants text keeps what was typed where YAML would make something else of it:
@@ -250,18 +254,18 @@ def parse_parameters(text: str) -> dict[str, Any]:
                 "inside the shell's: --params 'a.b=[x,y],c.d=\"one, two\"'"
             )
         try:
-            read = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
+            read: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
         except YAMLError as error:
             raise ValueError(f"{item!r} cannot be read as YAML; put the value in quotes") from error
-        assert isinstance(read, dict)
         kept = _keep_text(key, value.strip(), read["value"])
         if not isinstance(kept, str) and is_other_base(value):
             raise ValueError(f"{item}: {describe_numeral(value.strip())}")
         OmegaConf.update(parsed, key, kept, force_add=True)
-    return dict(OmegaConf.to_container(parsed))  # type: ignore[arg-type]
+    groups: Any = OmegaConf.to_container(parsed)
+    return dict(groups)
 
 
-def _keep_text(key: str, typed: str, read: Any) -> Any:
+def _keep_text(key: str, typed: str, read: JsonValue) -> JsonValue:
     """Return what was typed where the key wants text and YAML read something else."""
     entry = find_entry(key.split("."))
     if not entry or isinstance(read, (str, dict, list)) or accepts(entry, read) or not accepts(entry, typed):

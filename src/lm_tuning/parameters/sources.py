@@ -13,6 +13,7 @@ from pathlib import Path
 
 import yaml
 
+from lm_tuning.json_types import JsonObject
 from lm_tuning.parameters.schema import accepts, find_entry
 from lm_tuning.parameters.written import KeyPath, write_path
 
@@ -47,7 +48,7 @@ class Sources:
         root: folder that paths in messages are relative to.
     """
 
-    runtime: Mapping[str, object]
+    runtime: JsonObject
     folders: tuple[Path, ...]
     root: Path
 

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from lm_tuning.json_types import JsonObject
 from lm_tuning.parameters.sources import CONFIG_SUFFIXES, show_path
 
 _NOTES = {".md", ".rst", ".bak", ".orig", ".old", ".swp", ".example", ".sample", ".template"}
@@ -67,7 +67,7 @@ def find_unread_files(
     return problems, warnings
 
 
-def find_unread_globals(folders: Iterable[Path], values: Mapping[str, Any], root: Path) -> list[str]:
+def find_unread_globals(folders: Iterable[Path], values: JsonObject, root: Path) -> list[str]:
     """List keys of ``globals.yml`` that no configuration file in use refers to.
 
     Args:

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lm_tuning.errors import UserError
+from lm_tuning.json_types import JsonObject
 from lm_tuning.parameters.conflicts import Conflict
 from lm_tuning.parameters.root import Parameters
 from lm_tuning.parameters.schema import accepts, describe_allowed, find_entry, walk_keys
@@ -87,7 +88,7 @@ def _likeness(path: tuple[str, ...], known: tuple[str, ...]) -> float:
     return matcher.ratio() + _SAME_GROUP_BONUS * (path[:-1] == known[:-1])
 
 
-def validate_parameters(raw: Mapping[str, Any], sources: Sources | None = None) -> Parameters:
+def validate_parameters(raw: JsonObject, sources: Sources | None = None) -> Parameters:
     """Check parameters one by one and against each other.
 
     Args:
@@ -115,7 +116,7 @@ def validate_parameters(raw: Mapping[str, Any], sources: Sources | None = None) 
     raise UserError([*wrong.values(), *(item.problem for item in conflicts if not _touches(item, bad_keys))]) from first
 
 
-def _check(raw: dict[str, Any]) -> Parameters | ValidationError:
+def _check(raw: JsonObject) -> Parameters | ValidationError:
     """Validate once, returning the error instead of raising it."""
     try:
         return Parameters.model_validate(raw)
@@ -123,7 +124,7 @@ def _check(raw: dict[str, Any]) -> Parameters | ValidationError:
         return error
 
 
-def _problems_of(error: ValidationError, raw: Mapping[str, Any], sources: Sources | None) -> dict[KeyPath, str]:
+def _problems_of(error: ValidationError, raw: JsonObject, sources: Sources | None) -> dict[KeyPath, str]:
     """Describe the wrong values of one validation, one sentence for each key."""
     problems: dict[KeyPath, str] = {}
     for item in error.errors(include_url=False):
@@ -182,7 +183,7 @@ def _guess(value: bool | int | float) -> str:
 
 def _unquoted(value: str) -> object:
     """Read text as YAML would have read it without quotes; what YAML takes for text, such as nan, comes back."""
-    words: dict[str, object] = {"true": True, "false": False, "null": None}
+    words = {"true": True, "false": False, "null": None}
     if value.lower() in words:
         return words[value.lower()]
     for kind in (int, float):
@@ -236,7 +237,7 @@ def _value_at(raw: object, path: KeyPath) -> Any:
     return raw
 
 
-def _take_out(raw: dict[Any, Any], path: KeyPath) -> None:
+def _take_out(raw: JsonObject, path: KeyPath) -> None:
     """Remove the key of a path; a wrong item takes its whole list along."""
     assert path, "the parameters are a group, whatever is in it"
     for position, part in enumerate(path):
@@ -244,6 +245,7 @@ def _take_out(raw: dict[Any, Any], path: KeyPath) -> None:
             return  # taken out with something above it
         child = raw[part]
         if position == len(path) - 1 or not isinstance(child, dict):
+            # Of a list the whole goes: without the wrong item another one would stand in its position.
             del raw[part]
             return
         raw = child

@@ -10,6 +10,8 @@ import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from lm_tuning.runtime.threads import group_by_reason, read_num_threads
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -102,17 +104,14 @@ def read_backend() -> dict[str, str]:
 
 def summarize_facts(facts: list[Fact]) -> list[str]:
     """Write facts of the same reason on one line each."""
-    groups: dict[str, list[str]] = {}
-    for fact in facts:
-        groups.setdefault(fact.reason, []).append(f"{fact.name}={fact.value}")
-    return [f"{' '.join(settings)}: {reason}" for reason, settings in groups.items()]
+    return group_by_reason((fact.reason, f"{fact.name}={fact.value}") for fact in facts)
 
 
 def _choose_num_threads(num_threads: int | Literal["auto"]) -> tuple[int | None, str]:
     """Return the count to set, None to leave torch's own."""
-    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    if first.isdigit() and int(first) > 0:
-        return int(first), f"OMP_NUM_THREADS={first}"
+    users = read_num_threads(os.environ)
+    if users is not None:
+        return users, f"OMP_NUM_THREADS={users}"
     if num_threads != "auto":
         return num_threads, f"environment.num_threads={num_threads}"
     return None, "torch's own choice"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lm_tuning.runtime.processor import allowed_cpus, cgroup_files, cpu_quota
+from lm_tuning.runtime.threads import read_num_threads
 
 #: Share of the processor time that is used where more work waits for it.
 FULL_FRACTION = 0.90
@@ -157,8 +158,7 @@ def _others(before: Reading, now: Reading) -> float | None:
 def _fewer_threads(left: float, environ: Mapping[str, str]) -> list[str]:
     """Return the setting that fits the processors that are left for this run, where it has more threads than that."""
     fitting = max(int(left + 0.25), 1)
-    first = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    threads = int(first) if first.isdigit() else None
+    threads = read_num_threads(environ)
     if threads is not None and threads <= fitting:
         return []
     now = "" if threads is None else f" (now {threads})"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import platform
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lm_tuning.runtime.nvml import list_cards
 from lm_tuning.runtime.processor import Processor, read_processor
 
 DeviceKind = Literal["cuda", "cpu", "mps"]
@@ -73,7 +73,7 @@ def probe_device(environ: Mapping[str, str] | None = None, root: Path = Path("/"
     environ = os.environ if environ is None else environ
     processor = read_processor(root)
     if torch_cuda_version() is not None and (num_visible := _num_visible(environ)) != 0:
-        cards = _ask_nvml()
+        cards = list_cards()
         if cards:
             count = len(cards) if num_visible is None else min(num_visible, len(cards))
             name, memory_bytes, capability = cards[0]
@@ -145,36 +145,3 @@ def _num_visible(environ: Mapping[str, str]) -> int | None:
             break  # CUDA, too, ignores everything from the first invalid entry on
         count += 1
     return count
-
-
-def _ask_nvml() -> list[tuple[str, int, tuple[int, int] | None]]:
-    """Return name, memory in bytes and compute capability of each card that the driver knows."""
-
-    class Memory(ctypes.Structure):
-        _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-    library = "nvml.dll" if platform.system() == "Windows" else "libnvidia-ml.so.1"
-    try:
-        nvml = ctypes.CDLL(library)
-    except OSError:
-        return []
-    if nvml.nvmlInit_v2() != 0:
-        return []
-    cards = []
-    try:
-        count = ctypes.c_uint()
-        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return []
-        for index in range(count.value):
-            handle, name, memory = ctypes.c_void_p(), ctypes.create_string_buffer(96), Memory()
-            major, minor = ctypes.c_int(), ctypes.c_int()
-            if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != 0:
-                continue
-            nvml.nvmlDeviceGetName(handle, name, ctypes.c_uint(len(name)))
-            nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-            known = nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor)) == 0
-            capability = (major.value, minor.value) if known else None
-            cards.append((name.value.decode(errors="replace") or "NVIDIA GPU", memory.total, capability))
-    finally:
-        nvml.nvmlShutdown()
-    return cards

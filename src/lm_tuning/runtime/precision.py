@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.base import Dtype
 from lm_tuning.runtime.device import Device
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ class Precision:
 def choose_precision(
     device: Device,
     *,
-    requested: str = "auto",
+    requested: Dtype = "auto",
     method: str = "lora",
-    weights_dtype: str = "auto",
+    weights_dtype: Dtype = "auto",
 ) -> Precision:
     """Choose formats that the device is fast at, or check the ones that were asked for.
 
@@ -66,7 +67,7 @@ def choose_precision(
     compute, reason = _choose_compute(device, requested, method, weights_dtype)
     weights: DType
     if weights_dtype != "auto":
-        weights = _as_dtype(weights_dtype)
+        weights = weights_dtype
         reason += f"; weights in {weights} because model.dtype asks for it"
     elif method == "full":
         weights = "float32"
@@ -80,19 +81,12 @@ def choose_precision(
     return Precision(weights, compute, reason, _find_warning(device, method, weights, compute))
 
 
-def _as_dtype(name: str) -> DType:
-    for dtype in ("float32", "bfloat16", "float16"):
-        if name == dtype:
-            return dtype
-    raise AssertionError(name)
-
-
-def _choose_compute(device: Device, requested: str, method: str, weights_dtype: str) -> tuple[DType, str]:
+def _choose_compute(device: Device, requested: Dtype, method: str, weights_dtype: Dtype) -> tuple[DType, str]:
     where = f"{device.name} ({device.detail})" if device.detail else device.name
     if requested != "auto":
-        return _as_dtype(requested), f"{requested} products because train.precision asks for it"
+        return requested, f"{requested} products because train.precision asks for it"
     if weights_dtype in ("bfloat16", "float16"):
-        return _as_dtype(weights_dtype), f"{weights_dtype} products to match model.dtype"
+        return weights_dtype, f"{weights_dtype} products to match model.dtype"
     if device.supports_bf16:
         return "bfloat16", f"bfloat16 products: fast on {where}"
     if device.kind == "cuda" and method == "qlora":
@@ -105,7 +99,7 @@ def _choose_compute(device: Device, requested: str, method: str, weights_dtype: 
     return "float32", f"float32 products: {where} is not fast at bfloat16"
 
 
-def _find_problems(device: Device, requested: str, method: str, weights_dtype: str) -> list[str]:
+def _find_problems(device: Device, requested: Dtype, method: str, weights_dtype: Dtype) -> list[str]:
     problems = []
     for key, dtype in (("train.precision", requested), ("model.dtype", weights_dtype)):
         if dtype == "float16" and device.kind != "cuda":

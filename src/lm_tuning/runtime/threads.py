@@ -17,7 +17,7 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -188,10 +188,31 @@ def find_openmp() -> str | None:
 
 def summarize_decisions(decisions: list[Decision]) -> list[str]:
     """Write decisions of the same reason on one line each."""
+    return group_by_reason((each.reason, f"{each.name}={mask_variable(each.name, each.value)}") for each in decisions)
+
+
+def group_by_reason(settings: Iterable[tuple[str, str]]) -> list[str]:
+    """Write settings of the same reason on one line each, in the order in which the reasons come up.
+
+    Args:
+        settings: reason and setting.
+    """
     groups: dict[str, list[str]] = {}
-    for decision in decisions:
-        groups.setdefault(decision.reason, []).append(f"{decision.name}={mask_variable(decision.name, decision.value)}")
-    return [f"{' '.join(settings)}: {reason}" for reason, settings in groups.items()]
+    for reason, setting in settings:
+        groups.setdefault(reason, []).append(setting)
+    return [f"{' '.join(grouped)}: {reason}" for reason, grouped in groups.items()]
+
+
+def read_num_threads(environ: Mapping[str, str], name: str = "OMP_NUM_THREADS") -> int | None:
+    """Return the threads that a variable asks for; None where it names no positive number.
+
+    Args:
+        environ: variables.
+        name: of the variable.
+    """
+    # OpenMP takes a list, one count for each level of nesting; we have the first level only.
+    first = environ.get(name, "").split(",")[0].strip()
+    return int(first) if first.isdigit() and int(first) > 0 else None
 
 
 def _plan_num_threads(
@@ -199,9 +220,9 @@ def _plan_num_threads(
 ) -> tuple[str, str]:
     """Return one count for OpenMP and MKL: two counts that differ make one library wait for the other."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        first = given.get(name, "").split(",")[0].strip()
-        if first.isdigit() and int(first) > 0:
-            return first, f"same as {name}"
+        count = read_num_threads(given, name)
+        if count is not None:
+            return str(count), f"same as {name}"
     if num_threads != "auto":
         return str(num_threads), "environment.num_threads asks for it"
     if device_kind == "cpu":
