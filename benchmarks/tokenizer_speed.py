@@ -63,7 +63,8 @@ def as_row(text: str, kind: str) -> tuple[Any, ...]:
 
 def store(folder: Path, kind: str, rows: list[tuple[Any, ...]]) -> None:
     """Write rows as the split pipeline stores them."""
-    from lm_tuning.data.store import SPLITS, ExampleWriter
+    from lm_tuning.data.records import SPLITS
+    from lm_tuning.data.store import ExampleWriter
 
     for split in SPLITS:
         with ExampleWriter(folder / f"{split}.arrow", kind) as writer:

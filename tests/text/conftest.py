@@ -12,7 +12,8 @@ import pytest
 
 from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.data.store import ExampleWriter, example_schema
-from lm_tuning.text.store.table import TokenRow, open_split
+from lm_tuning.text.records import TokenRow
+from lm_tuning.text.store.table import open_split
 from lm_tuning.text.tokenize import write_tokens
 from lm_tuning.text.tokenizers.causal_lm import RowTokenizer
 from lm_tuning.text.tokenizers.counts import SplitCounts

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.text.store.table import IGNORE_INDEX, TokenRow, labels_of
+from lm_tuning.text.records import TokenRow
+from lm_tuning.text.store.table import IGNORE_INDEX, labels_of
 from lm_tuning.text.tokenize import read_token_report, write_tokens
 from tests.support.tiny import BOS, EOS, UNK, ids, make_tokenizer
 from tests.text.conftest import add_around, make_bart_tokenizer, make_kobart_tokenizer, store_examples, supervised

@@ -17,7 +17,7 @@ import lm_tuning
 from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.health_codes import CODES
-from lm_tuning.text.store.table import TokenRow
+from lm_tuning.text.records import TokenRow
 from lm_tuning.training.health import first_loss
 from lm_tuning.training.health.report import (
     Finding,

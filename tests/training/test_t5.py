@@ -11,7 +11,8 @@ import torch
 
 from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.models.tuned import load_tuned
-from lm_tuning.text.store.table import TokenRow, open_split
+from lm_tuning.text.records import TokenRow
+from lm_tuning.text.store.table import open_split
 from lm_tuning.training.run import TrainingPaths, TrainingResult, TrainingSettings, run_training
 from tests.support.task_rows import save_tiny_t5, write_task_rows
 

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from lm_tuning.data.check.findings import RowPositions, shorten
 from lm_tuning.data.mixing import rows_per_epoch
+from lm_tuning.data.records import SPLITS
 from lm_tuning.data.split.class_shares import name_tied
 from lm_tuning.data.split.copies import describe_conflict
-from lm_tuning.data.store import SPLITS
 from lm_tuning.wording import count_of, escape_markdown
 
 _MAX_CLASSES = 30

@@ -6,10 +6,8 @@ Parameters are checked against this table, so it imports nothing heavy.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-#: ``note`` is written down, ``warn`` is a warning in the log, ``stop`` ends the run.
-Severity = Literal["note", "warn", "stop"]
+from lm_tuning.findings import Severity
 
 
 @dataclass(frozen=True)

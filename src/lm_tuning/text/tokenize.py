@@ -23,6 +23,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.threads import tokenizer_parallelism
 from lm_tuning.storage.atomic import write_json_atomic
+from lm_tuning.text.records import Rendering, TokenizerFacts, TokenSummary
 from lm_tuning.text.render.control_tokens import TYPED
 from lm_tuning.text.render.plain import ALTERED, RenderedRows
 from lm_tuning.text.render.template_bounds import describe_origin
@@ -57,7 +58,7 @@ _NUM_ROWS_NAMED = 20
 _NO_LIMIT = 10**12
 
 
-def write_tokens(
+def write_tokens(  # noqa: PLR0912, PLR0915
     folder: Path,
     examples: Path,
     tokenizer: Any,
@@ -75,7 +76,7 @@ def write_tokens(
     on_bad_row: str = "error",
     max_bad_fraction: float = 0.05,
     on_progress: OnProgress = ignore_progress,
-) -> dict[str, Any]:
+) -> TokenSummary:
     """Write ``train.arrow``, ``validation.arrow``, ``test.arrow``, ``summary.json``, ``preview.json``, ``report.json``.
 
     Rows keep their order; some thousand of them are in memory at a time.
@@ -158,7 +159,7 @@ def write_tokens(
                     writer.append_columns(columns)
                     done += num_rows
                     on_progress("Tokenizing", done, total, "rows")
-        rendering = "chat template" if row_tokenizer.uses_template else "plain text"
+        rendering: Rendering = "chat template" if row_tokenizer.uses_template else "plain text"
     for split in SPLITS:
         counts[split].warn(split, positions)
     written = {split: open_split(folder, split) for split in SPLITS}
@@ -176,11 +177,14 @@ def write_tokens(
     if problems:
         raise UserError(problems)
     endings = counts["train"].endings + counts["validation"].endings + counts["test"].endings
-    summary = {
+    summary: TokenSummary = {
         "task": task,
         "format": format,
         "rendering": rendering,
-        **options,
+        "max_length_tokens": max_length_tokens,
+        "truncation": truncation,
+        "cut_prompt_at": cut_prompt_at,
+        "control_tokens": control_tokens,
         "tokenizer": _describe_tokenizer(tokenizer),
         "end_token_ids": [token for token, _ in endings.most_common()],
         "sources": splits["sources"],
@@ -189,19 +193,26 @@ def write_tokens(
             split: summarize_split(written[split], counts[split], task=task, label_map=label_map) for split in SPLITS
         },
     }
+    if task == CAUSAL_LM:
+        summary["loss_on"] = loss_on
+        summary["system_turn"] = system_turn
+        summary["template_arguments"] = dict(template_arguments or {})
+    elif task == SEQ2SEQ_LM:
+        summary["max_target_tokens"] = max_target_tokens
     write_json_atomic(folder / SUMMARY_NAME, summary)
     write_json_atomic(folder / PREVIEW_NAME, preview_tokens(folder, tokenizer, task=task, label_map=label_map))
     write_json_atomic(folder / REPORT_NAME, build_tokens_section(summary, counts, positions))
     return summary
 
 
-def read_token_summary(folder: Path) -> dict[str, Any]:
+def read_token_summary(folder: Path) -> TokenSummary:
     """Return the summary of a stored folder of tokens.
 
     Args:
         folder: what the tokenize pipeline stored.
     """
-    return dict(json.loads((Path(folder) / SUMMARY_NAME).read_text(encoding="utf-8")))
+    summary: TokenSummary = json.loads((Path(folder) / SUMMARY_NAME).read_text(encoding="utf-8"))
+    return summary
 
 
 def read_token_report(folder: Path) -> dict[str, Any]:
@@ -328,7 +339,7 @@ def _describe_nothing_left(
     return f"No training row is left after tokenizing with {limits}. Dropped: {reasons or 'there are none'}."
 
 
-def _describe_tokenizer(tokenizer: Any) -> dict[str, Any]:
+def _describe_tokenizer(tokenizer: Any) -> TokenizerFacts:
     return {
         "num_tokens": len(tokenizer),
         "bos_token": tokenizer.bos_token,

@@ -262,19 +262,22 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
             learning_rate=rate,
         )
         self._report_progress(step)
-        self._check_movement(model, step, rate)
+        self._check_movement(step, rate)
         self._evaluate_and_save(step)
         if self.stop.signal_name is not None and step < len(self.steps):
             self._stop(step)
 
-    def _check_movement(self, model: Any, step: int, rate: float) -> None:
+    def _check_movement(self, step: int, rate: float) -> None:
         """Once per run, measure the loss of the first rows again."""
         movement = self.loop.first_loss.movement if self.loop.first_loss is not None else None
         if movement is None or not movement.count(rate, is_last=step == len(self.steps)):
             return
+        # What the device still has to do for the step is the step's own time, not that of the check.
+        self.step_log.flush()
         began = time.perf_counter()
         with self.loop.layers.paused() if self.loop.layers is not None else nullcontext():
-            movement.check(self.health, self.accelerator.unwrap_model(model))
+            # Not the wrapped one, since unwrapping looks for compiled layers in every module.
+            movement.check(self.health, self.model)
         seconds = time.perf_counter() - began
         self.health.seconds += seconds
         self.step_log.paused(seconds)

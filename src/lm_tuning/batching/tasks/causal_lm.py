@@ -17,7 +17,8 @@ from lm_tuning.text.store.table import IGNORE_INDEX, labels_of
 
 if TYPE_CHECKING:
     from lm_tuning.batching.micro_batches import Batching
-    from lm_tuning.text.store.table import TokenRow, TokenTable
+    from lm_tuning.text.records import TokenRow
+    from lm_tuning.text.store.table import TokenTable
 
 
 class CausalLanguageModeling(TrainingTask):

@@ -14,7 +14,8 @@ from lm_tuning.models.structure import classification_head, classifier_parts
 
 if TYPE_CHECKING:
     from lm_tuning.batching.micro_batches import Batching
-    from lm_tuning.text.store.table import TokenRow, TokenTable
+    from lm_tuning.text.records import TokenRow
+    from lm_tuning.text.store.table import TokenTable
 
 
 class SequenceClassification(TrainingTask):

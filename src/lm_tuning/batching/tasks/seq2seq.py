@@ -14,7 +14,8 @@ from lm_tuning.batching.tasks.base import TaskName, TrainingTask, loss_of, padde
 from lm_tuning.text.store.table import IGNORE_INDEX
 
 if TYPE_CHECKING:
-    from lm_tuning.text.store.table import TokenRow, TokenTable
+    from lm_tuning.text.records import TokenRow
+    from lm_tuning.text.store.table import TokenTable
 
 
 class SequenceToSequence(TrainingTask):

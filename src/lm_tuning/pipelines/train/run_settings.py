@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.parameters import ModelParameters, TrainParameters
 
 if TYPE_CHECKING:
+    from lm_tuning.text.records import TokenSummary
     from lm_tuning.training.settings import TrainingSettings
 
 logger = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ def gather_settings(
     settings = TrainingSettings(
         base=dict(base_model),
         tokens_key=manifest["key"],
-        sources=tokens["sources"],
+        sources=[dict(source) for source in tokens["sources"]],
         task=task,  # type: ignore[arg-type]
         label_map=tokens["label_map"],
         rendering=_rendering(tokens),
@@ -130,8 +130,8 @@ def gather_settings(
     return settings
 
 
-def _rendering(tokens: Mapping[str, Any]) -> dict[str, Any]:
+def _rendering(tokens: TokenSummary) -> dict[str, Any]:
     """Return how the chat template was called for the rows; nothing where no template wrote them."""
     if tokens.get("rendering") != "chat template":
         return {}
-    return {name: tokens[name] for name in ("template_arguments", "system_turn")}
+    return {"template_arguments": tokens["template_arguments"], "system_turn": tokens["system_turn"]}

@@ -11,8 +11,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from lm_tuning.text.align.bytes import AlignedTokens
+from lm_tuning.text.records import Span
 from lm_tuning.text.render.plain import CharRange, RenderedRow, RowRefused
-from lm_tuning.text.store.table import Span
 
 UNSPELLABLE = "control_token_unspellable"
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from lm_tuning.text.align.bytes import AlignedRows, ByteTable
 from lm_tuning.text.align.masks import RowEncoder, token_span
+from lm_tuning.text.records import Span
 from lm_tuning.text.render.plain import CharRange, RenderedRow, RowRefused
 from lm_tuning.text.store.columns import flatten_ids
-from lm_tuning.text.store.table import Span
 
 # Characters of an answer in a message.
 _NUM_SHOWN = 80

@@ -7,7 +7,8 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.text.store.table import Int32Array, Int64Array, Span, TokenColumns
+from lm_tuning.text.records import Span
+from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -15,6 +15,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.text.align.bytes import AlignedRows, build_byte_table
 from lm_tuning.text.align.masks import TokenizedRow, added_prefix, tokenize_row
 from lm_tuning.text.align.rows import find_unlike
+from lm_tuning.text.records import Span
 from lm_tuning.text.render.chat import ChatRenderer
 from lm_tuning.text.render.plain import (
     CharRange,
@@ -45,7 +46,7 @@ from lm_tuning.text.store.columns import (
     score_spans,
     take_rows,
 )
-from lm_tuning.text.store.table import Int32Array, Int64Array, Span, TokenColumns, scored_spans
+from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns, scored_spans
 from lm_tuning.text.tokenizers.base import NOT_ROUND_TRIP, TaskTokenizer
 from lm_tuning.text.tokenizers.counts import SplitCounts
 from lm_tuning.text.tokenizers.truncation import (

@@ -6,9 +6,9 @@ import logging
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from lm_tuning.data.check.findings import RowPositions
+from lm_tuning.text.records import BeyondLimit
 from lm_tuning.text.store.columns import BoolArray
 from lm_tuning.text.store.table import Int64Array
 from lm_tuning.wording import noun_for
@@ -112,7 +112,7 @@ class LongRows:
             self._tokens_over[power] += int(over.sum())
             power *= 2
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> BeyondLimit:
         """Return what the limit cuts, and what a higher one would: rows and tokens beyond powers of two."""
         powers = sorted(power for power, rows in self._rows_over.items() if rows)
         return {

@@ -12,6 +12,7 @@ from lm_tuning.data.check.findings import RowPositions, shorten
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.store import ExampleTable
 from lm_tuning.errors import UserError
+from lm_tuning.text.records import LimitLosses, TokenSummary
 from lm_tuning.text.store.table import Int32Array, TokenTable
 from lm_tuning.text.tokenizers.counts import DROPPED, LongRows, SplitCounts
 from lm_tuning.wording import count_of
@@ -27,7 +28,7 @@ _CUTTING = ("truncate_prompt", "truncate_end")
 _MAX_NAMED = 10
 
 
-def measure_losses(table: TokenTable, counts: SplitCounts, *, task: str) -> dict[str, Any]:
+def measure_losses(table: TokenTable, counts: SplitCounts, *, task: str) -> LimitLosses:
     """Count the tokens that the limits cut out of the rows of a split, dropped rows included.
 
     Args:
@@ -48,7 +49,7 @@ def measure_losses(table: TokenTable, counts: SplitCounts, *, task: str) -> dict
 
 
 def refuse_losses(
-    summary: Mapping[str, Any], *, max_lost_fraction: float, max_positions: int | None, model_name: str
+    summary: TokenSummary, *, max_lost_fraction: float, max_positions: int | None, model_name: str
 ) -> None:
     """Refuse tokens of which the limits have cut too large a part away, before anything is trained on the rest.
 
@@ -66,21 +67,26 @@ def refuse_losses(
     if not losses or losses["fraction"] <= max_lost_fraction:
         return
     num_lost, fraction = losses["num_tokens_lost"], losses["fraction"]
-    limits = {"max_length_tokens": train["too_long"], "max_target_tokens": train.get("targets_too_long")}
-    limits = {name: beyond for name, beyond in limits.items() if beyond and beyond["num_rows"]}
-    named = " and ".join(f"tokenize.{name} = {summary[name]}" for name in limits)
+    limits = [("max_length_tokens", summary["max_length_tokens"], train["too_long"])]
+    if "targets_too_long" in train:
+        limits.append(("max_target_tokens", summary["max_target_tokens"], train["targets_too_long"]))
+    # Name and value of each limit that rows were beyond, how many, and the tokens of the longest.
+    passed = [
+        (name, limit, beyond["num_rows"], longest)
+        for name, limit, beyond in limits
+        if (longest := beyond["max_length_tokens"]) is not None
+    ]
+    named = " and ".join(f"tokenize.{name} = {limit}" for name, limit, _, _ in passed)
     longer = "; ".join(
-        f"{count_of(beyond['num_rows'], 'row')} beyond tokenize.{name}, the longest with "
-        f"{beyond['max_length_tokens']:,} tokens"
-        for name, beyond in limits.items()
+        f"{count_of(num_rows, 'row')} beyond tokenize.{name}, the longest with {longest:,} tokens"
+        for name, _, num_rows, longest in passed
     )
     ways = [
-        advise_limit(name, beyond["max_length_tokens"], present=summary[name], max_positions=max_positions)
-        for name, beyond in limits.items()
+        advise_limit(name, longest, present=limit, max_positions=max_positions) for name, limit, _, longest in passed
     ]
     takes = "" if max_positions is None else f" {model_name} takes at most {max_positions:,} tokens."
     raise UserError(
-        f"{named} cut{'s' * (len(limits) == 1)} {fraction:.1%} of the tokens of the training rows away "
+        f"{named} cut{'s' * (len(passed) == 1)} {fraction:.1%} of the tokens of the training rows away "
         f"({num_lost:,} of {train['num_tokens'] + num_lost:,}), and tokenize.max_lost_fraction = {max_lost_fraction:g} "
         f"lets {max_lost_fraction:.1%} pass: of {count_of(train['num_rows_read'], 'training row')} {longer}.{takes} "
         f"Fix: {'; '.join(ways)}; or set tokenize.max_lost_fraction = 1 to train on what is left."

@@ -11,8 +11,8 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 from lm_tuning.text.align.masks import TokenizedRow, inner_span
+from lm_tuning.text.records import Span
 from lm_tuning.text.render.plain import CharRange, Message, RenderedRow, RowRefused
-from lm_tuning.text.store.table import Span
 
 PROMPT_SHORTENED = "prompt_shortened"
 PROMPT_EMPTIED = "prompt_emptied"
