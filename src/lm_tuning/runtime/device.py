@@ -54,6 +54,7 @@ def describe_device() -> Device:
     if torch.cuda.is_available():
         cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
         capability = min((card.major, card.minor) for card in cards)
+        # Processes on several cards get equal shares of the work, so the least of the cards decides.
         return _cuda_device(cards[0].name, len(cards), min(card.total_memory for card in cards), capability, processor)
     if torch.backends.mps.is_available():
         return _mps_device(processor)
@@ -75,9 +76,12 @@ def probe_device(environ: Mapping[str, str] | None = None, root: Path = Path("/"
     if torch_cuda_version() is not None and (num_visible := _num_visible(environ)) != 0:
         cards = list_cards()
         if cards:
+            # The variable may list more than the machine has.
             count = len(cards) if num_visible is None else min(num_visible, len(cards))
             name, memory_bytes, capability = cards[0]
             return _cuda_device(name, count, memory_bytes, capability, processor)
+        # Some containers show the driver's files and lack its library: then memory and capability stay unknown, and
+        # bfloat16 is not taken for granted.
         folders = list(root.glob("proc/driver/nvidia/gpus/*/information"))
         if folders:
             text = folders[0].read_text(encoding="utf-8", errors="replace")
@@ -96,6 +100,8 @@ def current_device() -> Device:
         import torch
 
         cuda: Any = torch.cuda  # its type information is incomplete
+        # Properties of a card are only known to a started CUDA, which takes memory on the card and cannot be forked.
+        # Asking whether there is a card does not start it.
         if cuda.is_initialized() or not cuda.is_available():
             return describe_device()
     return probe_device()
@@ -103,6 +109,8 @@ def current_device() -> Device:
 
 def torch_cuda_version() -> str | None:
     """Return the CUDA version the installed torch was built with, None for a CPU build, without importing it."""
+    # find_spec() runs no code of a top-level package; importing torch would take seconds, and would read the variables
+    # that are only decided on once the device is known.
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None

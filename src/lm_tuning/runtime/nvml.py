@@ -136,6 +136,7 @@ class CardSampler:
 
     def __enter__(self) -> CardSampler:
         """Read once; where that succeeds, go on reading."""
+        # A first reading that fails ends it here: without a driver there is no thread that tries again for ever.
         if self.uuid is not None and self._read():
             self._thread = threading.Thread(target=self._read_forever, name="card-sampler", daemon=True)
             self._thread.start()
@@ -161,6 +162,7 @@ class CardSampler:
         for reading in self._readings:
             for name, value in reading.figures().items():
                 values.setdefault(name, []).append(value)
+        # A reading may lack what others have, so each figure is averaged over the readings that have it.
         means = {name: sum(each) / len(each) for name, each in values.items()}
         return means | {
             "gpu_memory_used_bytes": max(values["gpu_memory_used_bytes"]),
@@ -183,7 +185,8 @@ class CardSampler:
 
 @contextmanager
 def _open_library() -> Iterator[Any]:
-    """Give NVIDIA's module with its library loaded, or ``None``; the library counts how often it was opened."""
+    """Give NVIDIA's module with its library loaded, or ``None``."""
+    # The library counts how often it was opened, so blocks may be nested, and only the outermost one loads it.
     try:
         import pynvml
     except ImportError:

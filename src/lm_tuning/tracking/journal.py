@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lm_tuning.storage.atomic import write_text_atomic
+from lm_tuning.storage.locks import try_lock
 from lm_tuning.tracking.records import Fact, FileFact, JournalHeader, JournalState, RunHeader
 from lm_tuning.wording import count_of
 
@@ -226,14 +226,8 @@ class Journal:
     def hold(self) -> bool:
         """Claim the journal for this process; return False if another one sends from it."""
         if self._holding is None:
-            descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                return False
-            self._holding = descriptor
-        return True
+            self._holding = try_lock(self.folder / _LOCK)
+        return self._holding is not None
 
     def let_go(self) -> None:
         """Give the journal back."""
