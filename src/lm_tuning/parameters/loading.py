@@ -51,6 +51,7 @@ def settle_alternatives(raw: JsonObject, sources: Sources) -> tuple[JsonObject, 
         chosen = [[key for key in keys if _value(settled, key) is not None] for keys in alternatives]
         layers = [min((sources.layer(key.split(".")) for key in keys), default=None) for keys in chosen]
         known = [layer for layer in layers if layer is not None]
+        # One alternative alone is no question, and two in the nearest layer are a contradiction that nobody can settle.
         if len(known) < 2 or known.count(min(known)) > 1:
             continue
         nearest = layers.index(min(known))
@@ -135,6 +136,7 @@ def read_settled(config_loader: AbstractConfigLoader, root: Path) -> Settled:
     sources = Sources(runtime=loader.runtime_params or {}, folders=folders, root=root)
     raw, replaced = settle_alternatives(merged, sources)
     unread, warnings = find_unread_files(Path(loader.conf_source), folders, loader.config_patterns, root)
+    # People keep their own paths there, and wonder why another environment does not have them.
     own = Path(loader.conf_source) / loader.default_run_env
     if own not in folders and any(own.glob("*.yml")):
         warnings.append(f"{show_path(own, root)} is not read, since --env reads another folder instead.")
@@ -144,6 +146,7 @@ def read_settled(config_loader: AbstractConfigLoader, root: Path) -> Settled:
         *find_unread_globals(folders, _globals(loader), root),
         *find_numerals(sources),
     ]
+    # Wrong parameters first: they are what a user has most likely just written.
     try:
         parameters = validate_parameters(raw, sources)
     except UserError as error:
@@ -213,6 +216,7 @@ def _describe_missing(config_loader: OmegaConfigLoader, root: Path) -> str:
 def _check_output(raw: JsonObject, config_loader: OmegaConfigLoader, sources: Sources) -> list[str]:
     """Refuse an ``output`` that the catalog does not know of: results would go to another experiment's folder."""
     shared = _globals(config_loader).get("output")
+    # As conf/base/catalog.yml reads it: ${runtime_params:output, ${globals:output}}.
     folder = (config_loader.runtime_params or {}).get("output", shared)
     named = raw.get("output")
     if named == folder:
@@ -257,6 +261,7 @@ def parse_parameters(text: str) -> JsonObject:
             read: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
         except YAMLError as error:
             raise ValueError(f"{item!r} cannot be read as YAML; put the value in quotes") from error
+        # OmegaConf's own reader of dotted lists, so that a value means here what it means in a file.
         kept = _keep_text(key, value.strip(), read["value"])
         if not isinstance(kept, str) and is_other_base(value):
             raise ValueError(f"{item}: {describe_numeral(value.strip())}")
@@ -275,12 +280,14 @@ def _keep_text(key: str, typed: str, read: JsonValue) -> JsonValue:
 
 def split_items(text: str) -> list[str]:
     """Split at commas outside brackets, braces and quotes; a quote counts only where a value or an item starts."""
+    # A split at every comma, as Kedro's, would tear lists apart; a YAML reader wants the whole to be YAML.
     items: list[str] = []
-    expected: list[str] = []
+    expected: list[str] = []  # the brackets that are open, innermost last
     start, quote = 0, ""
     opens_value = False
     for position, letter in enumerate(text):
         if quote:
+            # Only double quotes know escapes in YAML.
             if letter == quote and (quote == "'" or text[position - 1] != "\\"):
                 quote = ""
             continue
@@ -293,6 +300,7 @@ def split_items(text: str) -> list[str]:
         elif letter == "," and not expected:
             items.append(text[start:position].strip())
             start = position + 1
+        # An apostrophe within a word is none of these: it's.
         if not letter.isspace():
             opens_value = letter in "=[{:," and (letter == "=" or bool(expected))
     items.append(text[start:].strip())

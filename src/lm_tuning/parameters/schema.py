@@ -37,6 +37,7 @@ Schema = TypedDict(
 _INTERPOLATION = {"type": "string", "pattern": r"\$\{.+\}"}
 
 
+# Messages look keys up by the dozen, and pydantic takes tens of milliseconds to write the schema.
 @cache
 def parameter_schema() -> Schema:
     """Return the schema with every reference resolved, as nested objects from the root down."""
@@ -48,11 +49,13 @@ def parameter_schema() -> Schema:
             return [resolve(item) for item in node]
         if not isinstance(node, dict):
             return node
+        # Keys beside a reference, such as the description of this very field, win over those of the class.
         if "$ref" in node:
             target = resolve(definitions[node["$ref"].rsplit("/", 1)[1]])
             return target | {key: value for key, value in node.items() if key != "$ref"}
         found = {key: resolve(value) for key, value in node.items() if key != "discriminator"}
         choices = found.pop("anyOf", []) + found.pop("oneOf", [])
+        # A union in a union means the same as one union, and reads better: auto, or a number, or null.
         flat = [inner for choice in choices for inner in choice.get("anyOf", [choice])]
         return found | {"anyOf": flat} if flat else found
 
@@ -76,6 +79,7 @@ def editor_schema() -> str:
             for key, value in node.items()
             if is_names or (key not in {"title", "required"} and not key.startswith("x-"))
         }
+        # "${globals:output}" matches no pattern of a name, and is what conf/base has there.
         if not is_names and "pattern" in kept:
             described = {key: kept.pop(key) for key in ("description", "default") if key in kept}
             return described | {"anyOf": [kept, _INTERPOLATION]}
@@ -138,7 +142,7 @@ def accepts(entry: Schema, value: object) -> bool:
         "null": type(None),
     }
     wanted = types.get(entry.get("type", ""))
-    if wanted is None:
+    if wanted is None:  # a mapping, a list, or an entry that allows anything
         return not isinstance(value, (str, int, float, bool, type(None))) or not entry
     return isinstance(value, wanted) and (isinstance(value, bool) == (entry["type"] == "boolean"))
 

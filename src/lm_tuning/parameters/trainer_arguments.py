@@ -202,6 +202,7 @@ def find_schedule_problems(schedule: str, given: Mapping[str, JsonValue], *, lea
                 f"{SCHEDULE_KEY}.{name} = {value:g} is the rate at the end, which must be below the peak, "
                 f"train.learning_rate = {learning_rate:g}."
             )
+    # Neither, and transformers raises after the model is loaded; both, and it takes one without a word.
     names = NEEDED_ARGUMENTS.get(schedule, ())
     if names and sum(given.get(name) is not None for name in names) != 1:
         problems.append(
@@ -224,6 +225,7 @@ def find_optimizer_problems(optimizer: str | None, text: str) -> list[str]:
     name = optimizer or DEFAULT_OPTIMIZER
     known = OPTIMIZER_ARGUMENTS.get(name, {})
     where = f"train.trainer.optim = {name}" + ("" if optimizer else " (the default)")
+    # As transformers splits it; what it cannot split it drops, or raises with a traceback.
     parts = text.replace(" ", "").split(",")
     malformed = [part for part in parts if part.count("=") != 1 or part.startswith("=") or part.endswith("=")]
     if malformed:
@@ -245,6 +247,7 @@ def find_optimizer_problems(optimizer: str | None, text: str) -> list[str]:
             problems.append(
                 f"{OPTIMIZER_KEY} = {text!r}: {key} = {written} is not allowed. It takes {argument.describe()}."
             )
+    # torch raises for this pair when it makes the optimizer, after everything has been loaded.
     return problems or list(_find_nesterov_problems(text, values))
 
 

@@ -84,6 +84,7 @@ def as_sentence(advice: str) -> str:
 
 def _likeness(path: tuple[str, ...], known: tuple[str, ...]) -> float:
     """Compare the last parts by spelling, and prefer the same group."""
+    # The last part is what was mistyped; a wrong group is rarer, and its keys are known anyway.
     matcher = SequenceMatcher(None, path[-1].lower(), known[-1])
     return matcher.ratio() + _SAME_GROUP_BONUS * (path[:-1] == known[:-1])
 
@@ -131,6 +132,7 @@ def _problems_of(error: ValidationError, raw: JsonObject, sources: Sources | Non
         if item["type"] == "conflicting_parameters":
             continue
         unknown = item["type"] in {"extra_forbidden", "invalid_key"}
+        # pydantic's locations hold the alternatives of unions, which no user has typed.
         location = _without_tags(item["loc"])
         path = location if unknown else _known_part(location)
         if path in problems:
@@ -139,7 +141,7 @@ def _problems_of(error: ValidationError, raw: JsonObject, sources: Sources | Non
         source = sources.find(path) if sources else None
         if unknown:
             text = _describe_unknown(path)
-        elif item["type"] == "value_error":
+        elif item["type"] == "value_error":  # raised by a check of ours, in words for users
             text = f"{write_path(path)} = {write_value(value)}: {item['ctx']['error']}."
         else:
             text = _describe_wrong(path, value, source)
@@ -166,6 +168,7 @@ def _describe_wrong(path: KeyPath, value: object, source: Source | None) -> str:
     entry = find_entry(path) or {}
     allowed = describe_allowed(entry) + (", not empty" if value in ("", []) else "")
     text = f"{write_path(path)} = {write_value(value)} ({_kind(value)}) is not allowed. It takes {allowed}."
+    # no, 01 and 1e3 arrive as something else than was typed, and the message shows both.
     wants_text = accepts(entry, source.text) if source and source.text else accepts(entry, "text")
     if wants_text and isinstance(value, (bool, int, float)):
         written = source.text if source else None
@@ -191,6 +194,7 @@ def _unquoted(value: str) -> object:
             number = kind(value)
         except ValueError:
             continue
+        # int() takes digits of every script, YAML those of ASCII.
         return number if value.isascii() and math.isfinite(number) else value
     return value
 

@@ -151,7 +151,7 @@ def _probe(target: Path, num_bytes: int) -> WriteFailure:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and limit < num_bytes:
         return _SPACE[errno.EFBIG]
-    # A quota and a limit of the drive show only when space is asked for; reserving it writes no bytes.
+    # A quota and a limit of the drive show only when space is asked for; reserving it is how to ask.
     if hasattr(os, "posix_fallocate"):
         path = folder / f".probe-{os.getpid()}"
         try:
