@@ -49,3 +49,4 @@ AutoOrCount = Literal["auto"] | Count
 Text = Annotated[str, Field(min_length=1)]
 PathText = Annotated[str, Field(min_length=1), AfterValidator(_use_slashes)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+TaskName = Literal["causal_lm", "sequence_classification", "seq2seq_lm"]
