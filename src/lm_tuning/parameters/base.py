@@ -18,6 +18,8 @@ class ParameterGroup(BaseModel):
     the reference page.
     """
 
+    # strict: YAML knows numbers from text, so 3 for "3" or 1 for true is a mistake that should be seen. pydantic's own
+    # messages hide the input, since ours write it, with secrets masked.
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, hide_input_in_errors=True
     )

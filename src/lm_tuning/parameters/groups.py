@@ -31,6 +31,7 @@ def _refuse_reserved(name: str) -> str:
         raise ValueError(
             "Windows keeps that name for a device, so the folder could not be made there: take another name"
         )
+    # "a." and "a" would be two outputs here and one folder there.
     if name.endswith("."):
         raise ValueError("it ends in a dot, which Windows drops from a folder's name: take another name")
     return name
@@ -50,6 +51,7 @@ OutputName = Annotated[
 ]
 
 
+# Apart from the root class, since the checks of groups against each other read this one and the root calls them.
 class ParameterGroups(ParameterGroup):
     """All parameters of a run, checked one by one."""
 
