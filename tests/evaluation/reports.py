@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import io
-from typing import Any
+from typing import Any, cast
 
 from rich.console import Console
 
+from lm_tuning.evaluation.records import TrainingFacts
 from lm_tuning.evaluation.report import compose_report
 from lm_tuning.reporting.markdown import write_markdown
 from lm_tuning.reporting.terminal import build_summary
 
-FACTS: dict[str, Any] = {"tuned_folder": "here", "tokens_per_second": None}
+FACTS: TrainingFacts = {
+    "tuned_folder": "here",
+    "tokens_per_second": None,
+    "samples_per_second": None,
+    "steps_per_second": None,
+}
 
 
 def as_markdown(result: Any, **facts: Any) -> str:
-    return write_markdown(compose_report(result, **FACTS | facts))
+    return write_markdown(compose_report(result, cast("TrainingFacts", {**FACTS, **facts})))
 
 
 def on_terminal(result: Any, **facts: Any) -> str:
     console = Console(file=io.StringIO(), width=100, force_terminal=False)
-    console.print(build_summary(compose_report(result, **FACTS | facts)))
+    console.print(build_summary(compose_report(result, cast("TrainingFacts", {**FACTS, **facts}))))
     return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.mixing import rows_per_epoch
+from lm_tuning.data.records import SPLITS
 from lm_tuning.data.split.class_shares import name_tied
 from lm_tuning.data.split.copies import describe_conflict
-from lm_tuning.data.store import SPLITS
 from lm_tuning.reporting.document import Block, Heading, Item, Items, Paragraph, Section, Table
 from lm_tuning.reporting.markdown import write_section
 from lm_tuning.reporting.text import write_share

@@ -14,9 +14,9 @@ import pyarrow as pa
 
 from lm_tuning.data.check.findings import shorten
 from lm_tuning.data.format.examples import FIELDS
+from lm_tuning.data.records import SPLITS
 from lm_tuning.errors import UserError
 
-SPLITS = ("train", "validation", "test")
 BATCH_ROWS = 4096
 _MAX_PREVIEW_CHARACTERS = 300
 

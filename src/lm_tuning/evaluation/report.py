@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.split.class_shares import name_tied
+from lm_tuning.evaluation.records import (
+    ClassEvaluation,
+    ConstantFigures,
+    EvaluationRecord,
+    LanguageEvaluation,
+    MajorityFigures,
+    TrainingFacts,
+)
 from lm_tuning.findings import Issue
 from lm_tuning.reporting.document import (
     Block,
@@ -32,27 +38,22 @@ _NAME_CHARACTERS = 60
 _ADAPTERS = {"lora": "LoRA adapter", "qlora": "QLoRA adapter"}
 
 
-def compose_report(
-    result: dict[str, Any], *, tuned_folder: str, tokens_per_second: float | None, **speeds: float | None
-) -> Report:
+def compose_report(result: EvaluationRecord, facts: TrainingFacts) -> Report:
     """Lay out the whole report.
 
     Args:
         result: what ``evaluate_models`` gives as ``result``.
-        tuned_folder: where the tuned model lies.
-        tokens_per_second: training speed; ``None`` when unknown.
-        **speeds: ``samples_per_second`` and ``steps_per_second``, of the same time.
+        facts: where the tuned model lies, and how fast it was trained.
     """
-    closing = _closing(result, tuned_folder, tokens_per_second=tokens_per_second, **speeds)
+    closing = _closing(result, facts)
     if result["skipped"]:
         return Report("Evaluation", f"Skipped. {result['skipped']}", closing=closing)
     warnings = [Issue("warn", "evaluation", warning) for warning in result["warnings"]]
-    has_classes = result["task"] == SEQUENCE_CLASSIFICATION
-    base = "Majority class" if has_classes else "Base"
-    sections = list(_class_sections(result)) if has_classes else []
+    base, sections = "Base", []
+    if result["task"] == "sequence_classification":
+        base, sections = "Majority class", list(_class_sections(result))
     if result["samples"]:
-        samples = _class_samples(result) if has_classes else _language_samples(result)
-        sections.append(Section("samples", "Samples", list(samples)))
+        sections.append(Section("samples", "Samples", list(_samples(result))))
     return Report(
         "Evaluation",
         summary=[
@@ -65,7 +66,7 @@ def compose_report(
     )
 
 
-def describe_outcome(result: dict[str, Any]) -> str:
+def describe_outcome(result: EvaluationRecord) -> str:
     """Describe the outcome in one line for the log.
 
     Args:
@@ -77,54 +78,77 @@ def describe_outcome(result: dict[str, Any]) -> str:
     return f"{_describe_rows(result)} {'; '.join(changes)}."
 
 
-def _closing(result: dict[str, Any], tuned_folder: str, **speeds: float | None) -> list[Block]:
-    known = {name.removesuffix("_per_second"): speed for name, speed in speeds.items() if speed is not None}
-    said = ", ".join(f"{write_speed(speed)} {unit} per second" for unit, speed in known.items())
+def _closing(result: EvaluationRecord, facts: TrainingFacts) -> list[Block]:
+    speeds = {
+        "tokens": facts["tokens_per_second"],
+        "samples": facts["samples_per_second"],
+        "steps": facts["steps_per_second"],
+    }
+    said = ", ".join(f"{write_speed(speed)} {unit} per second" for unit, speed in speeds.items() if speed is not None)
     items = [
         *([Item(f"Training speed: {said}")] if said else []),
-        Item((f"{_ADAPTERS.get(result['tuned_method'], 'Tuned weights')}: ", Code(tuned_folder))),
+        Item((f"{_ADAPTERS.get(result['tuned_method'], 'Tuned weights')}: ", Code(facts["tuned_folder"]))),
         Item(("All runs in the MLflow UI: ", Code(MLFLOW_COMMAND))),
     ]
     return [Items(items)]
 
 
-def _figures(result: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+_Figure = tuple[str, str, str, str]
+
+
+def _figures(result: EvaluationRecord) -> list[_Figure]:
     """Return the figures that are shown: name with unit, value of both models, and the change."""
-    if result["task"] == SEQUENCE_CLASSIFICATION:
+    # What is between 0 and 1 is compared by difference: a share of a score near 0 says nothing.
+    if result["task"] == "sequence_classification":
+        majority, classifier, gain = result["base"], result["tuned"], result["improvement"]
         return [
-            _compare(result, "accuracy", "Accuracy (0 to 1)", as_difference=True),
-            _compare(result, "macro_f1", "Macro-F1 (0 to 1)", as_difference=True),
-            _compare(result, "nats_per_row", "Held-out loss (nats per row)"),
+            _figure(
+                "Accuracy (0 to 1)",
+                majority["accuracy"],
+                classifier["accuracy"],
+                write_difference(gain["accuracy_difference"]),
+            ),
+            _figure(
+                "Macro-F1 (0 to 1)",
+                majority["macro_f1"],
+                classifier["macro_f1"],
+                write_difference(gain["macro_f1_difference"]),
+            ),
+            _figure(
+                "Held-out loss (nats per row)",
+                majority["nats_per_row"],
+                classifier["nats_per_row"],
+                write_fall(gain["nats_per_row_fraction"]),
+            ),
         ]
+    base, tuned, change = result["base"], result["tuned"], result["improvement"]
     return [
-        _compare(result, "nats_per_token", "Held-out loss (nats per token)"),
-        _compare(result, "perplexity", "Perplexity", decimals=2),
-        _compare(result, "rouge_l", "ROUGE-L (0 to 1)", as_difference=True),
+        _figure(
+            "Held-out loss (nats per token)",
+            base["nats_per_token"],
+            tuned["nats_per_token"],
+            write_fall(change["nats_per_token_fraction"]),
+        ),
+        _figure(
+            "Perplexity", base["perplexity"], tuned["perplexity"], write_fall(change["perplexity_fraction"]), decimals=2
+        ),
+        _figure("ROUGE-L (0 to 1)", base["rouge_l"], tuned["rouge_l"], write_difference(change["rouge_l_difference"])),
     ]
 
 
-def _compare(
-    result: dict[str, Any], key: str, name: str, *, decimals: int = 4, as_difference: bool = False
-) -> tuple[str, str, str, str]:
-    # What is between 0 and 1 is compared by difference: a share of a score near 0 says nothing.
-    improvement = result["improvement"]
-    change = (
-        write_difference(improvement[f"{key}_difference"])
-        if as_difference
-        else write_fall(improvement[f"{key}_fraction"])
-    )
-    return name, write_number(result["base"][key], decimals), write_number(result["tuned"][key], decimals), change
+def _figure(name: str, base: float | None, tuned: float | None, change: str, *, decimals: int = 4) -> _Figure:
+    return name, write_number(base, decimals), write_number(tuned, decimals), change
 
 
-def _describe_rows(result: dict[str, Any]) -> str:
+def _describe_rows(result: EvaluationRecord) -> str:
     """Describe in a sentence or two what was measured on what."""
-    measured = _describe_classes(result) if result["task"] == SEQUENCE_CLASSIFICATION else _describe_answers(result)
-    return f"{result['split'].capitalize()} split: {measured}."
+    measured = _describe_classes(result) if result["task"] == "sequence_classification" else _describe_answers(result)
+    return f"{str(result['split']).capitalize()} split: {measured}."
 
 
-def _describe_answers(result: dict[str, Any]) -> str:
+def _describe_answers(result: LanguageEvaluation) -> str:
     base, tuned = result["base"], result["tuned"]
-    token = "target token" if result["task"] == SEQ2SEQ_LM else "supervised token"
+    token = "target token" if result["task"] == "seq2seq_lm" else "supervised token"
     said = f"{count_of(result['num_rows'], 'row')}, {count_of(base['num_tokens'], token)}"
     if base["num_generated"]:
         said += f", {count_of(base['num_generated'], 'answer')} of each model"
@@ -135,23 +159,23 @@ def _describe_answers(result: dict[str, Any]) -> str:
     return said
 
 
-def _describe_classes(result: dict[str, Any]) -> str:
+def _describe_classes(result: ClassEvaluation) -> str:
     num_rows, num_split_rows = result["num_rows"], result["num_split_rows"]
     rows = count_of(num_split_rows, "row") if num_rows == num_split_rows else f"{num_rows:,} of {num_split_rows:,} rows"
     base, best = result["base"], result.get("best_constant")
     said = f"The majority class of the training rows is {_name_tied(base)}"
     # A result that an earlier version stored has none.
-    if best and best["accuracy"] > base["accuracy"]:
-        said += (
-            f"; always answering it is right for {base['accuracy']:.2%}. The best constant answer on this split is "
-            f"{_name_tied(best)}, right for {best['accuracy']:.2%}"
-        )
-    elif best:
-        said += f"; always answering it is right for {base['accuracy']:.2%}, and no other constant answer for more"
+    if best:
+        always, most = base["accuracy"] or 0.0, best["accuracy"] or 0.0
+        said += f"; always answering it is right for {always:.2%}"
+        if most > always:
+            said += f". The best constant answer on this split is {_name_tied(best)}, right for {most:.2%}"
+        else:
+            said += ", and no other constant answer for more"
     return f"{rows}, {count_of(len(result['per_class']), 'class')} in them or predicted. {said}"
 
 
-def _class_sections(result: dict[str, Any]) -> Iterator[Section]:
+def _class_sections(result: ClassEvaluation) -> Iterator[Section]:
     """Yield the tables of a classifier: constant answers, every class, confusions, and the largest classes."""
     if "best_constant" in result:
         constants = (("training rows", result["base"]), (f"these {result['split']} rows", result["best_constant"]))
@@ -174,7 +198,7 @@ def _class_sections(result: dict[str, Any]) -> Iterator[Section]:
                 _name(line["class"]),
                 line["num_rows"],
                 line["num_predicted"],
-                *(write_number(line[score], 4) for score in ("precision", "recall", "f1")),
+                *(write_number(score, 4) for score in (line["precision"], line["recall"], line["f1"])),
             )
             for line in result["per_class"]
         ],
@@ -214,26 +238,25 @@ def _section(
     return Section(key, title, [Table("", head, rows, text_columns=range(num_text_columns))])
 
 
-def _class_samples(result: dict[str, Any]) -> Iterator[Block]:
-    for sample in result["samples"]:
-        reference, tuned = _name(sample["reference"]), _name(sample["tuned"])
-        verdict = f"{reference}, rightly" if reference == tuned else f"{reference}, taken for {tuned}"
-        title = f"Row {sample['row_id']}: {verdict} (probability {sample['probability']:.2f})"
-        yield Sample(title, "Text", keep_ends(sample["text"], _TEXT_CHARACTERS))
-
-
-def _language_samples(result: dict[str, Any]) -> Iterator[Block]:
-    samples = result["samples"]
-    shared, questions, ending = split_shared([sample["prompt"] for sample in samples])
+def _samples(result: EvaluationRecord) -> Iterator[Block]:
+    if result["task"] == "sequence_classification":
+        for row in result["samples"]:
+            reference, tuned = _name(row["reference"]), _name(row["tuned"])
+            verdict = f"{reference}, rightly" if reference == tuned else f"{reference}, taken for {tuned}"
+            title = f"Row {row['row_id']}: {verdict} (probability {row['probability']:.2f})"
+            yield Sample(title, "Text", keep_ends(row["text"], _TEXT_CHARACTERS))
+        return
+    shared, questions, ending = split_shared([sample["prompt"] for sample in result["samples"]])
     if shared or ending:
         title = "What all these prompts begin and end with is shown once:"
         yield Preformatted(f"{shared}…{ending}", title, is_brief=False)
-    for sample, question in zip(samples, questions, strict=True):
+    for sample, question in zip(result["samples"], questions, strict=True):
+        answers = {"Reference": sample["reference"], "Base": sample["base"], "Tuned": sample["tuned"]}
         yield Sample(
             f"Row {sample['row_id']}",
             "Prompt",
             keep_ends(question, _TEXT_CHARACTERS),
-            {name.capitalize(): keep_ends(sample[name], _TEXT_CHARACTERS) for name in ("reference", "base", "tuned")},
+            {name: keep_ends(text, _TEXT_CHARACTERS) for name, text in answers.items()},
         )
 
 
@@ -260,8 +283,9 @@ def _whole_lines(text: str) -> str:
     return text[: text.rfind("\n") + 1]
 
 
-def _name_tied(constant: dict[str, Any]) -> str:
-    return name_tied(_name(constant["class"]), constant.get("num_tied_classes", 1))
+def _name_tied(constant: ConstantFigures | MajorityFigures) -> str:
+    # A result that an earlier version stored does not say how many classes are tied.
+    return name_tied(_name(str(constant["class"])), constant.get("num_tied_classes") or 1)
 
 
 def _name(text: str) -> str:

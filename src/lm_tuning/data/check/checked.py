@@ -21,7 +21,8 @@ from lm_tuning.data.format.template import template_columns
 from lm_tuning.data.mixing import describe_mixing
 from lm_tuning.data.readers.base import MAX_ROW_BYTES, ReadSettings, RowSource
 from lm_tuning.data.readers.open import open_rows
-from lm_tuning.data.store import SPLITS, ExampleTable, preview_rows
+from lm_tuning.data.records import SPLITS
+from lm_tuning.data.store import ExampleTable, preview_rows
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.atomic import write_json_atomic

@@ -8,7 +8,7 @@ from typing import Any
 
 from lm_tuning.data.check.findings import Findings
 from lm_tuning.data.mixing import describe_mixing
-from lm_tuning.data.store import SPLITS
+from lm_tuning.data.records import SPLITS
 from lm_tuning.errors import UserError
 from lm_tuning.storage.atomic import write_json_atomic
 

@@ -12,10 +12,10 @@ from lm_tuning.data.check.checked import CheckedRows
 from lm_tuning.data.check.findings import RowPositions, shorten
 from lm_tuning.data.format.conventions import SEQUENCE_CLASSIFICATION
 from lm_tuning.data.format.labels import describe_unknown_classes
+from lm_tuning.data.records import SPLITS
 from lm_tuning.data.split.assign import TRAIN
 from lm_tuning.data.split.class_shares import choose_shown, describe_moved, list_moved, summarize_classes
 from lm_tuning.data.split.copies import list_rows
-from lm_tuning.data.store import SPLITS
 from lm_tuning.errors import UserError
 from lm_tuning.wording import count_of
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.check.findings import RowPositions, shorten
+from lm_tuning.data.records import SPLITS
 from lm_tuning.data.split.duplicates import is_later_copy
-from lm_tuning.data.store import SPLITS
 from lm_tuning.wording import count_of
 
 _MAX_LISTED_ROWS = 20

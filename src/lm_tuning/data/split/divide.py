@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.check.checked import CheckedRows
+from lm_tuning.data.records import SPLITS
 from lm_tuning.data.split.assign import IN_TEST, TEST, TRAIN, VALIDATION, assign_folds, assign_splits, split_sizes
 from lm_tuning.data.split.classes import class_facts, share_facts, untrained_facts
 from lm_tuning.data.split.copies import (
@@ -23,7 +24,6 @@ from lm_tuning.data.split.copies import (
 from lm_tuning.data.split.duplicates import is_later_copy, join_units, number_by_appearance
 from lm_tuning.data.split.facts import describe_warnings, group_facts, measure_leakage, near_facts
 from lm_tuning.data.split.near_duplicates import NearDuplicates
-from lm_tuning.data.store import SPLITS
 from lm_tuning.errors import UserError
 
 LEFT_OUT = -1

@@ -10,11 +10,11 @@ import numpy.typing as npt
 
 from lm_tuning.data.check.checked import CheckedRows
 from lm_tuning.data.check.findings import shorten
+from lm_tuning.data.records import SPLITS
 from lm_tuning.data.split.assign import TRAIN
 from lm_tuning.data.split.classes import class_warnings
 from lm_tuning.data.split.copies import copy_warnings, count_shared, list_rows, num_different, presence
 from lm_tuning.data.split.near_duplicates import NearDuplicates
-from lm_tuning.data.store import SPLITS
 from lm_tuning.wording import count_of
 
 _HELD_OUT = tuple(enumerate(SPLITS))[1:]

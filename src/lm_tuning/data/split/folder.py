@@ -12,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.format.conventions import CAUSAL_LM
+from lm_tuning.data.records import SPLITS
 from lm_tuning.data.split.assign import TRAIN
 from lm_tuning.data.split.copies import describe_copies
-from lm_tuning.data.store import SPLITS, ExampleTable, open_examples, preview_rows, write_selected
+from lm_tuning.data.store import ExampleTable, open_examples, preview_rows, write_selected
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.atomic import write_json_atomic

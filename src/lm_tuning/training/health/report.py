@@ -18,7 +18,7 @@ from lm_tuning.text.decoding import decode
 if TYPE_CHECKING:
     import torch
 
-    from lm_tuning.text.store.table import TokenRow
+    from lm_tuning.text.records import TokenRow
 
 __all__ = [
     "DROPOUT_TOLERANCE",
