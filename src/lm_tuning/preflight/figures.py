@@ -9,6 +9,8 @@ from typing import Any
 
 from lm_tuning.batching.micro_batches import choose_batching, choose_micro_batch_tokens
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.records import FindingFacts
+from lm_tuning.data.split.records import SplitsSummary
 from lm_tuning.errors import UserError
 from lm_tuning.findings import SEVERITIES, SEVERITY_WORDS, Issue
 from lm_tuning.preflight.examples import decode_examples
@@ -16,16 +18,24 @@ from lm_tuning.preflight.issues import find_issues, store_issue
 from lm_tuning.preflight.labels import count_labels
 from lm_tuning.preflight.lengths import measure_lengths
 from lm_tuning.preflight.padding import choose_steps, measure_padding
+from lm_tuning.preflight.records import (
+    Inspection,
+    Outcome,
+    PreflightFigures,
+    RowAccount,
+    ScheduleSettings,
+)
 from lm_tuning.preflight.schedule import describe_schedule, plan_steps
 from lm_tuning.preflight.special_tokens import inspect_special_tokens, judge_special_tokens, measure_vocabulary
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.folders import read_manifest
+from lm_tuning.text.records import TokenSummary
 from lm_tuning.text.store.table import SPLITS, open_split
 from lm_tuning.text.tokenizers.counts import DROPPED
 from lm_tuning.wording import count_of
 
 
-def account_for_rows(split_summary: Mapping[str, Any], token_summary: Mapping[str, Any]) -> dict[str, Any]:
+def account_for_rows(split_summary: SplitsSummary, token_summary: TokenSummary) -> RowAccount:
     """Follow the rows from the files to the training.
 
     Args:
@@ -42,10 +52,11 @@ def account_for_rows(split_summary: Mapping[str, Any], token_summary: Mapping[st
     for file in files:
         skipped.update(file["rows_skipped"])
     outcomes = [_outcome("skipped", kind.replace("_", " "), num_rows) for kind, num_rows in skipped.most_common()]
-    for name, reason in (("duplicates", "copy of another row"), ("near_duplicates", "almost a copy of another row")):
-        outcomes.append(
-            _outcome("left out of the splits", reason, (split_summary.get(name) or {}).get("num_dropped", 0))
-        )
+    near = split_summary["near_duplicates"]
+    outcomes += [
+        _outcome("left out of the splits", "copy of another row", split_summary["duplicates"]["num_dropped"]),
+        _outcome("left out of the splits", "almost a copy of another row", near["num_dropped"] if near else 0),
+    ]
     used = []
     for split in SPLITS:
         facts = token_summary["splits"][split]
@@ -61,16 +72,12 @@ def account_for_rows(split_summary: Mapping[str, Any], token_summary: Mapping[st
     return {"num_rows_read": num_read, "fates": outcomes}
 
 
-def _outcome(stage: str, reason: str, num_rows: int) -> dict[str, Any]:
+def _outcome(stage: str, reason: str, num_rows: int) -> Outcome:
     return {"stage": stage, "reason": reason, "num_rows": int(num_rows)}
 
 
 # What transformers gives where a tokenizer's files name no longest text is about 1e30.
 _NO_LIMIT = 10**12
-_COPIED = (
-    *("rows", "duplicates", "near_duplicates", "leakage", "overlap", "groups", "folds", "untrained_classes"),
-    *("class_shares", "warnings"),
-)
 
 
 def inspect_tokens(
@@ -79,9 +86,9 @@ def inspect_tokens(
     tokenizer: Any,
     *,
     model_name: str,
-    token_summary: Mapping[str, Any],
-    split_summary: Mapping[str, Any],
-    findings: Mapping[str, Any],
+    token_summary: TokenSummary,
+    split_summary: SplitsSummary,
+    findings: Mapping[str, FindingFacts],
     device: str,
     attention: str,
     max_length_tokens: int,
@@ -100,7 +107,7 @@ def inspect_tokens(
     num_examples: int,
     num_embeddings: int | None = None,
     on_progress: OnProgress = ignore_progress,
-) -> dict[str, Any]:
+) -> PreflightFigures:
     """Look at stored tokens as training will use them. Needs neither torch nor the model's weights.
 
     Args:
@@ -151,16 +158,24 @@ def inspect_tokens(
         )
     table = open_split(tokens, "train")
     sources = token_summary["sources"]
-    asked = {"effective_batch_rows": effective_batch_rows, "effective_batch_tokens": effective_batch_tokens}
-    asked |= {"num_epochs": num_epochs, "max_steps": max_steps}
-    plan = plan_steps(table, sources=sources, seed=seed, **asked)
+    asked: ScheduleSettings = {
+        "effective_batch_rows": effective_batch_rows,
+        "effective_batch_tokens": effective_batch_tokens,
+        "num_epochs": num_epochs,
+        "max_steps": max_steps,
+        "warmup_steps": warmup_steps,
+        "eval_every_steps": eval_every_steps,
+        "save_every_steps": save_every_steps,
+        "load_best": load_best,
+    }
+    plan = plan_steps(table, sources=sources, seed=seed, asked=asked)
     steps = choose_steps(plan)
     budget = choose_micro_batch_tokens(micro_batch_tokens, device=device)
     chosen = choose_batching(batching, device=device, attention=attention, can_pack=task != SEQ2SEQ_LM)
     of_train = token_summary["splits"]["train"]
     max_target_tokens = token_summary.get("max_target_tokens")
     special = inspect_special_tokens(tokens, tokenizer, task=task, on_progress=on_progress)
-    figures: dict[str, Any] = {
+    figures: Inspection = {
         "task": task,
         "model": model_name,
         "device": device,
@@ -172,13 +187,28 @@ def inspect_tokens(
         ),
         "num_rows": {split: token_summary["splits"][split]["num_rows"] for split in SPLITS},
         "num_tokens": {split: token_summary["splits"][split]["num_tokens"] for split in SPLITS},
-        "files": [{name: file[name] for name in ("path", "split", "rows_read")} for file in split_summary["files"]],
+        "files": [
+            {"path": file["path"], "split": file["split"], "rows_read": file["rows_read"]}
+            for file in split_summary["files"]
+        ],
         "rows": account_for_rows(split_summary, token_summary),
         "findings": {
-            kind: {name: one[name] for name in ("num_rows", "meaning", "fate")} for kind, one in findings.items()
+            kind: {"num_rows": one["num_rows"], "meaning": one["meaning"], "fate": one["fate"]}
+            for kind, one in findings.items()
         },
         "changed": of_train["changed"],
-        "splits": {name: split_summary[name] for name in _COPIED},
+        "splits": {
+            "rows": split_summary["rows"],
+            "duplicates": split_summary["duplicates"],
+            "near_duplicates": split_summary["near_duplicates"],
+            "leakage": split_summary["leakage"],
+            "overlap": split_summary["overlap"],
+            "groups": split_summary["groups"],
+            "folds": split_summary["folds"],
+            "untrained_classes": split_summary["untrained_classes"],
+            "class_shares": split_summary["class_shares"],
+            "warnings": split_summary["warnings"],
+        },
         "lengths": measure_lengths(
             table.lengths,
             table.num_supervised,
@@ -198,17 +228,7 @@ def inspect_tokens(
             max_target_tokens=max_target_tokens or 0,
             on_progress=on_progress,
         ),
-        "schedule": describe_schedule(
-            plan,
-            table,
-            steps,
-            sources=sources,
-            **asked,
-            warmup_steps=warmup_steps,
-            eval_every_steps=eval_every_steps,
-            save_every_steps=save_every_steps,
-            load_best=load_best,
-        ),
+        "schedule": describe_schedule(plan, table, steps, sources=sources, asked=asked),
         "labels": count_labels(splits, split_summary, rows_by_class=_rows_by_class(token_summary)),
         "vocabulary": measure_vocabulary(tokens, tokenizer, num_embeddings=num_embeddings),
         "special_tokens": {**special, "judgements": judge_special_tokens(special)},
@@ -220,22 +240,22 @@ def inspect_tokens(
     return {"metrics": _metrics(figures, issues), "concerns": [store_issue(issue) for issue in issues], **figures}
 
 
-def _rows_by_class(token_summary: Mapping[str, Any]) -> dict[str, dict[str, int]] | None:
+def _rows_by_class(token_summary: TokenSummary) -> dict[str, dict[str, int]] | None:
     """Return the rows with tokens by split and class, where classes are what is supervised."""
     if token_summary["task"] != SEQUENCE_CLASSIFICATION:
         return None
     return {split: token_summary["splits"][split]["rows_by_class"] for split in SPLITS}
 
 
-def describe_preflight(figures: Mapping[str, Any]) -> list[str]:
+def describe_preflight(figures: PreflightFigures) -> list[str]:
     """Describe the outcome in a few lines for the log.
 
     Args:
         figures: see ``inspect_tokens``.
     """
     schedule, lengths, padding = figures["schedule"], figures["lengths"], figures["padding"]
-    if figures["task"] == SEQUENCE_CLASSIFICATION:
-        labels = figures["labels"]
+    labels = figures["labels"]
+    if labels and figures["task"] == SEQUENCE_CLASSIFICATION:
         supervised = (
             f"{count_of(labels['num_classes'], 'class')}, the largest with {labels['majority_fraction']:.1%} "
             "of the rows"
@@ -258,7 +278,7 @@ def describe_preflight(figures: Mapping[str, Any]) -> list[str]:
     return [*lines, "All of it, with every example: preflight.html and preflight.md, beside the data report."]
 
 
-def _metrics(figures: Mapping[str, Any], issues: list[Issue]) -> dict[str, float]:
+def _metrics(figures: Inspection, issues: list[Issue]) -> dict[str, float]:
     lengths, schedule, padding = figures["lengths"], figures["schedule"], figures["padding"]
     fractions = {choice["name"]: choice["padding_fraction"] for choice in padding["choices"]}
     metrics = {
@@ -282,7 +302,7 @@ def _metrics(figures: Mapping[str, Any], issues: list[Issue]) -> dict[str, float
     return {name: float(value) for name, value in metrics.items() if value is not None}
 
 
-def _target_metrics(figures: Mapping[str, Any]) -> dict[str, float]:
+def _target_metrics(figures: Inspection) -> dict[str, float]:
     """Tell the lengths of source and target apart, for rows that have them."""
     if figures["task"] != SEQ2SEQ_LM:
         return {}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from lm_tuning.data.records import FindingsByKind
+from lm_tuning.data.split.records import SplitsSummary
 from lm_tuning.models.loading import load_tokenizer, read_config
 from lm_tuning.models.record import BaseModelRecord, location_of
 from lm_tuning.models.structure import position_limit
 from lm_tuning.parameters import ModelParameters, PreflightParameters, TokenizeParameters, TrainParameters
 from lm_tuning.preflight.figures import inspect_tokens
+from lm_tuning.preflight.records import PreflightFigures
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.device import current_device
+from lm_tuning.text.records import TokenSummary
 
 _AS_THEY_ARE = {
     *("effective_batch_rows", "effective_batch_tokens", "num_epochs", "max_steps", "batching"),
@@ -26,21 +28,25 @@ def inspect_run(
     splits: Path,
     base_model: BaseModelRecord,
     *,
-    reports: Mapping[str, Mapping[str, Any]],
+    token_summary: TokenSummary,
+    split_summary: SplitsSummary,
+    findings: FindingsByKind,
     model: ModelParameters,
     tokenize: TokenizeParameters,
     train: TrainParameters,
     preflight: PreflightParameters,
     seed: int,
     on_progress: OnProgress = ignore_progress,
-) -> dict[str, Any]:
+) -> PreflightFigures:
     """Inspect the tokens of a run as its training would use them, with the tokenizer and the config of its model.
 
     Args:
         tokens: folder of tokens.
         splits: folder of the splits that they were made from.
         base_model: see ``describe_base_model``.
-        reports: what earlier steps say of the rows: ``token_summary``, ``split_summary`` and ``data_report``.
+        token_summary: what tokenizing says about the rows.
+        split_summary: what splitting says about them.
+        findings: what reading found.
         model: the ``model`` parameters.
         tokenize: the ``tokenize`` parameters.
         train: the ``train`` parameters.
@@ -61,9 +67,9 @@ def inspect_run(
         splits,
         tokenizer,
         model_name=base_model["name_or_path"],
-        token_summary=reports["token_summary"],
-        split_summary=reports["split_summary"],
-        findings=reports["data_report"]["facts"]["findings"],
+        token_summary=token_summary,
+        split_summary=split_summary,
+        findings=findings,
         device=current_device().kind,
         attention=model.attention,
         max_length_tokens=tokenize.max_length_tokens,

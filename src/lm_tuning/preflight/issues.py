@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.findings import SEVERITY_WORDS, Issue, gravest_first
-from lm_tuning.preflight.records import StoredIssue
-from lm_tuning.preflight.row_issues import LIMITS, about_labels, about_rows, about_splits, advise_limit
+from lm_tuning.preflight.records import (
+    Inspection,
+    LengthFigures,
+    PaddingFigures,
+    ScheduleFigures,
+    StoredIssue,
+    VocabularyFigures,
+)
+from lm_tuning.preflight.row_issues import about_labels, about_rows, about_splits, advise_limit
 from lm_tuning.wording import count_of
 
 _FEW_STEPS = 20
 
 
-def find_issues(figures: Mapping[str, Any]) -> list[Issue]:
+def find_issues(figures: Inspection) -> list[Issue]:
     """Look through all figures.
 
     Args:
@@ -25,7 +31,7 @@ def find_issues(figures: Mapping[str, Any]) -> list[Issue]:
     """
     found: list[Issue] = [
         *_about_schedule(figures["schedule"], figures["num_rows"], figures["lengths"]["quantiles"]["row"]["max"]),
-        *_about_vocabulary(figures.get("vocabulary")),
+        *_about_vocabulary(figures["vocabulary"]),
         *_about_tokens(figures),
         *_about_lengths(figures["lengths"], figures["task"], context_tokens=figures["context_tokens"]),
         *_about_context(figures["lengths"], figures["context_tokens"]),
@@ -66,7 +72,7 @@ def read_issue(stored: StoredIssue) -> Issue:
     return Issue(severity, stored["section"], stored["text"], stored["advice"])
 
 
-def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longest: int) -> Iterator[Issue]:
+def _about_schedule(facts: ScheduleFigures, num_rows: Mapping[str, int], longest: int) -> Iterator[Issue]:
     steps, per_epoch, warmup = facts["total_steps"], facts["steps_per_epoch"], facts["warmup_steps_of_run"]
     rows, tokens = facts["effective_batch_rows"], facts["effective_batch_tokens"]
     rows_per_step = facts["rows_per_epoch"] / per_epoch
@@ -129,18 +135,21 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
             f"The whole run has {count_of(steps, 'step')}, which is few for a schedule to mean anything.",
             "Lower the effective batch, or train for more epochs.",
         )
-    for name, what in (("eval_every_steps", "validation loss is measured"), ("save_every_steps", "checkpoint is made")):
-        if facts[name] and facts[name] > steps:
+    for name, every, what in (
+        ("eval_every_steps", facts["eval_every_steps"], "validation loss is measured"),
+        ("save_every_steps", facts["save_every_steps"], "checkpoint is made"),
+    ):
+        if every and every > steps:
             yield Issue(
                 "note",
                 "schedule",
-                f"train.{name} is {facts[name]:,}, but the run has {count_of(steps, 'step')}: no {what} on the way.",
+                f"train.{name} is {every:,}, but the run has {count_of(steps, 'step')}: no {what} on the way.",
                 f"Lower train.{name}.",
             )
 
 
-def _about_vocabulary(facts: Mapping[str, Any] | None) -> Iterator[Issue]:
-    if facts is None or facts["num_embeddings"] is None:
+def _about_vocabulary(facts: VocabularyFigures) -> Iterator[Issue]:
+    if facts["num_embeddings"] is None:
         return
     num_tokens, num_embeddings = facts["num_tokens"], facts["num_embeddings"]
     beyond = {split: number for split, number in facts["num_rows_beyond"].items() if number}
@@ -169,7 +178,7 @@ def _about_vocabulary(facts: Mapping[str, Any] | None) -> Iterator[Issue]:
         )
 
 
-def _about_tokens(figures: Mapping[str, Any]) -> Iterator[Issue]:
+def _about_tokens(figures: Inspection) -> Iterator[Issue]:
     advice = {
         "Does the model learn to stop?": "Use a chat template that ends each answer with the model's EOS token; where "
         "ends were cut, raise tokenize.max_length_tokens as far as the model goes, or shorten the rows.",
@@ -193,7 +202,7 @@ def _about_tokens(figures: Mapping[str, Any]) -> Iterator[Issue]:
             "Look at tokenize.loss_on.",
         )
     supervised_fraction = figures["lengths"]["supervised_fraction"]
-    if figures["task"] == CAUSAL_LM and supervised_fraction < 0.02:
+    if supervised_fraction is not None and figures["task"] == CAUSAL_LM and supervised_fraction < 0.02:
         yield Issue(
             "note",
             "lengths",
@@ -203,10 +212,9 @@ def _about_tokens(figures: Mapping[str, Any]) -> Iterator[Issue]:
         )
 
 
-def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int | None) -> Iterator[Issue]:
+def _about_lengths(facts: LengthFigures, task: str, *, context_tokens: int | None) -> Iterator[Issue]:
     cut, num_rows = facts["num_rows_cut"], facts["num_rows"]
-    limits = {name: f"tokenize.{name}={facts[name]}" for name in LIMITS if name in facts}
-    by_length, by_target = limits["max_length_tokens"], limits.get("max_target_tokens", "")
+    by_length = f"tokenize.max_length_tokens={facts['max_length_tokens']}"
     advice = advise_limit(facts, context_tokens=context_tokens)
     if task == SEQUENCE_CLASSIFICATION:
         shortened = cut["end_cut"] + cut["text_shortened"]
@@ -217,7 +225,7 @@ def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int |
             "end of the target",
             cut["target_cut"],
             num_rows,
-            f"{by_target}: the model learns to stop in the middle.",
+            f"tokenize.max_target_tokens={facts['max_target_tokens']}: the model learns to stop in the middle.",
             advise_limit(facts, "max_target_tokens", context_tokens=context_tokens),
             tolerated=0.0,
         )
@@ -256,7 +264,7 @@ def _about_cut(
         )
 
 
-def _about_context(facts: Mapping[str, Any], context_tokens: int | None) -> Iterator[Issue]:
+def _about_context(facts: LengthFigures, context_tokens: int | None) -> Iterator[Issue]:
     quantiles = facts["quantiles"]
     # An encoder-decoder has room for a source and, apart from that, for a target.
     parts = {"source": "max_length_tokens", "target": "max_target_tokens"}
@@ -274,7 +282,7 @@ def _about_context(facts: Mapping[str, Any], context_tokens: int | None) -> Iter
             )
 
 
-def _about_padding(padding: Mapping[str, Any]) -> Iterator[Issue]:
+def _about_padding(padding: PaddingFigures) -> Iterator[Issue]:
     chosen = next(choice for choice in padding["choices"] if choice["name"] == padding["batching"])
     if chosen["padding_fraction"] > 0.2:
         advice = "A larger effective batch lets rows of like length come together."

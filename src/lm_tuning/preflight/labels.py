@@ -6,13 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 
 from lm_tuning.data.split.class_shares import choose_shown, count_largest, list_moved, name_tied
+from lm_tuning.data.split.records import SplitsSummary
 from lm_tuning.data.store import open_examples
+from lm_tuning.preflight.records import ClassCount, LabelFigures
 from lm_tuning.reporting.document import Bars, Block, Paragraph, Table
 from lm_tuning.reporting.text import write_percent
 from lm_tuning.text.store.table import SPLITS
@@ -23,8 +24,8 @@ MAX_SHOWN = 30
 
 
 def count_labels(
-    splits: Path, split_summary: Mapping[str, Any], *, rows_by_class: Mapping[str, Mapping[str, int]] | None = None
-) -> dict[str, Any] | None:
+    splits: Path, split_summary: SplitsSummary, *, rows_by_class: Mapping[str, Mapping[str, int]] | None = None
+) -> LabelFigures | None:
     """Count rows by class and split: by the label of labelled rows, else by the column that strata come from.
 
     Args:
@@ -53,8 +54,7 @@ def count_labels(
             for batch in table.batches():
                 for item in pc.value_counts(batch.column("label")).to_pylist():
                     counts[split][item["values"]] += item["counts"]
-    elif split_summary.get("classes"):
-        classes = split_summary["classes"]
+    elif classes := split_summary["classes"]:
         column = classes["column"]
         for split in SPLITS:
             counts[split] = Counter({name: rows[split] for name, rows in classes["rows_by_split"].items()})
@@ -64,7 +64,15 @@ def count_labels(
     train = counts["train"]
     present = [name for name in names if train[name]]
     by_split = {split: np.array([counts[split][name] for name in names], dtype=np.int64) for split in SPLITS}
-    listed = [{"name": name, **{split: counts[split][name] for split in SPLITS}} for name in names]
+    listed: list[ClassCount] = [
+        {
+            "name": name,
+            "train": train[name],
+            "validation": counts["validation"][name],
+            "test": counts["test"][name],
+        }
+        for name in names
+    ]
     return {
         "column": column,
         "num_classes": len(names),
@@ -93,7 +101,7 @@ def count_labels(
     }
 
 
-def lay_out_labels(facts: Mapping[str, Any], *, are_supervised: bool) -> Iterator[Block]:
+def lay_out_labels(facts: LabelFigures, *, are_supervised: bool) -> Iterator[Block]:
     """Write what the report shows of the classes.
 
     Args:
@@ -128,18 +136,20 @@ def lay_out_labels(facts: Mapping[str, Any], *, are_supervised: bool) -> Iterato
         [one["train"] for one in shown],
         [f"{one['train']:,} ({write_percent(one['train'] / max(facts['num_rows'], 1))})" for one in shown],
     )
-    splits = list(facts["num_rows_by_split"])
     of_split = {split: max(num_rows, 1) for split, num_rows in facts["num_rows_by_split"].items()}
     title = "Rows by class and split"
     if len(facts["shown"]) < facts["num_classes"]:
         title += " (the largest of each split)"
     yield Table(
         title,
-        ["class", *splits],
+        ["class", *SPLITS],
         [
             [
                 one["name"],
-                *(f"{one[split]:,} ({write_percent(one[split] / of_split[split])})" for split in splits),
+                *(
+                    f"{count:,} ({write_percent(count / of_split[split])})"
+                    for split, count in zip(SPLITS, (one["train"], one["validation"], one["test"]), strict=True)
+                ),
             ]
             for one in facts["shown"]
         ],
@@ -147,5 +157,5 @@ def lay_out_labels(facts: Mapping[str, Any], *, are_supervised: bool) -> Iterato
     )
 
 
-def _label_column(split_summary: Mapping[str, Any]) -> str:
+def _label_column(split_summary: SplitsSummary) -> str:
     return (split_summary.get("columns") or {}).get("label") or "label"

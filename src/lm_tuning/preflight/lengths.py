@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.preflight.records import LengthFigures, LimitChoice
+from lm_tuning.text.records import BeyondLimit, SplitTokens
 from lm_tuning.text.store.summary import length_quantiles
 from lm_tuning.text.store.table import Int32Array
 
@@ -32,10 +33,10 @@ def measure_lengths(
     num_supervised: Int32Array,
     *,
     max_length_tokens: int,
-    summary: Mapping[str, Any],
+    summary: SplitTokens,
     task: str = CAUSAL_LM,
     max_target_tokens: int | None = None,
-) -> dict[str, Any]:
+) -> LengthFigures:
     """Describe the lengths of the training rows.
 
     Args:
@@ -59,7 +60,7 @@ def measure_lengths(
     num_tokens = int(lengths.sum(dtype=np.int64))
     supervised_tokens = int(num_supervised.sum(dtype=np.int64)) if _PARTS[task] else None
     at_limit = int((limited >= max_length_tokens).sum())
-    facts: dict[str, Any] = {
+    facts: LengthFigures = {
         "num_rows": len(lengths),
         "num_tokens": num_tokens,
         "num_supervised_tokens": supervised_tokens,
@@ -69,7 +70,9 @@ def measure_lengths(
         "num_rows_at_limit": at_limit,
         "at_limit_fraction": at_limit / max(len(lengths), 1),
         "num_rows_cut": {name: summary["changed"].get(name, 0) for name in SHORTENED[task]},
-        "quantiles": {name: length_quantiles(values) for name, values in measured.items()},
+        "quantiles": {
+            name: quantiles for name, values in measured.items() if (quantiles := length_quantiles(values)) is not None
+        },
         "histogram": draw_histogram({name: measured[name] for name in _DRAWN[task]}),
         "limits": compare_limits(
             limited,
@@ -109,9 +112,7 @@ def draw_histogram(parts: Mapping[str, Int32Array]) -> dict[str, list[int]]:
     }
 
 
-def compare_limits(
-    lengths: Int32Array, *, present: int, beyond: Mapping[str, Any], num_dropped: int
-) -> list[dict[str, Any]]:
+def compare_limits(lengths: Int32Array, *, present: int, beyond: BeyondLimit, num_dropped: int) -> list[LimitChoice]:
     """Describe what each choice of a limit, such as ``tokenize.max_length_tokens``, would cut.
 
     Args:
@@ -129,7 +130,7 @@ def compare_limits(
     """
     known_over = {int(power): num_rows for power, num_rows in beyond["rows_over"].items()}
     known_tokens = {int(power): num_tokens for power, num_tokens in beyond["tokens_over"].items()}
-    if beyond["num_rows"]:  # the longest row of all fits itself
+    if beyond["max_length_tokens"] is not None:  # the longest row of all fits itself
         known_over[beyond["max_length_tokens"]] = known_tokens[beyond["max_length_tokens"]] = 0
     num_rows = len(lengths) + num_dropped
     lost = beyond["tokens_over_limit"]
@@ -145,7 +146,7 @@ def compare_limits(
             continue  # such rows may have been longer
         names.setdefault(quantile, []).append(name)
     shortest_of_use = int(np.quantile(lengths, 0.5, method="lower")) if len(lengths) else 0
-    found = []
+    found: list[LimitChoice] = []
     for limit in sorted(names):
         if limit < shortest_of_use and limit != present:
             continue

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Literal
 
 from lm_tuning.data.format.conventions import SEQUENCE_CLASSIFICATION
 from lm_tuning.data.split.class_shares import describe_moved
+from lm_tuning.data.split.records import ShareFacts, UntrainedFacts
 from lm_tuning.findings import Issue
+from lm_tuning.preflight.records import DivisionFigures, Inspection, LabelFigures, LengthFigures
 from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED
 from lm_tuning.wording import count_of
 
@@ -22,14 +24,19 @@ _TOLD = {
     *_LOST,
 }
 
-LIMITS = {"max_length_tokens": "limits", "max_target_tokens": "target_limits"}
-"""Where the lengths' figures say what other limits would cut."""
+LimitName = Literal["max_length_tokens", "max_target_tokens"]
+"""The parameters of ``tokenize`` that limit how long a row, or its target, may be."""
 _FEW_ROWS_CUT = 0.01
+_LIMIT_OF_REASON: dict[str, LimitName] = {
+    DROPPED["too_long"]: "max_length_tokens",
+    DROPPED["target_too_long"]: "max_target_tokens",
+}
 
 
-def advise_limit(facts: Mapping[str, Any], name: str = "max_length_tokens", *, context_tokens: int | None) -> str:
+def advise_limit(facts: LengthFigures, name: LimitName = "max_length_tokens", *, context_tokens: int | None) -> str:
     """Name the lowest limit that cuts next to nothing, or the highest that the model takes."""
-    choices = [choice for choice in facts[LIMITS[name]] if choice["limit"] > facts[name]]
+    compared = facts["limits"] if name == "max_length_tokens" else facts["target_limits"]
+    choices = [choice for choice in compared if choice["limit"] > facts[name]]
     within = [choice for choice in choices if context_tokens is None or choice["limit"] <= context_tokens]
     for choice in within:
         if choice["rows_fraction"] <= _FEW_ROWS_CUT:
@@ -44,7 +51,7 @@ def advise_limit(facts: Mapping[str, Any], name: str = "max_length_tokens", *, c
     return f"The model takes {context_tokens:,} tokens at most: tokenize.{name}={context_tokens}{left}; else {apart}."
 
 
-def about_rows(figures: Mapping[str, Any]) -> Iterator[Issue]:
+def about_rows(figures: Inspection) -> Iterator[Issue]:
     """Yield what reading and tokenizing did to the rows.
 
     Args:
@@ -54,18 +61,17 @@ def about_rows(figures: Mapping[str, Any]) -> Iterator[Issue]:
     for kind, finding in figures["findings"].items():
         is_lost = finding["fate"] == "skipped"
         share = finding["num_rows"] / max(num_read, 1)
-        outcome = "left out" if is_lost else "kept as they are"
+        what_became = "left out" if is_lost else "kept as they are"
         yield Issue(
             "warn" if is_lost and share > 0.01 else "note",
             "rows",
-            f"{count_of(finding['num_rows'], 'row')} ({share:.2%}) {outcome}: {finding['meaning']} ({kind}).",
+            f"{count_of(finding['num_rows'], 'row')} ({share:.2%}) {what_became}: {finding['meaning']} ({kind}).",
             "Their files, numbers and reasons are in the data report.",
         )
     for outcome in figures["rows"]["fates"]:
         if outcome["stage"].startswith("dropped"):
             share = outcome["num_rows"] / max(num_read, 1)
-            reasons = {DROPPED["too_long"]: "max_length_tokens", DROPPED["target_too_long"]: "max_target_tokens"}
-            limit = reasons.get(outcome["reason"])
+            limit = _LIMIT_OF_REASON.get(outcome["reason"])
             context_tokens = figures["context_tokens"]
             advice = f"{advise_limit(figures['lengths'], limit, context_tokens=context_tokens)} " if limit else ""
             yield Issue(
@@ -84,7 +90,7 @@ def about_rows(figures: Mapping[str, Any]) -> Iterator[Issue]:
             )
 
 
-def about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Iterator[Issue]:
+def about_splits(splits: DivisionFigures, num_rows: Mapping[str, int]) -> Iterator[Issue]:
     """Yield what the division of the rows left.
 
     Args:
@@ -124,11 +130,11 @@ def about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Iter
 
 
 def about_labels(
-    labels: Mapping[str, Any] | None,
+    labels: LabelFigures | None,
     task: str,
     *,
-    untrained: Mapping[str, Any] | None,
-    shares: Mapping[str, Any] | None,
+    untrained: UntrainedFacts | None,
+    shares: ShareFacts | None,
 ) -> Iterator[Issue]:
     """Yield what the classes of the rows are like.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from lm_tuning.batching.step_plan import StepPlan
-from lm_tuning.text.records import NO_LABEL
-from lm_tuning.text.store.table import TokenTable
+from lm_tuning.preflight.records import PlanSettings, ScheduledSource, ScheduleFigures, ScheduleSettings, Spread
+from lm_tuning.text.records import NO_LABEL, TrainingSource
+from lm_tuning.text.store.table import Int64Array, TokenTable
 
 # A run that ends within an epoch is added up step by step as long as that takes no time worth speaking of.
 _MAX_STEPS_ADDED = 20_000
@@ -19,40 +19,39 @@ _MAX_STEPS_ADDED = 20_000
 def plan_steps(
     table: TokenTable,
     *,
-    sources: Sequence[Mapping[str, Any]],
+    sources: Sequence[TrainingSource],
     seed: int,
-    effective_batch_rows: int | None,
-    effective_batch_tokens: int | None,
-    num_epochs: int | None,
-    max_steps: int | None,
+    asked: PlanSettings,
 ) -> StepPlan:
     """Make the plan that training will make.
 
     Args:
         table: tokenized training rows.
         sources: of the training rows, with ``weight``; numbered as ``table.sources`` says.
-        seed: see ``StepPlan``, as are the others.
-        effective_batch_rows: rows of a step.
-        effective_batch_tokens: most tokens of a step.
-        num_epochs: passes over the rows.
-        max_steps: cap on the steps.
+        seed: see ``StepPlan``.
+        asked: what the parameters say of steps and epochs.
     """
     weights = [float(source["weight"]) for source in sources]
     return StepPlan(
         table.lengths,
         seed=seed,
-        effective_batch_rows=effective_batch_rows,
-        effective_batch_tokens=effective_batch_tokens,
-        num_epochs=num_epochs,
-        max_steps=max_steps,
+        effective_batch_rows=asked["effective_batch_rows"],
+        effective_batch_tokens=asked["effective_batch_tokens"],
+        num_epochs=asked["num_epochs"],
+        max_steps=asked["max_steps"],
         sources=table.sources,
         weights=weights,
     )
 
 
 def describe_schedule(
-    plan: StepPlan, table: TokenTable, steps: Sequence[int], *, sources: Sequence[Mapping[str, Any]], **asked: Any
-) -> dict[str, Any]:
+    plan: StepPlan,
+    table: TokenTable,
+    steps: Sequence[int],
+    *,
+    sources: Sequence[TrainingSource],
+    asked: ScheduleSettings,
+) -> ScheduleFigures:
     """Count steps, rows and tokens of the run.
 
     Args:
@@ -60,8 +59,7 @@ def describe_schedule(
         table: tokenized training rows.
         steps: steps of the first epoch (or of a shorter run) that are looked at, the first and the last among them.
         sources: of the training rows: ``path`` and ``weight``.
-        asked: what the parameters say: ``effective_batch_rows``, ``effective_batch_tokens``, ``num_epochs``,
-            ``max_steps``, ``warmup_steps``, ``eval_every_steps``, ``save_every_steps`` and ``load_best``.
+        asked: what the parameters say.
 
     Returns:
         Steps and tokens of an epoch and of the run, rows and tokens of a step, the last step of the epoch, the warm-up,
@@ -71,7 +69,7 @@ def describe_schedule(
     """
     lengths = table.lengths
     # A row with a class is supervised as one; its tokens are not.
-    supervised_per_row = np.where(table.labels == NO_LABEL, table.num_supervised, 0)
+    supervised_per_row = np.where(table.labels == NO_LABEL, table.num_supervised, 0)  # (rows,)
     mixed = _describe_sources(plan, table, sources)
     per_step = [plan.rows_of_step(step) for step in steps]
     rows = np.array([len(step) for step in per_step])
@@ -80,6 +78,7 @@ def describe_schedule(
     tokens_per_epoch = sum(source["tokens_per_epoch"] for source in mixed)
     rows_of_run, tokens_of_run = _rows_and_tokens_of_run(plan, table, tokens_per_epoch)
     last = plan.rows_of_step(plan.steps_per_epoch - 1)
+    # As transformers reads it: below 1 a share of all steps, rounded up.
     warmup = float(asked["warmup_steps"] or 0)
     return {
         **asked,
@@ -106,11 +105,11 @@ def describe_schedule(
     }
 
 
-def _describe_sources(plan: StepPlan, table: TokenTable, sources: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _describe_sources(plan: StepPlan, table: TokenTable, sources: Sequence[TrainingSource]) -> list[ScheduledSource]:
     """Count, for each source, its rows and those that come up in an epoch."""
     counts = np.bincount(table.sources, minlength=len(sources))
     tokens = np.bincount(table.sources, weights=table.lengths, minlength=len(sources))
-    described = []
+    described: list[ScheduledSource] = []
     for index, source in enumerate(sources):
         num_rows, num_tokens = int(counts[index]), int(tokens[index])
         rows_per_epoch = int(plan.mix.rows_per_epoch[index])
@@ -124,6 +123,7 @@ def _describe_sources(plan: StepPlan, table: TokenTable, sources: Sequence[Mappi
                 "times_each": whole,
                 "rows_drawn": rows_per_epoch - whole * num_rows,
                 "rows_per_epoch": rows_per_epoch,
+                # The rows drawn once more differ by epoch, so this is what they come to on average.
                 "tokens_per_epoch": round(num_tokens * rows_per_epoch / max(num_rows, 1)),
             }
         )
@@ -142,5 +142,5 @@ def _rows_and_tokens_of_run(plan: StepPlan, table: TokenTable, tokens_per_epoch:
     return num_epochs * plan.rows_per_epoch + sum(map(len, steps)), num_epochs * tokens_per_epoch + num_tokens
 
 
-def _spread(values: Any) -> dict[str, float]:
+def _spread(values: Int64Array) -> Spread:
     return {"mean": float(values.mean()), "min": int(values.min()), "max": int(values.max())}

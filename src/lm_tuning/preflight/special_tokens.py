@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,15 @@ import numpy as np
 import pyarrow as pa
 
 from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.preflight.records import (
+    BosCount,
+    Ending,
+    Judgement,
+    PadCount,
+    SpecialTokenCounts,
+    Verdict,
+    VocabularyFigures,
+)
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.align.masks import added_around
 from lm_tuning.text.decoding import decode
@@ -24,7 +33,7 @@ _NO_TOKEN = -1  # no id equals it
 
 def inspect_special_tokens(
     tokens: Path, tokenizer: Any, *, task: str = CAUSAL_LM, on_progress: OnProgress = ignore_progress
-) -> dict[str, Any]:
+) -> SpecialTokenCounts:
     """Count how the training rows begin and end.
 
     Args:
@@ -60,7 +69,7 @@ def inspect_special_tokens(
         endings = _add(endings, np.bincount(ids[last_supervised]))
         on_progress("Looking at tokens", counts["rows"], len(table), "rows")
     assert counts["rows"] == len(table), "a batch of the table was not looked at"
-    found = [
+    found: list[Ending] = [
         {
             "id": int(token),
             "token": decode(tokenizer, [int(token)]),
@@ -72,7 +81,7 @@ def inspect_special_tokens(
     ]
     num_ended = sum(int(endings[token]) for token in special if token < len(endings))
     is_added = {name: bos is not None and bos in around for name, around in _prefixes(tokenizer).items()}
-    facts = {
+    facts: SpecialTokenCounts = {
         "num_rows": len(table),
         "pad": {"token": tokenizer.pad_token, "id": pad, "num_rows_with": counts["pad"], "is_eos": pad == eos},
         "eos": {"token": tokenizer.eos_token, "id": eos, "num_rows_with": counts["eos"]},
@@ -93,7 +102,7 @@ def _prefixes(tokenizer: Any) -> dict[str, list[int]]:
     return {side: added_around(tokenizer, is_target=side == "target")[0] for side in ("source", "target")}
 
 
-def _describe_bos(tokenizer: Any, counts: Mapping[str, int], *, is_added: bool) -> dict[str, Any]:
+def _describe_bos(tokenizer: Any, counts: Mapping[str, int], *, is_added: bool) -> BosCount:
     return {
         "token": tokenizer.bos_token,
         "id": tokenizer.bos_token_id,
@@ -161,14 +170,14 @@ def _add(sums: Int64Array, counts: Int64Array) -> Int64Array:
     return result
 
 
-def judge_special_tokens(facts: dict[str, Any]) -> Sequence[dict[str, str]]:
+def judge_special_tokens(facts: SpecialTokenCounts) -> list[Judgement]:
     """Describe for each question about these tokens what was found and whether it is well.
 
     Args:
         facts: see ``inspect_special_tokens``.
 
     Returns:
-        ``question``, ``answer`` and ``verdict``: ``good``, ``note`` or ``bad``.
+        One for each question.
     """
     num_rows = facts["num_rows"]
     has_classes = facts["end_learned_fraction"] is None
@@ -185,7 +194,7 @@ def judge_special_tokens(facts: dict[str, Any]) -> Sequence[dict[str, str]]:
     ]
 
 
-def _judge_pad(pad: dict[str, Any], *, has_classes: bool) -> dict[str, str]:
+def _judge_pad(pad: PadCount, *, has_classes: bool) -> Judgement:
     question = "Is padding told apart from the end?"
     if pad["is_eos"]:
         if has_classes:
@@ -203,11 +212,11 @@ def _judge_pad(pad: dict[str, Any], *, has_classes: bool) -> dict[str, str]:
     return _verdict(question, answer, "good")
 
 
-def _judge_end(facts: dict[str, Any]) -> dict[str, str]:
+def _judge_end(facts: SpecialTokenCounts) -> Judgement:
     question = "Does the model learn to stop?"
     if not facts["endings"]:
         return _verdict(question, "No row has a supervised token.", "bad")
-    share = facts["end_learned_fraction"]
+    share = facts["end_learned_fraction"] or 0.0
     names = ", ".join(end["token"] for end in facts["endings"] if end["is_control"]) or "EOS token"
     answer = f"{share:.1%} of the rows end in a supervised {names}."
     if share >= 0.999:
@@ -221,7 +230,7 @@ def _judge_end(facts: dict[str, Any]) -> dict[str, str]:
     return _verdict(question, answer, "bad")
 
 
-def _judge_sources_end(facts: dict[str, Any]) -> dict[str, str]:
+def _judge_sources_end(facts: SpecialTokenCounts) -> Judgement:
     ended, num_rows = facts["num_sources_ended"], facts["num_rows"]
     answer = (
         f"{ended:,} of {count_of(num_rows, 'source')} {'ends' if ended == 1 else 'end'} in {facts['eos']['token']}."
@@ -229,7 +238,7 @@ def _judge_sources_end(facts: dict[str, Any]) -> dict[str, str]:
     return _verdict("Does each source end?", answer, "good" if ended == num_rows else "bad")
 
 
-def _judge_begin(bos: dict[str, Any], num_rows: int, *, noun: str = "row") -> dict[str, str]:
+def _judge_begin(bos: BosCount, num_rows: int, *, noun: str = "row") -> Judgement:
     question = f"Does each {noun} begin once?"
     if bos["token"] is None:
         return _verdict(question, "The tokenizer has no token for the beginning of a text, and none is used.", "good")
@@ -253,14 +262,14 @@ def _judge_begin(bos: dict[str, Any], num_rows: int, *, noun: str = "row") -> di
     return _verdict(question, answer, "good")
 
 
-def _verdict(question: str, answer: str, verdict: str) -> dict[str, str]:
+def _verdict(question: str, answer: str, verdict: Verdict) -> Judgement:
     return {"question": question, "answer": answer, "verdict": verdict}
 
 
 _SHOWN = 5
 
 
-def measure_vocabulary(tokens: Path, tokenizer: Any, *, num_embeddings: int | None) -> dict[str, Any]:
+def measure_vocabulary(tokens: Path, tokenizer: Any, *, num_embeddings: int | None) -> VocabularyFigures:
     """Count rows with token ids that the model does not embed.
 
     Args:
@@ -272,7 +281,6 @@ def measure_vocabulary(tokens: Path, tokenizer: Any, *, num_embeddings: int | No
         ``num_tokens`` of the tokenizer, ``num_embeddings``, and of the rows of each split that hold other ids
         ``num_rows_beyond``, ``rows_beyond`` (the first row ids) and ``ids_beyond`` (ids with their tokens).
     """
-    facts: dict[str, Any] = {"num_tokens": len(tokenizer), "num_embeddings": num_embeddings}
     beyond: dict[str, list[int]] = {split: [] for split in SPLITS}
     ids: set[int] = set()
     if num_embeddings is not None:
@@ -282,7 +290,9 @@ def measure_vocabulary(tokens: Path, tokenizer: Any, *, num_embeddings: int | No
             ids.update(found)
             if found:
                 beyond[split] = find_rows_with(table, 0, num_embeddings)
-    return facts | {
+    return {
+        "num_tokens": len(tokenizer),
+        "num_embeddings": num_embeddings,
         "num_rows_beyond": {split: len(rows) for split, rows in beyond.items()},
         "rows_beyond": {split: rows[:_SHOWN] for split, rows in beyond.items()},
         "ids_beyond": {str(token_id): tokenizer.convert_ids_to_tokens(token_id) for token_id in sorted(ids)[:_SHOWN]},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Generic, TypedDict, TypeVar
 
 from lm_tuning.findings import Notice
 
@@ -255,3 +255,20 @@ class Report:
     summary: Sequence[Block] = ()
     sections: Sequence[Section] = ()
     closing: Sequence[Block] = ()
+
+
+Facts = TypeVar("Facts")
+
+
+class ReportSection(TypedDict, Generic[Facts]):
+    """A section of a report that several nodes write, as the JSON file beside the Markdown holds it.
+
+    Attributes:
+        facts: everything that is known, whatever JSON can hold.
+        metrics: numbers for tracking, by name.
+        markdown: the text, see :func:`lm_tuning.reporting.markdown.write_section`.
+    """
+
+    facts: Facts
+    metrics: dict[str, float]
+    markdown: str
