@@ -10,11 +10,12 @@ import sysconfig
 import textwrap
 import unicodedata
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from lm_tuning.data.sources.paths import resolve_path
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.data import SourceParameters
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.atomic import write_text_atomic
 
@@ -27,23 +28,8 @@ EXAMPLE_GROUP = "module"
 
 # Tests, generated tables, vendored tools and third-party code: nothing in them describes itself well.
 _SKIPPED_FOLDERS = frozenset(
-    {
-        "__phello__",
-        "__pycache__",
-        "distutils",
-        "dist-packages",
-        "ensurepip",
-        "idle_test",
-        "idlelib",
-        "lib-dynload",
-        "lib2to3",
-        "msilib",
-        "pydoc_data",
-        "site-packages",
-        "test",
-        "tests",
-        "turtledemo",
-    }
+    "__phello__ __pycache__ distutils dist-packages ensurepip idle_test idlelib lib-dynload lib2to3 msilib pydoc_data "
+    "site-packages test tests turtledemo".split()
 )
 _MIN_SUMMARY_WORDS = 3
 _MAX_SUMMARY_CHARACTERS = 160
@@ -200,12 +186,12 @@ def is_example(named: object) -> bool:
     """Return whether the example is all that is named, so that it is read as `example_settings` says.
 
     Args:
-        named: ``data.path``: a path, a mapping with ``path``, or a list of them.
+        named: ``data.path``: a path, a source with one, or a list of them.
     """
     if isinstance(named, list) and len(named) == 1:
         named = named[0]
-    if isinstance(named, Mapping):
-        named = named["path"]
+    if isinstance(named, SourceParameters):
+        named = named.path
     return isinstance(named, str) and resolve_path(named) == Path(EXAMPLE_PATH)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+
+from lm_tuning.data.records import FileRows, MixedSource, TrainingSource
 
 
 def rows_per_epoch(weight: float | Fraction, num_rows: int) -> int:
@@ -18,7 +19,7 @@ def rows_per_epoch(weight: float | Fraction, num_rows: int) -> int:
     return math.floor(Fraction(str(weight)) * num_rows + Fraction(1, 2))
 
 
-def describe_mixing(sources: Sequence[Mapping[str, Any]], files: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def describe_mixing(sources: Sequence[TrainingSource], files: Sequence[FileRows]) -> list[MixedSource]:
     """Count the rows of each training source, and how many of them an epoch holds.
 
     Args:
@@ -28,9 +29,13 @@ def describe_mixing(sources: Sequence[Mapping[str, Any]], files: Sequence[Mappin
     Returns:
         By source: ``path``, ``weight``, ``num_rows`` and ``rows_per_epoch``, before any of them are held out.
     """
-    counted = []
-    for index, source in enumerate(sources):
-        num_rows = sum(file["rows_kept"] for file in files if file["source"] == index)
-        known = {"path": source["path"], "weight": source["weight"], "num_rows": num_rows}
-        counted.append({**known, "rows_per_epoch": rows_per_epoch(source["weight"], num_rows)})
-    return counted
+    counts = [sum(file["rows_kept"] for file in files if file["source"] == index) for index in range(len(sources))]
+    return [
+        {
+            "path": source["path"],
+            "weight": source["weight"],
+            "num_rows": num_rows,
+            "rows_per_epoch": rows_per_epoch(source["weight"], num_rows),
+        }
+        for source, num_rows in zip(sources, counts, strict=True)
+    ]

@@ -5,9 +5,11 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+
+from lm_tuning.data.records import Cell, FileRows, FindingsByKind, Row
 
 MAX_REASONS = 1000
 """Findings of a kind that are kept with their reason; of the others the row number is."""
@@ -72,7 +74,7 @@ class Findings:
         """Return whether the rows of a kind cannot be used."""
         return kind in self._bad_kinds
 
-    def describe(self, sources: Sequence[Mapping[str, Any]], *, bad_outcome: str) -> dict[str, Any]:
+    def describe(self, sources: Sequence[FileRows], *, bad_outcome: str) -> FindingsByKind:
         """Return everything as JSON holds it, bad rows first.
 
         Args:
@@ -92,7 +94,8 @@ class Findings:
                 "fate": bad_outcome if kind in self._bad_kinds else "kept",
                 "rows": [
                     {"file": file, "row": row, "reason": reason}
-                    for (file, row), reason in ((positions.find(row_id), text) for row_id, text in self._reasons[kind])
+                    for row_id, reason in self._reasons[kind]
+                    for file, row in [positions.find(row_id)]
                 ],
                 "row_numbers": dict(positions.by_file(self._ids[kind])),
             }
@@ -107,25 +110,22 @@ class RowPositions:
         names: how each file is called, in the order of reading.
     """
 
-    def __init__(self, sources: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, sources: Sequence[FileRows]) -> None:
         """Look at where the ids of each file begin.
 
         Args:
             sources: the files in the order of reading, with ``path``, ``split`` and ``first_row_id``.
         """
         self._first_ids = np.array([source["first_row_id"] for source in sources], dtype=np.int64)
-        paths = [str(source["path"]) for source in sources]
-        # One file may be read twice, as training rows and as held-out ones.
+        paths = [source["path"] for source in sources]
         times = Counter(paths)
-        names = [
-            f"{path} ({source['split']})" if times[path] > 1 else path
-            for path, source in zip(paths, sources, strict=True)
-        ]
-        # Two configurations of a hub data set, for example, bear one name; each keeps rows of its own.
         seen: Counter[str] = Counter()
-        self.names = []
-        for name in names:
+        self.names: list[str] = []
+        for path, source in zip(paths, sources, strict=True):
+            # One file may be read twice, as training rows and as held-out ones.
+            name = f"{path} ({source['split']})" if times[path] > 1 else path
             seen[name] += 1
+            # Two configurations of a hub data set, for example, bear one name; each keeps rows of its own.
             self.names.append(f"{name} #{seen[name]}" if seen[name] > 1 else name)
 
     def find(self, row_id: int) -> tuple[str, int]:
@@ -175,7 +175,11 @@ class RowProblem(ValueError):
         super().__init__(reason)
 
 
-def describe_value(value: Any) -> str:
+NumberedRow: TypeAlias = tuple[int, Row | RowProblem]
+"""A row with its 1-based number, or in its place what is wrong with it."""
+
+
+def describe_value(value: Cell) -> str:
     """Name the type of a value as JSON calls it, with the value if it is short.
 
     Args:

@@ -6,11 +6,13 @@ import json
 import re
 import unicodedata
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from lm_tuning.data.records import TextLength
+from lm_tuning.json_types import JsonValue
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _REPLACEMENT = "\ufffd"
@@ -74,12 +76,11 @@ def _followed(data: npt.NDArray[np.uint8], lead: int, *, below: int) -> npt.NDAr
     return indices[data[indices + 1] < below]
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _strings(value: JsonValue) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _strings(inner)
+        yield from _strings(list(value.values()))
     elif isinstance(value, list):
         for inner in value:
             yield from _strings(inner)
@@ -90,7 +91,7 @@ def _describe(mark: str) -> str:
     return f"U+{ord(mark):04X}{f' ({name})' if name else ''}"
 
 
-_QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+_QUANTILES = (0.5, 0.9, 0.99)
 _NO_TEXT = -1
 
 
@@ -117,7 +118,7 @@ class TextLengths:
             counted = pc.fill_null(pc.utf8_length(batch.column(name)), _NO_TEXT)
             lengths.append(counted.to_numpy(zero_copy_only=False).astype(np.int32))
 
-    def describe(self, keep: npt.NDArray[np.bool_] | None = None) -> dict[str, dict[str, int | float]]:
+    def describe(self, keep: npt.NDArray[np.bool_] | None = None) -> dict[str, TextLength]:
         """Return by field what its texts are like, without fields that no row has.
 
         Args:
@@ -127,18 +128,20 @@ class TextLengths:
             ``num_rows`` that have a text, and in characters ``mean``, ``p50``, ``p90``, ``p99`` and ``longest``. Every
             quantile is a length that occurs.
         """
-        described: dict[str, dict[str, int | float]] = {}
+        described: dict[str, TextLength] = {}
         for name, parts in self._lengths.items():
             lengths = np.concatenate(parts) if parts else np.zeros(0, dtype=np.int32)
             lengths = lengths if keep is None else lengths[keep]
             lengths = lengths[lengths != _NO_TEXT]
             if not len(lengths):
                 continue
-            quantiles = np.quantile(lengths, list(_QUANTILES.values()), method="higher")
+            p50, p90, p99 = map(int, np.quantile(lengths, _QUANTILES, method="higher"))
             described[name] = {
                 "num_rows": len(lengths),
                 "mean": round(float(lengths.mean(dtype=np.float64)), 2),
-                **{quantile: int(value) for quantile, value in zip(_QUANTILES, quantiles, strict=True)},
+                "p50": p50,
+                "p90": p90,
+                "p99": p99,
                 "longest": int(lengths.max()),
             }
         return described

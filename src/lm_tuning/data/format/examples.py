@@ -5,7 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lm_tuning.data.check.findings import RowProblem, describe_value
 from lm_tuning.data.format.column_paths import explain_missing
@@ -20,6 +20,7 @@ from lm_tuning.data.format.messages import (
     write_messages,
 )
 from lm_tuning.data.format.template import Composed, normalize_composed, template_renderer
+from lm_tuning.data.records import Row
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
     TEXT: ("text",),
@@ -37,7 +38,6 @@ DIGEST_BYTES = 16
 # No text that a person wrote holds this.
 _SEPARATOR = "\x00\x1f\x00"
 
-Row = Mapping[str, Any]
 ReadField = Callable[[Row], str]
 ReadComposed = Callable[[Row], Composed]
 
@@ -107,7 +107,7 @@ def text_reader(column: str, *, normalize: bool) -> ReadField:
 
     def read(row: Row) -> str:
         value = row.get(column)
-        if value.__class__ is not str:
+        if not isinstance(value, str):
             raise _wrong_value(row, column, "text")
         if not value or value.isspace():
             raise RowProblem("empty", f"column {column!r} is empty.")
@@ -131,11 +131,11 @@ def value_reader(column: str, *, normalize: bool) -> ReadField:
 
     def read(row: Row) -> str:
         value = row.get(column)
-        if value.__class__ is bool:
+        if isinstance(value, bool):  # before int, whose subclass it is
             return "true" if value else "false"
-        if value.__class__ is int:
+        if isinstance(value, int):
             return str(value)
-        if value.__class__ is not str:
+        if not isinstance(value, str):
             if value is None and column in row:
                 raise RowProblem("missing_value", f"column {column!r} holds null.")
             raise _wrong_value(row, column, "text or an integer")
@@ -253,9 +253,9 @@ def _appending_reader(read_prompt: ReadField, column: str, *, normalize: bool) -
     def read(row: Row) -> Composed:
         prompt = read_prompt(row)
         value = row.get(column)
-        if value is None or (value.__class__ is str and not value.strip()):
+        if value is None or (isinstance(value, str) and not value.strip()):
             return prompt, (0, len(prompt))
-        if value.__class__ is not str:
+        if not isinstance(value, str):
             raise _wrong_value(row, column, "text")
         text = f"{prompt}\n\n{unicodedata.normalize('NFC', value) if normalize else value}"
         return text, (0, len(prompt), len(prompt) + 2, len(text))

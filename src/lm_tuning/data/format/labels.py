@@ -6,12 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.check.findings import RowPositions, shorten
+from lm_tuning.data.records import Cell, ClassCounts, LabelMap, LabelTypeCounts
 from lm_tuning.errors import UserError
 from lm_tuning.wording import count_of
 
@@ -37,19 +37,20 @@ class LabelTypes:
         self._counts: dict[type, int] = {}
         self._names: dict[type, set[str | int]] = {}
 
-    def add(self, value: str | int) -> None:
+    def add(self, value: Cell) -> None:
         """Count one label.
 
         Args:
             value: as the file has it: text, an integer or a boolean.
         """
+        assert isinstance(value, str | int), "rows with other labels are bad rows"
         kind = value.__class__
         self._counts[kind] = self._counts.get(kind, 0) + 1
         names = self._names.setdefault(kind, set())
         if len(names) < _MAX_NAMES_OF_TYPE:
             names.add(value)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> LabelTypeCounts:
         """Return ``types``: rows by type, the most frequent first; ``joined``: names that several types have."""
         order = sorted(self._counts, key=lambda kind: -self._counts[kind])
         times = Counter(name for kind in order for name in {_name_of(value) for value in self._names[kind]})
@@ -64,7 +65,7 @@ def _name_of(value: str | int) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 
-def build_label_map(names: Iterable[str]) -> dict[str, int]:
+def build_label_map(names: Iterable[str]) -> LabelMap:
     """Number the names of classes from 0.
 
     Args:
@@ -93,7 +94,7 @@ def trained_names(ids: npt.NDArray[np.int64], names: list[str], *, is_train: npt
 
 def count_classes(
     ids: npt.NDArray[np.int64], names: list[str], *, is_train: npt.NDArray[np.bool_], column: str
-) -> dict[str, Any]:
+) -> ClassCounts:
     """Count the rows of each class in the training files, for reports.
 
     Args:
@@ -123,7 +124,7 @@ def count_classes(
     }
 
 
-def find_class_problem(classes: Mapping[str, Any], *, num_skipped: int = 0, max_rows: int | None = None) -> str | None:
+def find_class_problem(classes: ClassCounts, *, num_skipped: int = 0, max_rows: int | None = None) -> str | None:
     """Describe why the classes cannot be told apart by a model, or return None.
 
     Args:
@@ -131,8 +132,8 @@ def find_class_problem(classes: Mapping[str, Any], *, num_skipped: int = 0, max_
         num_skipped: rows of the training files that cannot be used.
         max_rows: ``data.max_rows``: rows that were read of each file; ``None`` for all.
     """
-    column, num_classes = classes["column"], classes["num_classes"]
-    if num_classes == 1:
+    column, num_classes, only = classes["column"], classes["num_classes"], classes["largest"]
+    if num_classes == 1 and only is not None:
         num_rows = sum(classes["num_rows"].values())
         reasons = ""
         if num_skipped:
@@ -141,7 +142,7 @@ def find_class_problem(classes: Mapping[str, Any], *, num_skipped: int = 0, max_
             reasons += f" {_describe_max_rows(max_rows)}"
         return (
             f"data.columns.label: column {column!r} holds one class only in the training rows, "
-            f"{shorten(classes['largest'], 100)!r} ({count_of(num_rows, 'row')}); classification needs at least 2 "
+            f"{shorten(only, 100)!r} ({count_of(num_rows, 'row')}); classification needs at least 2 "
             f"classes.{reasons}"
         )
     if num_classes > MAX_CLASSES:

@@ -6,16 +6,14 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from lm_tuning.data.check.findings import RowProblem, list_columns
+from lm_tuning.data.check.findings import NumberedRow, RowProblem, list_columns
 from lm_tuning.data.format.column_paths import PathColumns, explain_missing, nested_names, parse_path, suggest_path
 from lm_tuning.data.format.exploding import Exploding
+from lm_tuning.data.records import Row
 from lm_tuning.data.sources.opening import RawFile
 from lm_tuning.errors import UserError
 from lm_tuning.wording import count_of
-
-Row = dict[str, Any]
 
 MAX_ROW_BYTES = 1 << 26
 """Bytes of a row that are read where nobody says otherwise: 64 MiB."""
@@ -83,7 +81,7 @@ class RowSource(ABC):
         self._taken = 0
         self._has_ended = False
 
-    def __iter__(self) -> Iterator[tuple[int, Row | RowProblem]]:
+    def __iter__(self) -> Iterator[NumberedRow]:
         """Yield each row with its 1-based number.
 
         Rows are lines for JSON Lines (blank ones are counted and left out) and records elsewhere; a CSV header is not
@@ -98,10 +96,10 @@ class RowSource(ABC):
         return self._paths.fill(rows) if self._paths else rows
 
     @abstractmethod
-    def _rows(self) -> Iterator[tuple[int, Row | RowProblem]]:
+    def _rows(self) -> Iterator[NumberedRow]:
         """Yield all rows."""
 
-    def _first_rows(self, num_rows: int) -> Iterator[tuple[int, Row | RowProblem]]:
+    def _first_rows(self, num_rows: int) -> Iterator[NumberedRow]:
         self._taken, self._has_ended = 0, False
         for num_taken, row in enumerate(self._rows(), 1):
             self._taken = num_taken

@@ -10,12 +10,11 @@ import re
 from collections.abc import Iterator
 from io import TextIOWrapper
 
-from lm_tuning.data.check.findings import RowProblem, shorten, too_long
+from lm_tuning.data.check.findings import NumberedRow, RowProblem, shorten, too_long
 from lm_tuning.data.readers.base import (
     DEFAULT_SETTINGS,
     MAX_COLUMNS,
     ReadSettings,
-    Row,
     RowSource,
     beyond_row,
     check_columns,
@@ -194,7 +193,7 @@ class CsvRows(RowSource):
             except (OSError, UnicodeDecodeError):
                 return None  # reading the header says what is wrong
 
-    def _rows(self) -> Iterator[tuple[int, Row | RowProblem]]:
+    def _rows(self) -> Iterator[NumberedRow]:
         columns = self._header
         width = len(columns)
         records = self._records(self._separator)
@@ -205,14 +204,8 @@ class CsvRows(RowSource):
             elif len(cells) == width:
                 yield number, dict(zip(columns, cells, strict=True))
             else:
-                yield (
-                    number,
-                    RowProblem(
-                        "wrong_field_count",
-                        f"has {count_of(len(cells), 'field')}, where the header names {width}; it begins "
-                        f"{shorten(cells[0])!r}.",
-                    ),
-                )
+                has = f"has {count_of(len(cells), 'field')}, where the header names {width}"
+                yield number, RowProblem("wrong_field_count", f"{has}; it begins {shorten(cells[0])!r}.")
 
     def _records(self, separator: str, *, is_trial: bool = False) -> Iterator[tuple[int, list[str] | RowProblem]]:
         """Yield the fields of each record that is not blank, the header as number 0, or the problem of one.

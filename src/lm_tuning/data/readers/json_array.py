@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from io import TextIOWrapper
-from typing import IO, Any
+from typing import IO
 
-from lm_tuning.data.check.findings import RowProblem, list_columns, shorten
+from lm_tuning.data.check.findings import NumberedRow, RowProblem, list_columns, shorten
 from lm_tuning.data.format.column_paths import Step, format_path, parse_path
-from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, Row, beyond_row, peek_columns
+from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, beyond_row, peek_columns
 from lm_tuning.data.readers.json_values import JsonRows, JsonWindow, explain_error, found, parse_line
+from lm_tuning.data.records import Cell, Row
 from lm_tuning.data.sources.opening import RawFile, locate_undecodable, peek_bytes, skip_mark
 from lm_tuning.errors import UserError
 
@@ -84,7 +85,7 @@ def find_lists(window: JsonWindow) -> list[str]:
         return []
 
 
-def lists_in(row: dict[str, Any]) -> list[str]:
+def lists_in(row: Row) -> list[str]:
     """Return the paths of the lists of objects or lists in a parsed object, down to the third level.
 
     Args:
@@ -92,7 +93,7 @@ def lists_in(row: dict[str, Any]) -> list[str]:
     """
     found_lists: list[str] = []
 
-    def collect(value: Any, steps: tuple[Step, ...]) -> None:
+    def collect(value: Cell, steps: tuple[Step, ...]) -> None:
         if isinstance(value, list) and steps and value and isinstance(value[0], list | dict):
             found_lists.append(format_path(steps))
         elif isinstance(value, dict) and len(steps) < _MAX_DEPTH:
@@ -182,6 +183,7 @@ def _keys(window: JsonWindow) -> Iterator[str]:
             raise FieldDamaged(f"a key is not JSON ({_detail(error)})") from error
         if isinstance(key, RowProblem):
             raise FieldDamaged(f"a key {key.reason.rstrip('.')}")
+        assert isinstance(key, str), "what begins with a quote is text"
         if window.take() != ":":
             raise FieldDamaged(f"no colon stands behind the key {shorten(key)!r}")
         yield key
@@ -238,7 +240,7 @@ class JsonArrayRows(JsonRows):
             self.path = f"{raw.path}, field {field!r}"
         self.columns = peek_columns(self)
 
-    def _rows(self) -> Iterator[tuple[int, Row | RowProblem]]:
+    def _rows(self) -> Iterator[NumberedRow]:
         number = 0
         with self.raw.open() as raw, TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
             window = JsonWindow(file, self.settings.max_row_bytes)
@@ -250,7 +252,7 @@ class JsonArrayRows(JsonRows):
             except OSError as error:
                 raise beyond_row(self.path, number, error) from error
 
-    def _elements(self, window: JsonWindow) -> Iterator[Any]:
+    def _elements(self, window: JsonWindow) -> Iterator[Cell | RowProblem]:
         if not self._steps and window.peek() != "[":
             raise UserError(
                 f"{self.path} holds no array. A .json file holds an array of rows, [{{…}}, {{…}}], or one object a "
@@ -269,7 +271,7 @@ class JsonArrayRows(JsonRows):
             where = "behind the array" if not self._steps else "behind the object"
             raise UserError(f"{self.path}: {found(window)} {where}, where the file should end.")
 
-    def _elements_here(self, window: JsonWindow) -> Iterator[Any]:
+    def _elements_here(self, window: JsonWindow) -> Iterator[Cell | RowProblem]:
         """Yield the elements of the array that begins here and move behind it."""
         window.take()
         number = 0

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping
-from typing import Any
 
 from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, RowSource, beyond_row
+from lm_tuning.data.records import SourceFile
 from lm_tuning.data.sources.opening import RawFile, peek_bytes
 from lm_tuning.errors import UserError
 
 
-def open_rows(file: Mapping[str, Any], *, settings: ReadSettings = DEFAULT_SETTINGS) -> RowSource:
+def open_rows(file: SourceFile, *, settings: ReadSettings = DEFAULT_SETTINGS) -> RowSource:
     """Open a file for reading row by row.
 
     Args:
@@ -33,7 +32,7 @@ def open_rows(file: Mapping[str, Any], *, settings: ReadSettings = DEFAULT_SETTI
     return source
 
 
-def _open_source(file: Mapping[str, Any], settings: ReadSettings) -> RowSource:
+def _open_source(file: SourceFile, settings: ReadSettings) -> RowSource:
     file_format, field = file["format"], file.get("field")
     if field is not None and file_format != "json":
         raise UserError(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lm_tuning.data.records import SourceFile
 from lm_tuning.errors import Interrupted, UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +26,7 @@ _WAYS_TO_CONNECT = (
 )
 
 
-def describe_hub_split(name: str, *, key: str, config: str | None, split: str, revision: str | None) -> dict[str, Any]:
+def describe_hub_split(name: str, *, key: str, config: str | None, split: str, revision: str | None) -> SourceFile:
     """Ask the hub for the commit of a data set; without an answer, look for the set in the cache.
 
     Args:
@@ -39,8 +43,16 @@ def describe_hub_split(name: str, *, key: str, config: str | None, split: str, r
     Raises:
         UserError: there is no such set or revision, it is closed to this user, or neither hub nor cache has it.
     """
-    file: dict[str, Any] = {"path": name, "format": "hub", "compression": None, "num_bytes": None, "digest": ""}
-    file |= {"config": config, "split": split, "revision": revision}
+    file: SourceFile = {
+        "path": name,
+        "format": "hub",
+        "compression": None,
+        "num_bytes": None,
+        "digest": "",
+        "config": config,
+        "split": split,
+        "revision": revision,
+    }
     if hub_answers():
         import huggingface_hub
 
@@ -50,7 +62,7 @@ def describe_hub_split(name: str, *, key: str, config: str | None, split: str, r
     return {**file, "digest": _content_of(load_hub_split(file, key=key))}
 
 
-def load_hub_split(file: Mapping[str, Any], *, key: str | None = None) -> Any:
+def load_hub_split(file: SourceFile, *, key: str | None = None) -> Dataset:
     """Load one split of a hub data set: from the hub at the commit that was described, or from the cache.
 
     Args:
@@ -117,7 +129,7 @@ def require_hub(what: str) -> None:
 _WHERE = {True: "hub", False: "local cache"}
 
 
-def _content_of(dataset: Any) -> str:
+def _content_of(dataset: Dataset) -> str:
     """Return the commit that a loaded set was made from, as the cache notes it; else its fingerprint."""
     for entry in dataset.cache_files:
         commit = Path(entry["filename"]).parent.name

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import codecs
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
+from lm_tuning.data.records import SourceFile
 from lm_tuning.errors import Interrupted, UserError
+
+if TYPE_CHECKING:
+    from bz2 import BZ2Decompressor
+    from lzma import LZMADecompressor
+
+    from _typeshed import WriteableBuffer
 
 _PACKED_BYTES = 1 << 15
 _UNPACKED_BYTES = 1 << 20
@@ -63,7 +70,7 @@ class Unpacked(io.RawIOBase):
         self._stored.close()
         super().close()
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         """Fill a buffer as far as unpacked bytes are at hand; 0 at the end.
 
         Raises:
@@ -119,7 +126,7 @@ class _Gzip:
 class _Buffering:
     """bz2 and xz: the unpacker keeps what it was given until it has handed out all of it."""
 
-    def __init__(self, unpacker: Any) -> None:
+    def __init__(self, unpacker: BZ2Decompressor | LZMADecompressor) -> None:
         self._unpacker = unpacker
         self.eof = False
         self.needs_input = True
@@ -180,16 +187,16 @@ class RawFile:
         num_bytes: size as it lies there, packed; None where nobody knows.
     """
 
-    def __init__(self, file: Mapping[str, Any]) -> None:
+    def __init__(self, file: SourceFile) -> None:
         """Remember what was found out about the file.
 
         Args:
             file: see ``describe_files``.
         """
-        self.path: str = file["path"]
-        self.name: str = self.path.rstrip("/").rsplit("/", 1)[-1]
-        self.compression: str | None = file.get("compression")
-        self.num_bytes: int | None = file.get("num_bytes")
+        self.path = file["path"]
+        self.name = self.path.rstrip("/").rsplit("/", 1)[-1]
+        self.compression = file.get("compression")
+        self.num_bytes = file.get("num_bytes")
         self._stored: IO[bytes] | None = None
 
     def open(self) -> IO[bytes]:
@@ -231,9 +238,8 @@ class RawFile:
     def progress(self) -> tuple[int, int, str]:
         """Return how much of the file as it lies there has been read, how much there is, and the unit of both."""
         total = self.num_bytes or 0
-        if self._stored is None:
-            done = 0
-        else:
+        done = 0
+        if self._stored is not None:
             done = total if self._stored.closed else self._stored.tell()
         total = max(total, done)
         return done // 1000, total // 1000 + 1, "kB"

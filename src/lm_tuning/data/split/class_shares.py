@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.check.findings import shorten
+from lm_tuning.data.split.records import LargestClasses, MovedClass
 
 MAX_LARGEST = 10
 """Classes of a split that are listed as its largest."""
@@ -110,7 +110,7 @@ def choose_shown(rows_by_split: Sequence[Counts], *, most: int) -> list[int]:
     return sorted(chosen, key=lambda index: tuple(-int(rows[index]) for rows in rows_by_split))[:most]
 
 
-def summarize_classes(rows: Counts, names: Sequence[str]) -> dict[str, Any]:
+def summarize_classes(rows: Counts, names: Sequence[str]) -> LargestClasses:
     """Describe which classes of a set are largest.
 
     Args:
@@ -151,7 +151,7 @@ def name_tied(name: str, num_largest: int) -> str:
     return f"{name}, one of {num_largest:,} equally frequent classes" if num_largest > 1 else name
 
 
-def describe_moved(moved: Sequence[Mapping[str, Any]], *, split: str) -> str:
+def describe_moved(moved: Sequence[MovedClass], *, split: str) -> str:
     """Name the classes whose share moved, with both shares.
 
     Args:
@@ -166,7 +166,7 @@ def describe_moved(moved: Sequence[Mapping[str, Any]], *, split: str) -> str:
     return listed + (f" and {len(moved) - _MAX_NAMED:,} more" if len(moved) > _MAX_NAMED else "")
 
 
-def list_moved(train: Counts, others: Counts, names: Sequence[str]) -> list[dict[str, Any]]:
+def list_moved(train: Counts, others: Counts, names: Sequence[str]) -> list[MovedClass]:
     """Return what there is to say of the classes that ``find_moved_classes`` finds.
 
     Args:
