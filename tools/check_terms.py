@@ -101,7 +101,9 @@ def load_rules(text: str) -> Rules:
     """
     given = yaml.safe_load(text)
     stored = "|".join(map(re.escape, given.get("stored_keys", [])))
-    allowed = [*given.get("allow", []), *([rf"""(["'`])(?:{stored})\1"""] if stored else [])]
+    # In quotes or backticks, and as the field of a record or a line that describes it.
+    spellings = [rf"""(["'`])(?:{stored})\1""", rf"(?m)^ +(?:{stored}): "] if stored else []
+    allowed = [*given.get("allow", []), *spellings]
     return Rules(
         terms=tuple(_load_term(term) for term in given["terms"]),
         read=tuple(given["read"]),

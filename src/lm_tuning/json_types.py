@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TypeAlias, Union
 
+#: Any value that JSON can hold.
 JsonValue: TypeAlias = Union[str, int, float, bool, "list[JsonValue]", "dict[str, JsonValue]", None]
-"""Any value that JSON can hold."""
 
+#: A mapping of JSON, with keys that nobody here chose.
 JsonObject: TypeAlias = dict[str, JsonValue]
-"""A mapping of JSON, with keys that nobody here chose."""

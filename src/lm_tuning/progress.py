@@ -30,12 +30,10 @@ from lm_tuning.runtime.stopping import stop_if_requested
 
 logger = logging.getLogger(__name__)
 
+#: ``(what, done, total, unit)``, for example ``("Tokenizing", 512, 4000, "rows")``. A new ``what`` opens a bar, ``done
+#: == total`` closes it, a total of None means that nobody knows it yet. Begin with ``done`` at 0 (or where a resumed
+#: run goes on), so that the rate counts only what was done since.
 OnProgress = Callable[[str, int, int | None, str], None]
-"""``(what, done, total, unit)``, for example ``("Tokenizing", 512, 4000, "rows")``.
-
-A new ``what`` opens a bar, ``done == total`` closes it, a total of None means that nobody knows it yet. Begin with
-``done`` at 0 (or where a resumed run goes on), so that the rate counts only what was done since.
-"""
 
 _LIVE_TICK_SECONDS = 0.25
 _LOG_TICK_SECONDS = 1.0

@@ -80,8 +80,8 @@ def _forms_of(character: str, count: int) -> str:
     return f"(?:{'|'.join(forms)}){repeated}"
 
 
+#: What stands in place of a secret.
 MASK = "***"
-"""What stands in place of a secret."""
 
 # Parts of a name, between its underscores, that say that the value is secret.
 _SECRET_PARTS = frozenset(

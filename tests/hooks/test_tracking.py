@@ -18,6 +18,7 @@ from kedro.runner import ThreadRunner
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.hooks.mlflow_config import complete_mlflow_config
 from lm_tuning.parameters import Parameters
+from lm_tuning.parameters.loading import read_settled
 from lm_tuning.tracking import sender
 from lm_tuning.tracking.journal import JOURNAL_FOLDER, list_journals
 from tests.support.patience import PATIENCE_SECONDS
@@ -53,6 +54,22 @@ def no_run_is_active() -> bool:
     import mlflow
 
     return mlflow.active_run() is None
+
+
+def test_the_parameters_of_a_session_are_read_and_checked_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lm_tuning.hooks import session_parameters
+
+    read = []
+
+    def count(loader: Any, root: Path) -> Any:
+        read.append(root)
+        return read_settled(loader, root)
+
+    monkeypatch.setattr(session_parameters, "read_settled", count)
+    run_session(project)
+    assert read == [project], "several hooks need them"
+    run_session(project)
+    assert read == [project] * 2, "a second session in the same process reads its files anew"
 
 
 def test_a_run_tells_settings_facts_data_results_and_figures(project: Path, tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def test_the_optimizers_of_bitsandbytes_are_those_that_transformers_takes_from_i
     from transformers.trainer_optimizer import _BITSANDBYTES_OPTIMIZERS
 
     from lm_tuning.parameters.schema import find_entry
-    from lm_tuning.parameters.trainer import BITSANDBYTES_OPTIMIZERS
+    from lm_tuning.parameters.trainer_arguments import BITSANDBYTES_OPTIMIZERS
 
     offered = set(find_entry(("train", "trainer", "optim"))["enum"])  # type: ignore[index]
     assert offered & {str(getattr(name, "value", name)) for name in _BITSANDBYTES_OPTIMIZERS} == BITSANDBYTES_OPTIMIZERS

@@ -13,6 +13,7 @@ from lm_tuning.parameters.trainer_arguments import (
     DEFAULT_OPTIMIZER,
     OPTIMIZER_ARGUMENTS,
     SCHEDULE_ARGUMENTS,
+    TABLE_FILE,
     find_optimizer_problems,
     find_schedule_problems,
 )
@@ -40,6 +41,12 @@ def offered(key: str) -> list[str]:
     entry = find_entry(("train", "trainer", key))
     assert entry is not None
     return entry["enum"]  # type: ignore[no-any-return]
+
+
+def test_the_committed_table_is_what_the_installed_transformers_takes() -> None:
+    from lm_tuning.training.transformers_table import render_table
+
+    assert TABLE_FILE.read_text(encoding="utf-8") == render_table(), "run: kedro schema"
 
 
 def test_the_schedules_take_what_transformers_takes() -> None:

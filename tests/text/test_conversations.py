@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lm_tuning.text.records import TokenRow
 from lm_tuning.text.render.chat import ChatRenderer
 from lm_tuning.text.render.plain import TOOLS_LEFT_OUT, RowRefused
-from lm_tuning.text.store.table import TokenRow
 from tests.support import templates
 from tests.support.tiny import CHAT_TEMPLATE, make_tokenizer
 from tests.text.conftest import make_byte_tokenizer, tokenize_rows

@@ -67,6 +67,7 @@ def test_parts_of_words_are_no_phrases() -> None:
 def test_contexts_stay_allowed() -> None:
     assert found("docs/a.md", "in place of it; `data.place.text`; `old_places`\n") == []
     assert found("src/a.py", 'summary["old_places"]\n') == []
+    assert found("src/a.py", "class Summary(TypedDict):\n    old_places: int\n") == []
     assert len(found("src/a.py", "old_places = 1\n")) == 1
     assert len(found("docs/a.md", "in place of a place\n")) == 1
 

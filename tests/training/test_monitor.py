@@ -6,6 +6,7 @@ import math
 import random
 import subprocess
 import sys
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -400,6 +401,19 @@ def test_training_that_gets_slower_beside_other_programs_names_them(monkeypatch:
     assert only(watch_run(rows)).cause == f"Lately, {said}."
     monkeypatch.setattr(LoadMonitor, "describe", lambda self: None)
     assert only(watch_run(rows)).cause.startswith("The device is throttled")
+
+
+def test_what_keeps_the_processors_busy_is_read_beside_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking through the files of all threads and worker processes takes milliseconds."""
+    readers: list[int] = []
+    report = HealthReport()
+    watch = make_watch(report, 120)
+    monkeypatch.setattr(LoadMonitor, "describe", lambda self: readers.append(threading.get_ident()))
+    for step in range(1, 121):
+        watch.step(**step_row(step, seconds=2.0 if step <= 60 else 4.0))
+    assert codes(report) == ["throughput-falls"], "of step 90, which waits for the reading"
+    assert len(readers) == 3
+    assert threading.get_ident() not in readers
 
 
 def test_slow_single_steps_and_short_runs_are_no_loss_of_speed() -> None:

@@ -180,14 +180,22 @@ def evaluating(model: Any) -> Iterator[None]:
     a small model on a fast card that takes nearly as long as the forward pass.
     """
     training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
+    _set_training(training, False)
     try:
         with torch.no_grad():
             yield
     finally:
-        for module in training:
-            module.training = True
+        _set_training(training, True)
+
+
+def _set_training(modules: list[torch.nn.Module], value: bool) -> None:
+    for module in modules:
+        # A module's own `__setattr__` looks first whether the value is a parameter, a buffer or a module. For the 2,500
+        # modules of 30 layers with adapters that took 20 ms, two thirds of a forward pass of one row beside it.
+        if "training" in module.__dict__:
+            module.__dict__["training"] = value
+        else:
+            module.training = value  # a module that keeps it elsewhere, as compiled and scripted ones do
 
 
 def choose_rows(num_rows: int, max_rows: int | None, seed: int) -> Int64Array:

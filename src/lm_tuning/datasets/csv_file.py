@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from kedro_datasets._typing import TablePreview
 from kedro_datasets.pandas import CSVDataset as KedroCSVDataset
 
 from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.json_types import JsonObject
 from lm_tuning.secrets import mask_report
 from lm_tuning.storage.atomic import replacing_file
 
@@ -40,12 +40,13 @@ class CSVDataset(CatalogEntry, KedroCSVDataset):
         frame: pd.DataFrame = pd.read_csv(Path(self._get_load_path()), **self._load_args)  # type: ignore[assignment]
         return frame
 
-    def save(self, data: pd.DataFrame | list[dict[str, Any]]) -> None:
+    def save(self, data: pd.DataFrame | list[JsonObject]) -> None:
         """Write a frame, or a list with one dict a row and secrets of this run masked, then replace the file."""
+        # A frame comes from a user's own node, and its values may be of any type.
         frame = data if isinstance(data, pd.DataFrame) else pd.DataFrame(mask_report(data))
         with replacing_file(Path(self._get_save_path())) as aside:
             frame.to_csv(aside, **self._save_args)
-        self._invalidate_cache()
+        self._invalidate_cache()  # fsspec remembers what lies in a folder
 
     def preview(self, nrows: int = 5) -> TablePreview:
         """Return the first rows.
@@ -57,6 +58,6 @@ class CSVDataset(CatalogEntry, KedroCSVDataset):
             return None
         try:
             frame = pd.read_csv(Path(self._get_load_path()), **{**self._load_args, "nrows": nrows})
-        except pd.errors.EmptyDataError:
+        except pd.errors.EmptyDataError:  # a table without rows and columns, as an evaluation without samples has
             frame = pd.DataFrame()
         return TablePreview(frame.to_dict(orient="split"))

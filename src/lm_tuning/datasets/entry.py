@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict, TypeVar
+
+from kedro.io import AbstractDataset
 
 from lm_tuning.errors import UserError
+from lm_tuning.json_types import JsonObject
 
 
 class Maker(NamedTuple):
@@ -19,6 +22,30 @@ class Maker(NamedTuple):
 
     node: str
     pipeline: str
+
+
+class Marks(TypedDict, total=False):
+    """What an entry says to the tracking hook, under ``metadata.lm_tuning``.
+
+    Attributes:
+        mlflow_artifact: folder of the run that the files are copied to.
+        mlflow_metrics: true for all numbers of the value as metrics, or the key in the value that holds them.
+        also_on_failure: whether the file is copied too where a node of the run fails after writing it.
+    """
+
+    mlflow_artifact: str
+    mlflow_metrics: bool | str
+    also_on_failure: bool
+
+
+def read_marks(dataset: object) -> Marks:
+    """Return what an entry says to the tracking hook.
+
+    Args:
+        dataset: any class of dataset; only some keep the ``metadata`` of their entry.
+    """
+    marks: Marks | None = (getattr(dataset, "metadata", None) or {}).get("lm_tuning")
+    return marks or {}
 
 
 class CatalogEntry:
@@ -36,8 +63,7 @@ class CatalogEntry:
     @property
     def is_report(self) -> bool:
         """Whether tracking copies what is stored: a report for people, whose paths nobody opens by it."""
-        marks = (getattr(self, "metadata", None) or {}).get("lm_tuning") or {}
-        return "mlflow_artifact" in marks
+        return "mlflow_artifact" in read_marks(self)
 
     def describe_missing(self, path: Path, *, way: Sequence[str] = ()) -> str:
         """Report that nothing is stored and how to make it.
@@ -70,6 +96,27 @@ class CatalogEntry:
             raise UserError(self.describe_missing(path))
 
 
+_Saved = TypeVar("_Saved")
+_Loaded = TypeVar("_Loaded")
+
+
+class PathDataset(CatalogEntry, AbstractDataset[_Saved, _Loaded]):
+    """Base of our datasets that are a path and nothing else; subclasses say what saving and loading mean."""
+
+    def __init__(self, filepath: str, metadata: JsonObject | None = None) -> None:
+        """Keep the path.
+
+        Args:
+            filepath: file or folder; it need not exist.
+            metadata: for plugins and our tracking hook.
+        """
+        self._filepath = Path(filepath)
+        self.metadata = metadata
+
+    def _describe(self) -> dict[str, Path]:
+        return {"filepath": self._filepath}
+
+
 def find_maker(entry_name: str) -> Maker | None:
     """Find the node and the smallest registered pipeline that output a catalog entry.
 
@@ -81,6 +128,7 @@ def find_maker(entry_name: str) -> Maker | None:
     """
     from kedro.framework.project import pipelines
 
+    # Kedro makes the pipelines when they are first asked for.
     try:
         registered = dict(pipelines)
     except Exception:  # the registry is the user's code, and this is only the wording of a message
@@ -93,6 +141,7 @@ def find_maker(entry_name: str) -> Maker | None:
     ]
     if not makers:
         return None
+    # The default pipeline last, then the fewest nodes: what is missing should cost no more than it has to.
     *_, pipeline_name, node_name = min(makers)
     return Maker(node=node_name, pipeline=pipeline_name)
 
@@ -115,6 +164,7 @@ def find_way(missing: Iterable[str], *, is_missing: Callable[[str], bool]) -> li
         maker = find_maker(name)
         if maker is None or maker.pipeline in way:
             return
+        # Depth first, so that each pipeline comes after those that it starts from.
         for needed in sorted(pipelines[maker.pipeline].inputs()):
             if is_missing(needed):
                 add(needed)
@@ -122,5 +172,6 @@ def find_way(missing: Iterable[str], *, is_missing: Callable[[str], bool]) -> li
 
     for name in missing:
         add(name)
+    # The train pipeline holds tokenize: naming both would tokenize twice.
     nodes = {name: set(pipelines[name].nodes) for name in way}
     return [name for name in way if not any(nodes[name] < nodes[other] for other in way)]

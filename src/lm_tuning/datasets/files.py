@@ -10,12 +10,13 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kedro.io import AbstractDataset, DatasetError
+from kedro.io import DatasetError
 from kedro_datasets._typing import HTMLPreview, ImagePreview, JSONPreview
 from kedro_datasets.json import JSONDataset as KedroJSONDataset
 from kedro_datasets.text import TextDataset as KedroTextDataset
 
-from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.datasets.entry import CatalogEntry, PathDataset
+from lm_tuning.json_types import JsonObject
 from lm_tuning.secrets import mask_known, mask_report
 from lm_tuning.storage.atomic import write_bytes_atomic, write_text_atomic
 
@@ -50,6 +51,7 @@ class JSONDataset(CatalogEntry, KedroJSONDataset):
     def save(self, data: Any) -> None:
         """Encode the value, then replace the file; in a report secrets of this run are masked."""
         data = mask_report(data) if self.is_report else data
+        # Encoded as a whole before the disk is touched: a value that JSON does not know leaves the old file as it was.
         write_text_atomic(Path(self._get_save_path()), json.dumps(data, **self._save_args) + "\n")
         self._invalidate_cache()
 
@@ -79,7 +81,7 @@ class TextDataset(CatalogEntry, KedroTextDataset):
                 Kedro's ``DatasetError``).
         """
         self.require(Path(self._filepath), self._exists())
-        return Path(self._get_load_path()).read_bytes().decode("utf-8")
+        return Path(self._get_load_path()).read_bytes().decode("utf-8")  # line ends as they are, on every system
 
     def save(self, data: str) -> None:
         """Replace the file; secrets of this run are masked."""
@@ -93,7 +95,7 @@ class TextDataset(CatalogEntry, KedroTextDataset):
         return HTMLPreview(f"<pre>{html.escape(self.load())}</pre>")
 
 
-class FigureDataset(CatalogEntry, AbstractDataset["Figure | bytes", NoReturn]):
+class FigureDataset(PathDataset["Figure | bytes", NoReturn]):
     """A Matplotlib figure, or an image that was drawn before, as a file that keeps its previous content on failure.
 
     It stands in for kedro-datasets' class, which imports pyplot with the catalog: seconds that every run would pay,
@@ -107,9 +109,7 @@ class FigureDataset(CatalogEntry, AbstractDataset["Figure | bytes", NoReturn]):
               filepath: data/08_reporting/default/loss_curve.png
     """
 
-    def __init__(
-        self, filepath: str, save_args: dict[str, Any] | None = None, metadata: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, filepath: str, save_args: JsonObject | None = None, metadata: JsonObject | None = None) -> None:
         """Point at an image file.
 
         Args:
@@ -117,9 +117,8 @@ class FigureDataset(CatalogEntry, AbstractDataset["Figure | bytes", NoReturn]):
             save_args: passed to ``Figure.savefig``.
             metadata: for plugins and our tracking hook.
         """
-        self._filepath = Path(filepath)
+        super().__init__(filepath, metadata)
         self._save_args = {"dpi": 120, **(save_args or {})}
-        self.metadata = metadata
 
     def load(self) -> NoReturn:
         """Refuse: an image does not turn back into a figure."""
@@ -127,11 +126,13 @@ class FigureDataset(CatalogEntry, AbstractDataset["Figure | bytes", NoReturn]):
 
     def save(self, data: Figure | bytes) -> None:
         """Draw the figure in memory, then replace the file; bytes are the image already."""
+        # Drawn within a training, where Matplotlib is loaded by whoever draws, and not with the catalog.
         if isinstance(data, bytes):
             write_bytes_atomic(self._filepath, data)
             return
         buffer = io.BytesIO()
-        data.savefig(buffer, **{"format": self._filepath.suffix.lstrip(".") or "png", **self._save_args})
+        options: Any = {"format": self._filepath.suffix.lstrip(".") or "png", **self._save_args}
+        data.savefig(buffer, **options)
         write_bytes_atomic(self._filepath, buffer.getvalue())
 
     def preview(self) -> ImagePreview:
@@ -142,9 +143,6 @@ class FigureDataset(CatalogEntry, AbstractDataset["Figure | bytes", NoReturn]):
 
     def _exists(self) -> bool:
         return self._filepath.is_file()
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": self._filepath, "save_args": self._save_args}
 
 
 def _name_non_finite(value: Any) -> Any:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn, TypeVar
 
-from kedro.io import AbstractDataset, DatasetError
+from kedro.io import DatasetError
 from kedro_datasets._typing import TablePreview
 
-from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.datasets.entry import PathDataset
 from lm_tuning.datasets.handed import FinishedDataset, HandedDataset
 from lm_tuning.errors import UserError
+from lm_tuning.json_types import JsonObject
 from lm_tuning.storage.atomic import replace_folder, restore_folder
 from lm_tuning.storage.folders import FolderStore, StagedFolder
 from lm_tuning.storage.write_failures import explain_full_disk
@@ -21,8 +22,26 @@ logger = logging.getLogger(__name__)
 
 PREVIEW_NAME = "preview.json"
 
+_Saved = TypeVar("_Saved")
+_Loaded = TypeVar("_Loaded")
 
-class FolderStoreDataset(CatalogEntry, AbstractDataset[NoReturn, FolderStore]):
+
+class _StoreDataset(PathDataset[_Saved, _Loaded]):
+    """Base of the two entries of one store: the store itself, and its current folder."""
+
+    def __init__(self, filepath: str, keep: int = 3, metadata: JsonObject | None = None) -> None:
+        """Point at a store.
+
+        Args:
+            filepath: root of the store; it need not exist.
+            keep: number of keys that stay when one is published, the new one included.
+            metadata: for plugins and our tracking hook.
+        """
+        super().__init__(filepath, metadata)
+        self._store = FolderStore(self._filepath, keep)
+
+
+class FolderStoreDataset(_StoreDataset[NoReturn, FolderStore]):
     """Hand a node the store itself, so that it can look for finished work before it does any.
 
     Example:
@@ -33,34 +52,20 @@ class FolderStoreDataset(CatalogEntry, AbstractDataset[NoReturn, FolderStore]):
               filepath: data/05_model_input/default/tokens
     """
 
-    def __init__(self, filepath: str, keep: int = 3, metadata: dict[str, Any] | None = None) -> None:
-        """Point at a store.
-
-        Args:
-            filepath: root of the store; it need not exist.
-            keep: number of keys that stay when one is published.
-            metadata: for plugins and our tracking hook.
-        """
-        self._filepath = Path(filepath)
-        self._keep = keep
-        self.metadata = metadata
-
     def load(self) -> FolderStore:
         """Return the store, empty or not."""
-        return FolderStore(self._filepath, self._keep)
+        return self._store
 
     def save(self, data: NoReturn) -> NoReturn:
         """Refuse: publishing goes through the entry of type ``StoredFolderDataset``."""
+        # One writer: a store that two entries publish to would have two ideas of what is current.
         raise DatasetError(f"'{self._filepath}' is saved through its StoredFolderDataset entry.")
 
     def _exists(self) -> bool:
         return True
 
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": self._filepath, "keep": self._keep}
 
-
-class StoredFolderDataset(CatalogEntry, AbstractDataset[StagedFolder | Path, Path]):
+class StoredFolderDataset(_StoreDataset[StagedFolder | Path, Path]):
     """Publish a folder of a store, and load the current one as a path.
 
     A folder with a ``preview.json`` (``columns`` and ``data``) is previewed as a table.
@@ -73,18 +78,6 @@ class StoredFolderDataset(CatalogEntry, AbstractDataset[StagedFolder | Path, Pat
               filepath: data/05_model_input/default/tokens
     """
 
-    def __init__(self, filepath: str, keep: int = 3, metadata: dict[str, Any] | None = None) -> None:
-        """Point at a store.
-
-        Args:
-            filepath: root of the store.
-            keep: number of keys that stay, the new one included.
-            metadata: for plugins and our tracking hook.
-        """
-        self._filepath = Path(filepath)
-        self._keep = keep
-        self.metadata = metadata
-
     def load(self) -> Path:
         """Return the folder that was published last.
 
@@ -93,13 +86,13 @@ class StoredFolderDataset(CatalogEntry, AbstractDataset[StagedFolder | Path, Pat
                 ``DatasetError``).
         """
         try:
-            return FolderStore(self._filepath).current()
+            return self._store.current()
         except UserError as error:
             raise UserError([*error.problems, self.describe_missing(self._filepath)]) from error
 
     def save(self, data: StagedFolder | Path) -> None:
         """Publish a staged folder, or make a folder that is already stored the current one."""
-        FolderStore(self._filepath, self._keep).publish(data)
+        self._store.publish(data)
 
     def preview(self, nrows: int = 5) -> TablePreview:
         """Return the first rows of the folder's ``preview.json``, if it has one.
@@ -116,13 +109,10 @@ class StoredFolderDataset(CatalogEntry, AbstractDataset[StagedFolder | Path, Pat
 
     def _exists(self) -> bool:
         try:
-            FolderStore(self._filepath).current()
+            self._store.current()
         except UserError:
             return False
         return True
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": self._filepath, "keep": self._keep}
 
 
 class ModelFolderDataset(FinishedDataset):
@@ -142,7 +132,7 @@ class ModelFolderDataset(FinishedDataset):
         logger.info("The model lies in %s.", self._filepath)
 
     def _exists(self) -> bool:
-        restore_folder(self._filepath)
+        restore_folder(self._filepath)  # a killed process may have left the only model under another name
         return self._filepath.is_dir() and any(self._filepath.iterdir())
 
 

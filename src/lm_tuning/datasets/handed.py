@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn, TypeVar
+from typing import ClassVar, NoReturn, TypeVar
 
-from kedro.io import AbstractDataset, DatasetError
+from kedro.io import DatasetError
 
-from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.datasets.entry import PathDataset
 from lm_tuning.storage.atomic import replacing_file
 
 _Handed = TypeVar("_Handed")
 
 
-class HandedDataset(CatalogEntry, AbstractDataset[NoReturn, _Handed]):
+class HandedDataset(PathDataset[NoReturn, _Handed]):
     """Base of datasets that hand a node a path to write to; a subclass says what ``load`` returns.
 
     Attributes:
@@ -23,39 +23,16 @@ class HandedDataset(CatalogEntry, AbstractDataset[NoReturn, _Handed]):
 
     who_writes: ClassVar[str]
 
-    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
-        """Keep the path.
-
-        Args:
-            filepath: file or folder; it need not exist.
-            metadata: for plugins and our tracking hook.
-        """
-        self._filepath = Path(filepath)
-        self.metadata = metadata
-
     def save(self, data: NoReturn) -> NoReturn:
         """Refuse: a node writes there itself."""
         raise DatasetError(f"'{self._filepath}' {self.who_writes}.")
 
     def _exists(self) -> bool:
-        return True
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": self._filepath}
+        return True  # as an input it is always there: whoever loads it makes it
 
 
-class FinishedDataset(CatalogEntry, AbstractDataset[Path, Path]):
+class FinishedDataset(PathDataset[Path, Path]):
     """Base of datasets that keep one finished file or folder; a subclass says how it is moved and when it is there."""
-
-    def __init__(self, filepath: str, metadata: dict[str, Any] | None = None) -> None:
-        """Keep the path.
-
-        Args:
-            filepath: where the file or folder is kept.
-            metadata: for plugins and our tracking hook.
-        """
-        self._filepath = Path(filepath)
-        self.metadata = metadata
 
     def load(self) -> Path:
         """Return the path.
@@ -66,9 +43,6 @@ class FinishedDataset(CatalogEntry, AbstractDataset[Path, Path]):
         """
         self.require(self._filepath, self._exists())
         return self._filepath
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": self._filepath}
 
 
 class FinishedFileDataset(FinishedDataset):
@@ -84,6 +58,7 @@ class FinishedFileDataset(FinishedDataset):
 
     def save(self, data: Path) -> None:
         """Move a file here, also from another disk."""
+        # Beside the target first: a move from another disk is a copy, and would be seen half done.
         with replacing_file(self._filepath) as aside:
             shutil.move(data, aside)
 

@@ -6,15 +6,19 @@ import atexit
 import logging
 import os
 import tempfile
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from kedro.io import AbstractDataset, DatasetError
 
 from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.json_types import JsonObject
 from lm_tuning.tracking.active_run import current_journal
 from lm_tuning.tracking.delivery import STEP, Delivery, now_ms
 from lm_tuning.tracking.journal import Journal
+from lm_tuning.tracking.records import RunHeader
 from lm_tuning.tracking.sender import Sender
 from lm_tuning.tracking.trouble import strip_passwords
 
@@ -82,7 +86,7 @@ class MetricStream:
         elif self.run_id is not None:
             self._take_up().add({"kind": "metrics", "step": step, "time": now_ms(), "values": metrics, "of": STEP})
 
-    def set_tags(self, tags: dict[str, Any]) -> None:
+    def set_tags(self, tags: JsonObject) -> None:
         """Append tags for the run.
 
         Args:
@@ -122,8 +126,9 @@ class MetricStream:
             self.flush()
             return
         self._journal = None
-        if os.getpid() != self._owner:  # a forked copy has no thread
+        if os.getpid() != self._owner:  # a forked copy has no thread, and its parent sends
             return
+        # Without a run of ours nobody sends the rest later, so what is not sent now is lost, and counted.
         all_sent = sender.finish(timeout_seconds)
         self.num_lost += sender.num_lost + sum((0, 0) if all_sent else sender.journal.count())
         sender.journal.remove()
@@ -138,8 +143,9 @@ class MetricStream:
 
             if self.tracking_uri is None:
                 self.tracking_uri = mlflow.get_tracking_uri()
+            # Not the project's folder of journals: this one is nobody else's to send, and there may be no project.
             folder = Path(tempfile.mkdtemp(prefix="lm-tuning-metrics-"))
-            header = {"uri": strip_passwords(self.tracking_uri), "run_id": self.run_id, "is_ours": False}
+            header: RunHeader = {"uri": strip_passwords(self.tracking_uri), "run_id": self.run_id, "is_ours": False}
             journal = Journal.create(folder, header)
             self._sender = Sender(journal, Delivery(journal, self.tracking_uri, locks=folder))
             self._sender.start()
@@ -148,13 +154,9 @@ class MetricStream:
             atexit.register(self.close)
         return self._journal
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Pickle the address of the run, without thread and queue."""
-        return {"run_id": self.run_id, "tracking_uri": self.tracking_uri, "earlier_names": self.earlier_names}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Start afresh in another process."""
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Callable[..., MetricStream], tuple[str | None, str | None]]:
+        """Pickle the address of the run, without thread and queue: the copy starts afresh in another process."""
+        return partial(MetricStream, earlier_names=self.earlier_names), (self.run_id, self.tracking_uri)
 
 
 class MetricStreamDataset(CatalogEntry, AbstractDataset[NoReturn, MetricStream]):
@@ -169,7 +171,7 @@ class MetricStreamDataset(CatalogEntry, AbstractDataset[NoReturn, MetricStream])
               type: lm_tuning.datasets.MetricStreamDataset
     """
 
-    def __init__(self, metadata: dict[str, Any] | None = None) -> None:
+    def __init__(self, metadata: JsonObject | None = None) -> None:
         """Keep the description for plugins.
 
         Args:
@@ -196,5 +198,5 @@ class MetricStreamDataset(CatalogEntry, AbstractDataset[NoReturn, MetricStream])
     def _exists(self) -> bool:
         return True
 
-    def _describe(self) -> dict[str, Any]:
+    def _describe(self) -> dict[str, str]:
         return {}

@@ -7,7 +7,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lm_tuning.datasets.entry import Marks
 from lm_tuning.errors import UserError
+from lm_tuning.json_types import JsonObject
 
 if TYPE_CHECKING:
     from kedro.config import AbstractConfigLoader
@@ -29,8 +31,8 @@ OPTIONS: dict[str, frozenset[str]] = {
     "StoredFolderDataset": frozenset({"filepath", "keep"}),
     "TextDataset": frozenset({"filepath"}),
 }
-#: Keys of ``metadata.lm_tuning``, which the tracking hook reads.
-MARKS = frozenset({"mlflow_artifact", "mlflow_metrics", "also_on_failure"})
+#: Keys of ``metadata.lm_tuning``.
+MARKS = frozenset(Marks.__annotations__)
 
 _KEPT_BY_KEDRO = {"type", "metadata", "launch"}
 _CLOSE_ENOUGH = 0.75
@@ -56,6 +58,7 @@ def check_entries(config_loader: AbstractConfigLoader) -> None:
     from kedro.config import MissingConfigException
     from omegaconf.errors import OmegaConfBaseException
 
+    # The configuration, before Kedro makes datasets of it: it makes them as they are needed, the last ones after hours.
     try:
         catalog = dict(config_loader["catalog"])
     except MissingConfigException:
@@ -83,6 +86,7 @@ def _problems_of(name: str, entry: Any) -> Iterator[str]:
         hint = f"Did you mean {PREFIX}{nearest[0]}?" if nearest else f"Classes: {', '.join(sorted(OPTIONS))}."
         yield f"{where}: there is no dataset class {kind}. {hint}"
         return
+    # The class would refuse it too, but only when Kedro makes it: for a report, that is after the training.
     for key in entry:
         if key == "versioned" and entry[key]:
             yield f"{where}: versioned = {str(entry[key]).lower()}: {_VERSIONED}."
@@ -101,13 +105,14 @@ def _problems_of(name: str, entry: Any) -> Iterator[str]:
             yield f"{where}: metadata.lm_tuning has no key {mark}. {hint}"
 
 
-def _foreign_folders(catalog: Mapping[str, Any]) -> list[str]:
+def _foreign_folders(catalog: JsonObject) -> list[str]:
     """List model entries whose folder holds something else, which saving the model would replace."""
     problems = []
     for name, entry in catalog.items():
         if not isinstance(entry, Mapping) or str(entry.get("type")) != f"{PREFIX}ModelFolderDataset":
             continue
         folder = Path(str(entry.get("filepath", "")))
+        # Every tuned model has this file, see models/tuned.py.
         if folder.is_dir() and any(folder.iterdir()) and not (folder / "tuning.json").is_file():
             problems.append(
                 f"Catalog entry '{name}': filepath = {folder} holds files that are no tuned model, and saving one "
@@ -116,13 +121,14 @@ def _foreign_folders(catalog: Mapping[str, Any]) -> list[str]:
     return problems
 
 
-def _unused(catalog: Mapping[str, Any]) -> list[str]:
+def _unused(catalog: JsonObject) -> list[str]:
     """List entries that no pipeline uses and whose name comes near one that does: the setting would be left out."""
     used = _used_names()
     problems = []
     for name in map(str, catalog):
         if name in used or name.startswith("_") or "{" in name:
             continue
+        # First among what no entry bears yet: of two entries with similar names, one is likely meant as it is.
         nearest = get_close_matches(name, used - set(catalog), n=1, cutoff=_CLOSE_ENOUGH) or get_close_matches(
             name, used, n=1, cutoff=_CLOSE_ENOUGH
         )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 
-from lm_tuning.parameters.loading import load_parameters
+from lm_tuning.hooks.session_parameters import settle_parameters
 from lm_tuning.progress import keep_log_lines_whole
 from lm_tuning.runtime.backend import apply_backend, summarize_facts
 from lm_tuning.runtime.device import probe_device
@@ -24,7 +24,6 @@ from lm_tuning.runtime.threads import (
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
-    from kedro.config import OmegaConfigLoader
     from kedro.framework.context import KedroContext
     from kedro.io import CatalogProtocol
     from kedro.pipeline.node import Node
@@ -43,6 +42,7 @@ class EnvironmentHook:
     def __init__(self) -> None:
         """Begin with nothing applied."""
         self._planned_kind: str | None = None
+        self._settings: EnvironmentParameters | None = None
         self._applied: EnvironmentParameters | None = None
         self._open: dict[str, ExitStack] = {}
 
@@ -50,7 +50,7 @@ class EnvironmentHook:
     def after_context_created(self, context: KedroContext) -> None:
         """Set environment variables while torch is not loaded yet; the catalog may load it."""
         keep_log_lines_whole()
-        settings = load_parameters(cast("OmegaConfigLoader", context.config_loader), context.project_path).environment
+        settings = self._settings = settle_parameters(context).parameters.environment
         device = probe_device()
         self._set_variables(
             settings, device.kind, f"{device.kind.upper()} ({device.name}), {count_of(device.cores, 'core')}"
@@ -59,6 +59,8 @@ class EnvironmentHook:
     @hook_impl
     def before_node_run(self, node: Node, catalog: CatalogProtocol) -> None:
         """Switch parallel tokenizing on for nodes that tokenize, and set torch's switches before nodes that use it."""
+        # The library reads its variable at each call, so it can be on for these nodes. A fork in the middle of its
+        # thread pool hangs the child.
         if TOKENIZERS_TAG in node.tags:
             self._open[node.name] = ExitStack()
             self._open[node.name].enter_context(tokenizer_parallelism(True))
@@ -76,6 +78,7 @@ class EnvironmentHook:
         self._close(node)
 
     def _set_variables(self, settings: EnvironmentParameters, kind: str, described: str) -> None:
+        # Children inherit the variables: loader workers, ranks, and the process that measures micro-batches.
         processor = read_processor()
         decisions = plan_variables(
             device_kind=kind,
@@ -93,11 +96,19 @@ class EnvironmentHook:
             _log(f"Environment for {described}:", summarize_decisions(decisions))
 
     def _apply_backend(self, catalog: CatalogProtocol) -> None:
-        settings = _read_settings(catalog)
+        if self._settings is None:
+            # A process that Kedro's parallel runner has started: it is given the catalog and no context.
+            from lm_tuning.parameters.model import EnvironmentParameters
+
+            loaded: Any = catalog.load("params:environment")
+            self._settings = EnvironmentParameters.model_validate(loaded)
+        settings = self._settings
         if settings == self._applied:
             return
         import torch
 
+        # The variables were planned by what the driver said. A card that torch cannot use turns this into a training on
+        # the CPU, where one thread would be ruinous.
         if self._planned_kind == "cuda" and not torch.cuda.is_available():
             logger.warning(
                 "The driver shows a graphics card, but torch %s cannot use it (see torch.cuda.is_available): training "
@@ -123,11 +134,3 @@ class EnvironmentHook:
 
 def _log(title: str, lines: list[str]) -> None:
     logger.info("%s", "\n".join([title, *lines]))
-
-
-def _read_settings(catalog: CatalogProtocol) -> EnvironmentParameters:
-    """Read the group from the catalog, which also a process has that Kedro's parallel runner started."""
-    from lm_tuning.parameters.model import EnvironmentParameters
-
-    loaded: Any = catalog.load("params:environment")
-    return EnvironmentParameters.model_validate(loaded)

@@ -6,17 +6,44 @@ import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from lm_tuning.errors import UserError
+from lm_tuning.json_types import JsonObject
 from lm_tuning.secrets import mask_address, remember_settings
-from lm_tuning.tracking.address import check_address
+from lm_tuning.tracking.address import check_address, is_database
 
 if TYPE_CHECKING:
     from kedro.framework.context import KedroContext
     from kedro_mlflow.config.kedro_mlflow_config import KedroMlflowConfig
 
     from lm_tuning.parameters import TrackingParameters
+
+
+class _Server(TypedDict, total=False):
+    mlflow_tracking_uri: str
+
+
+class _Creation(TypedDict, total=False):
+    artifact_location: str
+
+
+class ExperimentOfFile(TypedDict, total=False):
+    """The experiment as ``mlflow.yml`` states it."""
+
+    name: str
+    create_experiment_kwargs: _Creation
+
+
+class _Tracking(TypedDict, total=False):
+    experiment: ExperimentOfFile
+
+
+class MlflowFile(TypedDict, total=False):
+    """What is read here of ``mlflow.yml``; kedro-mlflow's classes check the whole of it, these keys too."""
+
+    server: _Server
+    tracking: _Tracking
 
 
 def set_up_mlflow(context: KedroContext, tracking: TrackingParameters) -> KedroMlflowConfig:
@@ -42,12 +69,14 @@ def set_up_mlflow(context: KedroContext, tracking: TrackingParameters) -> KedroM
     if not OmegaConf.has_resolver("km.random_name"):
         OmegaConf.register_new_resolver("km.random_name", resolve_random_name, use_cache=True)
     root = Path(context.project_path)
-    given = _without_nulls(_read_mlflow_config(context))
+    # Checked before it is completed: what is completed would hide what the user has left out or misspelled.
+    given = _read_mlflow_config(context)
     _refuse_second_names(_validate(given), tracking)
     completed = complete_mlflow_config(given, tracking.experiment, root)
     _hide_password(completed["server"]["mlflow_tracking_uri"])
     context.config_loader["mlflow"] = completed
     config = _validate(completed)
+    # A run that the user has opened lies in a store already, with credentials and all.
     if mlflow.active_run() is not None:
         config.server.mlflow_tracking_uri = mlflow.get_tracking_uri()
     else:
@@ -59,6 +88,7 @@ def set_up_mlflow(context: KedroContext, tracking: TrackingParameters) -> KedroM
         if server.mlflow_registry_uri is not None:
             server.mlflow_registry_uri = _validate_uri(root, server.mlflow_registry_uri)
         mlflow.set_tracking_uri(server.mlflow_tracking_uri)
+        # As kedro-mlflow's set-up does; the rest of that makes or restores the experiment, and waits for the store.
         mlflow.set_registry_uri(server.mlflow_registry_uri)  # type: ignore[arg-type]  # None: as the tracking store
         if creation.artifact_location is not None:
             creation.artifact_location = _validate_uri(root, creation.artifact_location)
@@ -68,7 +98,7 @@ def set_up_mlflow(context: KedroContext, tracking: TrackingParameters) -> KedroM
     return config
 
 
-def _validate(content: Mapping[str, Any]) -> KedroMlflowConfig:
+def _validate(content: MlflowFile) -> KedroMlflowConfig:
     from kedro_mlflow.config.kedro_mlflow_config import KedroMlflowConfig
     from pydantic import ValidationError
 
@@ -79,7 +109,7 @@ def _validate(content: Mapping[str, Any]) -> KedroMlflowConfig:
         raise UserError([f"mlflow.yml: {key}: {problem}." for key, problem in wrong]) from error
 
 
-def _without_nulls(content: Mapping[str, Any]) -> dict[str, Any]:
+def _without_nulls(content: JsonObject) -> JsonObject:
     """Leave out what is null, such as a group whose keys are all commented out."""
     return {
         key: _without_nulls(value) if isinstance(value, Mapping) else value
@@ -92,6 +122,7 @@ def _refuse_second_names(stated: KedroMlflowConfig, tracking: TrackingParameters
     """Refuse names in ``mlflow.yml`` that would give way to the parameters without a word."""
     experiment, run = stated.tracking.experiment, stated.tracking.run
     problems = []
+    # Only what the file states: kedro-mlflow has a default name of its own.
     if "name" in experiment.model_fields_set and experiment.name != tracking.experiment:
         problems.append(
             f"mlflow.yml: tracking.experiment.name = {experiment.name!r}, but runs go to the experiment of the "
@@ -120,23 +151,25 @@ def _hide_password(uri: str) -> None:
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 
 
-def _name_source(given: Mapping[str, Any]) -> str:
+def _name_source(given: MlflowFile) -> str:
     """Describe where the address of the store was set."""
-    is_in_file = bool((given.get("server") or {}).get("mlflow_tracking_uri"))
+    is_in_file = bool(given.get("server", {}).get("mlflow_tracking_uri"))
     return "mlflow.yml: server.mlflow_tracking_uri" if is_in_file else "The environment variable MLFLOW_TRACKING_URI"
 
 
-def _read_mlflow_config(context: KedroContext) -> dict[str, Any]:
-    """Return ``mlflow.yml`` of the environment, or nothing where there is none."""
+def _read_mlflow_config(context: KedroContext) -> MlflowFile:
+    """Return ``mlflow.yml`` of the environment without what is null, or nothing where there is no such file."""
     from kedro.config import MissingConfigException
 
     try:
-        return dict(context.config_loader["mlflow"])
+        content: Any = _without_nulls(dict(context.config_loader["mlflow"]))
     except MissingConfigException:
-        return {}
+        content = {}
+    read: MlflowFile = content
+    return read
 
 
-def complete_mlflow_config(config: Mapping[str, Any], experiment: str, root: Path) -> dict[str, Any]:
+def complete_mlflow_config(config: MlflowFile, experiment: str, root: Path) -> MlflowFile:
     """Add what ``mlflow.yml`` leaves open.
 
     Args:
@@ -148,18 +181,17 @@ def complete_mlflow_config(config: Mapping[str, Any], experiment: str, root: Pat
         A configuration for kedro-mlflow. A folder for artifacts within the project is left out when a server keeps the
         runs, since it would mean a folder on the server.
     """
-    server = dict(config.get("server") or {})
-    uri = (
-        server.get("mlflow_tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
-    )
-    tracking = dict(config.get("tracking") or {})
-    creation = dict((tracking.get("experiment") or {}).get("create_experiment_kwargs") or {})
-    is_local = uri.split(":")[0] in {"sqlite", "postgresql", "mysql", "mssql"}
-    if not is_local and "://" not in str(creation.get("artifact_location") or "://"):
+    server, tracking = config.get("server", {}), config.get("tracking", {})
+    uri = server.get("mlflow_tracking_uri") or os.environ.get("MLFLOW_TRACKING_URI")
+    uri = uri or f"sqlite:///{root / 'mlflow.db'}"
+    stated = tracking.get("experiment", {})
+    creation = stated.get("create_experiment_kwargs", {}).copy()
+    # A path within the project means a folder of this machine, and a server would take it for one of its own.
+    if not is_database(uri) and "://" not in str(creation.get("artifact_location") or "://"):
         del creation["artifact_location"]
-    tracking["experiment"] = {
-        **(tracking.get("experiment") or {}),
-        "name": experiment,
-        "create_experiment_kwargs": creation,
+    named: ExperimentOfFile = {**stated, "name": experiment, "create_experiment_kwargs": creation}
+    return {
+        **config,
+        "server": {**server, "mlflow_tracking_uri": uri},
+        "tracking": {**tracking, "experiment": named},
     }
-    return {**config, "server": {**server, "mlflow_tracking_uri": uri}, "tracking": tracking}

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from lm_tuning.errors import UserError
 from lm_tuning.hooks.locking import LOCK_FOLDER
+from lm_tuning.json_types import JsonObject
 from lm_tuning.secrets import mask, mask_values
 from lm_tuning.tracking.active_run import enter_run, leave_run, set_current
 from lm_tuning.tracking.address import bounded_requests
 from lm_tuning.tracking.delivery import Delivery, now_ms
 from lm_tuning.tracking.journal import JOURNAL_FOLDER, Journal, describe_count, find_journal, is_stand_in, read_run_id
+from lm_tuning.tracking.records import Experiment, RunHeader
 from lm_tuning.tracking.run_description import flatten_settings
 from lm_tuning.tracking.sender import Sender
 from lm_tuning.tracking.trouble import describe_trouble, strip_passwords
@@ -39,7 +41,7 @@ class RunPlan(NamedTuple):
 
     Attributes:
         uri: the tracking store.
-        experiment: ``name``, ``artifact_location`` and ``tags`` of the experiment, should it have to be made.
+        experiment: that a new run goes to.
         name: of the run.
         run_id: of the run to go on with, or that the user has opened; a stand-in for one that an earlier process could
             not make; None for a new run.
@@ -47,7 +49,7 @@ class RunPlan(NamedTuple):
     """
 
     uri: str
-    experiment: dict[str, Any]
+    experiment: Experiment
     name: str
     run_id: str | None
     is_ours: bool
@@ -71,6 +73,7 @@ class MlflowRun:
         self._exit.enter_context(bounded_requests())
         journal = self._take_up_journal()
         self.journal = journal
+        # Before the sender: the first fact of this process tells a resume from what an earlier one has left.
         journal.add({"kind": "begin"})
         self._sender = Sender(journal, Delivery(journal, plan.uri, locks=root / LOCK_FOLDER))
         self._sender.on_open = self._note_open
@@ -110,11 +113,12 @@ class MlflowRun:
                     f"tracking.on_unreachable = stop: MLflow at {shown_uri} is away: {trouble.text}. Start it, set "
                     "MLFLOW_TRACKING_URI to another store, or set tracking.on_unreachable = continue."
                 )
+            # From now on checkpoints and metrics may name the run by its stand-in.
             self.journal.stand_in()
             logger.warning("%s", describe_trouble(shown_uri, trouble, self._shown_folder()))
         set_current(self.journal)
 
-    def log_settings(self, parameters: Mapping[str, Any]) -> None:
+    def log_settings(self, parameters: JsonObject) -> None:
         """Log each setting as a parameter and all of them as a file.
 
         Args:
@@ -123,7 +127,7 @@ class MlflowRun:
         import yaml
 
         parameters = mask_values(parameters)
-        text = yaml.safe_dump(dict(parameters), sort_keys=False, allow_unicode=True)
+        text = yaml.safe_dump(parameters, sort_keys=False, allow_unicode=True)
         self.journal.add({"kind": "settings", "values": flatten_settings(parameters), "text": text})
 
     def log_tags(self, tags: Mapping[str, str]) -> None:
@@ -156,6 +160,7 @@ class MlflowRun:
         if path.is_file():
             self.journal.add_file(path, folder, what)
             return
+        # File by file, so that one that the store refuses costs no other.
         for file in sorted(each for each in path.rglob("*") if each.is_file()):
             inner = file.parent.relative_to(path).as_posix()
             self.journal.add_file(file, folder if inner == "." else f"{folder}/{inner}", f"{what} ({file.name})")
@@ -182,6 +187,7 @@ class MlflowRun:
             status: ``FINISHED``, ``FAILED`` or ``KILLED``; None leaves it to what was noted before, or to the user.
             timeout_seconds: the longest wait for another thread that writes to the journal; -1 for no limit.
         """
+        # A run that the user has opened goes on after ours, and the user ends it.
         if status is not None and self._plan.is_ours:
             self.journal.add({"kind": "end", "status": status, "time": now_ms()})
         if self._plan.is_ours:
@@ -250,6 +256,8 @@ class MlflowRun:
         plan, journals = self._plan, self._root / JOURNAL_FOLDER
         run_id = plan.run_id
         if run_id is not None and is_stand_in(run_id):
+            # Either what it had to tell is still here and goes on in the same journal, or it has been sent since, and
+            # the store's id was noted.
             folder = find_journal(journals, run_id)
             if folder is not None:
                 journal = Journal(folder)
@@ -260,7 +268,7 @@ class MlflowRun:
             if run_id is None:
                 logger.warning("The MLflow run of %s is gone, so a new one is started.", plan.run_id)
             self._resumed = run_id
-        header = {
+        header: RunHeader = {
             "uri": strip_passwords(plan.uri),
             "experiment": plan.experiment,
             "run_name": mask(plan.name),
@@ -302,6 +310,7 @@ class MlflowRun:
 
 def _context_tags(name: str) -> dict[str, str]:
     """Return what MLflow notes of every run: user, source, and its name."""
+    # mlflow.start_run() would add them; runs are made by the client here, which adds nothing.
     from mlflow.tracking.context.registry import resolve_tags
 
     return {str(key): mask(str(value)) for key, value in resolve_tags({"mlflow.runName": name}).items()}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kedro.framework.hooks import hook_impl
 
-from lm_tuning.parameters.loading import load_parameters
+from lm_tuning.hooks.session_parameters import settle_parameters
 from lm_tuning.secrets import mask_error, remember_settings
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class SecretsHook:
     @hook_impl(tryfirst=True)
     def after_context_created(self, context: KedroContext) -> None:
         """Remember passwords in addresses and variables whose names say that they are secret."""
-        remember_settings(load_parameters(context.config_loader, context.project_path).model_dump())
+        remember_settings(settle_parameters(context).parameters.model_dump())
 
     @hook_impl(tryfirst=True)
     def on_node_error(self, error: Exception) -> None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TypeAlias
 
 from lm_tuning.errors import Interrupted
 from lm_tuning.runtime.stopping import Echo, forget_request, is_watched, note_request, stop_if_requested, watch_signals
+
+# As signal.signal() returns and takes it; None stands for a handler that was not set from Python.
+_Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | signal.Handlers | None
 
 
 class StopSignals:
@@ -22,7 +25,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         """Begin without handlers."""
-        self._previous: dict[signal.Signals, Any] = {}
+        self._previous: dict[signal.Signals, _Handler] = {}
 
     def install(self) -> None:
         """Install both signals; outside the main thread, where that is impossible, do nothing."""
@@ -58,6 +61,7 @@ def signals_of_a_command() -> Iterator[None]:
 
 def was_interrupted(error: BaseException | None) -> bool:
     """Return whether an error, or what it was raised from, is a request to stop."""
+    # As a traceback is printed: the cause, or else the context unless it was suppressed with "from None".
     while error is not None:
         if isinstance(error, Interrupted | KeyboardInterrupt):
             return True
@@ -72,5 +76,5 @@ def _raise_interrupted(number: int, frame: FrameType | None) -> None:
     """Stop the run where it stands, or at the next node or sign of progress where that is swallowed."""
     if _echo.repeats(number):
         return
-    note_request(signal.Signals(number).name)
+    note_request(signal.Signals(number).name)  # first, so that it is not lost where the error is swallowed
     stop_if_requested()

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 
+from lm_tuning.datasets.entry import read_marks
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.hooks.mlflow_config import set_up_mlflow
 from lm_tuning.hooks.mlflow_run import MlflowRun, RunPlan
+from lm_tuning.hooks.session_parameters import settle_parameters
 from lm_tuning.hooks.stopping import StopSignals, was_interrupted
 from lm_tuning.models.tuned import read_tuning
-from lm_tuning.parameters.loading import load_parameters
 from lm_tuning.runtime.facts import environment_facts, run_facts
 from lm_tuning.runtime.stopping import last_words, stop_if_requested
+from lm_tuning.tracking.records import RunParams
 from lm_tuning.tracking.run_description import data_digests, name_pipelines, numbers_of, rerun_command
 from lm_tuning.training.checkpoints.format import find_latest
 
@@ -77,17 +79,18 @@ class TrackingHook:
 
         self._finish("KILLED")  # a run that Ctrl-C in a notebook has left open: Kedro calls no hook then
         self._root = Path(context.project_path)
-        self._parameters = load_parameters(context.config_loader, context.project_path)
+        self._parameters = settle_parameters(context).parameters
         self._config = set_up_mlflow(context, self._parameters.tracking)
+        # Not registered with Kedro: it would set MLflow up, wait for the store, and log everything a second time.
         self._plugin = MlflowHook()
 
     @hook_impl
     def after_catalog_created(  # noqa: PLR0917 - as Kedro declares it
         self,
         catalog: CatalogProtocol,
-        conf_catalog: dict[str, Any],
-        conf_creds: dict[str, Any],
-        parameters: dict[str, Any],
+        conf_catalog: object,
+        conf_creds: object,
+        parameters: object,
         save_version: str,
         load_versions: dict[str, str],
     ) -> None:
@@ -96,7 +99,7 @@ class TrackingHook:
         self._plugin.after_catalog_created(catalog, conf_catalog, conf_creds, parameters, save_version, load_versions)
 
     @hook_impl(trylast=True)
-    def before_pipeline_run(self, run_params: dict[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+    def before_pipeline_run(self, run_params: RunParams, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Open the run and log what is known before the first node.
 
         Raises:
@@ -106,7 +109,8 @@ class TrackingHook:
         if not self._is_enabled(run_params):
             return
         self._signals.install()
-        atexit.register(self._finish, "KILLED", is_hurried=True)  # Kedro calls no hook for what is not an Exception
+        # Kedro calls no hook for what is not an Exception, such as SystemExit.
+        atexit.register(self._finish, "KILLED", is_hurried=True)
         try:
             self._open_run(run_params, pipeline, catalog)
             self._try("settings", self._log_settings)
@@ -142,7 +146,7 @@ class TrackingHook:
         if self._run is None or self._catalog is None:
             return
         run, dataset = self._run, self._catalog.get(dataset_name)
-        marks = _marks_of(dataset)
+        marks = read_marks(dataset)
         if metrics := marks.get("mlflow_metrics"):
             figures = data if metrics is True else data[metrics]
             split = data.get("split") if isinstance(data, Mapping) else None
@@ -151,15 +155,17 @@ class TrackingHook:
                 lambda: run.log_figures(dataset_name, numbers_of(figures), split=split),
             )
         if folder := marks.get("mlflow_artifact"):
+            # Copied at once: a later run of the same output replaces the file.
             paths = getattr(dataset, "artifact_paths", None) or [Path(getattr(dataset, "_filepath", dataset_name))]
             for path in paths:
                 what = f"a copy of '{dataset_name}'" + (f" ({path.name})" if len(paths) > 1 else "")
                 self._logged.add(path)
                 self._soon(what, lambda path=path, what=what: self._log_artifact(run, path, folder, what))  # type: ignore[misc]
         self._log_digests(dataset_name, data)
-        if dataset_name == "tuned_model":
+        if dataset_name == "tuned_model":  # the training has gone on to its end
             self._release()
 
+    # First of all hooks: when the others have done, the output's lock is free, and another run may replace the files.
     @hook_impl(tryfirst=True)
     def after_pipeline_run(self) -> None:
         """Close the run as finished, once everything is sent."""
@@ -180,13 +186,13 @@ class TrackingHook:
         status = "KILLED" if was_interrupted(error) else "FAILED"
         self._finish(None if is_refusal else status, is_hurried=status == "KILLED")
 
-    def _is_enabled(self, run_params: Mapping[str, Any]) -> bool:
+    def _is_enabled(self, run_params: RunParams) -> bool:
         """Respect ``tracking.disable_tracking.pipelines`` of ``mlflow.yml``."""
         assert self._config is not None, "the context comes before the pipeline"
         disabled = self._config.tracking.disable_tracking.pipelines
         return not all(name in disabled for name in run_params.get("pipeline_names") or ["__default__"])
 
-    def _open_run(self, run_params: Mapping[str, Any], pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+    def _open_run(self, run_params: RunParams, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
         """Start a run, or go on with that of the checkpoint to resume, or log into one that the user has opened."""
         import mlflow
 
@@ -224,7 +230,7 @@ class TrackingHook:
         assert self._run is not None and self._parameters is not None, "the run is open"
         self._run.log_settings(self._parameters.model_dump(mode="json"))
 
-    def _log_start(self, run_params: Mapping[str, Any]) -> None:
+    def _log_start(self, run_params: RunParams) -> None:
         """Log how the run was started, from which code, and on what machine."""
         assert self._run is not None, "the run is open"
         facts = {**run_facts(self._root), **environment_facts()}
@@ -257,9 +263,10 @@ class TrackingHook:
         """Copy the files that tell why a run failed, if this run has written them past the catalog."""
         assert self._catalog is not None, "the run is open"
         for name, dataset in self._catalog.items():
-            marks, path = _marks_of(dataset), Path(getattr(dataset, "_filepath", ""))
+            marks, path = read_marks(dataset), Path(getattr(dataset, "_filepath", ""))
             if not marks.get("also_on_failure") or path in self._logged or not path.is_file():
                 continue
+            # An earlier run's file lies in the same place.
             if path.stat().st_mtime >= self._began and self._run is not None:
                 run, what = self._run, f"a copy of '{name}'"
                 self._try(what, lambda path=path, what=what: run.log_artifact(path, marks["mlflow_artifact"], what))  # type: ignore[misc]  # noqa: B023
@@ -321,12 +328,6 @@ class TrackingHook:
 def _is_refusal(error: BaseException | None) -> bool:
     """Return whether the user was told to fix something, rather than that something broke."""
     return error is not None and (isinstance(error, UserError) or _is_refusal(error.__cause__))
-
-
-def _marks_of(dataset: Any) -> dict[str, Any]:
-    """Return what the catalog says about an entry to this hook."""
-    marks: dict[str, Any] = (getattr(dataset, "metadata", None) or {}).get("lm_tuning", {})
-    return marks
 
 
 def _describe_device(root: Path) -> dict[str, str]:

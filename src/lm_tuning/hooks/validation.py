@@ -12,7 +12,7 @@ from kedro.framework.hooks import hook_impl
 from lm_tuning.datasets.entry import CatalogEntry, find_way
 from lm_tuning.datasets.options import check_entries
 from lm_tuning.errors import UserError
-from lm_tuning.parameters.loading import read_settled
+from lm_tuning.hooks.session_parameters import settle_parameters
 from lm_tuning.runtime.device import Device, probe_device
 
 if TYPE_CHECKING:
@@ -39,19 +39,18 @@ class TrainingStartHook:
         Raises:
             UserError: with every problem at once.
         """
-        from lm_tuning.parameters.model import ModelParameters
-        from lm_tuning.parameters.train import TrainParameters
         from lm_tuning.training.checkpoints.integrity import require_latest
 
         nodes = {node.func.__name__ for node in pipeline.nodes} & TRAINING_NODES
         if not nodes or not {"params:train", "params:model"} <= pipeline.inputs():
             return
-        # Not through the catalog, which would log each as loaded, nor by loading the folder, which would make it.
-        entries: dict[str, Any] = {name: catalog.get(name) for name in ("params:train", "params:model", "checkpoints")}
-        train = TrainParameters.model_validate(entries["params:train"].load())
-        model = ModelParameters.model_validate(entries["params:model"].load())
+        # Not by catalog.load(), which would log each of them as loaded.
+        entries: list[Any] = [catalog.get(name) for name in ("params:train", "params:model")]
+        train, model = (entry.load() for entry in entries)  # Kedro has made the classes of them, by the nodes' hints
         problems = find_device_problems(probe_device(), train, model)
-        if train.resume and "train_model" in nodes and (folder := getattr(entries["checkpoints"], "_filepath", None)):
+        # The path alone: loading the entry would make the folder, and a run that is refused leaves none.
+        folder = getattr(catalog.get("checkpoints"), "_filepath", None)
+        if train.resume and "train_model" in nodes and folder:
             # Whether it is whole is seen now; whether it fits is only known with the tokens.
             try:
                 require_latest(Path(folder))
@@ -72,6 +71,7 @@ def find_device_problems(device: Device, train: TrainParameters, model: ModelPar
     from lm_tuning.runtime.precision import choose_precision
 
     problems = []
+    # Without the capability of a card nothing is refused here: the train node asks torch.
     if device.kind != "cuda" or device.detail != "compute capability unknown":
         try:
             choose_precision(device, requested=train.precision, method=train.method, weights_dtype=model.dtype)
@@ -135,8 +135,9 @@ class ParametersHook:
         Raises:
             UserError: with every problem at once.
         """
+        # Kedro runs from any folder inside the project, and catalog entries and parameters hold relative paths.
         os.chdir(context.project_path)
-        settled = read_settled(context.config_loader, context.project_path)
+        settled = settle_parameters(context)
         check_entries(context.config_loader)
         # What a nearer setting replaced must be gone for the nodes too, which Kedro hands the loader's values.
         context.config_loader["parameters"] = settled.raw

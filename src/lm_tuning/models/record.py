@@ -1,8 +1,10 @@
-"""What is known of a base model, as the catalog stores it and everything that loads it reads it."""
+"""What is known of a base model and of a tuned one, as both are stored and as everything that loads them reads it."""
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import Literal, NotRequired, TypedDict
+
+from lm_tuning.json_types import JsonObject
 
 
 class ModelLocation(TypedDict):
@@ -19,6 +21,50 @@ class BaseModelRecord(ModelLocation):
     digest: str
     tokenizer_digest: str
     is_embedded: bool
+
+
+class LoadingOptions(TypedDict):
+    """How weights are held and used: further keywords of everything that loads them."""
+
+    dtype: str
+    attention: str
+    device: str
+
+
+class QuantizationRecord(TypedDict):
+    """How the frozen weights of a base are held, by the names of ``train.qlora``."""
+
+    bits: Literal[4, 8]
+    quant_type: NotRequired[Literal["nf4", "fp4"]]
+    double_quant: NotRequired[bool]
+
+
+class RenderingRecord(TypedDict, total=False):
+    """How the chat template was called for the training rows; nothing where no template wrote them."""
+
+    template_arguments: JsonObject
+    system_turn: str
+
+
+class TuningRecord(TypedDict):
+    """``tuning.json``: how a tuned model was made. What earlier versions did not note may be missing."""
+
+    method: Literal["full", "lora", "qlora"]
+    task: Literal["causal_lm", "sequence_classification", "seq2seq_lm"]
+    quantization: QuantizationRecord | None
+    base: BaseModelRecord
+    tokens_key: NotRequired[str]
+    rendering: RenderingRecord
+    compute_dtype: NotRequired[str]
+    finished_step: int
+    tokens_per_second: NotRequired[float | None]
+    samples_per_second: NotRequired[float | None]
+    steps_per_second: NotRequired[float | None]
+    run_folder: NotRequired[str]
+    mlflow_run_id: NotRequired[str | None]
+    # The tokens that its generation settings stop at. A model with this key was stored with settings of its own, so the
+    # evaluation takes those; one without has the settings of its base.
+    stop_token_ids: NotRequired[list[int] | None]
 
 
 def location_of(record: ModelLocation) -> ModelLocation:

@@ -6,10 +6,8 @@ Parameters are checked against this table, so it imports nothing heavy.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-Severity = Literal["note", "warn", "stop"]
-"""``note`` is written down, ``warn`` is a warning in the log, ``stop`` ends the run."""
+from lm_tuning.findings import Severity
 
 
 @dataclass(frozen=True)
@@ -27,6 +25,7 @@ class HealthCode:
     meaning: str
 
 
+# In the order in which a run comes upon them. What is sure to spoil a result stops it; what may have a good reason warns.
 _ALL = [
     # The first loss.
     HealthCode("first-loss-off", "stop", "step 1 logs another loss than its rows have by a plain forward pass"),
@@ -93,5 +92,5 @@ _ALL = [
     HealthCode("throughput-falls", "warn", "training gets slower as it goes on"),
 ]
 
+#: All findings by code.
 CODES: dict[str, HealthCode] = {known.code: known for known in _ALL}
-"""All findings by code."""

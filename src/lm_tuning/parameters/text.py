@@ -8,8 +8,8 @@ from pydantic import AfterValidator, Field
 
 from lm_tuning.parameters.base import Count, FractionOrAll, ParameterGroup
 
+#: What every chat template is given for each row, so that no argument may bear these names.
 GIVEN_TO_TEMPLATES = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
-"""What every chat template is given for each row, so that no argument may bear these names."""
 
 
 def _refuse_taken_names(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
+from lm_tuning.findings import Severity
 from lm_tuning.parameters.base import (
     AutoOrCount,
     Count,
@@ -54,7 +55,7 @@ def _refuse_unwritten_classes(value: object) -> object:
     return value
 
 
-def _refuse_unknown_codes(severity: dict[str, Severity]) -> dict[str, Severity]:
+def _refuse_unknown_codes(severity: dict[str, WantedSeverity]) -> dict[str, WantedSeverity]:
     """Refuse codes that no finding has; the codes stand beside the checks that report them."""
     if not severity:
         return severity
@@ -70,8 +71,8 @@ def _refuse_unknown_codes(severity: dict[str, Severity]) -> dict[str, Severity]:
 
 
 NamePatterns = Annotated[list[Text], Field(min_length=1), BeforeValidator(_read_names)]
-Severity = Literal["note", "warn", "stop", "off"]
-SeverityByCode = Annotated[dict[str, Severity], AfterValidator(_refuse_unknown_codes)]
+WantedSeverity = Literal[Severity, "off"]
+SeverityByCode = Annotated[dict[str, WantedSeverity], AfterValidator(_refuse_unknown_codes)]
 WeightsByClass = Annotated[
     Annotated[Literal["balanced"], Tag("#word")] | Annotated[dict[str, PositiveNumber], Tag("#by_class")],
     Discriminator(lambda value: "#by_class" if isinstance(value, dict) else "#word"),

@@ -39,19 +39,6 @@ Optimizer = Literal[
     "paged_lion_8bit",
 ]
 
-BITSANDBYTES_OPTIMIZERS = frozenset(
-    {
-        "adamw_8bit",
-        "adamw_bnb_8bit",
-        "paged_adamw_32bit",
-        "paged_adamw_8bit",
-        "lion_32bit",
-        "lion_8bit",
-        "paged_lion_32bit",
-        "paged_lion_8bit",
-    }
-)
-
 
 @with_config(ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, hide_input_in_errors=True))
 class TrainerSettings(TypedDict, total=False):

@@ -1,23 +1,67 @@
 """What schedules and optimizers of transformers take as further arguments, known without importing them.
 
-The tables are checked against the installed transformers by a test.
+Names and kinds are read off the installed transformers by ``kedro schema`` and lie in ``transformers_arguments.json``.
+Limits are ours: transformers states none, and fails late, or trains on, with a value that makes no sense.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from lm_tuning.json_types import JsonValue
+from lm_tuning.parameters.written import join_words, write_value
 
 SCHEDULE_KEY = "train.trainer.lr_scheduler_kwargs"
 OPTIMIZER_KEY = "train.trainer.optim_args"
 
-DEFAULT_SCHEDULE = "linear"
-DEFAULT_OPTIMIZER = "adamw_torch_fused"
-"""What the Trainer takes where ``train.trainer.optim`` is left out."""
-
+#: Texts that transformers takes for true; it takes any other one for false.
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+
+Kind = Literal["number", "integer", "boolean", "text"]
+
+
+class Signature(TypedDict):
+    """One argument, as transformers declares it.
+
+    Attributes:
+        kind: of value.
+        may_be_null: whether its default is None, so that null leaves it out.
+    """
+
+    kind: Kind
+    may_be_null: bool
+
+
+class TransformersTable(TypedDict):
+    """What ``transformers_arguments.json`` holds, for the schedules and optimizers that this project offers.
+
+    Attributes:
+        default_schedule: what the Trainer takes where ``train.trainer.lr_scheduler_type`` is left out.
+        default_optimizer: the same for ``train.trainer.optim``.
+        bitsandbytes_optimizers: those that are made by that package.
+        schedules: arguments by schedule, beyond the steps of warm-up and run, which are set elsewhere.
+        optimizers: what is read of ``optim_args``, by optimizer; of those not named here nothing is.
+    """
+
+    default_schedule: str
+    default_optimizer: str
+    bitsandbytes_optimizers: list[str]
+    schedules: dict[str, dict[str, Signature]]
+    optimizers: dict[str, dict[str, Signature]]
+
+
+TABLE_FILE = Path(__file__).with_name("transformers_arguments.json")
+_TABLE: TransformersTable = json.loads(TABLE_FILE.read_text(encoding="utf-8"))
+
+DEFAULT_SCHEDULE = _TABLE["default_schedule"]
+DEFAULT_OPTIMIZER = _TABLE["default_optimizer"]
+BITSANDBYTES_OPTIMIZERS = frozenset(_TABLE["bitsandbytes_optimizers"])
 
 
 @dataclass(frozen=True)
@@ -25,20 +69,18 @@ class Argument:
     """What one argument takes.
 
     Attributes:
-        least: smallest number; ``None`` where the argument takes no number.
+        kind: of value.
+        least: smallest number.
         most: largest number; ``None`` for no limit.
         above_least: whether ``least`` itself is refused.
-        is_whole: whether fractions are refused.
-        is_boolean: whether it is true or false, written as text.
-        words: the texts that it takes; none where it takes a number.
+        words: the texts that it takes, where it takes texts.
         may_be_null: whether null leaves it out.
     """
 
-    least: float | None = 0
+    kind: Kind = "number"
+    least: float = 0
     most: float | None = None
     above_least: bool = False
-    is_whole: bool = False
-    is_boolean: bool = False
     words: tuple[str, ...] = ()
     may_be_null: bool = False
 
@@ -46,73 +88,77 @@ class Argument:
         """Return whether the argument takes a value."""
         if value is None:
             return self.may_be_null
-        if self.words:
+        if self.kind == "text":
             return value in self.words
-        if self.is_boolean or self.least is None:
-            return isinstance(value, bool)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if self.kind == "boolean" or isinstance(value, bool):
+            return self.kind == "boolean" and isinstance(value, bool)
+        if not isinstance(value, int if self.kind == "integer" else int | float):
             return False
-        if self.is_whole and not isinstance(value, int):
-            return False
-        high_enough = value > self.least if self.above_least else value >= self.least
-        return high_enough and (self.most is None or value <= self.most)
+        is_high_enough = value > self.least if self.above_least else value >= self.least
+        # Neither NaN nor an infinity passes: YAML writes them .nan and .inf, and a schedule would train on with them.
+        return math.isfinite(value) and is_high_enough and (self.most is None or value <= self.most)
 
     def describe(self) -> str:
         """Describe what the argument takes."""
-        if self.words:
-            return ", ".join(self.words[:-1]) + f" or {self.words[-1]}"
-        if self.is_boolean or self.least is None:
+        if self.kind == "text":
+            return join_words(self.words)
+        if self.kind == "boolean":
             return "true or false"
-        kind = "an integer" if self.is_whole else "a number"
         limits = f"above {self.least:g}" if self.above_least else f"of {self.least:g} or more"
         if self.most is not None:
             limits = f"from {self.least:g} to {self.most:g}"
+        kind = "an integer" if self.kind == "integer" else "a number"
         return f"{kind} {limits}" + (", or null to leave it out" if self.may_be_null else "")
 
 
-_RATE = Argument()
-_RATE_OR_NULL = Argument(may_be_null=True)
 _SHARE = Argument(most=1)
-_SHARE_OR_NULL = Argument(most=1, may_be_null=True)
-_CYCLES = Argument(above_least=True)
-_STEPS = Argument(least=1, is_whole=True)
+_ABOVE_ZERO = Argument(above_least=True)
+_FROM_ONE = Argument(least=1)
 _COURSES = Argument(words=("linear", "cosine", "1-sqrt"))
 
-SCHEDULE_ARGUMENTS: dict[str, dict[str, Argument]] = {
-    "linear": {},
-    "constant": {},
-    "constant_with_warmup": {},
-    "cosine": {"num_cycles": _CYCLES},
-    "cosine_with_restarts": {"num_cycles": _STEPS},
-    "polynomial": {"lr_end": _RATE, "power": Argument(above_least=True)},
-    "inverse_sqrt": {"timescale": Argument(least=1, is_whole=True, may_be_null=True)},
-    "cosine_with_min_lr": {"num_cycles": _CYCLES, "min_lr": _RATE_OR_NULL, "min_lr_rate": _SHARE_OR_NULL},
-    "cosine_warmup_with_min_lr": {
-        "num_cycles": _CYCLES,
-        "min_lr": _RATE_OR_NULL,
-        "min_lr_rate": _SHARE_OR_NULL,
-        "warmup_lr_rate": _SHARE_OR_NULL,
-    },
-    "warmup_stable_decay": {
-        "num_decay_steps": _STEPS,
-        "num_stable_steps": Argument(is_whole=True, may_be_null=True),
-        "warmup_type": _COURSES,
-        "decay_type": _COURSES,
-        "min_lr_ratio": _SHARE,
-        "num_cycles": _CYCLES,
-    },
+# By argument; one that is not here is a number of 0 or more, or a boolean. Half a cosine is the usual one, so cycles
+# may be a fraction; where they are whole ones there is at least one.
+_LIMITS = {
+    "num_cycles": _ABOVE_ZERO,
+    "power": _ABOVE_ZERO,
+    "timescale": _FROM_ONE,
+    "num_decay_steps": _FROM_ONE,
+    "min_lr_rate": _SHARE,
+    "min_lr_ratio": _SHARE,
+    "warmup_lr_rate": _SHARE,
+    "warmup_type": _COURSES,
+    "decay_type": _COURSES,
 }
-"""What each schedule takes beyond the steps of warm-up and run, which are set elsewhere."""
 
+
+def _limit(name: str, signature: Signature) -> Argument:
+    """Put what transformers declares of an argument and our limits together."""
+    limits = _LIMITS.get(name, Argument())
+    if limits is _ABOVE_ZERO and signature["kind"] == "integer":
+        limits = _FROM_ONE
+    return replace(limits, **signature)
+
+
+def _limit_all(table: Mapping[str, Mapping[str, Signature]]) -> dict[str, dict[str, Argument]]:
+    return {
+        owner: {name: _limit(name, signature) for name, signature in arguments.items()}
+        for owner, arguments in table.items()
+    }
+
+
+SCHEDULE_ARGUMENTS = _limit_all(_TABLE["schedules"])
+OPTIMIZER_ARGUMENTS = _limit_all(_TABLE["optimizers"])
+
+#: Of which a schedule needs exactly one. It says so in its body, so no signature tells.
 NEEDED_ARGUMENTS: dict[str, tuple[str, ...]] = {
     "cosine_with_min_lr": ("min_lr", "min_lr_rate"),
     "cosine_warmup_with_min_lr": ("min_lr", "min_lr_rate"),
     "warmup_stable_decay": ("num_decay_steps",),
 }
-"""Of which a schedule needs exactly one."""
 
 _END_RATES = ("lr_end", "min_lr")
 
+# What people who know transformers or torch write there, although it is set elsewhere.
 _OWN_KEYS = {
     "num_warmup_steps": "train.trainer.warmup_steps",
     "num_training_steps": "train.max_steps or train.num_epochs",
@@ -128,20 +174,8 @@ _OWN_KEYS = {
     "adam_epsilon": "train.trainer.adam_epsilon",
 }
 
-_BOOLEAN = Argument(least=None, is_boolean=True)
 
-OPTIMIZER_ARGUMENTS: dict[str, dict[str, Argument]] = {
-    "sgd": {"momentum": _RATE, "dampening": _RATE, "nesterov": _BOOLEAN},
-    "adagrad": {"lr_decay": _RATE, "eps": _RATE},
-    "rmsprop": {"momentum": _RATE, "alpha": _RATE, "eps": _RATE, "centered": _BOOLEAN},
-}
-"""What transformers reads of ``optim_args``, by optimizer; of those not named here it reads nothing.
-
-``weight_decay`` is left out: the Trainer writes ``train.trainer.weight_decay`` over it.
-"""
-
-
-def find_schedule_problems(schedule: str, given: Mapping[str, object], *, learning_rate: float) -> list[str]:
+def find_schedule_problems(schedule: str, given: Mapping[str, JsonValue], *, learning_rate: float) -> list[str]:
     """Describe what is wrong with the further arguments of a schedule.
 
     Args:
@@ -160,12 +194,15 @@ def find_schedule_problems(schedule: str, given: Mapping[str, object], *, learni
         if argument is None:
             problems.append(f"{SCHEDULE_KEY}.{name}: {where} has no such argument.{_say_known(name, known)}")
         elif not argument.allows(value):
-            problems.append(f"{SCHEDULE_KEY}.{name} = {_write(value)} is not allowed. It takes {argument.describe()}.")
+            problems.append(
+                f"{SCHEDULE_KEY}.{name} = {write_value(value)} is not allowed. It takes {argument.describe()}."
+            )
         elif name in _END_RATES and isinstance(value, int | float) and value >= learning_rate:
             problems.append(
                 f"{SCHEDULE_KEY}.{name} = {value:g} is the rate at the end, which must be below the peak, "
                 f"train.learning_rate = {learning_rate:g}."
             )
+    # Neither, and transformers raises after the model is loaded; both, and it takes one without a word.
     names = NEEDED_ARGUMENTS.get(schedule, ())
     if names and sum(given.get(name) is not None for name in names) != 1:
         problems.append(
@@ -188,6 +225,7 @@ def find_optimizer_problems(optimizer: str | None, text: str) -> list[str]:
     name = optimizer or DEFAULT_OPTIMIZER
     known = OPTIMIZER_ARGUMENTS.get(name, {})
     where = f"train.trainer.optim = {name}" + ("" if optimizer else " (the default)")
+    # As transformers splits it; what it cannot split it drops, or raises with a traceback.
     parts = text.replace(" ", "").split(",")
     malformed = [part for part in parts if part.count("=") != 1 or part.startswith("=") or part.endswith("=")]
     if malformed:
@@ -196,7 +234,7 @@ def find_optimizer_problems(optimizer: str | None, text: str) -> list[str]:
             + _list_read(known, where)
         ]
     problems = []
-    values: dict[str, object] = {}
+    values: dict[str, float | str] = {}
     for key, written in (part.split("=") for part in parts):
         argument = known.get(key)
         if key in values:
@@ -209,17 +247,18 @@ def find_optimizer_problems(optimizer: str | None, text: str) -> list[str]:
             problems.append(
                 f"{OPTIMIZER_KEY} = {text!r}: {key} = {written} is not allowed. It takes {argument.describe()}."
             )
+    # torch raises for this pair when it makes the optimizer, after everything has been loaded.
     return problems or list(_find_nesterov_problems(text, values))
 
 
-def _find_nesterov_problems(text: str, values: Mapping[str, object]) -> Iterator[str]:
+def _find_nesterov_problems(text: str, values: Mapping[str, float | str]) -> Iterator[str]:
     if values.get("nesterov") and (not values.get("momentum") or values.get("dampening")):
         yield f"{OPTIMIZER_KEY} = {text!r}: nesterov=true needs a momentum above 0 and no dampening."
 
 
-def _read(written: str, argument: Argument) -> object:
+def _read(written: str, argument: Argument) -> float | str:
     """Read a value as transformers would; text where it could not."""
-    if argument.is_boolean:
+    if argument.kind == "boolean":
         return BOOLEANS.get(written.lower(), written)
     try:
         return float(written)
@@ -251,10 +290,3 @@ def _list_read(known: Mapping[str, Argument], where: str) -> str:
     if known:
         return f" With {where} it reads {', '.join(known)}."
     return f" With {where} it reads none of them: leave {OPTIMIZER_KEY} out."
-
-
-def _write(value: object) -> str:
-    """Write a value as YAML does."""
-    if value is None:
-        return "null"
-    return str(value).lower() if isinstance(value, bool) else repr(value)

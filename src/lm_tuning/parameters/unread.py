@@ -10,11 +10,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-_READ_SUFFIXES = {".yml", ".yaml", ".json"}
+from lm_tuning.json_types import JsonObject
+from lm_tuning.parameters.sources import CONFIG_SUFFIXES, show_path
+
 _NOTES = {".md", ".rst", ".bak", ".orig", ".old", ".swp", ".example", ".sample", ".template"}
 # What Kedro looks for, beside the patterns that the project's settings add.
 _KNOWN_FILES = ("globals.yml", "parameters.yml", "catalog.yml", "mlflow.yml", "credentials.yml")
@@ -39,34 +40,34 @@ def find_unread_files(
     """
     every = [pattern for kind in patterns.values() for pattern in kind]
     problems, warnings = [], []
-    for file in sorted(item for item in conf.glob("*") if item.suffix in _READ_SUFFIXES and item.is_file()):
+    for file in sorted(item for item in conf.glob("*") if item.suffix in CONFIG_SUFFIXES and item.is_file()):
         if file.name != "logging.yml" and (nearest := _nearest_file(file.name)):
             problems.append(
-                f"{_show(file, root)} is read by nothing: move it into the folder of an environment, such "
-                f"as {_show(conf, root)}/base/{nearest}."
+                f"{show_path(file, root)} is read by nothing: move it into the folder of an environment, such "
+                f"as {show_path(conf, root)}/base/{nearest}."
             )
     for folder in dict.fromkeys(folders):
         for file in sorted(item for item in folder.rglob("*") if item.is_file()):
             name = file.relative_to(folder).as_posix()
-            is_yaml = file.suffix in _READ_SUFFIXES
+            is_yaml = file.suffix in CONFIG_SUFFIXES
             if file.name.startswith(".") or file.name.endswith("~") or file.suffix.lower() in _NOTES:
                 continue
             if is_yaml and any(_matches(name, pattern) for pattern in every):
                 continue
             nearest = _nearest_file(file.name)
-            told = f"{_show(file, root)} is read by nothing, so what it sets is left out."
+            told = f"{show_path(file, root)} is read by nothing, so what it sets is left out."
             if nearest == "logging.yml":
                 problems.append(
-                    f"{told} Kedro reads {_show(conf, root)}/logging.yml, or what KEDRO_LOGGING_CONFIG names."
+                    f"{told} Kedro reads {show_path(conf, root)}/logging.yml, or what KEDRO_LOGGING_CONFIG names."
                 )
             elif nearest and (nearest != file.name or "/" in name):
                 problems.append(f"{told} Did you mean {nearest}?")
-            elif file.suffix in {".yml", ".yaml"}:
+            elif file.suffix in {".yml", ".yaml"}:  # whoever keeps the keys of a cloud there as JSON knows it
                 warnings.append(f"{told} Files that are read: {', '.join(_KNOWN_FILES)}.")
     return problems, warnings
 
 
-def find_unread_globals(folders: Iterable[Path], values: Mapping[str, Any], root: Path) -> list[str]:
+def find_unread_globals(folders: Iterable[Path], values: JsonObject, root: Path) -> list[str]:
     """List keys of ``globals.yml`` that no configuration file in use refers to.
 
     Args:
@@ -77,15 +78,17 @@ def find_unread_globals(folders: Iterable[Path], values: Mapping[str, Any], root
     Returns:
         A sentence for each, with the nearest key that is referred to.
     """
-    files = [file for folder in dict.fromkeys(folders) for file in _yaml_files(folder)]
+    files = list(_config_files(folders))
+    # By the text of the files, since OmegaConf does not tell which references it has resolved.
     used = {name.partition(".")[0] for file in files for name in _REFERENCE.findall(_text(file))}
     problems = []
     for key in values:
         if key in used or str(key).startswith("_"):
             continue
+        # At the start of a line: a nested key of the same name is another one.
         written = re.compile(rf"(?m)^{re.escape(str(key))}\s*:")
         file = next((file for file in files if file.name == "globals.yml" and written.search(_text(file))), None)
-        where = f" [{_show(file, root)}]" if file else ""
+        where = f" [{show_path(file, root)}]" if file else ""
         nearest = get_close_matches(str(key), sorted(used), n=1, cutoff=_CLOSE_ENOUGH)
         hint = f"Did you mean {nearest[0]}?" if nearest else f"Keys that are: {', '.join(sorted(used))}."
         problems.append(
@@ -100,6 +103,7 @@ def _nearest_file(name: str) -> str | None:
     stem = name.partition(".")[0].lower()
     head, joint, rest = stem.partition("_")
     stems = {known.partition(".")[0]: known for known in (*_KNOWN_FILES, "logging.yml")}
+    # parameter_train.yml is near no known name as a whole; its head is.
     for part, ending in ((stem, ""), (head, f"{joint}{rest}")):
         near = get_close_matches(part, stems, n=1, cutoff=_CLOSE_ENOUGH)
         if near:
@@ -113,19 +117,8 @@ def _matches(name: str, pattern: str) -> bool:
     return fnmatch.fnmatch(name, pattern) or (pattern.startswith("**/") and fnmatch.fnmatch(name, pattern[3:]))
 
 
-def _yaml_files(folder: Path) -> Iterator[Path]:
-    yield from sorted(file for file in folder.rglob("*") if file.suffix in _READ_SUFFIXES and file.is_file())
-
-
 def _text(file: Path) -> str:
     return file.read_text(encoding="utf-8", errors="replace")
-
-
-def _show(file: Path, root: Path) -> Path:
-    return file.relative_to(root) if file.is_relative_to(root) else file
-
-
-_SUFFIXES = frozenset({".yml", ".yaml", ".json"})
 
 
 def describe_unreadable(error: Exception, folders: Iterable[Path], root: Path) -> list[str]:
@@ -139,19 +132,21 @@ def describe_unreadable(error: Exception, folders: Iterable[Path], root: Path) -
     Returns:
         A sentence for each file that fails in the same way; none where no file does.
     """
+    # The loader wraps the error, and neither says which file it was: each is read again until one fails alike.
     cause = error.__cause__ if isinstance(error.__cause__, yaml.YAMLError | UnicodeDecodeError) else error
     sentences = []
-    for file in _files(folders):
+    for file in _config_files(folders):
         found = _read_error(file)
         if found is not None and _key(found) == _key(cause):
-            shown = file.relative_to(root) if file.is_relative_to(root) else file
-            sentences.append(f"{shown}{_place(found, file)} cannot be read as YAML: {_reason(found, file)}")
+            sentences.append(
+                f"{show_path(file, root)}{_place(found, file)} cannot be read as YAML: {_reason(found, file)}"
+            )
     return sentences
 
 
-def _files(folders: Iterable[Path]) -> Iterator[Path]:
+def _config_files(folders: Iterable[Path]) -> Iterator[Path]:
     for folder in dict.fromkeys(folders):
-        yield from sorted(file for file in folder.rglob("*") if file.suffix in _SUFFIXES and file.is_file())
+        yield from sorted(file for file in folder.rglob("*") if file.suffix in CONFIG_SUFFIXES and file.is_file())
 
 
 def _read_error(file: Path) -> Exception | None:

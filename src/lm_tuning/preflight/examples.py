@@ -10,7 +10,8 @@ import numpy as np
 
 from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.text.decoding import decode
-from lm_tuning.text.store.table import NO_LABEL, TokenRow, TokenTable
+from lm_tuning.text.records import NO_LABEL, TokenRow
+from lm_tuning.text.store.table import TokenTable
 
 
 def decode_examples(

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from lm_tuning.batching.step_plan import StepPlan
-from lm_tuning.text.store.table import NO_LABEL, TokenTable
+from lm_tuning.text.records import NO_LABEL
+from lm_tuning.text.store.table import TokenTable
 
 # A run that ends within an epoch is added up step by step as long as that takes no time worth speaking of.
 _MAX_STEPS_ADDED = 20_000

@@ -8,9 +8,12 @@ import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from lm_tuning.storage.atomic import write_json_atomic
+
+#: Size in bytes, time of the last change in nanoseconds, and digest of a file.
+CacheEntry: TypeAlias = list[int | str]
 
 #: A file changed less than this many seconds ago may change again within the same time stamp, so it is not cached.
 SETTLED_SECONDS = 2.0
@@ -47,28 +50,31 @@ def digest_files(paths: Iterable[Path], cache: Path | None = None) -> list[str]:
         FileNotFoundError: if one of them is missing.
     """
     known = _read_cache(cache) if cache is not None else {}
-    new: dict[str, list[Any]] = {}
+    new: dict[str, CacheEntry] = {}
     digests: list[str] = []
     for path in (Path(path).resolve() for path in paths):
         stat = path.stat()
-        mark = [stat.st_size, stat.st_mtime_ns]
+        mark: CacheEntry = [stat.st_size, stat.st_mtime_ns]
+        # By size and time, as make and git do: a file that keeps both while its bytes change is taken for the same.
         entry = known.get(str(path))
         if isinstance(entry, list) and entry[:2] == mark:
             digests.append(str(entry[2]))
             continue
         with path.open("rb") as file:
             digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+        # Read while it was being written, the digest would be that of no version of the file.
         after = path.stat()
         unchanged = [after.st_size, after.st_mtime_ns] == mark
         if unchanged and time.time() - stat.st_mtime > SETTLED_SECONDS:
             new[str(path)] = [*mark, digests[-1]]
     if cache is not None and new:
+        # Read again, since another process may have added to it meanwhile. What is gone from disk is dropped here.
         kept = {name: entry for name, entry in _read_cache(cache).items() if os.path.exists(name)}
         write_json_atomic(cache, kept | new)
     return digests
 
 
-def digest_values(value: Any) -> str:
+def digest_values(value: object) -> str:
     """Return a short digest of settings: the same for equal values, whatever the order of their keys.
 
     Args:
@@ -82,12 +88,13 @@ def digest_values(value: Any) -> str:
         TypeError: for any other type, such as a path or a set, and for a key that is no string.
         ValueError: for NaN and infinities.
     """
+    # No spaces, sorted keys, ASCII: the one spelling of a value, whatever the version of Python.
     _check_keys(value)
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 
 
-def _check_keys(value: Any) -> None:
+def _check_keys(value: object) -> None:
     """Refuse keys that JSON would turn into strings without a word, so that ``{1: x}`` and ``{"1": x}`` never agree."""
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -99,7 +106,7 @@ def _check_keys(value: Any) -> None:
             _check_keys(inner)
 
 
-def _read_cache(cache: Path) -> dict[str, Any]:
+def _read_cache(cache: Path) -> dict[str, CacheEntry]:
     """Return the remembered digests, or nothing when the file is missing or damaged."""
     try:
         entries = json.loads(Path(cache).read_text(encoding="utf-8"))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypedDict
 
 from lm_tuning.errors import UserError
 from lm_tuning.storage.atomic import replace_folder, restore_folder, sync_folder, write_json_atomic
@@ -27,6 +27,24 @@ POINTER_NAME = "current.json"
 _KEY_PATTERN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 
 
+class Manifest(TypedDict):
+    """What a folder says of itself.
+
+    Attributes:
+        schema_version: see ``SCHEMA_VERSION``.
+        key: the folder's name.
+        created: UTC, ISO 8601.
+        facts: what the maker noted, a record of each store's own, such as ``RowSources``.
+        files: size in bytes by name.
+    """
+
+    schema_version: int
+    key: str
+    created: str
+    facts: Any
+    files: dict[str, int]
+
+
 class StagedFolder:
     """A folder that is being filled and that nobody else sees yet.
 
@@ -36,7 +54,7 @@ class StagedFolder:
     Attributes:
         path: where to write.
         key: the name that it gets when published.
-        facts: values for the manifest; what ``json.dumps`` takes.
+        facts: the maker's record for the manifest; what ``json.dumps`` takes.
     """
 
     def __init__(self, path: Path, key: str) -> None:
@@ -48,7 +66,8 @@ class StagedFolder:
         """
         self.path = path
         self.key = key
-        self.facts: dict[str, Any] = {}
+        self.facts: object = {}
+        # Not __del__: a finalizer also runs when the interpreter ends, and knows whether it has run.
         self._discard = weakref.finalize(self, _discard_folder, str(path), os.getpid())
 
     def discard(self) -> None:
@@ -75,7 +94,7 @@ class StagedFolder:
             with explain_full_disk(self.path.parent / self.key):
                 raise error
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> StagedFolder:
+    def __deepcopy__(self, memo: object) -> StagedFolder:
         """Stay one object: a copy would remove the folder that the original still fills."""
         return self
 
@@ -131,6 +150,7 @@ class FolderStore:
         with explain_full_disk(self.root / key):
             self.root.mkdir(parents=True, exist_ok=True)
             self._remove_stale()
+            # With a leading dot, so that no key can be mistaken for it; the process's id tells who still fills it.
             path = self.root / f".staging-{key}-{os.getpid()}-{secrets.token_hex(4)}"
             path.mkdir()
         return StagedFolder(path, key)
@@ -159,6 +179,7 @@ class FolderStore:
         found = self.find(key)
         if found and is_usable(found):
             return found, found
+        # A run that fails at its first write leaves no empty folders that look like results.
         made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
         try:
             with self.stage(key) as staged:
@@ -211,14 +232,16 @@ class FolderStore:
             key = json.loads((self.root / POINTER_NAME).read_text(encoding="utf-8"))["key"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
+        # A key from disk becomes a path: one with a slash could lead anywhere.
         return key if isinstance(key, str) and _KEY_PATTERN.fullmatch(key) else None
 
     def _finish(self, staged: StagedFolder) -> Path:
         """Write the manifest and give the folder its name."""
         target = self.root / staged.key
         with explain_full_disk(target):
+            # Written last, after everything else is on disk: a folder with a manifest is whole.
             (staged.path / MANIFEST_NAME).unlink(missing_ok=True)
-            manifest = {
+            manifest: Manifest = {
                 "schema_version": SCHEMA_VERSION,
                 "key": staged.key,
                 "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -232,7 +255,7 @@ class FolderStore:
             sync_folder(staged.path)
             write_json_atomic(staged.path / MANIFEST_NAME, manifest)
         replace_folder(staged.path, target)
-        staged._discard.detach()
+        staged._discard.detach()  # the folder has another owner now
         return target
 
     def _prune(self, current: str) -> None:
@@ -246,46 +269,44 @@ class FolderStore:
     def _remove_stale(self) -> None:
         """Remove staged folders whose process is gone."""
         for path in self.root.glob(".staging-*"):
-            pid = path.name.rsplit("-", 2)[1]
+            pid = path.name.rsplit("-", 2)[1]  # keys may hold dashes, the random end does not
             if pid.isdigit() and not is_alive(int(pid)):
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def read_manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> Manifest:
     """Return the manifest of a published folder.
 
     Args:
         folder: what ``find``, ``publish`` or ``current`` returned.
-
-    Returns:
-        ``schema_version``, ``key``, ``created`` (UTC, ISO 8601), ``facts`` and ``files`` (size in bytes by name).
 
     Raises:
         UserError: if there is no readable manifest.
     """
     path = Path(folder) / MANIFEST_NAME
     try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
+        manifest: Manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(
             f"The folder '{folder}' has no readable {MANIFEST_NAME}, so it is not a stored result."
         ) from error
-    return dict(manifest)
+    return manifest
 
 
 def _is_complete(folder: Path, key: str) -> bool:
     """Return whether the folder holds exactly what its manifest promises."""
     try:
-        manifest = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
-        files: dict[str, int] = manifest["files"]
+        manifest: Manifest = json.loads((folder / MANIFEST_NAME).read_text(encoding="utf-8"))
         same = manifest["key"] == key and manifest["schema_version"] == SCHEMA_VERSION
-        return same and all((folder / name).stat().st_size == size for name, size in files.items())
+        # Sizes alone: reading gigabytes again for each run to find a damaged disk would cost more than it saves.
+        return same and all((folder / name).stat().st_size == size for name, size in manifest["files"].items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
 
 
 def _discard_folder(path: str, owner: int) -> None:
     """Remove a staged folder; a forked copy of its owner leaves it alone."""
+    # Finalizers are inherited by a fork, such as a loader's worker, and run when it ends.
     if os.getpid() == owner:
         shutil.rmtree(path, ignore_errors=True)
 

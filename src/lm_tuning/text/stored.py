@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, cast
 
 from lm_tuning.models.loading import load_tokenizer, read_config
 from lm_tuning.models.record import BaseModelRecord, location_of
@@ -13,19 +13,9 @@ from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.folders import SCHEMA_VERSION, read_manifest
 from lm_tuning.text import tokenize as tokenizing
+from lm_tuning.text.records import TokenizeSettings, TokenSources, TokenSummary
 from lm_tuning.text.store.summary import read_lengths, write_lengths
 from lm_tuning.text.tokenizers.limit_losses import refuse_losses
-
-
-class TokenSources(TypedDict):
-    """Everything that tokens are made from; its digest is their key."""
-
-    schema_version: int
-    tokens_version: int
-    splits: str
-    tokenizer: str
-    tokenize: dict[str, Any]
-    task: str
 
 
 def token_sources(
@@ -77,13 +67,23 @@ def make_tokens(
     Raises:
         UserError: see ``write_tokens``; or the limits cut too many of the tokens away.
     """
-    settings = _token_settings(tokenize)
-    bad_rows = data.model_dump(include={"on_bad_row", "max_bad_fraction"})
-    tokenizer = load_tokenizer(**location_of(base_model))
-    tokenizing.write_tokens(folder, splits, tokenizer, task=task, **settings, **bad_rows, on_progress=on_progress)
+    tokenizing.write_tokens(
+        folder,
+        splits,
+        load_tokenizer(**location_of(base_model)),
+        tokenize,
+        task=task,
+        on_bad_row=data.on_bad_row,
+        max_bad_fraction=data.max_bad_fraction,
+        on_progress=on_progress,
+    )
     refuse_stored_losses(folder, base_model, tokenize)
-    limits = {name: settings[name] for name in ("max_length_tokens", "max_target_tokens")}
-    write_lengths(folder, task=task, **limits)
+    write_lengths(
+        folder,
+        task=task,
+        max_length_tokens=tokenize.max_length_tokens,
+        max_target_tokens=tokenize.max_target_tokens,
+    )
 
 
 def refuse_stored_losses(folder: Path, base_model: BaseModelRecord, tokenize: TokenizeParameters) -> None:
@@ -105,7 +105,7 @@ def refuse_stored_losses(folder: Path, base_model: BaseModelRecord, tokenize: To
     )
 
 
-def read_outputs(folder: Path) -> tuple[dict[str, Any], bytes, dict[str, Any]]:
+def read_outputs(folder: Path) -> tuple[TokenSummary, bytes, dict[str, Any]]:
     """Return what stored tokens come with: their summary, a picture of the lengths, and a section of the data report.
 
     Args:
@@ -123,6 +123,6 @@ def positions_of(base_model: BaseModelRecord) -> int | None:
     return position_limit(read_config(**location_of(base_model)))
 
 
-def _token_settings(tokenize: TokenizeParameters) -> dict[str, Any]:
+def _token_settings(tokenize: TokenizeParameters) -> TokenizeSettings:
     """Return the parameters that decide which tokens come out, not whether they are taken."""
-    return tokenize.model_dump(exclude={"max_lost_fraction"})
+    return cast(TokenizeSettings, tokenize.model_dump(exclude={"max_lost_fraction"}))

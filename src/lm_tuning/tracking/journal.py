@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -11,11 +10,13 @@ import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from lm_tuning.storage.atomic import write_text_atomic
+from lm_tuning.storage.locks import try_lock
+from lm_tuning.tracking.records import Fact, FileFact, JournalHeader, JournalState, RunHeader
 from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
@@ -33,8 +34,6 @@ STAND_IN_PREFIX = "local-"
 _READ_BYTES = 4 * 2**20
 
 _HEADER, _FACTS, _STATE, _FILES, _LOCK, _RUN_IDS = "run.json", "facts.jsonl", "state.json", "files", "lock", "run_ids"
-
-Fact = dict[str, Any]
 
 
 class Entry(NamedTuple):
@@ -73,9 +72,9 @@ class Journal:
             ValueError: its header is no JSON.
         """
         self.folder = folder
-        self.header: dict[str, Any] = json.loads((folder / _HEADER).read_text(encoding="utf-8"))
+        self.header: JournalHeader = json.loads((folder / _HEADER).read_text(encoding="utf-8"))
         state = folder / _STATE
-        self.state: dict[str, Any] = json.loads(state.read_text(encoding="utf-8")) if state.exists() else {"sent": 0}
+        self.state: JournalState = json.loads(state.read_text(encoding="utf-8")) if state.exists() else {"sent": 0}
         self._waiting: deque[Fact] = deque()
         self._lock = threading.RLock()
         self._holding: int | None = None
@@ -83,18 +82,18 @@ class Journal:
         self._num_files = max((int(path.name) for path in (folder / _FILES).glob("[0-9]*")), default=0)
 
     @classmethod
-    def create(cls, root: Path, header: Mapping[str, Any]) -> Journal:
+    def create(cls, root: Path, header: RunHeader) -> Journal:
         """Begin a journal.
 
         Args:
             root: folder of the journals.
-            header: JSON values.
+            header: of the run.
         """
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
         folder = root / name
         folder.mkdir(parents=True)
-        header = {"version": 1, "stand_in": f"{STAND_IN_PREFIX}{name}", "run_id": None, **header}
-        write_text_atomic(folder / _HEADER, json.dumps(header, ensure_ascii=False, indent=2) + "\n")
+        whole: JournalHeader = {"version": 1, "stand_in": f"{STAND_IN_PREFIX}{name}", **header}
+        write_text_atomic(folder / _HEADER, json.dumps(whole, ensure_ascii=False, indent=2) + "\n")
         return cls(folder)
 
     @property
@@ -106,8 +105,9 @@ class Journal:
         """Add a fact. It is kept as it is, so do not change it afterwards.
 
         Args:
-            fact: JSON values; ``kind`` says how to read it.
+            fact: of any kind.
         """
+        # append() of a deque is atomic: the training thread takes no lock, which a thread that writes might hold.
         self._waiting.append(fact)
         if len(self._waiting) % MAX_WAITING == 0:
             try:
@@ -126,6 +126,7 @@ class Journal:
         Raises:
             OSError: it can neither be linked nor copied.
         """
+        # A folder for each file, since two may have the same name.
         with self._lock:
             self._num_files += 1
             kept = self.folder / _FILES / str(self._num_files) / path.name
@@ -154,10 +155,12 @@ class Journal:
         if not self._lock.acquire(timeout=timeout_seconds):
             return False
         try:
+            # As many as there are now: others may add while these are taken.
             facts = [self._waiting.popleft() for _ in range(len(self._waiting))]
             if facts:
                 text = "".join(json.dumps(fact, ensure_ascii=False, default=_plain) + "\n" for fact in facts)
                 try:
+                    # Texts may hold lone surrogates, out of rows or file names; UTF-8 proper has none.
                     with (self.folder / _FACTS).open("a", encoding="utf-8", errors="surrogatepass") as file:
                         file.write(text)
                 except OSError:
@@ -179,13 +182,14 @@ class Journal:
                 return
             for line in lines:
                 if not line.endswith(b"\n"):
-                    return
+                    return  # the rest of it is being written
                 fact = json.loads(line.decode("utf-8", "surrogatepass"))
                 yield Entry(fact, start, start + len(line))
                 start += len(line)
 
     def mark_sent(self, end: int) -> None:
         """Note that everything before a byte is sent."""
+        # A position, not a list of what was sent: facts are sent in order, and the file only grows.
         self.state["sent"] = end
         self.save_state()
 
@@ -199,7 +203,7 @@ class Journal:
         with self._lock:
             write_text_atomic(self.folder / _STATE, json.dumps(self.state, ensure_ascii=False) + "\n")
 
-    def drop_file(self, fact: Fact) -> None:
+    def drop_file(self, fact: FileFact) -> None:
         """Remove the copy of a file that is sent."""
         shutil.rmtree((self.folder / fact["path"]).parent, ignore_errors=True)
 
@@ -214,6 +218,7 @@ class Journal:
         with self._lock:
             self.state["run_id"] = run_id
             self.save_state()
+            # A checkpoint keeps the id that it was written with, and this journal will be gone when it is resumed from.
             if self.state.get("is_stood_in_for"):
                 known = self.folder.parent / _RUN_IDS / self.header["stand_in"]
                 write_text_atomic(known, run_id + "\n")
@@ -227,14 +232,8 @@ class Journal:
     def hold(self) -> bool:
         """Claim the journal for this process; return False if another one sends from it."""
         if self._holding is None:
-            descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                return False
-            self._holding = descriptor
-        return True
+            self._holding = try_lock(self.folder / _LOCK)
+        return self._holding is not None
 
     def let_go(self) -> None:
         """Give the journal back."""
@@ -244,6 +243,7 @@ class Journal:
 
     def remove(self) -> None:
         """Remove the journal, which was sent or is not wanted."""
+        # In this order, so that no other process takes up a journal that is about to go.
         shutil.rmtree(self.folder, ignore_errors=True)
         self.let_go()
 
@@ -252,6 +252,7 @@ class Journal:
         path = self.folder / _FACTS
         if not path.exists():
             return
+        # Only the end is read, since a long run's facts may be large. A fact longer than that is none of ours.
         with path.open("rb+") as file:
             size = file.seek(0, os.SEEK_END)
             start = max(size - _READ_BYTES, 0)
@@ -287,10 +288,10 @@ def read_run_id(root: Path, stand_in: str) -> str | None:
     return known.read_text(encoding="utf-8").strip() if known.exists() else None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> float | str:
     """Return a number of some library as Python's own, and anything else as text."""
     try:
-        return float(value)
+        return float(value)  # type: ignore[arg-type]  # whether it is a number is found out here
     except (TypeError, ValueError):
         return str(value)
 
@@ -317,4 +318,6 @@ def describe_fact(fact: Fact) -> str:
         return f"the metrics {', '.join(fact['values'])} of step {fact['step']}"
     if fact["kind"] == "tags":
         return f"the tags {', '.join(fact['values'])}"
-    return str(fact.get("what") or {"settings": "its settings", "end": "its end"}.get(fact["kind"], fact["kind"]))
+    if fact["kind"] == "file":
+        return fact["what"]
+    return {"settings": "its settings", "end": "its end"}.get(fact["kind"], fact["kind"])

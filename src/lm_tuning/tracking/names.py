@@ -22,6 +22,7 @@ def clean_name(name: str) -> str:
 
     MLflow also refuses names that are not the shortest way to write a path, such as ``a//b`` or ``a/../b``.
     """
+    # As MLflow checks them, see mlflow.utils.validation: a name that it refuses would lose the figure.
     cleaned = re.sub(r"[^/\w.\- :]", "_", name)
     shortest = posixpath.normpath(cleaned)
     if shortest != cleaned or shortest == "." or shortest.startswith(("..", "/")):
@@ -48,6 +49,7 @@ def distinct_names(names: Iterable[str]) -> dict[str, str]:
     Returns:
         The name in MLflow by name.
     """
+    # A name is only changed where it has to be: charts and searches go by names, from one run to the next.
     cleaned = {name: clean_name(name) for name in names}
     counts = Counter(cleaned.values())
     return {
@@ -60,13 +62,14 @@ def _mark(cleaned: str, name: str) -> str:
     return f"{cleaned[: MAX_NAME_CHARACTERS - len(digest) - 1]}-{digest}"
 
 
+#: Training and held-out loss once more, alone, in the group that MLflow shows first.
 LOSS_GROUP = "Loss"
-"""Training and held-out loss once more, alone, in the group that MLflow shows first."""
 
+#: How :class:`lm_tuning.training.step_log.StepLog` marks what it measured on held-out rows.
 _EVALUATED = "validation_"
-"""How :class:`lm_tuning.training.step_log.StepLog` marks what it measured on held-out rows."""
 
 _DATA = {"data_": "data/"}
+#: By catalog entry: how its figures' names begin, and what stands in the place of that in MLflow.
 _GROUPS = {
     "data_report": _DATA,
     "split_report": _DATA,
@@ -81,10 +84,9 @@ _GROUPS = {
         "": "{split}/",
     },
 }
-"""By catalog entry: how its figures' names begin, and what stands in the place of that in MLflow."""
 
+#: Logged with each step of each training until names had groups.
 _OF_EARLIER_VERSIONS = "gradient_norm"
-"""Logged with each step of each training until names had groups."""
 
 
 def has_earlier_names(stored: Mapping[str, float]) -> bool:

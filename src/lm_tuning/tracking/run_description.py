@@ -14,9 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lm_tuning.json_types import JsonObject
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import MANIFEST_NAME, StagedFolder
 from lm_tuning.tracking.names import distinct_names
+from lm_tuning.tracking.records import RunParams
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -34,7 +36,7 @@ RESUME_SETTINGS = frozenset({"train.resume"})
 NOT_SET = "not set"
 
 
-def flatten_settings(parameters: Mapping[str, Any]) -> dict[str, str]:
+def flatten_settings(parameters: JsonObject) -> dict[str, str]:
     """Turn nested parameters into one text a setting.
 
     Args:
@@ -51,6 +53,7 @@ def flatten_settings(parameters: Mapping[str, Any]) -> dict[str, str]:
             for key, inner in value.items():
                 add(f"{name}.{key}" if name else str(key), inner)
         else:
+            # Text stays bare, as people compare it in a table; the rest as JSON, so that null and "null" differ.
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
             flat[name] = shorten(text)
 
@@ -85,6 +88,7 @@ def find_changes(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, st
         The new value by name, ``NOT_SET`` for a setting that is gone.
     """
     groups = _groups(old)
+    # A group that the run does not have came with a later version of this project, and is nobody's change.
     changed = {
         name: value
         for name, value in new.items()
@@ -100,7 +104,7 @@ def _groups(names: Iterable[str]) -> set[str]:
     return {".".join(each[:depth]) for each in parts for depth in range(2, len(each) + 1)}
 
 
-def rerun_command(arguments: Sequence[str], run_params: Mapping[str, Any]) -> str:
+def rerun_command(arguments: Sequence[str], run_params: RunParams) -> str:
     """Return a command line that starts the same run again.
 
     Args:
@@ -114,11 +118,16 @@ def rerun_command(arguments: Sequence[str], run_params: Mapping[str, Any]) -> st
     words = ["kedro", "run"]
     if run_params.get("env"):
         words.append(f"--env={run_params['env']}")
-    for option in ("pipeline_names", "tags", "node_names", "from_nodes", "to_nodes", "from_inputs", "to_outputs"):
-        values = run_params.get(option)
-        if values:
-            flag = {"pipeline_names": "pipelines", "node_names": "nodes"}.get(option, option.replace("_", "-"))
-            words.append(f"--{flag}={','.join(values)}")
+    options = {
+        "pipelines": run_params.get("pipeline_names"),
+        "tags": run_params.get("tags"),
+        "nodes": run_params.get("node_names"),
+        "from-nodes": run_params.get("from_nodes"),
+        "to-nodes": run_params.get("to_nodes"),
+        "from-inputs": run_params.get("from_inputs"),
+        "to-outputs": run_params.get("to_outputs"),
+    }
+    words += [f"--{option}={','.join(values)}" for option, values in options.items() if values]
     leaves = _leaves(run_params.get("runtime_params") or {})
     settings = ",".join(f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in leaves)
     if settings:
@@ -126,7 +135,7 @@ def rerun_command(arguments: Sequence[str], run_params: Mapping[str, Any]) -> st
     return shlex.join(words)
 
 
-def name_pipelines(run_params: Mapping[str, Any]) -> str:
+def name_pipelines(run_params: RunParams) -> str:
     """Name the pipelines of a run, in one order whatever Kedro's; ``all`` for the default one.
 
     Args:
@@ -173,6 +182,7 @@ def numbers_of(value: Any) -> dict[str, float]:
     numbers = {
         name: float(leaf)
         for name, leaf in _leaves(value)
+        # True is an int to Python, and a metric of 1 would say nothing.
         if isinstance(leaf, int | float) and not isinstance(leaf, bool) and math.isfinite(leaf)
     }
     names = distinct_names(numbers)
@@ -186,8 +196,8 @@ def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return [leaf for key, inner in value.items() for leaf in _leaves(inner, f"{prefix}.{key}" if prefix else str(key))]
 
 
+#: Id of our view, as it stands in its link.
 VIEW = "lm-tuning"
-"""Id of our view, as it stands in its link."""
 
 VIEW_NAME = "Loss, score, speed"
 

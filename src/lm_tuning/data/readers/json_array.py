@@ -15,6 +15,7 @@ from lm_tuning.data.records import Cell, Row
 from lm_tuning.data.sources.opening import RawFile, locate_undecodable, peek_bytes, skip_mark
 from lm_tuning.errors import UserError
 
+# Lists that a message suggests, and how deep in objects they are looked for.
 _MAX_LISTS = 10
 _MAX_DEPTH = 3
 _KINDS = {"[": "a list", "{": "an object", '"': "text", "t": "a boolean", "f": "a boolean", "n": "null"}
@@ -122,12 +123,14 @@ def _open_key(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, .
     is_found = False
     for key in _keys(window):
         if key == str(steps[0]):
+            # Only a repetition of the key on the way counts: what other keys hold is passed by unread.
             if is_found:
                 raise FieldDamaged(f"{where} names {shorten(key)!r} twice in one object; only one value can count")
             is_found = True
             yield from open_field(window, steps[1:], (*behind, steps[0]))
             continue
         names.append(key)
+        # Noted by the way, for the message that names the lists which the file does have.
         if window.peek() == "[" and len(lists) < _MAX_LISTS:
             lists.append(format_path((*behind, key)))
         window.skip()
@@ -140,6 +143,7 @@ def _open_element(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Ste
     wanted = int(steps[0])
     window.take()
     number = 0
+    # The empty text is the end of the file, which _close reports.
     while window.peek() not in ("]", ""):
         if number == wanted:
             yield from open_field(window, steps[1:], (*behind, steps[0]))
@@ -242,7 +246,10 @@ class JsonArrayRows(JsonRows):
 
     def _rows(self) -> Iterator[NumberedRow]:
         number = 0
+        # Line breaks are not translated, since a row's bytes are counted as they stand in the file.
         with self.raw.open() as raw, TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
+            # Not json.load: it would hold the whole file as text and as values at once, and one bad element would take
+            # all others with it.
             window = JsonWindow(file, self.settings.max_row_bytes)
             try:
                 for number, row in enumerate(self._elements(window), 1):
@@ -307,14 +314,17 @@ def holds_array(raw: RawFile, max_row_bytes: int) -> bool:
     with raw.open() as file:
         try:
             skip_mark(file)
+            # Everything but an object is for the reader of arrays, whose messages say what else the file begins with.
             if _skip_space(file) != b"{":
                 return True
             line = file.readline(max_row_bytes + 2)  # 2: a line break counts for nothing
             if len(line.rstrip(b"\r\n")) <= max_row_bytes:
                 return not isinstance(parse_line(line), dict)
+            # Too long to be parsed for this question alone; what follows its line decides.
             while line and not line.endswith(b"\n"):
                 line = file.readline(_CHUNK_BYTES)
             return _skip_space(file) != b"{"
+        # A row with a repeated key or a NaN is a row all the same.
         except RowProblem:
             return False
         except OSError as error:

@@ -43,12 +43,16 @@ class JsonLinesRows(JsonRows):
         limit = self.settings.max_row_bytes
         with self.raw.open() as file:
             try:
+                # Bytes from the beginning of the file, for the message about what is no UTF-8; of packed files,
+                # unpacked ones.
                 offset = skip_mark(file)
                 while line := file.readline(limit + 2):  # 2: a line break counts for nothing
                     number += 1
                     offset += len(line)
                     if len(line) > limit and len(line.rstrip(b"\r\n")) > limit:
                         num_bytes = len(line)
+                        # The rest of the line goes by in chunks that are only counted: memory stays at the limit of a
+                        # row.
                         while line[-1:] != b"\n" and (line := file.readline(_CHUNK_BYTES)):
                             num_bytes += len(line)
                             offset += len(line)
@@ -66,6 +70,8 @@ class JsonLinesRows(JsonRows):
                         yield number, RowProblem("not_utf8", reason)
                         continue
                     except (ValueError, RecursionError) as error:
+                        # A blank line is no row and no mistake, though it has a number: numbers are those that an
+                        # editor shows.
                         if line.strip():
                             yield number, _explain_bad_line(line, error)
                         continue

@@ -18,8 +18,10 @@ from lm_tuning.data.check.findings import RowProblem, describe_value, shorten, t
 from lm_tuning.data.readers.base import RowSource
 from lm_tuning.data.records import Cell, Row
 
+# Answer of the count of keys where a float may be an integer that was rounded: no text has so many colons.
 _UNSURE = -1
 _SIMPLE = frozenset({str, int, bool, type(None)})
+# White space that JSON allows between a key and its colon.
 _GAPS = (" :", "\t:", "\n:", "\r:")
 
 
@@ -42,8 +44,10 @@ def parse_line(line: bytes) -> Cell:
         RecursionError: it is nested too deeply.
     """
     try:
+        # Several times as fast as the standard library on ordinary rows; it refuses NaN by itself.
         row: Cell = orjson.loads(line)
     except ValueError:
+        # Either no JSON at all, or what only the slow parser takes or explains: its error names the character.
         return parse_exactly(line.decode())
     if isinstance(row, dict):
         num_keys = _count_keys(row)

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.record import BaseModelRecord, location_of
@@ -19,9 +19,7 @@ from lm_tuning.pipelines import DIGEST_CACHE
 from lm_tuning.progress import show_progress
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import FolderStore, StagedFolder, read_manifest
-
-if TYPE_CHECKING:
-    from lm_tuning.text.stored import TokenSources
+from lm_tuning.text.records import TokenSources, TokenSummary
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +70,7 @@ def tokenize_examples(
     train: TrainParameters,
     seed: int,
     task: str,
-) -> tuple[StagedFolder | Path, dict[str, Any], bytes, dict[str, Any]]:
+) -> tuple[StagedFolder | Path, TokenSummary, bytes, dict[str, Any]]:
     """Tokenize the splits, or find that the same was done before.
 
     Args:

@@ -10,7 +10,8 @@ import numpy as np
 
 from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.text.decoding import decode
-from lm_tuning.text.store.table import SPLITS, Int32Array, Span, TokenRow, TokenTable, open_split
+from lm_tuning.text.records import LengthQuantiles, Span, SplitTokens, TokenPreview, TokenRow, TokenSummary
+from lm_tuning.text.store.table import SPLITS, Int32Array, TokenTable, open_split
 from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED, SplitCounts
 from lm_tuning.text.tokenizers.limit_losses import measure_losses
 from lm_tuning.wording import SUPERVISED_MARKS, count_of, noun_for
@@ -18,7 +19,7 @@ from lm_tuning.wording import SUPERVISED_MARKS, count_of, noun_for
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "max": 1.0}
+_QUANTILES = (0.0, 0.5, 0.9, 0.95, 0.99, 1.0)
 LENGTHS_NAME = "lengths.png"
 
 _NUM_PREVIEW_ROWS = 5
@@ -26,7 +27,7 @@ _NUM_PREVIEW_ROWS = 5
 
 def summarize_split(
     table: TokenTable, counts: SplitCounts, *, task: str = CAUSAL_LM, label_map: Mapping[str, int] | None = None
-) -> dict[str, Any]:
+) -> SplitTokens:
     """Sum up one split.
 
     Args:
@@ -43,39 +44,32 @@ def summarize_split(
         long.
     """
     num_tokens = int(table.lengths.sum(dtype=np.int64))
-    facts: dict[str, Any] = {"num_rows_read": counts.num_read, "num_rows": len(table), "num_tokens": num_tokens}
-    if task == SEQUENCE_CLASSIFICATION:
-        facts |= _count_classes(table, label_map or {})
-    else:
-        num_supervised = int(table.num_supervised.sum(dtype=np.int64))
-        facts["num_supervised_tokens"] = num_supervised
-        facts["supervised_fraction"] = num_supervised / num_tokens if num_tokens else None
-    facts["length_tokens"] = length_quantiles(table.lengths)
-    if task == SEQ2SEQ_LM:
-        facts["source_tokens"] = length_quantiles(table.lengths - table.num_supervised)
-        facts["target_tokens"] = length_quantiles(table.num_supervised)
-    facts |= {
+    facts: SplitTokens = {
+        "num_rows_read": counts.num_read,
+        "num_rows": len(table),
+        "num_tokens": num_tokens,
+        "length_tokens": length_quantiles(table.lengths),
         "changed": {reason: counts.counts[reason] for reason in CHANGED if counts.counts[reason]},
         "dropped": {reason: counts.counts[reason] for reason in DROPPED if counts.counts[reason]},
         "too_long": counts.long_rows.describe(),
         "lost_to_limits": measure_losses(table, counts, task=task),
     }
+    if task == SEQUENCE_CLASSIFICATION:
+        rows = np.bincount(table.labels, minlength=len(label_map or {}))  # (classes,)
+        facts["num_classes"] = int((rows > 0).sum())
+        facts["rows_by_class"] = {name: int(rows[label]) for name, label in (label_map or {}).items()}
+        facts["majority_fraction"] = int(rows.max()) / len(table) if len(table) else None
+        return facts
+    facts["num_supervised_tokens"] = int(table.num_supervised.sum(dtype=np.int64))
+    facts["supervised_fraction"] = facts["num_supervised_tokens"] / num_tokens if num_tokens else None
     if task == SEQ2SEQ_LM:
+        facts["source_tokens"] = length_quantiles(table.lengths - table.num_supervised)
+        facts["target_tokens"] = length_quantiles(table.num_supervised)
         facts["targets_too_long"] = counts.long_targets.describe()
     return facts
 
 
-def _count_classes(table: TokenTable, label_map: Mapping[str, int]) -> dict[str, Any]:
-    """Count the rows of each class, in the order of the label map."""
-    rows = np.bincount(table.labels, minlength=len(label_map))
-    return {
-        "num_classes": int((rows > 0).sum()),
-        "rows_by_class": {name: int(rows[position]) for name, position in label_map.items()},
-        "majority_fraction": int(rows.max()) / len(table) if len(table) else None,
-    }
-
-
-def length_quantiles(lengths: Int32Array) -> dict[str, float] | None:
+def length_quantiles(lengths: Int32Array) -> LengthQuantiles | None:
     """Return quantiles and mean of lengths in tokens.
 
     Args:
@@ -86,11 +80,20 @@ def length_quantiles(lengths: Int32Array) -> dict[str, float] | None:
     """
     if not len(lengths):
         return None
-    values = np.quantile(lengths, list(QUANTILES.values()), method="higher")
-    return {**{name: int(value) for name, value in zip(QUANTILES, values, strict=True)}, "mean": float(lengths.mean())}
+    values = map(int, np.quantile(lengths, _QUANTILES, method="higher"))
+    low, p50, p90, p95, p99, high = values
+    return {
+        "min": low,
+        "p50": p50,
+        "p90": p90,
+        "p95": p95,
+        "p99": p99,
+        "max": high,
+        "mean": float(lengths.mean()),
+    }
 
 
-def describe_tokens(summary: Mapping[str, Any]) -> str:
+def describe_tokens(summary: TokenSummary) -> str:
     """Describe in a line what a summary holds, for the log.
 
     Args:
@@ -99,22 +102,24 @@ def describe_tokens(summary: Mapping[str, Any]) -> str:
     splits = summary["splits"]
     rows = ", ".join(f"{facts['num_rows']:,} {name}" for name, facts in splits.items())
     train = splits["train"]
-    lengths = train["length_tokens"]
     noun = noun_for(list(splits.values())[-1]["num_rows"], "row")
     line = f"{rows} {noun}; train {count_of(train['num_tokens'], 'token')}"
-    per_row = f"{lengths['p50']} per row at the median, {lengths['max']} at most"
+    per_row = _describe_lengths(train["length_tokens"], "per row")
     if summary["task"] == SEQUENCE_CLASSIFICATION:
         largest = f"the largest has {train['majority_fraction']:.1%} of the training rows"
         line += f", {per_row}; {count_of(train['num_classes'], 'class')}, {largest}"
     elif summary["task"] == SEQ2SEQ_LM:
-        line += "; " + "; ".join(
-            f"{part}s of {train[f'{part}_tokens']['p50']} at the median, {train[f'{part}_tokens']['max']} at most"
-            for part in ("source", "target")
-        )
+        line += f"; sources of {_describe_lengths(train['source_tokens'])}"
+        line += f"; targets of {_describe_lengths(train['target_tokens'])}"
     else:
         line += f", {train['supervised_fraction']:.0%} of them supervised, {per_row}"
     dropped = sum(sum(facts["dropped"].values()) for facts in splits.values())
     return f"{line}; {count_of(dropped, 'row')} dropped" if dropped else line
+
+
+def _describe_lengths(lengths: LengthQuantiles | None, unit: str = "") -> str:
+    assert lengths is not None, "a split without training rows is refused"
+    return f"{' '.join(filter(None, (str(lengths['p50']), unit)))} at the median, {lengths['max']} at most"
 
 
 def mark_supervised_text(tokenizer: Any, row: TokenRow) -> str:
@@ -138,7 +143,7 @@ def mark_supervised_text(tokenizer: Any, row: TokenRow) -> str:
 
 def preview_tokens(
     folder: Path, tokenizer: Any, *, task: str = CAUSAL_LM, label_map: Mapping[str, int] | None = None
-) -> dict[str, Any]:
+) -> TokenPreview:
     """Return the first rows of each split as a table.
 
     Args:
@@ -152,7 +157,7 @@ def preview_tokens(
     """
     names = {position: name for name, position in (label_map or {}).items()}
     has_classes = task == SEQUENCE_CLASSIFICATION
-    data = []
+    data: list[list[str | int]] = []
     for split in SPLITS:
         table = open_split(folder, split)
         for row in (table[i] for i in range(min(_NUM_PREVIEW_ROWS, len(table)))):

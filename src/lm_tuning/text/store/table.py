@@ -12,19 +12,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lm_tuning.errors import UserError
+from lm_tuning.text.records import NO_LABEL, Span, TokenRow
 
 IGNORE_INDEX = -100
 """Label of a position that no loss is taken of (the default of PyTorch's cross entropy)."""
-
-NO_LABEL = -1
-"""Class of a row that has none."""
 
 SPLITS = ("train", "validation", "test")
 BATCH_ROWS = 8192
 BATCH_TOKENS = 1 << 24
 """A file is written in batches of about so many rows or tokens: each costs a moment whenever the file is opened."""
 
-Span = tuple[int, int]
 Int32Array = npt.NDArray[np.int32]
 Int64Array = npt.NDArray[np.int64]
 Int16Array = npt.NDArray[np.int16]
@@ -40,28 +37,6 @@ TOKEN_SCHEMA = pa.schema(
         ("label", pa.int32()),
     ]
 )
-
-
-@dataclass(frozen=True)
-class TokenRow:
-    """One tokenized row.
-
-    Attributes:
-        row_id: identity of the row, stable from split to evaluation.
-        input_ids: token ids, ``(length,)``; a read-only view into the memory-mapped file.
-        spans: half-open ``(start, end)`` token positions that carry loss, ascending, disjoint, never position 0.
-        label: class of the whole row by the label map; ``NO_LABEL`` without one.
-    """
-
-    row_id: int
-    input_ids: Int32Array
-    spans: list[Span]
-    label: int = NO_LABEL
-
-    @property
-    def num_supervised(self) -> int:
-        """Count the positions that carry loss, and the row itself if it has a class."""
-        return sum(end - start for start, end in self.spans) + (self.label != NO_LABEL)
 
 
 def scored_spans(spans: Sequence[Span], length: int) -> list[Span]:

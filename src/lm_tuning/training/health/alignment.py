@@ -13,7 +13,7 @@ from lm_tuning.training.health.report import ROUNDING_NATS, Finding
 if TYPE_CHECKING:
     from lm_tuning.batching.batch import MicroBatch, StepBatch
     from lm_tuning.batching.tasks.base import TrainingTask
-    from lm_tuning.text.store.table import TokenRow
+    from lm_tuning.text.records import TokenRow
 
 SHIFTS = {0: "its own token", 1: "the token after it", 2: "the token after the next", -1: "the token before it"}
 """What a position may be made to learn, by the distance of the target."""

@@ -21,7 +21,7 @@ from lm_tuning.training.health.movement import Movement
 from lm_tuning.training.health.report import HealthReport, Severity, check_first_step, check_layout, stop_if_needed
 
 if TYPE_CHECKING:
-    from lm_tuning.text.store.table import TokenRow
+    from lm_tuning.text.records import TokenRow
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.batching.tasks.base import TrainingTask
 from lm_tuning.runtime.precision import autocast
 from lm_tuning.text.decoding import decode
-from lm_tuning.text.store.table import NO_LABEL
+from lm_tuning.text.records import NO_LABEL
 from lm_tuning.training.health.alignment import check_alignment
 from lm_tuning.training.health.batch_checks import SHOWN_NAMES, check_logits, expected_fresh_head_loss
 from lm_tuning.training.health.first_gradient import ExpectedGradient, GradientMeasure
@@ -36,7 +36,7 @@ from lm_tuning.training.planning.out_of_memory import is_out_of_memory
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
-    from lm_tuning.text.store.table import TokenRow
+    from lm_tuning.text.records import TokenRow
 
 logger = logging.getLogger(__name__)
 

@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -284,7 +285,11 @@ class Throughput(Monitor):
         self.speeds = array("d")
         self.seconds = 0.0
         self.load = load or LoadMonitor()
-        self.load_of_last_quarter: str | None = None
+        # A thread of its own, since looking through the files of all threads and workers takes milliseconds; it has
+        # something to do at once, since its start is waited for.
+        self._reader = ThreadPoolExecutor(1, "load-reader")
+        self._reader.submit(self.load.restart)
+        self._last_quarter: Future[str | None] | None = None
 
     def update(self, now: StepNumbers) -> bool:
         """Keep the step's speed, and after each quarter of the steps what kept the processors busy in it."""
@@ -292,9 +297,13 @@ class Throughput(Monitor):
             self.speeds.append(now.num_tokens / now.seconds)
             self.seconds += now.seconds
         if now.step in self.quarter_steps:
-            self.load_of_last_quarter = self.load.describe()
-            self.load.restart()
+            self._last_quarter = self._reader.submit(self._end_quarter)
         return now.step in self.looks_at
+
+    def _end_quarter(self) -> str | None:
+        load = self.load.describe()
+        self.load.restart()
+        return load
 
     def quarters(self) -> tuple[float, float] | None:
         """Return tokens per second of an early and of the last quarter; ``None`` when there are too few steps."""
@@ -310,8 +319,10 @@ class Throughput(Monitor):
         if quarters is None or quarters[1] >= (1 - SLOWER_FRACTION) * quarters[0]:
             return []
         early, late = quarters
-        # The steps since the last quarter's end may have been too few to say anything; then that quarter holds.
-        load = (self.load.describe() if is_end else None) or self.load_of_last_quarter
+        load = None if self._last_quarter is None else self._last_quarter.result()
+        if is_end:
+            # The steps since the last quarter's end may have been too few to say anything; then that quarter holds.
+            load = self.load.describe() or load
         return [
             Finding(
                 code="throughput-falls",

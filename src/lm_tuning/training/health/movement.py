@@ -15,7 +15,7 @@ from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.health.report import Finding, HealthReport
 
 if TYPE_CHECKING:
-    from lm_tuning.text.store.table import TokenRow
+    from lm_tuning.text.records import TokenRow
 
 logger = logging.getLogger(__name__)
 

@@ -11,13 +11,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from lm_tuning.errors import Interrupted, MachineFault, UserError
-from lm_tuning.parameters.health_codes import CODES, Severity
+from lm_tuning.findings import Severity
+from lm_tuning.parameters.health_codes import CODES
 from lm_tuning.text.decoding import decode
 
 if TYPE_CHECKING:
     import torch
 
-    from lm_tuning.text.store.table import TokenRow
+    from lm_tuning.text.records import TokenRow
 
 __all__ = [
     "DROPOUT_TOLERANCE",

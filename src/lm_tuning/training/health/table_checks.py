@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from lm_tuning.models.structure import Positions, find_positions
-from lm_tuning.text.store.table import NO_LABEL, TokenTable
+from lm_tuning.text.records import NO_LABEL
+from lm_tuning.text.store.table import TokenTable
 from lm_tuning.training.health.report import Finding, Severity
 from lm_tuning.training.health.table_reading import (
     SHOWN_ROWS,

@@ -15,7 +15,8 @@ import numpy as np
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.record import ModelLocation, location_of
-from lm_tuning.text.store.table import NO_LABEL, TokenTable, open_split
+from lm_tuning.text.records import NO_LABEL
+from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.wording import count_of
 
 SHOWN_ROWS = 5
