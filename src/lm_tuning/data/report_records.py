@@ -42,7 +42,7 @@ class RowsFacts(TypedDict):
 
 
 class SplitsFacts(DivisionFacts):
-    """The facts of the section ``splits``, see ``build_splits_section``: ``copies`` are row numbers by kind and file."""
+    """The facts of the section ``splits``, see ``build_splits_section``: ``copies``: row numbers by kind and file."""
 
     rows: RowsBySplit
     seed: int

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.mixing import rows_per_epoch
-from lm_tuning.data.records import SPLITS
+from lm_tuning.data.records import HELD_OUT, SPLITS
 from lm_tuning.data.report_records import SplitsFacts
 from lm_tuning.data.split.class_shares import name_tied
 from lm_tuning.data.split.copies import describe_conflict
@@ -23,7 +23,6 @@ _MAX_CLASSES = 30
 _MAX_ROWS = 20
 _MAX_CHARACTERS = 80
 _MAX_SENTENCE = 1000
-_HELD_OUT = SPLITS[1:]
 
 _HANDLING = {
     "keep_together": "kept on one side",
@@ -170,7 +169,7 @@ def _conflicts(conflicts: LabelConflicts | None, positions: RowPositions) -> Ite
 def _leakage(summary: SplitsSummary, positions: RowPositions) -> Iterator[Block]:
     leakage, near = summary["leakage"], summary["near_duplicates"]
     yield Heading("Leakage")
-    total = sum(summary["rows"][name] for name in _HELD_OUT)
+    total = sum(summary["rows"][name] for name in HELD_OUT)
     yield Paragraph(
         f"Held-out rows that stand in train too, as copies{' or near duplicates' if near else ''}: "
         f"{leakage['num_rows']:,} of {total:,} ({leakage['fraction']:.2%})."
@@ -178,9 +177,9 @@ def _leakage(summary: SplitsSummary, positions: RowPositions) -> Iterator[Block]
     items = [
         f"{name}: rows with {what} in train: {side['num_rows']:,} "
         f"({write_share(side['num_rows'], summary['rows'][name])}): {_listed(side, positions)}"
-        for name in _HELD_OUT
-        for kind, what in (("exact", "a copy"), ("near", "a near duplicate"))
-        if (side := leakage[name][kind]) and side["num_rows"]
+        for name in HELD_OUT
+        for side, what in ((leakage[name]["exact"], "a copy"), (leakage[name]["near"], "a near duplicate"))
+        if side and side["num_rows"]
     ]
     if summary["overlap"]["validation_test"]:
         sides = summary["overlap_rows"]["validation_test"]
@@ -212,7 +211,7 @@ def _classes(summary: SplitsSummary) -> Iterator[Block]:
         yield Paragraph(" ".join(_largest(name, one) for name, one in shares["splits"].items() if one["num_rows"]))
         totals = {name: facts["num_rows"] for name, facts in shares["splits"].items()}
         yield from _class_table(shares["shown"], totals, num_classes=shares["num_classes"])
-    if classes and classes["column"] != shares["column"]:
+    if classes and not (shares and classes["column"] == shares["column"]):
         yield _heading("Strata", classes["column"])
         shown = dict(list(classes["rows_by_split"].items())[:_MAX_CLASSES])
         yield from _class_table(shown, summary["rows"], num_classes=classes["num_classes"])

@@ -18,7 +18,7 @@ from lm_tuning.preflight.records import (
     ScheduleFigures,
     SpecialTokenFigures,
 )
-from lm_tuning.reporting.document import Block, Example, Histogram, Issues, Paragraph, Report, Section, Table
+from lm_tuning.reporting.document import Block, Cell, Example, Histogram, Issues, Paragraph, Report, Section, Table
 from lm_tuning.reporting.text import shorten_path, write_large, write_percent
 from lm_tuning.wording import count_of
 
@@ -168,7 +168,7 @@ def _splits(figures: Inspection) -> Iterator[Block]:
         ],
     )
     copies, near, leakage = splits["duplicates"], splits["near_duplicates"], splits["leakage"]
-    rows = [
+    rows: list[list[Cell]] = [
         ["rows read that repeat another", copies["num_copies"], f"split.duplicates: {copies['handling']}"],
         ["left out for it", copies["num_dropped"], ""],
     ]
@@ -193,10 +193,18 @@ def _splits(figures: Inspection) -> Iterator[Block]:
 
 def _lengths(facts: LengthFigures) -> Iterator[Block]:
     quantiles, histogram = facts["quantiles"], facts["histogram"]
-    # In the order in which they are stored, which is that of their size but for the mean.
-    names = list(quantiles["row"])
-    rows = [[_PARTS[part], *(f"{value:,.0f}" for value in of_part.values())] for part, of_part in quantiles.items()]
-    yield Table("Tokens per row", ["part", *names], rows)
+    yield Table(
+        "Tokens per row",
+        ["part", "min", "p50", "p90", "p95", "p99", "max", "mean"],
+        [
+            (
+                _PARTS[part],
+                *(one["min"], one["p50"], one["p90"], one["p95"], one["p99"], one["max"]),
+                f"{one['mean']:,.0f}",
+            )
+            for part, one in quantiles.items()
+        ],
+    )
     limit = facts["max_length_tokens"]
     yield Histogram(
         "Training rows by length",
