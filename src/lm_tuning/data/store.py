@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lm_tuning.data.check.findings import shorten
 from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.data.records import SPLITS, Preview, RowsBySplit
 from lm_tuning.errors import UserError
+from lm_tuning.wording import shorten
 
 StoredRow: TypeAlias = dict[str, str | int | list[int] | None]
 """A row as it is stored: texts, ``row_id`` and ``source``, and perhaps column ranges."""

@@ -13,6 +13,7 @@ from lm_tuning.data.records import FindingFacts
 from lm_tuning.data.split.records import SplitsSummary
 from lm_tuning.errors import UserError
 from lm_tuning.findings import SEVERITIES, SEVERITY_WORDS, Issue
+from lm_tuning.parameters import TrainParameters
 from lm_tuning.preflight.examples import decode_examples
 from lm_tuning.preflight.issues import find_issues, store_issue
 from lm_tuning.preflight.labels import count_labels
@@ -23,7 +24,6 @@ from lm_tuning.preflight.records import (
     Outcome,
     PreflightFigures,
     RowAccount,
-    ScheduleSettings,
 )
 from lm_tuning.preflight.schedule import describe_schedule, plan_steps
 from lm_tuning.preflight.special_tokens import inspect_special_tokens, judge_special_tokens, measure_vocabulary
@@ -53,6 +53,7 @@ def account_for_rows(split_summary: SplitsSummary, token_summary: TokenSummary) 
         skipped.update(file["rows_skipped"])
     outcomes = [_outcome("skipped", kind.replace("_", " "), num_rows) for kind, num_rows in skipped.most_common()]
     near = split_summary["near_duplicates"]
+    # None means that nobody looked for near duplicates, so none were left out.
     outcomes += [
         _outcome("left out of the splits", "copy of another row", split_summary["duplicates"]["num_dropped"]),
         _outcome("left out of the splits", "almost a copy of another row", near["num_dropped"] if near else 0),
@@ -66,7 +67,9 @@ def account_for_rows(split_summary: SplitsSummary, token_summary: TokenSummary) 
         for reason, num_rows in facts["dropped"].items():
             outcomes.append(_outcome(f"dropped in tokenizing ({split})", DROPPED.get(reason, reason), num_rows))
         used.append(_outcome("used", "trained on" if split == "train" else split, facts["num_rows"]))
+    # What is used is listed even without rows: an empty test split is worth seeing.
     outcomes = [outcome for outcome in outcomes if outcome["num_rows"]] + used
+    # An invariant of ours, not the user's doing: a row that is lost between two stages is a bug, and must not pass.
     total = sum(outcome["num_rows"] for outcome in outcomes)
     assert total == num_read, f"{num_read} rows were read, but their outcomes add up to {total}: {outcomes}"
     return {"num_rows_read": num_read, "fates": outcomes}
@@ -93,17 +96,8 @@ def inspect_tokens(
     attention: str,
     max_length_tokens: int,
     max_positions: int | None = None,
+    train: TrainParameters,
     seed: int,
-    effective_batch_rows: int | None,
-    effective_batch_tokens: int | None,
-    num_epochs: int | None,
-    max_steps: int | None,
-    micro_batch_tokens: int | None,
-    batching: Any,
-    warmup_steps: float,
-    eval_every_steps: int | None,
-    save_every_steps: int | None,
-    load_best: bool,
     num_examples: int,
     num_embeddings: int | None = None,
     on_progress: OnProgress = ignore_progress,
@@ -122,17 +116,8 @@ def inspect_tokens(
         attention: see ``choose_batching``.
         max_length_tokens: the limit that the tokens were made with.
         max_positions: positions in the model's config; ``None`` where it names none.
+        train: the ``train`` parameters: steps, epochs and micro-batches, and what happens between the steps.
         seed: order of rows.
-        effective_batch_rows: rows of a step; this or ``effective_batch_tokens``.
-        effective_batch_tokens: most tokens of a step.
-        num_epochs: passes over the rows; ``None`` means as many as ``max_steps`` needs.
-        max_steps: cap on the steps; ``None`` means none.
-        micro_batch_tokens: most positions of a micro-batch; ``None`` chooses by device.
-        batching: ``auto``, ``packed`` or ``padded``.
-        warmup_steps: a number of steps, or below 1 a fraction of all.
-        eval_every_steps: steps between held-out measurements; ``None`` for none.
-        save_every_steps: steps between checkpoints; ``None`` for none.
-        load_best: whether the weights with the lowest held-out loss are taken.
         num_examples: rows to decode.
         num_embeddings: token ids that the model embeds, as its configuration says; ``None`` where it does not.
         on_progress: receives rows and steps looked at.
@@ -144,6 +129,7 @@ def inspect_tokens(
     Raises:
         UserError: the tokens were made from other splits, or the parameters allow no plan.
     """
+    # Row ids of other splits would name other rows, and nothing further on would notice.
     made_from, present = read_manifest(tokens)["facts"]["sources"]["splits"], read_manifest(splits)["key"]
     if made_from != present:
         raise UserError(
@@ -151,27 +137,19 @@ def inspect_tokens(
             "Run all pre-training checks: kedro run --pipelines=preflight."
         )
     task = token_summary["task"]
-    if task == SEQ2SEQ_LM and batching == "packed":
+    if task == SEQ2SEQ_LM and train.batching == "packed":
         raise UserError(
             "train.batching: packed cannot be used with task: seq2seq_lm, since an encoder would see the neighbours of "
             "a source. Set it to auto or padded."
         )
     table = open_split(tokens, "train")
     sources = token_summary["sources"]
-    asked: ScheduleSettings = {
-        "effective_batch_rows": effective_batch_rows,
-        "effective_batch_tokens": effective_batch_tokens,
-        "num_epochs": num_epochs,
-        "max_steps": max_steps,
-        "warmup_steps": warmup_steps,
-        "eval_every_steps": eval_every_steps,
-        "save_every_steps": save_every_steps,
-        "load_best": load_best,
-    }
-    plan = plan_steps(table, sources=sources, seed=seed, asked=asked)
+    plan = plan_steps(table, sources=sources, seed=seed, train=train)
+    # The same steps for padding and schedule, so that the report speaks of one sample.
     steps = choose_steps(plan)
-    budget = choose_micro_batch_tokens(micro_batch_tokens, device=device)
-    chosen = choose_batching(batching, device=device, attention=attention, can_pack=task != SEQ2SEQ_LM)
+    asked = None if train.micro_batch_tokens == "auto" else train.micro_batch_tokens
+    budget = choose_micro_batch_tokens(asked, device=device)
+    chosen = choose_batching(train.batching, device=device, attention=attention, can_pack=task != SEQ2SEQ_LM)
     of_train = token_summary["splits"]["train"]
     max_target_tokens = token_summary.get("max_target_tokens")
     special = inspect_special_tokens(tokens, tokenizer, task=task, on_progress=on_progress)
@@ -181,6 +159,7 @@ def inspect_tokens(
         "device": device,
         "format": split_summary["format"],
         "rendering": token_summary["rendering"],
+        # Either may be the tighter one, and both are only what the files say: training warns, and does not refuse.
         "context_tokens": min(
             (limit for limit in (tokenizer.model_max_length, max_positions) if limit and limit < _NO_LIMIT),
             default=None,
@@ -228,7 +207,7 @@ def inspect_tokens(
             max_target_tokens=max_target_tokens or 0,
             on_progress=on_progress,
         ),
-        "schedule": describe_schedule(plan, table, steps, sources=sources, asked=asked),
+        "schedule": describe_schedule(plan, table, steps, sources=sources, train=train),
         "labels": count_labels(splits, split_summary, rows_by_class=_rows_by_class(token_summary)),
         "vocabulary": measure_vocabulary(tokens, tokenizer, num_embeddings=num_embeddings),
         "special_tokens": {**special, "judgements": judge_special_tokens(special)},
@@ -299,6 +278,7 @@ def _metrics(figures: Inspection, issues: list[Issue]) -> dict[str, float]:
     }
     if figures["labels"]:
         metrics["data_majority_fraction"] = figures["labels"]["majority_fraction"]
+    # MLflow takes numbers only; what does not apply to the task is left out rather than logged as 0.
     return {name: float(value) for name, value in metrics.items() if value is not None}
 
 

@@ -76,6 +76,7 @@ def _about_schedule(facts: ScheduleFigures, num_rows: Mapping[str, int], longest
     steps, per_epoch, warmup = facts["total_steps"], facts["steps_per_epoch"], facts["warmup_steps_of_run"]
     rows, tokens = facts["effective_batch_rows"], facts["effective_batch_tokens"]
     rows_per_step = facts["rows_per_epoch"] / per_epoch
+    # The same condition as in training, which refuses: the rate would never reach its peak.
     if warmup and warmup >= steps:
         yield Issue(
             "stop",
@@ -83,6 +84,7 @@ def _about_schedule(facts: ScheduleFigures, num_rows: Mapping[str, int], longest
             f"The warm-up takes {count_of(warmup, 'step')}, but the run has {steps:,}: training refuses to start.",
             "Lower train.trainer.warmup_steps (below 1 it is a fraction of all steps), or train for longer.",
         )
+    # More than half at a rising rate leaves little of a schedule that was meant to fall.
     elif warmup > steps // 2:
         yield Issue(
             "warn",
@@ -97,6 +99,7 @@ def _about_schedule(facts: ScheduleFigures, num_rows: Mapping[str, int], longest
             "train.load_best compares validation losses, and there are no validation rows: training refuses to start.",
             "Set split.validation or data.validation_path, or train.load_best to false.",
         )
+    # Epochs are counted in steps, so this holds whatever the batch is measured in.
     if facts["epochs"] < 1:
         yield Issue(
             "warn",
@@ -112,6 +115,7 @@ def _about_schedule(facts: ScheduleFigures, num_rows: Mapping[str, int], longest
             "single step.",
             "Lower train.effective_batch_rows to at most a tenth of the rows.",
         )
+    # A run that ends before has no such step, and an epoch of a single one has no others to compare it with.
     elif per_epoch > 1 and steps >= per_epoch and facts["last_step_rows"] * 2 < rows_per_step:
         yield Issue(
             "note",
@@ -120,6 +124,7 @@ def _about_schedule(facts: ScheduleFigures, num_rows: Mapping[str, int], longest
             f"{rows_per_step:,.0f}: its gradient is noisier.",
             "It weighs as much as any other step; a batch size that divides the rows evenly avoids it.",
         )
+    # No row is split over steps, so the batch does not bound a row that is longer.
     if tokens is not None and tokens < longest:
         yield Issue(
             "warn",
@@ -152,6 +157,7 @@ def _about_vocabulary(facts: VocabularyFigures) -> Iterator[Issue]:
     if facts["num_embeddings"] is None:
         return
     num_tokens, num_embeddings = facts["num_tokens"], facts["num_embeddings"]
+    # Held-out rows as well: the embedding is asked for their ids when their loss is measured.
     beyond = {split: number for split, number in facts["num_rows_beyond"].items() if number}
     advice = (
         "Take the tokenizer that belongs to the model, or enlarge the embedding once (resize_token_embeddings) and "
@@ -168,6 +174,7 @@ def _about_vocabulary(facts: VocabularyFigures) -> Iterator[Issue]:
             f"the model does not know, such as {ids} in row {first}. Training refuses to start.",
             advice,
         )
+    # The other way round is usual: embeddings are padded to a round size for the sake of speed.
     elif num_tokens > num_embeddings:
         yield Issue(
             "stop",
@@ -190,6 +197,7 @@ def _about_tokens(figures: Inspection) -> Iterator[Issue]:
         "Does each source end?": "Tokenize again: kedro run --pipelines=tokenize.",
         "Is padding told apart from the end?": "Nothing to do here.",
     }
+    # What is only worth a note stands in the table of questions and would drown the rest here.
     for judgement in figures["special_tokens"]["judgements"]:
         if judgement["verdict"] == "bad":
             yield Issue("warn", "special_tokens", judgement["answer"], advice[judgement["question"]])
@@ -202,6 +210,7 @@ def _about_tokens(figures: Inspection) -> Iterator[Issue]:
             "Look at tokenize.loss_on.",
         )
     supervised_fraction = figures["lengths"]["supervised_fraction"]
+    # Of other tasks the share says little of the time: a classifier has none, and an encoder reads a source only once.
     if supervised_fraction is not None and figures["task"] == CAUSAL_LM and supervised_fraction < 0.02:
         yield Issue(
             "note",
@@ -216,6 +225,7 @@ def _about_lengths(facts: LengthFigures, task: str, *, context_tokens: int | Non
     cut, num_rows = facts["num_rows_cut"], facts["num_rows"]
     by_length = f"tokenize.max_length_tokens={facts['max_length_tokens']}"
     advice = advise_limit(facts, context_tokens=context_tokens)
+    # A cut end of what is supervised is worth a warning from the first row on: it teaches to stop in the middle.
     if task == SEQUENCE_CLASSIFICATION:
         shortened = cut["end_cut"] + cut["text_shortened"]
         yield from _about_cut("text", shortened, num_rows, f"{by_length}.", advice)
@@ -238,6 +248,7 @@ def _about_lengths(facts: LengthFigures, task: str, *, context_tokens: int | Non
             advice,
             tolerated=0.0,
         )
+        # A row may count under both, so the sum would count some twice.
         shortened = max(cut["prompt_shortened"], cut["old_turns_dropped"])
         yield from _about_cut("prompt", shortened, num_rows, f"{by_length}.", advice)
     emptied = cut["prompt_emptied"]
@@ -284,6 +295,7 @@ def _about_context(facts: LengthFigures, context_tokens: int | None) -> Iterator
 
 def _about_padding(padding: PaddingFigures) -> Iterator[Issue]:
     chosen = next(choice for choice in padding["choices"] if choice["name"] == padding["batching"])
+    # A packed batch has no padding at all, so this is about padded ones.
     if chosen["padding_fraction"] > 0.2:
         advice = "A larger effective batch lets rows of like length come together."
         if any(choice["name"] == "packed" for choice in padding["choices"]):

@@ -44,6 +44,7 @@ def count_labels(
     """
     tables = {split: open_examples(splits, split) for split in SPLITS}
     counts: dict[str, Counter[str]] = {}
+    # What is supervised comes first: tokenizing may have dropped the rows that the splits still hold.
     if rows_by_class is not None:
         column = _label_column(split_summary)
         counts = {split: Counter(rows_by_class[split]) for split in SPLITS}
@@ -52,6 +53,7 @@ def count_labels(
         for split, table in tables.items():
             counts[split] = Counter()
             for batch in table.batches():
+                # Counted by Arrow: a Python loop over millions of labels would take longer than all the rest.
                 for item in pc.value_counts(batch.column("label")).to_pylist():
                     counts[split][item["values"]] += item["counts"]
     elif classes := split_summary["classes"]:
@@ -60,9 +62,11 @@ def count_labels(
             counts[split] = Counter({name: rows[split] for name, rows in classes["rows_by_split"].items()})
     else:
         return None
+    # By name where rows are equal, so that the order does not hang on that of a set.
     names = sorted(set().union(*counts.values()), key=lambda name: (-counts["train"][name], name))
     train = counts["train"]
     present = [name for name in names if train[name]]
+    # (classes,), in the order of the names
     by_split = {split: np.array([counts[split][name] for name in names], dtype=np.int64) for split in SPLITS}
     listed: list[ClassCount] = [
         {
@@ -113,6 +117,7 @@ def lay_out_labels(facts: LabelFigures, *, are_supervised: bool) -> Iterator[Blo
         num_classes = facts["num_classes"]
         yield Paragraph(
             f"Learned is one of {num_classes:,} classes for each row. A model that knows nothing starts at "
+            # Of even odds; frequencies that are far from even make the best constant guess cheaper.
             f"a loss of about log({num_classes}) = {math.log(num_classes):.2f} nats per row."
         )
     yield Paragraph(
@@ -126,6 +131,7 @@ def lay_out_labels(facts: LabelFigures, *, are_supervised: bool) -> Iterator[Blo
         )
     )
     classes = facts["classes"]
+    # Both ends: a class with one row is as telling as the one that most rows have.
     shown = classes if len(classes) <= MAX_SHOWN else [*classes[: MAX_SHOWN // 2], *classes[-MAX_SHOWN // 2 :]]
     title = "Training rows by class"
     if len(shown) < facts["num_classes"]:

@@ -56,8 +56,10 @@ def measure_lengths(
     """
     parts = zip(_PARTS[task], (lengths - num_supervised, num_supervised), strict=False)
     measured: dict[str, Int32Array] = {"row": lengths, **dict(parts)}
+    # An encoder-decoder has a limit for each side; that of the source is the one that all tasks have.
     limited = measured.get("source", lengths)
     num_tokens = int(lengths.sum(dtype=np.int64))
+    # 64 bits: three million rows of a thousand tokens are more than 32 hold.
     supervised_tokens = int(num_supervised.sum(dtype=np.int64)) if _PARTS[task] else None
     at_limit = int((limited >= max_length_tokens).sum())
     facts: LengthFigures = {
@@ -78,6 +80,7 @@ def measure_lengths(
             limited,
             present=max_length_tokens,
             beyond=summary["too_long"],
+            # Dropped rows have no length any more, but were beyond the limit, so they count as over it.
             num_dropped=sum(summary["dropped"].get(name, 0) for name in ("too_long", "no_answer_left")),
         ),
     }
@@ -104,6 +107,7 @@ def draw_histogram(parts: Mapping[str, Int32Array]) -> dict[str, list[int]]:
         bin.
     """
     longest = max(int(lengths.max(initial=0)) for lengths in parts.values())
+    # Whole tokens to a bin, and one axis for all parts, so that their panels can be compared.
     width = math.ceil((longest + 1) / NUM_BINS)
     num_bins = math.ceil((longest + 1) / width)
     return {
@@ -145,12 +149,14 @@ def compare_limits(lengths: Int32Array, *, present: int, beyond: BeyondLimit, nu
         if quantile == present:
             continue  # such rows may have been longer
         names.setdefault(quantile, []).append(name)
+    # A limit that cuts more than half of the rows is no choice that anyone would make.
     shortest_of_use = int(np.quantile(lengths, 0.5, method="lower")) if len(lengths) else 0
     found: list[LimitChoice] = []
     for limit in sorted(names):
         if limit < shortest_of_use and limit != present:
             continue
         if limit < present:
+            # Rows that were cut lie at the present limit now, but what was cut of them is known only as a sum.
             over = max(int((lengths > limit).sum()) + num_dropped, beyond["num_rows"])
             reaching = int(np.maximum(lengths - limit, 0).sum(dtype=np.int64))
             tokens = reaching + num_dropped * (present - limit) + lost

@@ -5,10 +5,12 @@ Shares are from 0 to 1, lengths are in tokens.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NotRequired, TypedDict
 
 from lm_tuning.batching.micro_batches import Batching
-from lm_tuning.data.records import RowsBySplit, SplitName
+from lm_tuning.data.records import FindingsByKind, RowsBySplit, SplitName
 from lm_tuning.data.split.records import (
     CopyFacts,
     FoldFacts,
@@ -17,12 +19,38 @@ from lm_tuning.data.split.records import (
     MovedClass,
     NearFacts,
     ShareFacts,
+    SplitsSummary,
     UntrainedFacts,
 )
+from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.reporting.document import Part
-from lm_tuning.text.records import LengthQuantiles, Rendering
+from lm_tuning.text.records import LengthQuantiles, Rendering, TokenSummary
+
+# Some keys have the words of earlier versions, such as "fates", "concerns" and "learned" for supervised: files of all
+# versions are compared with each other, by users and in MLflow, so a key that is stored keeps its name.
 
 Verdict = Literal["good", "note", "bad"]
+
+
+@dataclass(frozen=True)
+class StoredRows:
+    """What earlier pipelines have stored of the rows that a training would see.
+
+    Attributes:
+        tokens: folder of tokens.
+        splits: folder of the splits that they were made from.
+        base_model: whose tokenizer made them, see ``describe_base_model``.
+        token_summary: what tokenizing says about the rows.
+        split_summary: what splitting says about them.
+        findings: what reading found.
+    """
+
+    tokens: Path
+    splits: Path
+    base_model: BaseModelRecord
+    token_summary: TokenSummary
+    split_summary: SplitsSummary
+    findings: FindingsByKind
 
 
 class StoredIssue(TypedDict):
@@ -100,16 +128,19 @@ class LengthFigures(TypedDict):
 
     num_rows: int
     num_tokens: int
+    # None where classes are supervised: then every row counts once, and tokens are only read.
     num_supervised_tokens: int | None
     supervised_fraction: float | None
     num_rows_without_learned: int
     max_length_tokens: int
     num_rows_at_limit: int
     at_limit_fraction: float
+    # By what was done to make rows fit; one row may count under several, so these do not add up to rows.
     num_rows_cut: dict[str, int]
     quantiles: dict[str, LengthQuantiles]
     histogram: dict[str, list[int]]
     limits: list[LimitChoice]
+    # Not None but absent for other tasks, so that the JSON of a causal model does not speak of targets.
     max_target_tokens: NotRequired[int]
     num_targets_at_limit: NotRequired[int]
     target_limits: NotRequired[list[LimitChoice]]
@@ -128,6 +159,7 @@ class PaddingFigures(TypedDict):
 
     batching: Batching
     micro_batch_tokens: int
+    # Of source and target together where there are two.
     max_length_tokens: int
     longest_row_tokens: int
     num_rows_over_budget: int
@@ -161,33 +193,25 @@ class ScheduledSource(TypedDict):
     weight: float
     num_rows: int
     num_tokens: int
+    # num_rows * times_each + rows_drawn is rows_per_epoch.
     times_each: int
     rows_drawn: int
     rows_per_epoch: int
     tokens_per_epoch: int
 
 
-class PlanSettings(TypedDict):
-    """The parameters of ``train`` that decide which rows form a step."""
+class ScheduleFigures(TypedDict):
+    """What the parameters of ``train`` say of steps, and what that comes to, see ``describe_schedule``."""
 
     effective_batch_rows: int | None
     effective_batch_tokens: int | None
     num_epochs: int | None
     max_steps: int | None
-
-
-class ScheduleSettings(PlanSettings):
-    """Those and what happens between the steps; ``warmup_steps`` below 1 is a share of all."""
-
+    # As given: below 1 a share of all steps; warmup_steps_of_run is what that comes to.
     warmup_steps: float
     eval_every_steps: int | None
     save_every_steps: int | None
     load_best: bool
-
-
-class ScheduleFigures(ScheduleSettings):
-    """What the parameters come to, see ``describe_schedule``."""
-
     seed: int
     steps_per_epoch: int
     total_steps: int
@@ -230,6 +254,7 @@ class LabelFigures(TypedDict):
     num_classes: int
     num_rows: int
     num_rows_by_split: RowsBySplit
+    # The first thousand; num_classes counts all.
     classes: list[ClassCount]
     shown: list[ClassCount]
     majority_fraction: float
@@ -248,7 +273,9 @@ class VocabularyFigures(TypedDict):
     num_tokens: int
     num_embeddings: int | None
     num_rows_beyond: RowsBySplit
+    # Ids of the first few rows, which the data report turns into file and row.
     rows_beyond: dict[str, list[int]]
+    # Tokens by id; JSON has no integer keys.
     ids_beyond: dict[str, str]
 
 
@@ -293,6 +320,7 @@ class SpecialTokenCounts(TypedDict):
     bos: BosCount
     endings: list[Ending]
     num_end_learned: int
+    # None for a classifier, which writes nothing and so has no end to learn.
     end_learned_fraction: float | None
     target_bos: NotRequired[BosCount]
     num_sources_ended: NotRequired[int]
@@ -333,6 +361,7 @@ class Inspection(TypedDict):
     device: str
     format: str
     rendering: Rendering
+    # The lower one of what tokenizer and config say, None where neither says anything.
     context_tokens: int | None
     num_rows: RowsBySplit
     num_tokens: RowsBySplit

@@ -72,6 +72,7 @@ def compose_report(figures: PreflightFigures) -> Report:
         Section("special_tokens", "BOS, EOS and PAD", list(_special_tokens(figures["special_tokens"]))),
     ]
     labels = figures["labels"]
+    # Classes may be there without being supervised: rows divided by a column have its values.
     if labels:
         sections.insert(4, Section("labels", "Classes", list(lay_out_labels(labels, are_supervised=has_classes))))
     return Report(
@@ -172,6 +173,7 @@ def _splits(figures: Inspection) -> Iterator[Block]:
         ["rows read that repeat another", copies["num_copies"], f"split.duplicates: {copies['handling']}"],
         ["left out for it", copies["num_dropped"], ""],
     ]
+    # None where rows have no label.
     conflicts = copies["conflicts"]
     if conflicts:
         texts = count_of(conflicts["num_texts"], "text")
@@ -305,7 +307,7 @@ def _schedule(facts: ScheduleFigures) -> Iterator[Block]:
             ("tokens", facts["tokens_per_step"]),
             ("supervised tokens", facts["supervised_tokens_per_step"]),
         )
-        if value["max"]
+        if value["max"]  # classes are supervised by row, and have no supervised tokens
     ]
     yield Table(f"A step ({batch})", ["", "least", "mean", "most"], rows)
     measured = facts["steps_measured"]

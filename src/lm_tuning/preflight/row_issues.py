@@ -42,6 +42,7 @@ def advise_limit(facts: LengthFigures, name: LimitName = "max_length_tokens", *,
         if choice["rows_fraction"] <= _FEW_ROWS_CUT:
             what = f"cut {count_of(choice['rows_over'], 'row')}" if choice["rows_over"] else "hold every row"
             return f"tokenize.{name}={choice['limit']} would {what}, if model and memory allow."
+    # None of the known limits cuts little enough, and the model is not what stands in the way.
     if len(within) == len(choices) or context_tokens is None:
         return f"Raise tokenize.{name}."
     apart = "shorten or split the longer rows, or take a model for longer ones"
@@ -58,8 +59,10 @@ def about_rows(figures: Inspection) -> Iterator[Issue]:
         figures: what ``inspect_tokens`` has gathered.
     """
     num_read = figures["rows"]["num_rows_read"]
+    # One line a kind, however many rows: the data report lists them.
     for kind, finding in figures["findings"].items():
         is_lost = finding["fate"] == "skipped"
+        # Of all files together; each file has its own limit in data.max_bad_fraction, which was checked before.
         share = finding["num_rows"] / max(num_read, 1)
         what_became = "left out" if is_lost else "kept as they are"
         yield Issue(
@@ -99,6 +102,7 @@ def about_splits(splits: DivisionFigures, num_rows: Mapping[str, int]) -> Iterat
     """
     for warning in splits["warnings"]:
         yield Issue("warn", "splits", warning, "See the part on splits in the data report.")
+    # Rows with tokens: tokenizing may have dropped the few that were split off.
     held_out = num_rows["validation"] + num_rows["test"]
     if not held_out:
         yield Issue(
@@ -116,6 +120,7 @@ def about_splits(splits: DivisionFigures, num_rows: Mapping[str, int]) -> Iterat
         )
     copies = splits["duplicates"]
     total = sum(splits["rows"].values())
+    # A few copies are in any set of texts; a tenth of them weighs those texts more than the others.
     if copies["num_kept"] > 0.1 * total:
         # Rows of one text under several labels stay unless the text alone makes a copy.
         keys = ["split.duplicates=drop"] if copies["handling"] != "drop" else []
@@ -176,6 +181,7 @@ def about_labels(
                 f"{describe_moved(moved, split=split)}.",
                 "Divide with split.stratify, or make the shares of files of your own alike.",
             )
+    # An accuracy below this share looks good and is worse than no model.
     if labels["majority_fraction"] > 0.8 and labels["num_classes"] > 1:
         yield Issue(
             "warn",

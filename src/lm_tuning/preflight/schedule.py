@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from lm_tuning.batching.step_plan import StepPlan
-from lm_tuning.preflight.records import PlanSettings, ScheduledSource, ScheduleFigures, ScheduleSettings, Spread
+from lm_tuning.parameters import TrainParameters
+from lm_tuning.preflight.records import ScheduledSource, ScheduleFigures, Spread
 from lm_tuning.text.records import NO_LABEL, TrainingSource
 from lm_tuning.text.store.table import Int64Array, TokenTable
 
@@ -21,7 +22,7 @@ def plan_steps(
     *,
     sources: Sequence[TrainingSource],
     seed: int,
-    asked: PlanSettings,
+    train: TrainParameters,
 ) -> StepPlan:
     """Make the plan that training will make.
 
@@ -29,16 +30,16 @@ def plan_steps(
         table: tokenized training rows.
         sources: of the training rows, with ``weight``; numbered as ``table.sources`` says.
         seed: see ``StepPlan``.
-        asked: what the parameters say of steps and epochs.
+        train: the ``train`` parameters.
     """
     weights = [float(source["weight"]) for source in sources]
     return StepPlan(
         table.lengths,
         seed=seed,
-        effective_batch_rows=asked["effective_batch_rows"],
-        effective_batch_tokens=asked["effective_batch_tokens"],
-        num_epochs=asked["num_epochs"],
-        max_steps=asked["max_steps"],
+        effective_batch_rows=train.effective_batch_rows,
+        effective_batch_tokens=train.effective_batch_tokens,
+        num_epochs=train.num_epochs,
+        max_steps=train.max_steps,
         sources=table.sources,
         weights=weights,
     )
@@ -50,7 +51,7 @@ def describe_schedule(
     steps: Sequence[int],
     *,
     sources: Sequence[TrainingSource],
-    asked: ScheduleSettings,
+    train: TrainParameters,
 ) -> ScheduleFigures:
     """Count steps, rows and tokens of the run.
 
@@ -59,11 +60,11 @@ def describe_schedule(
         table: tokenized training rows.
         steps: steps of the first epoch (or of a shorter run) that are looked at, the first and the last among them.
         sources: of the training rows: ``path`` and ``weight``.
-        asked: what the parameters say.
+        train: the ``train`` parameters.
 
     Returns:
         Steps and tokens of an epoch and of the run, rows and tokens of a step, the last step of the epoch, the warm-up,
-        rows of an epoch by source, and ``asked``. Least, mean and most of a step are all of ``steps``;
+        rows of an epoch by source, and what the parameters say. Least, mean and most of a step are all of ``steps``;
         ``steps_measured`` says how many these are (``num_steps``), of what (``of``), and whether that has more
         (``is_sample``).
     """
@@ -72,16 +73,24 @@ def describe_schedule(
     supervised_per_row = np.where(table.labels == NO_LABEL, table.num_supervised, 0)  # (rows,)
     mixed = _describe_sources(plan, table, sources)
     per_step = [plan.rows_of_step(step) for step in steps]
-    rows = np.array([len(step) for step in per_step])
+    rows = np.array([len(step) for step in per_step])  # (steps,)
     tokens = np.array([int(lengths[step].sum(dtype=np.int64)) for step in per_step])
     supervised = np.array([int(supervised_per_row[step].sum(dtype=np.int64)) for step in per_step])
     tokens_per_epoch = sum(source["tokens_per_epoch"] for source in mixed)
     rows_of_run, tokens_of_run = _rows_and_tokens_of_run(plan, table, tokens_per_epoch)
+    # Every epoch has as many steps, so the last one is as short in each of them.
     last = plan.rows_of_step(plan.steps_per_epoch - 1)
     # As transformers reads it: below 1 a share of all steps, rounded up.
-    warmup = float(asked["warmup_steps"] or 0)
+    warmup = train.trainer.get("warmup_steps", 0)
     return {
-        **asked,
+        "effective_batch_rows": train.effective_batch_rows,
+        "effective_batch_tokens": train.effective_batch_tokens,
+        "num_epochs": train.num_epochs,
+        "max_steps": train.max_steps,
+        "warmup_steps": warmup,
+        "eval_every_steps": train.eval_every_steps,
+        "save_every_steps": train.save_every_steps,
+        "load_best": train.load_best,
         "seed": plan.seed,
         "steps_per_epoch": plan.steps_per_epoch,
         "total_steps": plan.total_steps,
@@ -107,12 +116,14 @@ def describe_schedule(
 
 def _describe_sources(plan: StepPlan, table: TokenTable, sources: Sequence[TrainingSource]) -> list[ScheduledSource]:
     """Count, for each source, its rows and those that come up in an epoch."""
-    counts = np.bincount(table.sources, minlength=len(sources))
-    tokens = np.bincount(table.sources, weights=table.lengths, minlength=len(sources))
+    counts = np.bincount(table.sources, minlength=len(sources))  # (sources,)
+    # Sums of float64, which are exact up to 2**53 tokens.
+    tokens = np.bincount(table.sources, weights=table.lengths, minlength=len(sources))  # (sources,)
     described: list[ScheduledSource] = []
     for index, source in enumerate(sources):
         num_rows, num_tokens = int(counts[index]), int(tokens[index])
         rows_per_epoch = int(plan.mix.rows_per_epoch[index])
+        # A weight of 2.5 is every row twice and half of them, drawn anew each epoch, once more.
         whole = math.floor(source["weight"])
         described.append(
             {
@@ -136,6 +147,7 @@ def _rows_and_tokens_of_run(plan: StepPlan, table: TokenTable, tokens_per_epoch:
     if rest > _MAX_STEPS_ADDED:
         share = num_epochs + rest / plan.steps_per_epoch
         return round(plan.rows_per_epoch * share), round(tokens_per_epoch * share)
+    # Whole epochs have the same rows, only the part of one that is left has to be looked at.
     first = num_epochs * plan.steps_per_epoch
     steps = [plan.rows_of_step(step) for step in range(first, first + rest)]
     num_tokens = sum(int(table.lengths[rows].sum(dtype=np.int64)) for rows in steps)

@@ -53,13 +53,15 @@ def inspect_special_tokens(
     bos, eos, pad = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
     special = {int(index) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     special |= {int(token) for token in (bos, eos, pad) if token is not None}
+    # A token that is missing is looked for all the same, so that one code path counts nothing of it.
     wanted = {
         name: _NO_TOKEN if token is None else token for name, token in {"bos": bos, "eos": eos, "pad": pad}.items()
     }
     counts: Counter[str] = Counter()
     of_sides: dict[str, Counter[str]] = {"source": Counter(), "target": Counter()}
-    endings = np.zeros(0, dtype=np.int64)
+    endings = np.zeros(0, dtype=np.int64)  # rows by the id of their last supervised token, (ids,)
     on_progress("Looking at tokens", 0, len(table), "rows")
+    # Whole batches of Arrow buffers, as their ids lie there: a loop over rows would take minutes for millions.
     for batch in table.batches():
         ids, starts, last_supervised = _parts(batch)
         counts.update(_count_rows(ids, starts, **wanted))
@@ -76,9 +78,11 @@ def inspect_special_tokens(
             "num_rows": int(endings[token]),
             "is_control": int(token) in special,
         }
+        # Stable, so that of equally frequent tokens the lower id comes first on every machine.
         for token in np.argsort(-endings, kind="stable")[:_NUM_ENDINGS]
         if endings[token]
     ]
+    # Any control token counts as an end: templates end turns with another one than EOS.
     num_ended = sum(int(endings[token]) for token in special if token < len(endings))
     is_added = {name: bos is not None and bos in around for name, around in _prefixes(tokenizer).items()}
     facts: SpecialTokenCounts = {
@@ -118,8 +122,9 @@ def _sides(batch: pa.RecordBatch) -> dict[str, tuple[Int32Array, Int64Array]]:
     """Return the ids of sources and of targets, and where each row starts in them ``(rows + 1,)``."""
     ids, spans = batch.column("input_ids"), batch.column("spans")
     values, lengths = ids.values.to_numpy(), np.diff(ids.offsets.to_numpy())
-    source_lengths = spans.values.to_numpy()[::2]
-    indices = np.arange(len(values)) - np.repeat(ids.offsets.to_numpy()[:-1], lengths)
+    # Each row has one span, its target, so that what lies before its start is the source.
+    source_lengths = spans.values.to_numpy()[::2]  # (rows,)
+    indices = np.arange(len(values)) - np.repeat(ids.offsets.to_numpy()[:-1], lengths)  # within the row, (tokens,)
     is_target = indices >= np.repeat(source_lengths, lengths)
     return {
         "source": (values[~is_target], np.cumsum([0, *source_lengths])),
@@ -131,7 +136,8 @@ def _parts(batch: pa.RecordBatch) -> tuple[Int32Array, Int32Array, Int32Array]:
     """Return a batch's ids, where each row starts in them ``(rows + 1,)``, and where its last supervised one is."""
     ids, spans = batch.column("input_ids"), batch.column("spans")
     starts, span_starts, edges = ids.offsets.to_numpy(), spans.offsets.to_numpy(), spans.values.to_numpy()
-    with_span = np.flatnonzero(np.diff(span_starts))
+    with_span = np.flatnonzero(np.diff(span_starts))  # rows with something supervised
+    # The edges are start, end, start, end …: the last number of a row's is where its last span ends.
     ends = edges[span_starts[1:][with_span] - 1]
     return ids.values.to_numpy(), starts, starts[:-1][with_span] + ends - 1
 
@@ -148,6 +154,7 @@ def _count_rows(ids: Int32Array, starts: Int32Array | Int64Array, *, bos: int, e
         "bos": int((of_bos > 0).sum()),
         "bos_first": int(begins.sum()),
         "bos_twice": int((begins & goes_on).sum()),
+        # More of them than stand at the beginning, which is 0 or 1.
         "bos_later": int((of_bos > begins).sum()),
         "pad": int((_count_in_rows(ids, starts, pad) > 0).sum()),
         "eos": int((_count_in_rows(ids, starts, eos) > 0).sum()),
@@ -158,6 +165,7 @@ def _count_rows(ids: Int32Array, starts: Int32Array | Int64Array, *, bos: int, e
 def _count_in_rows(ids: Int32Array, starts: Int32Array | Int64Array, token: int) -> Int64Array:
     """Count a token in each row, ``(rows,)``."""
     indices = np.flatnonzero(ids == token)
+    # No row is empty, so the start that lies last at or before a position is that of its row.
     rows = np.searchsorted(starts, indices, side="right") - 1
     return np.bincount(rows, minlength=len(starts) - 1)
 
@@ -243,6 +251,7 @@ def _judge_begin(bos: BosCount, num_rows: int, *, noun: str = "row") -> Judgemen
     if bos["token"] is None:
         return _verdict(question, "The tokenizer has no token for the beginning of a text, and none is used.", "good")
     added = "the tokenizer adds it" if bos["added_by_tokenizer"] else "the tokenizer adds none"
+    # From a template that writes the token and a tokenizer that adds it; one row of it shows that both are at work.
     doubled = bos["num_rows_beginning_with_two"]
     if doubled:
         answer = (
@@ -286,6 +295,7 @@ def measure_vocabulary(tokens: Path, tokenizer: Any, *, num_embeddings: int | No
     if num_embeddings is not None:
         for split in SPLITS:
             table = open_split(tokens, split)
+            # As a rule there are none, and then no row has to be looked for.
             found = find_outside_ids(table, 0, num_embeddings)
             ids.update(found)
             if found:

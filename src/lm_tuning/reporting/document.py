@@ -31,6 +31,7 @@ class Strong:
     text: str
 
 
+# Plain strings, not markup of our own: whatever stands in a row can be put into a block without escaping it first.
 Words = str | Code | Strong
 Inline = Words | tuple[Words, ...]
 """Running text. A string is plain text, foreign or not; names of parameters are set apart where the output can."""

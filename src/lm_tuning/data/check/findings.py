@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from lm_tuning.data.records import Cell, FileRows, FindingsByKind, Row
+from lm_tuning.wording import shorten
 
 MAX_REASONS = 1000
 """Findings of a kind that are kept with their reason; of the others the row number is."""
@@ -158,7 +159,6 @@ class RowPositions:
 
 
 MAX_REPORTED = 20
-_MAX_SHOWN_CHARACTERS = 40
 
 
 class RowProblem(ValueError):
@@ -205,16 +205,6 @@ def describe_value(value: Cell) -> str:
         if isinstance(value, kind):
             return name
     return f"a value of type {type(value).__name__}"
-
-
-def shorten(text: str, limit: int = _MAX_SHOWN_CHARACTERS) -> str:
-    """Cut a text for a message.
-
-    Args:
-        text: what to show.
-        limit: characters that stay.
-    """
-    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def list_columns(columns: list[str]) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.check.checked import CheckedRows
-from lm_tuning.data.check.findings import RowPositions, shorten
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.format.conventions import SEQUENCE_CLASSIFICATION
 from lm_tuning.data.format.labels import describe_unknown_classes
 from lm_tuning.data.records import HELD_OUT, SPLITS, RowsBySplit, SplitName
@@ -18,7 +18,7 @@ from lm_tuning.data.split.copies import count_by_split, list_rows
 from lm_tuning.data.split.records import ClassFacts, DivisionFacts, ShareFacts, UntrainedFacts
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import SplitParameters
-from lm_tuning.wording import count_of
+from lm_tuning.wording import count_of, shorten
 
 # In the JSON summary; then in tables, in warnings, and of rare classes in one of them.
 _MAX_LISTED_CLASSES = 1000

@@ -9,11 +9,11 @@ from itertools import combinations
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.data.check.findings import RowPositions, shorten
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.records import SPLITS, FileRows, RowsBySplit
 from lm_tuning.data.split.duplicates import is_later_copy
 from lm_tuning.data.split.records import CopyFacts, DivisionFacts, LabelConflict, LabelConflicts, ListedRows
-from lm_tuning.wording import count_of
+from lm_tuning.wording import count_of, shorten
 
 _MAX_LISTED_ROWS = 20
 _MAX_LISTED_TEXTS = 20

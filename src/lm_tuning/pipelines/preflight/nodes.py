@@ -7,15 +7,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lm_tuning.data.report_records import RowsFacts
+from lm_tuning.data.report_records import RowsFacts, SplitsFacts
 from lm_tuning.data.split.records import SplitsSummary
-from lm_tuning.json_types import JsonObject
 from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.parameters import ModelParameters, PreflightParameters, TokenizeParameters, TrainParameters
-from lm_tuning.preflight.records import PreflightFigures
+from lm_tuning.preflight.records import PreflightFigures, StoredRows
 from lm_tuning.progress import show_progress
 from lm_tuning.reporting.document import ReportSection
-from lm_tuning.text.records import TokenSummary
+from lm_tuning.text.records import TokensFacts, TokenSummary
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +27,8 @@ def inspect_examples(
     token_summary: TokenSummary,
     split_summary: SplitsSummary,
     data_report: ReportSection[RowsFacts],
-    split_report: ReportSection[JsonObject],
-    token_report: ReportSection[JsonObject],
+    split_report: ReportSection[SplitsFacts],
+    token_report: ReportSection[TokensFacts],
     model: ModelParameters,
     tokenize: TokenizeParameters,
     train: TrainParameters,
@@ -37,24 +36,28 @@ def inspect_examples(
     seed: int,
 ) -> tuple[PreflightFigures, str, str]:
     """Look at the rows as training will see them; return the figures, a Markdown report and an HTML page."""
+    findings = data_report["facts"]["findings"]
+    rows = StoredRows(tokenized_examples, example_splits, base_model, token_summary, split_summary, findings)
+    figures = _inspect(rows, model=model, tokenize=tokenize, train=train, preflight=preflight, seed=seed)
+    return figures, *_show(figures)
+
+
+def _inspect(
+    rows: StoredRows,
+    *,
+    model: ModelParameters,
+    tokenize: TokenizeParameters,
+    train: TrainParameters,
+    preflight: PreflightParameters,
+    seed: int,
+) -> PreflightFigures:
+    """Gather the figures, with the progress on show."""
     from lm_tuning.preflight.inspection import inspect_run
 
-    with show_progress() as on_progress:
-        figures = inspect_run(
-            tokenized_examples,
-            example_splits,
-            base_model,
-            token_summary=token_summary,
-            split_summary=split_summary,
-            findings=data_report["facts"]["findings"],
-            model=model,
-            tokenize=tokenize,
-            train=train,
-            preflight=preflight,
-            seed=seed,
-            on_progress=on_progress,
+    with show_progress() as shown:
+        return inspect_run(
+            rows, model=model, tokenize=tokenize, train=train, preflight=preflight, seed=seed, on_progress=shown
         )
-    return figures, *_show(figures)
 
 
 def _show(figures: PreflightFigures) -> tuple[str, str]:

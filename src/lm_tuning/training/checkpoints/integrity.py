@@ -25,7 +25,7 @@ from lm_tuning.training.checkpoints.format import (
     read_json_object,
     read_marker,
 )
-from lm_tuning.wording import count_of
+from lm_tuning.wording import count_of, shorten
 
 TRAINER_STATE = "trainer_state.json"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -353,5 +353,4 @@ def _list_shards(index: Path) -> list[str]:
 
 
 def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+    return shorten(repr(value), _MAX_SHOWN)
