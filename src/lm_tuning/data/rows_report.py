@@ -109,6 +109,7 @@ def _blocks(facts: RowsFacts) -> Iterator[Block]:
     yield from _length_blocks(facts["text_lengths"])
     if facts["classes"]:
         yield from _class_blocks(facts["classes"], facts["label_map"] or {})
+    # Last, since it is the longest part, and the figures above are of use without it.
     yield Heading("Findings")
     classes = facts["classes"]
     has_mixed_labels = classes is not None and len(classes.get("types", ())) > 1
@@ -170,6 +171,7 @@ def _file_blocks(files: Sequence[FileRows | UnbegunFile]) -> Iterator[Block]:
 
 def _counts_of_file(file: FileRows | UnbegunFile) -> tuple[int | str, ...]:
     """Return the last four cells of a file's line; dashes where reading was not begun."""
+    # Dashes rather than zeros: nothing is known of a file that was not begun.
     if file["rows_read"] is None:
         return ("-",) * 4
     return file["rows_read"], file["rows_kept"], sum(file["rows_skipped"].values()), file["first_row_id"]
@@ -211,7 +213,7 @@ def _cells_of(one: TextLength) -> tuple[int | float, ...]:
 
 def _class_blocks(classes: ClassCounts, label_map: Mapping[str, int]) -> Iterator[Block]:
     num_rows = sum(classes["num_rows"].values())
-    listed = list(classes["num_rows"].items())[:_MAX_SHOWN_CLASSES]
+    listed = list(classes["num_rows"].items())[:_MAX_SHOWN_CLASSES]  # the largest first
     yield Heading("Classes")
     yield Paragraph(
         f"{count_of(classes['num_classes'], 'class')} in column {classes['column']!r}; always guessing the largest "
@@ -264,6 +266,7 @@ def _finding_blocks(findings: FindingsByKind) -> Iterator[Block]:
     )
     for kind, one in findings.items():
         yield Heading((Code(kind), f": {count_of(one['num_rows'], 'row')} {_OUTCOMES[one['fate']]}"), level=4)
+        # The first thousand are kept with their reason; of the others the JSON file has the numbers.
         rows = [
             Item(f"{shorten_path(row['file'])}, row {row['row']:,}: {shorten(row['reason'], _MAX_SHOWN_CHARACTERS)}")
             for row in one["rows"]

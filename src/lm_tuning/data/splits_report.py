@@ -132,6 +132,7 @@ def _duplicates(
         "exact": "Rows of the splits that repeat an earlier one there",
         "near": "Rows of the splits that are almost like an earlier one there",
     }
+    # Near copies are there only if somebody looked for them.
     for kind, what in kinds.items():
         ids = found.get(kind, ())
         if len(ids):
@@ -211,6 +212,7 @@ def _classes(summary: SplitsSummary) -> Iterator[Block]:
         yield Paragraph(" ".join(_largest(name, one) for name, one in shares["splits"].items() if one["num_rows"]))
         totals = {name: facts["num_rows"] for name, facts in shares["splits"].items()}
         yield from _class_table(shares["shown"], totals, num_classes=shares["num_classes"])
+    # Strata are the classes of the labels as a rule, and then one table is enough.
     if classes and not (shares and classes["column"] == shares["column"]):
         yield _heading("Strata", classes["column"])
         shown = dict(list(classes["rows_by_split"].items())[:_MAX_CLASSES])
@@ -296,6 +298,7 @@ def _listed(rows: ListedRows, positions: RowPositions) -> str:
 
 def _named(row_ids: Sequence[int] | npt.NDArray[np.int64], num_rows: int, positions: RowPositions) -> str:
     """Name the first rows of a list, each file once."""
+    # By file, so that a path of a hundred letters is written once for all of its rows.
     first = row_ids[:_MAX_ROWS]
     named = "; ".join(
         f"{shorten(path, 300)}, {noun_for(len(numbers), 'row')} {' · '.join(f'{number:,}' for number in numbers)}"

@@ -98,7 +98,8 @@ _Figure = tuple[str, str, str, str]
 
 def _figures(result: EvaluationRecord) -> list[_Figure]:
     """Return the figures that are shown: name with unit, value of both models, and the change."""
-    # What is between 0 and 1 is compared by difference: a share of a score near 0 says nothing.
+    # What is between 0 and 1 is compared by difference: a share of a score near 0 says nothing. Losses have no such
+    # bound, so they are compared by their share.
     if result["task"] == "sequence_classification":
         majority, classifier, gain = result["base"], result["tuned"], result["improvement"]
         return [
@@ -177,6 +178,7 @@ def _describe_classes(result: ClassEvaluation) -> str:
 
 def _class_sections(result: ClassEvaluation) -> Iterator[Section]:
     """Yield the tables of a classifier: constant answers, every class, confusions, and the largest classes."""
+    # A result that an earlier version stored has none.
     if "best_constant" in result:
         constants = (("training rows", result["base"]), (f"these {result['split']} rows", result["best_constant"]))
         yield _section(
@@ -246,6 +248,7 @@ def _samples(result: EvaluationRecord) -> Iterator[Block]:
             title = f"Row {row['row_id']}: {verdict} (probability {row['probability']:.2f})"
             yield Sample(title, "Text", keep_ends(row["text"], _TEXT_CHARACTERS))
         return
+    # The template and a fixed instruction can be longer than all the rest, and would be all that the samples show.
     shared, questions, ending = split_shared([sample["prompt"] for sample in result["samples"]])
     if shared or ending:
         title = "What all these prompts begin and end with is shown once:"
@@ -272,7 +275,9 @@ def split_shared(prompts: Sequence[str]) -> tuple[str, list[str], str]:
     """
     if len(set(prompts)) < 2:
         return "", list(prompts), ""
+    # Whole lines: a common beginning of words would tear the prompts apart in the middle of a sentence.
     start = _whole_lines(os.path.commonprefix(list(prompts)))
+    # The start is taken off first, so that the ending of a short prompt cannot reach into it.
     rests = [prompt[len(start) :] for prompt in prompts]
     ending = _whole_lines(os.path.commonprefix([rest[::-1] for rest in rests]))[::-1]
     return start, [rest[: len(rest) - len(ending)] for rest in rests], ending

@@ -19,12 +19,7 @@ from lm_tuning.preflight.issues import find_issues, store_issue
 from lm_tuning.preflight.labels import count_labels
 from lm_tuning.preflight.lengths import measure_lengths
 from lm_tuning.preflight.padding import choose_steps, measure_padding
-from lm_tuning.preflight.records import (
-    Inspection,
-    Outcome,
-    PreflightFigures,
-    RowAccount,
-)
+from lm_tuning.preflight.records import Inspection, Outcome, PreflightFigures, RowAccount
 from lm_tuning.preflight.schedule import describe_schedule, plan_steps
 from lm_tuning.preflight.special_tokens import inspect_special_tokens, judge_special_tokens, measure_vocabulary
 from lm_tuning.progress import OnProgress, ignore_progress

@@ -54,12 +54,7 @@ def store_issue(issue: Issue) -> StoredIssue:
     Args:
         issue: see `find_issues`.
     """
-    return {
-        "level": SEVERITY_WORDS[issue.severity],
-        "section": issue.kind,
-        "text": issue.message,
-        "advice": issue.fix,
-    }
+    return {"level": SEVERITY_WORDS[issue.severity], "section": issue.kind, "text": issue.message, "advice": issue.fix}
 
 
 def read_issue(stored: StoredIssue) -> Issue:
@@ -300,12 +295,7 @@ def _about_padding(padding: PaddingFigures) -> Iterator[Issue]:
         advice = "A larger effective batch lets rows of like length come together."
         if any(choice["name"] == "packed" for choice in padding["choices"]):
             advice = f"train.batching=packed leaves none; {advice[0].lower()}{advice[1:]}"
-        yield Issue(
-            "warn",
-            "padding",
-            f"{chosen['padding_fraction']:.0%} of all positions would be padding.",
-            advice,
-        )
+        yield Issue("warn", "padding", f"{chosen['padding_fraction']:.0%} of all positions would be padding.", advice)
     if padding["num_rows_over_budget"]:
         yield Issue(
             "note",

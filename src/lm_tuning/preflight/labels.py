@@ -69,12 +69,7 @@ def count_labels(
     # (classes,), in the order of the names
     by_split = {split: np.array([counts[split][name] for name in names], dtype=np.int64) for split in SPLITS}
     listed: list[ClassCount] = [
-        {
-            "name": name,
-            "train": train[name],
-            "validation": counts["validation"][name],
-            "test": counts["test"][name],
-        }
+        {"name": name, "train": train[name], "validation": counts["validation"][name], "test": counts["test"][name]}
         for name in names
     ]
     return {

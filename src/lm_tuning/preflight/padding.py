@@ -129,8 +129,4 @@ def _split_pairs(parts: npt.NDArray[np.int32], budget_tokens: int) -> tuple[int,
 
 
 def _choice(name: str, padding_fraction: float, micro_batches_per_step: float | None = None) -> PaddingChoice:
-    return {
-        "name": name,
-        "padding_fraction": padding_fraction,
-        "micro_batches_per_step": micro_batches_per_step,
-    }
+    return {"name": name, "padding_fraction": padding_fraction, "micro_batches_per_step": micro_batches_per_step}

@@ -103,6 +103,7 @@ def _examples(figures: Inspection) -> Iterator[Block]:
         f"The first training rows, decoded from their tokens. {supervised} Line breaks and control tokens are shown, "
         "since a missing one is easily overlooked."
     )
+    # Numbered rather than named by row id: the id is in the caption, and a heading is what one speaks of.
     for number, example in enumerate(figures["examples"], start=1):
         yield Example(
             title=f"Example {number}",
@@ -158,13 +159,7 @@ def _splits(figures: Inspection) -> Iterator[Block]:
         "Rows by split",
         ["split", "rows", "share", "rows with tokens", "tokens"],
         [
-            [
-                name,
-                rows,
-                write_percent(rows / total),
-                figures["num_rows"][name],
-                figures["num_tokens"][name],
-            ]
+            [name, rows, write_percent(rows / total), figures["num_rows"][name], figures["num_tokens"][name]]
             for name, rows in splits["rows"].items()
         ],
     )
@@ -179,13 +174,7 @@ def _splits(figures: Inspection) -> Iterator[Block]:
         texts = count_of(conflicts["num_texts"], "text")
         rows.append(["rows of a text with more than one label", conflicts["num_rows"], texts])
     if near:
-        rows.append(
-            [
-                "rows almost like another",
-                near["num_near_copies"],
-                f"split.near_duplicates: {near['handling']}",
-            ]
-        )
+        rows.append(["rows almost like another", near["num_near_copies"], f"split.near_duplicates: {near['handling']}"])
     else:
         rows.append(["rows almost like another", "not looked for", "split.near_duplicates: ignore"])
     share = f"{write_percent(leakage['fraction'])} of the held-out rows"
@@ -207,6 +196,7 @@ def _lengths(facts: LengthFigures) -> Iterator[Block]:
             for part, one in quantiles.items()
         ],
     )
+    # A limit far beyond the longest row would squeeze all bars into a corner, so it is drawn only within the edges.
     limit = facts["max_length_tokens"]
     yield Histogram(
         "Training rows by length",
@@ -285,12 +275,7 @@ def _schedule(facts: ScheduleFigures) -> Iterator[Block]:
         "The run",
         ["", "steps", "rows", "tokens"],
         [
-            [
-                "per epoch",
-                facts["steps_per_epoch"],
-                facts["rows_per_epoch"],
-                facts["tokens_per_epoch"],
-            ],
+            ["per epoch", facts["steps_per_epoch"], facts["rows_per_epoch"], facts["tokens_per_epoch"]],
             [
                 f"the run ({facts['epochs']:.2f} epochs)",
                 facts["total_steps"],
@@ -314,6 +299,7 @@ def _schedule(facts: ScheduleFigures) -> Iterator[Block]:
     num_steps = count_of(measured["num_steps"], "step")
     spread = "spread over" if measured["is_sample"] else "that make up"
     yield Paragraph(f"Least, mean and most are of {num_steps} {spread} the {measured['of']}.")
+    # One source as often as it is there needs no table.
     if len(facts["sources"]) > 1 or any(source["weight"] != 1 for source in facts["sources"]):
         yield Table(
             "Sources",
@@ -345,6 +331,7 @@ def _times(source: ScheduledSource) -> str:
 
 
 def _special_tokens(facts: SpecialTokenFigures) -> Iterator[Block]:
+    # In the file a verdict is a grade; to a reader "note" would look like a heading of the answer.
     words = {"good": "good", "note": "mind", "bad": "bad"}
     yield Table(
         "Questions",
@@ -359,6 +346,7 @@ def _special_tokens(facts: SpecialTokenFigures) -> Iterator[Block]:
         ["token", "id", "rows", "share", ""],
         [
             [
+                # Quoted, since an ordinary token may be a space, a quote or a line break.
                 end["token"] if end["is_control"] else repr(end["token"]),
                 str(end["id"]),
                 end["num_rows"],

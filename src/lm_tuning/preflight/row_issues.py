@@ -135,11 +135,7 @@ def about_splits(splits: DivisionFigures, num_rows: Mapping[str, int]) -> Iterat
 
 
 def about_labels(
-    labels: LabelFigures | None,
-    task: str,
-    *,
-    untrained: UntrainedFacts | None,
-    shares: ShareFacts | None,
+    labels: LabelFigures | None, task: str, *, untrained: UntrainedFacts | None, shares: ShareFacts | None
 ) -> Iterator[Issue]:
     """Yield what the classes of the rows are like.
 

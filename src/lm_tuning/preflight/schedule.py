@@ -17,13 +17,7 @@ from lm_tuning.text.store.table import Int64Array, TokenTable
 _MAX_STEPS_ADDED = 20_000
 
 
-def plan_steps(
-    table: TokenTable,
-    *,
-    sources: Sequence[TrainingSource],
-    seed: int,
-    train: TrainParameters,
-) -> StepPlan:
+def plan_steps(table: TokenTable, *, sources: Sequence[TrainingSource], seed: int, train: TrainParameters) -> StepPlan:
     """Make the plan that training will make.
 
     Args:

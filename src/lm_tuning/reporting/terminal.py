@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
+# Less than Markdown has: what scrolls by is read once, and the file keeps the rest.
 MAX_RUN_CHARACTERS = 400
 MAX_CELL_CHARACTERS = 60
 MAX_SAMPLE_CHARACTERS = 200
@@ -177,6 +178,7 @@ def _sample(sample: Sample) -> RenderableType:
 def _inline(text: Inline) -> Text:
     from rich.text import Text
 
+    # Code has no style of its own here: backticks would be taken for a part of it, and colours are for severity.
     styled = [(words, "bold" if isinstance(words, Strong) else "") for words in words_of(text)]
     return Text.assemble(
         *((protect(words if isinstance(words, str) else words.text), style) for words, style in styled)

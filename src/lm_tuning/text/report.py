@@ -173,18 +173,16 @@ def _split_table(summary: TokenSummary) -> Table:
 def _class_blocks(summary: TokenSummary, label_map: dict[str, int]) -> Iterator[Block]:
     """Write how many rows of each class the splits hold: the largest of each split, those of train first."""
     rows = {split: part["rows_by_class"] for split, part in summary["splits"].items()}
+    # By name where rows are equal, so that the same tokens give the same report.
     names = sorted(label_map, key=lambda name: (-rows["train"][name], name))
+    # (classes,) for each split
     counts = [np.array([of_split[name] for name in names], dtype=np.int64) for of_split in rows.values()]
     shown = [names[position] for position in choose_shown(counts, most=_MAX_CLASSES)]
     yield Table(
         "",
         ("class", "id", *rows),
         [
-            (
-                shorten(name, _MAX_DETAIL_CHARACTERS),
-                label_map[name],
-                *(of_split[name] for of_split in rows.values()),
-            )
+            (shorten(name, _MAX_DETAIL_CHARACTERS), label_map[name], *(of_split[name] for of_split in rows.values()))
             for name in shown
         ],
     )
@@ -201,6 +199,7 @@ def _share(fraction: float | None) -> str:
 def _describe_outcome(outcome: RowsOutcome) -> Item:
     rows = [
         f"{row['file']}, row {row['row']}"
+        # The reason is the meaning itself unless there is more to say of this row.
         + (f": {shorten(row['reason'], _MAX_DETAIL_CHARACTERS)}" if row["reason"] != outcome["meaning"] else "")
         for row in outcome["rows"][:_NUM_ROWS_SHOWN]
     ]

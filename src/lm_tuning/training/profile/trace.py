@@ -55,10 +55,7 @@ _NAMES = tuple(
         (LOSS, (r"cross_?entropy|nll|log_?softmax|_cce|lse|log_?sum_?exp",)),
         (
             PRODUCTS,
-            (
-                r"gemm|gemv|nvjet|cutlass|xmma|cublas|splitk|mkldnn|onednn|_mm_",
-                r"^aten::(\w*mm|linear|matmul|mv|dot)$",
-            ),
+            (r"gemm|gemv|nvjet|cutlass|xmma|cublas|splitk|mkldnn|onednn|_mm_", r"^aten::(\w*mm|linear|matmul|mv|dot)$"),
         ),
         (
             ELEMENTWISE,
