@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,16 @@ import numpy.typing as npt
 from lm_tuning.data.mixing import rows_per_epoch
 
 IntArray = npt.NDArray[np.int64]
+
+
+class SourceFacts(TypedDict):
+    """What one source gives: its rows, those of an epoch by its weight, and those in the steps of a run."""
+
+    path: str
+    weight: float
+    num_rows: int
+    rows_per_epoch: int
+    num_rows_trained: int
 
 
 class SourceMix:
@@ -76,15 +86,12 @@ class SourceMix:
         """
         return self._count(self._sources[rows])
 
-    def describe(self, sources: Sequence[Mapping[str, Any]], num_rows_trained: IntArray) -> list[dict[str, Any]]:
+    def describe(self, sources: Sequence[Mapping[str, Any]], num_rows_trained: IntArray) -> list[SourceFacts]:
         """Return the counts beside the names of the sources, for reports.
 
         Args:
             sources: ``path`` and ``weight`` of each.
             num_rows_trained: rows of each source in the steps of a run, ``(sources,)``.
-
-        Returns:
-            By source: ``path``, ``weight``, ``num_rows``, ``rows_per_epoch``, ``num_rows_trained``.
         """
         counts = zip(self.num_rows.tolist(), self.rows_per_epoch.tolist(), num_rows_trained.tolist(), strict=True)
         return [

@@ -14,7 +14,7 @@ from typing import Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.folders import is_local
-from lm_tuning.models.record import ModelLocation
+from lm_tuning.models.record import ModelLocation, QuantizationRecord, TuningRecord
 from lm_tuning.models.structure import AUTO_CLASSES, has_encoder, inner_model
 from lm_tuning.wording import count_of
 
@@ -194,7 +194,7 @@ def complete_adapter_config(folder: Path, base: ModelLocation) -> None:
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
-def write_card(folder: Path, facts: dict[str, Any], *, label_map: dict[str, int] | None, pad_id: int) -> None:
+def write_card(folder: Path, facts: TuningRecord, *, label_map: dict[str, int] | None, pad_id: int) -> None:
     """Write a README for people who use the model without this project: what it is, and the calls that load it.
 
     Args:
@@ -232,7 +232,7 @@ def write_card(folder: Path, facts: dict[str, Any], *, label_map: dict[str, int]
     (folder / CARD_NAME).write_text("\n".join(lines), encoding="utf-8")
 
 
-def _loading_code(facts: dict[str, Any], *, label_map: dict[str, int] | None, pad_id: int) -> list[str]:
+def _loading_code(facts: TuningRecord, *, label_map: dict[str, int] | None, pad_id: int) -> list[str]:
     """Return lines that set ``tokenizer`` and ``model``, given ``folder``."""
     is_full, generates = facts["method"] == "full", facts["task"] != "sequence_classification"
     loader = AUTO_CLASSES[facts["task"]]
@@ -252,7 +252,7 @@ def _loading_code(facts: dict[str, Any], *, label_map: dict[str, int] | None, pa
     if label_map is not None and not is_full:
         options.append(f"num_labels={len(label_map)}")
     if held is not None:
-        options.append(f"quantization_config=BitsAndBytesConfig({_quantization_code(facts)})")
+        options.append(f"quantization_config=BitsAndBytesConfig({_quantization_code(held, facts['compute_dtype'])})")
     if facts["base"].get("trust_remote_code"):
         options.append("trust_remote_code=True  # the base model comes with code of its own")
     if not options:
@@ -272,11 +272,10 @@ def _loading_code(facts: dict[str, Any], *, label_map: dict[str, int] | None, pa
     return lines
 
 
-def _quantization_code(facts: dict[str, Any]) -> str:
-    held = facts["quantization"]
+def _quantization_code(held: QuantizationRecord, compute_dtype: str) -> str:
     if held["bits"] == 8:
         return "load_in_8bit=True"
     return (
         f'load_in_4bit=True, bnb_4bit_quant_type="{held["quant_type"]}", '
-        f"bnb_4bit_use_double_quant={held['double_quant']}, bnb_4bit_compute_dtype=torch.{facts['compute_dtype']}"
+        f"bnb_4bit_use_double_quant={held['double_quant']}, bnb_4bit_compute_dtype=torch.{compute_dtype}"
     )
