@@ -78,6 +78,7 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
     Raises:
         UserError: settings, tokens or checkpoint do not fit together.
     """
+    # A resume that is refused must not replace the report of the run that it would have continued.
     if not settings.train.resume:
         health.begin()
     train_rows = open_split(paths.tokens, "train")
@@ -87,6 +88,7 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
     identity = identify_run(settings, plan)
     checkpoint = find_checkpoint(paths, settings, identity, plan)
     health.begin()
+    # Before the planner sends rows through the model; elsewhere these checks come once the model is loaded.
     if plans_on_device(settings):
         check_rows_before_planning(health, settings, paths.tokens, train_rows)
     shape = choose_loss_shape(settings, train_rows)

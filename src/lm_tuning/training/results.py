@@ -92,8 +92,10 @@ def save_tuned_model(
     Raises:
         UserError: the disk is full, or takes no files for another reason.
     """
+    # It was off while training; whoever loads the model generates with it.
     model.config.use_cache = True
     if label_map is not None:
+        # Without it a config names its classes LABEL_0, LABEL_1, …
         model.config.id2label = {position: name for name, position in label_map.items()}
         model.config.label2id = dict(label_map)
     run_folder = folder.parent
@@ -116,6 +118,7 @@ def save_tuned_model(
             close_files_of(error)
             shutil.rmtree(staging, ignore_errors=True)
             raise
+        # A folder cannot be renamed onto one that is not empty.
         if folder.exists():
             shutil.rmtree(folder)
         staging.rename(folder)

@@ -179,7 +179,7 @@ def _run(
                 stop=stop,
                 on_progress=on_progress,
             )
-            # Transformers' imports and the Trainer leave many objects behind, which no step needs to look through.
+            # Rare while packages loaded; from here on a cycle may hold tensors, and should be freed soon.
             restore_collection()
             trainer.run_began = began
             if checkpoint is not None:

@@ -137,7 +137,7 @@ def ignore_metrics(step: int, metrics: dict[str, float]) -> None:
 
 @dataclass
 class _Pending:
-    """A step whose loss and gradient norm are still on their way; ``numbers`` has NaN in their place."""
+    """A step whose loss and gradient norm are still on their way; ``numbers`` has NaN instead."""
 
     numbers: StepNumbers
     batch: StepBatch
@@ -219,6 +219,7 @@ class StepLog:
             # Pinned memory alone is copied to without the host waiting for the copy.
             host = torch.empty(2, pin_memory=True)
             host.copy_(values, non_blocking=True)
+            # Recorded behind the copy in the stream: once it has passed, the host may read.
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
             values = host
@@ -310,7 +311,7 @@ class StepLog:
             pending.ready.synchronize()  # already passed: the step after it has been queued since
         now, batch = pending.numbers, pending.batch
         now.loss, now.gradient_norm = pending.values.tolist()
-        learned = {
+        learning = {
             self.loss_name: now.loss,
             "gradient_norm": now.gradient_norm,
             "learning_rate": now.learning_rate,
@@ -319,7 +320,7 @@ class StepLog:
             {
                 "step": now.step,
                 "epoch": round(pending.epoch, 6),
-                **learned,
+                **learning,
                 f"num_supervised_{self.unit}s": batch.num_supervised,
             }
         )
@@ -350,7 +351,7 @@ class StepLog:
         self.on_metrics(
             now.step,
             {
-                **learned,
+                **learning,
                 "tokens_per_second": speed,
                 "samples_per_second": row_speed,
                 "steps_per_second": step_speed,
@@ -359,6 +360,7 @@ class StepLog:
             },
         )
         self.own_seconds += time.perf_counter() - began
+        # Outside of our own time: the checks count theirs.
         self.on_step(now)
 
 
@@ -366,4 +368,5 @@ def _peak_memory_bytes(on_gpu: bool) -> int:
     """Return the most memory held so far: the GPU's allocator, or the process on a CPU."""
     if on_gpu:
         return torch.cuda.max_memory_allocated()
+    # Linux counts it in KiB.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
