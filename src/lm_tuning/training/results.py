@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lm_tuning.batching.mixing import TrainedSource
 from lm_tuning.models.generation_settings import complete_adapter_config, write_card
 from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.storage.atomic import sync_folder
@@ -180,7 +181,7 @@ def summarize(
     pre_check_seconds: float,
     trainable_parameters: int,
     best_step: int | None,
-    sources: list[dict[str, Any]],
+    sources: list[TrainedSource],
     model_flops_per_token: float | None = None,
     ceiling: Ceiling | None = None,
 ) -> dict[str, Any]:
