@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.check.policy import HOW_TO_FIX, find_excesses
-from lm_tuning.data.records import FileRows
+from lm_tuning.data.records import FileRows, ReadRows
 from lm_tuning.text.render.template_call import REFUSED
 from lm_tuning.text.tokenizers.counts import DROPPED, UNUSABLE, SplitCounts, name_rows
 from lm_tuning.wording import count_of
@@ -83,7 +83,7 @@ def find_template_fault(counts: Mapping[str, SplitCounts], positions: RowPositio
 
 def _all_skipped(
     counts: Mapping[str, SplitCounts], files: Sequence[FileRows], positions: RowPositions
-) -> list[FileRows]:
+) -> list[ReadRows]:
     """Return the files with the rows that reading skipped and those that turned out to be unusable since."""
     found = [Counter(file["rows_skipped"]) for file in files]
     names = positions.names
@@ -92,7 +92,7 @@ def _all_skipped(
             for name, numbers in positions.by_file(of_split.rows(reason)):
                 found[names.index(name)][reason] += len(numbers)
     return [
-        {**file, "path": name, "rows_skipped": dict(kinds)}
+        {"path": name, "rows_read": file["rows_read"], "rows_skipped": dict(kinds)}
         for name, file, kinds in zip(names, files, found, strict=True)
     ]
 
