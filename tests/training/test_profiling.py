@@ -10,11 +10,14 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
+from lm_tuning.reporting.markdown import write_markdown
+from lm_tuning.reporting.terminal import build_blocks
 from lm_tuning.training.kernels import fast_path
 from lm_tuning.training.profile import trace as trace_table
 from lm_tuning.training.profile.profiling import TrainingProfile, profile_training
-from lm_tuning.training.profile.report import build_summary, group_rows, profile_figures, write_profile
+from lm_tuning.training.profile.report import compose_report, profile_figures, tabulate_groups
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+from tests.support.settings import vary
 from tests.support.task_rows import WRITERS, label_map
 
 
@@ -25,9 +28,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
 @pytest.fixture
 def long_settings(settings: TrainingSettings) -> TrainingSettings:
     """A training that would evaluate and save, and is much longer than its profile."""
-    return replace(
-        settings, max_steps=400, save_every_steps=2, eval_every_steps=2, load_best=True, early_stopping_evals=3
-    )
+    return vary(settings, max_steps=400, save_every_steps=2, eval_every_steps=2, load_best=True, early_stopping_evals=3)
 
 
 def test_a_few_steps_of_the_real_training_are_profiled(paths: TrainingPaths, long_settings, tmp_path):
@@ -83,7 +84,7 @@ def test_the_head_s_products_are_the_loss_s(how, paths, settings, tmp_path, monk
 def test_a_classifier_s_head_is_the_loss_s_too(settings, tmp_path):
     for seed, split in enumerate(("train", "validation", "test")):
         WRITERS["sequence_classification"](tmp_path / "tokens", split, 12, seed=seed)
-    settings = replace(settings, task="sequence_classification", label_map=label_map(), first_loss_severity="warn")
+    settings = vary(settings, task="sequence_classification", label_map=label_map(), health={"on_mismatch": "warn"})
     paths = TrainingPaths(tokens=tmp_path / "tokens", checkpoints=tmp_path / "checkpoints")
     profile = profile_training(paths, settings, folder=tmp_path, num_steps=2, num_warm_up_steps=2)
     assert num_products(profile, trace_table.LOSS) == 2 * 3
@@ -100,21 +101,21 @@ def test_work_has_the_names_that_the_code_gives_it(paths, settings, tmp_path):
 
 
 def test_it_leaves_nothing_but_the_trace_and_touches_no_checkpoint(paths, settings, long_settings, tmp_path):
-    run_training(paths, replace(settings, max_steps=2, save_every_steps=1))
+    run_training(paths, vary(settings, max_steps=2, save_every_steps=1))
     before = files_below(paths.checkpoints)
     assert any("checkpoint-2" in name for name in before)
-    profile_training(paths, replace(long_settings, resume=True), folder=tmp_path / "profile", num_steps=1)
+    profile_training(paths, vary(long_settings, resume=True), folder=tmp_path / "profile", num_steps=1)
     assert files_below(paths.checkpoints) == before
     assert [path.name for path in (tmp_path / "profile").iterdir()] == ["trace.json.gz"]
 
 
 def test_a_training_of_fewer_steps_is_made_longer(paths, settings, tmp_path):
-    short = replace(settings, max_steps=2, trainer={**settings.trainer, "warmup_steps": 1})
+    short = vary(settings, max_steps=2, trainer={**settings.train.trainer, "warmup_steps": 1})
     assert profile_training(paths, short, folder=tmp_path, num_steps=2, num_warm_up_steps=2).table.num_steps == 2
 
 
 def test_an_error_of_the_training_comes_through_and_nothing_stays(paths, settings, tmp_path):
-    wrong = replace(settings, method="lora", lora={"r": 2, "alpha": 4, "dropout": 0.0, "target_modules": ["q_prj"]})
+    wrong = vary(settings, method="lora", lora={"r": 2, "alpha": 4, "dropout": 0.0, "target_modules": ["q_prj"]})
     with pytest.raises(UserError, match="q_prj"):
         profile_training(paths, wrong, folder=tmp_path / "profile")
     assert list((tmp_path / "profile").iterdir()) == []
@@ -157,7 +158,7 @@ class TestReport:
         return TrainingProfile(table=table, trace=tmp_path / "trace.json.gz", tokens_per_second=20000.0)
 
     def test_groups_are_shares_of_the_time_and_idle_time_comes_last(self, profile):
-        assert group_rows(profile.table) == [
+        assert tabulate_groups(profile.table).rows == [
             ("matrix products", "60.0%", "30.00", "20"),
             ("attention", "20.0%", "10.00", "2"),
             ("no kernel ran", "20.0%", "10.00", ""),
@@ -179,12 +180,12 @@ class TestReport:
         json.dumps(figures)
 
     def test_markdown_has_both_tables_and_says_how_to_open_the_trace(self, profile):
-        text = write_profile(profile, {"model": "a_b", "device": "H100"})
+        text = write_markdown(compose_report(profile, {"model": "a_b", "device": "H100"}))
         assert text.startswith("# Profile of a training\n")
         assert "- model: a_b" in text
         assert "| matrix products | 60.0% | 30.00 | 20 |" in text
         assert "| no kernel ran | 20.0% | 10.00 |  |" in text
-        assert "| `nvjet<a/b>` | matrix products | 60.0% | 30.00 | 20.0 |" in text
+        assert r"| `nvjet<a\|b>` | matrix products | 60.0% | 30.00 | 20.0 |" in text
         assert "2 steps of 50.0 ms" in text and "20,000 real tokens per second" in text
         assert "https://ui.perfetto.dev" in text and "`trace.json.gz`" in text
 
@@ -192,6 +193,6 @@ class TestReport:
         from rich.console import Console
 
         console = Console(record=True, width=100)
-        console.print(build_summary(profile.table))
+        console.print(build_blocks([tabulate_groups(profile.table)]))
         shown = console.export_text()
         assert "matrix products" in shown and "60.0%" in shown and "no kernel ran" in shown

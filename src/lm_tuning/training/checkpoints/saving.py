@@ -119,7 +119,7 @@ class KeepsCheckpoints(RestoresState):
         best = checkpoint.facts.get("best")
         if best is None or best["metric"] != self.best.metric:
             self.best = self._find_best()
-        elif self.loop.protect_best and best["step"] not in self._list_kept_steps():
+        elif self.loop.train.load_best and best["step"] not in self._list_kept_steps():
             self.best = self._find_best()
             found = f"step {self.best.step} is the best of the others" if self.best.step else "no other has a figure"
             logger.warning("The checkpoint of step %d, the best so far, is not kept: %s.", best["step"], found)
@@ -135,14 +135,14 @@ class KeepsCheckpoints(RestoresState):
         kept = self._list_kept_steps()
         for row in self.step_log.evaluations:
             value, step = row.get(f"validation_{best.metric}"), row["step"]
-            if value is None or (self.loop.protect_best and step not in kept):
+            if value is None or (self.loop.train.load_best and step not in kept):
                 continue  # not measured then, or its weights are gone
             if best.is_beaten_by(value):
                 best = BestCheckpoint(best.metric, value, step)
         return best
 
     def _saves_at(self, step: int, *, last: bool) -> bool:
-        every = self.loop.save_every_steps
+        every = self.loop.train.save_every_steps
         return every is not None and step > 0 and (last or step % every == 0)
 
     def write_checkpoint(self) -> checkpoints.Checkpoint:
@@ -167,8 +167,8 @@ class KeepsCheckpoints(RestoresState):
                 staging,
                 self.loop.run_folder,
                 step=step,
-                identity=self.loop.identity,
-                run_id=self.loop.run_id,
+                identity=self.loop.job.identity,
+                run_id=self.loop.job.settings.run_id,
                 facts={
                     "total_steps": len(self.steps),
                     "best": best,
@@ -179,8 +179,8 @@ class KeepsCheckpoints(RestoresState):
                     **({"owes_evaluation": True} if self.owes_evaluation else {}),
                 },
             )
-        protected = self.loop.run_folder / f"checkpoint-{self.best.step}" if self.loop.protect_best else None
-        checkpoints.prune(self.loop.run_folder, keep=self.loop.keep_checkpoints, protect=protected)
+        protected = self.loop.run_folder / f"checkpoint-{self.best.step}" if self.loop.train.load_best else None
+        checkpoints.prune(self.loop.run_folder, keep=self.loop.train.keep_checkpoints, protect=protected)
         self.loop.on_checkpoint()
         logger.info("Checkpoint of step %d written to %s", step, written.path)
         return written
