@@ -196,7 +196,7 @@ def _describe_nothing(job: EvaluationJob) -> ClassEvaluation:
 
 
 def _improvement(base: MajorityFigures, tuned: ClassFigures) -> ClassImprovement:
-    """Say how much better the tuned model is; positive is better."""
+    """Compare the figures; positive is better."""
     nats = difference(base["nats_per_row"], tuned["nats_per_row"])
     return {
         "accuracy_difference": difference(base["accuracy"], tuned["accuracy"]),

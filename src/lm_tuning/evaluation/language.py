@@ -105,7 +105,6 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
     shown = [samples[index] for index in choose_rows(len(samples), evaluate.num_samples, settings.seed)]
     result = _describe(job, before.loss.num_rows, base_figures, tuned_figures, samples=shown)
     num_beams = evaluate.num_beams
-    # A text, since numbers become metrics.
     result["generation"] = "greedy" if num_beams == 1 else f"beam search with {num_beams} beams"
     return Comparison(result, answers, ANSWER_COLUMNS, stored)
 

@@ -260,7 +260,7 @@ class _TokenCounter:
             self.on_step()
 
     def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
-        # Beams change places from step to step, so which of them has ended cannot be told by its position.
+        # Beams change their order from step to step, so which of them has ended cannot be told by its index.
         if not self._has_beams:
             # input_ids: (batch, tokens so far). What follows a stop token is padding, so a row never runs again.
             self._is_running &= ~torch.isin(input_ids[:, -1], self._stops)  # (batch,)
@@ -301,7 +301,7 @@ def cut_at(tokens: Sequence[int], stop_ids: Iterable[int]) -> list[int]:
 
 @contextmanager
 def _generating_by(model: Any, config: Any) -> Iterator[None]:
-    """Put settings in place of the model's own, which ``generate`` would merge in and warn about."""
+    """Replace the model's own settings, which ``generate`` would merge in and warn about."""
     # An adapter's wrapper has settings of its own, which it hands to the model inside.
     owners = [model] if inner_model(model) is model else [model, inner_model(model)]
     before = [owner.generation_config for owner in owners]

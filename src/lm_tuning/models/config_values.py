@@ -35,7 +35,7 @@ _SIZES = (
 )
 _SHARES = (
     *("attention_dropout", "hidden_dropout", "dropout", "activation_dropout", "classifier_dropout", "dropout_rate"),
-    # Of GPT-2 and of BERT, which call the same places differently.
+    # Names from GPT-2 and from BERT for the same quantities.
     *("resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob"),
 )
 _NULL_MEANS_DEFAULT = {"head_dim", "num_key_value_heads", "n_inner"}

@@ -169,7 +169,7 @@ def quick_gguf_parsing(on_progress: OnProgress = ignore_progress) -> Iterator[No
         on_progress("Unpacking weights", len(tensors), len(tensors), "tensors")
 
     with (
-        # A model is read from one file, so one place is enough; dropping the cache unmaps the file.
+        # A model is read from one file, so a cache of one is enough; dropping the cache unmaps the file.
         _replaced(gguf, "GGUFReader", functools.lru_cache(1)(gguf.GGUFReader)),
         _replaced(gguf, "get_tensor_name_map", functools.lru_cache(8)(gguf.get_tensor_name_map)),
         _replaced(modeling_gguf_pytorch_utils, "tqdm", report),
