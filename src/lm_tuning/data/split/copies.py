@@ -7,21 +7,18 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-import numpy.typing as npt
 
+from lm_tuning.data.arrays import Ints, Mask, Splits
 from lm_tuning.data.check.findings import RowPositions, shorten
 from lm_tuning.data.records import SPLITS, FileRows, RowsBySplit
 from lm_tuning.data.split.duplicates import is_later_copy
 from lm_tuning.data.split.records import CopyFacts, DivisionFacts, LabelConflict, LabelConflicts, ListedRows
+from lm_tuning.parameters.data import SplitParameters
 from lm_tuning.wording import count_of
 
 _MAX_LISTED_ROWS = 20
 _MAX_LISTED_TEXTS = 20
 _MAX_ROWS_OF_TEXT = 4
-
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-Splits = npt.NDArray[np.int8]
 
 
 def num_different(ids: Ints) -> int:
@@ -100,21 +97,14 @@ def list_rows(rows: Mask, row_ids: Ints) -> ListedRows:
 
 
 def copy_facts(
-    rows: DividedRows,
-    *,
-    is_dropped: Mask,
-    handling: str,
-    by: str,
-    labels: Ints | None,
-    names: Sequence[str],
+    rows: DividedRows, split: SplitParameters, *, is_dropped: Mask, labels: Ints | None, names: Sequence[str]
 ) -> CopyFacts:
     """Count the copies before the division and after it.
 
     Args:
         rows: all rows.
+        split: what is done with copies.
         is_dropped: ``(rows,)``: rows left out as copies.
-        handling: ``split.duplicates``.
-        by: ``split.duplicates_by``.
         labels: ``(rows,)``: number of the row's label; None where rows have none.
         names: what the numbers of ``labels`` stand for.
 
@@ -127,8 +117,8 @@ def copy_facts(
     is_kept = rows.splits >= 0
     kept_texts, kept_wholes = (len(np.unique(ids[is_kept])) for ids in (rows.contents, rows.wholes))
     return {
-        "handling": handling,
-        "by": by,
+        "handling": split.duplicates,
+        "by": split.duplicates_by,
         "num_copies": len(rows.contents) - num_different(rows.contents),
         "num_dropped": int(is_dropped.sum()),
         "num_dropped_by_file": count_by_split(rows.file_splits[is_dropped]),
