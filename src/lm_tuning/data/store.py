@@ -11,10 +11,10 @@ from typing import Self, TypeAlias
 import pyarrow as pa
 
 from lm_tuning.data.arrays import Splits
-from lm_tuning.data.check.findings import shorten
 from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.data.records import SPLITS, Preview, RowsBySplit
 from lm_tuning.errors import UserError
+from lm_tuning.wording import shorten
 
 StoredRow: TypeAlias = dict[str, str | int | list[int] | None]
 """A row as it is stored: texts, ``row_id`` and ``source``, and perhaps column ranges."""

@@ -11,7 +11,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.data.arrays import Digests, Ints
+from lm_tuning.data.arrays import Digests, Ints, Splits
 from lm_tuning.data.check.collect import CollectedRows, OpenedFile, collect_rows
 from lm_tuning.data.check.policy import find_refusals, log_skipped
 from lm_tuning.data.check.unread import FINDINGS_NAME, SUMMARY_NAME, count_rows, write_account
@@ -65,6 +65,11 @@ class CheckedRows:
     names: dict[str, Sequence[str]]
     sources: list[FileRows] = field(default_factory=list)
     keys: Digests | None = None
+
+    @property
+    def file_splits(self) -> Splits:
+        """Return the split of the file that each row stands in, ``(rows,)``."""
+        return np.array([SPLITS.index(file["split"]) for file in self.sources], dtype=np.int8)[self.files]
 
 
 def open_checked(folder: Path) -> CheckedRows:

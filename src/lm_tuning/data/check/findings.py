@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from lm_tuning.data.records import Cell, FileRows, FindingsByKind, Row
-from lm_tuning.wording import name_first
+from lm_tuning.wording import name_first, shorten
 
 MAX_REASONS = 1000
 """Findings of a kind that are kept with their reason; of the others the row number is."""
@@ -71,10 +71,6 @@ class Findings:
     def counts(self) -> dict[str, int]:
         """Count the rows by kind."""
         return {kind: len(ids) for kind, ids in self._ids.items()}
-
-    def is_bad(self, kind: str) -> bool:
-        """Return whether the rows of a kind cannot be used."""
-        return kind in self._bad_kinds
 
     def describe(self, sources: Sequence[FileRows], *, bad_outcome: str) -> FindingsByKind:
         """Return everything as JSON holds it, bad rows first.
@@ -159,7 +155,6 @@ class RowPositions:
 
 
 MAX_REPORTED = 20
-_MAX_SHOWN_CHARACTERS = 40
 
 
 class RowProblem(ValueError):
@@ -218,16 +213,6 @@ def wrong_type(subject: str, value: Cell, wanted: str, *, kind: str = "wrong_typ
         kind: short name that counts go by.
     """
     return RowProblem(kind, f"{subject} {describe_value(value)}, where {wanted} is wanted.")
-
-
-def shorten(text: str, limit: int = _MAX_SHOWN_CHARACTERS) -> str:
-    """Cut a text for a message.
-
-    Args:
-        text: what to show.
-        limit: characters that stay.
-    """
-    return text if len(text) <= limit else f"{text[:limit]}…"
 
 
 def list_columns(columns: Sequence[str]) -> str:

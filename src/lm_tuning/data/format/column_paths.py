@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 
-from lm_tuning.data.check.findings import NumberedRow, RowProblem, describe_value, shorten
+from lm_tuning.data.check.findings import NumberedRow, RowProblem, describe_value
 from lm_tuning.data.records import Cell, Row
-from lm_tuning.wording import count_of, name_first
+from lm_tuning.wording import count_of, name_first, shorten
 
 Step = str | int
 """A key of an object, or the 0-based index of an element of a list (negative ones count from its end)."""

@@ -10,10 +10,10 @@ from difflib import get_close_matches
 import numpy as np
 
 from lm_tuning.data.arrays import Ints, Mask
-from lm_tuning.data.check.findings import RowPositions, shorten
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.records import Cell, ClassCounts, LabelMap, LabelTypeCounts
 from lm_tuning.errors import UserError
-from lm_tuning.wording import count_of, name_first
+from lm_tuning.wording import count_of, name_first, shorten
 
 MAX_CLASSES = 50_000
 """More different labels than this are taken for free text in the wrong column."""

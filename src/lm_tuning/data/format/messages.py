@@ -9,8 +9,9 @@ from typing import TypeAlias
 
 import orjson
 
-from lm_tuning.data.check.findings import RowProblem, describe_value, shorten, wrong_type
+from lm_tuning.data.check.findings import RowProblem, describe_value, wrong_type
 from lm_tuning.data.records import Cell
+from lm_tuning.wording import shorten
 
 ROLES = ("system", "user", "assistant", "tool")
 

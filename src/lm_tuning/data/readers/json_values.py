@@ -14,9 +14,10 @@ from typing import NoReturn
 
 import orjson
 
-from lm_tuning.data.check.findings import RowProblem, shorten, too_long, wrong_type
+from lm_tuning.data.check.findings import RowProblem, too_long, wrong_type
 from lm_tuning.data.readers.base import RowSource
 from lm_tuning.data.records import Cell, Row
+from lm_tuning.wording import shorten
 
 # Answer of the count of keys where a float may be an integer that was rounded: no text has so many colons.
 _UNSURE = -1

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from lm_tuning.data.arrays import Ints
-from lm_tuning.data.check.findings import shorten
 from lm_tuning.data.split.records import LargestClasses, MovedClass
-from lm_tuning.wording import name_first
+from lm_tuning.wording import name_first, shorten
 
 MAX_LARGEST = 10
 """Classes of a split that are listed as its largest."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from lm_tuning.data.arrays import Ints, Mask, Splits
 from lm_tuning.data.check.checked import CheckedRows
-from lm_tuning.data.check.findings import RowPositions, shorten
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.format.conventions import SEQUENCE_CLASSIFICATION
 from lm_tuning.data.format.labels import describe_unknown_classes
 from lm_tuning.data.records import HELD_OUT, SPLITS, RowsBySplit, SplitName
@@ -18,7 +18,7 @@ from lm_tuning.data.split.copies import count_by_split, list_rows
 from lm_tuning.data.split.records import ClassFacts, DivisionFacts, ShareFacts, UntrainedFacts
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import SplitParameters
-from lm_tuning.wording import count_of, name_first
+from lm_tuning.wording import count_of, name_first, shorten
 
 # In the JSON summary; then in tables, in warnings, and of rare classes in one of them.
 _MAX_LISTED_CLASSES = 1000
@@ -253,7 +253,7 @@ def _describe_single(rows: CheckedRows, splits: Splits, label: str, *, position:
     names, ids = rows.names[label], rows.values[label]
     num_left = int(((ids == position) & (splits == TRAIN)).sum())
     has_file = {file["split"] for file in rows.sources}
-    from_train = np.array([file["split"] == SPLITS[TRAIN] for file in rows.sources], dtype=bool)[rows.files]
+    from_train = rows.file_splits == TRAIN
     others = np.flatnonzero(_count_in_training_files(rows, label))
     others = others[others != position]
     is_other = np.isin(ids, others) & from_train
@@ -315,8 +315,7 @@ def _by_name(counts: Ints) -> RowsBySplit:
 
 def _count_in_training_files(rows: CheckedRows, label: str) -> Ints:
     ids = rows.values[label]
-    from_train = np.array([file["split"] == SPLITS[TRAIN] for file in rows.sources], dtype=bool)[rows.files]
-    return np.bincount(ids[(ids >= 0) & from_train], minlength=len(rows.names[label]))
+    return np.bincount(ids[(ids >= 0) & (rows.file_splits == TRAIN)], minlength=len(rows.names[label]))
 
 
 def _rows_of_class(

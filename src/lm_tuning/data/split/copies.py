@@ -9,12 +9,12 @@ from itertools import combinations
 import numpy as np
 
 from lm_tuning.data.arrays import Ints, Mask, Splits
-from lm_tuning.data.check.findings import RowPositions, shorten
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.records import SPLITS, FileRows, RowsBySplit
 from lm_tuning.data.split.duplicates import is_later_copy
 from lm_tuning.data.split.records import CopyFacts, DivisionFacts, LabelConflict, LabelConflicts, ListedRows
 from lm_tuning.parameters.data import SplitParameters
-from lm_tuning.wording import count_of
+from lm_tuning.wording import count_of, shorten
 
 _MAX_LISTED_ROWS = 20
 _MAX_LISTED_TEXTS = 20
@@ -206,7 +206,8 @@ def copy_warnings(facts: DivisionFacts, sources: Sequence[FileRows]) -> Iterator
     """
     copies = facts["duplicates"]
     conflicts = copies["conflicts"]
-    if conflicts and conflicts["num_texts"]:
+    has_conflicts = conflicts is not None and conflicts["num_texts"] > 0
+    if conflicts and has_conflicts:
         counts = ", ".join(f"{name} {count:,}" for name, count in conflicts["num_rows_by_split"].items() if count)
         first = describe_conflict(conflicts["first"][0], RowPositions(sources))
         key = "split.duplicates_by: text"
@@ -224,7 +225,9 @@ def copy_warnings(facts: DivisionFacts, sources: Sequence[FileRows]) -> Iterator
         if count:
             num_rows = {name: side["num_rows"] for name, side in facts["overlap_rows"][pair].items()}
             others = facts["overlap_other_labels"][pair]
-            yield _describe_shared(count, num_rows, others, has_file=has_file, handling=copies["handling"])
+            yield _describe_shared(
+                count, num_rows, others, has_file=has_file, handling=copies["handling"], has_conflicts=has_conflicts
+            )
 
 
 def describe_conflict(conflict: LabelConflict, positions: RowPositions, *, max_characters: int = 40) -> str:
@@ -244,7 +247,13 @@ def describe_conflict(conflict: LabelConflict, positions: RowPositions, *, max_c
 
 
 def _describe_shared(
-    num_texts: int, num_rows: Mapping[str, int], others: Mapping[str, int], *, has_file: set[str], handling: str
+    num_texts: int,
+    num_rows: Mapping[str, int],
+    others: Mapping[str, int],
+    *,
+    has_file: set[str],
+    handling: str,
+    has_conflicts: bool,
 ) -> str:
     """Describe what two splits share, and what takes it away."""
     first, second = num_rows
@@ -266,7 +275,8 @@ def _describe_shared(
         )
     if handling == "drop":
         return f"{said} Fix: set split.duplicates_by: text, which leaves them out of {giver} whatever their label."
-    key = "split.duplicates: drop" + (" with split.duplicates_by: text" if num_other else "")
+    # What is left after dropping is drawn again, so a text under two labels may come to both splits then.
+    key = "split.duplicates: drop" + (" with split.duplicates_by: text" if num_other or has_conflicts else "")
     return f"{said} Fix: set {key}, which leaves them out of {giver}."
 
 

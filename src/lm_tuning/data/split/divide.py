@@ -63,7 +63,7 @@ def key_order(rows: CheckedRows) -> Ints:
         rows: with ``keys``.
     """
     assert rows.keys is not None, "rows are ordered by a key that they do not have"
-    return np.lexsort((rows.keys[:, 1], rows.keys[:, 0], splits_of_files(rows) != TRAIN))
+    return np.lexsort((rows.keys[:, 1], rows.keys[:, 0], rows.file_splits != TRAIN))
 
 
 def take_rows(rows: CheckedRows, order: Ints) -> CheckedRows:
@@ -81,12 +81,6 @@ def take_rows(rows: CheckedRows, order: Ints) -> CheckedRows:
         values={column: values[order] for column, values in rows.values.items()},
         keys=None if rows.keys is None else rows.keys[order],
     )
-
-
-def splits_of_files(rows: CheckedRows) -> Splits:
-    """Return the split of the file that each row stands in, ``(rows,)``: ``TRAIN`` for rows that are divided."""
-    splits = np.array([SPLITS.index(file["split"]) for file in rows.sources], dtype=np.int8)
-    return splits[rows.files]
 
 
 def divide_rows(
@@ -124,7 +118,7 @@ def divide_rows(
     Raises:
         UserError: too few rows, groups or classes for what was asked.
     """
-    file_splits = splits_of_files(rows)  # (rows,)
+    file_splits = rows.file_splits  # (rows,)
     from_train = file_splits == TRAIN
     # The copy with the lowest number stays: a test row before a validation row before a training row.
     priority = np.int8(len(SPLITS)) - file_splits

@@ -8,7 +8,6 @@ import numpy as np
 
 from lm_tuning.data.arrays import Ints, Splits
 from lm_tuning.data.check.checked import CheckedRows
-from lm_tuning.data.check.findings import shorten
 from lm_tuning.data.records import HELD_OUT, SPLITS, RowsBySplit
 from lm_tuning.data.split.assign import TEST, TRAIN, VALIDATION
 from lm_tuning.data.split.classes import class_warnings
@@ -24,7 +23,7 @@ from lm_tuning.data.split.copies import (
 from lm_tuning.data.split.near_duplicates import NearDuplicates
 from lm_tuning.data.split.records import DivisionFacts, GroupFacts, HeldOutLeakage, Leakage, NearFacts
 from lm_tuning.parameters.data import SplitParameters
-from lm_tuning.wording import count_of
+from lm_tuning.wording import count_of, shorten
 
 
 def measure_leakage(rows: DividedRows, near: NearDuplicates | None) -> Leakage:
