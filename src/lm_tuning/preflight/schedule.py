@@ -8,16 +8,17 @@ from collections.abc import Sequence
 import numpy as np
 
 from lm_tuning.batching.step_plan import StepPlan
+from lm_tuning.data.split.records import DividedSource
 from lm_tuning.parameters import TrainParameters
 from lm_tuning.preflight.records import ScheduledSource, ScheduleFigures, Spread
-from lm_tuning.text.records import NO_LABEL, TrainingSource
+from lm_tuning.text.records import NO_LABEL
 from lm_tuning.text.store.table import Int64Array, TokenTable
 
 # A run that ends within an epoch is added up step by step as long as that takes no time worth speaking of.
 _MAX_STEPS_ADDED = 20_000
 
 
-def plan_steps(table: TokenTable, *, sources: Sequence[TrainingSource], seed: int, train: TrainParameters) -> StepPlan:
+def plan_steps(table: TokenTable, *, sources: Sequence[DividedSource], seed: int, train: TrainParameters) -> StepPlan:
     """Make the plan that training will make.
 
     Args:
@@ -44,7 +45,7 @@ def describe_schedule(
     table: TokenTable,
     steps: Sequence[int],
     *,
-    sources: Sequence[TrainingSource],
+    sources: Sequence[DividedSource],
     train: TrainParameters,
 ) -> ScheduleFigures:
     """Count steps, rows and tokens of the run.
@@ -108,7 +109,7 @@ def describe_schedule(
     }
 
 
-def _describe_sources(plan: StepPlan, table: TokenTable, sources: Sequence[TrainingSource]) -> list[ScheduledSource]:
+def _describe_sources(plan: StepPlan, table: TokenTable, sources: Sequence[DividedSource]) -> list[ScheduledSource]:
     """Count, for each source, its rows and those that come up in an epoch."""
     counts = np.bincount(table.sources, minlength=len(sources))  # (sources,)
     # Sums of float64, which are exact up to 2**53 tokens.
@@ -117,7 +118,7 @@ def _describe_sources(plan: StepPlan, table: TokenTable, sources: Sequence[Train
     for index, source in enumerate(sources):
         num_rows, num_tokens = int(counts[index]), int(tokens[index])
         rows_per_epoch = int(plan.mix.rows_per_epoch[index])
-        # A weight of 2.5 is every row twice and half of them, drawn anew each epoch, once more.
+        # A weight of 2.5 is every row twice and half of them, drawn again each epoch, once more.
         whole = math.floor(source["weight"])
         described.append(
             {

@@ -219,7 +219,7 @@ def _write_parts(example: Example) -> Iterator[str]:
 def _show_space(text: str) -> str:
     """Escape a text and put signs where space would be overlooked; a screen reader does not read them."""
     signs = {"\n": '<span class="space" aria-hidden="true">↵</span>\n', "\t": _sign("→")}
-    # Signs are put in before escaping, in the pieces between them, so that no entity is mistaken for text of a row.
+    # What lies between the signs is escaped segment by segment, so that no entity is mistaken for text of a row.
     chunks, at = [], 0
     for found in _SPACE.finditer(text):
         chunks.append(html.escape(text[at : found.start()]))
@@ -330,7 +330,7 @@ def _text(text: Inline) -> str:
 
 
 def _attribute(text: Inline) -> str:
-    """Escape running text for a place where no markup may stand."""
+    """Escape running text for an attribute or the title, in which no markup may stand."""
     return html.escape("".join(words if isinstance(words, str) else words.text for words in words_of(text)))
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from lm_tuning.data.split.records import DividedSource
     from lm_tuning.models.record import BaseModelRecord
 
 NO_LABEL = -1
@@ -190,14 +191,6 @@ class TokenizerFacts(TypedDict):
     pad_token_id: int | None
 
 
-class TrainingSource(TypedDict):
-    """One of the files of ``data.path``: its weight, and its training rows before tokenizing."""
-
-    path: str
-    weight: float
-    num_rows: int
-
-
 class TokenFacts(TypedDict):
     """What a folder of tokens says of itself.
 
@@ -232,7 +225,7 @@ class TokenFacts(TypedDict):
     template_arguments: NotRequired[JsonObject]
     tokenizer: TokenizerFacts
     end_token_ids: list[int]
-    sources: list[TrainingSource]
+    sources: list[DividedSource]
     splits: dict[str, SplitTokens]
 
 
