@@ -15,7 +15,7 @@ from lm_tuning.batching.losses import LossShape
 from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.health.first_loss import ExpectedFirstLoss
-from lm_tuning.training.health.report import Finding
+from lm_tuning.training.health.records import Finding
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers
 from lm_tuning.training.planning.compiled import CompiledPlanner
 from lm_tuning.training.planning.out_of_memory import MemoryUse

@@ -84,7 +84,7 @@ class TrainingResult:
     steps: list[dict[str, Any]]
     evaluations: list[dict[str, Any]]
     efficiency: list[dict[str, Any]]
-    health: dict[str, Any]
+    health: HealthRecord
     summary: dict[str, Any]
     batch_plan: BatchPlan
 

@@ -169,7 +169,7 @@ def _run(
         training_seconds=trainer.seconds_before + seconds,
         total_seconds=trainer.total_seconds_before + time.perf_counter() - began,
         health_seconds=health.seconds,
-        pre_check_seconds=health.facts.get("first_look_seconds", 0.0),
+        pre_check_seconds=health.pre_check_seconds,
         trainable_parameters=count_parameters(ready.model)[0],
         best_step=trainer.best.step or None,
         sources=sources,

@@ -29,7 +29,8 @@ from lm_tuning.training.health.batch_checks import check_gradients
 from lm_tuning.training.health.first_gradient import check_logged_norm, norm_of
 from lm_tuning.training.health.learning_rates import check_planned_rates
 from lm_tuning.training.health.nonfinite import GuardsUpdates
-from lm_tuning.training.health.report import Finding, HealthReport, stop_if_needed
+from lm_tuning.training.health.records import Finding
+from lm_tuning.training.health.report import HealthReport, stop_if_needed
 from lm_tuning.training.loop import LoopSettings
 from lm_tuning.training.planning.replanning import release
 from lm_tuning.training.step_log import StepLog
@@ -151,9 +152,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
 
     def _add_or_stop(self, findings: list[Finding]) -> None:
         """Add findings that are not there yet, and end the run if one asks for it."""
-        for finding in findings:
-            if not self.health.has(finding.code):
-                self.health.add(finding)
+        self.health.add_new(findings)
         if findings:
             stop_if_needed(self.health)
 

@@ -14,7 +14,8 @@ import torch
 from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.restoring import RestoresState
-from lm_tuning.training.health.report import Finding, HealthReport
+from lm_tuning.training.health.records import Finding
+from lm_tuning.training.health.report import HealthReport
 
 if TYPE_CHECKING:
     from lm_tuning.batching.step_loader import StepDataset

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.text.store.table import IGNORE_INDEX
-from lm_tuning.training.health.report import ROUNDING_NATS, Finding
+from lm_tuning.training.health.records import Finding
+from lm_tuning.training.health.report import ROUNDING_NATS
 
 if TYPE_CHECKING:
     from lm_tuning.batching.batch import MicroBatch, StepBatch
@@ -94,10 +96,8 @@ def check_alignment(
     """
     if task.name != "causal_lm" or not row.spans:
         return {}, None
-    was_training = model.training
-    model.eval()
     losses: dict[int, float] = {}
-    with torch.no_grad():
+    with evaluating(model):
         ids = torch.as_tensor(row.input_ids.astype("int64"), device=device)
         logits = model(input_ids=ids[None], use_cache=False).logits[0]  # (tokens, vocabulary)
         supervised = torch.cat([torch.arange(start, end, device=device) for start, end in row.spans])
@@ -106,7 +106,6 @@ def check_alignment(
             at = supervised[(supervised - shift >= 0) & (supervised - shift < len(ids))]
             if len(at):
                 losses[shift] = float(torch.nn.functional.cross_entropy(logits[at - shift].float(), ids[at]))
-    model.train(was_training)
     facts = {f"distance {shift}": loss for shift, loss in losses.items()}
     if 1 not in losses or not math.isfinite(measured) or _is_close(measured, losses[1]):
         return facts, None

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from lm_tuning.training.health.report import Finding
+from lm_tuning.training.health.records import Finding
 
 FACTOR = 4.0
 """A norm this many times the measured one, or this part of it, is no rounding."""
@@ -144,15 +144,14 @@ def norm_of(parameters: Sequence[torch.nn.Parameter]) -> float:
     return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
 
-def check_first_gradient(expected: ExpectedGradient, *, scale: float, num_micro_batches: int) -> Finding | None:
+def check_first_gradient(expected: ExpectedGradient, norm: float, *, num_micro_batches: int) -> Finding | None:
     """Compare the gradients of step 1, before clipping, with what is expected.
 
     Args:
         expected: what was measured before the step.
-        scale: by which float16's scaler has multiplied them.
+        norm: of the gradients of the same parameters, without the factor of float16's scaler.
         num_micro_batches: micro-batches of the step.
     """
-    norm = norm_of(expected.parameters) / scale
     factor = RANDOM_FACTOR if expected.is_random else FACTOR
     ratio = norm / expected.norm
     if not math.isfinite(norm) or 1 / factor <= ratio <= factor:

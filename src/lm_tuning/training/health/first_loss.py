@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lm_tuning.batching.batch import StepBatch
+from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.batching.losses import PLAIN, LossShape
 from lm_tuning.batching.tasks.base import TrainingTask
+from lm_tuning.findings import Severity
 from lm_tuning.models.structure import classification_head
-from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.health.first_gradient import ExpectedGradient, GradientMeasure, check_first_gradient, norm_of
-from lm_tuning.training.health.movement import Movement
-from lm_tuning.training.health.report import HealthReport, Severity, check_first_step, check_layout, stop_if_needed
+from lm_tuning.training.health.movement import Movement, measuring
+from lm_tuning.training.health.report import HealthReport, check_first_step, check_layout, stop_if_needed
 
 if TYPE_CHECKING:
     from lm_tuning.text.records import TokenRow
@@ -75,10 +75,9 @@ class ExpectedFirstLoss:
         """
         if self.gradient is None or health.has("first-loss-off"):
             return  # what scales a loss scales its gradient too
-        began = time.perf_counter()
-        health.facts["last_layer_gradient_norm"] = norm_of(self.gradient.parameters) / scale
-        finding = check_first_gradient(self.gradient, scale=scale, num_micro_batches=len(batch.micro_batches))
-        health.seconds += time.perf_counter() - began
+        with health.timing():
+            norm = health.facts["last_layer_gradient_norm"] = norm_of(self.gradient.parameters) / scale
+            finding = check_first_gradient(self.gradient, norm, num_micro_batches=len(batch.micro_batches))
         if finding is not None:
             health.add(finding)
             stop_if_needed(health)
@@ -89,8 +88,7 @@ class ExpectedFirstLoss:
         Returns:
             Whether rows alone and rows in micro-batches agree.
         """
-        on_gpu = [torch.cuda.current_device()] if self.device == "cuda" else []
-        with torch.random.fork_rng(devices=on_gpu), autocast(self.device, self.compute_dtype):
+        with measuring(self.device, self.compute_dtype):
             path = measure_training_path(self.task, model, batch, shape=self.shape, device=self.device)
         health.facts[f"first_step_through_micro_batches_nats_per_{self.task.unit}"] = path
         if not math.isfinite(path):
@@ -112,26 +110,24 @@ class ExpectedFirstLoss:
         Raises:
             UserError: they differ, and the finding says stop.
         """
-        began = time.perf_counter()
-        health.facts[f"first_step_logged_nats_per_{self.task.unit}"] = logged
+        unit = self.task.unit
+        health.facts[f"first_step_logged_nats_per_{unit}"] = logged
         if not math.isfinite(self.nats):
             return  # said before the step
-        finding = check_first_step(
-            self.nats,
-            logged,
-            tolerance=self.tolerance,
-            num_micro_batches=len(batch.micro_batches),
-            severity=self.severity,
-            unit=self.task.unit,
-            fresh_head_classes=self.fresh_head_classes,
-        )
-        if finding is None:
-            logger.info(
-                "Step 1 logged %.4f nats per %s, as measured before it (%.4f).", logged, self.task.unit, self.nats
+        with health.timing():
+            finding = check_first_step(
+                self.nats,
+                logged,
+                tolerance=self.tolerance,
+                num_micro_batches=len(batch.micro_batches),
+                severity=self.severity,
+                unit=unit,
+                fresh_head_classes=self.fresh_head_classes,
             )
-        elif self.measure_layout(health, model, batch):
-            health.add(finding)
-        health.seconds += time.perf_counter() - began
+            if finding is None:
+                logger.info("Step 1 logged %.4f nats per %s, as measured before it (%.4f).", logged, unit, self.nats)
+            elif self.measure_layout(health, model, batch):
+                health.add(finding)
         stop_if_needed(health)
 
 
@@ -150,15 +146,12 @@ def scale_fresh_head(task: TrainingTask, model: Any, batch: StepBatch, *, device
     Returns:
         The standard deviation of the logits before scaling; ``None`` when it was small enough.
     """
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
+    with evaluating(model):
         logits = [task.logits(model, micro_batch.to(device)).float() for micro_batch in batch.micro_batches]
         spread = float(torch.cat(logits).std())
         if spread > FRESH_HEAD_SPREAD:
             for parameter in _head_parameters(model):
                 parameter.mul_(FRESH_HEAD_SPREAD / spread)
-    model.train(was_training)
     return spread if spread > FRESH_HEAD_SPREAD else None
 
 
@@ -222,36 +215,33 @@ def measure_plain_loss(
         device: where the model is.
         gradient: receives the loss of each of them, to be sent backward; ``None`` for no gradient.
     """
-    was_training = model.training
-    model.eval()
     nats, count = 0.0, 0
     statistics, weights, class_logits, labels = [], [], [], []
     shortest, shortest_nats = rows[0], math.nan
-    for alike in _group_alike(task, rows, torch.device(device).type):
-        goes_back = gradient is not None and gradient.takes(sum(len(row.input_ids) for row in alike))
-        with torch.set_grad_enabled(goes_back):
-            logits, targets = task.logits_of_alike(model, alike, device=device)
-            if not len(targets):
-                continue  # rows without anything supervised
-            summed = shape.sum_nats(logits, targets)
-            if goes_back and gradient is not None:
-                gradient.add(summed)
-        with torch.no_grad():
-            logits = logits.detach()
+    with evaluating(model):
+        for alike in _group_alike(task, rows, torch.device(device).type):
+            goes_back = gradient is not None and gradient.takes(sum(len(row.input_ids) for row in alike))
+            with torch.set_grad_enabled(goes_back):
+                logits, targets = task.logits_of_alike(model, alike, device=device)  # (targets, classes), (targets,)
+                if not len(targets):
+                    continue  # rows without anything supervised
+                summed = shape.sum_nats(logits, targets)
+                if goes_back and gradient is not None:
+                    gradient.add(summed)
             nats += float(summed)
             count += len(targets)
-            values = logits.float()
+            values = logits.detach().float()
             statistics.append(
                 torch.stack([values.mean(), values.var(dim=-1, correction=0).mean(), values.amin(), values.amax()])
             )
             weights.append(len(targets))
             if math.isnan(shortest_nats) or len(alike[0].input_ids) < len(shortest.input_ids):
+                # Rows of one shape may have different numbers of targets; those of the first row come first.
                 shortest, first = alike[0], slice(alike[0].num_supervised)
-                shortest_nats = float(PLAIN.sum_nats(logits[first], targets[first])) / max(len(targets[first]), 1)
+                shortest_nats = float(PLAIN.sum_nats(values[first], targets[first])) / max(len(targets[first]), 1)
             if task.unit == "row":
                 class_logits.append(values.cpu())
                 labels.append(targets.cpu())
-    model.train(was_training)
     table = torch.stack(statistics).cpu()
     mean, variance = (table[:, :2] * torch.tensor(weights)[:, None]).sum(dim=0) / count
     described = {
@@ -286,9 +276,6 @@ def measure_training_path(
     Returns:
         Nats per supervised token of the step, or per row.
     """
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
+    with evaluating(model):
         nats = sum(float(task.sum_nats(model, micro.to(device), shape)) for micro in batch.micro_batches)
-    model.train(was_training)
     return nats / batch.num_supervised

@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lm_tuning.batching.batch import StepBatch
+from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.batching.losses import PLAIN, LossShape
 from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.batching.tasks.base import TrainingTask
-from lm_tuning.runtime.precision import autocast
+from lm_tuning.findings import Severity
 from lm_tuning.text.decoding import decode
 from lm_tuning.text.records import NO_LABEL
 from lm_tuning.training.health.alignment import check_alignment
-from lm_tuning.training.health.batch_checks import SHOWN_NAMES, check_logits, expected_fresh_head_loss
+from lm_tuning.training.health.batch_checks import check_logits, expected_fresh_head_loss
 from lm_tuning.training.health.first_gradient import ExpectedGradient, GradientMeasure
 from lm_tuning.training.health.first_loss import ExpectedFirstLoss, PlainLoss, measure_plain_loss
-from lm_tuning.training.health.movement import begin_movement
+from lm_tuning.training.health.movement import begin_movement, measuring
+from lm_tuning.training.health.records import Facts, Finding, name_some
 from lm_tuning.training.health.report import (
     DROPOUT_TOLERANCE,
-    Finding,
     HealthReport,
-    Severity,
     has_dropout,
     mark_supervised,
     stop_if_needed,
@@ -85,34 +84,34 @@ def measure_first_step(
     Raises:
         UserError: a check found what must not be trained on.
     """
-    began = time.perf_counter()
     task = steps.task
     batch = steps[0]
     rows = [steps.table[int(row)] for row in steps.plan.rows_of_step(0)]
     if not batch.num_supervised:
         return None  # there is no loss to measure, which the health report says
     is_random = has_noise or has_dropout(model)
-    on_gpu = [torch.cuda.current_device()] if device == "cuda" else []
-    with torch.random.fork_rng(devices=on_gpu), autocast(device, compute_dtype):
-        plain, gradient = _measure(
-            task, model, rows, shape=shape, device=device, compute_dtype=compute_dtype, is_random=is_random
+    num_classes = _num_classes(model, task)
+    with health.timing():
+        with measuring(device, compute_dtype):
+            plain, gradient = _measure(
+                task, model, rows, shape=shape, device=device, compute_dtype=compute_dtype, is_random=is_random
+            )
+            with evaluating(model):
+                own = task.model_loss(model, plain.shortest_row, device=device)
+            alignments, shifted = check_alignment(task, model, plain.shortest_row, plain.shortest_nats, device=device)
+        expected = ExpectedFirstLoss(
+            task=task,
+            shape=shape,
+            nats=plain.nats,
+            tolerance=max(tolerance, DROPOUT_TOLERANCE) if is_random else tolerance,
+            severity=severity,
+            batching=steps.batching,
+            fresh_head_classes=num_classes if has_fresh_head else None,
+            device=device,
+            compute_dtype=compute_dtype,
         )
-        own = _ask_model_class(task, model, plain.shortest_row, device=device)
-        alignments, shifted = check_alignment(task, model, plain.shortest_row, plain.shortest_nats, device=device)
-    expected = ExpectedFirstLoss(
-        task=task,
-        shape=shape,
-        nats=plain.nats,
-        tolerance=max(tolerance, DROPOUT_TOLERANCE) if is_random else tolerance,
-        severity=severity,
-        batching=steps.batching,
-        fresh_head_classes=_num_classes(model, task) if has_fresh_head else None,
-        device=device,
-        compute_dtype=compute_dtype,
-    )
-    untrained = _untrained_nats(model, task, rows, shape)
-    health.facts.update(
-        {
+        untrained = _untrained_nats(num_classes, rows, shape)
+        facts: Facts = {
             "task": task.name,
             f"untrained_head_nats_per_{task.unit}": untrained,
             f"first_step_measured_nats_per_{task.unit}": plain.nats,
@@ -134,35 +133,35 @@ def measure_first_step(
             "attention": _attention_path(model, steps),
             "first_example": _show_row(model, tokenizer, rows[0]),
         }
-    )
-    if alignments:
-        health.facts["nats_per_token_by_alignment"] = alignments
-    for finding in check_logits(plain.logits, dtype=compute_dtype, has_fresh_head=has_fresh_head):
-        is_broken = finding.code == "logits-not-finite"
-        health.add(_name_broken_weights(finding, model, compute_dtype=compute_dtype) if is_broken else finding)
-    if shifted is not None:
-        health.add(shifted)
-    # What is not a number, or of other labels, says nothing more of the rest: one cause, one finding.
-    is_sound = math.isfinite(plain.nats) and shifted is None
-    if is_sound:
-        _check_model_loss(health, own, plain.shortest_nats)
-    # Randomness makes the step itself a vague witness of its layout; without it, the step says as much as this would.
-    agrees = is_sound and (not is_random or expected.measure_layout(health, model, batch))
-    if agrees and has_fresh_head:
-        check_fresh_head(health, plain)
-    elif agrees and plain.nats > WORSE_FACTOR * untrained:
-        health.add(
-            Finding(
-                code="worse-than-untrained",
-                measured=f"the base model has {plain.nats:.3f} nats per {task.unit} on the first rows",
-                expected=f"less than the {untrained:.3f} of an untrained head, for which all "
-                f"{_num_classes(model, task)} are equally likely",
-                cause="The text is not what the model was trained on, or tokenizer and model do not belong together.",
-                change="Look at model.name_or_path and at the first example in the health report.",
+        health.facts.update(facts)
+        if alignments:
+            health.facts["nats_per_token_by_alignment"] = alignments
+        for finding in check_logits(plain.logits, dtype=compute_dtype, has_fresh_head=has_fresh_head):
+            is_broken = finding.code == "logits-not-finite"
+            health.add(_name_broken_weights(finding, model, compute_dtype=compute_dtype) if is_broken else finding)
+        if shifted is not None:
+            health.add(shifted)
+        # What is not a number, or of other labels, says nothing more of the rest: one cause, one finding.
+        is_sound = math.isfinite(plain.nats) and shifted is None
+        if is_sound:
+            _check_model_loss(health, own, plain.shortest_nats)
+        # Randomness makes the step itself a vague witness of its layout; without it, the step says as much as this.
+        agrees = is_sound and (not is_random or expected.measure_layout(health, model, batch))
+        if agrees and has_fresh_head:
+            check_fresh_head(health, plain)
+        elif agrees and plain.nats > WORSE_FACTOR * untrained:
+            health.add(
+                Finding(
+                    code="worse-than-untrained",
+                    measured=f"the base model has {plain.nats:.3f} nats per {task.unit} on the first rows",
+                    expected=f"less than the {untrained:.3f} of an untrained head, for which all {num_classes} are "
+                    "equally likely",
+                    cause="The text is not what the model was trained on, or tokenizer and model do not belong "
+                    "together.",
+                    change="Look at model.name_or_path and at the first example in the health report.",
+                )
             )
-        )
-    health.seconds += time.perf_counter() - began
-    _say(health, task)
+    _say(facts, batch, len(rows), unit=task.unit)
     health.tell()
     stop_if_needed(health)
     if not is_sound:
@@ -220,22 +219,10 @@ def _name_broken_weights(finding: Finding, model: torch.nn.Module, *, compute_dt
             change = "Look at model.name_or_path: its weights are far too large."
             finding = replace(finding, change=change)
         return replace(finding, cause="The weights are numbers, and the forward pass overflows.")
-    names = list(broken)
-    shown = ", ".join(names[:SHOWN_NAMES]) + (f" and {len(names) - SHOWN_NAMES} more" * (len(names) > SHOWN_NAMES))
     change = "Look at model.name_or_path: it needs weights that are numbers, which no precision makes of these."
     if torch.float16 in broken.values():
         change += " Weights that are numbers in their file do not fit into float16: set model.dtype=float32."
-    return replace(finding, cause=f"The weights hold NaN or infinities: {shown}.", change=change)
-
-
-def _ask_model_class(task: TrainingTask, model: Any, row: TokenRow, *, device: str) -> float | None:
-    """Return the loss of one row as the model's class gives it."""
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        own = task.model_loss(model, row, device=device)
-    model.train(was_training)
-    return own
+    return replace(finding, cause=f"The weights hold NaN or infinities: {name_some([*broken])}.", change=change)
 
 
 def _check_model_loss(health: HealthReport, own: float | None, ours: float) -> None:
@@ -278,16 +265,15 @@ def _num_classes(model: Any, task: TrainingTask) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 
 
-def _untrained_nats(model: Any, task: TrainingTask, rows: list[TokenRow], shape: LossShape) -> float:
+def _untrained_nats(num_classes: int, rows: list[TokenRow], shape: LossShape) -> float:
     """Return the loss of these rows when all classes are equally likely; weights of few rows are not 1 in the mean."""
-    num_classes = _num_classes(model, task)
     if shape.class_weights is None:
         return math.log(num_classes)
     labels = torch.tensor([row.label for row in rows])
     return float(shape.sum_nats(torch.zeros(len(rows), num_classes), labels)) / len(rows)
 
 
-def _describe_supervision(task: TrainingTask, batch: StepBatch) -> dict[str, Any]:
+def _describe_supervision(task: TrainingTask, batch: StepBatch) -> Facts:
     if task.unit == "row":
         return {"first_step_labelled_rows": batch.num_supervised}
     return {
@@ -317,24 +303,19 @@ def _attention_path(model: Any, steps: StepDataset) -> str:
     return f"{implementation}, right-padded without a mask (flash kernel possible)"
 
 
-def _say(health: HealthReport, task: TrainingTask) -> None:
-    facts = health.facts
-    supervised = (
-        f"{facts['first_step_supervised_tokens']} supervised ({facts['first_step_supervised_fraction']:.1%})"
-        if task.unit == "token"
-        else "one class each"
-    )
+def _say(facts: Facts, batch: StepBatch, num_rows: int, *, unit: str) -> None:
+    supervised = f"{batch.num_supervised} supervised ({batch.num_supervised / batch.num_tokens:.1%})"
     logger.info(
         "Before step 1: measured loss %.4f nats/%s (an untrained head would have %.2f); %s, %s, "
         "%s, padding %.1f %%, %s; PAD %r (%s EOS %r); attention: %s",
-        facts[f"first_step_measured_nats_per_{task.unit}"],
-        task.unit,
-        facts[f"untrained_head_nats_per_{task.unit}"],
-        count_of(facts["first_step_rows"], "row"),
-        count_of(facts["first_step_tokens"], "token"),
-        supervised,
-        100 * facts["first_step_padding_fraction"],
-        count_of(facts["first_step_micro_batches"], "micro-batch"),
+        facts[f"first_step_measured_nats_per_{unit}"],
+        unit,
+        facts[f"untrained_head_nats_per_{unit}"],
+        count_of(num_rows, "row"),
+        count_of(batch.num_tokens, "token"),
+        supervised if unit == "token" else "one class each",
+        100 * (1 - batch.num_tokens / batch.num_positions),
+        count_of(len(batch.micro_batches), "micro-batch"),
         facts["pad_token"],
         "equals" if facts["pad_is_eos"] else "differs from",
         facts["eos_token"],

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.batching.losses import PLAIN
 from lm_tuning.batching.tasks.base import TrainingTask
 from lm_tuning.runtime.precision import autocast
-from lm_tuning.training.health.report import Finding, HealthReport
+from lm_tuning.training.health.records import Finding
+from lm_tuning.training.health.report import HealthReport
 
 if TYPE_CHECKING:
     from lm_tuning.text.records import TokenRow
@@ -120,16 +124,27 @@ def begin_movement(
     return Movement(task, row, nats, peak, device, compute_dtype)
 
 
+@contextmanager
+def measuring(device: str, compute_dtype: str) -> Iterator[None]:
+    """Compute as training does, and leave the run's random numbers as they were.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        compute_dtype: type of the forward pass.
+    """
+    # Without a list, the states of all visible GPUs are copied, and each of them gets a context for it.
+    on_gpu = [torch.cuda.current_device()] if device == "cuda" else []
+    with torch.random.fork_rng(devices=on_gpu), autocast(device, compute_dtype):
+        yield
+
+
 def measure_nats(task: TrainingTask, model: Any, row: TokenRow, *, device: str, compute_dtype: str) -> float:
     """Measure the plain loss of a row, without the run's random numbers.
 
     Returns:
         Nats per supervised token, or of the row.
     """
-    from lm_tuning.batching.held_out_loss import evaluating
-
-    on_gpu = [torch.cuda.current_device()] if device == "cuda" else []
-    with evaluating(model), torch.random.fork_rng(devices=on_gpu), autocast(device, compute_dtype):
+    with evaluating(model), measuring(device, compute_dtype):
         logits, targets = task.logits_of_alike(model, [row], device=device)
         return float(PLAIN.sum_nats(logits, targets)) / max(len(targets), 1)
 

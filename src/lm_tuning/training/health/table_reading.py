@@ -17,7 +17,8 @@ from lm_tuning.errors import UserError
 from lm_tuning.models.record import ModelLocation, location_of
 from lm_tuning.text.records import NO_LABEL
 from lm_tuning.text.store.table import TokenTable, open_split
-from lm_tuning.wording import count_of
+from lm_tuning.training.health.records import name_some
+from lm_tuning.wording import count_of, noun_for
 
 SHOWN_ROWS = 5
 
@@ -97,9 +98,7 @@ def find_outside_ids(table: TokenTable, low: int, high: int) -> list[int]:
 
 def name_rows(row_ids: list[int]) -> str:
     """Name rows by their ids, as the data reports number them."""
-    shown = ", ".join(str(row_id) for row_id in row_ids[:SHOWN_ROWS])
-    more = f" and {len(row_ids) - SHOWN_ROWS:,} more" if len(row_ids) > SHOWN_ROWS else ""
-    return f"row{'' if len(row_ids) == 1 else 's'} {shown}{more}"
+    return f"{noun_for(len(row_ids), 'row')} {name_some(row_ids, shown=SHOWN_ROWS)}"
 
 
 def _contradictions(batch: Any, task: str) -> dict[str, Any]:
