@@ -86,6 +86,8 @@ def main() -> None:
     import torch
     import transformers
 
+    from lm_tuning.models.record import BaseModelRecord
+    from lm_tuning.parameters import TrainParameters
     from lm_tuning.runtime.backend import apply_backend
     from lm_tuning.runtime.device import describe_device
     from lm_tuning.runtime.precision import choose_precision
@@ -103,28 +105,35 @@ def main() -> None:
         make_model(folder / "model", options.shape)
         vocabulary = SHAPES[options.shape]["vocab_size"]
         make_tokens(folder / "tokens", options.rows * options.steps, vocabulary, options.classes)
-        base = {"name_or_path": str(folder / "model"), "digest": "random", "revision": None, "trust_remote_code": False}
-        adapter = {"r": 16, "alpha": 32, "dropout": 0.0, "target_modules": "all-linear"}
+        base = BaseModelRecord(
+            name_or_path=str(folder / "model"),
+            revision=None,
+            trust_remote_code=False,
+            digest="random",
+            tokenizer_digest="random",
+            is_embedded=False,
+        )
         for method in options.methods:
             precision = choose_precision(device, method=method)
-            settings = TrainingSettings(
-                base=base,
-                task="sequence_classification" if options.classes else "causal_lm",
-                label_map={f"class {index}": index for index in range(options.classes)} if options.classes else None,
-                micro_batch_tokens=options.micro_batch_tokens,
-                tokens_key="random",
-                weights_dtype=precision.weights,
-                compute_dtype=precision.compute,
-                device=device.kind,
+            train = TrainParameters(
                 method=method,
-                lora=adapter if method != "full" else {},
-                qlora={"bits": 4, "quant_type": "nf4", "double_quant": True} if method == "qlora" else {},
-                activation_checkpointing=options.checkpointing,
-                seed=0,
+                micro_batch_tokens=options.micro_batch_tokens or "auto",
+                gradient_checkpointing=options.checkpointing,
                 learning_rate=1e-4,
                 effective_batch_rows=options.rows,
                 max_steps=options.steps,
                 trainer={"lr_scheduler_type": "constant"},
+            )
+            settings = TrainingSettings(
+                train=train,
+                base=base,
+                task="sequence_classification" if options.classes else "causal_lm",
+                label_map={f"class {index}": index for index in range(options.classes)} if options.classes else None,
+                tokens_key="random",
+                weights_dtype=precision.weights,
+                compute_dtype=precision.compute,
+                device=device.kind,
+                seed=0,
             )
             for batching in options.batchings:
                 if torch.cuda.is_available():
@@ -132,7 +141,8 @@ def main() -> None:
                     torch.cuda.empty_cache()
                     torch.cuda.reset_peak_memory_stats()
                 result = run_training(
-                    TrainingPaths(folder / "tokens", folder / "runs"), replace(settings, batching=batching)
+                    TrainingPaths(folder / "tokens", folder / "runs"),
+                    replace(settings, train=train.model_copy(update={"batching": batching})),
                 )
                 unit = result.summary["unit"]
                 row = {

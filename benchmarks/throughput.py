@@ -126,6 +126,8 @@ def run_ours(work: dict[str, Any], options: argparse.Namespace) -> dict[str, Any
     import torch
     from torch._dynamo.utils import counters
 
+    from lm_tuning.models.record import BaseModelRecord
+    from lm_tuning.parameters import TrainParameters
     from lm_tuning.runtime.backend import apply_backend
     from lm_tuning.runtime.device import describe_device
     from lm_tuning.runtime.precision import choose_precision
@@ -155,23 +157,30 @@ def run_ours(work: dict[str, Any], options: argparse.Namespace) -> dict[str, Any
                     writer.append(row + 1, ids, [(0, len(ids))])
         precision = choose_precision(card, method=method)
         settings = TrainingSettings(
-            base={"name_or_path": str(folder / "model"), "digest": f"random {shape}", "revision": None},
+            train=TrainParameters(
+                method=method,
+                learning_rate=1e-4,
+                effective_batch_rows=rows_per_step,
+                max_steps=options.steps,
+                micro_batch_tokens="auto" if options.plan else budget,
+                gradient_checkpointing="auto" if options.plan else False,
+                batching=options.batching,
+                compile={"auto": "auto", "yes": True, "no": False}[options.compile],
+                trainer={"lr_scheduler_type": "constant"},
+            ),
+            base=BaseModelRecord(
+                name_or_path=str(folder / "model"),
+                revision=None,
+                trust_remote_code=False,
+                digest=f"random {shape}",
+                tokenizer_digest="random",
+                is_embedded=False,
+            ),
             tokens_key="random",
             weights_dtype=precision.weights,
             compute_dtype=precision.compute,
             device=card.kind,
-            method=method,
-            lora={"r": 16, "alpha": 32, "dropout": 0.0, "target_modules": "all-linear"} if method != "full" else {},
-            qlora={"bits": 4, "quant_type": "nf4", "double_quant": True} if method == "qlora" else {},
             seed=0,
-            learning_rate=1e-4,
-            effective_batch_rows=rows_per_step,
-            max_steps=options.steps,
-            micro_batch_tokens=None if options.plan else budget,
-            activation_checkpointing=None if options.plan else False,
-            batching=options.batching,
-            compile={"auto": None, "yes": True, "no": False}[options.compile],
-            trainer={"lr_scheduler_type": "constant"},
         )
         if device() == "cuda":
             torch.cuda.reset_peak_memory_stats()
@@ -201,8 +210,8 @@ def run_ours(work: dict[str, Any], options: argparse.Namespace) -> dict[str, Any
             "reason": result.batch_plan.reason,
             "seconds": result.batch_plan.seconds,
             "cached": result.batch_plan.cached,
-            "checkpointing": result.batch_plan.activation_checkpointing,
-            "curve": result.batch_plan.curve,
+            "checkpointing": result.batch_plan.gradient_checkpointing,
+            "curve": result.batch_plan.to_json()["curve"],
         },
         "imports_seconds": imports_seconds,
         "first_step_ends_seconds": imports_seconds + seconds - sum(row["seconds"] for row in result.efficiency[1:]),

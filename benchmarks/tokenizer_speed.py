@@ -101,10 +101,11 @@ def run_bare(tokenizer: Any, kind: str, rows: list[tuple[Any, ...]], *, fast: bo
 
 def run_ours(tokenizer: Any, examples: Path) -> int:
     """Tokenize through the project and return the number of tokens."""
+    from lm_tuning.parameters.text import TokenizeParameters
     from lm_tuning.text.tokenize import write_tokens
 
     with tempfile.TemporaryDirectory() as folder:
-        summary = write_tokens(Path(folder), examples, tokenizer, max_length_tokens=2048)
+        summary = write_tokens(Path(folder), examples, tokenizer, TokenizeParameters(max_length_tokens=2048))
     facts = summary["splits"]["train"]
     assert not facts["dropped"] and not facts["changed"], facts
     return int(facts["num_tokens"])

@@ -12,6 +12,8 @@ import pytest
 from nbclient import NotebookClient
 
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.settings import make_settings
+from tests.support.stored import evaluation_settings
 from tests.support.tiny import ASSISTANT, END, USER, ids, save_tiny_model
 from tests.support.tracking_store import new_run, new_store
 
@@ -37,15 +39,8 @@ def train_and_evaluate(
     from lm_tuning.datasets.metric_stream import MetricStream
     from lm_tuning.evaluation.results import evaluate_models
     from lm_tuning.storage.folders import FolderStore
-    from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+    from lm_tuning.training.run import TrainingPaths, run_training
 
-    base = {
-        "name_or_path": str(save_tiny_model(project / "model")),
-        "revision": None,
-        "digest": "base-1",
-        "tokenizer_digest": "tokenizer-1",
-        "trust_remote_code": False,
-    }
     store = FolderStore(project / "tokens")
     staged = store.stage("tokens-1")
     words = ["cat", "dog", "bird", "fish", "horse", "mouse", "lion", "bear"]
@@ -56,20 +51,14 @@ def train_and_evaluate(
     stream = MetricStream(run_id, uri, earlier_names=earlier_names)
     training = run_training(
         TrainingPaths(tokens=tokens, checkpoints=project / "checkpoints"),
-        TrainingSettings(
-            base=base,
-            tokens_key="tokens-1",
-            weights_dtype="float32",
-            compute_dtype="float32",
-            device="cpu",
+        make_settings(
+            save_tiny_model(project / "model"),
             method="lora",
             lora={"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"},
-            seed=7,
             learning_rate=1e-2,
             effective_batch_rows=4,
             max_steps=NUM_STEPS,
             eval_every_steps=2,
-            trainer={"lr_scheduler_type": "constant"},
             run_id=run_id,
         ),
         on_metrics=stream.log_step,
@@ -79,12 +68,7 @@ def train_and_evaluate(
         training.model_folder,
         tokens,
         FolderStore(project / "base_evaluation"),
-        seed=7,
-        device="cpu",
-        weights_dtype="float32",
-        compute_dtype="float32",
-        num_generate_rows=3,
-        max_new_tokens=6,
+        evaluation_settings(seed=7, num_generate_rows=3, max_new_tokens=6),
     )
     reports = project / "data" / "08_reporting" / "default"
     CSVDataset(filepath=str(reports / "training_summary.csv")).save(training.steps)

@@ -21,6 +21,7 @@ from kedro.utils import find_kedro_project
 
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.hooks.stopping import signals_of_a_command
+from lm_tuning.json_types import JsonObject
 from lm_tuning.runtime.log_records import protect, protect_tracebacks
 from lm_tuning.secrets import mask_values
 from lm_tuning.tracking.sender import holds_up_the_end
@@ -147,7 +148,7 @@ class _HideWhatIsExplained(logging.Filter):
 _HIDE_WHAT_IS_EXPLAINED = _HideWhatIsExplained()
 
 
-def _read_params(context: click.Context, option: click.Parameter, value: Any) -> dict[str, Any]:
+def _read_params(context: click.Context, option: click.Parameter, value: Any) -> JsonObject:
     """Read ``--params``; a configuration file behind ``--config`` gives groups already."""
     from lm_tuning.parameters.loading import parse_parameters
 
@@ -208,7 +209,7 @@ cli.add_command(run)
 @click.option("--params", callback=_read_params, help="Values on top, as for run: group.key=value,group.key=value.")
 @click.pass_obj
 @explain_errors
-def parameters(metadata: ProjectMetadata, env: str | None, params: dict[str, Any]) -> None:
+def parameters(metadata: ProjectMetadata, env: str | None, params: JsonObject) -> None:
     """Check all parameters of an environment and print them as a run would get them, secrets masked."""
     import yaml
     from kedro.framework.project import settings
@@ -242,7 +243,7 @@ def schema(metadata: ProjectMetadata, check: bool) -> None:
     texts = {folder / "parameters.schema.json": editor_schema(), folder / "parameters.md": render_reference()}
     # Of an installed package the table belongs to its release. Reading it anew takes seconds, for transformers.
     if TABLE_FILE.is_relative_to(metadata.project_path):
-        from lm_tuning.parameters.transformers_reading import render_table
+        from lm_tuning.training.transformers_table import render_table
 
         texts[TABLE_FILE] = render_table()
     stale = [path for path, text in texts.items() if not path.is_file() or path.read_text(encoding="utf-8") != text]

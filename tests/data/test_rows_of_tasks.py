@@ -11,6 +11,7 @@ import pytest
 
 from lm_tuning.data.store import open_examples
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.text.store.table import SPLITS, open_split
 from lm_tuning.text.tokenize import write_tokens
 from tests.support.tiny import EOS, ids, make_tokenizer
@@ -32,7 +33,9 @@ def write_as(path: Path, rows: list[dict[str, str]]) -> Path:
 def tokenize(splits: Any, folder: Path, task: str, **options: Any) -> dict[str, Any]:
     folder.mkdir()
     tokenizer = make_tokenizer(chat_template=None, eos_token="<eos>")
-    return write_tokens(folder, splits.folder, tokenizer, task=task, **{"max_length_tokens": 500, **options})
+    return write_tokens(
+        folder, splits.folder, tokenizer, TokenizeParameters(**{"max_length_tokens": 500, **options}), task=task
+    )
 
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".csv"])

@@ -20,6 +20,7 @@ from lm_tuning.storage.folders import FolderStore
 from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.tracking.run_description import numbers_of
 from tests.support.rounding import SAME_LOSS
+from tests.support.stored import evaluation_settings
 from tests.support.tiny import ids, make_model
 from tests.support.tiny_tasks import (
     LABEL_MAP,
@@ -69,15 +70,11 @@ def tuned(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def compare(tuned: Path, tokens: Path, cache: Path, **changes: Any) -> Comparison:
-    settings: dict[str, Any] = {
-        "seed": 42,
-        "device": "cpu",
-        "weights_dtype": "float32",
-        "compute_dtype": "float32",
+    settings = {
         "num_samples": 3,
         **changes,
     }
-    return evaluate_models(tuned, tokens, FolderStore(cache), **settings)
+    return evaluate_models(tuned, tokens, FolderStore(cache), evaluation_settings(**settings))
 
 
 def by_hand(tuned: Path, table: TokenTable) -> torch.Tensor:
@@ -154,7 +151,7 @@ def test_samples_are_the_wrong_rows_and_some_right_ones(tuned: Path, tokens: Pat
 def test_figures_do_not_depend_on_the_batch(tuned: Path, tokens: Path, tmp_path: Path) -> None:
     results = [
         compare(tuned, tokens, tmp_path / "cache", micro_batch_tokens=size).result["tuned"]
-        for size in (1, 3 * len(TEXTS[0]), None)
+        for size in (1, 3 * len(TEXTS[0]), "auto")
     ]
     for result in results[1:]:
         assert result == pytest.approx(results[0], rel=SAME_LOSS)

@@ -23,11 +23,12 @@ from lm_tuning.evaluation.results import (
     evaluate_models,
 )
 from lm_tuning.models import loading
+from lm_tuning.models import tuned as tuned_models
 from lm_tuning.models.tuned import load_tuned
 from lm_tuning.storage.folders import FolderStore
 from lm_tuning.text.store.table import TokenTable, open_split
 from tests.support.rounding import SAME_LOSS
-from tests.support.stored import Row, chat_row, publish_tokens, save_tuned
+from tests.support.stored import Row, chat_row, evaluation_settings, publish_tokens, save_tuned
 
 TEST_ROWS = [chat_row(f"what is {number}?", f"it is {number} {'x' * (number % 7)}") for number in range(12)]
 VALIDATION_ROWS = [chat_row(f"say {number}", str(number)) for number in range(5)]
@@ -58,17 +59,13 @@ def tuned(tmp_path: Path, base_folder: Path, request: pytest.FixtureRequest) -> 
 
 
 def compare(tuned: Path, tokens: Path, cache: Path, **changes: Any) -> Comparison:
-    settings: dict[str, Any] = {
-        "seed": 42,
-        "device": "cpu",
-        "weights_dtype": "float32",
-        "compute_dtype": "float32",
+    settings = {
         "num_generate_rows": 4,
         "max_new_tokens": 6,
         "num_samples": 2,
         **changes,
     }
-    return evaluate_models(tuned, tokens, FolderStore(cache), **settings)
+    return evaluate_models(tuned, tokens, FolderStore(cache), evaluation_settings(**settings))
 
 
 @pytest.mark.parametrize("tuned", ["lora", "full"], indirect=True)
@@ -143,7 +140,7 @@ def test_one_base_model_is_loaded_for_an_adapter(
 ) -> None:
     loads: list[str] = []
     load = loading.load_model
-    monkeypatch.setattr(loading, "load_model", lambda name, **kw: loads.append(name) or load(name, **kw))
+    monkeypatch.setattr(tuned_models, "load_model", lambda **kw: loads.append(kw["name_or_path"]) or load(**kw))
     compare(tuned, tokens, tmp_path / "cache")
     assert len(loads) == 1
 
@@ -278,7 +275,7 @@ def test_the_base_of_a_quantized_training_is_the_quantized_one(
     (tuned / "tuning.json").write_text(json.dumps({**facts, "method": "qlora", "quantization": held}))
     loads: list[Any] = []
     load = loading.load_model
-    monkeypatch.setattr(loading, "load_model", lambda name, **kw: loads.append(kw["quantization"]) or load(name, **kw))
+    monkeypatch.setattr(tuned_models, "load_model", lambda **kw: loads.append(kw["quantization"]) or load(**kw))
 
     result = compare(tuned, tokens, tmp_path / "cache").result
 

@@ -12,6 +12,7 @@ import pytest
 from lm_tuning.evaluation.results import Comparison, build_markdown, describe_outcome, evaluate_models
 from lm_tuning.storage.folders import FolderStore
 from tests.support.rounding import SAME_LOSS
+from tests.support.stored import evaluation_settings
 from tests.support.tiny_tasks import make_seq2seq, save_base, save_tuned_task, write_pairs
 
 PAIRS = [(f"the number {number} and {'more ' * (number % 4)}", f"it is {number}") for number in range(9)]
@@ -36,18 +37,14 @@ def tuned(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def compare(tuned: Path, tokens: Path, cache: Path, **changes: Any) -> Comparison:
-    settings: dict[str, Any] = {
-        "seed": 42,
-        "device": "cpu",
-        "weights_dtype": "float32",
-        "compute_dtype": "float32",
+    settings = {
         "num_generate_rows": 4,
         "max_new_tokens": 8,
         "num_beams": 2,
         "num_samples": 2,
         **changes,
     }
-    return evaluate_models(tuned, tokens, FolderStore(cache), **settings)
+    return evaluate_models(tuned, tokens, FolderStore(cache), evaluation_settings(**settings))
 
 
 @pytest.mark.parametrize("tuned", ["lora", "full"], indirect=True)

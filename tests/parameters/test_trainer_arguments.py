@@ -44,7 +44,7 @@ def offered(key: str) -> list[str]:
 
 
 def test_the_committed_table_is_what_the_installed_transformers_takes() -> None:
-    from lm_tuning.parameters.transformers_reading import render_table
+    from lm_tuning.training.transformers_table import render_table
 
     assert TABLE_FILE.read_text(encoding="utf-8") == render_table(), "run: kedro schema"
 

@@ -99,18 +99,18 @@ def test_what_was_trained_in_float32_is_measured_in_float32(
     project: Path, monkeypatch: pytest.MonkeyPatch, trained: str | None, chosen: str
 ) -> None:
     from lm_tuning.evaluation import results as comparison
-    from lm_tuning.runtime import device
+    from lm_tuning.evaluation import settings
 
-    fast = replace(device.describe_device(), supports_bf16=True)
-    monkeypatch.setattr(device, "describe_device", lambda: fast)
+    fast = replace(settings.describe_device(), supports_bf16=True)
+    monkeypatch.setattr(settings, "describe_device", lambda: fast)
     facts = json.loads((project / "tuned_model" / "tuning.json").read_text())
     (project / "tuned_model" / "tuning.json").write_text(json.dumps({**facts, "compute_dtype": trained}))
     seen: list[str] = []
     evaluate = comparison.evaluate_models
 
-    def note(*given: Any, compute_dtype: str, **more: Any) -> Any:
-        seen.append(compute_dtype)
-        return evaluate(*given, compute_dtype=compute_dtype, **more)
+    def note(*given: Any, **more: Any) -> Any:
+        seen.append(given[-1].compute_dtype)
+        return evaluate(*given, **more)
 
     monkeypatch.setattr(comparison, "evaluate_models", note)
     run(make_catalog(project))

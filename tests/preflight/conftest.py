@@ -11,6 +11,7 @@ import pytest
 
 from lm_tuning.data.check.checked import read_findings, write_checked_rows
 from lm_tuning.data.split.folder import write_splits
+from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.preflight.figures import inspect_tokens
 from lm_tuning.storage.folders import FolderStore
 from lm_tuning.text.tokenize import write_tokens
@@ -65,8 +66,9 @@ def look(tmp_path: Path) -> Look:
             )
         splits_folder = splits.publish(staged)
         limits = {"max_length_tokens": 64} | (tokenizing or {})
+        task = limits.pop("task", "causal_lm")
         with tokens.stage("t1") as staged:
-            token_summary = write_tokens(staged.path, splits_folder, tokenizer, **limits)
+            token_summary = write_tokens(staged.path, splits_folder, tokenizer, TokenizeParameters(**limits), task=task)
             staged.facts = {"sources": {"splits": settings.pop("made_from", "s1")}}
         return inspect_tokens(
             tokens.publish(staged),

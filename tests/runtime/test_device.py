@@ -11,6 +11,7 @@ import pytest
 
 from lm_tuning.runtime import device
 from lm_tuning.runtime.device import describe_device, probe_device, torch_cuda_version
+from lm_tuning.runtime.nvml import Card
 
 
 @pytest.fixture
@@ -20,8 +21,8 @@ def cuda_build(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def add_cards(monkeypatch: pytest.MonkeyPatch, *capabilities: tuple[int, int]) -> None:
-    cards = [("NVIDIA Something", 80 << 30, capability) for capability in capabilities]
-    monkeypatch.setattr(device, "_ask_nvml", lambda: cards)
+    cards = [Card("NVIDIA Something", 80 << 30, capability) for capability in capabilities]
+    monkeypatch.setattr(device, "list_cards", lambda: cards)
 
 
 def test_probe_and_torch_agree_on_the_kind() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.runtime.nvml import CardReading, CardSampler, find_card, read_card
+from lm_tuning.runtime.nvml import CardReading, CardSampler, find_card, list_cards, read_card
 
 GIB = 2**30
 
@@ -43,11 +43,24 @@ class FakeNvml(ModuleType):
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
         assert self.num_open > 0
+        if index == 2:
+            raise self.NVMLError("Insufficient Permissions")
         return ["first", "second"][index]
 
     def nvmlDeviceGetMemoryInfo(self, card: str) -> Any:
         self.used += GIB
         return SimpleNamespace(used=self.used - GIB, total=80 * GIB)
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 3
+
+    def nvmlDeviceGetName(self, card: str) -> str:
+        return f"NVIDIA {card}"
+
+    def nvmlDeviceGetCudaComputeCapability(self, card: str) -> tuple[int, int]:
+        if card == "first":
+            raise self.NVMLError("Not Supported")
+        return (9, 0)
 
     def nvmlDeviceGetUtilizationRates(self, card: str) -> Any:
         return SimpleNamespace(gpu=self._next(self.utilizations))
@@ -67,6 +80,14 @@ class FakeNvml(ModuleType):
 def use(monkeypatch: pytest.MonkeyPatch, fake: FakeNvml) -> FakeNvml:
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     return fake
+
+
+def test_the_cards_are_those_that_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = use(monkeypatch, FakeNvml([], []))
+    assert list_cards() == [("NVIDIA first", 80 * GIB, None), ("NVIDIA second", 80 * GIB, (9, 0))]
+    assert fake.num_open == 0, "the library is closed again"
+    use(monkeypatch, FakeNvml([], [], has_driver=False))
+    assert list_cards() == []
 
 
 def test_a_reading_has_bytes_a_fraction_and_watts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from lm_tuning.text.store.table import TokenTableWriter
 from lm_tuning.training import run as run_module
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.setup.model import ReadyModel
+from tests.support.settings import vary
 from tests.support.tiny import ASSISTANT, END, USER, ids
 
 Row = tuple[Sequence[int], Sequence[tuple[int, int]]]
@@ -44,7 +45,7 @@ class World:
 
     def set(self, **changes: Any) -> None:
         """Change settings."""
-        self.settings = replace(self.settings, **changes)
+        self.settings = vary(self.settings, **changes)
 
     def write_rows(self, rows: Sequence[Row], *, labels: Sequence[int] | None = None, split: str = "train") -> None:
         """Replace the rows of a split."""

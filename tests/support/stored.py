@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lm_tuning.evaluation.settings import EvaluationSettings
+from lm_tuning.parameters import EvaluateParameters
 from lm_tuning.text.store.table import TokenTable, TokenTableWriter
 from tests.support.tiny import ASSISTANT, END, USER, ids, make_model, make_tokenizer
 
@@ -68,3 +70,17 @@ def save_tuned(folder: Path, base: Path, method: str, *, tokens_key: str, **fact
     }
     (folder / "tuning.json").write_text(json.dumps(tuning))
     return folder
+
+
+def evaluation_settings(**changes: Any) -> EvaluationSettings:
+    """Return settings for a CPU in full precision; those of the ``evaluate`` parameters go into their group."""
+    settings = {
+        "seed": 42,
+        "device": "cpu",
+        "weights_dtype": "float32",
+        "compute_dtype": "float32",
+        "max_loss_rows": None,
+        **changes,
+    }
+    evaluate = {name: settings.pop(name) for name in EvaluateParameters.model_fields if name in settings}
+    return EvaluationSettings(**settings, evaluate=EvaluateParameters(**evaluate))

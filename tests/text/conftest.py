@@ -12,6 +12,7 @@ import pytest
 
 from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.data.store import ExampleWriter, example_schema
+from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.text.records import TokenRow
 from lm_tuning.text.store.table import open_split
 from lm_tuning.text.tokenize import write_tokens
@@ -62,7 +63,13 @@ def tokenize(tmp_path: Path) -> Tokenize:
         examples = store_examples(tmp_path / f"examples{runs}", format, train, **splits)
         tokens = tmp_path / f"tokens{runs}"
         tokens.mkdir()
-        summary = write_tokens(tokens, examples, tokenizer, **{"max_length_tokens": 100, **options})
+        others = {
+            name: options.pop(name)
+            for name in ("task", "on_bad_row", "max_bad_fraction", "on_progress")
+            if name in options
+        }
+        settings = TokenizeParameters(**{"max_length_tokens": 100, **options})
+        summary = write_tokens(tokens, examples, tokenizer, settings, **others)
         return summary, list(open_split(tokens, "train"))
 
     return run
@@ -163,9 +170,9 @@ def tokenize_rows(
         ],
         schema=example_schema(format),
     )
-    settings = {"max_length_tokens": 4096, "truncation": "truncate_prompt", "loss_on": "assistant", **options}
+    settings = TokenizeParameters(**{"max_length_tokens": 4096, **options})
     counts = SplitCounts()
-    with RowTokenizer(tokenizer, format, **settings) as row_tokenizer:
+    with RowTokenizer(tokenizer, settings, format) as row_tokenizer:
         rendered = row_tokenizer.render(batch, counts)
         made = row_tokenizer.finish(rendered, row_tokenizer.encode(rendered), counts)
     found = []

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.text.store.table import open_split
 from lm_tuning.text.tokenize import read_token_report, write_tokens
 from tests.support.tiny import BOS, END, UNK, ids, make_tokenizer
@@ -202,7 +203,9 @@ def test_preview_and_report_show_classes_in_place_of_supervised_tokens(tmp_path:
     examples = store_examples(tmp_path / "examples", "text_label", ROWS, test=[("so so", "neg")], label_map=LABELS)
     tokens = tmp_path / "tokens"
     tokens.mkdir()
-    write_tokens(tokens, examples, make_tokenizer(), max_length_tokens=100, task="sequence_classification")
+    write_tokens(
+        tokens, examples, make_tokenizer(), TokenizeParameters(max_length_tokens=100), task="sequence_classification"
+    )
     preview = json.loads((tokens / "preview.json").read_text())
     assert preview["columns"] == ["split", "row_id", "length", "label", "text"]
     assert preview["data"][0] == ["train", 1, 4, "pos", "good"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lm_tuning.data.check.findings import RowPositions
-from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED, SplitCounts
+from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED, KeptRows, SplitCounts
 
 PLACES = RowPositions(
     [
@@ -59,6 +59,6 @@ def test_what_a_higher_limit_would_cut_is_counted_in_powers_of_two():
 def test_notes_count_for_rows_that_are_kept():
     counts = SplitCounts()
     notes = [["end_cut"], [], ["end_cut", "control_token_kept"]]
-    counts.add_notes(notes, np.array([5, 6, 7]), np.array([False, True, True]))
+    KeptRows(np.array([5, 6, 7]), counts, np.array([False, True, True])).note_each(notes)
     assert counts.counts == {"end_cut": 1, "control_token_kept": 1}
     assert counts.rows("end_cut").tolist() == [7]

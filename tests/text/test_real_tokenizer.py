@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.text.store.table import open_split
 from lm_tuning.text.tokenize import write_tokens
 from tests.support.real_tokenizer import real_tokenizer
@@ -70,7 +71,7 @@ def test_real_rows_come_through_whole(tmp_path: Path, tokenizer):
     examples = store_examples(tmp_path / "examples", "prompt_response", rows)
     tokens = tmp_path / "tokens"
     tokens.mkdir()
-    summary = write_tokens(tokens, examples, tokenizer, max_length_tokens=512)
+    summary = write_tokens(tokens, examples, tokenizer, TokenizeParameters(max_length_tokens=512))
     train = summary["splits"]["train"]
     assert (train["num_rows"], train["changed"], train["dropped"]) == (300, {}, {})
     for row, (question, answer, _) in zip(open_split(tokens, "train"), rows, strict=True):

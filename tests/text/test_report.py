@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.text.tokenize import read_token_report, write_tokens
 from tests.support.tiny import make_tokenizer
 from tests.text.conftest import store_examples
@@ -16,7 +17,9 @@ def report(tmp_path: Path, rows: list[Any], **options: Any) -> dict[str, Any]:
     examples = store_examples(tmp_path / "examples", "prompt_response", rows, validation=validation)
     tokens = tmp_path / "tokens"
     tokens.mkdir()
-    write_tokens(tokens, examples, make_tokenizer(), **{"max_length_tokens": 16, **options})
+    task = options.pop("task", "causal_lm")
+    settings = TokenizeParameters(**{"max_length_tokens": 16, **options})
+    write_tokens(tokens, examples, make_tokenizer(), settings, task=task)
     return read_token_report(tokens)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.text.records import TokenRow
 from lm_tuning.text.store.table import IGNORE_INDEX, labels_of
 from lm_tuning.text.tokenize import read_token_report, write_tokens
@@ -217,7 +218,7 @@ def test_preview_and_report_tell_sources_and_targets_apart(tmp_path: Path):
     examples = store_examples(tmp_path / "examples", "prompt_response", rows)
     tokens = tmp_path / "tokens"
     tokens.mkdir()
-    write_tokens(tokens, examples, bare(), max_length_tokens=5, max_target_tokens=9, **PAIRS)
+    write_tokens(tokens, examples, bare(), TokenizeParameters(max_length_tokens=5, max_target_tokens=9), **PAIRS)
     preview = json.loads((tokens / "preview.json").read_text())
     assert preview["data"][0] == ["train", 1, 7, 3, "abc<eos>⟦de<eos>⟧"]
     text = read_token_report(tokens)["markdown"]

@@ -10,6 +10,7 @@ import pytest
 
 from lm_tuning.data.store import ExampleWriter
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.text.store.table import IGNORE_INDEX, labels_of, open_split
 from lm_tuning.text.tokenize import read_token_summary, write_tokens
 from tests.support import templates
@@ -17,6 +18,8 @@ from tests.support.tiny import ASSISTANT, BOS, CHAT_TEMPLATE, END, EOS, SYSTEM, 
 from tests.text.conftest import store_examples, supervised
 
 NO = IGNORE_INDEX
+
+LIMIT = TokenizeParameters(max_length_tokens=100)
 
 
 def test_a_prompt_and_its_response_become_one_turn_each(tokenize):
@@ -213,9 +216,7 @@ def test_every_split_is_written_summed_up_and_previewed(tmp_path: Path):
     tokens = tmp_path / "tokens"
     tokens.mkdir()
     seen = []
-    summary = write_tokens(
-        tokens, examples, make_tokenizer(), max_length_tokens=100, on_progress=lambda *call: seen.append(call)
-    )
+    summary = write_tokens(tokens, examples, make_tokenizer(), LIMIT, on_progress=lambda *call: seen.append(call))
     assert summary == read_token_summary(tokens)
     train = summary["splits"]["train"]
     assert train["num_rows"] == 3
@@ -330,7 +331,7 @@ def test_every_row_keeps_its_source(tmp_path: Path):
     (examples / "summary.json").write_text(json.dumps(facts))
     tokens = tmp_path / "tokens"
     tokens.mkdir()
-    summary = write_tokens(tokens, examples, make_tokenizer(), max_length_tokens=100)
+    summary = write_tokens(tokens, examples, make_tokenizer(), LIMIT)
     assert open_split(tokens, "train").sources.tolist() == [0, 2, 1]
     assert open_split(tokens, "test").sources.tolist() == [-1]
     assert summary["sources"] == facts["sources"]
@@ -349,4 +350,4 @@ def test_splits_that_do_not_know_where_their_columns_stand_are_refused(tmp_path)
     (examples / "summary.json").write_text(json.dumps({**summary, "template": "Sum up: {text}"}))
     (tmp_path / "tokens").mkdir()
     with pytest.raises(UserError, match=r"made by an earlier version.*--pipelines=split"):
-        write_tokens(tmp_path / "tokens", examples, make_tokenizer(), max_length_tokens=100)
+        write_tokens(tmp_path / "tokens", examples, make_tokenizer(), LIMIT)

@@ -9,6 +9,7 @@ import pytest
 
 from lm_tuning.text.store.table import TokenTableWriter
 from lm_tuning.training.run import TrainingPaths, TrainingSettings
+from tests.support.settings import make_settings
 from tests.support.tiny import ASSISTANT, END, USER, ids, save_tiny_model
 
 WORDS = ["cat", "dog", "bird", "fish", "a longer animal", "two of them"]
@@ -52,17 +53,4 @@ def paths(tokens_folder: Path, tmp_path: Path) -> TrainingPaths:
 @pytest.fixture
 def settings(tiny_model_folder: Path) -> TrainingSettings:
     """A full fine-tuning of six steps on a CPU in float32."""
-    return TrainingSettings(
-        base={"name_or_path": str(tiny_model_folder), "revision": None, "digest": "base-1", "trust_remote_code": False},
-        tokens_key="tokens-1",
-        weights_dtype="float32",
-        compute_dtype="float32",
-        device="cpu",
-        method="full",
-        seed=7,
-        learning_rate=1e-2,
-        effective_batch_rows=6,
-        max_steps=6,
-        num_epochs=None,
-        trainer={"lr_scheduler_type": "constant"},
-    )
+    return make_settings(tiny_model_folder, learning_rate=1e-2, effective_batch_rows=6, max_steps=6)

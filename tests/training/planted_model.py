@@ -58,7 +58,7 @@ def let_rows_see_each_other(world: World) -> None:
         "check_layout",
         lambda plain, path, *, tolerance, batching: check_layout(plain, path, tolerance=1e-6, batching=batching),
     )
-    world.set(batching="packed", micro_batch_tokens=1000, first_loss_tolerance=1e-6)
+    world.set(batching="packed", micro_batch_tokens=1000, health={"tolerance_fraction": 1e-6})
 
 
 @MODEL("worse-than-untrained")
@@ -223,11 +223,11 @@ def let_adapters_miss_a_layer(world: World) -> None:
 
     sound = model_setup.add_lora
 
-    def add_lora(model: Any, **options: Any) -> Any:
+    def add_lora(model: Any, lora: Any, **options: Any) -> Any:
         layer = model.model.layers[1].self_attn
         layer.other_proj = layer.q_proj  # a layer of another kind has other names
         del layer.q_proj
-        wrapped = sound(model, **options)
+        wrapped = sound(model, lora, **options)
         layer.q_proj = layer.other_proj
         return wrapped
 

@@ -190,7 +190,7 @@ def run_out_of_memory_once(world: World) -> None:
         return sound(trainer, model, micro_batch, total)
 
     world.patch.setattr(StepPlanTrainer, "micro_batch_loss", loss)
-    world.set(micro_batch_tokens=None)
+    world.set(micro_batch_tokens="auto")
 
 
 def hold(world: World, *, held: int, total: int) -> None:

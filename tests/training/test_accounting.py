@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from lm_tuning.training.run import TrainingPaths, TrainingResult, TrainingSettin
 from lm_tuning.training.setup.model import set_up_model
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.rounding import SAME_LOSS
+from tests.support.settings import make_settings, vary
 from tests.support.task_rows import label_map, save_tiny_bart, save_tiny_qwen3, write_labelled, write_task_rows
 
 TASKS = ["causal_lm", "sequence_classification", "seq2seq_lm"]
@@ -38,23 +38,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def train(folders: dict[str, Path], tmp_path: Path, task: str, **changes: Any) -> TrainingResult:
     """Take two steps of plain gradient descent, whose weights tell the gradients."""
-    settings = TrainingSettings(
-        task=task,  # type: ignore[arg-type]
+    settings = make_settings(
+        folders[task],
+        task=task,
         label_map=label_map() if task == "sequence_classification" else None,
-        base={"name_or_path": str(folders[task]), "revision": None, "digest": "base", "trust_remote_code": False},
-        tokens_key="tokens",
-        weights_dtype="float32",
-        compute_dtype="float32",
-        device="cpu",
-        method="full",
-        seed=7,
         learning_rate=0.005,
         effective_batch_rows=8,
         num_epochs=1,
         batching="padded",
         trainer={"optim": "sgd", "lr_scheduler_type": "constant", "max_grad_norm": 0.0},
     )
-    settings = replace(settings, **changes)
+    settings = vary(settings, **changes)
     return run_training(TrainingPaths(tokens=folders[f"{task} rows"], checkpoints=tmp_path / "runs"), settings)
 
 

@@ -15,6 +15,7 @@ from safetensors import safe_open
 from lm_tuning.errors import UserError
 from lm_tuning.models.loading import build_skeleton, load_model
 from lm_tuning.models.tuned import attach_adapter
+from lm_tuning.parameters import LoraParameters
 from lm_tuning.training.setup.adapters import add_lora, check_targets, count_parameters, save_adapter, target_names
 from tests.recipes.tiny_models import save_model
 
@@ -76,7 +77,7 @@ def test_all_linear_means_every_layer_but_the_head(folders, architecture):
     layers = {name: module for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
     (head,) = [name for name, module in layers.items() if module is model.get_output_embeddings()]
     assert head not in target_names(model)
-    wrapped = add_lora(model, task=task_of_architecture(architecture), **SMALL)
+    wrapped = add_lora(model, LoraParameters(**SMALL), task=task_of_architecture(architecture))
     adapted = {
         name.removesuffix(".lora_A.default") for name, _ in wrapped.named_modules() if name.endswith("lora_A.default")
     }
@@ -96,7 +97,9 @@ def test_all_linear_means_every_layer_but_the_head(folders, architecture):
 )
 def test_named_targets_are_adapted_and_nothing_else(folders, architecture, targets, num_layers):
     task = task_of_architecture(architecture)
-    wrapped = add_lora(load(folders(architecture), task), task=task, **{**SMALL, "target_modules": targets})
+    wrapped = add_lora(
+        load(folders(architecture), task), LoraParameters(**{**SMALL, "target_modules": targets}), task=task
+    )
     adapted = [name for name, _ in wrapped.named_modules() if name.endswith("lora_A.default")]
     assert len(adapted) == num_layers
     assert all(name.removesuffix(".lora_A.default").endswith(tuple(targets)) for name in adapted)
@@ -121,8 +124,8 @@ def test_a_target_that_the_model_lacks_is_refused_before_weights_are_loaded(fold
     with pytest.raises(UserError, match=target):
         add_lora(
             load(folders(architecture), task_of_architecture(architecture)),
+            LoraParameters(**{**SMALL, "target_modules": [known, target]}),
             task=task_of_architecture(architecture),
-            **{**SMALL, "target_modules": [known, target]},
         )
 
 
@@ -140,7 +143,7 @@ KINDS = {"lora": {}, "dora": {"use_dora": True}, "rslora": {"use_rslora": True}}
     ],
 )
 def test_a_stored_adapter_gives_the_logits_of_the_training(folders, tmp_path, init, kind):
-    model = add_lora(load(folders("llama")), init=init, **kind, **SMALL)
+    model = add_lora(load(folders("llama")), LoraParameters(init=init, **kind, **SMALL))
     train(model)
     with torch.no_grad():
         trained, plain = logits(model), logits(load(folders("llama")))
@@ -174,7 +177,7 @@ def test_weights_with_inputs_first_are_adapted_without_a_warning(tmp_path, optio
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        model = add_lora(base(), **{**SMALL, **options})
+        model = add_lora(base(), LoraParameters(**{**SMALL, **options}))
     assert model.peft_config["default"].fan_in_fan_out is True
     train(model)
     with torch.no_grad():
@@ -193,12 +196,12 @@ def test_weights_with_inputs_first_are_adapted_without_a_warning(tmp_path, optio
 def test_every_start_is_the_base_model(folders, init):
     plain = logits(load(folders("llama")))
     torch.testing.assert_close(
-        logits(add_lora(load(folders("llama")), init=init, **SMALL)), plain, atol=2e-5, rtol=1e-5
+        logits(add_lora(load(folders("llama")), LoraParameters(init=init, **SMALL))), plain, atol=2e-5, rtol=1e-5
     )
 
 
 def test_a_base_in_16_bits_is_off_by_its_own_rounding_only(folders, tmp_path):
-    model = add_lora(load(folders("llama"), dtype="bfloat16"), init="pissa", **SMALL)
+    model = add_lora(load(folders("llama"), dtype="bfloat16"), LoraParameters(init="pissa", **SMALL))
     train(model)
     save_adapter(model, tmp_path / "adapter")
     again = attach_adapter(load(folders("llama"), dtype="bfloat16"), tmp_path / "adapter")
@@ -212,7 +215,7 @@ def test_the_same_seed_starts_the_same_adapter_again(folders):
 
     def made(init: str) -> dict[str, torch.Tensor]:
         torch.manual_seed(3)
-        return dict(add_lora(load(folders("llama")), init=init, **SMALL).named_parameters())
+        return dict(add_lora(load(folders("llama")), LoraParameters(init=init, **SMALL)).named_parameters())
 
     for init in INITS:
         first, second = made(init), made(init)
@@ -221,16 +224,17 @@ def test_the_same_seed_starts_the_same_adapter_again(folders):
 
 def test_a_rank_beyond_the_singular_values_is_refused(folders):
     with pytest.raises(UserError, match=r"train\.lora\.r = 40 is more than the 32 singular values of .*k_proj"):
-        add_lora(load(folders("llama")), init="pissa", **{**SMALL, "r": 40})
+        add_lora(load(folders("llama")), LoraParameters(init="pissa", **{**SMALL, "r": 40}))
     wide = {**SMALL, "r": 40, "target_modules": ["q_proj"]}
-    assert count_parameters(add_lora(load(folders("llama")), init="pissa", **wide))[0] == 2 * 40 * (64 + 64)
+    wrapped = add_lora(load(folders("llama")), LoraParameters(init="pissa", **wide))
+    assert count_parameters(wrapped)[0] == 2 * 40 * (64 + 64)
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen3", "gpt_neox"])
 def test_a_classifier_trains_its_head_in_full_and_stores_it_once(folders, tmp_path, architecture):
     model = load(folders(architecture), "sequence_classification")
     head = model.score
-    wrapped = add_lora(model, task="sequence_classification", **SMALL)
+    wrapped = add_lora(model, LoraParameters(**SMALL), task="sequence_classification")
     trainable = {name for name, each in wrapped.named_parameters() if each.requires_grad and "lora_" not in name}
     assert trainable == {"base_model.model.score.modules_to_save.default.weight"}
     assert not any("score" in name and "lora_" in name for name, _ in wrapped.named_parameters())
@@ -251,7 +255,9 @@ def test_a_classifier_trains_its_head_in_full_and_stores_it_once(folders, tmp_pa
 
 def test_a_converted_classifier_keeps_its_head(folders, tmp_path):
     wrapped = add_lora(
-        load(folders("llama"), "sequence_classification"), task="sequence_classification", init="pissa", **SMALL
+        load(folders("llama"), "sequence_classification"),
+        LoraParameters(init="pissa", **SMALL),
+        task="sequence_classification",
     )
     train(wrapped)
     with torch.no_grad():
@@ -271,7 +277,7 @@ def test_the_head_of_a_classifier_is_no_target(folders):
 
 def test_what_is_trained_on_16_bits_is_float32(folders):
     model = load(folders("llama"), "sequence_classification", dtype="bfloat16")
-    wrapped = add_lora(model, task="sequence_classification", use_dora=True, **SMALL)
+    wrapped = add_lora(model, LoraParameters(use_dora=True, **SMALL), task="sequence_classification")
     assert {each.dtype for each in wrapped.parameters() if each.requires_grad} == {torch.float32}
     assert wrapped.base_model.model.model.embed_tokens.weight.dtype == torch.bfloat16
     train(wrapped)  # with the head in float32 behind hidden states in bfloat16
@@ -300,7 +306,7 @@ def test_checkpointing_changes_no_gradient(folders, architecture, method, option
                 layer.dropout = 0.0
         if method == "lora":
             torch.manual_seed(5)
-            model = add_lora(model, task=task, **{**SMALL, **options})
+            model = add_lora(model, LoraParameters(**{**SMALL, **options}), task=task)
             with torch.no_grad():  # so that both matrices get a gradient
                 for name, each in model.named_parameters():
                     if "lora_B" in name:
@@ -331,5 +337,5 @@ def test_parameters_are_counted(folders):
     model = load(folders("llama"))
     everything = sum(each.numel() for each in model.parameters())
     assert count_parameters(model) == (everything, everything)
-    wrapped = add_lora(model, **{**SMALL, "target_modules": ["q_proj"]})
+    wrapped = add_lora(model, LoraParameters(**{**SMALL, "target_modules": ["q_proj"]}))
     assert count_parameters(wrapped) == (2 * 4 * (64 + 64), everything + 2 * 4 * (64 + 64))

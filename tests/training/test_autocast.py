@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
+from tests.support.settings import vary
 from tests.support.task_rows import label_map, save_tiny_bart, save_tiny_qwen3, write_task_rows
 
 
@@ -20,14 +20,14 @@ def test_products_of_a_step_are_of_the_named_type(
     tmp_path: Path, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch, task: str, compute: str
 ) -> None:
     model = save_tiny_bart(tmp_path / "model") if task == "seq2seq_lm" else save_tiny_qwen3(tmp_path / "model")
-    settings = replace(
+    settings = vary(
         settings,
         base={**settings.base, "name_or_path": str(model)},
         task=task,
         label_map=label_map() if task == "sequence_classification" else None,
         compute_dtype=compute,
         max_steps=1,
-        probe_first_step=False,
+        health={"probe": False},
     )
     seen = set()
     plain = StepPlanTrainer._run_micro_batches

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,28 +16,21 @@ from lm_tuning.training.planning.compiled import CompiledPlanner
 from lm_tuning.training.planning.out_of_memory import MemoryUse
 from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.planning.probe import BudgetProbe
+from lm_tuning.training.planning.records import ProbePoint
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.settings import step_plan_of
 from lm_tuning.training.setup.model import set_up_model
+from tests.support.settings import vary
 
 GIB = 2**30
 SPEEDS = {64: 100.0, 128: 120.0, 192: 150.0, 256: 151.0, 384: 200.0}
 
 
 def planned(tmp_path: Path, tokens: int = 64, **changes: Any) -> BatchPlan:
-    point = {
-        "micro_batch_tokens": tokens,
-        "activation_checkpointing": False,
-        "outcome": "measured",
-        "tokens_per_second": 90.0,
-        "peak_memory_bytes": 1,
-        "predicted_total_bytes": 2,
-        "fits": True,
-        "compiled": False,
-    }
+    point = ProbePoint(tokens, False, "measured", 90.0, peak_memory_bytes=1, predicted_total_bytes=2, fits=True)
     values: dict[str, Any] = {
         "micro_batch_tokens": tokens,
-        "activation_checkpointing": False,
+        "gradient_checkpointing": False,
         "curve": [point],
         "reason": f"{tokens} tokens",
         "seconds": 3.0,
@@ -65,7 +57,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def make_look(paths: TrainingPaths, settings: TrainingSettings, plan: BatchPlan) -> CompiledPlanner:
-    settings = replace(settings, effective_batch_rows=40)
+    settings = vary(settings, effective_batch_rows=40)
     ready = set_up_model(settings)
     table = open_split(paths.tokens, "train")
     steps = StepDataset(
@@ -90,7 +82,7 @@ def test_the_fastest_size_is_taken_and_the_search_ends_when_nothing_is_gained(
     assert look.plan.micro_batch_tokens == 192, "256 is hardly faster and takes more"
     assert look.steps.micro_batch_tokens == look.memory.micro_batch_tokens == 192
     assert look.health.facts["first_step_micro_batches"] == len(look.steps[0].micro_batches) < before
-    assert [point["compiled"] for point in look.plan.curve] == [False] + [True] * 4
+    assert [point.compiled for point in look.plan.curve] == [False] + [True] * 4
     assert "192 tokens: 150 tokens/s" in look.plan.reason
     assert "compiled" in look.plan.reason
     assert not look.plan.cached
@@ -134,7 +126,7 @@ def test_what_was_found_is_kept_beside_the_plan(
 def test_a_share_of_the_memory_is_not_passed(
     paths: TrainingPaths, settings: TrainingSettings, tmp_path: Path, measured: list[int]
 ) -> None:
-    look = make_look(paths, replace(settings, memory_fraction=1e-9), planned(tmp_path))
+    look = make_look(paths, vary(settings, memory_fraction=1e-9), planned(tmp_path))
     look.take(optimizer_is_made=False)
     assert measured == [64]
     assert look.plan == planned(tmp_path), "it stays as it was planned"
@@ -148,7 +140,7 @@ def test_an_optimizer_that_is_there_is_not_added_again(
     for there in (False, True):
         look = make_look(paths, settings, planned(tmp_path, file=None))
         look.take(optimizer_is_made=there)
-        totals.append(look.plan.curve[1]["predicted_total_bytes"])
+        totals.append(look.plan.curve[1].predicted_total_bytes)
         trained = sum(p.numel() * p.element_size() for p in look.ready.model.parameters() if p.requires_grad)
     assert totals[0] - totals[1] == 2 * trained, "the two moments of AdamW"
 
@@ -184,11 +176,12 @@ def test_a_run_goes_on_with_the_size_that_was_found(
     import lm_tuning.training.run as run_module
     from lm_tuning.training.kernels import compiled_layers as layer_compile
 
-    settings = replace(settings, effective_batch_rows=20, max_steps=12, num_epochs=None, micro_batch_tokens=64)
+    settings = vary(settings, effective_batch_rows=20, max_steps=12, num_epochs=None, micro_batch_tokens=64)
     plain = run_training(paths, settings)
 
     def look(job: Any, ready: Any, fast: Any, steps: Any, *, memory: Any, health: Any) -> CompiledPlanner:
-        return CompiledPlanner(ready, job.settings, steps, memory, health, planned(tmp_path))
+        open_to_choice = vary(job.settings, micro_batch_tokens="auto")
+        return CompiledPlanner(ready, open_to_choice, steps, memory, health, planned(tmp_path))
 
     monkeypatch.setattr(run_module, "_plan_compiled", look)
 
@@ -197,7 +190,7 @@ def test_a_run_goes_on_with_the_size_that_was_found(
             layer.compile(backend="eager")
 
     monkeypatch.setattr(layer_compile.CompiledLayers, "switch_on", switch_on)
-    result = run_training(paths, replace(settings, compile=True, num_loader_workers=1))
+    result = run_training(paths, vary(settings, compile=True, num_loader_workers=1))
     assert "compile_failure" not in result.health["facts"]
     found = result.batch_plan.micro_batch_tokens
     assert found > 64
@@ -214,14 +207,14 @@ def test_a_run_goes_on_with_the_size_that_was_found(
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_a_compiled_training_looks_again(paths: TrainingPaths, settings: TrainingSettings) -> None:
-    settings = replace(
+    settings = vary(
         settings,
         device="cuda",
         compute_dtype="bfloat16",
         effective_batch_rows=20,
         max_steps=6,
         num_epochs=None,
-        micro_batch_tokens=None,
+        micro_batch_tokens="auto",
         compile=True,
     )
     for is_kept in (False, True):
@@ -229,7 +222,7 @@ def test_on_a_gpu_a_compiled_training_looks_again(paths: TrainingPaths, settings
         facts, plan = result.health["facts"], result.batch_plan
         assert "compile_failure" not in facts
         assert plan.warning is None
-        assert any(point["compiled"] and point["outcome"] == "measured" for point in plan.curve)
+        assert any(point.compiled and point.outcome == "measured" for point in plan.curve)
         assert plan.cached == is_kept
         for row in result.efficiency:
             assert row["num_tokens"] <= row["num_micro_batches"] * plan.micro_batch_tokens

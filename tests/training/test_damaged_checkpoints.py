@@ -19,6 +19,7 @@ from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.restoring import RestoresState
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from tests.support.damage import DAMAGES, DAMAGES_OF_METHOD, MARKER, change, cut, forget_files, having
+from tests.support.settings import vary
 
 LORA: dict[str, Any] = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}
 Stopped = Callable[..., tuple[TrainingPaths, TrainingSettings]]
@@ -29,11 +30,11 @@ def stopped(paths: TrainingPaths, settings: TrainingSettings) -> Stopped:
     """Return how to make a run of 2 steps, a checkpoint after each, that is to go on to step 4."""
 
     def make(method: str = "full", **changed: Any) -> tuple[TrainingPaths, TrainingSettings]:
-        chosen = replace(settings, save_every_steps=1, max_steps=2, **changed)
+        chosen = vary(settings, save_every_steps=1, max_steps=2, **changed)
         if method == "lora":
-            chosen = replace(chosen, method="lora", lora=LORA)
+            chosen = vary(chosen, method="lora", lora=LORA)
         run_training(paths, chosen)
-        return paths, replace(chosen, max_steps=4, resume=True)
+        return paths, vary(chosen, max_steps=4, resume=True)
 
     return make
 
@@ -70,7 +71,7 @@ def test_damage_is_told_before_a_model_is_loaded(
 
 def test_the_checkpoint_before_a_damaged_one_leads_to_the_unbroken_run(stopped: Stopped, tmp_path: Path) -> None:
     paths, settings = stopped(trainer={"lr_scheduler_type": "constant"})
-    unbroken = run_training(replace(paths, checkpoints=tmp_path / "unbroken"), replace(settings, resume=False))
+    unbroken = run_training(replace(paths, checkpoints=tmp_path / "unbroken"), vary(settings, resume=False))
     folder = newest(paths)
     (folder / "optimizer.pt").unlink()
     with pytest.raises(UserError, match=r"optimizer.pt is missing"):
@@ -149,7 +150,7 @@ def test_weights_without_a_tensor_are_refused(stopped: Stopped, method: str, nam
 def test_the_state_of_another_optimizer_is_refused(stopped: Stopped) -> None:
     paths, settings = stopped()
     with pytest.raises(UserError, match=r"optimizer.pt is the state of another optimizer, without .*momentum"):
-        run_training(paths, replace(settings, trainer={**settings.trainer, "optim": "sgd"}))
+        run_training(paths, vary(settings, trainer={**settings.train.trainer, "optim": "sgd"}))
 
 
 def test_an_optimizer_without_a_state_by_weight_goes_on(stopped: Stopped) -> None:
@@ -195,7 +196,7 @@ def test_further_keys_of_a_later_version_do_no_harm(stopped: Stopped) -> None:
 @pytest.fixture
 def best_first(stopped: Stopped) -> tuple[TrainingPaths, TrainingSettings]:
     """A run whose best checkpoint is that of step 1, since its rate spoils the model."""
-    paths, settings = stopped(load_best=True, eval_every_steps=1, learning_rate=5.0, first_loss_severity="warn")
+    paths, settings = stopped(load_best=True, eval_every_steps=1, learning_rate=5.0, health={"on_mismatch": "warn"})
     change(newest(paths) / MARKER, lambda facts: {**facts, "best": {**facts["best"], "value": 0.1, "step": 1}})
     return paths, settings
 
@@ -209,7 +210,7 @@ def test_a_damaged_best_checkpoint_is_told_before_training(best_first: tuple[Tra
     told = "\n".join(caught.value.problems)
     assert f"the checkpoint {best} cannot be used." in told
     assert "It has the best nats_per_token so far, which train.load_best ends with." in told
-    assert run_training(paths, replace(settings, load_best=False)).health["facts"]["resumed_from_step"] == 2
+    assert run_training(paths, vary(settings, load_best=False)).health["facts"]["resumed_from_step"] == 2
 
 
 def test_a_best_checkpoint_that_is_not_kept_gives_way(

@@ -26,6 +26,7 @@ from lm_tuning.training.kernels.fast_path import prepare_fast_path
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.setup.model import ReadyModel, set_up_model
 from tests.support.rounding import SAME_LOSS
+from tests.support.settings import vary
 from tests.support.task_rows import label_map, save_tiny_bart, save_tiny_qwen3, write_task_rows
 from tests.support.tiny import VOCABULARY, make_model, make_tokenizer
 
@@ -96,7 +97,7 @@ def test_a_model_that_looks_back_less_far_than_a_row_is_padded_and_says_why(
     assert fast.batching == "padded"
     assert "looks back 8 tokens" in caplog.text
     with pytest.raises(UserError, match="looks back 8 tokens"):
-        prepare_fast_path(ready_of(make_mistral(sliding_window=8)), replace(settings, batching="packed"), table)
+        prepare_fast_path(ready_of(make_mistral(sliding_window=8)), vary(settings, batching="packed"), table)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_an_attention_that_the_user_chose_stays(
 
     ready = ready_of(make_model())
     ready.model.set_attn_implementation("sdpa" if attention == "sdpa" else "eager")
-    fast = _choose_batching(ready, replace(settings, device=device, attention=attention), 40)
+    fast = _choose_batching(ready, vary(settings, device=device, attention=attention), 40)
     assert fast.batching == batching
     assert f"model.attention = {attention}" in fast.facts["batching"]
     assert ready.model.config._attn_implementation == attention
@@ -170,7 +171,7 @@ def test_a_run_has_the_losses_of_the_library_s_own_way(
     tmp_path: Path, settings: TrainingSettings, task: str, method: str
 ) -> None:
     tokens = write_task_rows(task, tmp_path / "tokens")
-    settings = replace(
+    settings = vary(
         settings,
         base={**settings.base, "name_or_path": str(save_tiny_qwen3(tmp_path / "model"))},
         task=task,
@@ -180,7 +181,7 @@ def test_a_run_has_the_losses_of_the_library_s_own_way(
     )
     fast = run_training(TrainingPaths(tokens, tmp_path / "fast"), settings)
     plain = run_training(
-        TrainingPaths(tokens, tmp_path / "plain"), replace(settings, attention="eager", batching="padded")
+        TrainingPaths(tokens, tmp_path / "plain"), vary(settings, attention="eager", batching="padded")
     )
     name = next(name for name in fast.steps[0] if name.startswith("loss_nats_per_"))
     assert [row[name] for row in fast.steps] == pytest.approx([row[name] for row in plain.steps], rel=1e-3)
@@ -191,7 +192,7 @@ def test_a_run_has_the_losses_of_the_library_s_own_way(
 
 
 def test_the_stored_model_carries_nothing_of_it(paths: TrainingPaths, settings: TrainingSettings) -> None:
-    result = run_training(paths, replace(settings, max_steps=1))
+    result = run_training(paths, vary(settings, max_steps=1))
     assert packed_attention.NAME not in (result.model_folder / "config.json").read_text()
     from transformers import AutoModelForCausalLM
 
@@ -200,7 +201,7 @@ def test_the_stored_model_carries_nothing_of_it(paths: TrainingPaths, settings: 
 
 def test_an_encoder_decoder_is_padded(tmp_path: Path, settings: TrainingSettings) -> None:
     tokens = write_task_rows("seq2seq_lm", tmp_path / "tokens")
-    settings = replace(
+    settings = vary(
         settings,
         base={**settings.base, "name_or_path": str(save_tiny_bart(tmp_path / "bart"))},
         task="seq2seq_lm",
@@ -209,7 +210,7 @@ def test_an_encoder_decoder_is_padded(tmp_path: Path, settings: TrainingSettings
     fast = prepare_fast_path(ready, settings, open_split(tokens, "train"))
     assert fast.batching == "padded"
     with pytest.raises(UserError, match="an encoder-decoder cannot be packed"):
-        prepare_fast_path(ready, replace(settings, batching="packed"), open_split(tokens, "train"))
+        prepare_fast_path(ready, vary(settings, batching="packed"), open_split(tokens, "train"))
 
 
 def test_what_goes_to_loader_workers_holds_no_weights() -> None:
@@ -322,9 +323,9 @@ class TestCompiledLayers:
             return out.transpose(1, 2), None
 
         quantized = {"bits": 4, "quant_type": "nf4", "double_quant": True} if method == "qlora" else {}
-        ready = set_up_model(replace(settings, method=method, lora=LORA, qlora=quantized))
+        ready = set_up_model(vary(settings, method=method, lora=LORA, qlora=quantized))
         table = open_split(paths.tokens, "train")
-        prepare_fast_path(ready, replace(settings, method=method), table)
+        prepare_fast_path(ready, vary(settings, method=method), table)
         inner = ready.model.get_base_model()
         layers = CompiledLayers(find_layers(inner), embeddings=inner.get_input_embeddings(), backend="eager")
         torch._dynamo.reset()
@@ -346,7 +347,7 @@ class TestCompiledLayers:
     def test_frozen_embeddings_give_gradients_only_while_compiled_layers_learn(
         self, settings: TrainingSettings
     ) -> None:
-        ready = set_up_model(replace(settings, method="lora", lora=LORA))
+        ready = set_up_model(vary(settings, method="lora", lora=LORA))
         inner = ready.model.get_base_model()
         embeddings = inner.get_input_embeddings()
         layers = CompiledLayers(find_layers(inner), embeddings=embeddings, backend="eager")
@@ -369,9 +370,9 @@ class TestCompiledLayers:
     def test_a_compiled_run_has_the_same_losses(
         self, paths: TrainingPaths, settings: TrainingSettings, method: str
     ) -> None:
-        settings = replace(settings, method=method, lora=LORA if method == "lora" else {})
-        plain = run_training(paths, replace(settings, attention="sdpa", batching="padded"))
-        compiled = run_training(paths, replace(settings, attention="sdpa", batching="padded", compile=True))
+        settings = vary(settings, method=method, lora=LORA if method == "lora" else {})
+        plain = run_training(paths, vary(settings, attention="sdpa", batching="padded"))
+        compiled = run_training(paths, vary(settings, attention="sdpa", batching="padded", compile=True))
         facts = compiled.health["facts"]
         assert "compile_failure" not in facts
         assert facts["compile_seconds"] > 0
@@ -399,7 +400,7 @@ class TestReplanning:
     def test_a_step_that_does_not_fit_is_done_again_in_smaller_chunks(
         self, paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        settings = replace(settings, learning_rate=1e-3)
+        settings = vary(settings, learning_rate=1e-3)
         whole = run_training(paths, settings)
         assert whole.efficiency[0]["num_micro_batches"] == 1
         self.fail_above(monkeypatch, 90)
@@ -418,7 +419,7 @@ class TestReplanning:
     ) -> None:
         self.fail_above(monkeypatch, 90)
         with pytest.raises(UserError, match="ran out of memory in step 2"):
-            run_training(paths, replace(settings, micro_batch_tokens=512))
+            run_training(paths, vary(settings, micro_batch_tokens=512))
 
     def test_it_ends_where_not_even_the_longest_row_fits(
         self, paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch

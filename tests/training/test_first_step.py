@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from lm_tuning.training.health.first_step import check_fresh_head
 from lm_tuning.training.health.monitor import FAILURES_IN_A_ROW, TrainingMonitor
 from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+from tests.support.settings import vary
 
 
 def codes(report: dict[str, Any] | HealthReport) -> list[str]:
@@ -64,7 +64,7 @@ def test_a_base_model_that_is_surely_wrong_is_worse_than_an_untrained_one(
         metadata={"format": "pt"},
     )
     health = run_training(
-        paths, replace(settings, base={**settings.base, "name_or_path": str(folder)}, max_steps=1)
+        paths, vary(settings, base={**settings.base, "name_or_path": str(folder)}, max_steps=1)
     ).health
     assert "worse-than-untrained" in codes(health)
 

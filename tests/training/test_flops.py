@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lm_tuning.batching.step_plan import StepPlan
+from lm_tuning.parameters import LoraParameters
 from lm_tuning.text.store.table import open_split
 from lm_tuning.training.profile.flops import count_flops, flops_per_token
 from lm_tuning.training.setup.adapters import add_lora, count_parameters
@@ -69,7 +70,7 @@ def test_torchs_own_counter_agrees_for_full_training():
 
 
 def test_a_frozen_base_takes_four_and_what_is_trained_on_it_six():
-    model = add_lora(make_model(), **LORA)
+    model = add_lora(make_model(), LoraParameters(**LORA))
     flops = count_flops(model, task="causal_lm")
     trainable, _ = count_parameters(model)
     assert trainable == adapter_size(model)
@@ -103,7 +104,7 @@ def test_quantized_weights_count_as_what_they_stand_for():
     assert packed.weight.numel() < HIDDEN * INNER
     for parameter in model.parameters():
         parameter.requires_grad = False
-    flops = count_flops(add_lora(model, **LORA), task="causal_lm")
+    flops = count_flops(add_lora(model, LoraParameters(**LORA)), task="causal_lm")
     assert flops.per_token == 4 * BODY + 6 * adapter_size(model)
 
 
@@ -115,7 +116,7 @@ def test_a_classifiers_head_looks_at_one_position_a_row(method):
     config.num_labels = 3
     model: Any = LlamaForSequenceClassification(config)
     if method == "lora":
-        model = add_lora(model, task="sequence_classification", **LORA)
+        model = add_lora(model, LoraParameters(**LORA), task="sequence_classification")
     flops = count_flops(model, task="sequence_classification")
     assert flops.per_prediction == 6 * 3 * HIDDEN
     body = 6 * BODY if method == "full" else 4 * BODY + 6 * adapter_size(model)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +10,7 @@ import torch
 from lm_tuning.errors import UserError
 from lm_tuning.training.run import run_training
 from lm_tuning.training.setup.freezing import freeze_modules
+from tests.support.settings import vary
 from tests.support.tiny import make_model
 from tests.support.tiny_tasks import make_classifier
 
@@ -66,7 +66,7 @@ def test_a_pattern_without_a_match_names_near_ones_and_freezes_nothing():
 @pytest.mark.parametrize("patterns", [["*"], ["model"]], ids=["by a star", "a head tied to the embedding"])
 def test_freezing_everything_is_refused(paths, settings, patterns):
     with pytest.raises(UserError, match=r"\[nothing-has-gradient\].*train\.freeze = \[.*\] freezes the whole model"):
-        run_training(paths, replace(settings, freeze=patterns))
+        run_training(paths, vary(settings, freeze=patterns))
 
 
 def test_a_new_head_has_to_be_trained():

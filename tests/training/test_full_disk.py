@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
+from tests.support.settings import vary
 from tests.support.small_disk import mounted
 
 
@@ -44,7 +44,7 @@ def fill(folder: Path, *, leave: int) -> Path:
 def test_a_full_disk_keeps_the_last_checkpoint_and_a_resume_goes_on(
     paths: TrainingPaths, settings: TrainingSettings, small_disk: Path, tmp_path: Path
 ) -> None:
-    settings = replace(settings, save_every_steps=2, keep_checkpoints=1)
+    settings = vary(settings, save_every_steps=2, keep_checkpoints=1)
     unbroken = run_training(TrainingPaths(paths.tokens, tmp_path / "unbroken"), settings)
     paths = TrainingPaths(paths.tokens, small_disk / "checkpoints")
     with pytest.raises(UserError) as error:  # the first checkpoint is kept, for the second there is no space
@@ -61,7 +61,7 @@ def test_a_full_disk_keeps_the_last_checkpoint_and_a_resume_goes_on(
     assert f"and {free / 1024:.0f} KiB is free there" in message
     assert free >= 90_000
     (small_disk / "somebody_elses.bin").unlink()
-    resumed = run_training(paths, replace(settings, resume=True))
+    resumed = run_training(paths, vary(settings, resume=True))
     assert [row["loss_nats_per_token"] for row in resumed.steps] == [
         row["loss_nats_per_token"] for row in unbroken.steps
     ]
@@ -76,7 +76,7 @@ def test_whatever_file_fills_the_disk_the_first_checkpoint_says_what_it_takes(
     with pytest.raises(UserError, match=r"checkpoint of step 2 .*the disk is full.*takes about \d+ KiB") as error:
         run_training(
             paths,
-            replace(settings, save_every_steps=2),
+            vary(settings, save_every_steps=2),
             on_progress=lambda what, done, *_: fill(small_disk, leave=free) if (what, done) == ("Training", 1) else 0,
         )
     assert names(only_run(paths.checkpoints)) == []
@@ -87,12 +87,12 @@ def test_whatever_file_fills_the_disk_the_first_checkpoint_says_what_it_takes(
 def test_the_tuned_model_that_finds_no_space_is_made_from_the_last_checkpoint(
     paths: TrainingPaths, settings: TrainingSettings, small_disk: Path
 ) -> None:
-    paths, settings = TrainingPaths(paths.tokens, small_disk / "checkpoints"), replace(settings, save_every_steps=6)
+    paths, settings = TrainingPaths(paths.tokens, small_disk / "checkpoints"), vary(settings, save_every_steps=6)
     with pytest.raises(UserError, match=r"the tuned model .*the disk is full.*All steps were trained.*of step 6 is"):
         run_training(paths, settings, on_checkpoint=lambda: fill(small_disk, leave=30_000))
     assert names(only_run(paths.checkpoints)) == ["checkpoint-6"]
     (small_disk / "somebody_elses.bin").unlink()
-    done = run_training(paths, replace(settings, resume=True))
+    done = run_training(paths, vary(settings, resume=True))
     assert (done.model_folder / "model.safetensors").is_file()
 
 
@@ -104,7 +104,7 @@ def test_a_disk_that_takes_no_files_any_more_is_named(
 
     paths = TrainingPaths(paths.tokens, small_disk / "checkpoints")
     with pytest.raises(UserError, match=r"of step 4 .*: the file system is read-only\. .*of step 2 is kept"):
-        run_training(paths, replace(settings, save_every_steps=2), on_checkpoint=turn_read_only)
+        run_training(paths, vary(settings, save_every_steps=2), on_checkpoint=turn_read_only)
 
 
 SIZE_LIMITED = """
@@ -128,7 +128,7 @@ def test_a_writer_that_hides_the_system_s_reason_is_seen_through(
 ) -> None:
     """PyTorch says ``unexpected pos 98304 vs 98196``, whatever cuts its file short."""
     given = tmp_path / "given.pickle"
-    given.write_bytes(pickle.dumps((paths, replace(settings, save_every_steps=2))))
+    given.write_bytes(pickle.dumps((paths, vary(settings, save_every_steps=2))))
     command = [sys.executable, "-c", SIZE_LIMITED, str(given)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr[-3000:]
@@ -145,6 +145,6 @@ def test_an_error_that_is_not_the_disk_s_leaves_nothing_half_written_either(
 
     monkeypatch.setattr(StepPlanTrainer, "_save_rng_state", fail)
     with pytest.raises(RuntimeError, match="something else"):
-        run_training(paths, replace(settings, save_every_steps=2))
+        run_training(paths, vary(settings, save_every_steps=2))
     assert names(only_run(paths.checkpoints)) == []
     assert checkpoints.find_latest(paths.checkpoints) is None

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from lm_tuning.training.health.report import (
 )
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
+from tests.support.settings import vary
 from tests.support.tiny import ASSISTANT, END, USER, ids, make_tokenizer
 
 
@@ -214,10 +214,10 @@ def test_a_training_step_that_adds_up_means_stops_with_its_cause(
         return sound(self, model, micro_batch, micro_batch.num_supervised)
 
     monkeypatch.setattr(StepPlanTrainer, "micro_batch_loss", add_up_means)
-    cut = replace(settings, batching="packed", micro_batch_tokens=1)
+    cut = vary(settings, batching="packed", micro_batch_tokens=1)
     with pytest.raises(UserError, match=r"first-loss-off.*the 6 micro-batches of a step"):
-        run_training(paths, replace(cut, first_loss_tolerance=0.03))
-    result = run_training(paths, replace(cut, first_loss_severity="warn"))
+        run_training(paths, vary(cut, health={"tolerance_fraction": 0.03}))
+    result = run_training(paths, vary(cut, health={"on_mismatch": "warn"}))
     assert [finding["code"] for finding in result.health["findings"]] == ["first-loss-off"]
 
 
@@ -243,9 +243,9 @@ def test_rows_that_see_each_other_stop_the_run_before_the_weights_change(
         "check_layout",
         lambda plain, path, *, tolerance, batching: check_layout(plain, path, tolerance=1e-6, batching=batching),
     )
-    packed = replace(settings, batching="packed", micro_batch_tokens=1000, first_loss_tolerance=1e-6)
+    packed = vary(settings, batching="packed", micro_batch_tokens=1000, health={"tolerance_fraction": 1e-6})
     with pytest.raises(UserError, match=r"layout-changes-loss.*Packed rows see each other.*train.batching=padded"):
-        run_training(paths, replace(packed, lora={**settings.lora, "dropout": dropout}))
+        run_training(paths, vary(packed, lora={**settings.train.lora.model_dump(), "dropout": dropout}))
     assert not steps_of_the_optimizer
 
 

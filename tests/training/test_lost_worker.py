@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from lm_tuning.errors import MachineFault
 from lm_tuning.progress import OnProgress
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+from tests.support.settings import vary
 
 
 def workers() -> list[int]:
@@ -39,7 +39,7 @@ def kill_one(at: int, killed: list[int]) -> OnProgress:
 def test_a_killed_worker_is_explained_and_the_run_goes_on_from_its_checkpoint(
     paths: TrainingPaths, settings: TrainingSettings, tmp_path: Path, num_workers: int
 ) -> None:
-    settings = replace(settings, save_every_steps=2, num_loader_workers=num_workers)
+    settings = vary(settings, save_every_steps=2, num_loader_workers=num_workers)
     unbroken = run_training(TrainingPaths(paths.tokens, tmp_path / "unbroken"), settings)
     assert workers() == [], "the workers of a finished training end with it"
     killed: list[int] = []
@@ -56,7 +56,7 @@ def test_a_killed_worker_is_explained_and_the_run_goes_on_from_its_checkpoint(
     latest = checkpoints.find_latest(paths.checkpoints)
     assert latest is not None
     assert latest.step == 2
-    resumed = run_training(paths, replace(settings, resume=True, num_loader_workers=0))
+    resumed = run_training(paths, vary(settings, resume=True, num_loader_workers=0))
     assert [row["loss_nats_per_token"] for row in resumed.steps] == [
         row["loss_nats_per_token"] for row in unbroken.steps
     ]

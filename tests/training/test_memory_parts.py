@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,16 @@ from safetensors.torch import load_file
 
 from lm_tuning.training.planning.memory import REST, MemoryParts, ModelBytes
 from lm_tuning.training.planning.plan import BatchPlan
+from lm_tuning.training.planning.records import ProbePoint
 from lm_tuning.training.planning.report import draw_plan, tabulate_plan
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+from tests.support.settings import vary
 
 
-def plan_of(curve: list[dict[str, Any]], **facts: Any) -> BatchPlan:
+def plan_of(curve: list[ProbePoint], **facts: Any) -> BatchPlan:
     return BatchPlan(
         micro_batch_tokens=64,
-        activation_checkpointing=False,
+        gradient_checkpointing=False,
         curve=curve,
         reason="64 tokens",
         seconds=0.0,
@@ -27,17 +28,8 @@ def plan_of(curve: list[dict[str, Any]], **facts: Any) -> BatchPlan:
     )
 
 
-def point(*, peak: int | None, total: int | None, compiled: bool = False) -> dict[str, Any]:
-    return {
-        "micro_batch_tokens": 64,
-        "activation_checkpointing": False,
-        "compiled": compiled,
-        "outcome": "measured",
-        "tokens_per_second": 10.0,
-        "fits": True,
-        "peak_memory_bytes": peak,
-        "predicted_total_bytes": total,
-    }
+def point(*, peak: int | None, total: int | None, compiled: bool = False) -> ProbePoint:
+    return ProbePoint(64, False, "measured", 10.0, peak, total, fits=True, compiled=compiled)
 
 
 HELD = ModelBytes(weights=1000, gradients=200, optimizer_state=400, optimizer_extra=200, buffers=10)
@@ -48,7 +40,7 @@ def test_a_training_lists_its_parts_and_estimates_what_nobody_measured(
 ) -> None:
     caplog.set_level("INFO", logger="lm_tuning")
     lora = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}
-    result = run_training(paths, replace(settings, method="lora", lora=lora))
+    result = run_training(paths, vary(settings, method="lora", lora=lora))
     table = {row["part"]: row for row in result.batch_plan.memory}
     assert list(table) == ["weights", "buffers", "gradients", "optimizer state", "activations"]
     [file] = result.model_folder.glob("adapter_model.safetensors")

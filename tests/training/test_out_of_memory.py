@@ -31,6 +31,7 @@ from lm_tuning.training.planning.out_of_memory import (
 )
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
+from tests.support.settings import vary
 
 GIB = 2**30
 GPU_MESSAGE = (
@@ -130,7 +131,7 @@ def test_no_checkpoint_is_lost_and_the_message_goes_on_from_the_last(use: Memory
             step=step,
             identity=RunIdentity("t", "b", "p", "4 rows", "lora"),
             run_id=None,
-            facts={},
+            progress={},
         )
     said = str(fail(use, torch.OutOfMemoryError(GPU_MESSAGE)))
     assert f"step 6 is kept in {tmp_path / 'checkpoint-6'}" in said
@@ -208,7 +209,7 @@ def test_a_packed_row_is_measured_by_its_positions(use: MemoryUse) -> None:
 def test_a_training_out_of_memory_goes_on_in_smaller_chunks(
     paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = replace(settings, save_every_steps=2, micro_batch_tokens=150, batching="padded")
+    settings = vary(settings, save_every_steps=2, micro_batch_tokens=150, batching="padded")
     whole = run_training(replace(paths, checkpoints=paths.checkpoints.with_name("whole")), settings)
     step = StepPlanTrainer.micro_batch_loss
 
@@ -228,7 +229,7 @@ def test_a_training_out_of_memory_goes_on_in_smaller_chunks(
     assert f"step 2 is kept in {kept}" in said
     assert "train.resume=true" in said
     assert "float32 weights, float32 arithmetic" in said
-    resumed = run_training(paths, replace(settings, micro_batch_tokens=75, resume=True))
+    resumed = run_training(paths, vary(settings, micro_batch_tokens=75, resume=True))
     losses = [row["loss_nats_per_token"] for row in resumed.steps]
     assert losses == pytest.approx([row["loss_nats_per_token"] for row in whole.steps], rel=1e-5)
 
@@ -252,7 +253,7 @@ def test_on_a_gpu_the_suggested_micro_batch_fits(settings: TrainingSettings, tmp
         with TokenTableWriter(tmp_path / "tokens" / f"{split}.arrow") as writer:
             for row in range(count):
                 writer.append(row + 1, [8 + row % 90] * 500, [(1, 500)])
-    chosen = replace(
+    chosen = vary(
         settings,
         base={**settings.base, "name_or_path": str(folder)},
         device="cuda",
@@ -261,7 +262,7 @@ def test_on_a_gpu_the_suggested_micro_batch_fits(settings: TrainingSettings, tmp
         batching="padded",
         max_steps=2,
         learning_rate=1e-4,
-        first_loss_severity="warn",
+        health={"on_mismatch": "warn"},
     )
     paths = TrainingPaths(tmp_path / "tokens", tmp_path / "checkpoints")
     gc.collect()
@@ -271,7 +272,7 @@ def test_on_a_gpu_the_suggested_micro_batch_fits(settings: TrainingSettings, tmp
     tokens, num_refusals, result = chosen.micro_batch_tokens, 0, None
     while result is None:
         try:
-            result = run_training(paths, replace(chosen, micro_batch_tokens=tokens))
+            result = run_training(paths, vary(chosen, micro_batch_tokens=tokens))
         except UserError as error:
             problem = str(error)
             assert "The graphics card ran out of memory in step 1, with a micro-batch of" in problem

@@ -9,7 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ from lm_tuning.text.store.table import TokenTableWriter, open_split
 from lm_tuning.training.planning import plan as plan_store
 from lm_tuning.training.planning import planner
 from lm_tuning.training.planning.plan import BatchPlan, choose_point, explain_choice, list_budgets
-from lm_tuning.training.planning.probe_exchange import ProbeAnswer, ProbePoint
+from lm_tuning.training.planning.records import ProbeAnswer, ProbePoint
 from lm_tuning.training.planning.report import NOT_COMPILED, draw_plan, tabulate_plan
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.settings import step_plan_of
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.settings import vary
 from tests.training.conftest import write_rows
 
 # Without a limit: the time that users grant the planning says nothing of the code, and a busy machine needs more.
@@ -86,10 +87,10 @@ def test_a_plan_is_made_in_a_fresh_process_and_kept(
     assert len(processes) == 1
     assert processes[0].pid != os.getpid()
     assert processes[0].returncode == 0
-    sizes = [point["micro_batch_tokens"] for point in plan.curve]
+    sizes = [point.micro_batch_tokens for point in plan.curve]
     assert sizes == sorted(set(sizes))
     assert plan.micro_batch_tokens in sizes
-    assert not plan.activation_checkpointing
+    assert not plan.gradient_checkpointing
     assert plan.seconds > 0
     assert not plan.cached
     assert f"{plan.micro_batch_tokens:,} tokens" in plan.reason
@@ -108,20 +109,20 @@ def test_a_plan_is_made_in_a_fresh_process_and_kept(
 def test_what_a_plan_depends_on_makes_a_new_one(
     paths: TrainingPaths, settings: TrainingSettings, cache_folder: Path, tmp_path: Path
 ) -> None:
-    def key(settings: TrainingSettings, tokens: Path = paths.tokens, fraction: float = 0.88) -> str:
+    def key(settings: TrainingSettings, tokens: Path = paths.tokens) -> str:
         table = open_split(tokens, "train")
         budgets, start = list_budgets(settings, table, step_plan_of(settings, table))
         reading = planner.read_memory("cpu")
-        return planner._key(planner._Question(settings, table, budgets, start, [False], reading, fraction))
+        return planner._key(planner._Question(settings, table, budgets, start, [False], reading))
 
     write_rows(tmp_path / "others", "train", 20, seed=5)
     with TokenTableWriter(tmp_path / "others" / "train.arrow") as writer:
         for row in range(20):
             writer.append(row, [9] * 300, [(1, 300)])
     first = key(settings)
-    assert key(replace(settings, learning_rate=1.0, run_id="other", resume=True)) == first
+    assert key(vary(settings, learning_rate=1.0, run_id="other", resume=True)) == first
     assert key(settings, tokens=tmp_path / "others") != first
-    assert key(settings, fraction=0.5) != first
+    assert key(vary(settings, memory_fraction=0.5)) != first
     for change in (
         {"base": {**settings.base, "digest": "base-2"}},
         {"method": "lora", "lora": {"r": 4}},
@@ -131,7 +132,7 @@ def test_what_a_plan_depends_on_makes_a_new_one(
         {"trainer": {"optim": "sgd"}},
         {"effective_batch_rows": 20},
     ):
-        assert key(replace(settings, **change)) != first, change  # type: ignore[arg-type]
+        assert key(vary(settings, **change)) != first, change
 
 
 def test_a_share_that_nothing_fits_takes_the_least_and_says_so(
@@ -139,21 +140,21 @@ def test_a_share_that_nothing_fits_takes_the_least_and_says_so(
 ) -> None:
     table = open_split(paths.tokens, "train")
     budgets, start = list_budgets(settings, table, step_plan_of(settings, table))
-    plan = plan_batches(paths, settings, cache_folder=cache_folder, memory_fraction=1e-6)
-    sizes = [point["micro_batch_tokens"] for point in plan.curve]
+    plan = plan_batches(paths, vary(settings, memory_fraction=1e-6), cache_folder=cache_folder)
+    sizes = [point.micro_batch_tokens for point in plan.curve]
     assert sizes == [budgets[start], *reversed(budgets[:start])], "nothing larger is tried, all that is smaller is"
     assert start > 0
-    assert not any(point["fits"] for point in plan.curve)
+    assert not any(point.fits for point in plan.curve)
     assert plan.micro_batch_tokens in sizes
     assert "nothing that was tried takes less" in plan.reason
 
 
 @pytest.mark.slow
 def test_the_effective_batch_stays(paths: TrainingPaths, settings: TrainingSettings, cache_folder: Path) -> None:
-    settings = replace(settings, max_steps=2)
+    settings = vary(settings, max_steps=2)
     plan = plan_batches(paths, settings, cache_folder=cache_folder)
-    planned = run_training(paths, replace(settings, micro_batch_tokens=plan.micro_batch_tokens))
-    by_hand = run_training(paths, replace(settings, micro_batch_tokens=64))
+    planned = run_training(paths, vary(settings, micro_batch_tokens=plan.micro_batch_tokens))
+    by_hand = run_training(paths, vary(settings, micro_batch_tokens=64))
     assert [row["num_tokens"] for row in planned.efficiency] == [row["num_tokens"] for row in by_hand.efficiency]
     assert [row["loss_nats_per_token"] for row in planned.steps] == pytest.approx(
         [row["loss_nats_per_token"] for row in by_hand.steps], rel=1e-5
@@ -161,7 +162,7 @@ def test_the_effective_batch_stays(paths: TrainingPaths, settings: TrainingSetti
 
 
 def test_a_number_of_the_users_is_the_only_size(paths: TrainingPaths, settings: TrainingSettings) -> None:
-    settings = replace(settings, micro_batch_tokens=100)
+    settings = vary(settings, micro_batch_tokens=100)
     table = open_split(paths.tokens, "train")
     assert list_budgets(settings, table, step_plan_of(settings, table)) == ([100], 0)
 
@@ -173,7 +174,7 @@ def test_a_model_that_cannot_be_loaded_leaves_an_estimate(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    settings = replace(settings, base={**settings.base, "name_or_path": str(tmp_path / "nowhere")})
+    settings = vary(settings, base={**settings.base, "name_or_path": str(tmp_path / "nowhere")})
     plan = plan_batches(paths, settings, cache_folder=cache_folder)
     assert plan.curve == []
     assert plan.micro_batch_tokens > 0
@@ -238,7 +239,7 @@ def test_a_process_that_dies_in_the_middle_leaves_what_it_measured(
             processes[0].kill()
 
     plan = plan_batches(paths, settings, cache_folder=cache_folder, on_progress=kill_after_one)
-    assert [point["micro_batch_tokens"] for point in plan.curve] == [plan.micro_batch_tokens], plan.reason
+    assert [point.micro_batch_tokens for point in plan.curve] == [plan.micro_batch_tokens], plan.reason
     assert "ended early" in (plan.warning or "")
     assert not list(cache_folder.glob("*")), "half a curve is not kept"
 
@@ -287,7 +288,7 @@ def point(tokens: int, speed: float | None, share: float, **changes: Any) -> Pro
     outcome = "measured" if speed is not None else "predicted"
     values: dict[str, Any] = {
         "micro_batch_tokens": tokens,
-        "activation_checkpointing": False,
+        "gradient_checkpointing": False,
         "outcome": outcome,
         "tokens_per_second": speed,
         "peak_memory_bytes": total if speed is not None else None,
@@ -314,7 +315,7 @@ def test_of_equally_fast_ones_the_one_that_takes_least_is_chosen() -> None:
     points = [point(4096, 20_000, 0.4), point(8192, 20_100, 0.61), point(16384, 20_200, 0.8)]
     assert choose_point(points) is points[0]
     assert explain_choice(points[0], answer_of(*points)).endswith("16,384 was hardly faster (20,200 tokens/s)")
-    same = [point(4096, 20_000, 0.4), point(4096, 20_000, 0.2, activation_checkpointing=True)]
+    same = [point(4096, 20_000, 0.4), point(4096, 20_000, 0.2, gradient_checkpointing=True)]
     assert choose_point(same) is same[0], "checkpointing only where it is needed"
 
 
@@ -335,7 +336,7 @@ def test_budgets_reach_from_the_longest_row_to_a_whole_step(settings: TrainingSe
             for row, length in enumerate(lengths):
                 writer.append(row, [9] * length, [(1, length)])
         table = open_split(folder, "train")
-        changed = replace(settings, batching="packed", **changes)
+        changed = vary(settings, batching="packed", **changes)
         return list_budgets(changed, table, step_plan_of(changed, table))
 
     assert budgets([50] * 20, effective_batch_rows=10) == ([64, 128, 192, 256, 384, 512], 1)
@@ -356,12 +357,12 @@ def test_the_curve_is_drawn_and_tabulated(tmp_path: Path) -> None:
         point(8192, 24_000, 0.61),
         point(12288, 23_000, 0.9),
         point(16384, None, 0.99),
-        point(4096, None, 0.0, outcome="out of memory", predicted_total_bytes=None, activation_checkpointing=True),
+        point(4096, None, 0.0, outcome="out of memory", predicted_total_bytes=None, gradient_checkpointing=True),
     ]
     plan = BatchPlan(
         micro_batch_tokens=8192,
-        activation_checkpointing=False,
-        curve=[asdict(each) for each in points],
+        gradient_checkpointing=False,
+        curve=points,
         reason="8,192 tokens: it is the fastest",
         seconds=20.0,
         cached=False,
@@ -382,7 +383,7 @@ def test_the_curve_is_drawn_and_tabulated(tmp_path: Path) -> None:
     assert NOT_COMPILED in table
     assert "24,576" in table
     compiled = [replace(point(size, 30_000.0, 0.5), compiled=True) for size in (8192, 12288)]
-    looked_again = replace(plan, micro_batch_tokens=12288, curve=[*plan.curve, *map(asdict, compiled)])
+    looked_again = replace(plan, micro_batch_tokens=12288, curve=[*plan.curve, *compiled])
     table = tabulate_plan(looked_again)
     assert "| 12,288 | no | yes | 30,000 | 0.00 | 0.00 | 50% | chosen |" in table
     assert table.count("chosen") == 1, "not the point of the same size whose layers were not compiled"

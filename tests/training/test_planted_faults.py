@@ -56,7 +56,7 @@ def test_a_fault_that_would_crash_stops_whatever_the_user_says(
 ) -> None:
     world = World(paths, settings, monkeypatch, tmp_path)
     next(fault for fault in ROWS if fault.name == "a negative id").plant(world)
-    world.set(severities={"id-beyond-vocabulary": "note"})
+    world.set(health={"severity": {"id-beyond-vocabulary": "note"}})
     error = world.run()
     assert error is not None
     assert "train.health.severity cannot make it note: the run would crash" in str(error)
@@ -67,7 +67,7 @@ def test_masked_rows_can_be_let_pass(
 ) -> None:
     world = World(paths, settings, monkeypatch, tmp_path)
     next(fault for fault in ROWS if fault.name == "20 percent masked").plant(world)
-    world.set(severities={"rows-teach-nothing": "warn"})
+    world.set(health={"severity": {"rows-teach-nothing": "warn"}})
     assert world.run() is None
     assert world.reports[-1]["run"]["state"] == "finished"
 

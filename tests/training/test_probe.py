@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ import torch
 from lm_tuning.batching.batch import MicroBatch
 from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.batching.tasks.registry import get_task
+from lm_tuning.parameters.model import EnvironmentParameters
 from lm_tuning.text.store.table import TokenTableWriter, open_split
 from lm_tuning.training.planning.memory import measure_model
 from lm_tuning.training.planning.out_of_memory import read_memory
 from lm_tuning.training.planning.probe import BudgetProbe, main, probe_budgets, run_probe, switch_checkpointing
-from lm_tuning.training.planning.probe_exchange import ProbeAnswer, ProbeRequest
 from lm_tuning.training.planning.probe_rows import (
     evenly_by_size,
     extreme_rows,
@@ -28,10 +28,12 @@ from lm_tuning.training.planning.probe_rows import (
     heaviest_groups,
     sample_steps,
 )
+from lm_tuning.training.planning.records import ProbeAnswer, ProbeRequest
 from lm_tuning.training.run import TrainingPaths, TrainingSettings
 from lm_tuning.training.settings import step_plan_of
 from lm_tuning.training.setup.model import set_up_model
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.settings import vary
 from tests.support.task_rows import WRITERS, label_map, save_tiny_bart
 
 LORA = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}
@@ -50,11 +52,10 @@ def request_for(paths: TrainingPaths, settings: TrainingSettings, **changes: Any
         "budgets": [64, 128, 192],
         "start": 0,
         "checkpointing": [False],
-        "memory_fraction": 0.88,
         "ends_at": time.time() + PATIENCE_SECONDS,
-        "backend": {"num_threads": 1},
+        "backend": EnvironmentParameters(num_threads=1),
     }
-    return ProbeRequest(tokens=str(paths.tokens), settings=asdict(settings), **(values | changes))
+    return ProbeRequest(tokens=paths.tokens, settings=settings, **(values | changes))
 
 
 def run(request: ProbeRequest) -> ProbeAnswer:
@@ -105,7 +106,7 @@ def test_other_tasks_are_measured_too(task: str, settings: TrainingSettings, tmp
     base = settings.base
     if task == "seq2seq_lm":
         base = {**base, "name_or_path": str(save_tiny_bart(tmp_path / "bart"))}
-    settings = replace(
+    settings = vary(
         settings,
         task=task,  # type: ignore[arg-type]
         base=base,
@@ -116,7 +117,7 @@ def test_other_tasks_are_measured_too(task: str, settings: TrainingSettings, tmp
 
 
 def test_a_share_that_is_too_small_ends_the_search(paths: TrainingPaths, settings: TrainingSettings) -> None:
-    answer = run(request_for(paths, settings, memory_fraction=1e-9, budgets=[64, 128, 192], start=1))
+    answer = run(request_for(paths, vary(settings, memory_fraction=1e-9), start=1))
     assert [point.micro_batch_tokens for point in answer.points] == [128, 64], "downwards, and nothing larger"
     assert not any(point.fits for point in answer.points)
 
@@ -173,7 +174,7 @@ def test_checkpointing_is_tried_when_the_first_size_does_not_fit(
 ) -> None:
     request = request_for(paths, settings, checkpointing=[False, True], start=1)
     answer = probe_greedily(paths, settings, request, 128)
-    assert [(p.micro_batch_tokens, p.activation_checkpointing, p.outcome) for p in answer.points] == [
+    assert [(p.micro_batch_tokens, p.gradient_checkpointing, p.outcome) for p in answer.points] == [
         (128, False, "out of memory"),
         (64, False, "measured"),
         (128, True, "measured"),
@@ -191,7 +192,7 @@ def test_the_end_of_time_leaves_the_rest_untried(paths: TrainingPaths, settings:
 def test_checkpointing_is_switched_as_in_training(
     paths: TrainingPaths, settings: TrainingSettings, method: str
 ) -> None:
-    settings = replace(settings, method=method, lora=LORA)
+    settings = vary(settings, method=method, lora=LORA)
     ready = set_up_model(settings)
     probe = BudgetProbe(ready, settings, open_split(paths.tokens, "train"), "packed")
     calls = []
@@ -255,11 +256,11 @@ def test_sampled_steps_are_steps_of_the_run(paths: TrainingPaths, settings: Trai
 def test_the_command_writes_an_error_that_can_be_read(
     paths: TrainingPaths, settings: TrainingSettings, tmp_path: Path
 ) -> None:
-    settings = replace(settings, base={**settings.base, "name_or_path": str(tmp_path / "nowhere")})
-    request, answer = tmp_path / "request.json", tmp_path / "answer.json"
-    request.write_text(json.dumps(asdict(request_for(paths, settings))))
+    settings = vary(settings, base={**settings.base, "name_or_path": str(tmp_path / "nowhere")})
+    request, answer = tmp_path / "request.pickle", tmp_path / "answer.json"
+    request.write_bytes(pickle.dumps(request_for(paths, settings)))
     assert main([str(request), str(answer)]) == 0
-    read = ProbeAnswer.from_json(json.loads(answer.read_text()))
+    read = ProbeAnswer(**json.loads(answer.read_text()))
     assert "nowhere" in (read.error or "")
     assert not read.finished
     assert read.points == []
@@ -269,9 +270,9 @@ def test_the_command_writes_an_error_that_can_be_read(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_on_a_gpu_memory_grows_with_the_budget(paths: TrainingPaths, settings: TrainingSettings, method: str) -> None:
-    settings = replace(settings, method=method, lora=LORA, device="cuda", compute_dtype="bfloat16")
+    settings = vary(settings, method=method, lora=LORA, device="cuda", compute_dtype="bfloat16")
     answer = run(request_for(paths, settings, budgets=[64, 128, 192]))
     peaks = [point.peak_memory_bytes or 0 for point in answer.points]
     assert peaks == sorted(peaks)
-    assert peaks[0] > measure_model(set_up_model(settings).model).weights
+    assert peaks[0] > measure_model(set_up_model(settings).model, settings.train.trainer).weights
     assert all((point.predicted_total_bytes or 0) > peak for point, peak in zip(answer.points, peaks, strict=True))

@@ -15,6 +15,7 @@ from lm_tuning.training.profile import trace as trace_table
 from lm_tuning.training.profile.profiling import TrainingProfile, profile_training
 from lm_tuning.training.profile.report import build_summary, group_rows, profile_figures, write_profile
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+from tests.support.settings import vary
 from tests.support.task_rows import WRITERS, label_map
 
 
@@ -25,9 +26,7 @@ def files_below(folder: Path) -> dict[str, bytes]:
 @pytest.fixture
 def long_settings(settings: TrainingSettings) -> TrainingSettings:
     """A training that would evaluate and save, and is much longer than its profile."""
-    return replace(
-        settings, max_steps=400, save_every_steps=2, eval_every_steps=2, load_best=True, early_stopping_evals=3
-    )
+    return vary(settings, max_steps=400, save_every_steps=2, eval_every_steps=2, load_best=True, early_stopping_evals=3)
 
 
 def test_a_few_steps_of_the_real_training_are_profiled(paths: TrainingPaths, long_settings, tmp_path):
@@ -83,7 +82,7 @@ def test_the_head_s_products_are_the_loss_s(how, paths, settings, tmp_path, monk
 def test_a_classifier_s_head_is_the_loss_s_too(settings, tmp_path):
     for seed, split in enumerate(("train", "validation", "test")):
         WRITERS["sequence_classification"](tmp_path / "tokens", split, 12, seed=seed)
-    settings = replace(settings, task="sequence_classification", label_map=label_map(), first_loss_severity="warn")
+    settings = vary(settings, task="sequence_classification", label_map=label_map(), health={"on_mismatch": "warn"})
     paths = TrainingPaths(tokens=tmp_path / "tokens", checkpoints=tmp_path / "checkpoints")
     profile = profile_training(paths, settings, folder=tmp_path, num_steps=2, num_warm_up_steps=2)
     assert num_products(profile, trace_table.LOSS) == 2 * 3
@@ -100,21 +99,21 @@ def test_work_has_the_names_that_the_code_gives_it(paths, settings, tmp_path):
 
 
 def test_it_leaves_nothing_but_the_trace_and_touches_no_checkpoint(paths, settings, long_settings, tmp_path):
-    run_training(paths, replace(settings, max_steps=2, save_every_steps=1))
+    run_training(paths, vary(settings, max_steps=2, save_every_steps=1))
     before = files_below(paths.checkpoints)
     assert any("checkpoint-2" in name for name in before)
-    profile_training(paths, replace(long_settings, resume=True), folder=tmp_path / "profile", num_steps=1)
+    profile_training(paths, vary(long_settings, resume=True), folder=tmp_path / "profile", num_steps=1)
     assert files_below(paths.checkpoints) == before
     assert [path.name for path in (tmp_path / "profile").iterdir()] == ["trace.json.gz"]
 
 
 def test_a_training_of_fewer_steps_is_made_longer(paths, settings, tmp_path):
-    short = replace(settings, max_steps=2, trainer={**settings.trainer, "warmup_steps": 1})
+    short = vary(settings, max_steps=2, trainer={**settings.train.trainer, "warmup_steps": 1})
     assert profile_training(paths, short, folder=tmp_path, num_steps=2, num_warm_up_steps=2).table.num_steps == 2
 
 
 def test_an_error_of_the_training_comes_through_and_nothing_stays(paths, settings, tmp_path):
-    wrong = replace(settings, method="lora", lora={"r": 2, "alpha": 4, "dropout": 0.0, "target_modules": ["q_prj"]})
+    wrong = vary(settings, method="lora", lora={"r": 2, "alpha": 4, "dropout": 0.0, "target_modules": ["q_prj"]})
     with pytest.raises(UserError, match="q_prj"):
         profile_training(paths, wrong, folder=tmp_path / "profile")
     assert list((tmp_path / "profile").iterdir()) == []

@@ -18,6 +18,7 @@ from lm_tuning.models import quantization
 from lm_tuning.models.loading import Quantization, load_model
 from lm_tuning.models.quantization import check_quantization, quantized_bits
 from lm_tuning.models.tuned import attach_adapter, load_tuned
+from lm_tuning.parameters import LoraParameters
 from lm_tuning.training.setup.adapters import add_lora, count_parameters, save_adapter
 from tests.recipes.tiny_models import save_model
 from tests.training.test_adapters import IDS, LABEL_MAP, SMALL, logits, task_of_architecture, train
@@ -115,7 +116,7 @@ def test_an_evaluation_changes_no_gradient_afterwards(folders, architecture, dty
         model = load(folders(architecture), Quantization(compute_dtype=dtype), dtype=dtype)
         assert not any(layer.support_avx512bf16_for_cpu for layer in quantized_layers(model).values())
         torch.manual_seed(2)
-        model = add_lora(model, **SMALL)
+        model = add_lora(model, LoraParameters(**SMALL))
         with torch.no_grad():
             for name, each in model.named_parameters():
                 if "lora_B" in name:
@@ -139,9 +140,9 @@ def test_an_evaluation_changes_no_gradient_afterwards(folders, architecture, dty
 def test_adapters_train_beside_quantized_weights_that_stay(folders, held, kind):
     if held.bits == 8 and kind.get("use_dora"):
         with pytest.raises(UserError, match=r"use_dora = true cannot train beside .* = 8 on a CPU: set .*bits = 4"):
-            add_lora(load(folders("llama"), held), **kind, **SMALL)
+            add_lora(load(folders("llama"), held), LoraParameters(**kind, **SMALL))
         return
-    model = add_lora(load(folders("llama"), held), **kind, **SMALL)
+    model = add_lora(load(folders("llama"), held), LoraParameters(**kind, **SMALL))
     assert all(each.dtype == torch.float32 for each in model.parameters() if each.requires_grad)
     frozen = {name: copy.deepcopy(each.data) for name, each in model.named_parameters() if not each.requires_grad}
     with torch.no_grad():
@@ -158,7 +159,7 @@ def test_adapters_train_beside_quantized_weights_that_stay(folders, held, kind):
 def test_checkpointing_changes_no_gradient(folders, held):
     def made(*, checkpointing: bool) -> dict[str, torch.Tensor]:
         torch.manual_seed(2)
-        model = add_lora(load(folders("llama"), held), **SMALL)
+        model = add_lora(load(folders("llama"), held), LoraParameters(**SMALL))
         if checkpointing:
             model.activation_checkpointing_enable()
         return gradients(model)
@@ -172,7 +173,7 @@ def test_checkpointing_changes_no_gradient(folders, held):
 @pytest.mark.parametrize("task", ["causal_lm", "sequence_classification"])
 @pytest.mark.parametrize("held", [FOUR, EIGHT], ids=["4 bits", "8 bits"])
 def test_a_tuned_model_loads_on_the_base_quantized_as_in_training(folders, tmp_path, task, held):
-    model = add_lora(load(folders("llama"), held, task), task=task, **SMALL)
+    model = add_lora(load(folders("llama"), held, task), LoraParameters(**SMALL), task=task)
     train(model)
     with torch.no_grad():
         trained = logits(model)
@@ -204,7 +205,7 @@ def test_two_weights_in_a_byte_count_as_two(folders):
 def test_the_seed_decides_an_adapter_on_quantized_weights(folders):
     def made() -> list[torch.Tensor]:
         torch.manual_seed(4)
-        model = add_lora(load(folders("llama")), **SMALL)
+        model = add_lora(load(folders("llama")), LoraParameters(**SMALL))
         return [each for each in model.parameters() if each.requires_grad]
 
     assert all(torch.equal(first, second) for first, second in zip(made(), made(), strict=True))

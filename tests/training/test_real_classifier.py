@@ -6,14 +6,14 @@ import csv
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from lm_tuning.models.conversion import EMBEDDED_MODEL, is_converted
 from lm_tuning.text.store.table import TokenTableWriter
-from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+from lm_tuning.training.run import TrainingPaths, run_training
 from tests.support.real_tokenizer import real_tokenizer
+from tests.support.settings import make_settings
 
 REPOSITORY = Path(__file__).parents[2]
 NUM_ROWS = 32
@@ -44,24 +44,20 @@ def test_the_first_loss_of_77_intents_is_chance_however_the_step_is_split(tmp_pa
     assert len(rows) == 77
     first = {}
     for micro_batch_tokens in (1000, 130, 37):
-        settings: dict[str, Any] = {
-            "task": "sequence_classification",
-            "label_map": rows,
-            "base": {"name_or_path": str(folder), "digest": "base", "revision": None, "trust_remote_code": False},
-            "tokens_key": "tokens",
-            "weights_dtype": "float32",
-            "compute_dtype": "float32",
-            "device": "cpu",
-            "method": "lora",
-            "lora": {"r": 8, "alpha": 16, "dropout": 0.0, "target_modules": "all-linear"},
-            "seed": 7,
-            "learning_rate": 1e-4,
-            "effective_batch_rows": NUM_ROWS,
-            "max_steps": 1,
-            "batching": "packed",
-            "micro_batch_tokens": micro_batch_tokens,
-        }
-        result = run_training(TrainingPaths(tmp_path, tmp_path / "runs"), TrainingSettings(**settings))
+        settings = make_settings(
+            folder,
+            task="sequence_classification",
+            label_map=rows,
+            method="lora",
+            lora={"r": 8, "alpha": 16, "dropout": 0.0, "target_modules": "all-linear"},
+            learning_rate=1e-4,
+            effective_batch_rows=NUM_ROWS,
+            max_steps=1,
+            batching="packed",
+            micro_batch_tokens=micro_batch_tokens,
+            trainer={},
+        )
+        result = run_training(TrainingPaths(tmp_path, tmp_path / "runs"), settings)
         facts, cut = result.health["facts"], result.efficiency[0]["num_micro_batches"]
         first[cut] = result.steps[0]["loss_nats_per_row"]
         assert first[cut] == pytest.approx(facts["first_step_measured_nats_per_row"], rel=1e-5)

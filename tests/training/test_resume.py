@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.recipes.tiny_models import save_model
+from tests.support.settings import vary
 from tests.support.tiny import ids, save_tiny_model
 from tests.training.conftest import WORDS
 
@@ -72,7 +72,7 @@ def dropping_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def dropping_run(long_run: TrainingSettings, dropping_model: Path) -> TrainingSettings:
-    return replace(long_run, base={**long_run.base, "name_or_path": str(dropping_model)})
+    return vary(long_run, base={**long_run.base, "name_or_path": str(dropping_model)})
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +89,14 @@ def encoder_decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def long_run(settings: TrainingSettings) -> TrainingSettings:
     """Nine steps over two epochs and a bit, several micro-batches per step, loaded by two processes."""
-    return replace(
+    return vary(
         settings,
         max_steps=9,
         micro_batch_tokens=60,
         num_loader_workers=2,
         save_every_steps=2,
         eval_every_steps=3,
-        first_loss_severity="warn",
+        health={"on_mismatch": "warn"},
         trainer={"lr_scheduler_type": "cosine", "warmup_steps": 2},
     )
 
@@ -155,7 +155,7 @@ def compare_runs(
     latest = checkpoints.find_latest(paths.checkpoints)
     assert latest is not None
     torch.manual_seed(999)  # whatever happened in between
-    resumed = run_training(paths, replace(settings, resume=True))
+    resumed = run_training(paths, vary(settings, resume=True))
     assert resumed.health["facts"]["resumed_from_step"] == latest.step == (fails_at - 1) // 2 * 2
     assert resumed.steps == unbroken.steps
     assert [{**row, "seconds": 0} for row in resumed.evaluations] == [
@@ -184,7 +184,7 @@ def test_a_language_model_goes_on_bit_by_bit(
     batching: Any,
     fails_at: int,
 ) -> None:
-    check_resume(tokens_folder, replace(dropping_run, batching=batching), fails_at)
+    check_resume(tokens_folder, vary(dropping_run, batching=batching), fails_at)
 
 
 @pytest.mark.parametrize(
@@ -199,20 +199,20 @@ def test_a_language_model_goes_on_bit_by_bit(
 def test_an_adapter_goes_on_bit_by_bit(
     tokens_folder: Path, long_run: TrainingSettings, check_resume: CheckResume, lora: dict[str, Any]
 ) -> None:
-    settings = replace(long_run, method="lora", lora=lora, neftune_noise_alpha=5.0, label_smoothing=0.1)
+    settings = vary(long_run, method="lora", lora=lora, neftune_noise_alpha=5.0, label_smoothing=0.1)
     check_resume(tokens_folder, settings, 8)
 
 
 def test_an_adapter_beside_4_bit_weights_goes_on_bit_by_bit(
     tokens_folder: Path, wide_model: Path, long_run: TrainingSettings, check_resume: CheckResume
 ) -> None:
-    settings = replace(
+    settings = vary(
         long_run,
         base={**long_run.base, "name_or_path": str(wide_model)},
         method="qlora",
         lora=LORA,
         qlora={"bits": 4, "quant_type": "nf4", "double_quant": True},
-        activation_checkpointing=True,
+        gradient_checkpointing=True,
     )
     check_resume(tokens_folder, settings, 8)
 
@@ -223,7 +223,7 @@ def test_a_classifier_goes_on_bit_by_bit(
 ) -> None:
     for seed, (split, count) in enumerate((("train", 20), ("validation", 6), ("test", 0))):
         write_labelled(tmp_path / "tokens", split, count, seed=seed)
-    settings = replace(
+    settings = vary(
         dropping_run,
         task="sequence_classification",
         label_map=LABELS,
@@ -245,7 +245,7 @@ def test_another_best_metric_finds_the_best_of_the_steps_before(
     for seed, (split, count) in enumerate((("train", 20), ("validation", 6), ("test", 0))):
         write_labelled(tmp_path / "tokens", split, count, seed=seed)
     paths = TrainingPaths(tmp_path / "tokens", paths.checkpoints)
-    settings = replace(
+    settings = vary(
         dropping_run,
         task="sequence_classification",
         label_map=LABELS,
@@ -262,7 +262,7 @@ def test_another_best_metric_finds_the_best_of_the_steps_before(
     )
     run_training(paths, settings)
     # A rate that spoils the model, so that the best loss is one from before.
-    spoilt = replace(settings, learning_rate=5.0, max_steps=8, best_metric="loss", early_stopping_evals=4, resume=True)
+    spoilt = vary(settings, learning_rate=5.0, max_steps=8, best_metric="loss", early_stopping_evals=4, resume=True)
     resumed = run_training(paths, spoilt)
     losses = {row["step"]: row["validation_nats_per_row"] for row in resumed.evaluations if row["step"]}
     assert resumed.summary["best_step"] == min(losses, key=losses.__getitem__) < 8
@@ -273,7 +273,7 @@ def test_an_encoder_decoder_goes_on_bit_by_bit(
 ) -> None:
     for seed, (split, count) in enumerate((("train", 20), ("validation", 6), ("test", 0))):
         write_pairs(tmp_path / "tokens", split, count, seed=seed)
-    settings = replace(
+    settings = vary(
         long_run,
         task="seq2seq_lm",
         base={**long_run.base, "name_or_path": str(encoder_decoder)},
@@ -290,8 +290,8 @@ def test_a_resumed_run_sees_the_rows_that_were_left(
     break_at(monkeypatch, 9, whole)(TrainingPaths(paths.tokens, tmp_path / "whole"), long_run)
     seen: list[list[int]] = []
     break_at(monkeypatch, 4, seen)(paths, long_run)
-    break_at(monkeypatch, 7, seen)(paths, replace(long_run, resume=True))
-    break_at(monkeypatch, 9, seen)(paths, replace(long_run, resume=True))
+    break_at(monkeypatch, 7, seen)(paths, vary(long_run, resume=True))
+    break_at(monkeypatch, 9, seen)(paths, vary(long_run, resume=True))
     # Steps 1 to 4; again from the checkpoint of step 2 to 7; again from that of step 6.
     assert seen == [*whole[:4], *whole[2:7], *whole[6:9]]
     assert sorted(row for rows in whole[:4] for row in rows) == list(range(1, 21))
@@ -301,7 +301,7 @@ def test_a_resumed_run_sees_the_rows_that_were_left(
 def test_a_half_written_checkpoint_is_passed_over(
     paths: TrainingPaths, settings: TrainingSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
-    saving = replace(settings, save_every_steps=2)
+    saving = vary(settings, save_every_steps=2)
     unbroken = run_training(TrainingPaths(paths.tokens, tmp_path / "unbroken"), saving)
     owner, name = {
         "weights": (StepPlanTrainer, "save_model"),
@@ -326,7 +326,7 @@ def test_a_half_written_checkpoint_is_passed_over(
     # A kill or a power failure has no time for that, and leaves one.
     (run / ".writing-4").mkdir()
     (run / ".writing-4" / "model.safetensors").write_bytes(b"half")
-    resumed = run_training(paths, replace(saving, resume=True))
+    resumed = run_training(paths, vary(saving, resume=True))
     assert resumed.health["facts"]["resumed_from_step"] == 2
     assert not list(run.glob(".writing-*"))
     assert_same_weights(resumed.model_folder, unbroken.model_folder)
@@ -335,7 +335,7 @@ def test_a_half_written_checkpoint_is_passed_over(
 def test_a_half_deleted_checkpoint_is_passed_over(
     paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saving = replace(settings, save_every_steps=2, keep_checkpoints=1)
+    saving = vary(settings, save_every_steps=2, keep_checkpoints=1)
     remove = shutil.rmtree
 
     def fail_at_step_2(path: Path, *arguments: Any, **options: Any) -> None:
@@ -351,6 +351,6 @@ def test_a_half_deleted_checkpoint_is_passed_over(
     (run,) = paths.checkpoints.glob("run-*")
     assert (run / "checkpoint-2").is_dir()
     assert [checkpoint.step for checkpoint in checkpoints.list_complete(run)] == [4]
-    resumed = run_training(paths, replace(saving, resume=True))
+    resumed = run_training(paths, vary(saving, resume=True))
     assert resumed.health["facts"]["resumed_from_step"] == 4
     assert [checkpoint.step for checkpoint in checkpoints.list_complete(run)] == [6]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.text.store.table import TokenTableWriter
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+from tests.support.settings import vary
 from tests.support.tiny import END, ids
 
 LORA: dict[str, Any] = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}
@@ -40,7 +40,7 @@ def equal_rows(tmp_path: Path) -> Path:
 def stopped_at_2(equal_rows: Path, settings: TrainingSettings, tmp_path: Path) -> Stopped:
     """A run of two epochs, two rows per micro-batch and two of those a step, with a checkpoint of step 2 of 8."""
     paths = TrainingPaths(equal_rows, tmp_path / "checkpoints")
-    chosen = replace(
+    chosen = vary(
         settings,
         effective_batch_rows=4,
         num_epochs=2,
@@ -66,7 +66,7 @@ def test_another_cut_of_the_same_steps_goes_on(stopped_at_2: Stopped, tmp_path: 
     paths, settings = stopped_at_2
     unbroken = run_training(TrainingPaths(paths.tokens, tmp_path / "unbroken"), settings)
     done: list[int] = []
-    wider = replace(settings, micro_batch_tokens=48, resume=True)
+    wider = vary(settings, micro_batch_tokens=48, resume=True)
     resumed = run_training(paths, wider, on_progress=lambda what, step, total, unit: done.append(step))
     assert done == [2, 3, 4, 5, 6, 7, 8]  # where it goes on, and six further steps
     assert [row["num_micro_batches"] for row in resumed.efficiency] == [2, 2, *[1] * 6]
@@ -79,7 +79,7 @@ def test_another_effective_batch_is_refused_with_both_sizes(
 ) -> None:
     paths, settings = stopped_at_2
     with pytest.raises(UserError, match=r"another effective batch: the checkpoint has '4 rows', this run '8 rows'"):
-        run_training(paths, replace(settings, effective_batch_rows=8, micro_batch_tokens=48, resume=True))
+        run_training(paths, vary(settings, effective_batch_rows=8, micro_batch_tokens=48, resume=True))
     assert len(list(paths.checkpoints.glob("run-*/checkpoint-2"))) == 1
 
 
@@ -96,20 +96,20 @@ def test_what_makes_it_another_run_is_refused(stopped_at_2: Stopped, other: dict
     paths, settings = stopped_at_2
     changed = {**other, "base": {**settings.base, **other.get("base", {})}}
     with pytest.raises(UserError, match=words):
-        run_training(paths, replace(settings, resume=True, **changed))
+        run_training(paths, vary(settings, resume=True, **changed))
 
 
 def test_the_checkpoint_of_an_older_run_is_explained(stopped_at_2: Stopped, caplog: pytest.LogCaptureFixture) -> None:
     paths, settings = stopped_at_2
     newest = checkpoints.new_run_folder(paths.checkpoints)  # a later run that ended before its first checkpoint
     with pytest.raises(UserError, match="tokens-2") as caught:
-        run_training(paths, replace(settings, tokens_key="tokens-2", resume=True))
+        run_training(paths, vary(settings, tokens_key="tokens-2", resume=True))
     latest = checkpoints.find_latest(paths.checkpoints)
     assert latest is not None
     assert str(latest.path) in str(caught.value)
     assert newest not in latest.path.parents
     caplog.set_level("INFO", logger="lm_tuning")
-    run_training(paths, replace(settings, resume=True))
+    run_training(paths, vary(settings, resume=True))
     assert f"Going on from {latest.path}, step 2 of 8" in caplog.text
 
 
@@ -119,7 +119,7 @@ def test_a_warmup_that_never_ends_is_refused_with_both_numbers(
 ) -> None:
     trainer = {"lr_scheduler_type": "linear", "warmup_steps": warmup}
     with pytest.raises(UserError, match=rf"warm-?up.*\b{steps} warm-up steps?, but the run has {max_steps} step"):
-        run_training(paths, replace(settings, max_steps=max_steps, trainer=trainer))
+        run_training(paths, vary(settings, max_steps=max_steps, trainer=trainer))
     assert not list(paths.checkpoints.glob("run-*"))
 
 
@@ -129,8 +129,8 @@ def test_every_warmup_that_is_accepted_reaches_its_peak(
     paths: TrainingPaths, settings: TrainingSettings, max_steps: int, warmup: float, schedule: str
 ) -> None:
     trainer = {"lr_scheduler_type": schedule, "warmup_steps": warmup}
-    result = run_training(paths, replace(settings, max_steps=max_steps, trainer=trainer))
-    assert max(row["learning_rate"] for row in result.steps) == pytest.approx(settings.learning_rate)
+    result = run_training(paths, vary(settings, max_steps=max_steps, trainer=trainer))
+    assert max(row["learning_rate"] for row in result.steps) == pytest.approx(settings.train.learning_rate)
     before, after = (
         load_file(folder / "model.safetensors") for folder in (Path(settings.base["name_or_path"]), result.model_folder)
     )

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,6 +35,7 @@ from lm_tuning.training.results import efficiency_figures
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.rounding import SAME_LOSS
+from tests.support.settings import vary
 from tests.training.conftest import write_rows
 
 LORA = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}
@@ -59,10 +59,10 @@ def assert_equal_weights(first: Path, second: Path) -> None:
 def test_a_step_computes_the_same_however_it_is_cut(
     paths: TrainingPaths, settings: TrainingSettings, method: str
 ) -> None:
-    settings = replace(settings, method=method, lora=LORA if method == "lora" else {})
-    whole = run_training(paths, replace(settings, batching="packed", micro_batch_tokens=1000))
+    settings = vary(settings, method=method, lora=LORA if method == "lora" else {})
+    whole = run_training(paths, vary(settings, batching="packed", micro_batch_tokens=1000))
     for batching, budget, most in (("packed", 60, 6), ("padded", 60, 6), ("padded", 1000, 1), ("packed", 1, 6)):
-        cut = run_training(paths, replace(settings, batching=batching, micro_batch_tokens=budget))
+        cut = run_training(paths, vary(settings, batching=batching, micro_batch_tokens=budget))
         assert 1 <= cut.efficiency[0]["num_micro_batches"] <= most
         assert losses(cut) == pytest.approx(losses(whole), rel=SAME_LOSS)
         norms = [row["gradient_norm"] for row in cut.steps]
@@ -73,7 +73,7 @@ def test_the_logged_loss_is_the_loss_of_the_rows(paths: TrainingPaths, settings:
     from lm_tuning.batching.step_plan import StepPlan
     from lm_tuning.models.loading import load_model
 
-    result = run_training(paths, replace(settings, micro_batch_tokens=40))
+    result = run_training(paths, vary(settings, micro_batch_tokens=40))
     table = open_split(paths.tokens, "train")
     plan = StepPlan(table.lengths, seed=settings.seed, effective_batch_rows=6, max_steps=6)
     model = load_model(settings.base["name_or_path"])
@@ -89,7 +89,7 @@ def test_a_tuned_folder_says_what_it_is(paths: TrainingPaths, settings: Training
     streamed: list[tuple[int, dict[str, float]]] = []
     result = run_training(
         paths,
-        replace(settings, method="lora", lora=LORA, run_id="run-1"),
+        vary(settings, method="lora", lora=LORA, run_id="run-1"),
         on_metrics=lambda step, metrics: streamed.append((step, metrics)),
     )
     facts = json.loads((result.model_folder / "tuning.json").read_text())
@@ -108,14 +108,14 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_by_bit(
     paths: TrainingPaths, settings: TrainingSettings, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lora = {**LORA, "dropout": 0.3} if method == "lora" else {}
-    settings = replace(
+    settings = vary(
         settings,
         method=method,
         lora=lora,
         save_every_steps=2,
         trainer={"lr_scheduler_type": "linear", "warmup_steps": 2},
         eval_every_steps=3,
-        first_loss_severity="warn",
+        health={"on_mismatch": "warn"},
         micro_batch_tokens=60,
     )
     unbroken = run_training(paths, settings)
@@ -133,7 +133,7 @@ def test_a_resumed_run_equals_an_unbroken_one_bit_by_bit(
         with pytest.raises(RuntimeError, match="power"):
             run_training(broken, settings)
     torch.manual_seed(999)  # whatever happened in between
-    resumed = run_training(broken, replace(settings, resume=True))
+    resumed = run_training(broken, vary(settings, resume=True))
     assert losses(resumed) == losses(unbroken)
     assert [row["learning_rate"] for row in resumed.steps] == [row["learning_rate"] for row in unbroken.steps]
     assert resumed.steps == unbroken.steps
@@ -158,7 +158,7 @@ def test_a_signal_finishes_the_step_and_keeps_it(
     latest = checkpoints.find_latest(stopped.checkpoints)
     assert latest is not None
     assert latest.step == 3
-    resumed = run_training(stopped, replace(settings, resume=True))
+    resumed = run_training(stopped, vary(settings, resume=True))
     assert losses(resumed) == losses(unbroken)
     assert_equal_weights(resumed.model_folder, unbroken.model_folder)
 
@@ -168,7 +168,7 @@ def test_a_signal_to_all_processes_leaves_the_loader_at_work(
     paths: TrainingPaths, settings: TrainingSettings, number: signal.Signals
 ) -> None:
     """Batch schedulers and Ctrl-C signal every process of a job, the loader's workers too."""
-    settings = replace(settings, num_loader_workers=2, max_steps=30, num_epochs=None)
+    settings = vary(settings, num_loader_workers=2, max_steps=30, num_epochs=None)
     asked = []
 
     def interrupt(what: str, done: int, total: int | None, unit: str) -> None:
@@ -216,7 +216,7 @@ def test_a_signal_in_the_middle_of_a_step_is_acknowledged_once(
     monkeypatch.setattr(StepPlanTrainer, "micro_batch_loss", signalled)
     caplog.set_level("WARNING", logger="lm_tuning")
     with pytest.raises(Interrupted, match="Step 1 of 6"):
-        run_training(paths, replace(settings, micro_batch_tokens=40))
+        run_training(paths, vary(settings, micro_batch_tokens=40))
     assert len(calls) > 2, "the step has several micro-batches, and all of them are done"
     said = [index for index, message in enumerate(caplog.messages) if message.startswith("SIGTERM: the step in hand")]
     assert len(said) == 1
@@ -233,22 +233,22 @@ def test_every_step_of_a_short_run_has_its_line_before_the_end(
     caplog.set_level("INFO", logger="lm_tuning")
     with pytest.raises(Interrupted, match="Step 2 of 6"):
         run_training(paths, settings, on_progress=stop_after_second)
-    run_training(paths, replace(settings, resume=True))
+    run_training(paths, vary(settings, resume=True))
     said = [message.split()[1] for message in caplog.messages if message.startswith("step ")]
     assert said == [f"{step}/6" for step in range(1, 7)]
 
 
 def test_a_resume_keeps_the_times_from_before(paths: TrainingPaths, settings: TrainingSettings) -> None:
-    first = run_training(paths, replace(settings, save_every_steps=3)).summary
+    first = run_training(paths, vary(settings, save_every_steps=3)).summary
     kept = checkpoints.find_latest(paths.checkpoints)
     assert kept is not None and kept.step == 6
     log = json.loads((kept.path / checkpoints.STEP_LOG).read_text())
-    again = run_training(paths, replace(settings, save_every_steps=3, resume=True)).summary
+    again = run_training(paths, vary(settings, save_every_steps=3, resume=True)).summary
     assert first["training_seconds"] >= again["training_seconds"] == kept.facts["training_seconds"] > 0
     assert again["health_seconds"] >= kept.facts["health_seconds"] > 0
     logging_fraction = log["own_seconds"] / again["training_seconds"]
     assert again["logging_fraction"] >= logging_fraction > 0
-    longer = run_training(paths, replace(settings, save_every_steps=3, resume=True, max_steps=8)).summary
+    longer = run_training(paths, vary(settings, save_every_steps=3, resume=True, max_steps=8)).summary
     assert longer["training_seconds"] > again["training_seconds"]
     for summary in (first, again, longer):
         assert summary["total_seconds"] >= summary["training_seconds"]
@@ -258,20 +258,20 @@ def test_a_resume_keeps_the_times_from_before(paths: TrainingPaths, settings: Tr
 def test_the_whole_time_has_that_from_before_a_resume(
     paths: TrainingPaths, settings: TrainingSettings, stored: dict[str, float]
 ) -> None:
-    run_training(paths, replace(settings, save_every_steps=3))
+    run_training(paths, vary(settings, save_every_steps=3))
     latest = checkpoints.find_latest(paths.checkpoints)
     assert latest is not None
     marker = latest.path / checkpoints.MARKER
     facts = json.loads(marker.read_text())
     assert 0 < facts["training_seconds"] <= facts.pop("total_seconds")  # which earlier versions did not write
     marker.write_text(json.dumps(facts | stored))
-    summary = run_training(paths, replace(settings, resume=True)).summary
+    summary = run_training(paths, vary(settings, resume=True)).summary
     assert 1000 <= summary["training_seconds"] <= summary["total_seconds"]
     assert summary["total_seconds"] >= max(stored.values())
 
 
 def test_a_half_written_checkpoint_is_never_used(paths: TrainingPaths, settings: TrainingSettings) -> None:
-    run_training(paths, replace(settings, save_every_steps=2, keep_checkpoints=5))
+    run_training(paths, vary(settings, save_every_steps=2, keep_checkpoints=5))
     latest = checkpoints.find_latest(paths.checkpoints)
     assert latest is not None
     assert latest.step == 6
@@ -282,9 +282,9 @@ def test_a_half_written_checkpoint_is_never_used(paths: TrainingPaths, settings:
 
 
 def test_resuming_something_else_is_refused_with_both_values(paths: TrainingPaths, settings: TrainingSettings) -> None:
-    run_training(paths, replace(settings, save_every_steps=2, max_steps=2))
+    run_training(paths, vary(settings, save_every_steps=2, max_steps=2))
     with pytest.raises(UserError) as caught:
-        run_training(paths, replace(settings, resume=True, effective_batch_rows=12, tokens_key="tokens-2"))
+        run_training(paths, vary(settings, resume=True, effective_batch_rows=12, tokens_key="tokens-2"))
     assert "'6 rows'" in str(caught.value)
     assert "'12 rows'" in str(caught.value)
     assert "tokens-2" in str(caught.value)
@@ -292,22 +292,22 @@ def test_resuming_something_else_is_refused_with_both_values(paths: TrainingPath
 
 def test_resuming_without_a_checkpoint_says_so(paths: TrainingPaths, settings: TrainingSettings) -> None:
     with pytest.raises(UserError, match="no complete checkpoint"):
-        run_training(paths, replace(settings, resume=True))
+        run_training(paths, vary(settings, resume=True))
     assert not list(paths.checkpoints.glob("run-*"))
 
 
 def test_a_finished_run_can_be_made_longer_at_the_present_rate(
     paths: TrainingPaths, settings: TrainingSettings
 ) -> None:
-    linear = replace(settings, trainer={"lr_scheduler_type": "linear"}, save_every_steps=3, max_steps=3)
+    linear = vary(settings, trainer={"lr_scheduler_type": "linear"}, save_every_steps=3, max_steps=3)
     run_training(paths, linear)
-    longer = run_training(paths, replace(linear, resume=True, max_steps=6, learning_rate=2e-2))
+    longer = run_training(paths, vary(linear, resume=True, max_steps=6, learning_rate=2e-2))
     rates = [row["learning_rate"] for row in longer.steps[3:]]
     assert rates == pytest.approx([2e-2 * (6 - done) / 6 for done in (3, 4, 5)])
 
 
 def test_checkpoints_of_another_run_stay(paths: TrainingPaths, settings: TrainingSettings) -> None:
-    saving = replace(settings, save_every_steps=2, keep_checkpoints=1)
+    saving = vary(settings, save_every_steps=2, keep_checkpoints=1)
     run_training(paths, saving)
     run_training(paths, saving)
     kept = sorted(path.parent.name for path in paths.checkpoints.glob("run-*/checkpoint-6"))
@@ -319,7 +319,7 @@ def test_the_best_checkpoint_can_be_taken(paths: TrainingPaths, settings: Traini
     # A huge rate after a good start: the last step is worse than an earlier one.
     result = run_training(
         paths,
-        replace(
+        vary(
             settings,
             learning_rate=0.05,
             max_steps=12,
@@ -344,7 +344,7 @@ def test_training_ends_early_when_nothing_gets_better(
     paths: TrainingPaths, settings: TrainingSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="lm_tuning")
-    hopeless = replace(
+    hopeless = vary(
         settings,
         learning_rate=1e-12,
         max_steps=12,
@@ -361,7 +361,7 @@ def test_training_ends_early_when_nothing_gets_better(
     assert [row["step"] for row in result.evaluations] == list(range(0, 2 * (best + 3) + 1, 2))
     assert (result.summary["total_steps"], result.summary["stopped_early"]) == (2 * (best + 3), True)
     assert json.loads((result.model_folder / "tuning.json").read_text())["finished_step"] == 2 * (best + 3)
-    resumed = run_training(paths, replace(hopeless, resume=True))
+    resumed = run_training(paths, vary(hopeless, resume=True))
     assert resumed.summary["total_steps"] == result.summary["total_steps"], "a run that has ended stays ended"
     assert_equal_weights(resumed.model_folder, result.model_folder)
 
@@ -380,7 +380,7 @@ def test_each_figure_knows_which_way_is_better(metric: str, values: list[float],
 
 @pytest.mark.parametrize("warmup", [10, 0.9])
 def test_a_warmup_without_end_is_refused(paths: TrainingPaths, settings: TrainingSettings, warmup: float) -> None:
-    short = replace(settings, max_steps=3, trainer={"lr_scheduler_type": "linear", "warmup_steps": warmup})
+    short = vary(settings, max_steps=3, trainer={"lr_scheduler_type": "linear", "warmup_steps": warmup})
     with pytest.raises(UserError, match="3 steps in total"):
         run_training(paths, short)
 
@@ -388,7 +388,7 @@ def test_a_warmup_without_end_is_refused(paths: TrainingPaths, settings: Trainin
 def test_adapter_targets_are_checked_against_the_model(paths: TrainingPaths, settings: TrainingSettings) -> None:
     lora = {**LORA, "target_modules": ["q_proj", "v_porj"]}
     with pytest.raises(UserError, match=r"'v_porj'.*'v_proj'.*k_proj") as caught:
-        run_training(paths, replace(settings, method="lora", lora=lora))
+        run_training(paths, vary(settings, method="lora", lora=lora))
     assert "q_proj'" not in str(caught.value).split("v_porj")[0]
 
 
@@ -396,17 +396,17 @@ def test_gradient_checkpointing_gives_the_same_steps(
     paths: TrainingPaths, settings: TrainingSettings, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    settings = replace(settings, method="lora", lora=LORA)
+    settings = vary(settings, method="lora", lora=LORA)
     said = "Gradient checkpointing is on, which takes less memory and more time."
     plain = run_training(paths, settings)
     assert said not in caplog.text
-    checkpointed = run_training(paths, replace(settings, activation_checkpointing=True))
+    checkpointed = run_training(paths, vary(settings, gradient_checkpointing=True))
     assert said in caplog.text
     assert losses(checkpointed) == pytest.approx(losses(plain), rel=SAME_LOSS)
 
 
 def test_loader_workers_give_the_same_steps(paths: TrainingPaths, settings: TrainingSettings) -> None:
-    assert losses(run_training(paths, replace(settings, num_loader_workers=2))) == losses(run_training(paths, settings))
+    assert losses(run_training(paths, vary(settings, num_loader_workers=2))) == losses(run_training(paths, settings))
 
 
 def test_sources_are_mixed_by_their_weights_and_counted(
@@ -417,7 +417,7 @@ def test_sources_are_mixed_by_their_weights_and_counted(
     write_rows(tmp_path / "tokens", "validation", 0)
     paths = TrainingPaths(tokens=tmp_path / "tokens", checkpoints=tmp_path / "checkpoints")
     sources = [{"path": name, "weight": weight} for name, weight in (("a", 1.5), ("b", 1.0), ("c", 0.05))]
-    mixed = replace(settings, sources=sources, max_steps=5, save_every_steps=5, effective_batch_rows=5)
+    mixed = vary(settings, sources=sources, max_steps=5, save_every_steps=5, effective_batch_rows=5)
     result = run_training(paths, mixed)
     # 8 rows each: 12 + 8 + 0 are an epoch of four steps; the fifth step has rows of the next one.
     assert result.summary["epochs"] == 5 / 4
@@ -428,13 +428,13 @@ def test_sources_are_mixed_by_their_weights_and_counted(
     assert "Source a: 8 rows x 1.5 = 12 rows per epoch, 60.0 % of it" in caplog.text
     assert [finding["code"] for finding in result.health["findings"]] == ["source-left-out"]
     with pytest.raises(UserError, match=r"other weights of data.path: .*'1.5, 1, 0.05', this run '1'"):
-        run_training(paths, replace(mixed, resume=True, sources=[{**source, "weight": 1.0} for source in sources]))
+        run_training(paths, vary(mixed, resume=True, sources=[{**source, "weight": 1.0} for source in sources]))
 
 
 def test_weights_of_one_are_the_run_without_them(paths: TrainingPaths, settings: TrainingSettings) -> None:
-    plain = run_training(paths, replace(settings, save_every_steps=6))
-    named = replace(settings, sources=[{"path": "a", "weight": 1.0}])
-    assert losses(run_training(paths, replace(named, resume=True))) == losses(plain)  # it goes on from its end
+    plain = run_training(paths, vary(settings, save_every_steps=6))
+    named = vary(settings, sources=[{"path": "a", "weight": 1.0}])
+    assert losses(run_training(paths, vary(named, resume=True))) == losses(plain)  # it goes on from its end
     assert losses(run_training(paths, named)) == losses(plain)
 
 
@@ -442,7 +442,7 @@ def test_weights_of_one_are_the_run_without_them(paths: TrainingPaths, settings:
 def test_the_label_map_goes_with_the_model(paths: TrainingPaths, settings: TrainingSettings, method: str) -> None:
     labels = {"card_arrival": 0, "Überweisung": 1}
     result = run_training(
-        paths, replace(settings, max_steps=1, method=method, lora=LORA if method == "lora" else {}, label_map=labels)
+        paths, vary(settings, max_steps=1, method=method, lora=LORA if method == "lora" else {}, label_map=labels)
     )
     assert json.loads((result.model_folder / "label_map.json").read_text(encoding="utf-8")) == labels
     if method == "full":
@@ -456,18 +456,18 @@ def test_mistyped_targets_are_refused_before_the_weights_are_read(
 ) -> None:
     broken = shutil.copytree(settings.base["name_or_path"], tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"no weights")
-    lora = replace(settings, method="lora", base={**settings.base, "name_or_path": str(broken)})
+    lora = vary(settings, method="lora", base={**settings.base, "name_or_path": str(broken)})
     with pytest.raises(UserError, match=r"no linear layer named 'v_porj'"):
-        run_training(paths, replace(lora, lora={**LORA, "target_modules": ["v_porj"]}))
+        run_training(paths, vary(lora, lora={**LORA, "target_modules": ["v_porj"]}))
     with pytest.raises(UserError, match="damaged"):
-        run_training(paths, replace(lora, lora={**LORA, "target_modules": ["v_proj"]}))
+        run_training(paths, vary(lora, lora={**LORA, "target_modules": ["v_proj"]}))
 
 
 def test_a_resume_that_is_refused_loads_no_model(paths: TrainingPaths, settings: TrainingSettings) -> None:
-    run_training(paths, replace(settings, save_every_steps=2, max_steps=2))
+    run_training(paths, vary(settings, save_every_steps=2, max_steps=2))
     nowhere = {**settings.base, "name_or_path": "/nowhere"}
     with pytest.raises(UserError, match="'12 rows'"):
-        run_training(paths, replace(settings, resume=True, effective_batch_rows=12, base=nowhere))
+        run_training(paths, vary(settings, resume=True, effective_batch_rows=12, base=nowhere))
 
 
 def test_progress_counts_from_where_the_run_goes_on(paths: TrainingPaths, settings: TrainingSettings) -> None:
@@ -476,8 +476,8 @@ def test_progress_counts_from_where_the_run_goes_on(paths: TrainingPaths, settin
         run_training(paths, settings, on_progress=lambda *event: seen.append(event))
         return [(done, total) for what, done, total, _ in seen if what == "Training"]
 
-    assert steps(replace(settings, save_every_steps=2, max_steps=2)) == [(0, 2), (1, 2), (2, 2)]
-    assert steps(replace(settings, resume=True, max_steps=4)) == [(2, 4), (3, 4), (4, 4)]
+    assert steps(vary(settings, save_every_steps=2, max_steps=2)) == [(0, 2), (1, 2), (2, 2)]
+    assert steps(vary(settings, resume=True, max_steps=4)) == [(2, 4), (3, 4), (4, 4)]
 
 
 def test_every_step_says_where_its_time_went(paths, settings, monkeypatch):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.results import TrainingResult
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
+from tests.support.settings import vary
 
 
 def held_out(result: TrainingResult) -> list[tuple[int, float]]:
@@ -37,7 +37,7 @@ def signal_in_evaluation(patch: pytest.MonkeyPatch, step: int) -> None:
 def test_an_evaluation_is_broken_off_and_made_up_for(
     paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    settings = replace(settings, eval_every_steps=2)
+    settings = vary(settings, eval_every_steps=2)
     unbroken = run_training(TrainingPaths(paths.tokens, tmp_path / "unbroken"), settings)
     with monkeypatch.context() as patch:
         signal_in_evaluation(patch, 4)
@@ -46,7 +46,7 @@ def test_an_evaluation_is_broken_off_and_made_up_for(
     latest = checkpoints.find_latest(paths.checkpoints)
     assert latest is not None
     assert (latest.step, latest.facts["owes_evaluation"]) == (4, True)
-    resumed = run_training(paths, replace(settings, resume=True))
+    resumed = run_training(paths, vary(settings, resume=True))
     assert held_out(resumed) == held_out(unbroken)
     assert [row["loss_nats_per_token"] for row in resumed.steps] == [
         row["loss_nats_per_token"] for row in unbroken.steps
@@ -56,16 +56,16 @@ def test_an_evaluation_is_broken_off_and_made_up_for(
 def test_an_evaluation_that_is_made_up_for_can_be_broken_off_again(
     paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = replace(settings, eval_every_steps=2)
+    settings = vary(settings, eval_every_steps=2)
     for resume in (False, True):
         with monkeypatch.context() as patch:
             signal_in_evaluation(patch, 4)
             with pytest.raises(Interrupted):
-                run_training(paths, replace(settings, resume=resume))
+                run_training(paths, vary(settings, resume=resume))
         latest = checkpoints.find_latest(paths.checkpoints)
         assert latest is not None
         assert (latest.step, latest.facts["owes_evaluation"]) == (4, True), "no further step is made for it"
-    resumed = run_training(paths, replace(settings, resume=True))
+    resumed = run_training(paths, vary(settings, resume=True))
     assert [step for step, _ in held_out(resumed)] == [0, 2, 4, 6]
 
 
@@ -80,25 +80,25 @@ def test_an_evaluation_that_is_broken_off_at_its_very_end_counts_once(
             os.kill(os.getpid(), signal.SIGTERM)
         return figures
 
-    settings = replace(settings, eval_every_steps=2)
+    settings = vary(settings, eval_every_steps=2)
     with monkeypatch.context() as patch:
         patch.setattr(StepPlanTrainer, "run_evaluation", signalled)
         with pytest.raises(Interrupted):
             run_training(paths, settings)
-    resumed = run_training(paths, replace(settings, resume=True))
+    resumed = run_training(paths, vary(settings, resume=True))
     assert [step for step, _ in held_out(resumed)] == [0, 2, 4, 6]
 
 
 def test_the_evaluation_of_the_last_step_is_made_up_for_as_well(
     paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
-    settings = replace(settings, eval_every_steps=3, save_every_steps=3)
+    settings = vary(settings, eval_every_steps=3, save_every_steps=3)
     unbroken = run_training(TrainingPaths(paths.tokens, tmp_path / "unbroken"), settings)
     with monkeypatch.context() as patch:
         signal_in_evaluation(patch, 6)
         done = run_training(paths, settings)
     assert held_out(done) == held_out(unbroken)[:-1], "all steps are done, so the model is kept"
-    resumed = run_training(paths, replace(settings, resume=True))
+    resumed = run_training(paths, vary(settings, resume=True))
     assert held_out(resumed) == held_out(unbroken)
 
 
@@ -136,4 +136,4 @@ def test_a_signal_that_is_sent_twice_at_once_is_one(paths: TrainingPaths, settin
                 time.sleep(ECHO_SECONDS)
 
     with pytest.raises(Interrupted, match="on the second signal"):
-        run_training(paths, replace(settings, resume=True), on_progress=insist)
+        run_training(paths, vary(settings, resume=True), on_progress=insist)

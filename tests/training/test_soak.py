@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ import pytest
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.settings import TrainingSettings
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.settings import vary
 from tests.training.test_resume import LABELS, LORA, write_labelled
 
 # One training, described by {"paths": …, "settings": …, "result": …}. With "--serve" one for each line of input, as a
 # fork of a process that has imported everything, so that many start in the time of one.
 SCRIPT = """
-import json, os, sys
+import json, os, pickle, sys
 from pathlib import Path
 
 import peft
@@ -33,7 +34,7 @@ import transformers
 from lm_tuning.errors import Interrupted
 from lm_tuning.runtime.backend import apply_backend
 from lm_tuning.training import trainer
-from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+from lm_tuning.training.run import TrainingPaths, run_training
 
 
 def say(*words):
@@ -47,7 +48,7 @@ def train(request):
     try:
         result = run_training(
             paths,
-            TrainingSettings(**request["settings"]),
+            pickle.loads(Path(request["settings"]).read_bytes()),
             on_progress=lambda what, done, total, unit: say("step", done) if what == "Training" else None,
         )
     except Interrupted as stopped:
@@ -105,9 +106,11 @@ class Trainings:
     def start(self, name: str) -> Iterator[str]:
         """Start or resume the training of a name; return the lines that it prints."""
         checkpoint = checkpoints.find_latest(self.folder / name)
+        settings = self.folder / f"{name}.pickle"
+        settings.write_bytes(pickle.dumps(vary(self.settings, resume=checkpoint is not None)))
         request = {
             "paths": [str(self.folder / "tokens"), str(self.folder / name)],
-            "settings": asdict(replace(self.settings, resume=checkpoint is not None)),
+            "settings": str(settings),
             "result": str(self.folder / f"{name}.json"),
         }
         if self.server is None:
@@ -178,7 +181,7 @@ def busy(settings: TrainingSettings, tmp_path: Path) -> TrainingSettings:
     """A classifier's adapter with dropout, several micro-batches per step, padded rows, two loader processes."""
     for seed, (split, count) in enumerate((("train", 20), ("validation", 6), ("test", 0))):
         write_labelled(tmp_path / "tokens", split, count, seed=seed)
-    return replace(
+    return vary(
         settings,
         task="sequence_classification",
         label_map=LABELS,
@@ -191,7 +194,7 @@ def busy(settings: TrainingSettings, tmp_path: Path) -> TrainingSettings:
         save_every_steps=3,
         keep_checkpoints=2,
         eval_every_steps=None,
-        first_loss_severity="warn",
+        health={"on_mismatch": "warn"},
         trainer={"lr_scheduler_type": "cosine", "warmup_steps": 4},
     )
 
@@ -199,7 +202,7 @@ def busy(settings: TrainingSettings, tmp_path: Path) -> TrainingSettings:
 def check_soak(trainings: Trainings, *, num_kills: int, most_steps: int, seed: int) -> None:
     """Kill a training at random moments, resume it each time, and compare its end with an unbroken one."""
     chance = random.Random(seed)
-    total = trainings.settings.max_steps
+    total = trainings.settings.train.max_steps
     assert total is not None
     kept = 0
     for kill in range(num_kills):
@@ -228,7 +231,7 @@ def check_soak(trainings: Trainings, *, num_kills: int, most_steps: int, seed: i
 
 @pytest.mark.slow
 def test_three_kills_change_nothing(busy: TrainingSettings, tmp_path: Path) -> None:
-    trainings = Trainings(tmp_path, replace(busy, max_steps=50, save_every_steps=4), forks=True)
+    trainings = Trainings(tmp_path, vary(busy, max_steps=50, save_every_steps=4), forks=True)
     try:
         check_soak(trainings, num_kills=3, most_steps=6, seed=1)
     finally:
@@ -237,7 +240,7 @@ def test_three_kills_change_nothing(busy: TrainingSettings, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_twenty_kills_change_nothing(busy: TrainingSettings, tmp_path: Path) -> None:
-    trainings = Trainings(tmp_path, replace(busy, max_steps=800), forks=False)
+    trainings = Trainings(tmp_path, vary(busy, max_steps=800), forks=False)
     try:
         check_soak(trainings, num_kills=20, most_steps=15, seed=2)
     finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.planted import World
+from tests.support.settings import vary
 from tests.training.planted_model import LORA
 from tests.training.planted_rows import classify, translate
 
@@ -38,7 +38,10 @@ SOUND: dict[str, Callable[[World], object]] = {
     "a classifier": classify,
     "a classifier with weights": lambda world: (classify(world), world.set(class_weights="balanced")),
     # Its random weights are so wide that it is worse than an untrained model, which it is told.
-    "an encoder-decoder": lambda world: (translate(world), world.set(severities={"worse-than-untrained": "note"})),
+    "an encoder-decoder": lambda world: (
+        translate(world),
+        world.set(health={"severity": {"worse-than-untrained": "note"}}),
+    ),
 }
 
 
@@ -66,7 +69,7 @@ def test_more_epochs_of_a_finished_model_raise_nothing(
     paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Its loss moves and does not fall any more, which is no fault."""
-    settings = replace(settings, learning_rate=1e-3, max_steps=80)
+    settings = vary(settings, learning_rate=1e-3, max_steps=80)
     finished = run_training(paths, settings)
     world = World(paths, settings, monkeypatch, tmp_path)
     world.set(base={**settings.base, "name_or_path": str(finished.model_folder)})
@@ -87,7 +90,7 @@ def test_every_module_trains_in_every_step_whatever_was_evaluated_before(
 
     monkeypatch.setattr(StepPlanTrainer, "micro_batch_loss", note)
     lora = {**LORA, "dropout": 0.2} if method == "lora" else {}
-    settings = replace(settings, method=method, lora=lora, max_steps=24, eval_every_steps=5)
+    settings = vary(settings, method=method, lora=lora, max_steps=24, eval_every_steps=5)
     result = run_training(paths, settings)
     assert result.evaluations
     assert "shortest_row_before_and_after" in result.health["facts"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from lm_tuning.models.tuned import load_tuned
 from lm_tuning.text.records import TokenRow
 from lm_tuning.text.store.table import open_split
 from lm_tuning.training.run import TrainingPaths, TrainingResult, TrainingSettings, run_training
+from tests.support.settings import make_settings, vary
 from tests.support.task_rows import save_tiny_t5, write_task_rows
 
 RATE = 0.005
@@ -33,15 +33,9 @@ def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def settings(base: Path) -> TrainingSettings:
     """Two steps of plain gradient descent, of eight and three rows, each in several micro-batches."""
-    return TrainingSettings(
+    return make_settings(
+        base,
         task="seq2seq_lm",
-        base={"name_or_path": str(base), "revision": None, "digest": "base", "trust_remote_code": False},
-        tokens_key="tokens",
-        weights_dtype="float32",
-        compute_dtype="float32",
-        device="cpu",
-        method="full",
-        seed=7,
         learning_rate=RATE,
         effective_batch_rows=8,
         num_epochs=1,
@@ -95,7 +89,7 @@ def test_a_tuned_model_has_learned_and_is_stored_as_it_was_trained(
 ) -> None:
     lora = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"} if method == "lora" else {}
     changes: dict[str, Any] = {"optim": "adamw_torch", "lr_scheduler_type": "constant"}
-    settings = replace(
+    settings = vary(
         settings,
         method=method,  # type: ignore[arg-type]
         lora=lora,

@@ -54,6 +54,7 @@ _MODULES = {
 
 def __getattr__(name: str) -> Any:
     """Import a dataset class on first use."""
+    # Python asks here for what the module does not have (PEP 562); what was imported once is found in its own module.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

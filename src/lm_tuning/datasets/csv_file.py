@@ -42,10 +42,11 @@ class CSVDataset(CatalogEntry, KedroCSVDataset):
 
     def save(self, data: pd.DataFrame | list[JsonObject]) -> None:
         """Write a frame, or a list with one dict a row and secrets of this run masked, then replace the file."""
+        # A frame comes from a user's own node, and its values may be of any type.
         frame = data if isinstance(data, pd.DataFrame) else pd.DataFrame(mask_report(data))
         with replacing_file(Path(self._get_save_path())) as aside:
             frame.to_csv(aside, **self._save_args)
-        self._invalidate_cache()
+        self._invalidate_cache()  # fsspec remembers what lies in a folder
 
     def preview(self, nrows: int = 5) -> TablePreview:
         """Return the first rows.
@@ -57,6 +58,6 @@ class CSVDataset(CatalogEntry, KedroCSVDataset):
             return None
         try:
             frame = pd.read_csv(Path(self._get_load_path()), **{**self._load_args, "nrows": nrows})
-        except pd.errors.EmptyDataError:
+        except pd.errors.EmptyDataError:  # a table without rows and columns, as an evaluation without samples has
             frame = pd.DataFrame()
         return TablePreview(frame.to_dict(orient="split"))

@@ -128,6 +128,7 @@ def find_maker(entry_name: str) -> Maker | None:
     """
     from kedro.framework.project import pipelines
 
+    # Kedro makes the pipelines when they are first asked for.
     try:
         registered = dict(pipelines)
     except Exception:  # the registry is the user's code, and this is only the wording of a message
@@ -140,6 +141,7 @@ def find_maker(entry_name: str) -> Maker | None:
     ]
     if not makers:
         return None
+    # The default pipeline last, then the fewest nodes: what is missing should cost no more than it has to.
     *_, pipeline_name, node_name = min(makers)
     return Maker(node=node_name, pipeline=pipeline_name)
 
@@ -162,6 +164,7 @@ def find_way(missing: Iterable[str], *, is_missing: Callable[[str], bool]) -> li
         maker = find_maker(name)
         if maker is None or maker.pipeline in way:
             return
+        # Depth first, so that each pipeline comes after those that it starts from.
         for needed in sorted(pipelines[maker.pipeline].inputs()):
             if is_missing(needed):
                 add(needed)
@@ -169,5 +172,6 @@ def find_way(missing: Iterable[str], *, is_missing: Callable[[str], bool]) -> li
 
     for name in missing:
         add(name)
+    # The train pipeline holds tokenize: naming both would tokenize twice.
     nodes = {name: set(pipelines[name].nodes) for name in way}
     return [name for name in way if not any(nodes[name] < nodes[other] for other in way)]

@@ -51,6 +51,7 @@ class JSONDataset(CatalogEntry, KedroJSONDataset):
     def save(self, data: Any) -> None:
         """Encode the value, then replace the file; in a report secrets of this run are masked."""
         data = mask_report(data) if self.is_report else data
+        # Encoded as a whole before the disk is touched: a value that JSON does not know leaves the old file as it was.
         write_text_atomic(Path(self._get_save_path()), json.dumps(data, **self._save_args) + "\n")
         self._invalidate_cache()
 
@@ -80,7 +81,7 @@ class TextDataset(CatalogEntry, KedroTextDataset):
                 Kedro's ``DatasetError``).
         """
         self.require(Path(self._filepath), self._exists())
-        return Path(self._get_load_path()).read_bytes().decode("utf-8")
+        return Path(self._get_load_path()).read_bytes().decode("utf-8")  # line ends as they are, on every system
 
     def save(self, data: str) -> None:
         """Replace the file; secrets of this run are masked."""
@@ -125,6 +126,7 @@ class FigureDataset(PathDataset["Figure | bytes", NoReturn]):
 
     def save(self, data: Figure | bytes) -> None:
         """Draw the figure in memory, then replace the file; bytes are the image already."""
+        # Drawn within a training, where Matplotlib is loaded by whoever draws, and not with the catalog.
         if isinstance(data, bytes):
             write_bytes_atomic(self._filepath, data)
             return

@@ -58,6 +58,7 @@ class FolderStoreDataset(_StoreDataset[NoReturn, FolderStore]):
 
     def save(self, data: NoReturn) -> NoReturn:
         """Refuse: publishing goes through the entry of type ``StoredFolderDataset``."""
+        # One writer: a store that two entries publish to would have two ideas of what is current.
         raise DatasetError(f"'{self._filepath}' is saved through its StoredFolderDataset entry.")
 
     def _exists(self) -> bool:
@@ -131,7 +132,7 @@ class ModelFolderDataset(FinishedDataset):
         logger.info("The model lies in %s.", self._filepath)
 
     def _exists(self) -> bool:
-        restore_folder(self._filepath)
+        restore_folder(self._filepath)  # a killed process may have left the only model under another name
         return self._filepath.is_dir() and any(self._filepath.iterdir())
 
 

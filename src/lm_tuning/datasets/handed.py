@@ -58,6 +58,7 @@ class FinishedFileDataset(FinishedDataset):
 
     def save(self, data: Path) -> None:
         """Move a file here, also from another disk."""
+        # Beside the target first: a move from another disk is a copy, and would be seen half done.
         with replacing_file(self._filepath) as aside:
             shutil.move(data, aside)
 

@@ -126,8 +126,9 @@ class MetricStream:
             self.flush()
             return
         self._journal = None
-        if os.getpid() != self._owner:  # a forked copy has no thread
+        if os.getpid() != self._owner:  # a forked copy has no thread, and its parent sends
             return
+        # Without a run of ours nobody sends the rest later, so what is not sent now is lost, and counted.
         all_sent = sender.finish(timeout_seconds)
         self.num_lost += sender.num_lost + sum((0, 0) if all_sent else sender.journal.count())
         sender.journal.remove()
@@ -142,6 +143,7 @@ class MetricStream:
 
             if self.tracking_uri is None:
                 self.tracking_uri = mlflow.get_tracking_uri()
+            # Not the project's folder of journals: this one is nobody else's to send, and there may be no project.
             folder = Path(tempfile.mkdtemp(prefix="lm-tuning-metrics-"))
             header: RunHeader = {"uri": strip_passwords(self.tracking_uri), "run_id": self.run_id, "is_ours": False}
             journal = Journal.create(folder, header)

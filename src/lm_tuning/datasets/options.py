@@ -58,6 +58,7 @@ def check_entries(config_loader: AbstractConfigLoader) -> None:
     from kedro.config import MissingConfigException
     from omegaconf.errors import OmegaConfBaseException
 
+    # The configuration, before Kedro makes datasets of it: it makes them as they are needed, the last ones after hours.
     try:
         catalog = dict(config_loader["catalog"])
     except MissingConfigException:
@@ -85,6 +86,7 @@ def _problems_of(name: str, entry: Any) -> Iterator[str]:
         hint = f"Did you mean {PREFIX}{nearest[0]}?" if nearest else f"Classes: {', '.join(sorted(OPTIONS))}."
         yield f"{where}: there is no dataset class {kind}. {hint}"
         return
+    # The class would refuse it too, but only when Kedro makes it: for a report, that is after the training.
     for key in entry:
         if key == "versioned" and entry[key]:
             yield f"{where}: versioned = {str(entry[key]).lower()}: {_VERSIONED}."
@@ -110,6 +112,7 @@ def _foreign_folders(catalog: JsonObject) -> list[str]:
         if not isinstance(entry, Mapping) or str(entry.get("type")) != f"{PREFIX}ModelFolderDataset":
             continue
         folder = Path(str(entry.get("filepath", "")))
+        # Every tuned model has this file, see models/tuned.py.
         if folder.is_dir() and any(folder.iterdir()) and not (folder / "tuning.json").is_file():
             problems.append(
                 f"Catalog entry '{name}': filepath = {folder} holds files that are no tuned model, and saving one "
@@ -125,6 +128,7 @@ def _unused(catalog: JsonObject) -> list[str]:
     for name in map(str, catalog):
         if name in used or name.startswith("_") or "{" in name:
             continue
+        # First among what no entry bears yet: of two entries with similar names, one is likely meant as it is.
         nearest = get_close_matches(name, used - set(catalog), n=1, cutoff=_CLOSE_ENOUGH) or get_close_matches(
             name, used, n=1, cutoff=_CLOSE_ENOUGH
         )

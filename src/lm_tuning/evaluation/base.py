@@ -5,33 +5,92 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm_tuning.batching.held_out_loss import (
-    HeldOutLoss,
-    Int64Array,
-    choose_micro_batch_tokens,
-    measure_held_out,
+from lm_tuning.batching.held_out_loss import HeldOutLoss, Int64Array, measure_held_out
+from lm_tuning.evaluation.records import (
+    ClassRowsRecord,
+    ClassSample,
+    EvaluationRecord,
+    LanguageAnswer,
+    LanguageFigures,
+    LossRecord,
+    MeasurementRecord,
 )
 from lm_tuning.evaluation.rouge import score_rouge
-from lm_tuning.generation.generate import (
-    Prompt,
-    find_first_id,
-    find_stop_ids,
-    generate_answers,
-    own_first_id,
-)
-from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.evaluation.settings import EvaluationSettings
+from lm_tuning.generation.generate import Prompt, find_first_id, find_stop_ids, generate_answers, own_first_id
+from lm_tuning.models.record import TuningRecord
+from lm_tuning.progress import OnProgress
 from lm_tuning.runtime.precision import autocast
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import FolderStore, StagedFolder
 from lm_tuning.text.decoding import decode, special_ids
+from lm_tuning.text.store.table import TokenTable
 
 if TYPE_CHECKING:
+    from pandas import DataFrame
+
     from lm_tuning.batching.tasks.base import TrainingTask
-    from lm_tuning.text.store.table import TokenTable
+
+SKIPPED = "Neither test nor validation has rows to evaluate on: set split.test or split.validation."
+
+
+@dataclass(frozen=True)
+class EvaluationJob:
+    """What is settled before a model is loaded.
+
+    Attributes:
+        settings: what decides the evaluation.
+        tuning: how the tuned model was made.
+        tuned_folder: where it lies.
+        tokens_folder: the tokenized splits.
+        tokens_key: their key.
+        split: the evaluated split; ``None`` when there is no row to evaluate on.
+        table: its rows.
+        base_cache: where measurements of base models are kept.
+        on_progress: told the rows done.
+    """
+
+    settings: EvaluationSettings
+    tuning: TuningRecord
+    tuned_folder: Path
+    tokens_folder: Path
+    tokens_key: str
+    split: str | None
+    table: TokenTable
+    base_cache: FolderStore
+    on_progress: OnProgress
+
+    @property
+    def skipped(self) -> str | None:
+        """Why nothing is measured; ``None`` when something is."""
+        return None if self.split else SKIPPED
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two models on the same rows.
+
+    Attributes:
+        result: figures of both models, a few samples and warnings; what ``json.dumps`` takes.
+        answers: one row for each answered prompt; of a classifier the rows that it got wrong, and some right ones.
+        columns: names of the answers' values, in their order.
+        base_evaluation: the measurement of the base model, stored already or staged for it.
+    """
+
+    result: EvaluationRecord
+    answers: Sequence[LanguageAnswer | ClassSample]
+    columns: tuple[str, ...]
+    base_evaluation: StagedFolder | Path
+
+    def table(self) -> DataFrame:
+        """Return the answers as a frame rather than a list, so that their file has its header even without rows."""
+        from pandas import DataFrame
+
+        return DataFrame(self.answers, columns=list(self.columns))
 
 
 @dataclass(frozen=True)
@@ -63,16 +122,18 @@ class Measurement:
     loss: HeldOutLoss
     answers: list[str]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> MeasurementRecord:
         """Return plain values, from which :meth:`from_json` makes the same measurement."""
-        return {"loss": asdict(self.loss), "answers": self.answers}
+        loss = self.loss
+        record = LossRecord(nats=loss.nats, num_supervised=loss.num_supervised, num_rows=loss.num_rows, unit=loss.unit)
+        return MeasurementRecord(loss=record, answers=self.answers)
 
     @classmethod
-    def from_json(cls, values: dict[str, Any]) -> Measurement:
+    def from_json(cls, record: MeasurementRecord) -> Measurement:
         """Read what :meth:`to_json` gave."""
-        return cls(loss=HeldOutLoss(**values["loss"]), answers=list(values["answers"]))
+        return cls(loss=HeldOutLoss(**record["loss"]), answers=record["answers"])
 
-    def figures(self, references: Sequence[str]) -> tuple[dict[str, Any], list[float]]:
+    def figures(self, references: Sequence[str]) -> tuple[LanguageFigures, list[float]]:
         """Turn the measurement into the figures of the report.
 
         Args:
@@ -82,17 +143,20 @@ class Measurement:
             The figures, ``None`` where there is nothing to measure or no finite number, and ROUGE-L of each answer.
         """
         rouge = score_rouge(references, self.answers)
-        figures = {
-            "nats_per_token": finite(self.loss.mean_nats),
-            "perplexity": finite(self.loss.perplexity),
-            "rouge_l": rouge.rouge_l,
-            "rouge_1": rouge.rouge_1,
-            "rouge_2": rouge.rouge_2,
-            "num_tokens": self.loss.num_supervised,
-            "num_generated": len(self.answers),
-            "num_empty": rouge.num_empty,
-        }
+        figures = LanguageFigures(
+            nats_per_token=finite(self.loss.mean_nats),
+            perplexity=finite(self.loss.perplexity),
+            rouge_l=rouge.rouge_l,
+            rouge_1=rouge.rouge_1,
+            rouge_2=rouge.rouge_2,
+            num_tokens=self.loss.num_supervised,
+            num_generated=len(self.answers),
+            num_empty=rouge.num_empty,
+        )
         return figures, rouge.row_rouge_l
+
+
+NOTHING_MEASURED = Measurement(HeldOutLoss(nats=0.0, num_supervised=0, num_rows=0), answers=[])
 
 
 def measure_model(
@@ -100,59 +164,41 @@ def measure_model(
     model: Any,
     tokenizer: Any,
     rows: HeldOutRows,
+    settings: EvaluationSettings,
     *,
-    max_new_tokens: int,
-    num_beams: int,
-    micro_batch_tokens: int | None,
-    generate_batch_rows: int,
-    device: str,
-    memory_bytes: int | None,
-    weights_dtype: str,
-    compute_dtype: str,
     name: str,
-    has_own_ends: bool = False,
-    on_progress: OnProgress = ignore_progress,
+    has_own_ends: bool,
+    on_progress: OnProgress,
 ) -> Measurement:
     """Measure held-out loss and answers of a model.
 
     Args:
         task: how rows become tensors, and which logits carry loss.
-        model: a language model on ``device``, wrapped or not.
+        model: a language model on the device, wrapped or not.
         tokenizer: the one that made the rows, with its pad token set.
         rows: what to measure on.
-        max_new_tokens: longest answer.
-        num_beams: number of beams; 1 answers greedily.
-        micro_batch_tokens: most positions of a forward pass; ``None`` chooses by memory.
-        generate_batch_rows: prompts answered at once.
-        device: ``cpu``, ``cuda`` or ``mps``.
-        memory_bytes: memory of the device; ``None`` when unknown.
-        weights_dtype: type of the weights.
-        compute_dtype: type of the matrix products.
+        settings: how it is measured.
         name: how progress calls the model, such as ``base model``.
         has_own_ends: whether the model's own settings say where answers begin and end, as those of a tuned model do;
             otherwise the answers in the rows show it.
         on_progress: told the rows done.
     """
-    if micro_batch_tokens is None:
-        micro_batch_tokens = choose_micro_batch_tokens(
-            rows.table,
-            num_classes=model.config.get_text_config().vocab_size,
-            on_gpu=device != "cpu",
-            memory_bytes=memory_bytes,
-        )
-    with autocast(device, compute_dtype):
+    num_classes = model.config.get_text_config().vocab_size
+    with autocast(settings.device, settings.compute_dtype):
         held_out = measure_held_out(
             task,
             model,
             rows.table,
             rows.loss_rows,
-            micro_batch_tokens=micro_batch_tokens,
-            device=device,
+            micro_batch_tokens=settings.micro_batch_tokens(rows.table, num_classes=num_classes),
+            device=settings.device,
             on_progress=on_progress,
             label=f"Held-out loss of the {name}",
         )
         answers: list[list[int]] = []
         if rows.prompts:
+            # The settings of a base model may name another token than the one that ends these rows; those of a tuned
+            # model were written from its rows when it was stored.
             stop_ids = find_stop_ids(model, tokenizer, [] if has_own_ends else rows.prompts)
             first_id = (
                 own_first_id(model) if has_own_ends else find_first_id(tokenizer, rows.prompts, stop_ids=stop_ids)
@@ -160,12 +206,12 @@ def measure_model(
             answers = generate_answers(
                 model,
                 [prompt.input_ids for prompt in rows.prompts],
-                max_new_tokens=max_new_tokens,
-                batch_rows=generate_batch_rows,
+                max_new_tokens=settings.evaluate.max_new_tokens,
+                batch_rows=settings.evaluate.generate_batch_rows,
                 stop_ids=stop_ids,
                 pad_id=task.pad_id,
-                device=device,
-                num_beams=num_beams,
+                device=settings.device,
+                num_beams=settings.evaluate.num_beams,
                 first_id=first_id,
                 special_ids=special_ids(tokenizer),
                 on_progress=on_progress,
@@ -184,29 +230,15 @@ def finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+def difference(before: float | None, after: float | None) -> float | None:
+    """Return by how much a figure rose, ``None`` where one of both is missing."""
+    return None if before is None or after is None else after - before
+
+
 BASE_EVALUATION_VERSION = 3
 """Raise it when a model is measured in another way, so that older base evaluations are not reused."""
 
 MEASUREMENT_NAME = "measurement.json"
-
-
-@dataclass(frozen=True)
-class Compared:
-    """Two models on the same rows.
-
-    Attributes:
-        result: figures and samples, by the keys of the result.
-        answers: one row each, with ``columns``.
-        columns: names of the answers' values, in their order.
-        base_evaluation: the measurement of the base, stored already or staged for it.
-        warnings: what the user should know about the figures.
-    """
-
-    result: dict[str, Any]
-    answers: list[dict[str, Any]]
-    columns: tuple[str, ...]
-    base_evaluation: StagedFolder | Path
-    warnings: list[str] = field(default_factory=list)
 
 
 def base_evaluation_key(**deciding: Any) -> str:
@@ -218,24 +250,20 @@ def base_evaluation_key(**deciding: Any) -> str:
     return digest_values({"version": BASE_EVALUATION_VERSION, **deciding})
 
 
-def read_base_evaluation(folder: Path) -> Any:
-    """Read what :func:`stage_base_evaluation` wrote.
-
-    Args:
-        folder: a stored base evaluation.
-    """
-    return json.loads((folder / MEASUREMENT_NAME).read_text(encoding="utf-8"))
-
-
 def stage_base_evaluation(
-    cache: FolderStore, key: str, values: Any, *, columns: Sequence[str], rows: Sequence[Sequence[Any]]
+    cache: FolderStore,
+    key: str,
+    values: MeasurementRecord | ClassRowsRecord | None,
+    *,
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str | int]],
 ) -> StagedFolder:
     """Write a base evaluation where publishing finds it.
 
     Args:
         cache: where base evaluations are kept.
         key: see :func:`base_evaluation_key`.
-        values: the measurement; what ``json.dumps`` takes.
+        values: the measurement; ``None`` where there was nothing to measure.
         columns: titles of the preview.
         rows: the preview's rows.
     """

@@ -15,6 +15,7 @@ import numpy as np
 
 from lm_tuning.batching.class_counts import ClassCounts, IntArray, count_classes
 from lm_tuning.data.split.class_shares import count_largest, name_tied
+from lm_tuning.evaluation.records import ClassScores, Confusion
 from lm_tuning.reporting.text import (
     PROMPT_CHARACTERS,
     Block,
@@ -28,7 +29,7 @@ from lm_tuning.wording import count_of, escape_markdown, fence, on_one_line
 MAX_CONFUSIONS = 20
 
 
-def tabulate_classes(counts: ClassCounts, names: Sequence[str]) -> list[dict[str, Any]]:
+def tabulate_classes(counts: ClassCounts, names: Sequence[str]) -> list[ClassScores]:
     """List the classes that occur, the worst first.
 
     Args:
@@ -42,7 +43,7 @@ def tabulate_classes(counts: ClassCounts, names: Sequence[str]) -> list[dict[str
     """
     f1 = counts.f1
     occurring = np.flatnonzero(counts.rows + counts.predicted).tolist()
-    table = []
+    table: list[ClassScores] = []
     for class_id in sorted(occurring, key=lambda class_id: (f1[class_id], -counts.rows[class_id], class_id)):
         rows, predicted, right = (int(part[class_id]) for part in (counts.rows, counts.predicted, counts.right))
         table.append(
@@ -60,7 +61,7 @@ def tabulate_classes(counts: ClassCounts, names: Sequence[str]) -> list[dict[str
 
 def list_confusions(
     references: IntArray, predictions: IntArray, names: Sequence[str], *, max_confusions: int = MAX_CONFUSIONS
-) -> list[dict[str, Any]]:
+) -> list[Confusion]:
     """List which classes are taken for which other ones, the most frequent first.
 
     Args:
@@ -76,7 +77,7 @@ def list_confusions(
     pairs = references[wrong].astype(np.int64) * len(names) + predictions[wrong]
     found, num_rows = np.unique(pairs, return_counts=True)
     rows_of_class = np.bincount(references, minlength=len(names))
-    confusions = []
+    confusions: list[Confusion] = []
     for pair in np.argsort(-num_rows, kind="stable")[:max_confusions]:
         reference, predicted = divmod(int(found[pair]), len(names))
         confusions.append(

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from lm_tuning.batching.class_counts import Int64Array, count_classes
-from lm_tuning.batching.held_out_loss import (
-    HeldOut,
-    Predictions,
-    choose_micro_batch_tokens,
-    choose_rows,
-    measure_held_out,
-)
+from lm_tuning.batching.held_out_loss import HeldOut, Predictions, choose_rows, measure_held_out
+from lm_tuning.batching.tasks.registry import task_of
 from lm_tuning.data.split.class_shares import choose_shown, describe_moved, list_moved
-from lm_tuning.evaluation.base import Compared, base_evaluation_key, decode_answers, finite, stage_base_evaluation
+from lm_tuning.evaluation.base import (
+    Comparison,
+    EvaluationJob,
+    base_evaluation_key,
+    difference,
+    finite,
+    stage_base_evaluation,
+)
 from lm_tuning.evaluation.class_scores import (
     ConstantAnswer,
     MajorityClass,
@@ -26,11 +27,23 @@ from lm_tuning.evaluation.class_scores import (
     measure_majority,
     tabulate_classes,
 )
+from lm_tuning.evaluation.records import (
+    ClassEvaluation,
+    ClassFigures,
+    ClassImprovement,
+    ClassSample,
+    ClassShare,
+    ConstantFigures,
+    MajorityFigures,
+)
+from lm_tuning.evaluation.settings import EvaluationSettings
+from lm_tuning.models.loading import load_tokenizer
+from lm_tuning.models.record import location_of
+from lm_tuning.models.tuned import load_tuned
+from lm_tuning.progress import OnProgress
 from lm_tuning.runtime.precision import autocast
-from lm_tuning.storage.folders import FolderStore
-
-if TYPE_CHECKING:
-    from lm_tuning.text.store.table import TokenTable
+from lm_tuning.text.decoding import decode
+from lm_tuning.text.store.table import TokenTable, open_split
 
 logger = logging.getLogger(__name__)
 
@@ -44,103 +57,81 @@ NUM_RIGHT_ROWS = 20
 MAX_SHARES = 20
 
 
-def compare_with_majority(
-    tuning: dict[str, Any],
-    tuned_folder: Path,
-    train_table: TokenTable,
-    table: TokenTable | None,
-    base_cache: FolderStore,
-    *,
-    seed: int,
-    max_loss_rows: int | None,
-    num_samples: int,
-    loading: dict[str, Any],
-    measuring: dict[str, Any],
-) -> Compared:
+def compare_with_majority(job: EvaluationJob) -> Comparison:
     """Measure the tuned classifier, and what always saying the most frequent class reaches on the same rows.
 
     Args:
-        tuning: how the tuned model was made.
-        tuned_folder: where it lies.
-        train_table: the rows that it was trained on, for how frequent each class is.
-        table: the evaluated split; ``None`` without one.
-        base_cache: where base evaluations are kept; here the counts of training rows.
-        seed: decides which rows are taken.
-        max_loss_rows: rows to classify; ``None`` means all.
-        num_samples: rows that the result shows.
-        loading: ``dtype``, ``attention`` and ``device`` of the model.
-        measuring: arguments of :func:`measure_classifier`.
+        job: models, rows and settings. Where the base evaluations are kept, the counts of training rows are.
     """
-    from lm_tuning.models.loading import load_tokenizer
-    from lm_tuning.models.tuned import load_tuned
-
-    class_rows = np.bincount(train_table.labels[train_table.labels >= 0])
-    key = base_evaluation_key(task="sequence_classification", tokens=tuning["tokens_key"])
-    stored = base_cache.find(key) or stage_base_evaluation(
-        base_cache,
+    labels = open_split(job.tokens_folder, "train").labels  # (rows,)
+    labels = labels[labels >= 0]  # a row that was cut down to nothing supervised has no class
+    class_rows = np.bincount(labels)  # (classes up to the last that occurs,)
+    key = base_evaluation_key(task="sequence_classification", tokens=job.tokens_key)
+    stored = job.base_cache.find(key) or stage_base_evaluation(
+        job.base_cache,
         key,
         {"class_rows": class_rows.tolist()},
         columns=BASE_COLUMNS,
         rows=list(enumerate(class_rows.tolist())),
     )
-    if table is None:
-        nothing = {"accuracy": None, "macro_f1": None, "nats_per_row": None}
-        constant = {"accuracy": None, "macro_f1": None, "class": None, "num_tied_classes": None}
-        figures = _figures(0, 0, {**nothing, **constant}, nothing)
-        return Compared({**figures, "best_constant": constant}, [], SAMPLE_COLUMNS, stored)
-    base = tuning["base"]
-    tokenizer = load_tokenizer(
-        base["name_or_path"],
-        revision=base.get("revision"),
-        trust_remote_code=bool(base.get("trust_remote_code")),
-    )
-    rows = choose_rows(len(table), max_loss_rows, seed)
-    logger.info("Evaluating on %d of %d %s rows.", len(rows), len(table), table.path.stem)
-    model = load_tuned(tuned_folder, **loading)
+    if job.split is None:
+        return Comparison(_describe_nothing(job), [], SAMPLE_COLUMNS, stored)
+    tokenizer = load_tokenizer(**location_of(job.tuning["base"]))
+    table, settings, evaluate = job.table, job.settings, job.settings.evaluate
+    rows = choose_rows(len(table), evaluate.max_loss_rows, settings.seed)
+    logger.info("Evaluating on %d of %d %s rows.", len(rows), len(table), job.split)
+    model = load_tuned(job.tuned_folder, **settings.loading)
     names = class_names(model)
-    held_out = measure_classifier(model, tokenizer, table, rows, **measuring)
+    held_out = measure_classifier(model, tokenizer, table, rows, settings, on_progress=job.on_progress)
     del model
     predictions = held_out.predictions
     assert predictions is not None, "the task is a classification"
-    references = table.labels[predictions.rows].astype(np.int64)
-    class_rows = np.bincount(train_table.labels[train_table.labels >= 0], minlength=len(names))
+    references = table.labels[predictions.rows].astype(np.int64)  # (scored rows,)
+    class_rows = np.bincount(labels, minlength=len(names))  # (classes,)
     majority = measure_majority(class_rows, references)
     best = measure_constant(np.bincount(references, minlength=len(names)), references)
     counts = count_classes(references, predictions.classes, num_classes=len(names))
 
-    def describe(index: int) -> dict[str, Any]:
+    def sample(index: int) -> ClassSample:
         row = table[int(predictions.rows[index])]
         return {
             "row_id": row.row_id,
-            "text": decode_answers(tokenizer, [row.input_ids.tolist()])[0],
+            "text": decode(tokenizer, row.input_ids.tolist(), skip_special_tokens=True),
             "reference": names[references[index]],
             "base": names[majority.class_id],
             "tuned": names[predictions.classes[index]],
             "probability": float(predictions.probabilities[index]),
         }
 
-    wrong, right = sort_out(predictions, references, seed=seed)
-    base_figures = {**_constant_figures(majority, names), "nats_per_row": finite(majority.nats_per_row)}
-    tuned_figures = {name: finite(value) for name, value in held_out.figures.items()}
-    return Compared(
-        result={
-            **_figures(len(predictions.rows), len(table), base_figures, tuned_figures),
-            "num_train_rows": int(class_rows.sum()),
-            "best_constant": _constant_figures(best, names),
-            # Lists, since numbers in dicts become metrics, and there may be hundreds of classes.
-            "per_class": tabulate_classes(counts, names),
-            "confusions": list_confusions(references, predictions.classes, names),
-            "class_shares": _list_shares(class_rows, counts.rows, names),
-            "samples": [describe(index) for index in choose_samples(wrong, right, num_samples)],
-        },
-        answers=[describe(index) for index in (*wrong[:MAX_WRONG_ROWS], *right)],
-        columns=SAMPLE_COLUMNS,
-        base_evaluation=stored,
-        warnings=[
-            *_warnings(held_out, majority, best, class_rows, references),
-            *_share_warnings(class_rows, counts.rows, names, split=table.path.stem),
-        ],
+    wrong, right = sort_out(predictions, references, seed=settings.seed)
+    base = MajorityFigures(**_constant_figures(majority, names), nats_per_row=finite(majority.nats_per_row))
+    tuned = ClassFigures(
+        nats_per_row=finite(held_out.loss.mean_nats), accuracy=finite(counts.accuracy), macro_f1=finite(counts.macro_f1)
     )
+    result: ClassEvaluation = {
+        "split": job.split,
+        "task": "sequence_classification",
+        "num_rows": len(predictions.rows),
+        "num_split_rows": len(table),
+        "base": base,
+        "tuned": tuned,
+        "improvement": _improvement(base, tuned),
+        "per_class": tabulate_classes(counts, names),
+        "confusions": list_confusions(references, predictions.classes, names),
+        "class_shares": _list_shares(class_rows, counts.rows, names),
+        "samples": [sample(index) for index in choose_samples(wrong, right, evaluate.num_samples)],
+        "num_train_rows": int(class_rows.sum()),
+        "best_constant": _constant_figures(best, names),
+        "tuned_method": job.tuning["method"],
+        "tokens_key": job.tokens_key,
+        "warnings": [
+            *_warnings(held_out, majority, best, class_rows, references),
+            *_share_warnings(class_rows, counts.rows, names, split=job.split),
+        ],
+        "skipped": job.skipped,
+    }
+    answers = [sample(index) for index in (*wrong[:MAX_WRONG_ROWS], *right)]
+    return Comparison(result, answers, SAMPLE_COLUMNS, stored)
 
 
 def measure_classifier(
@@ -148,44 +139,31 @@ def measure_classifier(
     tokenizer: Any,
     table: TokenTable,
     rows: Int64Array,
+    settings: EvaluationSettings,
     *,
-    micro_batch_tokens: int | None,
-    device: str,
-    memory_bytes: int | None,
-    weights_dtype: str,
-    compute_dtype: str,
-    **reporting: Any,
+    on_progress: OnProgress,
 ) -> HeldOut:
     """Classify rows and measure the loss of their classes.
 
     Args:
-        model: a classifier on ``device``, wrapped or not.
+        model: a classifier on the device, wrapped or not.
         tokenizer: the one that made the rows, with its pad token set.
         table: where the rows lie.
         rows: row indices.
-        micro_batch_tokens: most positions of a forward pass; ``None`` chooses by memory.
-        device: ``cpu``, ``cuda`` or ``mps``.
-        memory_bytes: memory of the device; ``None`` when unknown.
-        weights_dtype: type of the weights.
-        compute_dtype: type of the matrix products.
-        **reporting: ``on_progress``.
+        settings: how it is measured.
+        on_progress: told the rows done.
     """
-    from lm_tuning.batching.tasks.registry import task_of
-
-    if micro_batch_tokens is None:
-        micro_batch_tokens = choose_micro_batch_tokens(
-            table, num_classes=int(model.config.num_labels), on_gpu=device != "cpu", memory_bytes=memory_bytes
-        )
-    with autocast(device, compute_dtype):
+    num_classes = int(model.config.num_labels)
+    with autocast(settings.device, settings.compute_dtype):
         return measure_held_out(
             task_of(model, "sequence_classification", pad_id=int(tokenizer.pad_token_id)),
             model,
             table,
             rows,
-            micro_batch_tokens=micro_batch_tokens,
-            device=device,
+            micro_batch_tokens=settings.micro_batch_tokens(table, num_classes=num_classes),
+            device=settings.device,
             label="Classes by the tuned model",
-            **reporting,
+            on_progress=on_progress,
         )
 
 
@@ -227,33 +205,42 @@ def choose_samples(wrong: list[int], right: list[int], num_samples: int) -> list
     return [*wrong[: num_samples - num_right], *right[:num_right]]
 
 
-def _figures(num_rows: int, num_split_rows: int, base: dict[str, Any], tuned: dict[str, Any]) -> dict[str, Any]:
-    """Gather figures and say how much better the tuned model is; positive is better."""
-
-    def difference(name: str) -> float | None:
-        return None if base[name] is None or tuned[name] is None else tuned[name] - base[name]
-
-    nats = difference("nats_per_row")
+def _describe_nothing(job: EvaluationJob) -> ClassEvaluation:
+    """Return the result where there is no row to evaluate on."""
+    constant = ConstantFigures({"accuracy": None, "macro_f1": None, "class": None, "num_tied_classes": None})
+    base = MajorityFigures(**constant, nats_per_row=None)
+    tuned = ClassFigures(accuracy=None, macro_f1=None, nats_per_row=None)
     return {
-        "num_rows": num_rows,
-        "num_split_rows": num_split_rows,
+        "split": job.split,
+        "task": "sequence_classification",
+        "num_rows": 0,
+        "num_split_rows": 0,
         "base": base,
         "tuned": tuned,
-        "improvement": {
-            "accuracy_difference": difference("accuracy"),
-            "macro_f1_difference": difference("macro_f1"),
-            "nats_per_row_fraction": -nats / base["nats_per_row"]
-            if nats is not None and base["nats_per_row"]
-            else None,
-        },
+        "improvement": _improvement(base, tuned),
         "per_class": [],
         "confusions": [],
         "class_shares": [],
         "samples": [],
+        "best_constant": constant,
+        "tuned_method": job.tuning["method"],
+        "tokens_key": job.tokens_key,
+        "warnings": [],
+        "skipped": job.skipped,
     }
 
 
-def _constant_figures(constant: ConstantAnswer, names: list[str]) -> dict[str, Any]:
+def _improvement(base: MajorityFigures, tuned: ClassFigures) -> ClassImprovement:
+    """Say how much better the tuned model is; positive is better."""
+    nats = difference(base["nats_per_row"], tuned["nats_per_row"])
+    return {
+        "accuracy_difference": difference(base["accuracy"], tuned["accuracy"]),
+        "macro_f1_difference": difference(base["macro_f1"], tuned["macro_f1"]),
+        "nats_per_row_fraction": -nats / base["nats_per_row"] if nats is not None and base["nats_per_row"] else None,
+    }
+
+
+def _constant_figures(constant: ConstantAnswer, names: list[str]) -> ConstantFigures:
     return {
         "accuracy": finite(constant.accuracy),
         "macro_f1": finite(constant.macro_f1),
@@ -262,7 +249,7 @@ def _constant_figures(constant: ConstantAnswer, names: list[str]) -> dict[str, A
     }
 
 
-def _list_shares(class_rows: Int64Array, rows: Int64Array, names: list[str]) -> list[dict[str, Any]]:
+def _list_shares(class_rows: Int64Array, rows: Int64Array, names: list[str]) -> list[ClassShare]:
     """List the largest classes of the training rows and of the evaluated ones, with their rows in both."""
     return [
         {"class": names[index], "num_train_rows": int(class_rows[index]), "num_rows": int(rows[index])}

@@ -69,17 +69,6 @@ class LanguageAnswer(LanguageSample):
     tuned_rouge_l: float
 
 
-class LanguageResult(TypedDict):
-    """Two language models on the same rows."""
-
-    num_rows: int
-    base: LanguageFigures
-    tuned: LanguageFigures
-    improvement: LanguageImprovement
-    samples: list[LanguageSample]
-    generation: NotRequired[str]
-
-
 class ClassFigures(TypedDict):
     """What a classifier reaches; ``None`` where nothing was measured, or where no finite number came out."""
 
@@ -153,9 +142,32 @@ class ClassSample(TypedDict):
     probability: float
 
 
-class ClassResult(TypedDict):
-    """A classifier beside the most frequent class."""
+class EvaluationContext(TypedDict):
+    """What every result says of the models and rows that were compared."""
 
+    split: str | None
+    tuned_method: Literal["full", "lora", "qlora"]
+    tokens_key: str
+    warnings: list[str]
+    skipped: str | None
+
+
+class LanguageEvaluation(EvaluationContext):
+    """``evaluation.json`` of a language model."""
+
+    task: Literal["causal_lm", "seq2seq_lm"]
+    num_rows: int
+    base: LanguageFigures
+    tuned: LanguageFigures
+    improvement: LanguageImprovement
+    samples: list[LanguageSample]
+    generation: NotRequired[str]
+
+
+class ClassEvaluation(EvaluationContext):
+    """``evaluation.json`` of a classifier, whose base is the most frequent class."""
+
+    task: Literal["sequence_classification"]
     num_rows: int
     num_split_rows: int
     base: MajorityFigures
@@ -169,27 +181,14 @@ class ClassResult(TypedDict):
     best_constant: ConstantFigures
 
 
-class EvaluationContext(TypedDict):
-    """What every result says of the models and rows that were compared."""
-
-    split: str | None
-    tuned_method: Literal["full", "lora", "qlora"]
-    tokens_key: str
-    warnings: list[str]
-    skipped: str | None
-
-
-class LanguageEvaluation(EvaluationContext, LanguageResult):
-    """``evaluation.json`` of a language model."""
-
-    task: Literal["causal_lm", "seq2seq_lm"]
-
-
-class ClassEvaluation(EvaluationContext, ClassResult):
-    """``evaluation.json`` of a classifier."""
-
-    task: Literal["sequence_classification"]
-
-
-Evaluation = LanguageEvaluation | ClassEvaluation
+EvaluationRecord = LanguageEvaluation | ClassEvaluation
 """``evaluation.json``; its ``task`` tells which it is."""
+
+
+class TrainingFacts(TypedDict):
+    """What a report says of the tuned model beside its figures; a speed is ``None`` where it is unknown."""
+
+    tuned_folder: str
+    tokens_per_second: float | None
+    samples_per_second: float | None
+    steps_per_second: float | None

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lm_tuning.errors import UserError
-from lm_tuning.evaluation import class_scores, classes, language
-from lm_tuning.evaluation.base import Compared
+from lm_tuning.evaluation import class_scores, language
+from lm_tuning.evaluation.base import Comparison, EvaluationJob
+from lm_tuning.evaluation.classes import compare_with_majority
+from lm_tuning.evaluation.language import compare_language_models
+from lm_tuning.evaluation.records import EvaluationRecord
+from lm_tuning.evaluation.settings import EvaluationSettings
+from lm_tuning.models.tuned import read_tuning
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.reporting.text import (
     TERMINAL_CHARACTERS,
@@ -19,63 +23,25 @@ from lm_tuning.reporting.text import (
     shorten,
 )
 from lm_tuning.runtime.log_records import protect
-from lm_tuning.storage.folders import FolderStore, StagedFolder, read_manifest
+from lm_tuning.storage.folders import FolderStore, read_manifest
 from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.wording import code_span, escape_markdown, write_speed
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
     from rich.console import RenderableType
     from rich.text import Text
 
+__all__ = ["Comparison", "EvaluationSettings", "build_markdown", "build_summary", "describe_outcome", "evaluate_models"]
 
 logger = logging.getLogger(__name__)
-
-SKIPPED = "Neither test nor validation has rows to evaluate on: set split.test or split.validation."
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What :func:`evaluate_models` returns.
-
-    Attributes:
-        result: figures of both models, a few samples and warnings; what ``json.dumps`` takes.
-        answers: one row for each answered prompt; of a classifier the rows that it got wrong, and some right ones.
-        columns: names of the answers' values, in their order.
-        base_evaluation: the measurement of the base model, stored already or staged for it.
-    """
-
-    result: dict[str, Any]
-    answers: list[dict[str, Any]]
-    columns: tuple[str, ...]
-    base_evaluation: StagedFolder | Path
-
-    def table(self) -> DataFrame:
-        """Return the answers as a frame rather than a list, so that their file has its header even without rows."""
-        from pandas import DataFrame
-
-        return DataFrame(self.answers, columns=list(self.columns))
 
 
 def evaluate_models(
     tuned_folder: Path,
     tokens_folder: Path,
     base_cache: FolderStore,
+    settings: EvaluationSettings,
     *,
-    seed: int,
-    device: str,
-    weights_dtype: str,
-    compute_dtype: str,
-    tf32: bool = True,
-    attention: str = "auto",
-    memory_bytes: int | None = None,
-    max_loss_rows: int | None = None,
-    num_generate_rows: int = 64,
-    max_new_tokens: int = 32,
-    num_beams: int = 1,
-    micro_batch_tokens: int | None = None,
-    generate_batch_rows: int = 16,
-    num_samples: int = 5,
     on_progress: OnProgress = ignore_progress,
 ) -> Comparison:
     """Measure base and tuned model on the test split, or on the validation split when there is no test row.
@@ -88,20 +54,7 @@ def evaluate_models(
         tuned_folder: adapter or full weights with their ``tuning.json``.
         tokens_folder: a published folder of tokenized splits.
         base_cache: where measurements of base models are kept.
-        seed: decides which rows are taken.
-        device: ``cpu``, ``cuda`` or ``mps``.
-        weights_dtype: type that both models are loaded in.
-        compute_dtype: type of the matrix products.
-        tf32: whether float32 matrices are multiplied in TF32, which the measured loss depends on.
-        attention: attention implementation, or ``auto``.
-        memory_bytes: memory of the device; ``None`` when unknown.
-        max_loss_rows: rows whose loss or class is measured; ``None`` means all.
-        num_generate_rows: rows answered; 0 leaves generation out. A classifier answers none.
-        max_new_tokens: longest answer.
-        num_beams: number of beams; 1 answers greedily.
-        micro_batch_tokens: most positions of a forward pass; ``None`` chooses by memory.
-        generate_batch_rows: prompts answered at once.
-        num_samples: rows that the result shows.
+        settings: everything else that decides the figures.
         on_progress: told the rows done.
 
     Returns:
@@ -110,64 +63,26 @@ def evaluate_models(
     Raises:
         UserError: the tuned model, its base or the tokens cannot be read, or the model was trained on other tokens.
     """
-    from lm_tuning.models.tuned import read_tuning
-
     tuning = read_tuning(tuned_folder)
     tokens_key = read_manifest(tokens_folder)["key"]
     _check_tokens(tuned_folder, tuning.get("tokens_key"), tokens_key)
     split, table = choose_split(tokens_folder)
-    loading = {"dtype": weights_dtype, "attention": attention, "device": device}
-    measuring: dict[str, Any] = {
-        "micro_batch_tokens": micro_batch_tokens,
-        "device": device,
-        "memory_bytes": memory_bytes,
-        "weights_dtype": weights_dtype,
-        "compute_dtype": compute_dtype,
-        "on_progress": on_progress,
-    }
-    choosing: dict[str, Any] = {"seed": seed, "max_loss_rows": max_loss_rows, "num_samples": num_samples}
-    compared: Compared
-    if tuning["task"] == "sequence_classification":
-        compared = classes.compare_with_majority(
-            tuning,
-            tuned_folder,
-            open_split(tokens_folder, "train"),
-            table if split else None,
-            base_cache,
-            **choosing,
-            loading=loading,
-            measuring=measuring,
-        )
-    else:
-        compared = language.compare_language_models(
-            tuning,
-            tuned_folder,
-            table if split else None,
-            base_cache,
-            **choosing,
-            rows_from=[tokens_key, split],
-            precision=[device, weights_dtype, compute_dtype, tf32 and device == "cuda", attention],
-            num_generate_rows=num_generate_rows,
-            loading=loading,
-            measuring=measuring,
-            generating={
-                "max_new_tokens": max_new_tokens,
-                "num_beams": num_beams,
-                "generate_batch_rows": generate_batch_rows,
-            },
-        )
-    result = {
-        "split": split,
-        "task": tuning["task"],
-        **compared.result,
-        "tuned_method": tuning["method"],
-        "tokens_key": tokens_key,
-        "warnings": compared.warnings,
-        "skipped": None if split else SKIPPED,
-    }
-    for warning in compared.warnings:
+    job = EvaluationJob(
+        settings=settings,
+        tuning=tuning,
+        tuned_folder=tuned_folder,
+        tokens_folder=tokens_folder,
+        tokens_key=tokens_key,
+        split=split,
+        table=table,
+        base_cache=base_cache,
+        on_progress=on_progress,
+    )
+    is_classifier = tuning["task"] == "sequence_classification"
+    compared = compare_with_majority(job) if is_classifier else compare_language_models(job)
+    for warning in compared.result["warnings"]:
         logger.warning("%s", warning)
-    return Comparison(result, compared.answers, compared.columns, compared.base_evaluation)
+    return compared
 
 
 def choose_split(tokens_folder: Path) -> tuple[str | None, TokenTable]:
@@ -199,7 +114,7 @@ TERMINAL_ROWS = 20
 
 
 def build_markdown(
-    result: dict[str, Any], *, tuned_folder: str, tokens_per_second: float | None, **speeds: float | None
+    result: EvaluationRecord, *, tuned_folder: str, tokens_per_second: float | None, **speeds: float | None
 ) -> str:
     """Write the comparison as Markdown.
 
@@ -234,7 +149,7 @@ def build_markdown(
 
 
 def build_summary(
-    result: dict[str, Any], *, tuned_folder: str, tokens_per_second: float | None, **speeds: float | None
+    result: EvaluationRecord, *, tuned_folder: str, tokens_per_second: float | None, **speeds: float | None
 ) -> RenderableType:
     """Build what the terminal shows at the end of a run.
 
@@ -274,7 +189,7 @@ def build_summary(
     return Group(*parts, _plain(""), *closing)
 
 
-def describe_outcome(result: dict[str, Any]) -> str:
+def describe_outcome(result: EvaluationRecord) -> str:
     """Describe the outcome in one line for the log.
 
     Args:
@@ -287,11 +202,11 @@ def describe_outcome(result: dict[str, Any]) -> str:
     return f"{content.describe_rows(result)} {'; '.join(changes)}."
 
 
-def _content(result: dict[str, Any]) -> ModuleType:
+def _content(result: EvaluationRecord) -> ModuleType:
     return class_scores if result["task"] == "sequence_classification" else language
 
 
-def _closing(result: dict[str, Any], tuned_folder: str, **speeds: float | None) -> list[str]:
+def _closing(result: EvaluationRecord, tuned_folder: str, **speeds: float | None) -> list[str]:
     what = {"lora": "LoRA adapter", "qlora": "QLoRA adapter"}.get(result["tuned_method"], "Tuned weights")
     known = {name.removesuffix("_per_second"): speed for name, speed in speeds.items() if speed is not None}
     said = ", ".join(f"{write_speed(speed)} {unit} per second" for unit, speed in known.items())

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from lm_tuning.batching.held_out_loss import evaluating
-from lm_tuning.models.generation_settings import stop_ids_of
-from lm_tuning.models.structure import check_answer_room, inner_model, position_limit
+from lm_tuning.models.generation_settings import plain_settings, stop_ids_of
+from lm_tuning.models.structure import check_answer_room, has_encoder, inner_model, position_limit
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.decoding import common_first_id, end_of_answer, special_ids
 from lm_tuning.text.tokenizers.truncation import shorten_prompt
@@ -151,9 +151,10 @@ def generate_answers(
     """
     from transformers import StoppingCriteriaList
 
-    reads_apart = _is_encoder_decoder(model)
-    context = position_limit(inner_model(model).config)
-    check_answer_room(inner_model(model).config, max_new_tokens=max_new_tokens)
+    own = inner_model(model).config
+    reads_apart, context = has_encoder(own), position_limit(own)
+    check_answer_room(own, max_new_tokens=max_new_tokens)
+    # An encoder has its positions for the prompt alone; in a causal model prompt and answer share them.
     room = context if context is None or reads_apart else context - max_new_tokens
     kept = [
         list(prompt) if room is None or len(prompt) <= room else shorten_prompt(prompt, room, special_ids)
@@ -175,28 +176,30 @@ def generate_answers(
     )
     on_progress(label, 0, counter.most_tokens, "tokens")
     counter.on_step = lambda: on_progress(label, counter.num_tokens, counter.most_tokens, "tokens")
-    settings = {
-        "max_new_tokens": max_new_tokens,
-        "num_beams": num_beams,
-        "eos_token_id": list(stop_ids) or None,
-        "pad_token_id": pad_id,
-        "decoder_start_token_id": inner_model(model).config.decoder_start_token_id if reads_apart else None,
-        "forced_bos_token_id": first_id if reads_apart else None,
-    }
-    with evaluating(model), _plain_generation(model, settings) as config:
+    config = plain_settings(
+        use_cache=True,
+        max_new_tokens=max_new_tokens,
+        num_beams=num_beams,
+        eos_token_id=list(stop_ids) or None,
+        pad_token_id=pad_id,
+        decoder_start_token_id=own.decoder_start_token_id if reads_apart else None,
+        forced_bos_token_id=first_id if reads_apart else None,
+    )
+    with evaluating(model), _generating_by(model, config):
         for first in range(0, len(order), batch_rows):
             chosen = order[first : first + batch_rows]
             input_ids, attention_mask = pad_prompts(
                 [kept[index] for index in chosen], pad_id=pad_id, side="right" if reads_apart else "left"
             )
             counter.start_batch(len(chosen))
-            output = model.generate(
+            output = model.generate(  # (batch, given tokens + longest answer)
                 input_ids=input_ids.to(device),
                 attention_mask=attention_mask.to(device),
                 generation_config=config,
                 stopping_criteria=StoppingCriteriaList([counter]),
             )
             counter.end_batch()
+            # ``generate`` gives back what it was given too: the prompt, or the token that a decoder starts from.
             num_given = 1 if reads_apart else input_ids.shape[1]
             for index, tokens in zip(chosen, output[:, num_given:].tolist(), strict=True):
                 answers[index] = cut_at(tokens, stop_ids)
@@ -225,7 +228,7 @@ class _TokenCounter:
     ) -> None:
         self.num_tokens = 0
         self.on_step: Callable[[], None] = lambda: None
-        self._stops = torch.tensor(list(stop_ids), dtype=torch.long, device=device)
+        self._stops = torch.tensor(list(stop_ids), dtype=torch.long, device=device)  # (stop tokens,)
         self._max_new_tokens = max_new_tokens
         self._num_waiting = num_waiting
         self._has_beams = num_beams > 1
@@ -252,12 +255,14 @@ class _TokenCounter:
 
     def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
         if not self._has_beams:
-            self._is_running &= ~torch.isin(input_ids[:, -1], self._stops)
+            # input_ids: (batch, tokens so far). What follows a stop token is padding, so a row never runs again.
+            self._is_running &= ~torch.isin(input_ids[:, -1], self._stops)  # (batch,)
             self._num_running = int(self._is_running.sum())
         self._steps += 1
         self.num_tokens += self._num_running
         self.on_step()
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        # The verdict "go on" for each row of input_ids, which under beam search is one per beam.
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)  # (batch,)
 
 
 def pad_prompts(
@@ -275,8 +280,8 @@ def pad_prompts(
         may hold the pad id itself.
     """
     width = max(map(len, prompts))
-    input_ids = torch.full((len(prompts), width), pad_id, dtype=torch.long)
-    attention_mask = torch.zeros((len(prompts), width), dtype=torch.long)
+    input_ids = torch.full((len(prompts), width), pad_id, dtype=torch.long)  # (batch, sequence)
+    attention_mask = torch.zeros((len(prompts), width), dtype=torch.long)  # (batch, sequence)
     for index, prompt in enumerate(prompts):
         start = width - len(prompt) if side == "left" else 0
         part = slice(start, start + len(prompt))
@@ -292,24 +297,16 @@ def cut_at(tokens: Sequence[int], stop_ids: Iterable[int]) -> list[int]:
     return list(tokens[:end])
 
 
-def _is_encoder_decoder(model: Any) -> bool:
-    return bool(getattr(inner_model(model).config, "is_encoder_decoder", False))
-
-
 @contextmanager
-def _plain_generation(model: Any, settings: dict[str, Any]) -> Iterator[Any]:
-    """Write plain settings in place of the model's own, which ``generate`` would merge in and warn about."""
-    from transformers import GenerationConfig
-
-    make_config: Any = GenerationConfig
-    config = make_config(do_sample=False, use_cache=True, **settings)
+def _generating_by(model: Any, config: Any) -> Iterator[None]:
+    """Put settings in place of the model's own, which ``generate`` would merge in and warn about."""
     # An adapter's wrapper has settings of its own, which it hands to the model inside.
     owners = [model] if inner_model(model) is model else [model, inner_model(model)]
     before = [owner.generation_config for owner in owners]
     for owner in owners:
         owner.generation_config = config
     try:
-        yield config
+        yield
     finally:
-        for owner, settings_before in zip(owners, before, strict=True):
-            owner.generation_config = settings_before
+        for owner, config_before in zip(owners, before, strict=True):
+            owner.generation_config = config_before

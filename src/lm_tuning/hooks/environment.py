@@ -59,6 +59,8 @@ class EnvironmentHook:
     @hook_impl
     def before_node_run(self, node: Node, catalog: CatalogProtocol) -> None:
         """Switch parallel tokenizing on for nodes that tokenize, and set torch's switches before nodes that use it."""
+        # The library reads its variable at each call, so it can be on for these nodes. A fork in the middle of its
+        # thread pool hangs the child.
         if TOKENIZERS_TAG in node.tags:
             self._open[node.name] = ExitStack()
             self._open[node.name].enter_context(tokenizer_parallelism(True))
@@ -76,6 +78,7 @@ class EnvironmentHook:
         self._close(node)
 
     def _set_variables(self, settings: EnvironmentParameters, kind: str, described: str) -> None:
+        # Children inherit the variables: loader workers, ranks, and the process that measures micro-batches.
         processor = read_processor()
         decisions = plan_variables(
             device_kind=kind,
@@ -104,6 +107,8 @@ class EnvironmentHook:
             return
         import torch
 
+        # The variables were planned by what the driver said. A card that torch cannot use turns this into a training on
+        # the CPU, where one thread would be ruinous.
         if self._planned_kind == "cuda" and not torch.cuda.is_available():
             logger.warning(
                 "The driver shows a graphics card, but torch %s cannot use it (see torch.cuda.is_available): training "

@@ -47,7 +47,7 @@ class OutputLockHook:
         path = self._root / LOCK_FOLDER / f"{self._output}.lock"
         self._lock = OutputLock(path, subject=f"The output '{self._output}' (folders data/*/{self._output})").acquire()
         try:
-            return (yield)
+            return (yield)  # the other hooks of this name
         except BaseException:
             self._release()
             raise
@@ -82,6 +82,7 @@ class EarlierReportsHook:
         """Mark the reports whose first section the pipeline makes; saving the section takes the mark away."""
         from lm_tuning.datasets.report_sections import ReportSectionDataset
 
+        # The first section alone: saving a later one keeps those before it, which are this run's or still true.
         for name in sorted(pipeline.all_outputs()):
             dataset = catalog.get(name)
             if isinstance(dataset, ReportSectionDataset) and dataset.is_first:

@@ -21,6 +21,7 @@ def use_logging_file(root: Path) -> None:
         return
     import yaml
 
+    # Kedro keeps the configuration for processes that it starts, so it goes through its own object.
     config = yaml.safe_load(file.read_text(encoding="utf-8"))
     for handler in (config.get("handlers") or {}).values():
         if "filename" in handler:

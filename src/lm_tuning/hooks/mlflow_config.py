@@ -69,12 +69,14 @@ def set_up_mlflow(context: KedroContext, tracking: TrackingParameters) -> KedroM
     if not OmegaConf.has_resolver("km.random_name"):
         OmegaConf.register_new_resolver("km.random_name", resolve_random_name, use_cache=True)
     root = Path(context.project_path)
+    # Checked before it is completed: what is completed would hide what the user has left out or misspelled.
     given = _read_mlflow_config(context)
     _refuse_second_names(_validate(given), tracking)
     completed = complete_mlflow_config(given, tracking.experiment, root)
     _hide_password(completed["server"]["mlflow_tracking_uri"])
     context.config_loader["mlflow"] = completed
     config = _validate(completed)
+    # A run that the user has opened lies in a store already, with credentials and all.
     if mlflow.active_run() is not None:
         config.server.mlflow_tracking_uri = mlflow.get_tracking_uri()
     else:
@@ -86,6 +88,7 @@ def set_up_mlflow(context: KedroContext, tracking: TrackingParameters) -> KedroM
         if server.mlflow_registry_uri is not None:
             server.mlflow_registry_uri = _validate_uri(root, server.mlflow_registry_uri)
         mlflow.set_tracking_uri(server.mlflow_tracking_uri)
+        # As kedro-mlflow's set-up does; the rest of that makes or restores the experiment, and waits for the store.
         mlflow.set_registry_uri(server.mlflow_registry_uri)  # type: ignore[arg-type]  # None: as the tracking store
         if creation.artifact_location is not None:
             creation.artifact_location = _validate_uri(root, creation.artifact_location)
@@ -119,6 +122,7 @@ def _refuse_second_names(stated: KedroMlflowConfig, tracking: TrackingParameters
     """Refuse names in ``mlflow.yml`` that would give way to the parameters without a word."""
     experiment, run = stated.tracking.experiment, stated.tracking.run
     problems = []
+    # Only what the file states: kedro-mlflow has a default name of its own.
     if "name" in experiment.model_fields_set and experiment.name != tracking.experiment:
         problems.append(
             f"mlflow.yml: tracking.experiment.name = {experiment.name!r}, but runs go to the experiment of the "
@@ -182,6 +186,7 @@ def complete_mlflow_config(config: MlflowFile, experiment: str, root: Path) -> M
     uri = uri or f"sqlite:///{root / 'mlflow.db'}"
     stated = tracking.get("experiment", {})
     creation = stated.get("create_experiment_kwargs", {}).copy()
+    # A path within the project means a folder of this machine, and a server would take it for one of its own.
     if not is_database(uri) and "://" not in str(creation.get("artifact_location") or "://"):
         del creation["artifact_location"]
     named: ExperimentOfFile = {**stated, "name": experiment, "create_experiment_kwargs": creation}

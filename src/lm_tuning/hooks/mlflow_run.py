@@ -73,6 +73,7 @@ class MlflowRun:
         self._exit.enter_context(bounded_requests())
         journal = self._take_up_journal()
         self.journal = journal
+        # Before the sender: the first fact of this process tells a resume from what an earlier one has left.
         journal.add({"kind": "begin"})
         self._sender = Sender(journal, Delivery(journal, plan.uri, locks=root / LOCK_FOLDER))
         self._sender.on_open = self._note_open
@@ -112,6 +113,7 @@ class MlflowRun:
                     f"tracking.on_unreachable = stop: MLflow at {shown_uri} is away: {trouble.text}. Start it, set "
                     "MLFLOW_TRACKING_URI to another store, or set tracking.on_unreachable = continue."
                 )
+            # From now on checkpoints and metrics may name the run by its stand-in.
             self.journal.stand_in()
             logger.warning("%s", describe_trouble(shown_uri, trouble, self._shown_folder()))
         set_current(self.journal)
@@ -158,6 +160,7 @@ class MlflowRun:
         if path.is_file():
             self.journal.add_file(path, folder, what)
             return
+        # File by file, so that one that the store refuses costs no other.
         for file in sorted(each for each in path.rglob("*") if each.is_file()):
             inner = file.parent.relative_to(path).as_posix()
             self.journal.add_file(file, folder if inner == "." else f"{folder}/{inner}", f"{what} ({file.name})")
@@ -184,6 +187,7 @@ class MlflowRun:
             status: ``FINISHED``, ``FAILED`` or ``KILLED``; None leaves it to what was noted before, or to the user.
             timeout_seconds: the longest wait for another thread that writes to the journal; -1 for no limit.
         """
+        # A run that the user has opened goes on after ours, and the user ends it.
         if status is not None and self._plan.is_ours:
             self.journal.add({"kind": "end", "status": status, "time": now_ms()})
         if self._plan.is_ours:
@@ -252,6 +256,8 @@ class MlflowRun:
         plan, journals = self._plan, self._root / JOURNAL_FOLDER
         run_id = plan.run_id
         if run_id is not None and is_stand_in(run_id):
+            # Either what it had to tell is still here and goes on in the same journal, or it has been sent since, and
+            # the store's id was noted.
             folder = find_journal(journals, run_id)
             if folder is not None:
                 journal = Journal(folder)
@@ -304,6 +310,7 @@ class MlflowRun:
 
 def _context_tags(name: str) -> dict[str, str]:
     """Return what MLflow notes of every run: user, source, and its name."""
+    # mlflow.start_run() would add them; runs are made by the client here, which adds nothing.
     from mlflow.tracking.context.registry import resolve_tags
 
     return {str(key): mask(str(value)) for key, value in resolve_tags({"mlflow.runName": name}).items()}

@@ -29,6 +29,7 @@ def send_what_is_kept(root: Path, env: str | None, *, say: Callable[[str], None]
 
     from lm_tuning.tracking.later import send_journals
 
+    # Before a session, which imports MLflow: most of the time there is nothing to send.
     if not list_journals(root / JOURNAL_FOLDER):
         say("Nothing is kept: every run has told MLflow everything.")
         return []

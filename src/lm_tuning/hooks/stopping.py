@@ -61,6 +61,7 @@ def signals_of_a_command() -> Iterator[None]:
 
 def was_interrupted(error: BaseException | None) -> bool:
     """Return whether an error, or what it was raised from, is a request to stop."""
+    # As a traceback is printed: the cause, or else the context unless it was suppressed with "from None".
     while error is not None:
         if isinstance(error, Interrupted | KeyboardInterrupt):
             return True
@@ -75,5 +76,5 @@ def _raise_interrupted(number: int, frame: FrameType | None) -> None:
     """Stop the run where it stands, or at the next node or sign of progress where that is swallowed."""
     if _echo.repeats(number):
         return
-    note_request(signal.Signals(number).name)
+    note_request(signal.Signals(number).name)  # first, so that it is not lost where the error is swallowed
     stop_if_requested()

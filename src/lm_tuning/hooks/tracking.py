@@ -81,6 +81,7 @@ class TrackingHook:
         self._root = Path(context.project_path)
         self._parameters = settle_parameters(context).parameters
         self._config = set_up_mlflow(context, self._parameters.tracking)
+        # Not registered with Kedro: it would set MLflow up, wait for the store, and log everything a second time.
         self._plugin = MlflowHook()
 
     @hook_impl
@@ -108,7 +109,8 @@ class TrackingHook:
         if not self._is_enabled(run_params):
             return
         self._signals.install()
-        atexit.register(self._finish, "KILLED", is_hurried=True)  # Kedro calls no hook for what is not an Exception
+        # Kedro calls no hook for what is not an Exception, such as SystemExit.
+        atexit.register(self._finish, "KILLED", is_hurried=True)
         try:
             self._open_run(run_params, pipeline, catalog)
             self._try("settings", self._log_settings)
@@ -153,15 +155,17 @@ class TrackingHook:
                 lambda: run.log_figures(dataset_name, numbers_of(figures), split=split),
             )
         if folder := marks.get("mlflow_artifact"):
+            # Copied at once: a later run of the same output replaces the file.
             paths = getattr(dataset, "artifact_paths", None) or [Path(getattr(dataset, "_filepath", dataset_name))]
             for path in paths:
                 what = f"a copy of '{dataset_name}'" + (f" ({path.name})" if len(paths) > 1 else "")
                 self._logged.add(path)
                 self._soon(what, lambda path=path, what=what: self._log_artifact(run, path, folder, what))  # type: ignore[misc]
         self._log_digests(dataset_name, data)
-        if dataset_name == "tuned_model":
+        if dataset_name == "tuned_model":  # the training has gone on to its end
             self._release()
 
+    # First of all hooks: when the others have done, the output's lock is free, and another run may replace the files.
     @hook_impl(tryfirst=True)
     def after_pipeline_run(self) -> None:
         """Close the run as finished, once everything is sent."""
@@ -262,6 +266,7 @@ class TrackingHook:
             marks, path = read_marks(dataset), Path(getattr(dataset, "_filepath", ""))
             if not marks.get("also_on_failure") or path in self._logged or not path.is_file():
                 continue
+            # An earlier run's file lies in the same place.
             if path.stat().st_mtime >= self._began and self._run is not None:
                 run, what = self._run, f"a copy of '{name}'"
                 self._try(what, lambda path=path, what=what: run.log_artifact(path, marks["mlflow_artifact"], what))  # type: ignore[misc]  # noqa: B023

@@ -44,10 +44,11 @@ class TrainingStartHook:
         nodes = {node.func.__name__ for node in pipeline.nodes} & TRAINING_NODES
         if not nodes or not {"params:train", "params:model"} <= pipeline.inputs():
             return
-        # Not through the catalog, which would log each as loaded, nor by loading the folder, which would make it.
+        # Not by catalog.load(), which would log each of them as loaded.
         entries: list[Any] = [catalog.get(name) for name in ("params:train", "params:model")]
         train, model = (entry.load() for entry in entries)  # Kedro has made the classes of them, by the nodes' hints
         problems = find_device_problems(probe_device(), train, model)
+        # The path alone: loading the entry would make the folder, and a run that is refused leaves none.
         folder = getattr(catalog.get("checkpoints"), "_filepath", None)
         if train.resume and "train_model" in nodes and folder:
             # Whether it is whole is seen now; whether it fits is only known with the tokens.
@@ -70,6 +71,7 @@ def find_device_problems(device: Device, train: TrainParameters, model: ModelPar
     from lm_tuning.runtime.precision import choose_precision
 
     problems = []
+    # Without the capability of a card nothing is refused here: the train node asks torch.
     if device.kind != "cuda" or device.detail != "compute capability unknown":
         try:
             choose_precision(device, requested=train.precision, method=train.method, weights_dtype=model.dtype)
@@ -133,6 +135,7 @@ class ParametersHook:
         Raises:
             UserError: with every problem at once.
         """
+        # Kedro runs from any folder inside the project, and catalog entries and parameters hold relative paths.
         os.chdir(context.project_path)
         settled = settle_parameters(context)
         check_entries(context.config_loader)

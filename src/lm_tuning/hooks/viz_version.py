@@ -14,6 +14,7 @@ def stop_version_search() -> None:
 
     Where no such server is starting in this process, nothing is done and nothing is imported.
     """
+    # Whoever starts its server has imported it before these settings are read.
     if "kedro_viz.server" not in sys.modules:
         return
     from kedro_viz import __version__

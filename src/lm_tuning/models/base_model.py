@@ -9,7 +9,7 @@ from pathlib import Path
 from lm_tuning.errors import UserError
 from lm_tuning.models.conversion import convert_embedded_model, is_embedded
 from lm_tuning.models.folders import check_tokenizer_files, check_weight_files, existing_folder, is_local
-from lm_tuning.models.hub import hub_options, user_errors
+from lm_tuning.models.hub import may_download, user_errors
 from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.digests import digest_file, digest_values
@@ -86,25 +86,22 @@ def find_commit(name: str, revision: str | None) -> str:
     from huggingface_hub import hf_hub_download
 
     with user_errors(name, "model"):
-        path = hf_hub_download(name, "config.json", revision=revision, **hub_options(name))
+        path = hf_hub_download(name, "config.json", revision=revision, local_files_only=not may_download(name))
     return Path(path).parent.name
 
 
 def _digest_folder(folder: Path, digest_cache: Path | None, on_progress: OnProgress) -> tuple[str, str]:
     """Return the digests of model and tokenizer, or all problems of both."""
     problems: list[str] = []
-    weights: list[Path] = []
-    tokenizer: list[Path] = []
-    try:
-        weights = [folder / "config.json", *check_weight_files(folder)]
-    except UserError as error:
-        problems += error.problems
-    try:
-        tokenizer = check_tokenizer_files(folder)
-    except UserError as error:
-        problems += error.problems
+    checked: list[list[Path]] = []
+    for check in (check_weight_files, check_tokenizer_files):
+        try:
+            checked.append(check(folder))
+        except UserError as error:
+            problems += error.problems
     if problems:
         raise UserError(problems)
+    weights, tokenizer = [folder / "config.json", *checked[0]], checked[1]
     files = [*weights, *tokenizer]
     digests = {}
     began = time.monotonic()

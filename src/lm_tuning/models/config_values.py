@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from lm_tuning.errors import UserError
+from lm_tuning.json_types import JsonObject, JsonValue
 
 _MAX_LAYERS = 1_000
 _MAX_SIZE = 100_000_000
@@ -20,14 +21,11 @@ _MAX_SIZE = 100_000_000
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "decoder_layers")
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads", "decoder_attention_heads")
 _WIDTHS = ("hidden_size", "n_embd", "d_model", "dim", "n_embed")
+# What the second side of a model's large matrices is called, beside its width.
+_HEIGHTS = ("vocab_size", "intermediate_size", "ffn_dim", "encoder_ffn_dim", "decoder_ffn_dim", "d_ff")
 _SIZES = (
     *_WIDTHS,
-    "vocab_size",
-    "intermediate_size",
-    "ffn_dim",
-    "encoder_ffn_dim",
-    "decoder_ffn_dim",
-    "d_ff",
+    *_HEIGHTS,
     "head_dim",
     "d_kv",
     "num_key_value_heads",
@@ -36,16 +34,17 @@ _SIZES = (
     "n_ctx",
 )
 _SHARES = (
-    *(
-        "attention_dropout",
-        "hidden_dropout",
-        "dropout",
-        "activation_dropout",
-        "resid_pdrop",
-        "embd_pdrop",
-        "attn_pdrop",
-    ),
-    *("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout", "dropout_rate"),
+    "attention_dropout",
+    "hidden_dropout",
+    "dropout",
+    "activation_dropout",
+    "resid_pdrop",
+    "embd_pdrop",
+    "attn_pdrop",
+    "hidden_dropout_prob",
+    "attention_probs_dropout_prob",
+    "classifier_dropout",
+    "dropout_rate",
 )
 _NULL_MEANS_DEFAULT = {"head_dim", "num_key_value_heads", "n_inner"}
 _ROPE = ("rope_parameters", "rope_scaling")
@@ -68,9 +67,9 @@ def check_config_values(folder: Path) -> None:
     config = read_json_object(path)
     problems = [f"{path}: {problem}" for problem in _problems_of(config, "")]
     if generation.is_file():
-        groups: list[Any] = [config, config.get("text_config")]
-        sizes = [int(each["vocab_size"]) for each in groups if _has_vocabulary(each)]
-        found = _token_id_problems(read_json_object(generation), "", max(sizes) if sizes else None)
+        # generation_config.json has no vocabulary of its own; a model of text and images has the text's one group down.
+        sizes = [size for size in map(_vocabulary_of, (config, config.get("text_config"))) if size is not None]
+        found = _token_id_problems(read_json_object(generation), "", max(sizes, default=None))
         problems += [f"{generation}: {problem}" for problem in found]
     if problems:
         raise UserError(problems)
@@ -83,15 +82,15 @@ def count_largest_matrix(folder: Path) -> int | None:
         folder: a local model folder whose config has passed :func:`check_config_values`.
     """
     config = read_json_object(folder / "config.json")
-    values = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
-    assert isinstance(values, dict), "one of two mappings"
-    width = next((values[key] for key in _WIDTHS if isinstance(values.get(key), int)), None)
-    wide = (*_SIZES[len(_WIDTHS) : _SIZES.index("head_dim")],)
-    rows = [values[key] for key in wide if isinstance(values.get(key), int)]
-    return max(rows) * width if rows and width is not None else None
+    text_config = config.get("text_config")
+    values = text_config if isinstance(text_config, dict) else config
+    widths, heights = (
+        [value for key in keys if isinstance(value := values.get(key), int)] for keys in (_WIDTHS, _HEIGHTS)
+    )
+    return max(heights) * widths[0] if heights and widths else None
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> JsonObject:
     """Read a file of a model folder that must be one JSON object.
 
     Args:
@@ -113,7 +112,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     return values
 
 
-def _problems_of(config: Mapping[str, Any], prefix: str) -> Iterator[str]:
+def _problems_of(config: JsonObject, prefix: str) -> Iterator[str]:
     limits = [(key, _MAX_LAYERS) for key in _LAYERS] + [(key, _MAX_SIZE) for key in (*_HEADS, *_SIZES)]
     wrong: set[str] = set()
     for key, most in limits:
@@ -130,44 +129,50 @@ def _problems_of(config: Mapping[str, Any], prefix: str) -> Iterator[str]:
             yield f"{prefix}{key} = {value}, which is no finite number."
     for key in _SHARES:
         value = config.get(key)
-        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1):
+        if value is not None and not (_is_number(value) and 0 <= value <= 1):
             yield f"{prefix}{key} = {_show(value)}, and it takes a number from 0 to 1."
     if "architectures" in config and not _are_names(config["architectures"]):
         yield f"{prefix}architectures = {_show(config['architectures'])}, and it takes a list of class names."
     yield from _rope_problems(config, prefix)
     yield from _shape_problems(config, prefix, wrong)
-    yield from _token_id_problems(config, prefix, config["vocab_size"] if _has_vocabulary(config) else None)
+    yield from _token_id_problems(config, prefix, _vocabulary_of(config))
     for group in _GROUPS:
-        if isinstance(config.get(group), Mapping):
-            yield from _problems_of(config[group], f"{prefix}{group}.")
+        inner = config.get(group)
+        if isinstance(inner, dict):
+            yield from _problems_of(inner, f"{prefix}{group}.")
 
 
-def _shape_problems(config: Mapping[str, Any], prefix: str, wrong: set[str]) -> Iterator[str]:
+def _shape_problems(config: JsonObject, prefix: str, wrong: set[str]) -> Iterator[str]:
     """Compare widths and heads, where each is a number for itself."""
-    width = next((key for key in _WIDTHS if isinstance(config.get(key), int) and key not in wrong), None)
-    heads = next((key for key in _HEADS if isinstance(config.get(key), int) and key not in wrong), None)
+
+    def first(keys: Sequence[str]) -> tuple[str, int] | None:
+        known = ((key, value) for key in keys if isinstance(value := config.get(key), int) and key not in wrong)
+        return next(known, None)
+
+    width, heads = first(_WIDTHS), first(_HEADS)
     if heads is None:
         return
+    # Where a head says how wide it is, the heads together need not be as wide as the model.
     has_own_width = config.get("head_dim") is not None or config.get("d_kv") is not None
-    if width is not None and not has_own_width and config[width] % config[heads]:
+    if width is not None and not has_own_width and width[1] % heads[1]:
         yield (
-            f"{prefix}{width} = {config[width]} cannot be divided evenly among {prefix}{heads} = {config[heads]} "
+            f"{prefix}{width[0]} = {width[1]} cannot be divided evenly among {prefix}{heads[0]} = {heads[1]} "
             "heads, and there is no head_dim."
         )
-    groups = config.get("num_key_value_heads")
-    if isinstance(groups, int) and "num_key_value_heads" not in wrong and config[heads] % groups:
-        yield f"{prefix}{heads} = {config[heads]} is no multiple of {prefix}num_key_value_heads = {groups}."
+    groups = first(["num_key_value_heads"])
+    if groups is not None and heads[1] % groups[1]:
+        yield f"{prefix}{heads[0]} = {heads[1]} is no multiple of {prefix}{groups[0]} = {groups[1]}."
 
 
-def _rope_problems(config: Mapping[str, Any], prefix: str) -> Iterator[str]:
+def _rope_problems(config: JsonObject, prefix: str) -> Iterator[str]:
     for group in _ROPE:
-        if isinstance(config.get(group), Mapping):
-            factor = config[group].get("factor", 1.0)
-            if not (_is_integer(factor) or isinstance(factor, float)) or not 0 < factor <= _MAX_STRETCH:
-                yield f"{prefix}{group}.factor = {_show(factor)}, and it takes a number above 0, up to {_MAX_STRETCH}."
+        rope = config.get(group)
+        factor = rope.get("factor", 1.0) if isinstance(rope, dict) else 1.0
+        if not (_is_number(factor) and 0 < factor <= _MAX_STRETCH):
+            yield f"{prefix}{group}.factor = {_show(factor)}, and it takes a number above 0, up to {_MAX_STRETCH}."
 
 
-def _token_id_problems(config: Mapping[str, Any], prefix: str, num_tokens: int | None) -> Iterator[str]:
+def _token_id_problems(config: JsonObject, prefix: str, num_tokens: int | None) -> Iterator[str]:
     """Check the ids of special tokens; ``num_tokens`` has the vocabulary with its padded part, where it is known.
 
     Only PAD must lie in the vocabulary, since embeddings are built around it. Small models of one's own often keep the
@@ -178,31 +183,36 @@ def _token_id_problems(config: Mapping[str, Any], prefix: str, num_tokens: int |
         if value is None:
             continue
         most = (num_tokens if key == "pad_token_id" and num_tokens else _MAX_SIZE) - 1
-        are_several = isinstance(value, list) and key == "eos_token_id"
-        ids = value if are_several else [value]
+        ids = value if isinstance(value, list) and key == "eos_token_id" else [value]
         # Published models have -1 for a token that they do not have.
         if not ids or not all(_is_integer(each) and -1 <= each <= most for each in ids):
             several = ", a list of them" if key == "eos_token_id" else ""
             yield f"{prefix}{key} = {_show(value)}, and it takes an integer from 0 to {most:,}{several}, -1 or null."
 
 
-def _has_vocabulary(config: object) -> bool:
-    return isinstance(config, Mapping) and _is_count(config.get("vocab_size"), _MAX_SIZE)
+def _vocabulary_of(config: JsonValue) -> int | None:
+    size = config.get("vocab_size") if isinstance(config, dict) else None
+    return size if _is_count(size, _MAX_SIZE) else None
 
 
-def _is_count(value: object, most: int) -> bool:
+def _is_count(value: JsonValue, most: int) -> TypeGuard[int]:
     return _is_integer(value) and 1 <= value <= most
 
 
-def _is_integer(value: object) -> TypeGuard[int]:
+def _is_number(value: JsonValue) -> TypeGuard[int | float]:
+    return _is_integer(value) or isinstance(value, float)
+
+
+def _is_integer(value: JsonValue) -> TypeGuard[int]:
+    # Python counts true and false among the integers, and JSON does not.
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _show(value: object) -> str:
+def _show(value: JsonValue) -> str:
     """Write a value as JSON, and of a long one its beginning."""
     text = json.dumps(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]} …"
 
 
-def _are_names(value: object) -> bool:
+def _are_names(value: JsonValue) -> bool:
     return value is None or (isinstance(value, list) and all(isinstance(item, str) for item in value))

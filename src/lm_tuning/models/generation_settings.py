@@ -14,7 +14,8 @@ from typing import Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.folders import is_local
-from lm_tuning.models.structure import inner_model
+from lm_tuning.models.record import ModelLocation
+from lm_tuning.models.structure import AUTO_CLASSES, has_encoder, inner_model
 from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
@@ -118,9 +119,6 @@ def settings_of_answers(
     Returns:
         A ``GenerationConfig``.
     """
-    from transformers import GenerationConfig
-
-    make_config: Any = GenerationConfig
     inner = inner_model(model)
     known = stop_ids_of(inner, tokenizer)
     missing = sorted(set(supervised_stop_ids) - known)
@@ -131,16 +129,27 @@ def settings_of_answers(
             getattr(inner, "name_or_path", "") or "the base model",
             GENERATION_NAME,
         )
-    has_encoder = bool(getattr(inner.config, "is_encoder_decoder", False))
-    return make_config(
-        do_sample=False,
+    reads_apart = has_encoder(inner.config)
+    return plain_settings(
         num_beams=num_beams,
         bos_token_id=getattr(inner.generation_config, "bos_token_id", None),
         eos_token_id=sorted(known | set(supervised_stop_ids)) or None,
         pad_token_id=pad_id,
-        decoder_start_token_id=inner.config.decoder_start_token_id if has_encoder else None,
-        forced_bos_token_id=first_id if has_encoder else None,
+        decoder_start_token_id=inner.config.decoder_start_token_id if reads_apart else None,
+        forced_bos_token_id=first_id if reads_apart else None,
     )
+
+
+def plain_settings(**settings: Any) -> Any:
+    """Return settings of generation that say nothing but what is given, and do not sample.
+
+    Args:
+        **settings: fields of a ``GenerationConfig``.
+    """
+    from transformers import GenerationConfig
+
+    make_config: Any = GenerationConfig  # its constructor is not typed
+    return make_config(do_sample=False, **settings)
 
 
 def stop_ids_of(model: Any, tokenizer: Any) -> set[int]:
@@ -170,26 +179,19 @@ def take_stored_settings(model: Any, folder: Path) -> None:
         model.generation_config = GenerationConfig.from_pretrained(str(folder))
 
 
-def complete_adapter_config(folder: Path, base: dict[str, Any]) -> None:
+def complete_adapter_config(folder: Path, base: ModelLocation) -> None:
     """Name an adapter's base so that peft finds it from anywhere: a local folder in full, a hub name by its revision.
 
     Args:
         folder: what peft has written; its ``adapter_config.json`` is changed.
-        base: ``name_or_path`` and ``revision`` of the base model.
+        base: where the base model comes from.
     """
     path = folder / "adapter_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
-    name = str(base["name_or_path"])
+    name = base["name_or_path"]
     config["base_model_name_or_path"] = str(Path(name).expanduser().absolute()) if is_local(name) else name
-    config["revision"] = base.get("revision")
+    config["revision"] = base["revision"]
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
-
-
-_LOADERS = {
-    "causal_lm": ("AutoModelForCausalLM", "AutoPeftModelForCausalLM"),
-    "seq2seq_lm": ("AutoModelForSeq2SeqLM", "AutoPeftModelForSeq2SeqLM"),
-    "sequence_classification": ("AutoModelForSequenceClassification", "AutoPeftModelForSequenceClassification"),
-}
 
 
 def write_card(folder: Path, facts: dict[str, Any], *, label_map: dict[str, int] | None, pad_id: int) -> None:
@@ -233,7 +235,9 @@ def write_card(folder: Path, facts: dict[str, Any], *, label_map: dict[str, int]
 def _loading_code(facts: dict[str, Any], *, label_map: dict[str, int] | None, pad_id: int) -> list[str]:
     """Return lines that set ``tokenizer`` and ``model``, given ``folder``."""
     is_full, generates = facts["method"] == "full", facts["task"] != "sequence_classification"
-    loader = _LOADERS[facts["task"]][0 if is_full else 1]
+    loader = AUTO_CLASSES[facts["task"]]
+    if not is_full:
+        loader = loader.replace("Auto", "AutoPeft", 1)
     names = ["AutoTokenizer"]
     names += [loader] if is_full else []
     names += ["GenerationConfig"] if generates and not is_full else []

@@ -16,16 +16,15 @@ logger = logging.getLogger(__name__)
 HUB_PROBE_SECONDS = 5.0
 
 
-def hub_options(name_or_path: str) -> dict[str, Any]:
-    """Keep to the cache when the hub does not answer, instead of waiting a minute for each file.
+def may_download(name_or_path: str) -> bool:
+    """Return whether files may be asked of the hub, rather than of the local cache alone.
+
+    Without an answer from it, its client would wait a minute for each file. A local folder asks nobody.
 
     Args:
         name_or_path: a local folder or a hub name.
-
-    Returns:
-        Options for ``from_pretrained`` and for the hub's client.
     """
-    return {} if is_local(name_or_path) or hub_answers() else {"local_files_only": True}
+    return is_local(name_or_path) or hub_answers()
 
 
 def hub_answers() -> bool:
@@ -107,13 +106,12 @@ def user_errors(name_or_path: str, what: str) -> Iterator[None]:
         ) from error
 
 
-def check_hub_weights(name: str, *, revision: str | None, options: dict[str, Any]) -> None:
+def check_hub_weights(name: str, *, revision: str | None) -> None:
     """Look at the index of a hub model's weights before any is downloaded.
 
     Args:
         name: ``owner/name`` or ``name``.
         revision: branch, tag or commit.
-        options: see :func:`hub_options`.
 
     Raises:
         UserError: the index is damaged, or names anything else than safetensors files.
@@ -123,7 +121,9 @@ def check_hub_weights(name: str, *, revision: str | None, options: dict[str, Any
 
     with user_errors(name, "model"):
         try:
-            index = hf_hub_download(name, "model.safetensors.index.json", revision=revision, **options)
+            index = hf_hub_download(
+                name, "model.safetensors.index.json", revision=revision, local_files_only=not may_download(name)
+            )
         except EntryNotFoundError:
             return  # one file, or none: transformers says which
     read_weight_index(Path(index))

@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any
 from lm_tuning.errors import UserError
 from lm_tuning.models.folders import check_tokenizer_files, check_weight_files, existing_folder, is_local
 from lm_tuning.models.generation_settings import clean_generation_settings
-from lm_tuning.models.hub import check_hub_weights, hub_options, transformers_bars_off, user_errors
+from lm_tuning.models.hub import check_hub_weights, may_download, transformers_bars_off, user_errors
 from lm_tuning.models.padding import choose_pad_token
 from lm_tuning.models.quantization import Quantization, check_quantization, prepare_quantized
-from lm_tuning.models.structure import HEAD, check_head, settle_head, stored_labels, write_labels
+from lm_tuning.models.structure import (
+    AUTO_CLASSES,
+    HEAD,
+    check_head,
+    has_encoder,
+    settle_head,
+    stored_labels,
+    write_labels,
+)
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
@@ -32,11 +40,6 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 NUM_SHOWN = 3
-AUTO_CLASSES = {
-    "causal_lm": "AutoModelForCausalLM",
-    "sequence_classification": "AutoModelForSequenceClassification",
-    "seq2seq_lm": "AutoModelForSeq2SeqLM",
-}
 
 
 def load_tokenizer(name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -62,7 +65,7 @@ def load_tokenizer(name_or_path: str, *, revision: str | None = None, trust_remo
             name_or_path,
             revision=revision,
             trust_remote_code=trust_remote_code,
-            **hub_options(name_or_path),
+            local_files_only=not may_download(name_or_path),
         )
     if not tokenizer.is_fast:
         raise UserError(
@@ -116,17 +119,18 @@ def load_model(
     if is_local(name_or_path):
         check_weight_files(existing_folder(name_or_path))
     else:
-        check_hub_weights(name_or_path, revision=revision, options=hub_options(name_or_path))
+        check_hub_weights(name_or_path, revision=revision)
     if pad_token_id is None:
         tokenizer = load_tokenizer(name_or_path, revision=revision, trust_remote_code=trust_remote_code)
         pad_token_id = int(tokenizer.pad_token_id)
     config, auto_class, keeps_head, was_classifier = _prepare(
         name_or_path, task=task, label_map=label_map, revision=revision, trust_remote_code=trust_remote_code
     )
-    options: dict[str, Any] = {"device_map": None if device == "cpu" else device}
+    device_map: Any = None if device == "cpu" else device
     if quantization is not None:
         check_quantization(device)
-        options = {"device_map": {"": device}, "quantization_config": quantization.to_config()}
+        # Quantized layers cannot be moved later, so they are made where they stay, on a CPU too.
+        device_map = {"": device}
     with user_errors(name_or_path, "model"), _without_load_report():
         loaded: Any = auto_class.from_pretrained(
             name_or_path,
@@ -138,11 +142,17 @@ def load_model(
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # told by _check_complete, which says how to fix it
             output_loading_info=True,
-            **options,
-            **hub_options(name_or_path),
+            device_map=device_map,
+            quantization_config=None if quantization is None else quantization.to_config(),
+            local_files_only=not may_download(name_or_path),
         )
     model, info = loaded
-    _check_complete(name_or_path, info, may_lack_head=task == "sequence_classification" and not keeps_head)
+    _check_complete(
+        name_or_path,
+        missing=sorted(info["missing_keys"]),
+        mismatched=sorted(name for name, *_ in info["mismatched_keys"]),
+        may_lack_head=task == "sequence_classification" and not keeps_head,
+    )
     if task == "sequence_classification":
         check_head(model, name_or_path)
         settle_head(model, is_fresh=not keeps_head, was_stored=was_classifier)
@@ -221,7 +231,10 @@ def read_config(name_or_path: str, *, revision: str | None = None, trust_remote_
 
     with user_errors(name_or_path, "model"):
         return AutoConfig.from_pretrained(
-            name_or_path, revision=revision, trust_remote_code=trust_remote_code, **hub_options(name_or_path)
+            name_or_path,
+            revision=revision,
+            trust_remote_code=trust_remote_code,
+            local_files_only=not may_download(name_or_path),
         )
 
 
@@ -268,13 +281,13 @@ def _prepare(
 
 def _check_architecture(config: Any, auto_class: Any, name_or_path: str, task: str) -> None:
     """Refuse a model whose architecture is made for something else, before its weights are read."""
-    has_encoder = bool(getattr(config, "is_encoder_decoder", False))
-    if has_encoder != (task == "seq2seq_lm"):
+    reads_apart = has_encoder(config)
+    if reads_apart != (task == "seq2seq_lm"):
         kinds = ("an encoder-decoder", "a decoder alone")
-        is_kind, wanted = kinds if has_encoder else kinds[::-1]
+        is_kind, wanted = kinds if reads_apart else kinds[::-1]
         raise UserError(
             f"{name_or_path} ({config.model_type}) is {is_kind}, and task = {task} needs {wanted}: set task = "
-            f"{'seq2seq_lm' if has_encoder else 'causal_lm'}, or take another model."
+            f"{'seq2seq_lm' if reads_apart else 'causal_lm'}, or take another model."
         )
     own_code = getattr(config, "auto_map", None) or {}
     if type(config) not in auto_class._model_mapping and auto_class.__name__ not in own_code:
@@ -289,14 +302,12 @@ def _check_architecture(config: Any, auto_class: Any, name_or_path: str, task: s
             f"The weights in {name_or_path} are stored quantized ({method}), which decides their precision for good. "
             "Take the model in 16 or 32 bits; train.method = qlora quantizes it while it is loaded."
         )
-    if has_encoder and getattr(config, "decoder_start_token_id", None) is None:
+    if reads_apart and getattr(config, "decoder_start_token_id", None) is None:
         raise UserError(f"config.json of {name_or_path} has no decoder_start_token_id, which a target starts from.")
 
 
-def _check_complete(name_or_path: str, info: dict[str, Any], *, may_lack_head: bool) -> None:
+def _check_complete(name_or_path: str, *, missing: list[str], mismatched: list[str], may_lack_head: bool) -> None:
     """Refuse weights that transformers would fill up with random numbers; a classifier's head may be new."""
-    missing = sorted(info.get("missing_keys") or ())
-    mismatched = sorted(str(entry[0]) for entry in info.get("mismatched_keys") or ())
     if may_lack_head:
         missing, mismatched = (
             [name for name in names if not name.startswith(f"{HEAD}.")] for names in (missing, mismatched)

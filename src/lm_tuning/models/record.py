@@ -23,6 +23,14 @@ class BaseModelRecord(ModelLocation):
     is_embedded: bool
 
 
+class LoadingOptions(TypedDict):
+    """How weights are held and used: further keywords of everything that loads them."""
+
+    dtype: str
+    attention: str
+    device: str
+
+
 class QuantizationRecord(TypedDict):
     """How the frozen weights of a base are held, by the names of ``train.qlora``."""
 

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+AUTO_CLASSES = {
+    "causal_lm": "AutoModelForCausalLM",
+    "sequence_classification": "AutoModelForSequenceClassification",
+    "seq2seq_lm": "AutoModelForSeq2SeqLM",
+}
+"""By task, the class of transformers that loads a model for it. peft calls its own ``AutoPeftModelFor…``."""
 HEAD = "score"
 """Name of the head in every causal classifier of transformers."""
 _USUAL_SPREAD = 0.02
@@ -188,7 +194,7 @@ def check_answer_room(config: Any, *, max_new_tokens: int) -> None:
     limit = position_limit(config)
     if limit is None:
         return
-    reads_apart = bool(getattr(config, "is_encoder_decoder", False))
+    reads_apart = has_encoder(config)
     most = limit if reads_apart else limit - 1
     if max_new_tokens <= most:
         return
@@ -199,6 +205,15 @@ def check_answer_room(config: Any, *, max_new_tokens: int) -> None:
         f"{limit} positions{why}. Set evaluate.max_new_tokens to {way}, or evaluate.num_generate_rows = 0 to measure "
         "without answers."
     )
+
+
+def has_encoder(config: Any) -> bool:
+    """Return whether a model reads its prompt with an encoder, apart from the answer.
+
+    Args:
+        config: of transformers.
+    """
+    return bool(getattr(config, "is_encoder_decoder", False))
 
 
 def keeps_logits(model: Any) -> bool:

@@ -8,12 +8,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.generation_settings import take_stored_settings
 from lm_tuning.models.loading import load_model, load_tokenizer
 from lm_tuning.models.quantization import Quantization
+from lm_tuning.models.record import LoadingOptions, TuningRecord, location_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -27,30 +28,29 @@ METHODS = ("lora", "qlora", "full")
 _EMBEDDINGS = ("embed_tokens.weight", "embed_in.weight", "wte.weight", "shared.weight", "word_embeddings.weight")
 
 
-def read_tuning(folder: Path) -> dict[str, Any]:
-    """Read how a tuned model was made.
+def read_tuning(folder: Path) -> TuningRecord:
+    """Read how a tuned model was made, with what earlier versions did not note filled in.
 
     Args:
         folder: a tuned model.
-
-    Returns:
-        ``method`` (``lora``, ``qlora`` or ``full``), ``task``, ``quantization`` (``bits`` and the like, see
-        ``Quantization``; ``None`` without), ``base`` (see ``describe_base_model``), ``tokens_key``, ``rendering`` (how
-        the chat template was called: ``template_arguments``, ``system_turn``), ``finished_step`` and what else was
-        noted.
 
     Raises:
         UserError: the folder is not a tuned model.
     """
     try:
-        facts: dict[str, Any] = json.loads((Path(folder) / FACTS_NAME).read_text(encoding="utf-8"))
-        method = facts["method"]
+        tuning: TuningRecord = json.loads((Path(folder) / FACTS_NAME).read_text(encoding="utf-8"))
+        method = tuning["method"]
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"{folder} is not a tuned model: it has no readable {FACTS_NAME}.") from error
     if method not in METHODS:
         raise UserError(f"{folder} was tuned by the method {method!r}; this version knows {', '.join(METHODS)}.")
-    # Those that a model tuned by an earlier version lacks.
-    return {"task": "causal_lm", "quantization": None, "rendering": {}, **facts}
+    tuning.setdefault("task", "causal_lm")
+    tuning.setdefault("quantization", None)
+    tuning.setdefault("rendering", {})
+    if "base" in tuning:
+        tuning["base"].setdefault("revision", None)
+        tuning["base"].setdefault("trust_remote_code", False)
+    return tuning
 
 
 def read_label_map(folder: Path) -> dict[str, int] | None:
@@ -83,23 +83,52 @@ def load_tuned(
     Raises:
         UserError: the folder is not a tuned model, or its base cannot be loaded.
     """
-    facts = read_tuning(folder)
+    tuning = read_tuning(folder)
     here = str(Path(folder).absolute())
-    options: dict[str, Any] = {"task": facts["task"], "dtype": dtype, "attention": attention, "device": device}
-    if facts["method"] == "full":
-        return load_model(here, **options)
+    options = LoadingOptions(dtype=dtype, attention=attention, device=device)
+    if tuning["method"] == "full":
+        return load_model(here, task=tuning["task"], **options)
     if base is None:
-        known, held = facts["base"], facts["quantization"]
-        base = load_model(
-            known["name_or_path"],
-            label_map=read_label_map(folder) if facts["task"] == "sequence_classification" else None,
-            quantization=None if held is None else Quantization(**{**held, "compute_dtype": dtype}),
-            revision=known.get("revision"),
-            trust_remote_code=bool(known.get("trust_remote_code")),
+        base = load_base(
+            tuning,
+            # The head's size is that of the classes; its weights come with the adapter.
+            label_map=read_label_map(folder) if tuning["task"] == "sequence_classification" else None,
             pad_token_id=int(load_tokenizer(here).pad_token_id),
+            compute_dtype=dtype,
             **options,
         )
     return attach_adapter(base, folder)
+
+
+def load_base(
+    tuning: TuningRecord,
+    *,
+    pad_token_id: int,
+    compute_dtype: str,
+    label_map: dict[str, int] | None = None,
+    **options: Unpack[LoadingOptions],
+) -> PreTrainedModel:
+    """Load the base of a tuned model as its training saw it: quantized, if it was.
+
+    Args:
+        tuning: how the tuned model was made.
+        pad_token_id: id to pad with.
+        compute_dtype: dtype of the arithmetic on quantized weights.
+        label_map: id of each class by its name, for classification.
+        **options: how the weights are held.
+
+    Raises:
+        UserError: the base cannot be loaded.
+    """
+    held = tuning["quantization"]
+    return load_model(
+        **location_of(tuning["base"]),
+        task=tuning["task"],
+        label_map=label_map,
+        quantization=None if held is None else Quantization(**held, compute_dtype=compute_dtype),
+        pad_token_id=pad_token_id,
+        **options,
+    )
 
 
 @contextmanager

@@ -18,6 +18,8 @@ class ParameterGroup(BaseModel):
     the reference page.
     """
 
+    # strict: YAML knows numbers from text, so 3 for "3" or 1 for true is a mistake that should be seen. pydantic's own
+    # messages hide the input, since ours write it, with secrets masked.
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, hide_input_in_errors=True
     )
@@ -47,3 +49,4 @@ AutoOrCount = Literal["auto"] | Count
 Text = Annotated[str, Field(min_length=1)]
 PathText = Annotated[str, Field(min_length=1), AfterValidator(_use_slashes)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+TaskName = Literal["causal_lm", "sequence_classification", "seq2seq_lm"]

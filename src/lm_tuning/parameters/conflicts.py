@@ -35,6 +35,7 @@ class Conflict:
     problem: str
 
 
+# Each check may take for granted that every value is valid alone, and reports what it finds whatever the others found.
 def find_conflicts(parameters: ParameterGroups) -> list[Conflict]:
     """List every conflict between parameters that are valid one by one."""
     checks = (
@@ -82,6 +83,7 @@ def _check_batch(parameters: ParameterGroups) -> Iterator[Conflict]:
             f"{both[0]} = {train.effective_batch_rows} and {both[1]} = {train.effective_batch_tokens} are both set: "
             "set exactly one of them and write null for the other.",
         )
+    # The step plan never cuts a row, and a step of one row that is longer than the step would break its own limit.
     if train.effective_batch_tokens is not None and train.effective_batch_tokens < longest:
         yield Conflict(
             ("train.effective_batch_tokens", *length_keys),
@@ -147,6 +149,7 @@ def _check_method(parameters: ParameterGroups) -> Iterator[Conflict]:
             "trains an adapter beside weights that are all frozen: set train.freeze = null, choose layers with "
             "train.lora.target_modules, or set train.method = full.",
         )
+    # nf4 is the default, so it cannot be told from a wish and passes.
     if quantization.bits == 8 and quantization.quant_type == "fp4":
         yield Conflict(
             ("train.qlora.bits", "train.qlora.quant_type"),
@@ -157,7 +160,7 @@ def _check_method(parameters: ParameterGroups) -> Iterator[Conflict]:
 def _check_adapter(parameters: ParameterGroups) -> Iterator[Conflict]:
     train, lora = parameters.train, parameters.train.lora
     if train.method == "full":
-        return
+        return  # the group is not read then
     if train.method == "qlora" and lora.init not in ("default", "gaussian"):
         why = (
             "writes its half of the matrices in the dtype of the frozen weights, which qlora packs into bytes"
@@ -214,6 +217,7 @@ def _check_best_checkpoint(parameters: ParameterGroups) -> Iterator[Conflict]:
             "train.load_best = true needs both train.eval_every_steps and train.save_every_steps, which are "
             f"{write_value(evaluated)} and {write_value(saved)}: set both.",
         )
+    # The best checkpoint is chosen by what was measured at its own step, and not at one near it.
     elif saved % evaluated:
         yield Conflict(
             keys,
@@ -237,6 +241,7 @@ def _check_warmup(parameters: ParameterGroups) -> Iterator[Conflict]:
     warmup = train.trainer.get("warmup_steps", 0)
     if not warmup or train.max_steps is None:
         return  # where epochs alone decide, the number of steps is known and looked at before the model is loaded
+    # As transformers does: a fraction is rounded up, and 1.0 is no fraction but the parameter's own check refuses it.
     num_steps = math.ceil(warmup * train.max_steps) if isinstance(warmup, float) else warmup
     if num_steps >= train.max_steps:
         yield Conflict(
@@ -266,6 +271,7 @@ def _check_optimizer(parameters: ParameterGroups) -> Iterator[Conflict]:
     name, arguments = trainer.get("optim"), trainer.get("optim_args")
     for problem in find_optimizer_problems(name, arguments) if arguments else ():
         yield Conflict(("train.trainer.optim", "train.trainer.optim_args"), problem)
+    # Found, not imported: bitsandbytes brings torch.
     if name in BITSANDBYTES_OPTIMIZERS and find_spec("bitsandbytes") is None:
         yield Conflict(
             ("train.trainer.optim",),
@@ -288,6 +294,7 @@ def _check_precision(parameters: ParameterGroups) -> Iterator[Conflict]:
             "train.method = full cannot update weights held in float16 (model.dtype): small updates round to nothing "
             "and gradients overflow. Use model.dtype = float32 with train.precision = float16, or bfloat16.",
         )
+    # Weights of fewer digits cannot give products of more; the other way round is what mixed precision does.
     if "auto" not in (train.precision, model.dtype) and model.dtype not in ("float32", train.precision):
         yield Conflict(
             ("train.precision", "model.dtype"),
@@ -304,6 +311,7 @@ def _check_precision(parameters: ParameterGroups) -> Iterator[Conflict]:
 
 def _check_split(parameters: ParameterGroups) -> Iterator[Conflict]:
     split, data = parameters.split, parameters.data
+    # Numbers of rows are compared once the rows are counted; a split with a file of its own takes none.
     fractions = [
         value
         for value, path in ((split.validation, data.validation_path), (split.test, data.test_path))
@@ -350,6 +358,7 @@ def _check_sources(parameters: ParameterGroups) -> Iterator[Conflict]:
             yield Conflict((key,), f"{key} is an empty list: name at least one source of rows{way}.")
     for key, rows in held_out:
         several = rows if isinstance(rows, list) else [rows]
+        # A weight of 1 is the default and does nothing.
         if any(isinstance(source, SourceParameters) and source.weight != 1 for source in several):
             yield Conflict(
                 (key,),

@@ -71,6 +71,8 @@ def _kind_of_rows(value: object) -> str:
     return "#source" if isinstance(value, dict | SourceParameters) else "#path"
 
 
+# Without tags pydantic would try each alternative, and report a mistake in one mapping once for all of them. A tag with
+# a # is nobody's key, so that messages can leave it out.
 Source = Annotated[
     Annotated[PathText, Tag("#path")] | Annotated[SourceParameters, Tag("#source")], Discriminator(_kind_of_rows)
 ]
@@ -83,6 +85,7 @@ Rows = Annotated[
 
 
 def _check_delimiter(value: str) -> str:
+    # A quote or a backslash already means something in a CSV file, and a letter would cut words.
     is_mark = len(value) == 1 and not value.isalnum() and not value.isspace() and value not in "\"'\\"
     if value in ("auto", "tab", "\t") or is_mark:
         return value

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from lm_tuning.parameters.base import CountOrZero, ParameterGroup
+from lm_tuning.parameters.base import CountOrZero, ParameterGroup, TaskName
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.model import EnvironmentParameters, ModelParameters
 from lm_tuning.parameters.results import EvaluateParameters, PreflightParameters, TrackingParameters
@@ -31,6 +31,7 @@ def _refuse_reserved(name: str) -> str:
         raise ValueError(
             "Windows keeps that name for a device, so the folder could not be made there: take another name"
         )
+    # "a." and "a" would be two outputs here and one folder there.
     if name.endswith("."):
         raise ValueError("it ends in a dot, which Windows drops from a folder's name: take another name")
     return name
@@ -50,6 +51,7 @@ OutputName = Annotated[
 ]
 
 
+# Apart from the root class, since the checks of groups against each other read this one and the root calls them.
 class ParameterGroups(ParameterGroup):
     """All parameters of a run, checked one by one."""
 
@@ -59,7 +61,7 @@ class ParameterGroups(ParameterGroup):
     output: OutputName = "default"
     """Name of the folders that results go to; runs with different names never overwrite each other."""
 
-    task: Literal["causal_lm", "sequence_classification", "seq2seq_lm"] = "causal_lm"
+    task: TaskName = "causal_lm"
     """What the model learns: causal_lm predicts the next token, sequence_classification the class of a text, and
     seq2seq_lm the target of a source with an encoder-decoder."""
 

@@ -5,11 +5,11 @@ What is set in the nearer layer wins; the text behind ``--params`` is read with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from lm_tuning.errors import UserError
+from lm_tuning.json_types import JsonObject, JsonValue
 from lm_tuning.parameters.root import Parameters
 from lm_tuning.parameters.schema import accepts, find_entry
 from lm_tuning.parameters.sources import Sources, describe_numeral, find_numerals, is_other_base, show_path
@@ -33,7 +33,7 @@ _ALTERNATIVES: tuple[tuple[tuple[str, ...], ...], ...] = (
 )
 
 
-def settle_alternatives(raw: Mapping[str, Any], sources: Sources) -> tuple[dict[str, Any], list[str]]:
+def settle_alternatives(raw: JsonObject, sources: Sources) -> tuple[JsonObject, list[str]]:
     """Remove settings that one in a nearer layer replaces.
 
     ``conf/base`` sets ``train.effective_batch_tokens``; a user who sets ``train.effective_batch_rows`` on top means it
@@ -51,6 +51,7 @@ def settle_alternatives(raw: Mapping[str, Any], sources: Sources) -> tuple[dict[
         chosen = [[key for key in keys if _value(settled, key) is not None] for keys in alternatives]
         layers = [min((sources.layer(key.split(".")) for key in keys), default=None) for keys in chosen]
         known = [layer for layer in layers if layer is not None]
+        # One alternative alone is no question, and two in the nearest layer are a contradiction that nobody can settle.
         if len(known) < 2 or known.count(min(known)) > 1:
             continue
         nearest = layers.index(min(known))
@@ -65,23 +66,27 @@ def settle_alternatives(raw: Mapping[str, Any], sources: Sources) -> tuple[dict[
     return settled, lines
 
 
-def _value(raw: Any, key: str) -> Any:
+def _value(raw: JsonObject, key: str) -> JsonValue:
+    value: JsonValue = raw
     for part in key.split("."):
-        raw = raw.get(part) if isinstance(raw, Mapping) else None
-    return raw
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
 
 
-def _show(raw: Mapping[str, Any], key: str, sources: Sources) -> str:
+def _show(raw: JsonObject, key: str, sources: Sources) -> str:
     source = sources.find(key.split("."))
     return f"{key} = {_value(raw, key)}" + (f" ({source.location})" if source else "")
 
 
-def _set_null(raw: dict[str, Any], key: str) -> None:
+def _set_null(raw: JsonObject, key: str) -> None:
     """Set a key to None in copies of its groups, since the configuration loader keeps the groups themselves."""
     *groups, last = key.split(".")
     for group in groups:
-        raw[group] = dict(raw[group])
-        raw = raw[group]
+        inner = raw[group]
+        assert isinstance(inner, dict), "a key of it has a value"
+        copied = dict(inner)
+        raw[group] = copied
+        raw = copied
     raw[last] = None
 
 
@@ -110,7 +115,7 @@ class Settled(NamedTuple):
     """
 
     parameters: Parameters
-    raw: dict[str, Any]
+    raw: JsonObject
     replaced: list[str]
     warnings: list[str]
 
@@ -131,6 +136,7 @@ def read_settled(config_loader: AbstractConfigLoader, root: Path) -> Settled:
     sources = Sources(runtime=loader.runtime_params or {}, folders=folders, root=root)
     raw, replaced = settle_alternatives(merged, sources)
     unread, warnings = find_unread_files(Path(loader.conf_source), folders, loader.config_patterns, root)
+    # People keep their own paths there, and wonder why another environment does not have them.
     own = Path(loader.conf_source) / loader.default_run_env
     if own not in folders and any(own.glob("*.yml")):
         warnings.append(f"{show_path(own, root)} is not read, since --env reads another folder instead.")
@@ -140,6 +146,7 @@ def read_settled(config_loader: AbstractConfigLoader, root: Path) -> Settled:
         *find_unread_globals(folders, _globals(loader), root),
         *find_numerals(sources),
     ]
+    # Wrong parameters first: they are what a user has most likely just written.
     try:
         parameters = validate_parameters(raw, sources)
     except UserError as error:
@@ -155,7 +162,7 @@ def _folders(config_loader: OmegaConfigLoader) -> tuple[Path, ...]:
     return tuple(Path(config_loader.conf_source) / name for name in names)
 
 
-def _globals(config_loader: OmegaConfigLoader) -> dict[str, Any]:
+def _globals(config_loader: OmegaConfigLoader) -> JsonObject:
     """Return what ``globals.yml`` sets, nothing where there is none."""
     from kedro.config import MissingConfigException
 
@@ -165,7 +172,7 @@ def _globals(config_loader: OmegaConfigLoader) -> dict[str, Any]:
         return {}
 
 
-def _read(config_loader: OmegaConfigLoader, key: str, root: Path) -> dict[str, Any]:
+def _read(config_loader: OmegaConfigLoader, key: str, root: Path) -> JsonObject:
     """Read one kind of configuration, turning what the loader raises into sentences."""
     import yaml
     from kedro.config import MissingConfigException
@@ -206,9 +213,10 @@ def _describe_missing(config_loader: OmegaConfigLoader, root: Path) -> str:
     return f"There is no environment {name!r}: the folder {shown} is missing. Environments here: {', '.join(there)}."
 
 
-def _check_output(raw: Mapping[str, Any], config_loader: OmegaConfigLoader, sources: Sources) -> list[str]:
+def _check_output(raw: JsonObject, config_loader: OmegaConfigLoader, sources: Sources) -> list[str]:
     """Refuse an ``output`` that the catalog does not know of: results would go to another experiment's folder."""
     shared = _globals(config_loader).get("output")
+    # As conf/base/catalog.yml reads it: ${runtime_params:output, ${globals:output}}.
     folder = (config_loader.runtime_params or {}).get("output", shared)
     named = raw.get("output")
     if named == folder:
@@ -225,7 +233,7 @@ def _check_output(raw: Mapping[str, Any], config_loader: OmegaConfigLoader, sour
 _CLOSING = {"[": "]", "{": "}"}
 
 
-def parse_parameters(text: str) -> dict[str, Any]:
+def parse_parameters(text: str) -> JsonObject:
     r"""Read ``group.key=value,group.key=value`` into nested groups.
 
     Values are YAML, except that a key that wants text keeps what was typed where YAML would make something else of it:
@@ -250,18 +258,19 @@ def parse_parameters(text: str) -> dict[str, Any]:
                 "inside the shell's: --params 'a.b=[x,y],c.d=\"one, two\"'"
             )
         try:
-            read = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
+            read: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={value}"]))
         except YAMLError as error:
             raise ValueError(f"{item!r} cannot be read as YAML; put the value in quotes") from error
-        assert isinstance(read, dict)
+        # OmegaConf's own reader of dotted lists, so that a value means here what it means in a file.
         kept = _keep_text(key, value.strip(), read["value"])
         if not isinstance(kept, str) and is_other_base(value):
             raise ValueError(f"{item}: {describe_numeral(value.strip())}")
         OmegaConf.update(parsed, key, kept, force_add=True)
-    return dict(OmegaConf.to_container(parsed))  # type: ignore[arg-type]
+    groups: Any = OmegaConf.to_container(parsed)
+    return dict(groups)
 
 
-def _keep_text(key: str, typed: str, read: Any) -> Any:
+def _keep_text(key: str, typed: str, read: JsonValue) -> JsonValue:
     """Return what was typed where the key wants text and YAML read something else."""
     entry = find_entry(key.split("."))
     if not entry or isinstance(read, (str, dict, list)) or accepts(entry, read) or not accepts(entry, typed):
@@ -271,12 +280,14 @@ def _keep_text(key: str, typed: str, read: Any) -> Any:
 
 def split_items(text: str) -> list[str]:
     """Split at commas outside brackets, braces and quotes; a quote counts only where a value or an item starts."""
+    # A split at every comma, as Kedro's, would tear lists apart; a YAML reader wants the whole to be YAML.
     items: list[str] = []
-    expected: list[str] = []
+    expected: list[str] = []  # the brackets that are open, innermost last
     start, quote = 0, ""
     opens_value = False
     for position, letter in enumerate(text):
         if quote:
+            # Only double quotes know escapes in YAML.
             if letter == quote and (quote == "'" or text[position - 1] != "\\"):
                 quote = ""
             continue
@@ -289,6 +300,7 @@ def split_items(text: str) -> list[str]:
         elif letter == "," and not expected:
             items.append(text[start:position].strip())
             start = position + 1
+        # An apostrophe within a word is none of these: it's.
         if not letter.isspace():
             opens_value = letter in "=[{:," and (letter == "=" or bool(expected))
     items.append(text[start:].strip())

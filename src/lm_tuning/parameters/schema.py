@@ -5,17 +5,39 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypedDict
 
+from lm_tuning.json_types import JsonValue
 from lm_tuning.parameters.root import Parameters
 from lm_tuning.parameters.written import join_words
 
-Schema = dict[str, Any]
+# What pydantic writes of a value, references resolved; keys that are no identifiers ask for this way to declare it.
+Schema = TypedDict(
+    "Schema",
+    {
+        "type": str,
+        "enum": list[JsonValue],
+        "const": JsonValue,
+        "anyOf": "list[Schema]",
+        "items": "Schema",
+        "properties": "dict[str, Schema]",
+        "additionalProperties": "bool | Schema",
+        "minimum": float,
+        "maximum": float,
+        "exclusiveMinimum": float,
+        "exclusiveMaximum": float,
+        "default": JsonValue,
+        "description": str,
+        "x-words": str,
+    },
+    total=False,
+)
 
 # What an editor must let pass in place of any text: OmegaConf fills it in when the file is read.
 _INTERPOLATION = {"type": "string", "pattern": r"\$\{.+\}"}
 
 
+# Messages look keys up by the dozen, and pydantic takes tens of milliseconds to write the schema.
 @cache
 def parameter_schema() -> Schema:
     """Return the schema with every reference resolved, as nested objects from the root down."""
@@ -27,11 +49,13 @@ def parameter_schema() -> Schema:
             return [resolve(item) for item in node]
         if not isinstance(node, dict):
             return node
+        # Keys beside a reference, such as the description of this very field, win over those of the class.
         if "$ref" in node:
             target = resolve(definitions[node["$ref"].rsplit("/", 1)[1]])
             return target | {key: value for key, value in node.items() if key != "$ref"}
         found = {key: resolve(value) for key, value in node.items() if key != "discriminator"}
         choices = found.pop("anyOf", []) + found.pop("oneOf", [])
+        # A union in a union means the same as one union, and reads better: auto, or a number, or null.
         flat = [inner for choice in choices for inner in choice.get("anyOf", [choice])]
         return found | {"anyOf": flat} if flat else found
 
@@ -55,6 +79,7 @@ def editor_schema() -> str:
             for key, value in node.items()
             if is_names or (key not in {"title", "required"} and not key.startswith("x-"))
         }
+        # "${globals:output}" matches no pattern of a name, and is what conf/base has there.
         if not is_names and "pattern" in kept:
             described = {key: kept.pop(key) for key in ("description", "default") if key in kept}
             return described | {"anyOf": [kept, _INTERPOLATION]}
@@ -82,13 +107,14 @@ def _step(entry: Schema, part: str | int) -> Schema | None:
     """Go one key or list position down."""
     for choice in entry.get("anyOf", [entry]):
         if part in choice.get("properties", {}):
-            return dict(choice["properties"][part])
-        if isinstance(part, str) and isinstance(choice.get("additionalProperties"), dict):
-            return dict(choice["additionalProperties"])
-        if isinstance(part, str) and choice.get("additionalProperties") is True:
-            return {}
+            return choice["properties"][str(part)]
+        others = choice.get("additionalProperties")
+        if isinstance(part, str) and isinstance(others, dict):
+            return others
+        if isinstance(part, str) and others is True:
+            return {}  # any name, and any value
         if isinstance(part, int) and "items" in choice:
-            return dict(choice["items"])
+            return choice["items"]
     return None
 
 
@@ -106,6 +132,7 @@ def accepts(entry: Schema, value: object) -> bool:
         return any(accepts(choice, value) for choice in entry["anyOf"])
     if "const" in entry or "enum" in entry:
         allowed = entry.get("enum", [entry.get("const")])
+        # By type too: to Python, 1 equals True and 1.0.
         return any(type(value) is type(choice) and value == choice for choice in allowed)
     types: dict[str, type | tuple[type, ...]] = {
         "string": str,
@@ -115,7 +142,7 @@ def accepts(entry: Schema, value: object) -> bool:
         "null": type(None),
     }
     wanted = types.get(entry.get("type", ""))
-    if wanted is None:
+    if wanted is None:  # a mapping, a list, or an entry that allows anything
         return not isinstance(value, (str, int, float, bool, type(None))) or not entry
     return isinstance(value, wanted) and (isinstance(value, bool) == (entry["type"] == "boolean"))
 
@@ -136,13 +163,13 @@ def describe_allowed(entry: Schema) -> str:
     if kind == "array":
         items = entry["items"]
         kinds = ["strings" if "properties" not in choice else "mappings" for choice in items.get("anyOf", [])]
-        return "a list of " + (join_words(kinds) or {"string": "strings"}.get(items.get("type"), "values"))
+        return "a list of " + (join_words(kinds) or ("strings" if items.get("type") == "string" else "values"))
     if kind == "object":
-        return _describe_names(entry.get("additionalProperties"))
+        return _describe_names(entry.get("additionalProperties", True))
     return {"string": "a string", "boolean": "true or false", "null": "null"}.get(str(kind), "any value")
 
 
-def _describe_names(values: object) -> str:
+def _describe_names(values: bool | Schema) -> str:
     """Describe what a group of freely chosen names allows for each."""
     if not isinstance(values, dict):
         return "a mapping of names and values"
@@ -152,14 +179,14 @@ def _describe_names(values: object) -> str:
 def _bounds(entry: Schema) -> list[str]:
     """Describe the limits of a number, such as ``of at least 0`` and ``below 1``."""
     words: list[str] = []
-    for keyword, word in (
-        ("minimum", "of at least"),
-        ("exclusiveMinimum", "above"),
-        ("maximum", "of at most"),
-        ("exclusiveMaximum", "below"),
+    for bound, word in (
+        (entry.get("minimum"), "of at least"),
+        (entry.get("exclusiveMinimum"), "above"),
+        (entry.get("maximum"), "of at most"),
+        (entry.get("exclusiveMaximum"), "below"),
     ):
-        if keyword in entry:
-            words += ["and"] * bool(words) + [f"{word} {entry[keyword]}"]
+        if bound is not None:
+            words += ["and"] * bool(words) + [f"{word} {bound}"]
     return words
 
 
@@ -210,7 +237,7 @@ def _groups_in_lists(values: dict[str, Schema]) -> dict[str, Schema]:
     return found
 
 
-def _write(value: Any) -> str:
+def _write(value: JsonValue) -> str:
     """Write a default as YAML would."""
     return f"`{value if isinstance(value, str) else json.dumps(value)}`"
 

@@ -9,10 +9,12 @@ import glob
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import yaml
 
+from lm_tuning.json_types import JsonObject
 from lm_tuning.parameters.schema import accepts, find_entry
 from lm_tuning.parameters.written import KeyPath, write_path
 
@@ -47,7 +49,7 @@ class Sources:
         root: folder that paths in messages are relative to.
     """
 
-    runtime: Mapping[str, object]
+    runtime: JsonObject
     folders: tuple[Path, ...]
     root: Path
 
@@ -55,6 +57,7 @@ class Sources:
         """Return the strongest location where a key is written, or None when it is a default."""
         if _holds(self.runtime, path):
             return Source("--params")
+        # The nearest folder has the last word, as in Kedro's merge.
         return next((found for folder in self.folders if (found := self._find_in_folder(folder, path))), None)
 
     def layer(self, path: Sequence[str | int]) -> int:
@@ -73,7 +76,7 @@ class Sources:
         return next((found for file in _files_in(folder) if (found := self._find_in_file(file, path))), None)
 
     def _find_in_file(self, file: Path, path: Sequence[str | int]) -> Source | None:
-        node = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        node = _compose(file.read_text(encoding="utf-8"))
         line = 0
         for part in path:
             if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
@@ -88,9 +91,17 @@ class Sources:
             key, node = pairs[part]
             line = key.start_mark.line
         location = f"{show_path(file, self.root)}, line {line + 1}"
+        # A style is a quote or a block: what stands inside is text already.
         if not isinstance(node, yaml.ScalarNode) or node.style is not None:
             return Source(location)
         return Source(f"{location}: {node.value}") if "${" in node.value else Source(location, node.value)
+
+
+# Nodes, not values: only they know line and spelling. Composing is slow, and each key is looked for in every file.
+@lru_cache(maxsize=64)
+def _compose(text: str) -> yaml.Node | None:
+    node: yaml.Node | None = yaml.compose(text, Loader=yaml.SafeLoader)
+    return node
 
 
 def _holds(values: object, path: Sequence[str | int]) -> bool:
@@ -103,6 +114,7 @@ def _holds(values: object, path: Sequence[str | int]) -> bool:
 
 def _files_in(folder: Path) -> Iterator[Path]:
     """Yield the files of a configuration folder that Kedro takes parameters from, each once."""
+    # As the default patterns of Kedro's OmegaConfigLoader have it.
     patterns = ("parameters*", "parameters*/**", "**/parameters*")
     names = (name for pattern in patterns for name in sorted(glob.glob(str(folder / pattern), recursive=True)))
     for file in map(Path, dict.fromkeys(names)):
@@ -110,6 +122,7 @@ def _files_in(folder: Path) -> Iterator[Path]:
             yield file
 
 
+# YAML 1.1, which Kedro reads: a leading 0 for base 8, 0b, 0x, and colons for base 60.
 _OTHER_BASES = re.compile(r"[-+]?0(?:[0-7_]+|b[01_]+|x[0-9a-fA-F_]+)|[-+]?\d[\d_]*(?::[0-5]?\d)+(?:\.[\d_]*)?")
 
 
@@ -122,6 +135,7 @@ def is_other_base(text: str) -> bool:
     plain = text.strip()
     if _OTHER_BASES.fullmatch(plain) is None:
         return False
+    # 00 and 07 are the same number in both bases, and nobody is misled.
     digits = plain.replace("_", "")
     return not digits.lstrip("+-").isdigit() or int(digits) != yaml.safe_load(plain)
 
@@ -151,7 +165,7 @@ def find_numerals(sources: Sources) -> list[str]:
     """
     problems = []
     for file in sources.files():
-        root = yaml.compose(file.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+        root = _compose(file.read_text(encoding="utf-8"))
         for path, node in _scalars(root, ()):
             if node.style is None and is_other_base(node.value) and _wants_number(path, node.value):
                 where = f"[{show_path(file, sources.root)}, line {node.start_mark.line + 1}]"

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from lm_tuning.json_types import JsonValue
 from lm_tuning.parameters.written import join_words, write_value
 
 SCHEDULE_KEY = "train.trainer.lr_scheduler_kwargs"
@@ -174,7 +175,7 @@ _OWN_KEYS = {
 }
 
 
-def find_schedule_problems(schedule: str, given: Mapping[str, object], *, learning_rate: float) -> list[str]:
+def find_schedule_problems(schedule: str, given: Mapping[str, JsonValue], *, learning_rate: float) -> list[str]:
     """Describe what is wrong with the further arguments of a schedule.
 
     Args:
@@ -201,6 +202,7 @@ def find_schedule_problems(schedule: str, given: Mapping[str, object], *, learni
                 f"{SCHEDULE_KEY}.{name} = {value:g} is the rate at the end, which must be below the peak, "
                 f"train.learning_rate = {learning_rate:g}."
             )
+    # Neither, and transformers raises after the model is loaded; both, and it takes one without a word.
     names = NEEDED_ARGUMENTS.get(schedule, ())
     if names and sum(given.get(name) is not None for name in names) != 1:
         problems.append(
@@ -223,6 +225,7 @@ def find_optimizer_problems(optimizer: str | None, text: str) -> list[str]:
     name = optimizer or DEFAULT_OPTIMIZER
     known = OPTIMIZER_ARGUMENTS.get(name, {})
     where = f"train.trainer.optim = {name}" + ("" if optimizer else " (the default)")
+    # As transformers splits it; what it cannot split it drops, or raises with a traceback.
     parts = text.replace(" ", "").split(",")
     malformed = [part for part in parts if part.count("=") != 1 or part.startswith("=") or part.endswith("=")]
     if malformed:
@@ -231,7 +234,7 @@ def find_optimizer_problems(optimizer: str | None, text: str) -> list[str]:
             + _list_read(known, where)
         ]
     problems = []
-    values: dict[str, object] = {}
+    values: dict[str, float | str] = {}
     for key, written in (part.split("=") for part in parts):
         argument = known.get(key)
         if key in values:
@@ -244,15 +247,16 @@ def find_optimizer_problems(optimizer: str | None, text: str) -> list[str]:
             problems.append(
                 f"{OPTIMIZER_KEY} = {text!r}: {key} = {written} is not allowed. It takes {argument.describe()}."
             )
+    # torch raises for this pair when it makes the optimizer, after everything has been loaded.
     return problems or list(_find_nesterov_problems(text, values))
 
 
-def _find_nesterov_problems(text: str, values: Mapping[str, object]) -> Iterator[str]:
+def _find_nesterov_problems(text: str, values: Mapping[str, float | str]) -> Iterator[str]:
     if values.get("nesterov") and (not values.get("momentum") or values.get("dampening")):
         yield f"{OPTIMIZER_KEY} = {text!r}: nesterov=true needs a momentum above 0 and no dampening."
 
 
-def _read(written: str, argument: Argument) -> object:
+def _read(written: str, argument: Argument) -> float | str:
     """Read a value as transformers would; text where it could not."""
     if argument.kind == "boolean":
         return BOOLEANS.get(written.lower(), written)

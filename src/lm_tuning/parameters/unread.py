@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
 
 import yaml
 
+from lm_tuning.json_types import JsonObject
 from lm_tuning.parameters.sources import CONFIG_SUFFIXES, show_path
 
 _NOTES = {".md", ".rst", ".bak", ".orig", ".old", ".swp", ".example", ".sample", ".template"}
@@ -62,12 +62,12 @@ def find_unread_files(
                 )
             elif nearest and (nearest != file.name or "/" in name):
                 problems.append(f"{told} Did you mean {nearest}?")
-            elif file.suffix in {".yml", ".yaml"}:
+            elif file.suffix in {".yml", ".yaml"}:  # whoever keeps the keys of a cloud there as JSON knows it
                 warnings.append(f"{told} Files that are read: {', '.join(_KNOWN_FILES)}.")
     return problems, warnings
 
 
-def find_unread_globals(folders: Iterable[Path], values: Mapping[str, Any], root: Path) -> list[str]:
+def find_unread_globals(folders: Iterable[Path], values: JsonObject, root: Path) -> list[str]:
     """List keys of ``globals.yml`` that no configuration file in use refers to.
 
     Args:
@@ -79,11 +79,13 @@ def find_unread_globals(folders: Iterable[Path], values: Mapping[str, Any], root
         A sentence for each, with the nearest key that is referred to.
     """
     files = list(_config_files(folders))
+    # By the text of the files, since OmegaConf does not tell which references it has resolved.
     used = {name.partition(".")[0] for file in files for name in _REFERENCE.findall(_text(file))}
     problems = []
     for key in values:
         if key in used or str(key).startswith("_"):
             continue
+        # At the start of a line: a nested key of the same name is another one.
         written = re.compile(rf"(?m)^{re.escape(str(key))}\s*:")
         file = next((file for file in files if file.name == "globals.yml" and written.search(_text(file))), None)
         where = f" [{show_path(file, root)}]" if file else ""
@@ -101,6 +103,7 @@ def _nearest_file(name: str) -> str | None:
     stem = name.partition(".")[0].lower()
     head, joint, rest = stem.partition("_")
     stems = {known.partition(".")[0]: known for known in (*_KNOWN_FILES, "logging.yml")}
+    # parameter_train.yml is near no known name as a whole; its head is.
     for part, ending in ((stem, ""), (head, f"{joint}{rest}")):
         near = get_close_matches(part, stems, n=1, cutoff=_CLOSE_ENOUGH)
         if near:
@@ -129,6 +132,7 @@ def describe_unreadable(error: Exception, folders: Iterable[Path], root: Path) -
     Returns:
         A sentence for each file that fails in the same way; none where no file does.
     """
+    # The loader wraps the error, and neither says which file it was: each is read again until one fails alike.
     cause = error.__cause__ if isinstance(error.__cause__, yaml.YAMLError | UnicodeDecodeError) else error
     sentences = []
     for file in _config_files(folders):

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from lm_tuning.errors import UserError
+from lm_tuning.json_types import JsonObject
 from lm_tuning.parameters.conflicts import Conflict
 from lm_tuning.parameters.root import Parameters
 from lm_tuning.parameters.schema import accepts, describe_allowed, find_entry, walk_keys
@@ -83,11 +84,12 @@ def as_sentence(advice: str) -> str:
 
 def _likeness(path: tuple[str, ...], known: tuple[str, ...]) -> float:
     """Compare the last parts by spelling, and prefer the same group."""
+    # The last part is what was mistyped; a wrong group is rarer, and its keys are known anyway.
     matcher = SequenceMatcher(None, path[-1].lower(), known[-1])
     return matcher.ratio() + _SAME_GROUP_BONUS * (path[:-1] == known[:-1])
 
 
-def validate_parameters(raw: Mapping[str, Any], sources: Sources | None = None) -> Parameters:
+def validate_parameters(raw: JsonObject, sources: Sources | None = None) -> Parameters:
     """Check parameters one by one and against each other.
 
     Args:
@@ -115,7 +117,7 @@ def validate_parameters(raw: Mapping[str, Any], sources: Sources | None = None) 
     raise UserError([*wrong.values(), *(item.problem for item in conflicts if not _touches(item, bad_keys))]) from first
 
 
-def _check(raw: dict[str, Any]) -> Parameters | ValidationError:
+def _check(raw: JsonObject) -> Parameters | ValidationError:
     """Validate once, returning the error instead of raising it."""
     try:
         return Parameters.model_validate(raw)
@@ -123,13 +125,14 @@ def _check(raw: dict[str, Any]) -> Parameters | ValidationError:
         return error
 
 
-def _problems_of(error: ValidationError, raw: Mapping[str, Any], sources: Sources | None) -> dict[KeyPath, str]:
+def _problems_of(error: ValidationError, raw: JsonObject, sources: Sources | None) -> dict[KeyPath, str]:
     """Describe the wrong values of one validation, one sentence for each key."""
     problems: dict[KeyPath, str] = {}
     for item in error.errors(include_url=False):
         if item["type"] == "conflicting_parameters":
             continue
         unknown = item["type"] in {"extra_forbidden", "invalid_key"}
+        # pydantic's locations hold the alternatives of unions, which no user has typed.
         location = _without_tags(item["loc"])
         path = location if unknown else _known_part(location)
         if path in problems:
@@ -138,7 +141,7 @@ def _problems_of(error: ValidationError, raw: Mapping[str, Any], sources: Source
         source = sources.find(path) if sources else None
         if unknown:
             text = _describe_unknown(path)
-        elif item["type"] == "value_error":
+        elif item["type"] == "value_error":  # raised by a check of ours, in words for users
             text = f"{write_path(path)} = {write_value(value)}: {item['ctx']['error']}."
         else:
             text = _describe_wrong(path, value, source)
@@ -165,6 +168,7 @@ def _describe_wrong(path: KeyPath, value: object, source: Source | None) -> str:
     entry = find_entry(path) or {}
     allowed = describe_allowed(entry) + (", not empty" if value in ("", []) else "")
     text = f"{write_path(path)} = {write_value(value)} ({_kind(value)}) is not allowed. It takes {allowed}."
+    # no, 01 and 1e3 arrive as something else than was typed, and the message shows both.
     wants_text = accepts(entry, source.text) if source and source.text else accepts(entry, "text")
     if wants_text and isinstance(value, (bool, int, float)):
         written = source.text if source else None
@@ -182,7 +186,7 @@ def _guess(value: bool | int | float) -> str:
 
 def _unquoted(value: str) -> object:
     """Read text as YAML would have read it without quotes; what YAML takes for text, such as nan, comes back."""
-    words: dict[str, object] = {"true": True, "false": False, "null": None}
+    words = {"true": True, "false": False, "null": None}
     if value.lower() in words:
         return words[value.lower()]
     for kind in (int, float):
@@ -190,6 +194,7 @@ def _unquoted(value: str) -> object:
             number = kind(value)
         except ValueError:
             continue
+        # int() takes digits of every script, YAML those of ASCII.
         return number if value.isascii() and math.isfinite(number) else value
     return value
 
@@ -236,7 +241,7 @@ def _value_at(raw: object, path: KeyPath) -> Any:
     return raw
 
 
-def _take_out(raw: dict[Any, Any], path: KeyPath) -> None:
+def _take_out(raw: JsonObject, path: KeyPath) -> None:
     """Remove the key of a path; a wrong item takes its whole list along."""
     assert path, "the parameters are a group, whatever is in it"
     for position, part in enumerate(path):
@@ -244,6 +249,7 @@ def _take_out(raw: dict[Any, Any], path: KeyPath) -> None:
             return  # taken out with something above it
         child = raw[part]
         if position == len(path) - 1 or not isinstance(child, dict):
+            # Of a list the whole goes: without the wrong item another one would stand in its position.
             del raw[part]
             return
         raw = child

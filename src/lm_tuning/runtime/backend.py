@@ -10,6 +10,8 @@ import os
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from lm_tuning.runtime.threads import group_by_reason, read_num_threads
+
 
 @dataclass(frozen=True)
 class Fact:
@@ -36,10 +38,6 @@ def apply_backend(
 ) -> list[Fact]:
     """Set matrix precision, attention kernels, determinism and thread count of this process.
 
-    Only the new precision switches are touched, and only those of CUDA products and cuDNN convolutions. The old ones
-    (``allow_tf32``, ``get_float32_matmul_precision``) must not be read or written afterwards in the same process: torch
-    raises when both kinds are used.
-
     Args:
         tf32: multiply float32 matrices in TF32 on graphics cards that can.
         flash_sdp: allow the flash kernel of scaled dot product attention.
@@ -55,16 +53,21 @@ def apply_backend(
     count, count_reason = _choose_num_threads(num_threads)
     if count is not None and count != torch.get_num_threads():
         torch.set_num_threads(count)
+    # Only the new precision switches, and only those of CUDA products and cuDNN convolutions. The old ones (allow_tf32,
+    # get_float32_matmul_precision) must not be read or written afterwards in the same process: torch raises when both
+    # kinds are used. The switch for all backends at once would also reach products on the CPU.
     precision = "tf32" if tf32 else "ieee"
     backends: Any = torch.backends  # its type information lacks the new switches
     backends.cuda.matmul.fp32_precision = precision
     backends.cudnn.conv.fp32_precision = precision
     backends.cuda.enable_flash_sdp(flash_sdp)
     backends.cuda.enable_mem_efficient_sdp(mem_efficient_sdp)
+    # Timing its algorithms, cuDNN may take another one in the next run, with another order of sums.
     backends.cudnn.benchmark = not deterministic
     backends.cudnn.deterministic = deterministic
+    # Only where it changes something: the call imports torch's compiler, which takes seconds.
     if deterministic != torch.are_deterministic_algorithms_enabled():
-        torch.use_deterministic_algorithms(deterministic)  # imports torch's compiler, which takes seconds
+        torch.use_deterministic_algorithms(deterministic)
     reasons = {
         "num_threads": count_reason,
         "fp32_precision": f"environment.tf32={str(tf32).lower()}",
@@ -73,6 +76,7 @@ def apply_backend(
         "cudnn_sdp": "torch's default, and what it prefers on Hopper cards",
         "math_sdp": "what is left when no faster kernel fits",
     }
+    # What torch reports is logged, not what was asked for: a switch that it does not take would go unseen otherwise.
     by_mode = f"environment.reproducibility={reproducibility}"
     return [
         Fact(name, value, reasons.get(name.rsplit(".", 1)[-1].removesuffix("_enabled"), by_mode))
@@ -102,17 +106,16 @@ def read_backend() -> dict[str, str]:
 
 def summarize_facts(facts: list[Fact]) -> list[str]:
     """Write facts of the same reason on one line each."""
-    groups: dict[str, list[str]] = {}
-    for fact in facts:
-        groups.setdefault(fact.reason, []).append(f"{fact.name}={fact.value}")
-    return [f"{' '.join(settings)}: {reason}" for reason, settings in groups.items()]
+    return group_by_reason((fact.reason, f"{fact.name}={fact.value}") for fact in facts)
 
 
 def _choose_num_threads(num_threads: int | Literal["auto"]) -> tuple[int | None, str]:
     """Return the count to set, None to leave torch's own."""
-    first = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    if first.isdigit() and int(first) > 0:
-        return int(first), f"OMP_NUM_THREADS={first}"
+    # Before the parameter: the libraries have read the variable already, and two counts that differ make one of them
+    # wait for the other.
+    users = read_num_threads(os.environ)
+    if users is not None:
+        return users, f"OMP_NUM_THREADS={users}"
     if num_threads != "auto":
         return num_threads, f"environment.num_threads={num_threads}"
     return None, "torch's own choice"
@@ -128,6 +131,7 @@ def describe_optimizer_limit(name: str | None, *, device: str) -> str | None:
     Returns:
         A sentence for a warning, or None.
     """
+    # bitsandbytes has the paged optimizers on every device, and without CUDA's unified memory they page nothing.
     if name is not None and name.startswith("paged_") and device != "cuda":
         plain = name.removeprefix("paged_")
         return (

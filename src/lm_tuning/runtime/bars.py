@@ -31,9 +31,12 @@ class Bar:
 
     def take_sample(self) -> None:
         """Keep when the count last changed, for the rate of the last minute."""
+        # The display looks several times a second, and most looks see the same count.
         if self.samples and self.samples[-1][1] == self.done:
             return
         self.samples.append((self.changed_at, self.done))
+        # Measured from the last change, not from now: while a slow step is under way its predecessors still tell the
+        # rate.
         oldest = self.changed_at - _RATE_WINDOW_SECONDS
         while len(self.samples) > _RATE_MIN_SAMPLES and self.samples[0][0] < oldest:
             self.samples.popleft()
@@ -51,6 +54,7 @@ class Bar:
         rate = self.units_per_second()
         if rate is None or self.total is None:
             return None
+        # What was left at the last change, less the time that has passed since.
         left = (self.total - self.done) / rate - (now - self.changed_at)
         return left if left > 0 else None
 
@@ -88,6 +92,7 @@ class Bar:
         seconds = now - self.opened_at
         if self.total is not None and self.done < self.total:
             return f"{self.what}: stopped at {self.count()} after {write_seconds(seconds)}"
+        # What an earlier run has done counts for the total, not for the rate.
         since = self.done - self.first_done
         if self.first_done and not since:
             return f"{self.what}: {self.done:,} {unit_for(self.done, self.unit)}, all done before"

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lm_tuning.runtime.processor import allowed_cpus, cgroup_files, cpu_quota
+from lm_tuning.runtime.threads import read_num_threads
 
 #: Share of the processor time that is used where more work waits for it.
 FULL_FRACTION = 0.90
@@ -86,6 +87,7 @@ def read_load(root: Path = Path("/")) -> Reading | None:
         ticks = os.sysconf("SC_CLK_TCK")
         allowed = {f"cpu{number}" for number in allowed_cpus()}
         lines = [line.split() for line in (root / "proc/stat").read_text(encoding="ascii").splitlines()]
+        # Of the processors that this process may use: a container shows all of the machine, and others may be idle.
         rows = [[int(field) for field in line[1 : _STAT_FIELDS + 1]] for line in lines if line and line[0] in allowed]
         if not rows:
             return None
@@ -121,6 +123,7 @@ def describe_load(
     count = now.num_processors
     if total / count < MIN_SECONDS:
         return None
+    # What is left for this run is the least that any of the causes leaves.
     seen, fixes, left = [], [], float(count)
     others = _others(before, now)
     if others is not None and others >= max(OTHERS_FRACTION * count, OTHERS_PROCESSORS):
@@ -148,6 +151,7 @@ def describe_load(
 def _others(before: Reading, now: Reading) -> float | None:
     """Return the processors that other programs used on average where no time was left; ``None`` when unknown."""
     total = now.total - before.total
+    # Whose time it is says nothing while some is left over: a run that waits for a disk is not crowded out.
     idle, stolen = now.idle - before.idle, now.stolen - before.stolen
     if before.own is None or now.own is None or idle > (1 - FULL_FRACTION) * total:
         return None
@@ -156,9 +160,9 @@ def _others(before: Reading, now: Reading) -> float | None:
 
 def _fewer_threads(left: float, environ: Mapping[str, str]) -> list[str]:
     """Return the setting that fits the processors that are left for this run, where it has more threads than that."""
+    # A quarter is forgiven: threads that fit 1.9 processors are two.
     fitting = max(int(left + 0.25), 1)
-    first = environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
-    threads = int(first) if first.isdigit() else None
+    threads = read_num_threads(environ)
     if threads is not None and threads <= fitting:
         return []
     now = "" if threads is None else f" (now {threads})"
@@ -180,6 +184,8 @@ def _load_average(root: Path) -> str:
 
 def _own_seconds(root: Path, ticks: int) -> float | None:
     """Return the time of this process, its living children and those that it has waited for."""
+    # Kernels built without CONFIG_PROC_CHILDREN have no such file. Counting this process alone would take the work of
+    # its loaders for that of other programs.
     if not any((root / "proc/self/task").glob("*/children")):
         return None
     return sum(_ticks_of(root / "proc" / name) for name in ("self", *_descendants(root, "self"))) / ticks
@@ -197,12 +203,15 @@ def _ticks_of(process: Path) -> int:
     """Return user and system time of a process and of the children that it has waited for; 0 once it is gone."""
     with suppress(OSError, IndexError):
         fields = (process / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        # utime, stime, and the same of the children that were waited for; the name before the parenthesis may hold
+        # spaces.
         return sum(map(int, fields[11:15]))
     return 0
 
 
 def _throttled_seconds(root: Path) -> float:
     """Return the longest time for which a cgroup of this process was held back by its quota."""
+    # Each level of nested cgroups has a quota of its own, and the tightest one holds the process back.
     seconds = [0.0]
     for file in cgroup_files(root, "cpu", "cpu.stat", "cpu.stat"):
         with suppress(OSError, ValueError):

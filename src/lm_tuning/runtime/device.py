@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import platform
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from lm_tuning.runtime.nvml import list_cards
 from lm_tuning.runtime.processor import Processor, read_processor
 
 DeviceKind = Literal["cuda", "cpu", "mps"]
@@ -54,6 +54,7 @@ def describe_device() -> Device:
     if torch.cuda.is_available():
         cards = [torch.cuda.get_device_properties(index) for index in range(torch.cuda.device_count())]
         capability = min((card.major, card.minor) for card in cards)
+        # Processes on several cards get equal shares of the work, so the least of the cards decides.
         return _cuda_device(cards[0].name, len(cards), min(card.total_memory for card in cards), capability, processor)
     if torch.backends.mps.is_available():
         return _mps_device(processor)
@@ -73,11 +74,14 @@ def probe_device(environ: Mapping[str, str] | None = None, root: Path = Path("/"
     environ = os.environ if environ is None else environ
     processor = read_processor(root)
     if torch_cuda_version() is not None and (num_visible := _num_visible(environ)) != 0:
-        cards = _ask_nvml()
+        cards = list_cards()
         if cards:
+            # The variable may list more than the machine has.
             count = len(cards) if num_visible is None else min(num_visible, len(cards))
             name, memory_bytes, capability = cards[0]
             return _cuda_device(name, count, memory_bytes, capability, processor)
+        # Some containers show the driver's files and lack its library: then memory and capability stay unknown, and
+        # bfloat16 is not taken for granted.
         folders = list(root.glob("proc/driver/nvidia/gpus/*/information"))
         if folders:
             text = folders[0].read_text(encoding="utf-8", errors="replace")
@@ -96,6 +100,8 @@ def current_device() -> Device:
         import torch
 
         cuda: Any = torch.cuda  # its type information is incomplete
+        # Properties of a card are only known to a started CUDA, which takes memory on the card and cannot be forked.
+        # Asking whether there is a card does not start it.
         if cuda.is_initialized() or not cuda.is_available():
             return describe_device()
     return probe_device()
@@ -103,6 +109,8 @@ def current_device() -> Device:
 
 def torch_cuda_version() -> str | None:
     """Return the CUDA version the installed torch was built with, None for a CPU build, without importing it."""
+    # find_spec() runs no code of a top-level package; importing torch would take seconds, and would read the variables
+    # that are only decided on once the device is known.
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -145,36 +153,3 @@ def _num_visible(environ: Mapping[str, str]) -> int | None:
             break  # CUDA, too, ignores everything from the first invalid entry on
         count += 1
     return count
-
-
-def _ask_nvml() -> list[tuple[str, int, tuple[int, int] | None]]:
-    """Return name, memory in bytes and compute capability of each card that the driver knows."""
-
-    class Memory(ctypes.Structure):
-        _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
-
-    library = "nvml.dll" if platform.system() == "Windows" else "libnvidia-ml.so.1"
-    try:
-        nvml = ctypes.CDLL(library)
-    except OSError:
-        return []
-    if nvml.nvmlInit_v2() != 0:
-        return []
-    cards = []
-    try:
-        count = ctypes.c_uint()
-        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return []
-        for index in range(count.value):
-            handle, name, memory = ctypes.c_void_p(), ctypes.create_string_buffer(96), Memory()
-            major, minor = ctypes.c_int(), ctypes.c_int()
-            if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)) != 0:
-                continue
-            nvml.nvmlDeviceGetName(handle, name, ctypes.c_uint(len(name)))
-            nvml.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory))
-            known = nvml.nvmlDeviceGetCudaComputeCapability(handle, ctypes.byref(major), ctypes.byref(minor)) == 0
-            capability = (major.value, minor.value) if known else None
-            cards.append((name.value.decode(errors="replace") or "NVIDIA GPU", memory.total, capability))
-    finally:
-        nvml.nvmlShutdown()
-    return cards

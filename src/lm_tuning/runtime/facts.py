@@ -51,6 +51,7 @@ def run_facts(project: Path | None = None) -> dict[str, str]:
     """
     processor = read_processor()
     device = current_device()
+    # Tags of MLflow are texts, so all values are.
     facts = read_git(Path.cwd() if project is None else project)
     facts |= {
         "python": platform.python_version(),
@@ -68,6 +69,7 @@ def run_facts(project: Path | None = None) -> dict[str, str]:
             facts[f"version.{package}"] = version(package)
         except PackageNotFoundError:
             continue
+    # Only what is loaded anyway is asked: facts of a run that trains nothing must not cost it seconds.
     if "torch" in sys.modules:
         import torch
 
@@ -82,6 +84,7 @@ def environment_facts() -> dict[str, str]:
         ``env.<variable>`` to its value, secrets masked; ``env.set_by_user`` to the names that the user had set;
         ``torch.<switch>`` to what torch reports.
     """
+    # What stands in the environment now, which later code may have changed, and not what was decided.
     facts = {
         f"env.{name}": mask_variable(name, os.environ.get(name, decision.value))
         for name, decision in _decisions.items()
@@ -110,6 +113,7 @@ def remember_decisions(decisions: list[Decision]) -> bool:
 def read_git(folder: Path) -> dict[str, str]:
     """Return commit and whether tracked or new files differ from it; ``unknown`` where git cannot tell."""
     commit = _ask_git(folder, "rev-parse", "HEAD")
+    # The project's folder alone: it may lie in a larger repository.
     changes = None if commit is None else _ask_git(folder, "status", "--porcelain", "--", ".")
     return {
         "git.commit": commit or "unknown",
@@ -128,6 +132,7 @@ def _ask_git(folder: Path, *arguments: str) -> str | None:
             text=True,
             check=True,
             timeout=_GIT_TIMEOUT_SECONDS,
+            # git status refreshes its index otherwise, and takes a lock that an editor may be waiting for.
             env={**os.environ, "GIT_OPTIONAL_LOCKS": "0"},
         )
     except (OSError, subprocess.SubprocessError):

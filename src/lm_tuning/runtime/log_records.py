@@ -27,6 +27,7 @@ def protect(text: str) -> str:
     return visible(mask(text))
 
 
+# A filter or formatter would hold for one handler; the factory holds for every record of the process, whoever logs it.
 class PlainRecord(logging.LogRecord):
     """A log record whose text is taken literally, whatever is in it.
 
@@ -46,6 +47,7 @@ class PlainRecord(logging.LogRecord):
         """Return the message with its arguments, for every handler."""
         return protect(super().getMessage()).replace("\n", _CONTINUATION)
 
+    # Handlers ask a record for these two, and take their own setting where a record has no such attribute.
     @property
     def markup(self) -> bool:
         """Tell Rich that square brackets are square brackets; Kedro's handler takes them for styles otherwise."""
@@ -70,7 +72,7 @@ def protect_tracebacks() -> None:
     """
     printer = sys.excepthook
     if getattr(printer, "is_protected", False):
-        return
+        return  # a second command in the same process
 
     def print_protected(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         text = "".join(traceback.format_exception(kind, error, trace))

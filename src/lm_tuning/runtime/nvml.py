@@ -12,15 +12,44 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 logger = logging.getLogger(__name__)
+
+_Answer = TypeVar("_Answer")
 
 #: For a reading under way when a training ends; a driver that hangs must not hold the training up.
 _MOST_WAITED_SECONDS = 5.0
 
 #: Time between two readings. The driver itself averages utilization over up to a second.
 SAMPLE_SECONDS = 2.0
+
+
+class Card(NamedTuple):
+    """A card as the driver names it; its compute capability is None where the driver does not tell."""
+
+    name: str
+    memory_bytes: int
+    capability: tuple[int, int] | None
+
+
+def list_cards() -> list[Card]:
+    """Ask the driver for its cards; nothing without a card, a driver or NVIDIA's package.
+
+    CUDA is not started by it, so that variables which CUDA reads when it starts can still be set.
+    """
+    cards = []
+    with _open_library() as nvml:
+        for index in range(nvml.nvmlDeviceGetCount() if nvml else 0):
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            except nvml.NVMLError as error:  # a card that this process may not see, or that has failed
+                logger.debug("The driver tells nothing of card %d: %s", index, error)
+                continue
+            capability = _ask(nvml, lambda handle=handle: tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)))  # type: ignore[misc]
+            cards.append(Card(str(nvml.nvmlDeviceGetName(handle)) or "NVIDIA GPU", int(memory.total), capability))
+    return cards
 
 
 @dataclass(frozen=True)
@@ -69,7 +98,7 @@ def read_card(uuid: str | None = None) -> CardReading | None:
             logger.debug("The driver tells nothing of the card: %s", error)
             return None
         utilization = _ask(nvml, lambda: nvml.nvmlDeviceGetUtilizationRates(card).gpu / 100)
-        power = _ask(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(card) / 1000)
+        power = _ask(nvml, lambda: nvml.nvmlDeviceGetPowerUsage(card) / 1000)  # milliwatts
         return CardReading(int(memory.used), int(memory.total), utilization, power)
 
 
@@ -107,6 +136,7 @@ class CardSampler:
 
     def __enter__(self) -> CardSampler:
         """Read once; where that succeeds, go on reading."""
+        # A first reading that fails ends it here: without a driver there is no thread that tries again for ever.
         if self.uuid is not None and self._read():
             self._thread = threading.Thread(target=self._read_forever, name="card-sampler", daemon=True)
             self._thread.start()
@@ -132,6 +162,7 @@ class CardSampler:
         for reading in self._readings:
             for name, value in reading.figures().items():
                 values.setdefault(name, []).append(value)
+        # A reading may lack what others have, so each figure is averaged over the readings that have it.
         means = {name: sum(each) / len(each) for name, each in values.items()}
         return means | {
             "gpu_memory_used_bytes": max(values["gpu_memory_used_bytes"]),
@@ -154,7 +185,8 @@ class CardSampler:
 
 @contextmanager
 def _open_library() -> Iterator[Any]:
-    """Give NVIDIA's module with its library loaded, or ``None``; the library counts how often it was opened."""
+    """Give NVIDIA's module with its library loaded, or ``None``."""
+    # The library counts how often it was opened, so blocks may be nested, and only the outermost one loads it.
     try:
         import pynvml
     except ImportError:
@@ -172,9 +204,9 @@ def _open_library() -> Iterator[Any]:
         pynvml.nvmlShutdown()
 
 
-def _ask(nvml: Any, question: Callable[[], float]) -> float | None:
+def _ask(nvml: Any, question: Callable[[], _Answer]) -> _Answer | None:
     """Return an answer of the driver; ``None`` where it has none for this card."""
     try:
-        return float(question())
+        return question()
     except nvml.NVMLError:
         return None

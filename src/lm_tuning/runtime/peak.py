@@ -84,6 +84,7 @@ def find_ceiling(device: str, compute_dtype: str) -> Ceiling:
     import torch
 
     name = torch.cuda.get_device_name() if device == "cuda" else device.upper()
+    # The product is measured in the dtype that is asked for, and looked up by what the switches make of it.
     dtype = _product_dtype(device, compute_dtype)
     measured = _measure_once(device, compute_dtype, dtype)
     return Ceiling(name, dtype, known_peak(name, dtype), measured)
@@ -120,7 +121,9 @@ def known_peak(name: str, dtype: str) -> float | None:
         NVIDIA's datasheets of the data-centre cards, whose figures with sparsity are halved, and the white papers of
         Turing, Ampere (GA102), Ada and Blackwell for the others.
     """
+    # The driver says "NVIDIA GeForce RTX 4090", torch the same, older drivers "Tesla V100-SXM2-16GB".
     short = re.sub(r"^(NVIDIA |GeForce |Tesla )+", "", name.strip())
+    # A part of a card has a part of its units, which the name does not tell in a way that is the same everywhere.
     if " MIG " in short:
         return None
     for pattern, peaks in _PEAKS:
@@ -152,6 +155,7 @@ def measure_matmul(device: str | torch.device, dtype: torch.dtype) -> float:
     rate = 0.0
     for size in _CPU_SIZES:
         seconds = _time_on_host(device, dtype, size)
+        # A product of size n makes n² sums of n products: 2 n³ operations.
         rate = max(rate, 2 * size**3 / seconds)
         if (_CPU_ROUNDS + 1) * 8 * seconds > _CPU_BUDGET_SECONDS:
             break  # the next size takes eight times as long
@@ -162,6 +166,7 @@ def _measure_on_gpu(device: torch.device, dtype: torch.dtype) -> float:
     import torch
 
     with torch.cuda.device(device):
+        # (size, size) each
         left, right = _factors(device, dtype, _GPU_SIZE)
         out = torch.mm(left, right)
         began = time.perf_counter()
@@ -173,6 +178,7 @@ def _measure_on_gpu(device: torch.device, dtype: torch.dtype) -> float:
         for mark in marks[1:]:
             torch.mm(left, right, out=out)
             mark.record()
+        # Events are read by the GPU itself: waiting once at the end leaves no gap between the products.
         marks[-1].synchronize()
     seconds = statistics.median(before.elapsed_time(after) / 1000 for before, after in pairwise(marks))
     return float(2 * _GPU_SIZE**3 / seconds)
@@ -202,6 +208,7 @@ def _factors(device: torch.device, dtype: torch.dtype, size: int) -> tuple[torch
 
     generator = torch.Generator(device=device).manual_seed(0)
     left, right = (
+        # Drawn in float32, since not every dtype has a generator on every device.
         torch.empty(size, size, device=device, dtype=torch.float32).normal_(generator=generator).to(dtype)
         for _ in range(2)
     )

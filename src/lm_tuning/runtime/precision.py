@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.base import Dtype
 from lm_tuning.runtime.device import Device
 
 if TYPE_CHECKING:
@@ -35,21 +36,11 @@ class Precision:
 def choose_precision(
     device: Device,
     *,
-    requested: str = "auto",
+    requested: Dtype = "auto",
     method: str = "lora",
-    weights_dtype: str = "auto",
+    weights_dtype: Dtype = "auto",
 ) -> Precision:
     """Choose formats that the device is fast at, or check the ones that were asked for.
-
-    With LoRA the frozen base needs no more digits than the products that read it, so it is loaded in the compute
-    format. Full fine-tuning keeps float32 master weights under autocast: an update at a learning rate of 1e-5 is
-    smaller than the last digit of a bfloat16 weight and would be lost.
-
-    QLoRA turns its 4-bit weights into the compute format for every product. Where bfloat16 is fast it is taken. GPUs
-    without it multiply float16 many times faster than float32, so they take float16, whose range ends at 65504 and
-    where small gradients vanish. Three things keep that right: the loss is scaled (GradScaler, which skips a step that
-    overflowed), what is trained is float32, so that its gradients can be unscaled, and what is not quantized stays
-    float32, and with it the sums between layers, where models trained in bfloat16 have their largest values.
 
     Args:
         device: where training runs.
@@ -66,35 +57,36 @@ def choose_precision(
     compute, reason = _choose_compute(device, requested, method, weights_dtype)
     weights: DType
     if weights_dtype != "auto":
-        weights = _as_dtype(weights_dtype)
+        weights = weights_dtype
         reason += f"; weights in {weights} because model.dtype asks for it"
     elif method == "full":
+        # An update at a learning rate of 1e-5 is smaller than the last digit of a bfloat16 weight and would be lost.
         weights = "float32"
         reason += "; float32 master weights" + ("" if compute == "float32" else " under autocast")
     elif method == "qlora":
+        # float16 ends at 65504, and small gradients vanish in it. Three things keep it right: the loss is scaled
+        # (GradScaler, which skips a step that overflowed); what is trained is float32, so that its gradients can be
+        # unscaled; and what is not quantized stays float32, and with it the sums between layers, where models trained
+        # in bfloat16 have their largest values.
         weights = "float32" if compute == "float16" else compute
         reason += f"; frozen base quantized, what is not in {weights}, adapters in float32"
     else:
+        # Frozen weights need no more digits than the products that read them.
         weights = compute
         reason += f"; frozen base in {weights}, adapters in float32"
     return Precision(weights, compute, reason, _find_warning(device, method, weights, compute))
 
 
-def _as_dtype(name: str) -> DType:
-    for dtype in ("float32", "bfloat16", "float16"):
-        if name == dtype:
-            return dtype
-    raise AssertionError(name)
-
-
-def _choose_compute(device: Device, requested: str, method: str, weights_dtype: str) -> tuple[DType, str]:
+def _choose_compute(device: Device, requested: Dtype, method: str, weights_dtype: Dtype) -> tuple[DType, str]:
     where = f"{device.name} ({device.detail})" if device.detail else device.name
     if requested != "auto":
-        return _as_dtype(requested), f"{requested} products because train.precision asks for it"
+        return requested, f"{requested} products because train.precision asks for it"
     if weights_dtype in ("bfloat16", "float16"):
-        return _as_dtype(weights_dtype), f"{weights_dtype} products to match model.dtype"
+        return weights_dtype, f"{weights_dtype} products to match model.dtype"
     if device.supports_bf16:
         return "bfloat16", f"bfloat16 products: fast on {where}"
+    # The 4-bit weights are turned into this dtype for every product. GPUs without bfloat16 multiply float16 many times
+    # faster than float32.
     if device.kind == "cuda" and method == "qlora":
         return "float16", f"float16 products with a scaled loss: {where} has no fast bfloat16"
     if device.kind == "cuda":
@@ -105,7 +97,7 @@ def _choose_compute(device: Device, requested: str, method: str, weights_dtype: 
     return "float32", f"float32 products: {where} is not fast at bfloat16"
 
 
-def _find_problems(device: Device, requested: str, method: str, weights_dtype: str) -> list[str]:
+def _find_problems(device: Device, requested: Dtype, method: str, weights_dtype: Dtype) -> list[str]:
     problems = []
     for key, dtype in (("train.precision", requested), ("model.dtype", weights_dtype)):
         if dtype == "float16" and device.kind != "cuda":
@@ -155,6 +147,7 @@ def autocast(device: str, compute_dtype: str) -> torch.autocast:
     """
     import torch
 
+    # A context that is switched off costs nothing, and callers need no branch.
     enabled = compute_dtype != "float32"
     dtype = getattr(torch, compute_dtype) if enabled else None
     return torch.autocast(device_type=device, dtype=dtype, enabled=enabled)

@@ -75,6 +75,7 @@ def _read_cpuinfo(root: Path) -> dict[str, str]:
     entries: dict[str, str] = {}
     for line in _read(root / "proc/cpuinfo").split("\n\n")[0].splitlines():
         key, _, value = line.partition(":")
+        # Hybrid processors have cores of two kinds; the first one speaks for all.
         entries.setdefault(key.strip(), value.strip())
     return entries
 
@@ -83,6 +84,7 @@ def _vendor(info: dict[str, str]) -> str:
     known = {"GenuineIntel": "intel", "AuthenticAMD": "amd", "HygonGenuine": "amd"}
     if info.get("vendor_id") in known:
         return known[info["vendor_id"]]
+    # Arm names its implementer by a number, if at all, so the machine decides.
     machine = platform.machine().lower()
     if machine in ("arm64", "aarch64"):
         return "apple" if platform.system() == "Darwin" else "arm"
@@ -102,6 +104,7 @@ def _count_physical(root: Path, cpus: list[int]) -> int:
     for cpu in cpus:
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"
         core, package = _read(topology / "core_id"), _read(topology / "physical_package_id")
+        # Core ids are unique within a package only. Virtual machines may hide the topology: then each counts.
         cores.add((package, core) if core else ("cpu", str(cpu)))
     return len(cores)
 
@@ -117,6 +120,7 @@ def cgroup_files(root: Path, controller: str, v1_name: str, v2_name: str) -> lis
     """
     files = []
     for line in _read(root / "proc/self/cgroup").splitlines():
+        # Lines are 4:cpu,cpuacct:/path in version 1, and 0::/path in version 2.
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             base, name = root / "sys/fs/cgroup", v2_name

@@ -31,6 +31,8 @@ GROUPS = (PRODUCTS, ATTENTION, LOSS, ELEMENTWISE, OPTIMIZER, QUANTIZED, COPIES, 
 
 def is_recording() -> bool:
     """Return whether a profiler records this code as it runs."""
+    # The private flag is the only one there is. While compiling it is not read: code that had read it would be compiled
+    # again when it changes.
     return not torch.compiler.is_compiling() and bool(torch.autograd.profiler._is_profiler_enabled)
 
 
@@ -65,6 +67,7 @@ def module_range(module: torch.nn.Module | None, group: str) -> Iterator[None]:
     def end(*_: object) -> None:
         opened.pop().__exit__(None, None, None)
 
+    # A range that is entered in one hook and left in another: always_call closes it where the forward pass fails.
     hooks = [module.register_forward_pre_hook(begin), module.register_forward_hook(end, always_call=True)]
     try:
         yield

@@ -100,6 +100,8 @@ def watch_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    # Python's own handler runs between two instructions of the main thread, which a call into a library never reaches.
+    # The descriptor is written to by the C handler at once; it must not block, and the reading end waits.
     hears, tells = os.pipe()
     for end in (hears, tells):
         os.set_blocking(end, end == hears)
@@ -129,7 +131,7 @@ class Echo:
         before, at = self._last
         if number == before and now - at < ECHO_SECONDS:
             return True
-        self._last = (number, now)
+        self._last = (number, now)  # an echo does not move the clock, so no row of them hides a request
         return False
 
 
@@ -144,7 +146,7 @@ class _Watcher(threading.Thread):
     def run(self) -> None:
         num_asked = 0
         echo = Echo()
-        while numbers := os.read(self._hears, 64):
+        while numbers := os.read(self._hears, 64):  # one byte a signal; nothing once the other end is closed
             for number in numbers:
                 if number in (signal.SIGINT, signal.SIGTERM) and not echo.repeats(number):
                     num_asked += 1
@@ -154,6 +156,7 @@ class _Watcher(threading.Thread):
     def _hear(self, number: signal.Signals, num_asked: int) -> None:
         is_patient = num_asked == 1 and _Phase.is_patient
         if not is_patient:
+            # Whoever asks a third time does not want to wait for anything that is kept.
             seconds = 0.0 if num_asked > 2 else MAX_STOP_SECONDS - LAST_WORDS_SECONDS
             threading.Thread(target=self._end, args=(number, seconds), name="signal-end", daemon=True).start()
         if num_asked == 1:
@@ -173,7 +176,7 @@ class _Watcher(threading.Thread):
             return
         with suppress(OSError):
             os.write(2, f"Stopped by {number.name}, in the midst of something that could not be ended.\n".encode())
-        kill_children()
+        kill_children()  # which a hard exit would leave behind, for one a loader's workers on a GPU
         os._exit(128 + number)
 
 
@@ -210,6 +213,6 @@ def _children_of(parent: int) -> list[int]:
         with suppress(OSError, ValueError, IndexError):
             parents[int(status.parent.name)] = int(status.read_text().rpartition(")")[2].split()[1])
     found = [parent]
-    for pid in found:
+    for pid in found:  # grows as it is walked
         found += [child for child, above in parents.items() if above == pid]
     return found[1:]

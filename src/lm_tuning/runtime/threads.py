@@ -1,11 +1,7 @@
 """Choose the environment variables that decide speed, and set those that the user has not set.
 
 They must be set before torch is imported: OpenMP and MKL read theirs when they are loaded, CUDA when it starts. Worker
-processes and ranks inherit them.
-
-Python looks for reference cycles hardly ever while packages load, and as usual while training: loading torch,
-transformers, peft and MLflow makes a million objects, none of them garbage; what that took of a start stands in
-``docs/lab-log.md``.
+processes and ranks inherit them. Also here: how often Python looks for reference cycles.
 """
 
 from __future__ import annotations
@@ -17,7 +13,7 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,9 +84,11 @@ def plan_variables(
         if name not in wanted:
             wanted[name], reasons[name] = value, reason
 
+    # OpenMP and MKL always get the same count, see _plan_num_threads().
     count, reason = _plan_num_threads(device_kind, cores, num_threads, {**wanted, **users})
     want("OMP_NUM_THREADS", count, reason)
     want("MKL_NUM_THREADS", count, reason)
+    # MKL exists for x86 alone. It loads an OpenMP of its own choice unless told, and two in one process share no pool.
     if machine.lower() in _X86 and openmp in ("gnu", "intel"):
         layer = openmp.upper()
         library = "GNU OpenMP (libgomp)" if openmp == "gnu" else "Intel OpenMP (libiomp5)"
@@ -101,9 +99,12 @@ def plan_variables(
         want("MKL_SERVICE_FORCE_INTEL", "1", f"{meeting}; kernels stay those for {vendor} processors")
     want("TOKENIZERS_PARALLELISM", "false", "worker processes are forked; switched on while tokenizing")
     if device_kind == "cuda":
+        # torch's old name for PYTORCH_ALLOC_CONF. A user who sets it has decided; setting the new one beside it would
+        # take that decision away.
         old_name = "PYTORCH_CUDA_ALLOC_CONF"
         if old_name in users or old_name in wanted:
             want(old_name, "", "")
+        # Growing segments need the driver's virtual memory calls, which Windows and its Linux subsystem lack.
         elif platform.system() == "Linux" and "microsoft" not in platform.release().lower():
             growing = "segments that grow: batches of changing length do not fragment the card's memory"
             want("PYTORCH_ALLOC_CONF", "expandable_segments:True", growing)
@@ -135,6 +136,7 @@ def apply_variables(decisions: list[Decision], environ: MutableMapping[str, str]
             del environ[name]
     environ.update(ours)
     environ[MARKER] = json.dumps(ours)
+    # A variable that is read at every call is never too late, so it is no reason to warn.
     late = [name for name in changed if name not in _READ_AT_EACH_CALL]
     if late and environ is os.environ and "torch" in sys.modules:
         logger.warning(
@@ -178,6 +180,7 @@ def find_openmp() -> str | None:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
+    # Wheels from PyPI keep such libraries in torch/lib or, where they were bundled afterwards, in torch.libs beside it.
     package = Path(spec.origin).parent
     names = [path.name for folder in (package / "lib", package.with_name("torch.libs")) for path in folder.glob("*")]
     for prefix, kind in (("libgomp", "gnu"), ("libiomp5", "intel"), ("libomp", "llvm")):
@@ -188,10 +191,31 @@ def find_openmp() -> str | None:
 
 def summarize_decisions(decisions: list[Decision]) -> list[str]:
     """Write decisions of the same reason on one line each."""
+    return group_by_reason((each.reason, f"{each.name}={mask_variable(each.name, each.value)}") for each in decisions)
+
+
+def group_by_reason(settings: Iterable[tuple[str, str]]) -> list[str]:
+    """Write settings of the same reason on one line each, in the order in which the reasons come up.
+
+    Args:
+        settings: reason and setting.
+    """
     groups: dict[str, list[str]] = {}
-    for decision in decisions:
-        groups.setdefault(decision.reason, []).append(f"{decision.name}={mask_variable(decision.name, decision.value)}")
-    return [f"{' '.join(settings)}: {reason}" for reason, settings in groups.items()]
+    for reason, setting in settings:
+        groups.setdefault(reason, []).append(setting)
+    return [f"{' '.join(grouped)}: {reason}" for reason, grouped in groups.items()]
+
+
+def read_num_threads(environ: Mapping[str, str], name: str = "OMP_NUM_THREADS") -> int | None:
+    """Return the threads that a variable asks for; None where it names no positive number.
+
+    Args:
+        environ: variables.
+        name: of the variable.
+    """
+    # OpenMP takes a list, one count for each level of nesting; we have the first level only.
+    first = environ.get(name, "").split(",")[0].strip()
+    return int(first) if first.isdigit() and int(first) > 0 else None
 
 
 def _plan_num_threads(
@@ -199,9 +223,9 @@ def _plan_num_threads(
 ) -> tuple[str, str]:
     """Return one count for OpenMP and MKL: two counts that differ make one library wait for the other."""
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-        first = given.get(name, "").split(",")[0].strip()
-        if first.isdigit() and int(first) > 0:
-            return first, f"same as {name}"
+        count = read_num_threads(given, name)
+        if count is not None:
+            return str(count), f"same as {name}"
     if num_threads != "auto":
         return str(num_threads), "environment.num_threads asks for it"
     if device_kind == "cpu":
@@ -250,12 +274,15 @@ def _set(environ: MutableMapping[str, str], name: str, value: str | None) -> Non
     environ[MARKER] = json.dumps(marked)
 
 
+# Loading torch, transformers, peft and MLflow makes a million objects, none of them garbage, and Python would look
+# through all of them again and again; what that took of a start stands in docs/lab-log.md. After 100,000 new objects,
+# not 700 or 2,000, cycles still stay bounded, unlike with the search switched off.
 _AS_STARTED = gc.get_threshold()
 _RARELY = (100_000, 50, 1000)
 
 
 def collect_rarely() -> None:
-    """Look for cycles after 100,000 new objects, not 700 or 2,000; they stay bounded, unlike with it switched off."""
+    """Look for reference cycles hardly ever, while packages load."""
     gc.set_threshold(*_RARELY)
 
 

@@ -31,12 +31,14 @@ def replacing_file(path: Path) -> Iterator[Path]:
     path = Path(path)
     with explain_full_disk(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        # In the same folder, since a rename is atomic within one file system only; with the same suffix, since some
+        # writers choose the format by it; with the process's id, since two may write at the same time.
         aside = path.with_name(f".{path.stem}.{os.getpid()}-{secrets.token_hex(4)}{path.suffix}")
         try:
             yield aside
             sync_file(aside)
             os.replace(aside, path)
-            sync_file(path.parent)
+            sync_file(path.parent)  # the rename itself is on disk only once the folder is
         finally:
             aside.unlink(missing_ok=True)
 
@@ -95,6 +97,7 @@ def replace_folder(source: Path, target: Path) -> None:
     with explain_full_disk(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         sync_folder(source)
+        # Folders cannot be exchanged in one call everywhere, so there is a moment without one, see restore_folder().
         staged = _bring_beside(source, target)
         aside = target.with_name(f".replaced-{target.name}-{secrets.token_hex(4)}")
         had_old = target.exists()
@@ -102,7 +105,7 @@ def replace_folder(source: Path, target: Path) -> None:
             os.rename(target, aside)
         try:
             os.rename(staged, target)
-        except BaseException:
+        except BaseException:  # also KeyboardInterrupt: whatever ends it here, the old folder goes back
             if had_old:
                 os.rename(aside, target)
             if staged != source:
@@ -125,6 +128,7 @@ def restore_folder(target: Path) -> bool:
         Whether a folder was brought back.
     """
     target = Path(target)
+    # The newest is the one that was current; others were left by processes that were killed while removing them.
     asides = sorted(
         target.parent.glob(f".replaced-{target.name}-????????"),
         key=lambda path: path.stat().st_mtime,
@@ -141,7 +145,7 @@ def restore_folder(target: Path) -> bool:
 
 def sync_file(path: Path) -> None:
     """Force one file, or the entries of one folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY)  # which a folder can be opened with too
     try:
         os.fsync(descriptor)
     finally:

@@ -55,6 +55,7 @@ def digest_files(paths: Iterable[Path], cache: Path | None = None) -> list[str]:
     for path in (Path(path).resolve() for path in paths):
         stat = path.stat()
         mark: CacheEntry = [stat.st_size, stat.st_mtime_ns]
+        # By size and time, as make and git do: a file that keeps both while its bytes change is taken for the same.
         entry = known.get(str(path))
         if isinstance(entry, list) and entry[:2] == mark:
             digests.append(str(entry[2]))
@@ -67,6 +68,7 @@ def digest_files(paths: Iterable[Path], cache: Path | None = None) -> list[str]:
         if unchanged and time.time() - stat.st_mtime > SETTLED_SECONDS:
             new[str(path)] = [*mark, digests[-1]]
     if cache is not None and new:
+        # Read again, since another process may have added to it meanwhile. What is gone from disk is dropped here.
         kept = {name: entry for name, entry in _read_cache(cache).items() if os.path.exists(name)}
         write_json_atomic(cache, kept | new)
     return digests
@@ -86,6 +88,7 @@ def digest_values(value: object) -> str:
         TypeError: for any other type, such as a path or a set, and for a key that is no string.
         ValueError: for NaN and infinities.
     """
+    # No spaces, sorted keys, ASCII: the one spelling of a value, whatever the version of Python.
     _check_keys(value)
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]

@@ -150,6 +150,7 @@ class FolderStore:
         with explain_full_disk(self.root / key):
             self.root.mkdir(parents=True, exist_ok=True)
             self._remove_stale()
+            # With a leading dot, so that no key can be mistaken for it; the process's id tells who still fills it.
             path = self.root / f".staging-{key}-{os.getpid()}-{secrets.token_hex(4)}"
             path.mkdir()
         return StagedFolder(path, key)
@@ -178,6 +179,7 @@ class FolderStore:
         found = self.find(key)
         if found and is_usable(found):
             return found, found
+        # A run that fails at its first write leaves no empty folders that look like results.
         made = [folder for folder in (self.root, *self.root.parents) if not folder.exists()]
         try:
             with self.stage(key) as staged:
@@ -230,12 +232,14 @@ class FolderStore:
             key = json.loads((self.root / POINTER_NAME).read_text(encoding="utf-8"))["key"]
         except (OSError, ValueError, KeyError, TypeError):
             return None
+        # A key from disk becomes a path: one with a slash could lead anywhere.
         return key if isinstance(key, str) and _KEY_PATTERN.fullmatch(key) else None
 
     def _finish(self, staged: StagedFolder) -> Path:
         """Write the manifest and give the folder its name."""
         target = self.root / staged.key
         with explain_full_disk(target):
+            # Written last, after everything else is on disk: a folder with a manifest is whole.
             (staged.path / MANIFEST_NAME).unlink(missing_ok=True)
             manifest: Manifest = {
                 "schema_version": SCHEMA_VERSION,
@@ -251,7 +255,7 @@ class FolderStore:
             sync_folder(staged.path)
             write_json_atomic(staged.path / MANIFEST_NAME, manifest)
         replace_folder(staged.path, target)
-        staged._discard.detach()
+        staged._discard.detach()  # the folder has another owner now
         return target
 
     def _prune(self, current: str) -> None:
@@ -265,7 +269,7 @@ class FolderStore:
     def _remove_stale(self) -> None:
         """Remove staged folders whose process is gone."""
         for path in self.root.glob(".staging-*"):
-            pid = path.name.rsplit("-", 2)[1]
+            pid = path.name.rsplit("-", 2)[1]  # keys may hold dashes, the random end does not
             if pid.isdigit() and not is_alive(int(pid)):
                 shutil.rmtree(path, ignore_errors=True)
 
@@ -302,6 +306,7 @@ def _is_complete(folder: Path, key: str) -> bool:
 
 def _discard_folder(path: str, owner: int) -> None:
     """Remove a staged folder; a forked copy of its owner leaves it alone."""
+    # Finalizers are inherited by a fork, such as a loader's worker, and run when it ends.
     if os.getpid() == owner:
         shutil.rmtree(path, ignore_errors=True)
 

@@ -46,16 +46,13 @@ class OutputLock:
             UserError: if another run holds it, naming the subject and the holder's process id and command.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = _describe_holder(descriptor)
-            os.close(descriptor)
+        descriptor = try_lock(self.path)
+        if descriptor is None:
             raise UserError(
-                f"{self.subject} is in use by {holder}. Wait until it ends, or give this run a name of its own with "
-                "--params output=another_name."
-            ) from None
+                f"{self.subject} is in use by {_describe_holder(self.path)}. Wait until it ends, or give this run a "
+                "name of its own with --params output=another_name."
+            )
+        # Only whoever holds the lock writes, and others read without it: they may see nothing for a moment.
         os.ftruncate(descriptor, 0)
         os.write(
             descriptor,
@@ -68,7 +65,7 @@ class OutputLock:
         """Give the lock back; a lock that is not held is left alone."""
         if self._descriptor is not None:
             descriptor, self._descriptor = self._descriptor, None
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # at once, even if a forked child still has the file open
             os.close(descriptor)
 
     def __enter__(self) -> OutputLock:
@@ -83,6 +80,25 @@ class OutputLock:
     ) -> None:
         """Give the lock back."""
         self.release()
+
+
+def try_lock(path: Path) -> int | None:
+    """Lock a file for this process, without waiting.
+
+    Args:
+        path: made if it is not there; its folder is.
+
+    Returns:
+        A file descriptor, closing which gives the lock back; None where another process holds it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        # flock, not lockf: it belongs to the open file, so closing another one of the same path does not free it.
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 @contextmanager
@@ -101,21 +117,21 @@ def one_at_a_time(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _describe_holder(descriptor: int) -> str:
+def _describe_holder(path: Path) -> str:
     """Return the process id and command that the holder wrote into the lock file."""
     try:
-        holder = json.loads(os.pread(descriptor, 65536, 0))
+        holder = json.loads(path.read_bytes())
         return f"process {holder['pid']} ({holder['command']})"
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return "another process"
 
 
 def is_alive(pid: int) -> bool:
     """Return whether a process with this id runs on this machine."""
     try:
-        os.kill(pid, 0)
+        os.kill(pid, 0)  # signal 0 is not delivered, only checked
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except PermissionError:  # somebody else's
         return True
     return True

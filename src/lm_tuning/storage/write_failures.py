@@ -105,6 +105,7 @@ def find_write_failure(
         return _READ_ONLY
     if isinstance(error, PermissionError):  # a file that may not be read is another matter
         return _NO_RIGHT if _lies_beside(error.filename, target) else None
+    # Arrow, safetensors and torch raise errors of their own that hold the system's words, in whatever its language is.
     text = str(error)
     for number, failure in {**_SPACE, errno.EROFS: _READ_ONLY}.items():
         if os.strerror(number) in text:
@@ -125,6 +126,7 @@ def close_files_of(error: BaseException) -> None:
     Args:
         error: what they raised, in an ``except`` block outside of them.
     """
+    # Frames of the traceback keep their local variables alive, open files among them.
     cause: BaseException | None = error
     while cause is not None:
         traceback.clear_frames(cause.__traceback__)
@@ -135,6 +137,7 @@ def _lies_beside(filename: object, target: Path) -> bool:
     """Return whether a file belongs to what was written: the target itself, or anything in its parent folder."""
     if not isinstance(filename, str | bytes):
         return False
+    # Not resolve(): a link that cannot be read would raise in the middle of an explanation.
     target = Path(os.path.abspath(target))
     path = Path(os.path.abspath(os.fsdecode(filename)))
     return path in target.parents or target.parent in path.parents
@@ -148,6 +151,7 @@ def _probe(target: Path, num_bytes: int) -> WriteFailure:
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit != resource.RLIM_INFINITY and limit < num_bytes:
         return _SPACE[errno.EFBIG]
+    # A quota and a limit of the drive show only when space is asked for; reserving it is how to ask.
     if hasattr(os, "posix_fallocate"):
         path = folder / f".probe-{os.getpid()}"
         try:

@@ -39,7 +39,9 @@ class Message(TypedDict, total=False):
         content: what is said; missing where an assistant only calls tools.
         reasoning_content: what was thought before, text as a rule. ``thinking`` and ``reasoning`` are other names for
             it, which transformers takes for one another.
-        tool_calls: what an assistant calls: objects with ``function``, or with its ``name`` and ``arguments``.
+        tool_calls: what an assistant calls: objects with ``function``, or with its ``name`` and ``arguments``. Turns of
+            others are not checked for what lies under this key.
+        tool_call_id: the call that a tool answers, with ``name`` of the tool.
         weight: of an assistant's turn; 0 leaves it unlearned.
     """
 
@@ -48,7 +50,9 @@ class Message(TypedDict, total=False):
     reasoning_content: JsonValue
     thinking: JsonValue
     reasoning: JsonValue
-    tool_calls: list[JsonObject]
+    tool_calls: list[JsonValue]
+    tool_call_id: str
+    name: str
     weight: float
 
 

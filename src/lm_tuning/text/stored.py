@@ -67,10 +67,16 @@ def make_tokens(
     Raises:
         UserError: see ``write_tokens``; or the limits cut too many of the tokens away.
     """
-    settings = _token_settings(tokenize)
-    bad_rows = data.model_dump(include={"on_bad_row", "max_bad_fraction"})
-    tokenizer = load_tokenizer(**location_of(base_model))
-    tokenizing.write_tokens(folder, splits, tokenizer, task=task, **settings, **bad_rows, on_progress=on_progress)
+    tokenizing.write_tokens(
+        folder,
+        splits,
+        load_tokenizer(**location_of(base_model)),
+        tokenize,
+        task=task,
+        on_bad_row=data.on_bad_row,
+        max_bad_fraction=data.max_bad_fraction,
+        on_progress=on_progress,
+    )
     refuse_stored_losses(folder, base_model, tokenize)
     write_lengths(
         folder,

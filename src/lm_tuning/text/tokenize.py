@@ -18,12 +18,14 @@ import pyarrow.compute as pc
 
 from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION, find_format_problem
+from lm_tuning.data.split.folder import read_summary
 from lm_tuning.data.store import ExampleTable, open_examples
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.threads import tokenizer_parallelism
 from lm_tuning.storage.atomic import write_json_atomic
-from lm_tuning.text.records import Rendering, TokenizerFacts, TokenSummary
+from lm_tuning.text.records import TokenizerFacts, TokenSummary
 from lm_tuning.text.render.control_tokens import TYPED
 from lm_tuning.text.render.plain import ALTERED, RenderedRows
 from lm_tuning.text.render.template_bounds import describe_origin
@@ -33,8 +35,8 @@ from lm_tuning.text.store.table import SPLITS, TokenColumns, TokenTableWriter, o
 from lm_tuning.text.tokenizers.base import TaskTokenizer
 from lm_tuning.text.tokenizers.causal_lm import RowTokenizer
 from lm_tuning.text.tokenizers.classification import ClassTokenizer, refuse_unknown_classes
-from lm_tuning.text.tokenizers.counts import DROPPED, SplitCounts
-from lm_tuning.text.tokenizers.limit_losses import find_lost_classes, find_lost_splits
+from lm_tuning.text.tokenizers.counts import SplitCounts
+from lm_tuning.text.tokenizers.limit_losses import describe_limits, find_lost_classes, find_lost_splits, limits_of
 from lm_tuning.text.tokenizers.policy import find_template_fault, find_unusable
 from lm_tuning.text.tokenizers.seq2seq import TARGET_TOO_LONG, PairTokenizer
 from lm_tuning.text.tokenizers.truncation import TOO_LONG
@@ -46,7 +48,6 @@ TOKENS_VERSION = 4
 
 SUMMARY_NAME = "summary.json"
 PREVIEW_NAME = "preview.json"
-SPLITS_SUMMARY_NAME = "summary.json"
 
 # Enough to keep every core busy, few enough that progress moves every second or so and memory stays small.
 _CHUNK_ROWS = 1024
@@ -58,21 +59,13 @@ _NUM_ROWS_NAMED = 20
 _NO_LIMIT = 10**12
 
 
-def write_tokens(  # noqa: PLR0912, PLR0915
+def write_tokens(
     folder: Path,
     examples: Path,
     tokenizer: Any,
+    settings: TokenizeParameters,
     *,
-    max_length_tokens: int,
     task: str = CAUSAL_LM,
-    max_target_tokens: int = 128,
-    truncation: str = "truncate_prompt",
-    cut_prompt_at: str = "middle",
-    loss_on: str = "assistant",
-    on_altered_content: str = "warn",
-    system_turn: str = "keep",
-    template_arguments: Mapping[str, Any] | None = None,
-    control_tokens: str = "auto",
     on_bad_row: str = "error",
     max_bad_fraction: float = 0.05,
     on_progress: OnProgress = ignore_progress,
@@ -85,20 +78,9 @@ def write_tokens(  # noqa: PLR0912, PLR0915
         folder: an empty folder.
         examples: folder of stored splits.
         tokenizer: a fast transformers tokenizer with a pad token.
-        max_length_tokens: tokens that a row may have; for ``seq2seq_lm`` its source.
+        settings: the ``tokenize`` parameters.
         task: ``causal_lm`` (spans of tokens are supervised), ``sequence_classification`` (the class of each row, by the
             label map of the splits) or ``seq2seq_lm`` (the response, which follows the prompt's tokens as a span).
-        max_target_tokens: tokens that the target of a row may have, for ``seq2seq_lm``.
-        truncation: ``truncate_prompt``, ``truncate_end``, ``drop`` or ``error``, see ``shorten_row``; running text and
-            targets lose their end by both ways to truncate.
-        cut_prompt_at: where ``truncate_prompt`` cuts: ``middle``, ``end`` or ``start``.
-        loss_on: what is supervised for ``causal_lm``: ``assistant`` (every answer), ``completion`` (the last one) or
-            ``all``.
-        on_altered_content: ``warn`` or ``error``: what happens when the chat template changes or leaves out what a row
-            says.
-        system_turn: ``keep`` or ``merge_into_user``: what the chat template gets of a system turn.
-        template_arguments: further arguments of the chat template, by name.
-        control_tokens: what happens to typed control tokens, see ``RowTokenizer``.
         on_bad_row: ``error`` or ``skip``: what happens when a row cannot be rendered or tokenized.
         max_bad_fraction: share of such rows that ``skip`` lets pass, with those that were skipped in reading.
         on_progress: receives rows done.
@@ -112,79 +94,49 @@ def write_tokens(  # noqa: PLR0912, PLR0915
             know an argument, or no row of a split, or of all classes but one, is left.
     """
     tables = {split: open_examples(examples, split) for split in SPLITS}
-    total = sum(len(table) for table in tables.values())
-    options: dict[str, Any] = {
-        "max_length_tokens": max_length_tokens,
-        **({"max_target_tokens": max_target_tokens} if task == SEQ2SEQ_LM else {}),
-        "truncation": truncation,
-        "cut_prompt_at": cut_prompt_at,
-        **({"loss_on": loss_on} if task == CAUSAL_LM else {}),
-        "control_tokens": control_tokens,
-    }
-    for name in ("max_length_tokens", "max_target_tokens"):
-        if options.get(name, 0) > tokenizer.model_max_length:
-            logger.warning(
-                "tokenize.%s is %d, but the model is made for %d tokens at most.",
-                name,
-                options[name],
-                tokenizer.model_max_length,
-            )
-    format = tables["train"].format
-    if task == CAUSAL_LM:
-        options |= {"system_turn": system_turn, "template_arguments": dict(template_arguments or {})}
-    format_problem = find_format_problem(format, task=task, path=str(examples))
-    if format_problem:
-        raise UserError(format_problem)
-    splits = json.loads((examples / SPLITS_SUMMARY_NAME).read_text(encoding="utf-8"))
-    if splits.get("template") and not tables["train"].is_composed:
-        raise UserError(
-            f"The stored splits in {examples} were made by an earlier version, which did not note where the columns of "
-            "data.template stand in the text. Make them again: kedro run --pipelines=split"
-        )
+    splits = read_summary(examples)
+    label_map: dict[str, int] | None = splits.get("label_map")
     positions = RowPositions(splits["files"])
-    label_map = splits.get("label_map")
+    max_positions = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
+    for name, limit in limits_of(settings, task=task).items():
+        if max_positions is not None and limit > max_positions:
+            logger.warning(
+                "tokenize.%s is %d, but the model is made for %d tokens at most.", name, limit, max_positions
+            )
+    _refuse_unfit_rows(examples, tables["train"], splits, task=task)
     if task == SEQUENCE_CLASSIFICATION:
         refuse_unknown_classes(tables, label_map, positions, max_rows=splits.get("max_rows"))
-    counts = {split: SplitCounts() for split in SPLITS}
-    done = 0
-    on_progress("Tokenizing", 0, total, "rows")
-    with (
-        tokenizer_parallelism(enabled=True),
-        _heap_set_aside(),
-        _row_tokenizer(tokenizer, format, task=task, label_map=label_map, **options) as row_tokenizer,
-    ):
-        for split in SPLITS:
-            with TokenTableWriter(split_path(folder, split)) as writer:
-                for num_rows, columns in _tokenized(tables[split], row_tokenizer, counts[split]):
-                    writer.append_columns(columns)
-                    done += num_rows
-                    on_progress("Tokenizing", done, total, "rows")
-        rendering: Rendering = "chat template" if row_tokenizer.uses_template else "plain text"
+    row_tokenizer = _row_tokenizer(tokenizer, settings, tables["train"].format, task=task, label_map=label_map or {})
+    counts = _write_tables(folder, tables, row_tokenizer, on_progress)
     for split in SPLITS:
         counts[split].warn(split, positions)
     written = {split: open_split(folder, split) for split in SPLITS}
     fault = find_template_fault(counts, positions, template=describe_origin(tokenizer))
-    problems = fault or find_unusable(counts, splits["files"], on_bad_row=on_bad_row, max_bad_fraction=max_bad_fraction)
-    problems += _find_errors(counts, positions, on_altered_content=on_altered_content, **options)
-    max_positions = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
-    lost = find_lost_splits(counts, written, positions, max_positions=max_positions, **options)
-    lost_classes, warnings = find_lost_classes(tables["train"], written["train"], label_map, task=task, **options)
+    lost = find_lost_splits(counts, written, positions, settings, task=task, max_positions=max_positions)
+    lost_classes, warnings = find_lost_classes(tables["train"], written["train"], label_map, settings, task=task)
     for warning in warnings:
         logger.warning("%s", warning)
-    problems += [*lost, *lost_classes]
+    problems = [
+        *(fault or find_unusable(counts, splits["files"], on_bad_row=on_bad_row, max_bad_fraction=max_bad_fraction)),
+        *_find_errors(counts, positions, settings),
+        *lost,
+        *lost_classes,
+    ]
     if not len(written["train"]) and not lost and not fault:
-        problems.append(_describe_nothing_left(counts["train"], positions, **options))
+        reasons = counts["train"].describe_dropped(positions) or "there are none"
+        limits = describe_limits(settings, task=task)
+        problems.append(f"No training row is left after tokenizing with {limits}. Dropped: {reasons}.")
     if problems:
         raise UserError(problems)
     endings = counts["train"].endings + counts["validation"].endings + counts["test"].endings
     summary: TokenSummary = {
         "task": task,
-        "format": format,
-        "rendering": rendering,
-        "max_length_tokens": max_length_tokens,
-        "truncation": truncation,
-        "cut_prompt_at": cut_prompt_at,
-        "control_tokens": control_tokens,
+        "format": tables["train"].format,
+        "rendering": "chat template" if row_tokenizer.uses_template else "plain text",
+        "max_length_tokens": settings.max_length_tokens,
+        "truncation": settings.truncation,
+        "cut_prompt_at": settings.cut_prompt_at,
+        "control_tokens": settings.control_tokens,
         "tokenizer": _describe_tokenizer(tokenizer),
         "end_token_ids": [token for token, _ in endings.most_common()],
         "sources": splits["sources"],
@@ -194,11 +146,11 @@ def write_tokens(  # noqa: PLR0912, PLR0915
         },
     }
     if task == CAUSAL_LM:
-        summary["loss_on"] = loss_on
-        summary["system_turn"] = system_turn
-        summary["template_arguments"] = dict(template_arguments or {})
+        summary["loss_on"] = settings.loss_on
+        summary["system_turn"] = settings.system_turn
+        summary["template_arguments"] = settings.template_arguments
     elif task == SEQ2SEQ_LM:
-        summary["max_target_tokens"] = max_target_tokens
+        summary["max_target_tokens"] = settings.max_target_tokens
     write_json_atomic(folder / SUMMARY_NAME, summary)
     write_json_atomic(folder / PREVIEW_NAME, preview_tokens(folder, tokenizer, task=task, label_map=label_map))
     write_json_atomic(folder / REPORT_NAME, build_tokens_section(summary, counts, positions))
@@ -224,15 +176,45 @@ def read_token_report(folder: Path) -> dict[str, Any]:
     return dict(json.loads((Path(folder) / REPORT_NAME).read_text(encoding="utf-8")))
 
 
+def _refuse_unfit_rows(examples: Path, table: ExampleTable, splits: Mapping[str, Any], *, task: str) -> None:
+    """Refuse rows that the task cannot learn from, and those that were stored without what tokenizing asks for."""
+    format_problem = find_format_problem(table.format, task=task, path=str(examples))
+    if format_problem:
+        raise UserError(format_problem)
+    if splits.get("template") and not table.is_composed:
+        raise UserError(
+            f"The stored splits in {examples} were made by an earlier version, which did not note where the columns of "
+            "data.template stand in the text. Make them again: kedro run --pipelines=split"
+        )
+
+
 def _row_tokenizer(
-    tokenizer: Any, format: str, *, task: str, label_map: dict[str, int] | None, **options: Any
+    tokenizer: Any, settings: TokenizeParameters, format: str, *, task: str, label_map: Mapping[str, int]
 ) -> TaskTokenizer:
     """Choose what turns the rows of a task into tokens."""
     if task == SEQUENCE_CLASSIFICATION:
-        return ClassTokenizer(tokenizer, label_map or {}, **options)
+        return ClassTokenizer(tokenizer, settings, label_map)
     if task == SEQ2SEQ_LM:
-        return PairTokenizer(tokenizer, **options)
-    return RowTokenizer(tokenizer, format, **options)
+        return PairTokenizer(tokenizer, settings)
+    return RowTokenizer(tokenizer, settings, format)
+
+
+def _write_tables(
+    folder: Path, tables: Mapping[str, ExampleTable], row_tokenizer: TaskTokenizer, on_progress: OnProgress
+) -> dict[str, SplitCounts]:
+    """Tokenize all splits into their files; return what happened to their rows."""
+    total = sum(map(len, tables.values()))
+    counts = {split: SplitCounts() for split in SPLITS}
+    done = 0
+    with tokenizer_parallelism(enabled=True), _heap_set_aside(), row_tokenizer:
+        on_progress("Tokenizing", 0, total, "rows")
+        for split, table in tables.items():
+            with TokenTableWriter(split_path(folder, split)) as writer:
+                for num_rows, columns in _tokenized(table, row_tokenizer, counts[split]):
+                    writer.append_columns(columns)
+                    done += num_rows
+                    on_progress("Tokenizing", done, total, "rows")
+    return counts
 
 
 def _tokenized(
@@ -282,28 +264,18 @@ def _chunks(table: ExampleTable) -> Iterator[pa.RecordBatch]:
             start = end
 
 
-def _find_errors(
-    counts: dict[str, SplitCounts],
-    positions: RowPositions,
-    *,
-    max_length_tokens: int,
-    truncation: str,
-    on_altered_content: str,
-    control_tokens: str,
-    max_target_tokens: int | None = None,
-    **_: Any,
-) -> list[str]:
+def _find_errors(counts: dict[str, SplitCounts], positions: RowPositions, settings: TokenizeParameters) -> list[str]:
     """Return one sentence for each kind of rows that must not be there, by the parameters."""
-    is_altered = on_altered_content == "error"
+    is_altered = settings.on_altered_content == "error"
     errors = {
         TOO_LONG: (
-            truncation == "error",
-            f"longer than tokenize.max_length_tokens = {max_length_tokens}",
+            settings.truncation == "error",
+            f"longer than tokenize.max_length_tokens = {settings.max_length_tokens}",
             "Raise the limit, or set tokenize.truncation to truncate_prompt, truncate_end or drop.",
         ),
         TARGET_TOO_LONG: (
-            truncation == "error",
-            f"with a target longer than tokenize.max_target_tokens = {max_target_tokens}",
+            settings.truncation == "error",
+            f"with a target longer than tokenize.max_target_tokens = {settings.max_target_tokens}",
             "Raise the limit, or set tokenize.truncation to truncate_end or drop.",
         ),
         **{
@@ -311,7 +283,7 @@ def _find_errors(
             for reason, (what, advice) in ALTERED.items()
         },
         TYPED: (
-            control_tokens == "error",
+            settings.control_tokens == "error",
             "with a control token typed in them, while tokenize.control_tokens is error",
             "Change those rows, or set tokenize.control_tokens to auto, as_text, keep or drop.",
         ),
@@ -322,21 +294,6 @@ def _find_errors(
         for split in SPLITS
         if is_error and counts[split].counts[reason]
     ]
-
-
-def _describe_nothing_left(
-    counts: SplitCounts,
-    positions: RowPositions,
-    *,
-    max_length_tokens: int,
-    max_target_tokens: int | None = None,
-    **_: Any,
-) -> str:
-    reasons = "; ".join(counts.describe(reason, positions) for reason in DROPPED if counts.counts[reason])
-    limits = f"tokenize.max_length_tokens = {max_length_tokens}"
-    if max_target_tokens is not None:
-        limits += f" and tokenize.max_target_tokens = {max_target_tokens}"
-    return f"No training row is left after tokenizing with {limits}. Dropped: {reasons or 'there are none'}."
 
 
 def _describe_tokenizer(tokenizer: Any) -> TokenizerFacts:

@@ -16,6 +16,7 @@ def enter_run(run: Run) -> None:
     Args:
         run: as the store gave it.
     """
+    # What mlflow.start_run() does, but for its requests, with which it would wait for a store that is away.
     fluent = _fluent()
     fluent._active_experiment_id = run.info.experiment_id
     fluent._active_run_stack.get().append(fluent.ActiveRun(run))
@@ -29,6 +30,7 @@ def leave_run(run_id: str) -> None:
     """
     fluent = _fluent()
     stack = fluent._active_run_stack.get()
+    # mlflow.end_run() would tell the store that the run has ended; the sender does that, in its turn.
     while stack and stack[-1].info.run_id == run_id:
         stack.pop()
         fluent._last_active_run_id.set(run_id)
@@ -41,6 +43,7 @@ def _fluent() -> Any:
     return fluent
 
 
+# A list to be filled and emptied, so that no function needs ``global``.
 _journals: list[Journal] = []
 
 

@@ -40,6 +40,7 @@ def check_address(uri: str, source: str) -> None:
     stores: Any = utils._tracking_store_registry
     shown = strip_passwords(uri)
     fix = "Take http://host:5000 for a server or sqlite:////folder/mlflow.db for a file."
+    # The builder is looked up and not called, so nothing is asked of the store.
     try:
         stores.get_store_builder(uri)
     except MlflowException as error:
@@ -64,6 +65,7 @@ def is_database(uri: str) -> bool:
 
 def lock_name(uri: str) -> str:
     """Return the name of the lock for whoever makes the tables of a database."""
+    # An address holds characters that file names may not have, and is longer than some of them may be.
     return f"mlflow-{hashlib.sha256(strip_passwords(uri).encode()).hexdigest()[:12]}.lock"
 
 
@@ -80,6 +82,7 @@ def choose_address(stored: str, configured: str) -> str:
 @contextmanager
 def bounded_requests() -> Iterator[None]:
     """Let MLflow give a request up soon, unless the user has set how long it tries."""
+    # MLflow reads them at each request. What the block set is taken back, unless somebody has changed it meanwhile.
     ours = {name: value for name, value in REQUEST_LIMITS.items() if name not in os.environ}
     os.environ.update(ours)
     try:
@@ -107,12 +110,13 @@ def make_database(uri: str) -> None:
     from mlflow.store.tracking import DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH, sqlalchemy_store
 
     path.parent.mkdir(parents=True, exist_ok=True)
+    # Of processes that were ended while making it; the lock says that nobody is at it now.
     for leftover in path.parent.glob(f".{path.name}.making-*"):
         leftover.unlink(missing_ok=True)
     aside = path.with_name(f".{path.name}.making-{os.getpid()}")
     make_store: Any = sqlalchemy_store.SqlAlchemyStore  # not typed
     store = make_store(f"{_SCHEME}{aside}", DEFAULT_LOCAL_FILE_AND_ARTIFACT_PATH)
-    store.engine.dispose()
+    store.engine.dispose()  # an open connection would follow the file to its new name, and SQLite's journal would not
     if path.exists():  # made by somebody who does not know the lock, such as MLflow's own server
         aside.unlink()
     else:

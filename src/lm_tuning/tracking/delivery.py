@@ -82,6 +82,7 @@ class Delivery:
         Raises:
             Exception: whatever MLflow raises when the store is away.
         """
+        # A server makes its tables itself and stands before them; only a bare database has several makers.
         lock = self._locks / lock_name(self.uri)
         # Two processes that make the tables of a new database at the same time break each other's.
         with one_at_a_time(lock) if is_database(self.uri) else nullcontext():
@@ -162,6 +163,7 @@ class Delivery:
     def _create_run(self) -> Run:
         journal, header = self.journal, self.journal.header
         experiment = self._find_or_create_experiment(header["experiment"])
+        # Before the request: if its answer is lost, the run is found again by the tag, and not made twice.
         journal.state["is_creating"] = True
         journal.save_state()
         tags = {**header["tags"], JOURNAL_TAG: journal.folder.name}
@@ -179,9 +181,11 @@ class Delivery:
             try:
                 return str(client.create_experiment(name, wanted["artifact_location"], wanted["tags"]))
             except MlflowException:
+                # Somebody else has made it between the two requests, or it is another trouble.
                 found = client.get_experiment_by_name(name)
                 if found is None:
                     raise
+        # MLflow keeps the name of a deleted experiment taken, and refuses runs in it.
         if found.lifecycle_stage == "deleted":
             client.restore_experiment(found.experiment_id)
         return str(found.experiment_id)
@@ -191,6 +195,7 @@ class Delivery:
         state = self.journal.state
         run = self.client.get_run(self._run_id)
         if state.get("begun_at") != start:
+            # Parameters are the first thing that a run is given: without any, this is its beginning and no resume.
             count = int(run.data.tags.get(RESUME_COUNT_TAG, 0)) + 1 if run.data.params else 0
             # A process that was killed outright has left its run as running.
             earlier = run.info.status if run.info.status in _ENDED else "KILLED"
@@ -210,6 +215,7 @@ class Delivery:
         folder, count = "", self._num_resumes
         if count:
             folder = f"resume/{count}/"
+            # MLflow never changes a parameter, and the first values tell how the run began.
             stored = self.client.get_run(self._run_id).data.params
             changes = find_changes(stored, settings)
             self._set_tags({f"resume.{count}.{name}": value for name, value in changes.items()})
@@ -246,6 +252,7 @@ class Delivery:
             return
         if not state.get("is_taken_back"):
             prefix = f"resume.{self._num_resumes}."
+            # What the resume changed stands in these tags. Its figures were held back until now, see TrackingHook.
             for name in self.client.get_run(run_id).data.tags:
                 if name.startswith(prefix):
                     self.client.delete_tag(run_id, name)
@@ -262,6 +269,7 @@ class Delivery:
         for fact in facts:
             for name, value in self._named(fact).items():
                 try:
+                    # NaN and infinities are numbers to MLflow, which a diverged training should show.
                     metrics.append(Metric(distinct_name(name), float(value), fact["time"], fact["step"]))
                 except (TypeError, ValueError):
                     self.num_refused += 1
@@ -273,6 +281,7 @@ class Delivery:
         """Name metrics as MLflow groups them; a run of an earlier version goes on with the names that it has."""
         of, values = fact.get("of"), fact["values"]
         assert self.run is not None, "the run is open"
+        # A curve that goes on under another name would be two halves.
         if of is None or has_earlier_names(self.run.data.metrics):
             return dict(values)
         return name_step_metrics(values) if of == STEP else name_figures(of, values, split=fact.get("split"))
@@ -303,6 +312,7 @@ def _get_run(client: MlflowClient, run_id: str) -> Run | None:
     try:
         run = client.get_run(run_id)
     except MlflowException as error:
+        # An id that is no id of this store at all is refused as a value.
         if error.error_code not in {"RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"}:
             raise
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from lm_tuning.storage.atomic import write_text_atomic
+from lm_tuning.storage.locks import try_lock
 from lm_tuning.tracking.records import Fact, FileFact, JournalHeader, JournalState, RunHeader
 from lm_tuning.wording import count_of
 
@@ -107,6 +107,7 @@ class Journal:
         Args:
             fact: of any kind.
         """
+        # append() of a deque is atomic: the training thread takes no lock, which a thread that writes might hold.
         self._waiting.append(fact)
         if len(self._waiting) % MAX_WAITING == 0:
             try:
@@ -125,6 +126,7 @@ class Journal:
         Raises:
             OSError: it can neither be linked nor copied.
         """
+        # A folder for each file, since two may have the same name.
         with self._lock:
             self._num_files += 1
             kept = self.folder / _FILES / str(self._num_files) / path.name
@@ -153,10 +155,12 @@ class Journal:
         if not self._lock.acquire(timeout=timeout_seconds):
             return False
         try:
+            # As many as there are now: others may add while these are taken.
             facts = [self._waiting.popleft() for _ in range(len(self._waiting))]
             if facts:
                 text = "".join(json.dumps(fact, ensure_ascii=False, default=_plain) + "\n" for fact in facts)
                 try:
+                    # Texts may hold lone surrogates, out of rows or file names; UTF-8 proper has none.
                     with (self.folder / _FACTS).open("a", encoding="utf-8", errors="surrogatepass") as file:
                         file.write(text)
                 except OSError:
@@ -178,13 +182,14 @@ class Journal:
                 return
             for line in lines:
                 if not line.endswith(b"\n"):
-                    return
+                    return  # the rest of it is being written
                 fact = json.loads(line.decode("utf-8", "surrogatepass"))
                 yield Entry(fact, start, start + len(line))
                 start += len(line)
 
     def mark_sent(self, end: int) -> None:
         """Note that everything before a byte is sent."""
+        # A position, not a list of what was sent: facts are sent in order, and the file only grows.
         self.state["sent"] = end
         self.save_state()
 
@@ -213,6 +218,7 @@ class Journal:
         with self._lock:
             self.state["run_id"] = run_id
             self.save_state()
+            # A checkpoint keeps the id that it was written with, and this journal will be gone when it is resumed from.
             if self.state.get("is_stood_in_for"):
                 known = self.folder.parent / _RUN_IDS / self.header["stand_in"]
                 write_text_atomic(known, run_id + "\n")
@@ -226,14 +232,8 @@ class Journal:
     def hold(self) -> bool:
         """Claim the journal for this process; return False if another one sends from it."""
         if self._holding is None:
-            descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(descriptor)
-                return False
-            self._holding = descriptor
-        return True
+            self._holding = try_lock(self.folder / _LOCK)
+        return self._holding is not None
 
     def let_go(self) -> None:
         """Give the journal back."""
@@ -243,6 +243,7 @@ class Journal:
 
     def remove(self) -> None:
         """Remove the journal, which was sent or is not wanted."""
+        # In this order, so that no other process takes up a journal that is about to go.
         shutil.rmtree(self.folder, ignore_errors=True)
         self.let_go()
 
@@ -251,6 +252,7 @@ class Journal:
         path = self.folder / _FACTS
         if not path.exists():
             return
+        # Only the end is read, since a long run's facts may be large. A fact longer than that is none of ours.
         with path.open("rb+") as file:
             size = file.seek(0, os.SEEK_END)
             start = max(size - _READ_BYTES, 0)

@@ -40,7 +40,9 @@ def send_journals(root: Path, uri: str, *, locks: Path, say: Callable[[str], Non
             if not journal.hold():
                 problems.append(f"{folder.name}: its run still goes on, and sends this itself.")
                 continue
+            # The journal has no password; that of the present configuration is for the same address only.
             address = choose_address(journal.header["uri"], uri)
+            # A store that is away is waited for once, however many journals there are.
             if address in away:
                 problems.append(f"{folder.name} is kept: MLflow at {journal.header['uri']} is away, as said above.")
                 journal.let_go()

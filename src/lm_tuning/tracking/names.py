@@ -22,6 +22,7 @@ def clean_name(name: str) -> str:
 
     MLflow also refuses names that are not the shortest way to write a path, such as ``a//b`` or ``a/../b``.
     """
+    # As MLflow checks them, see mlflow.utils.validation: a name that it refuses would lose the figure.
     cleaned = re.sub(r"[^/\w.\- :]", "_", name)
     shortest = posixpath.normpath(cleaned)
     if shortest != cleaned or shortest == "." or shortest.startswith(("..", "/")):
@@ -48,6 +49,7 @@ def distinct_names(names: Iterable[str]) -> dict[str, str]:
     Returns:
         The name in MLflow by name.
     """
+    # A name is only changed where it has to be: charts and searches go by names, from one run to the next.
     cleaned = {name: clean_name(name) for name in names}
     counts = Counter(cleaned.values())
     return {

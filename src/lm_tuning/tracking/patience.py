@@ -31,6 +31,8 @@ def wait_patiently(
     now = since = began
     while not condition():
         time.sleep(_LOOK_SECONDS)
+        # Looked at after the pause, not before: a process that was stopped in between, as on a busy machine, gets a
+        # look at what has happened meanwhile before it counts the time as silence.
         now, new = time.monotonic(), life()
         if new != last:
             last, since = new, now
@@ -48,6 +50,7 @@ def _ticks_of(thread: threading.Thread) -> int:
     """Return how much processor time a thread has taken, in ticks of the system, or 0 where it does not say."""
     try:
         with open(f"/proc/self/task/{thread.native_id}/stat", encoding="utf-8", errors="replace") as file:
+            # The name in parentheses may hold spaces and parentheses itself.
             fields = file.read().rpartition(")")[2].split()
         return int(fields[11]) + int(fields[12])  # in user and in system mode
     except (OSError, ValueError, IndexError):

@@ -53,6 +53,7 @@ def flatten_settings(parameters: JsonObject) -> dict[str, str]:
             for key, inner in value.items():
                 add(f"{name}.{key}" if name else str(key), inner)
         else:
+            # Text stays bare, as people compare it in a table; the rest as JSON, so that null and "null" differ.
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
             flat[name] = shorten(text)
 
@@ -87,6 +88,7 @@ def find_changes(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, st
         The new value by name, ``NOT_SET`` for a setting that is gone.
     """
     groups = _groups(old)
+    # A group that the run does not have came with a later version of this project, and is nobody's change.
     changed = {
         name: value
         for name, value in new.items()
@@ -180,6 +182,7 @@ def numbers_of(value: Any) -> dict[str, float]:
     numbers = {
         name: float(leaf)
         for name, leaf in _leaves(value)
+        # True is an int to Python, and a metric of 1 would say nothing.
         if isinstance(leaf, int | float) and not isinstance(leaf, bool) and math.isfinite(leaf)
     }
     names = distinct_names(numbers)

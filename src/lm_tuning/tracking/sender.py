@@ -136,7 +136,7 @@ class Sender:
             Whether it was.
         """
         self.journal.write()
-        target = self._num_attempts + 2  # the attempt in hand may have begun before
+        target = self._num_attempts + 2  # the attempt in hand may have begun before what was added
 
         def is_reached() -> bool:
             self._wake.set()
@@ -162,6 +162,7 @@ class Sender:
         self._ending = True
         self._num_failures = 0
         self._wake.set()
+        # Failures of the past are forgiven: this is the last chance, and only a new one ends it early.
         has_ended, seconds = self._wait(self._done.is_set, patience_seconds, longest)
         if not has_ended and self.trouble is None:
             is_cut_short = at_most_seconds is not None  # by a signal
@@ -178,6 +179,7 @@ class Sender:
         """Send nothing more."""
         self._is_unwanted = self._ending = True
         self._wake.set()
+        # Whether it is still inside of a call decides how the process may end, see holds_up_the_end().
         _abandoned[:] = [thread for thread in [*_abandoned, self._thread] if thread.is_alive()]
 
     def _wait(self, condition: Callable[[], bool], patience: float, at_most: float | None = None) -> tuple[bool, float]:
@@ -219,6 +221,7 @@ class Sender:
                 self._wake.clear()
                 self._write_journal()
             self._wake.clear()
+            # Asked before the last round, not after: what is added until the end is sent in that round.
             ending = self._ending
             if self._is_unwanted:
                 return
@@ -295,6 +298,7 @@ class Sender:
         except StoreAway:
             raise
         except Exception as error:
+            # One fact among many is refused: each by itself, so that the others are not lost with it.
             if len(batch) > 1:
                 for entry in batch:
                     self._send([entry])
@@ -303,7 +307,7 @@ class Sender:
         else:
             self._num_done += 1
             is_settled = True
-        if batch[-1].start >= 0:
+        if batch[-1].start >= 0:  # facts that were set aside have no position
             self.journal.mark_sent(batch[-1].end)
         fact = batch[0].fact
         if is_settled and fact["kind"] == "file":
@@ -317,6 +321,7 @@ class Sender:
                 self._delivery.send(batch)
             except Exception as error:
                 self._num_failures += 1
+                # Whether the store is away or dislikes this fact is told by a request that it cannot dislike.
                 try:
                     self._delivery.probe()
                 except Exception as silence:

@@ -77,6 +77,8 @@ def judge(error: BaseException) -> Trouble:
     text = describe(error)
     if status in _DENIED:
         return Trouble("denied", f"it refuses this user (HTTP {status}: {text})")
+    # A value that MLflow's client refuses before any request is ours to blame, and the same tomorrow. Errors of the
+    # network are OSErrors, and some of them ValueErrors as well.
     is_value = isinstance(error, TypeError | ValueError) and not isinstance(error, OSError | UserError)
     if is_value or (status in _CLIENT_ERRORS and status not in _PASSING):
         return Trouble("refused", text)
@@ -97,6 +99,7 @@ def describe(error: BaseException) -> str:
         return f"it answers with error {found[1]}"
     if any(sign in text for sign in _HALF_MADE):
         return "its tables are half made, or of another version of MLflow: move the file away, or run mlflow db upgrade"
+    # Database errors go on with the whole statement and its parameters.
     first = (text.strip().splitlines() or [type(error).__name__])[0]
     return first if len(first) <= _MAX_TEXT else first[: _MAX_TEXT - 3] + "..."
 

@@ -29,8 +29,7 @@ class Job:
 
     Attributes:
         paths: as given.
-        settings: as given, with micro-batches and checkpointing settled.
-        may_split_again: whether the micro-batches were ours to choose.
+        settings: as given.
         train_rows: rows to learn from.
         validation_rows: rows to measure on while training; may be none.
         plan: which rows form which step.
@@ -42,7 +41,6 @@ class Job:
 
     paths: TrainingPaths
     settings: TrainingSettings
-    may_split_again: bool
     train_rows: TokenTable
     validation_rows: TokenTable
     plan: StepPlan
@@ -55,9 +53,9 @@ class Job:
         """Return what the training asks of the memory, kept up to date by the loop."""
         return MemoryUse(
             device=self.settings.device,
-            method=self.settings.method,
+            method=self.settings.train.method,
             precision=f"{self.settings.weights_dtype} weights, {self.settings.compute_dtype} arithmetic",
-            gradient_checkpointing=self.batch_plan.activation_checkpointing,
+            gradient_checkpointing=self.batch_plan.gradient_checkpointing,
             micro_batch_tokens=self.batch_plan.micro_batch_tokens,
             longest_row_tokens=int(self.train_rows.lengths.max(initial=0)),
         )
@@ -76,7 +74,7 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
     Raises:
         UserError: settings, tokens or checkpoint do not fit together.
     """
-    if not settings.resume:
+    if not settings.train.resume:
         health.begin()
     train_rows = open_split(paths.tokens, "train")
     validation_rows = open_split(paths.tokens, "validation")
@@ -88,18 +86,16 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
     if plans_on_device(settings):
         check_rows_before_planning(health, settings, paths.tokens, train_rows)
     shape = choose_loss_shape(settings, train_rows)
-    chosen, batch_plan = choose_batches(paths, settings, on_progress=on_progress)
     return Job(
         paths=paths,
-        settings=chosen,
-        may_split_again=settings.micro_batch_tokens is None,
+        settings=settings,
         train_rows=train_rows,
         validation_rows=validation_rows,
         plan=plan,
         identity=identity,
         checkpoint=checkpoint,
         shape=shape,
-        batch_plan=batch_plan,
+        batch_plan=choose_batches(paths, settings, on_progress=on_progress),
     )
 
 

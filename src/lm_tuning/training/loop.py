@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lm_tuning.batching.losses import LossShape
+from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.runtime.precision import autocast
-from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.health.first_loss import ExpectedFirstLoss
-from lm_tuning.training.health.records import Finding
+from lm_tuning.training.job import Job
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers
 from lm_tuning.training.planning.compiled import CompiledPlanner
 from lm_tuning.training.planning.out_of_memory import MemoryUse
@@ -23,7 +22,6 @@ from lm_tuning.training.planning.replanning import Replanner
 
 if TYPE_CHECKING:
     from lm_tuning.batching.step_loader import StepDataset
-    from lm_tuning.batching.step_plan import StepPlan
     from lm_tuning.text.store.table import TokenTable
     from lm_tuning.training.kernels.fast_path import FastPath
     from lm_tuning.training.settings import TrainingSettings
@@ -34,44 +32,38 @@ class LoopSettings:
     """What the loop around the optimizer steps does.
 
     Attributes:
+        job: the settings, and what they come to.
         run_folder: where this run's checkpoints go.
-        identity: what a resume compares.
-        run_id: tracking run written into checkpoints; ``None`` without tracking.
-        shape: label smoothing and class weights.
-        save_every_steps: optimizer steps between checkpoints; ``None`` writes one only when interrupted.
-        keep_checkpoints: how many of this run's checkpoints stay.
-        eval_every_steps: optimizer steps between evaluations; ``None`` for none.
         evaluate: measures figures on held-out rows, by name; ``None`` without such rows.
         best_metric: name of the figure that the best checkpoint has the best of.
-        protect_best: keep the best checkpoint.
-        early_stopping_evals: evaluations without a better one after which training ends; ``None`` for never.
         replanner: splits the steps smaller when memory runs out.
         layers: decoder layers to compile at the first step; ``None`` for none.
         compiled_planner: tries larger micro-batches once they are compiled; ``None`` keeps their size.
         first_loss: what step 1 must log; ``None`` skips the check.
         memory: kept up to date, so that running out of memory can be explained.
-        check_trained: looks before the first step whether all that should be trained is.
         on_checkpoint: called when a checkpoint is complete, so that what was logged so far can be made safe too.
     """
 
+    job: Job
     run_folder: Path
-    identity: checkpoints.RunIdentity
-    run_id: str | None
-    shape: LossShape
-    save_every_steps: int | None
-    keep_checkpoints: int
-    eval_every_steps: int | None
     evaluate: Callable[[], dict[str, float]] | None
     best_metric: str
-    protect_best: bool
-    early_stopping_evals: int | None
     first_loss: ExpectedFirstLoss | None
     memory: MemoryUse
     replanner: Replanner
     layers: CompiledLayers | None = None
     compiled_planner: CompiledPlanner | None = None
-    check_trained: Callable[[Any], list[Finding]] = lambda model: []
     on_checkpoint: Callable[[], object] = lambda: None
+
+    @property
+    def train(self) -> TrainParameters:
+        """Return the group ``train``."""
+        return self.job.settings.train
+
+    @property
+    def eval_every_steps(self) -> int | None:
+        """Return the steps between evaluations; ``None`` where none is asked for, or no rows are there for it."""
+        return None if self.evaluate is None else self.train.eval_every_steps
 
 
 logger = logging.getLogger(__name__)
@@ -79,8 +71,8 @@ logger = logging.getLogger(__name__)
 
 def choose_workers(settings: TrainingSettings) -> int:
     """Use worker processes beside a GPU; on a CPU they would take the cores that train."""
-    if settings.num_loader_workers is not None:
-        return settings.num_loader_workers
+    if settings.train.num_loader_workers != "auto":
+        return settings.train.num_loader_workers
     return 2 if settings.device == "cuda" else 0
 
 
@@ -89,12 +81,12 @@ def choose_evaluation(
 ) -> Callable[[], dict[str, float]] | None:
     """Return what measures figures on held-out rows, by name; ``None`` without such rows."""
     if len(table) == 0 or not np.any(table.num_supervised):
-        if settings.eval_every_steps is not None:
+        if settings.train.eval_every_steps is not None:
             logger.info("No validation rows: the held-out loss is not measured while training.")
         return None
     from lm_tuning.batching.held_out_loss import choose_rows, measure_held_out
 
-    rows = choose_rows(len(table), settings.eval_max_rows, settings.seed)
+    rows = choose_rows(len(table), settings.train.eval_max_rows, settings.seed)
 
     def evaluate() -> dict[str, float]:
         paused = fast.layers.paused() if fast.layers is not None else nullcontext()
@@ -113,22 +105,24 @@ def choose_evaluation(
     return evaluate
 
 
-def training_arguments(settings: TrainingSettings, plan: StepPlan, run_folder: Path) -> Any:
+def training_arguments(job: Job, run_folder: Path) -> Any:
     """Return the arguments of transformers' Trainer: ours where a loop of ours does the work, the user's otherwise."""
     from transformers import TrainingArguments
 
+    settings, train = job.settings, job.settings.train
     return TrainingArguments(
         output_dir=str(run_folder),
-        max_steps=plan.total_steps,
+        max_steps=job.plan.total_steps,
         per_device_train_batch_size=1,
         gradient_accumulation_steps=1,
-        learning_rate=settings.learning_rate,
+        learning_rate=train.learning_rate,
         bf16=settings.compute_dtype == "bfloat16",
         fp16=settings.compute_dtype == "float16",
         use_cpu=settings.device == "cpu",
         seed=settings.seed,
-        activation_checkpointing=settings.activation_checkpointing,
-        neftune_noise_alpha=settings.neftune_noise_alpha,
+        # The library's present name; the older one is deprecated.
+        activation_checkpointing=job.batch_plan.gradient_checkpointing,
+        neftune_noise_alpha=train.neftune_noise_alpha,
         logging_strategy="no",
         eval_strategy="no",
         save_strategy="no",
@@ -137,5 +131,5 @@ def training_arguments(settings: TrainingSettings, plan: StepPlan, run_folder: P
         logging_nan_inf_filter=False,
         remove_unused_columns=False,
         ignore_data_skip=True,
-        **settings.trainer,
+        **train.trainer,
     )

@@ -17,6 +17,7 @@ from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.storage.atomic import sync_folder
 from lm_tuning.storage.write_failures import close_files_of, explain_full_disk
 from lm_tuning.training.checkpoints import format as checkpoints
+from lm_tuning.training.health.records import HealthRecord
 from lm_tuning.training.setup.adapters import save_adapter
 from lm_tuning.training.step_log import PHASES
 from lm_tuning.wording import count_of

@@ -22,11 +22,11 @@ from lm_tuning.training.health.batch_checks import check_rows
 from lm_tuning.training.health.first_step import measure_first_step
 from lm_tuning.training.health.monitor import TrainingMonitor
 from lm_tuning.training.health.nonfinite import save_reproduction
-from lm_tuning.training.health.pre_checks import check_before_any_row, check_trained_parts
+from lm_tuning.training.health.pre_checks import check_before_any_row
 from lm_tuning.training.health.report import HealthReport, OnHealth, RunState, ignore_health, stop_if_needed
 from lm_tuning.training.job import Job, describe_sources, say_sources, settle
 from lm_tuning.training.kernels.fast_path import FastPath, prepare_fast_path
-from lm_tuning.training.loop import LoopSettings, choose_evaluation, choose_workers, training_arguments
+from lm_tuning.training.loop import LoopSettings, choose_evaluation, training_arguments
 from lm_tuning.training.planning.compiled import CompiledPlanner
 from lm_tuning.training.planning.memory import count_memory, say_memory
 from lm_tuning.training.planning.out_of_memory import MemoryUse, explain_out_of_memory
@@ -79,7 +79,7 @@ def run_training(
         Interrupted: a signal asked to stop; a checkpoint was written before.
     """
     health = HealthReport(
-        severities=settings.severities, run=RunState(mlflow_run_id=settings.run_id), on_change=on_health
+        severities=settings.train.health.severity, run=RunState(mlflow_run_id=settings.run_id), on_change=on_health
     )
     with health.closing():
         result = _run(
@@ -115,7 +115,7 @@ def _run(
             batching=fast.batching,
         )
         _say_what_is_trained(job, ready, steps)
-        parts = count_memory(ready.model, settings)
+        parts = count_memory(ready.model, settings, job.batch_plan)
         say_memory(parts.table(job.batch_plan))
         health.facts["fast_path"] = fast.facts
         say_sources(health, job.plan, settings)
@@ -165,7 +165,7 @@ def _run(
         log,
         plan=job.plan,
         finished_step=finished_step,
-        settings_method=settings.method,
+        settings_method=settings.train.method,
         training_seconds=trainer.seconds_before + seconds,
         total_seconds=trainer.total_seconds_before + time.perf_counter() - began,
         health_seconds=health.seconds,
@@ -185,12 +185,12 @@ def _run(
             ready.tokenizer,
             memory.run_folder / "finished",
             facts={
-                "method": settings.method,
+                "method": settings.train.method,
                 "task": settings.task,
-                "quantization": settings.qlora or None if settings.method == "qlora" else None,
+                "quantization": settings.train.qlora.model_dump() if settings.train.method == "qlora" else None,
                 "base": settings.base,
                 "tokens_key": settings.tokens_key,
-                "rendering": settings.rendering,
+                "rendering": settings.rendering or {},
                 "compute_dtype": settings.compute_dtype,
                 "finished_step": finished_step,
                 **{f"{what}_per_second": summary[f"{what}_per_second"] for what in ("tokens", "samples", "steps")},
@@ -229,7 +229,7 @@ def _say_what_is_trained(job: Job, ready: ReadyModel, steps: StepDataset) -> Non
     logger.info(
         "%s of %s: %s, %s (%d per epoch) of %s, %s micro-batches of at most %s; "
         "%s of %s parameters trained; %s weights, %s compute on %s",
-        {"lora": "LoRA", "qlora": "QLoRA", "full": "Full fine-tuning"}[job.settings.method],
+        {"lora": "LoRA", "qlora": "QLoRA", "full": "Full fine-tuning"}[job.settings.train.method],
         job.settings.base["name_or_path"],
         count_of(job.plan.num_rows, "row"),
         count_of(job.plan.total_steps, "step"),
@@ -243,7 +243,7 @@ def _say_what_is_trained(job: Job, ready: ReadyModel, steps: StepDataset) -> Non
         job.settings.compute_dtype,
         job.settings.device,
     )
-    if job.settings.activation_checkpointing:
+    if job.batch_plan.gradient_checkpointing:
         logger.info("Gradient checkpointing is on, which takes less memory and more time.")
 
 
@@ -256,7 +256,8 @@ def _check_first_step(
     stop_if_needed(health)
     if ready.has_fresh_head:
         scale_head(ready, steps, settings, health)
-    if not settings.probe_first_step:
+    train = settings.train
+    if not train.health.probe:
         return None
     return measure_first_step(
         health,
@@ -265,12 +266,12 @@ def _check_first_step(
         steps,
         shape=job.shape,
         has_fresh_head=ready.has_fresh_head,
-        has_noise=settings.neftune_noise_alpha is not None,
+        has_noise=train.neftune_noise_alpha is not None,
         device=settings.device,
         compute_dtype=settings.compute_dtype,
-        learning_rate=settings.learning_rate,
-        tolerance=settings.first_loss_tolerance,
-        severity=settings.first_loss_severity,
+        learning_rate=train.learning_rate,
+        tolerance=train.health.tolerance_fraction,
+        severity=train.health.on_mismatch,
     )
 
 
@@ -278,7 +279,7 @@ def _plan_compiled(
     job: Job, ready: ReadyModel, fast: FastPath, steps: StepDataset, *, memory: MemoryUse, health: HealthReport
 ) -> CompiledPlanner | None:
     """Look for larger micro-batches once layers are compiled, where their size is ours to choose and was measured."""
-    if fast.layers is None or not job.may_split_again or job.settings.device != "cuda":
+    if fast.layers is None or job.settings.train.micro_batch_tokens != "auto" or job.settings.device != "cuda":
         return None
     return CompiledPlanner(ready, job.settings, steps, memory, health, job.batch_plan)
 
@@ -288,8 +289,8 @@ def _set_up_monitor(job: Job, health: HealthReport, steps: StepDataset, run_fold
     return TrainingMonitor(
         health,
         total_steps=job.plan.total_steps,
-        max_grad_norm=float(job.settings.trainer.get("max_grad_norm", 1.0)),
-        learning_rate=job.settings.learning_rate,
+        max_grad_norm=float(job.settings.train.trainer.get("max_grad_norm", 1.0)),
+        learning_rate=job.settings.train.learning_rate,
         device=job.settings.device,
         card_uuid=find_card(job.settings.device),
         has_scaler=job.settings.compute_dtype == "float16",
@@ -319,32 +320,23 @@ def _set_up_trainer(
     settings, unit = job.settings, ready.task.unit
     return StepPlanTrainer(
         model=ready.model,
-        args=training_arguments(settings, job.plan, memory.run_folder),
+        args=training_arguments(job, memory.run_folder),
         steps=steps,
         loop=LoopSettings(
+            job=job,
             run_folder=memory.run_folder,
-            identity=job.identity,
-            run_id=settings.run_id,
-            shape=job.shape,
-            save_every_steps=settings.save_every_steps,
-            keep_checkpoints=settings.keep_checkpoints,
-            eval_every_steps=settings.eval_every_steps,
             evaluate=choose_evaluation(ready.model, job.validation_rows, steps, settings, fast),
             layers=fast.layers,
             compiled_planner=compiled_planner,
-            replanner=Replanner(steps, memory, health, may_lower=job.may_split_again),
-            best_metric=f"nats_per_{unit}" if settings.best_metric == "loss" else settings.best_metric,
-            protect_best=settings.load_best,
-            early_stopping_evals=settings.early_stopping_evals,
+            replanner=Replanner(steps, memory, health, may_lower=settings.train.micro_batch_tokens == "auto"),
+            best_metric=f"nats_per_{unit}" if settings.train.best_metric == "loss" else settings.train.best_metric,
             first_loss=first_loss,
             memory=memory,
-            check_trained=lambda model: check_trained_parts(model, settings),
             on_checkpoint=on_checkpoint,
         ),
         log=log,
         health=health,
         stop=stop,
-        num_loader_workers=choose_workers(settings),
         on_progress=on_progress,
     )
 
@@ -352,7 +344,7 @@ def _set_up_trainer(
 def _take_best(trainer: StepPlanTrainer, settings: TrainingSettings, finished_step: int) -> None:
     """Load the weights of the best checkpoint where they are wanted and are not the last ones."""
     best = trainer.best
-    if settings.load_best and best.step not in (0, finished_step):
+    if settings.train.load_best and best.step not in (0, finished_step):
         trainer._load_from_checkpoint(str(trainer.loop.run_folder / f"checkpoint-{best.step}"))
         logger.info("Took the weights of step %d, which have the best %s.", best.step, best.metric)
 
@@ -369,7 +361,7 @@ def _train(trainer: StepPlanTrainer, checkpoint: checkpoints.Checkpoint | None) 
         trainer.state.global_step = checkpoint.step
         trainer.make_up_for_evaluation()
         return 0.0
-    if checkpoint is None and trainer.loop.evaluate is not None and trainer.loop.eval_every_steps is not None:
+    if checkpoint is None and trainer.loop.eval_every_steps is not None:
         trainer.run_evaluation(0)
         trainer.step_log.start()
         trainer.began = time.perf_counter()

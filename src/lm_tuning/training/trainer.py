@@ -29,9 +29,10 @@ from lm_tuning.training.health.batch_checks import check_gradients
 from lm_tuning.training.health.first_gradient import check_logged_norm, norm_of
 from lm_tuning.training.health.learning_rates import check_planned_rates
 from lm_tuning.training.health.nonfinite import GuardsUpdates
+from lm_tuning.training.health.pre_checks import check_trained_parts
 from lm_tuning.training.health.records import Finding
 from lm_tuning.training.health.report import HealthReport, stop_if_needed
-from lm_tuning.training.loop import LoopSettings
+from lm_tuning.training.loop import LoopSettings, choose_workers
 from lm_tuning.training.planning.replanning import release
 from lm_tuning.training.step_log import StepLog
 from lm_tuning.wording import count_of
@@ -52,7 +53,6 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         log: StepLog,
         health: HealthReport,
         stop: StopRequest,
-        num_loader_workers: int,
         on_progress: OnProgress = ignore_progress,
         **trainer_arguments: Any,
     ) -> None:
@@ -64,7 +64,6 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
             log: collects the numbers of each step.
             health: collects facts and findings.
             stop: a signal's request to stop.
-            num_loader_workers: processes that build batches; 0 builds them in the training process.
             on_progress: receives the steps done.
             **trainer_arguments: ``model``, ``args`` and the like, for the Trainer. It gets no tokenizer, since it would
                 overwrite the special tokens of the model's configuration with it.
@@ -78,7 +77,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         self.step_log = log
         self.health = health
         self.stop = stop
-        self.num_loader_workers = num_loader_workers
+        self.num_loader_workers = choose_workers(loop.job.settings)
         self.on_progress = on_progress
         self.best = BestCheckpoint(loop.best_metric)
         self.start_step = 0
@@ -132,7 +131,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         if self._batch is None or not model.training:
             model.train()
         if self.state.global_step == 0:
-            self._add_or_stop(self.loop.check_trained(self.accelerator.unwrap_model(model)))
+            self._add_or_stop(check_trained_parts(self.accelerator.unwrap_model(model), self.loop.job.settings))
         if self._batch is None and self.loop.layers is not None:
             self._compile(model, inputs)
         inputs = self.loop.replanner.split_again(inputs)
@@ -227,7 +226,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         # The Trainer wraps the model's own forward pass for this, and a task may run a part of the model instead.
         compute = "bfloat16" if self.args.bf16 else "float16" if self.args.fp16 else "float32"
         with autocast(self.args.device.type, compute):
-            return self.steps.task.sum_nats(model, micro_batch, self.loop.shape) / total
+            return self.steps.task.sum_nats(model, micro_batch, self.loop.job.shape) / total
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Leave the Trainer's estimate out; it is made for other batches."""
@@ -302,8 +301,8 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
 
     def _evaluate_and_save(self, step: int) -> None:
         last = step == len(self.steps)
-        evaluates = self.loop.evaluate is not None and self.loop.eval_every_steps is not None
-        if evaluates and (last or step % self.loop.eval_every_steps == 0):  # type: ignore[operator]
+        every = self.loop.eval_every_steps
+        if every is not None and (last or step % every == 0):
             self._evaluate_unless_stopped(step)
             if not last and not self.owes_evaluation and self.is_stopped_early():
                 last = self.control.should_training_stop = True
@@ -334,7 +333,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
 
     def is_stopped_early(self) -> bool:
         """Return whether the held-out figure has been without a better one for too long, and log it when it has."""
-        patience = self.loop.early_stopping_evals
+        patience = self.loop.train.early_stopping_evals
         if patience is None or self.best.value is None:
             return False
         steps = [row["step"] for row in self.step_log.evaluations]
@@ -361,7 +360,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         self.step_log.paused(seconds)
         logger.info("step %d  held-out %s", step, ", ".join(f"{name} {value:.4f}" for name, value in figures.items()))
         # Only what is kept can be gone back to; without that, every evaluation counts.
-        counts = not self.loop.protect_best or self._saves_at(step, last=step == len(self.steps))
+        counts = not self.loop.train.load_best or self._saves_at(step, last=step == len(self.steps))
         if counts and self.best.is_beaten_by(figures[self.best.metric]):
             self.best = BestCheckpoint(self.best.metric, figures[self.best.metric], step)
         return figures

@@ -19,6 +19,7 @@ from lm_tuning.batching.chunked_loss import count_hits
 from lm_tuning.batching.losses import PLAIN, LossShape
 from lm_tuning.batching.micro_batches import Batching, split_rows
 from lm_tuning.models.structure import inner_model
+from lm_tuning.parameters.base import TaskName
 from lm_tuning.runtime.ranges import LOSS, module_range, work_range
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from lm_tuning.text.records import TokenRow
     from lm_tuning.text.store.table import TokenTable
 
-TaskName = Literal["causal_lm", "sequence_classification", "seq2seq_lm"]
 Unit = Literal["token", "row"]
 
 

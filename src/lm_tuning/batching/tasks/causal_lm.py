@@ -10,8 +10,9 @@ import torch
 
 from lm_tuning.batching.batch import MicroBatch
 from lm_tuning.batching.losses import PLAIN, LossShape
-from lm_tuning.batching.tasks.base import TaskName, TrainingTask, loss_of, model_inputs, row_of, stacked
+from lm_tuning.batching.tasks.base import TrainingTask, loss_of, model_inputs, row_of, stacked
 from lm_tuning.models.structure import backbone_of, keeps_logits
+from lm_tuning.parameters.base import TaskName
 from lm_tuning.runtime.ranges import LOSS, work_range
 from lm_tuning.text.store.table import IGNORE_INDEX, labels_of
 

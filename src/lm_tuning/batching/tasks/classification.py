@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from lm_tuning.batching.batch import MicroBatch
-from lm_tuning.batching.tasks.base import TaskName, TrainingTask, Unit, loss_of, model_inputs, row_of, stacked
+from lm_tuning.batching.tasks.base import TrainingTask, Unit, loss_of, model_inputs, row_of, stacked
 from lm_tuning.models.structure import classification_head, classifier_parts
+from lm_tuning.parameters.base import TaskName
 
 if TYPE_CHECKING:
     from lm_tuning.batching.micro_batches import Batching

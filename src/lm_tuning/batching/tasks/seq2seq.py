@@ -10,7 +10,8 @@ import torch
 
 from lm_tuning.batching.batch import MicroBatch
 from lm_tuning.batching.micro_batches import Batching, split_pairs
-from lm_tuning.batching.tasks.base import TaskName, TrainingTask, loss_of, padded, row_of, stacked
+from lm_tuning.batching.tasks.base import TrainingTask, loss_of, padded, row_of, stacked
+from lm_tuning.parameters.base import TaskName
 from lm_tuning.text.store.table import IGNORE_INDEX
 
 if TYPE_CHECKING:

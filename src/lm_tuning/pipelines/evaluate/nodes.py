@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 
+from lm_tuning.evaluation.records import EvaluationRecord
 from lm_tuning.parameters import EnvironmentParameters, EvaluateParameters, ModelParameters
 from lm_tuning.progress import show_progress
 from lm_tuning.storage.folders import FolderStore, StagedFolder
@@ -24,21 +25,21 @@ def evaluate_models(
     model: ModelParameters,
     environment: EnvironmentParameters,
     seed: int,
-) -> tuple[StagedFolder | Path, dict[str, Any], str, Any]:
+) -> tuple[StagedFolder | Path, EvaluationRecord, str, Any]:
     """Measure base and tuned model; return the base's measurement, all figures, the report and every answer."""
     from lm_tuning.evaluation import results
-    from lm_tuning.evaluation.settings import measuring_settings
+    from lm_tuning.evaluation.settings import choose_settings
 
-    settings = measuring_settings(tuned_model, evaluate, model, environment)
+    settings = choose_settings(tuned_model, evaluate, model, environment, seed=seed)
     with show_progress() as on_progress:
         compared = results.evaluate_models(
-            tuned_model, tokenized_examples, base_evaluation_cache, seed=seed, **settings, on_progress=on_progress
+            tuned_model, tokenized_examples, base_evaluation_cache, settings, on_progress=on_progress
         )
     report = _show_result(compared.result, tuned_model)
     return compared.base_evaluation, compared.result, report, compared.table()
 
 
-def _show_result(result: dict[str, Any], tuned_model: Path) -> str:
+def _show_result(result: EvaluationRecord, tuned_model: Path) -> str:
     """Log the outcome, show its summary, and return the Markdown report."""
     from lm_tuning.evaluation.results import build_markdown, build_summary, describe_outcome
     from lm_tuning.evaluation.settings import training_facts

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from kedro.pipeline import Node, Pipeline
 
+from lm_tuning.pipelines import datasets, params
+
 from .nodes import evaluate_models
 
 
@@ -13,15 +15,8 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 func=evaluate_models,
-                inputs={
-                    "tuned_model": "tuned_model",
-                    "tokenized_examples": "tokenized_examples",
-                    "base_evaluation_cache": "base_evaluation_cache",
-                    "evaluate": "params:evaluate",
-                    "model": "params:model",
-                    "environment": "params:environment",
-                    "seed": "params:seed",
-                },
+                inputs=datasets("tuned_model", "tokenized_examples", "base_evaluation_cache")
+                | params("evaluate", "model", "environment", "seed"),
                 outputs=["base_evaluation", "evaluation", "evaluation_report", "evaluation_samples"],
                 name="evaluate_models",
                 tags=["torch", "gpu", "reports"],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from kedro.pipeline import Node, Pipeline
 
+from lm_tuning.pipelines import params
+
 from .nodes import prepare_raw_examples
 
 
@@ -13,7 +15,7 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 func=prepare_raw_examples,
-                inputs={"data": "params:data"},
+                inputs=params("data"),
                 outputs="raw_examples",
                 name="prepare_raw_examples",
             ),

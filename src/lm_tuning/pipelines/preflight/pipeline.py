@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from kedro.pipeline import Node, Pipeline
 
+from lm_tuning.pipelines import datasets, params
+
 from .nodes import inspect_examples
 
 
@@ -13,21 +15,17 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 func=inspect_examples,
-                inputs={
-                    "tokenized_examples": "tokenized_examples",
-                    "example_splits": "example_splits",
-                    "base_model": "base_model",
-                    "token_summary": "token_summary",
-                    "split_summary": "split_summary",
-                    "data_report": "data_report",
-                    "split_report": "split_report",
-                    "token_report": "token_report",
-                    "model": "params:model",
-                    "tokenize": "params:tokenize",
-                    "train": "params:train",
-                    "preflight": "params:preflight",
-                    "seed": "params:seed",
-                },
+                inputs=datasets(
+                    "tokenized_examples",
+                    "example_splits",
+                    "base_model",
+                    "token_summary",
+                    "split_summary",
+                    "data_report",
+                    "split_report",
+                    "token_report",
+                )
+                | params("model", "tokenize", "train", "preflight", "seed"),
                 outputs=["preflight", "preflight_report", "preflight_page"],
                 name="inspect_examples",
                 tags=["tokenizers", "reports"],

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.parameters import ModelParameters, TrainParameters
+from lm_tuning.parameters.base import TaskName
 from lm_tuning.pipelines.train.run_settings import gather_settings
 from lm_tuning.progress import show_progress
 
@@ -28,7 +29,7 @@ def profile_steps(
     train: TrainParameters,
     model: ModelParameters,
     seed: int,
-    task: str,
+    task: TaskName,
     output: str,
 ) -> tuple[dict[str, Any], str, Path]:
     """Profile a few steps of the training; return the figures, a Markdown report and the trace."""

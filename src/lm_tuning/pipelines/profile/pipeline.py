@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from kedro.pipeline import Node, Pipeline
 
+from lm_tuning.pipelines import datasets, params
+
 from .nodes import profile_steps
 
 
@@ -13,17 +15,8 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 func=profile_steps,
-                inputs={
-                    "tokenized_examples": "tokenized_examples",
-                    "base_model": "base_model",
-                    "profile_work": "profile_work",
-                    "batch_plans": "batch_plans",
-                    "train": "params:train",
-                    "model": "params:model",
-                    "seed": "params:seed",
-                    "task": "params:task",
-                    "output": "params:output",
-                },
+                inputs=datasets("tokenized_examples", "base_model", "profile_work", "batch_plans")
+                | params("train", "model", "seed", "task", "output"),
                 outputs=["profile", "profile_report", "profile_trace"],
                 name="profile_steps",
                 tags=["torch", "gpu", "reports"],

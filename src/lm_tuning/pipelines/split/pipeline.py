@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from kedro.pipeline import Node, Pipeline
 
+from lm_tuning.pipelines import datasets, params
+
 from .nodes import check_examples, split_examples
 
 
@@ -13,28 +15,14 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 func=check_examples,
-                inputs={
-                    "raw_examples": "raw_examples",
-                    "check_cache": "check_cache",
-                    "data": "params:data",
-                    "split": "params:split",
-                    "task": "params:task",
-                },
+                inputs=datasets("raw_examples", "check_cache") | params("data", "split", "task"),
                 outputs=["checked_examples", "data_report"],
                 name="check_examples",
             ),
             Node(
                 func=split_examples,
-                inputs={
-                    "checked_examples": "checked_examples",
-                    "split_cache": "split_cache",
-                    "data": "params:data",
-                    "split": "params:split",
-                    "train": "params:train",
-                    "seed": "params:seed",
-                    "task": "params:task",
-                    "output": "params:output",
-                },
+                inputs=datasets("checked_examples", "split_cache")
+                | params("data", "split", "train", "seed", "task", "output"),
                 outputs=["example_splits", "split_summary", "split_report"],
                 name="split_examples",
             ),

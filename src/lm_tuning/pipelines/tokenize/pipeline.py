@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from kedro.pipeline import Node, Pipeline
 
+from lm_tuning.pipelines import datasets, params
+
 from .nodes import prepare_base_model, tokenize_examples
 
 
@@ -13,24 +15,15 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 func=prepare_base_model,
-                inputs={"model": "params:model", "evaluate": "params:evaluate", "task": "params:task"},
+                inputs=params("model", "evaluate", "task"),
                 outputs="base_model",
                 name="prepare_base_model",
                 tags=["torch"],
             ),
             Node(
                 func=tokenize_examples,
-                inputs={
-                    "example_splits": "example_splits",
-                    "base_model": "base_model",
-                    "token_cache": "token_cache",
-                    "tokenize": "params:tokenize",
-                    "data": "params:data",
-                    "split": "params:split",
-                    "train": "params:train",
-                    "seed": "params:seed",
-                    "task": "params:task",
-                },
+                inputs=datasets("example_splits", "base_model", "token_cache")
+                | params("tokenize", "data", "split", "train", "seed", "task"),
                 outputs=["tokenized_examples", "token_summary", "length_histogram", "token_report"],
                 name="tokenize_examples",
                 tags=["tokenizers"],

@@ -10,6 +10,7 @@ from lm_tuning.datasets.metric_stream import MetricStream
 from lm_tuning.datasets.report_sections import LiveReport
 from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.parameters import EvaluateParameters, ModelParameters, TrainParameters
+from lm_tuning.parameters.base import TaskName
 from lm_tuning.pipelines.train.run_settings import gather_settings
 from lm_tuning.progress import show_progress
 
@@ -32,7 +33,7 @@ def train_model(
     model: ModelParameters,
     evaluate: EvaluateParameters,
     seed: int,
-    task: str,
+    task: TaskName,
 ) -> dict[str, Any]:
     """Train; return the tuned model's folder, the logs of steps, and what they and the planning come to, by name."""
     from lm_tuning.training.settings import TrainingPaths

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from kedro.pipeline import Node, Pipeline
 
+from lm_tuning.pipelines import datasets, params
+
 from .nodes import train_model
 
 
@@ -13,19 +15,10 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 func=train_model,
-                inputs={
-                    "tokenized_examples": "tokenized_examples",
-                    "base_model": "base_model",
-                    "checkpoints": "checkpoints",
-                    "batch_plans": "batch_plans",
-                    "metric_stream": "metric_stream",
-                    "live_health": "live_health",
-                    "train": "params:train",
-                    "model": "params:model",
-                    "evaluate": "params:evaluate",
-                    "seed": "params:seed",
-                    "task": "params:task",
-                },
+                inputs=datasets(
+                    "tokenized_examples", "base_model", "checkpoints", "batch_plans", "metric_stream", "live_health"
+                )
+                | params("train", "model", "evaluate", "seed", "task"),
                 outputs={
                     "model_folder": "tuned_model",
                     "steps": "training_summary",

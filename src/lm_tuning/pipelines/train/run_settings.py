@@ -1,17 +1,18 @@
-"""Turn the parameters of training into the plain values that a training is told."""
+"""Settle for a run what its parameters leave open: device, dtypes, and what the stored tokens say."""
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.parameters import ModelParameters, TrainParameters
+from lm_tuning.parameters.base import TaskName
 
 if TYPE_CHECKING:
-    from lm_tuning.text.records import TokenSummary
+    from lm_tuning.text.records import RenderingSettings, TokenSummary
     from lm_tuning.training.settings import TrainingSettings
 
 logger = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ def gather_settings(
     train: TrainParameters,
     model: ModelParameters,
     seed: int,
-    task: str,
+    task: TaskName,
     num_beams: int = 1,
     run_id: str | None = None,
 ) -> TrainingSettings:
@@ -70,48 +71,18 @@ def gather_settings(
         limits=manifest["facts"].get("sources", {}).get("tokenize", {}),
     )
     settings = TrainingSettings(
-        base=dict(base_model),
+        train=train,
+        base=base_model,
         tokens_key=manifest["key"],
-        sources=[dict(source) for source in tokens["sources"]],
-        task=task,  # type: ignore[arg-type]
-        label_map=tokens["label_map"],
-        rendering=_rendering(tokens),
         weights_dtype=precision.weights,
         compute_dtype=precision.compute,
         device=device.kind,
-        attention=model.attention,
-        method=train.method,
-        lora=train.lora.model_dump(),
-        qlora=train.qlora.model_dump(),
-        freeze=train.freeze,
-        neftune_noise_alpha=train.neftune_noise_alpha,
-        label_smoothing=train.label_smoothing,
-        class_weights=train.class_weights,
-        best_metric=train.best_metric,
-        early_stopping_evals=train.early_stopping_evals,
-        severities=dict(train.health.severity),
         seed=seed,
-        learning_rate=train.learning_rate,
-        effective_batch_rows=train.effective_batch_rows,
-        effective_batch_tokens=train.effective_batch_tokens,
-        num_epochs=train.num_epochs,
-        max_steps=train.max_steps,
-        micro_batch_tokens=None if train.micro_batch_tokens == "auto" else train.micro_batch_tokens,
-        batching=train.batching,
-        compile=None if train.compile == "auto" else train.compile,
-        activation_checkpointing=None if train.gradient_checkpointing == "auto" else train.gradient_checkpointing,
-        memory_fraction=train.memory_fraction,
-        num_loader_workers=None if train.num_loader_workers == "auto" else train.num_loader_workers,
-        save_every_steps=train.save_every_steps,
-        keep_checkpoints=train.keep_checkpoints,
-        eval_every_steps=train.eval_every_steps,
-        eval_max_rows=train.eval_max_rows,
-        load_best=train.load_best,
-        resume=train.resume,
-        probe_first_step=train.health.probe,
-        first_loss_tolerance=train.health.tolerance_fraction,
-        first_loss_severity=train.health.on_mismatch,
-        trainer=dict(train.trainer),
+        sources=tokens["sources"],
+        task=task,
+        label_map=tokens["label_map"],
+        rendering=_rendering(tokens),
+        attention=model.attention,
         num_beams=num_beams,
         run_id=run_id,
     )
@@ -130,8 +101,8 @@ def gather_settings(
     return settings
 
 
-def _rendering(tokens: TokenSummary) -> dict[str, Any]:
-    """Return how the chat template was called for the rows; nothing where no template wrote them."""
+def _rendering(tokens: TokenSummary) -> RenderingSettings | None:
+    """Return how the chat template was called for the rows; ``None`` where no template wrote them."""
     if tokens.get("rendering") != "chat template":
-        return {}
+        return None
     return {"template_arguments": tokens["template_arguments"], "system_turn": tokens["system_turn"]}

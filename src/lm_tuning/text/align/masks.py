@@ -6,15 +6,43 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol, TypeAlias
 
 from tokenizers import Tokenizer
 
 from lm_tuning.text.align.bytes import AlignedTokens
-from lm_tuning.text.records import Span
-from lm_tuning.text.render.plain import CharRange, RenderedRow, RowRefused
+from lm_tuning.text.records import CharRange, Span
+from lm_tuning.text.render.plain import RenderedRow, RowRefused
 
 UNSPELLABLE = "control_token_unspellable"
+
+# Characters of a text in a message.
+_NUM_SHOWN = 80
+
+
+class Encoding(Protocol):
+    """Tokens of one text with the characters that they hold: of the ``tokenizers`` library, or what answers like it."""
+
+    @property
+    def ids(self) -> list[int]:
+        """Token ids, ``(tokens,)``."""
+
+    @property
+    def offsets(self) -> list[CharRange]:
+        """The characters of every token."""
+
+    def __len__(self) -> int:
+        """Count the tokens."""
+
+    def char_to_token(self, position: int, /) -> int | None:
+        """Return the first token that holds a character; ``None`` where no token does."""
+
+    def token_to_chars(self, token: int, /) -> CharRange:
+        """Return the characters of a token."""
+
+
+Encoded: TypeAlias = Encoding | RowRefused
+"""The tokens of a row, or why it has none."""
 
 
 @dataclass(slots=True)
@@ -196,12 +224,12 @@ class RowEncoder:
         return encoding.ids, encoding.offsets
 
 
-def _is_crossed(encoding: Any, position: int, num_chars: int) -> bool:
+def _is_crossed(encoding: Encoding, position: int, num_chars: int) -> bool:
     token = encoding.char_to_token(position) if 0 < position < num_chars else None
     return token is not None and encoding.token_to_chars(token)[0] < position
 
 
-def token_span(encoding: Any, chars: CharRange, num_chars: int) -> Span:
+def token_span(encoding: Encoding, chars: CharRange, num_chars: int) -> Span:
     """Find the tokens that hold a range of characters.
 
     A token that lies across an edge counts as inside, so no character of an answer is ever left out.
@@ -231,7 +259,7 @@ def token_span(encoding: Any, chars: CharRange, num_chars: int) -> Span:
     return first, after
 
 
-def inner_span(encoding: Any, chars: CharRange, num_chars: int) -> Span:
+def inner_span(encoding: Encoding, chars: CharRange, num_chars: int) -> Span:
     """Find the tokens that hold nothing but a range of characters, so that they can go without touching the rest.
 
     Args:
@@ -250,7 +278,7 @@ def inner_span(encoding: Any, chars: CharRange, num_chars: int) -> Span:
     return first, after
 
 
-def _span_by_offsets(encoding: Any, chars: CharRange) -> Span:
+def _span_by_offsets(encoding: Encoding, chars: CharRange) -> Span:
     start, end = chars
     offsets = encoding.offsets
     first = next((i for i, (_, high) in enumerate(offsets) if high > start), len(offsets))
@@ -259,7 +287,7 @@ def _span_by_offsets(encoding: Any, chars: CharRange) -> Span:
 
 
 def tokenize_row(
-    row: RenderedRow, encoding: Any, *, loss_on: str, prefix: list[int], end_id: int | None
+    row: RenderedRow, encoding: Encoding, *, loss_on: str, prefix: list[int], end_id: int | None
 ) -> TokenizedRow:
     """Build ids and spans of one row.
 
@@ -292,3 +320,55 @@ def tokenize_row(
         # The end is supervised with the answer that it ends, even when that answer is empty.
         spans[-1] = (spans[-1][0], len(ids))
     return TokenizedRow(ids, spans, num_prefixed)
+
+
+def find_unlike(backend: Any, rows: list[RenderedRow], encodings: dict[int, Encoded]) -> dict[int, str]:
+    """Decode every answer and compare it with the text, so that a mask at the wrong positions cannot pass.
+
+    Args:
+        backend: lent by ``bare_backend``.
+        rows: rows as text.
+        encodings: of some of them by index; refusals are passed over.
+
+    Returns:
+        By index, what did not come back as it was.
+    """
+    chunks: list[list[int]] = []
+    origins: list[tuple[int, Encoding, str, CharRange, Span]] = []
+    for position, encoding in encodings.items():
+        if isinstance(encoding, RowRefused):
+            continue
+        ids, text = encoding.ids, rows[position].text
+        for chars in rows[position].answers:
+            span = token_span(encoding, chars, len(text))
+            chunks.append(ids[span[0] : span[1]])
+            origins.append((position, encoding, text, chars, span))
+    failed: dict[int, str] = {}
+    decoded = backend.decode_batch(chunks, skip_special_tokens=False)
+    for got, (position, encoding, text, chars, span) in zip(decoded, origins, strict=True):
+        if got != text[slice(*chars)]:
+            unlike = describe_unlike(text[slice(*_covered(encoding, chars, span))], got)
+            if unlike:
+                failed.setdefault(position, unlike)
+    return failed
+
+
+def describe_unlike(wanted: str, got: str) -> str:
+    """Describe how tokens decode to another text than they were made of; empty where only white space differs.
+
+    Args:
+        wanted: the text.
+        got: what its tokens decode to.
+    """
+    # Decoders of other kinds than bytes put spaces between words by rules of their own.
+    if got == wanted or "".join(got.split()) == "".join(wanted.split()):
+        return ""
+    return f"{wanted[:_NUM_SHOWN]!r} comes back as {got[:_NUM_SHOWN]!r}"
+
+
+def _covered(encoding: Encoding, chars: CharRange, span: Span) -> CharRange:
+    """Return the characters of some tokens: those that lie across an edge bring others along."""
+    first, after = span
+    if first == after:
+        return chars
+    return min(chars[0], encoding.token_to_chars(first)[0]), max(chars[1], encoding.token_to_chars(after - 1)[1])

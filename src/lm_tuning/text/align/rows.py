@@ -8,13 +8,9 @@ from typing import Any
 import numpy as np
 
 from lm_tuning.text.align.bytes import AlignedRows, ByteTable
-from lm_tuning.text.align.masks import RowEncoder, token_span
-from lm_tuning.text.records import Span
-from lm_tuning.text.render.plain import CharRange, RenderedRow, RowRefused
+from lm_tuning.text.align.masks import Encoded, RowEncoder
+from lm_tuning.text.render.plain import RenderedRow, RowRefused
 from lm_tuning.text.store.columns import flatten_ids
-
-# Characters of an answer in a message.
-_NUM_SHOWN = 80
 
 
 class RowAligner:
@@ -32,7 +28,7 @@ class RowAligner:
         self._encoder = encoder
         self._table = table
 
-    def spell_typed(self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Any]) -> None:
+    def spell_typed(self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Encoded]) -> None:
         """Tokenize rows with typed control tokens again, as letters.
 
         Args:
@@ -49,7 +45,7 @@ class RowAligner:
             else:
                 tokens[position] = encoding.ids
 
-    def align(self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Any]) -> AlignedRows:
+    def align(self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Encoded]) -> AlignedRows:
         """Place tokens in their texts, with none across a position where generation begins.
 
         Rows whose tokens do not spell their text go to the others: a tokenizer may change text (bring it to NFC, say),
@@ -80,7 +76,7 @@ class RowAligner:
                 may_cut = False
 
     def _cut_crossed(
-        self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Any], aligned: AlignedRows
+        self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Encoded], aligned: AlignedRows
     ) -> bool:
         """Tokenize rows in chunks where a token crosses the position where generation begins; return if any does."""
         assert self._table is not None
@@ -108,42 +104,3 @@ class RowAligner:
             if proven:
                 tokens[row] = ids
         return True
-
-
-def find_unlike(backend: Any, rows: list[RenderedRow], encodings: dict[int, Any]) -> dict[int, str]:
-    """Decode every answer and compare it with the text, so that a mask at the wrong positions cannot pass.
-
-    Args:
-        backend: lent by ``bare_backend``.
-        rows: rows as text.
-        encodings: of some of them by index; refusals are passed over.
-
-    Returns:
-        By index, what did not come back as it was.
-    """
-    chunks: list[list[int]] = []
-    origins: list[tuple[int, Any, str, CharRange, Span]] = []
-    for position, encoding in encodings.items():
-        if isinstance(encoding, RowRefused):
-            continue
-        ids, text = encoding.ids, rows[position].text
-        for chars in rows[position].answers:
-            span = token_span(encoding, chars, len(text))
-            chunks.append(ids[span[0] : span[1]])
-            origins.append((position, encoding, text, chars, span))
-    failed: dict[int, str] = {}
-    decoded = backend.decode_batch(chunks, skip_special_tokens=False)
-    for got, (position, encoding, text, chars, span) in zip(decoded, origins, strict=True):
-        if got != text[slice(*chars)]:
-            wanted = text[slice(*_covered(encoding, chars, span))]
-            if "".join(got.split()) != "".join(wanted.split()):
-                failed.setdefault(position, f"{wanted[:_NUM_SHOWN]!r} comes back as {got[:_NUM_SHOWN]!r}")
-    return failed
-
-
-def _covered(encoding: Any, chars: CharRange, span: Span) -> CharRange:
-    """Return the characters of some tokens: those that lie across an edge bring others along."""
-    first, after = span
-    if first == after:
-        return chars
-    return min(chars[0], encoding.token_to_chars(first)[0]), max(chars[1], encoding.token_to_chars(after - 1)[1])

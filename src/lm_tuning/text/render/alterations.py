@@ -6,22 +6,24 @@ conversation gets a mark that stands nowhere else, and what the template shows i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import Literal
 
+from lm_tuning.json_types import JsonObject, JsonValue
+from lm_tuning.text.records import Message, Tools
 from lm_tuning.text.render.plain import (
     EARLIER_SHORTENED,
     NOT_VERBATIM,
     REASONING_LEFT_OUT,
     TOOLS_LEFT_OUT,
     TURN_LEFT_OUT,
-    Message,
-    RowRefused,
-    Tools,
 )
-from lm_tuning.text.render.template_call import TemplateCall
+from lm_tuning.text.render.template_call import TemplateCall, attempt
 
-REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
+REASONING_FIELDS: tuple[Literal["reasoning_content", "thinking", "reasoning"], ...] = (
+    "reasoning_content",
+    "thinking",
+    "reasoning",
+)
 """Keys of a turn that hold what was thought before its content was said; transformers takes them for one another."""
 
 # Digits alone: JSON escapes none, capital letters leave them as they are, and nothing is trimmed or split at them.
@@ -58,15 +60,18 @@ def mark_messages(messages: list[Message], marks: Marks) -> list[Message]:
     """
     marked = []
     for turn, given in enumerate(messages):
-        message = dict(given)
-        content = message.get("content")
-        if isinstance(content, str) and content.strip():
+        message = given.copy()
+        content = message.get("content", "")
+        if content.strip():
             marks.of_content[turn] = marks.new()
             message["content"] = content + marks.of_content[turn]
-        thoughts = {key: message[key] for key in REASONING_FIELDS if _says_something(message.get(key))}
+        thoughts = [key for key in REASONING_FIELDS if _says_something(message.get(key))]
         if thoughts:
+            # One mark for all names of a thought: a template that shows any of them shows the thought.
             mark = marks.of_reasoning[turn] = marks.new()
-            message |= {key: thought + mark if isinstance(thought, str) else mark for key, thought in thoughts.items()}
+            for key in thoughts:
+                thought = message[key]
+                message[key] = thought + mark if isinstance(thought, str) else mark
         if message.get("tool_calls"):
             message["tool_calls"] = [_mark_call(call, marks) for call in message["tool_calls"]]
         marked.append(message)
@@ -100,9 +105,8 @@ def find_alterations(call: TemplateCall, messages: list[Message], tools: Tools |
     """
     marks = Marks()
     marked, marked_tools = mark_messages(messages, marks), mark_tools(tools, marks)
-    try:
-        shown = call(marked, marked_tools)
-    except RowRefused:  # the template judges what it is given, and what it shows cannot be told apart
+    shown = attempt(call, marked, marked_tools)
+    if not shown:  # the template judges what it is given, and what it shows cannot be told apart
         return []
     notes: dict[str, None] = {}
     earlier: dict[int, str] = {}
@@ -113,7 +117,7 @@ def find_alterations(call: TemplateCall, messages: list[Message], tools: Tools |
             return False
         if messages[turn]["role"] == "assistant" and turn < len(messages) - 1:
             if turn not in earlier:
-                earlier[turn] = _render_or_nothing(call, marked[: turn + 1], marked_tools)
+                earlier[turn] = attempt(call, marked[: turn + 1], marked_tools)
             if mark in earlier[turn]:
                 notes[EARLIER_SHORTENED] = None
                 return False
@@ -128,7 +132,7 @@ def find_alterations(call: TemplateCall, messages: list[Message], tools: Tools |
             notes[TURN_LEFT_OUT] = None
         elif content not in text or (mark in shown and content + mark not in shown):
             is_last = messages[turn]["role"] != "assistant" or turn == len(messages) - 1
-            before = "" if is_last else _render_or_nothing(call, messages[: turn + 1], tools)
+            before = "" if is_last else attempt(call, messages[: turn + 1], tools)
             notes[EARLIER_SHORTENED if content in before else NOT_VERBATIM] = None
     if not all(mark in shown for mark in marks.of_tools):
         notes[TOOLS_LEFT_OUT] = None
@@ -147,47 +151,24 @@ def find_hidden_tools(call: TemplateCall, messages: list[Message], tools: Tools)
         Keys of the counts that such rows go into.
     """
     marks = Marks()
-    shown = _render_or_nothing(call, messages, mark_tools(tools, marks))
+    shown = attempt(call, messages, mark_tools(tools, marks))
     return [TOOLS_LEFT_OUT] if shown and not all(mark in shown for mark in marks.of_tools) else []
 
 
-def functions_of(calls: Any) -> Iterator[dict[str, Any]]:
-    """Yield what is called by each tool call: in ``function``, or in the call itself.
-
-    Args:
-        calls: ``tool_calls`` of a turn.
-    """
-    for call in calls or ():
-        if isinstance(call, dict):
-            function = call.get("function")
-            yield function if isinstance(function, dict) else call
-
-
-def _says_something(value: Any) -> bool:
+def _says_something(value: JsonValue) -> bool:
     return bool(value.strip() if isinstance(value, str) else value)
 
 
-def _render_or_nothing(call: TemplateCall, messages: list[Message], tools: Tools | None) -> str:
-    try:
-        return call(messages, tools)
-    except RowRefused:
-        return ""
-
-
-def _mark_call(call: Any, marks: Marks) -> Any:
+def _mark_call(call: JsonValue, marks: Marks) -> JsonValue:
     if not isinstance(call, dict):
         return call
     function = call.get("function")
     if isinstance(function, dict):
-        return {**call, "function": _mark_function(function, marks)}
-    return _mark_function(call, marks)
-
-
-def _mark_function(function: dict[str, Any], marks: Marks) -> dict[str, Any]:
-    marked = dict(function)
-    if isinstance(marked.get("name"), str):
-        marked["name"] += marks.for_tool()
-    arguments = marked.get("arguments")
+        return {**call, "function": _mark_call(function, marks)}
+    marked = dict(call)
+    name, arguments = marked.get("name"), marked.get("arguments")
+    if isinstance(name, str):
+        marked["name"] = name + marks.for_tool()
     if isinstance(arguments, dict) and arguments:
         mark = marks.for_tool()
         marked["arguments"] = {**arguments, mark: mark}
@@ -196,14 +177,15 @@ def _mark_function(function: dict[str, Any], marks: Marks) -> dict[str, Any]:
     return marked
 
 
-def _mark_tool(tool: dict[str, Any], marks: Marks) -> dict[str, Any]:
+def _mark_tool(tool: JsonObject, marks: Marks) -> JsonObject:
     function = tool.get("function")
     if isinstance(function, dict):
         return {**tool, "function": _mark_tool(function, marks)}
     marked = dict(tool)
     for key in ("name", "description"):
-        if isinstance(marked.get(key), str) and marked[key].strip():
-            marked[key] += marks.for_tool()
+        text = marked.get(key)
+        if isinstance(text, str) and text.strip():
+            marked[key] = text + marks.for_tool()
     parameters = marked.get("parameters")
     properties = parameters.get("properties") if isinstance(parameters, dict) else None
     if isinstance(parameters, dict) and isinstance(properties, dict) and properties:

@@ -11,24 +11,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
 
+from lm_tuning.json_types import JsonObject
+from lm_tuning.text.records import CharRange, Message, Tools
 from lm_tuning.text.render.alterations import find_alterations, find_hidden_tools
 from lm_tuning.text.render.control_tokens import TYPED_AS_TEXT, ControlTokens, show
-from lm_tuning.text.render.plain import (
-    NOT_VERBATIM,
-    TURN_LEFT_OUT,
-    CharRange,
-    Message,
-    RenderedRow,
-    RowRefused,
-    Tools,
-)
-from lm_tuning.text.render.template_call import TemplateCall
+from lm_tuning.text.render.plain import NOT_VERBATIM, TURN_LEFT_OUT, RenderedRow, RowRefused
+from lm_tuning.text.render.template_call import TemplateCall, attempt
 from lm_tuning.text.render.tool_arguments import ToolArguments
 
 TRAILING_TURNS_CUT = "trailing_turns_cut"
@@ -125,6 +118,13 @@ class OrdinaryAnswer:
         return bool(self.lead) and text.startswith(self.lead) and not brings_it
 
 
+def _without_weight(message: Message) -> Message:
+    """Leave out what is no part of the conversation, so that a turn of role and content alone is known as one."""
+    message = message.copy()
+    message.pop("weight", None)
+    return message
+
+
 class ChatRenderer:
     """Render conversations with a tokenizer's chat template and trace the answers."""
 
@@ -133,7 +133,7 @@ class ChatRenderer:
         tokenizer: Any,
         control: ControlTokens | None = None,
         *,
-        template_arguments: Mapping[str, Any] | None = None,
+        template_arguments: JsonObject | None = None,
     ) -> None:
         """Look at the template; a tokenizer without one cannot be used.
 
@@ -148,7 +148,8 @@ class ChatRenderer:
         self._call = TemplateCall(tokenizer, template_arguments)
         self._tool_arguments = ToolArguments(self._call)
         self._control = control
-        self._skeletons: dict[tuple[tuple[str, ...], str], Skeleton | None] = {}
+        # Conversations of a data set have few shapes; the limit is for one in which each has its own tools.
+        self._skeleton_of = lru_cache(_MAX_SHAPES)(self._learn)
         self._arguments = dict(template_arguments or {})
         self._has_markers = _GENERATION_PATTERN.search(self._call.source) is not None
         # A beginning-of-text token after an answer belongs to the next turn. SmolLM2 and others use one token for both.
@@ -192,7 +193,7 @@ class ChatRenderer:
             notes.append(TRAILING_TURNS_CUT)
             messages = messages[: last + 1]
         if unsupervised or "weight" in messages[last]:
-            messages = [{key: value for key, value in turn.items() if key != "weight"} for turn in messages]
+            messages = [_without_weight(turn) for turn in messages]
         if has_calls:
             messages = self._tool_arguments.fit(messages, tools)
         found = self._control.find_in_turns(messages) if self._control else None
@@ -228,12 +229,7 @@ class ChatRenderer:
     ) -> RenderedRow | None:
         """Trace by the scaffolding of the conversation's shape; ``None`` when that does not add up."""
         shape = tuple([message["role"] for message in messages])
-        key = shape, json.dumps(tools) if tools else ""
-        if key not in self._skeletons:
-            if len(self._skeletons) >= _MAX_SHAPES:
-                self._skeletons.clear()
-            self._skeletons[key] = self._learn(shape, tools)
-        skeleton = self._skeletons[key]
+        skeleton = self._skeleton_of(shape, json.dumps(tools) if tools else "")
         located = skeleton.locate(text, [message["content"] for message in messages]) if skeleton else None
         if skeleton is None or located is None:
             return None
@@ -257,13 +253,11 @@ class ChatRenderer:
         notes += skeleton.notes
         return RenderedRow(text[: answers[-1][1]], prompts, answers, skeleton.is_closed, openings, notes)
 
-    def _learn(self, shape: tuple[str, ...], tools: Tools | None = None) -> Skeleton | None:
+    def _learn(self, shape: tuple[str, ...], tools_json: str) -> Skeleton | None:
         """Render a shape with markers for contents and read the scaffolding off."""
-        messages = [{"role": role, "content": _MARKER.format(i)} for i, role in enumerate(shape)]
-        try:
-            text = self._call(messages, tools, is_plain=True)
-        except RowRefused:
-            return None
+        tools: Tools | None = json.loads(tools_json) if tools_json else None
+        messages: list[Message] = [{"role": role, "content": _MARKER.format(i)} for i, role in enumerate(shape)]
+        text = attempt(self._call, messages, tools, is_plain=True)
         gaps = list(_MARKER_PATTERN.finditer(text))
         order = [int(gap[1]) for gap in gaps]
         answered = [message for message in order if shape[message] == "assistant"]
@@ -359,7 +353,7 @@ class ChatRenderer:
     @cached_property
     def _ordinary(self) -> OrdinaryAnswer:
         """What the template writes around the answer to a single question."""
-        skeleton = self._learn(("user", "assistant"))
+        skeleton = self._skeleton_of(("user", "assistant"), "")
         if skeleton is None:
             return OrdinaryAnswer("", "")
         closing = self._end_of_turn.match(skeleton.literals[-1])

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, cast
 
-from lm_tuning.text.render.plain import CharRange, Message, RenderedRow, RowRefused, Tools
+from lm_tuning.text.records import CharRange, Message, Tools
+from lm_tuning.text.render.plain import RenderedRow, RowRefused
 
 TYPED = "control_token"
 TYPED_AS_TEXT = "control_token_as_text"
@@ -66,7 +67,7 @@ class ControlTokens:
             messages: the conversation; text in all values but the role is looked through.
         """
         for message in messages:
-            pattern = self._special if message["role"] == "assistant" else self._any
+            pattern = self._pattern_of(message)
             for key, value in message.items():
                 if key == "role":
                     continue
@@ -126,15 +127,18 @@ class ControlTokens:
         if base is None:
             raise RowRefused(TYPED, "holds a control token, and private-use characters of both planes")
         stand_ins = {name: chr(base + position) for position, name in enumerate(self._names)}
-        hidden = [
-            {
-                key: value if key == "role" else _replace_inside(self._pattern_of(message), value, stand_ins)
-                for key, value in message.items()
-            }
-            for message in messages
-        ]
+        hidden = [self._hide_in(message, stand_ins) for message in messages]
         tools = _replace_inside(self._any, tools, stand_ins) if tools else tools
         return hidden, tools, {stand_in: name for name, stand_in in stand_ins.items()}
+
+    def _hide_in(self, message: Message, stand_ins: dict[str, str]) -> Message:
+        pattern = self._pattern_of(message)
+        # Templates compare the role with words of their own, so it stays.
+        hidden = {
+            key: value if key == "role" else _replace_inside(pattern, value, stand_ins)
+            for key, value in message.items()
+        }
+        return cast(Message, hidden)
 
     def _pattern_of(self, message: Message) -> re.Pattern[str]:
         return self._special if message["role"] == "assistant" else self._any
@@ -173,7 +177,7 @@ def _any_of(tokens: set[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, longest_first))) if tokens else _NEVER
 
 
-def _search_inside(pattern: re.Pattern[str], value: Any) -> re.Match[str] | None:
+def _search_inside(pattern: re.Pattern[str], value: object) -> re.Match[str] | None:
     if isinstance(value, str):
         return pattern.search(value)
     if isinstance(value, dict):

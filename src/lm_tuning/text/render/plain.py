@@ -8,12 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from lm_tuning.data.store import COLUMN_RANGES
+from lm_tuning.text.records import CharRange, Conversation, Message
 from lm_tuning.text.store.table import Int16Array, Int32Array, Int64Array
-
-CharRange = tuple[int, int]
-Message = dict[str, Any]
-Tools = list[dict[str, Any]]
-Conversation = tuple[list[Message], Tools | None]
 
 NOT_VERBATIM = "content_not_verbatim"
 TURN_LEFT_OUT = "turn_left_out"
@@ -95,7 +91,8 @@ class RenderedRows:
         row_ids: identity of each row, ``(rows,)``.
         sources: index of each row's source, ``(rows,)``.
         rows: as text.
-        conversations: what each was rendered from; ``None`` where no template was used.
+        conversations: what each was rendered from, ``None`` where no template was used; none at all for rows that no
+            template can write.
         labels: class of each row, ``(rows,)``; ``None`` for rows without classes.
         targets: the text that is to follow each row, for rows of two texts; else ``None``.
         columns: start and end of each column in the prompt or text of each row, end to end; ``None`` where those are
@@ -105,10 +102,26 @@ class RenderedRows:
     row_ids: Int64Array
     sources: Int16Array
     rows: list[RenderedRow]
-    conversations: list[Conversation | None]
+    conversations: list[Conversation | None] = field(default_factory=list)
     labels: Int32Array | None = None
     targets: list[RenderedRow] | None = None
     columns: pa.ListArray | None = None
+
+    @classmethod
+    def select(cls, batch: pa.RecordBatch, positions: list[int], rows: list[RenderedRow], **more: Any) -> RenderedRows:
+        """Collect the rendered rows of a batch with what the batch says of them.
+
+        Args:
+            batch: rows of a stored split.
+            positions: of the rows that could be rendered, ascending.
+            rows: those.
+            **more: further attributes.
+        """
+        columns = None
+        if COLUMN_RANGES in batch.schema.names:
+            columns = batch.column(COLUMN_RANGES).take(pa.array(positions, pa.int64()))
+        row_ids, sources = (batch.column(name).to_numpy()[positions] for name in ("row_id", "source"))
+        return cls(row_ids, sources, rows, columns=columns, **more)
 
     def columns_of(self, position: int) -> list[CharRange]:
         """Return the character ranges of the columns in the prompt or text of a row; empty where that is one column.
@@ -131,18 +144,6 @@ class RenderedRows:
             return prompts
         start = prompts[-1][0]
         return [*prompts[:-1], *((start + low, start + high) for low, high in columns)]
-
-
-def column_ranges_of(batch: pa.RecordBatch, positions: list[int]) -> pa.ListArray | None:
-    """Select the column ranges of some rows out of a batch of a stored split.
-
-    Args:
-        batch: rows of a stored split.
-        positions: of the rows.
-    """
-    if COLUMN_RANGES not in batch.schema.names:
-        return None
-    return batch.column(COLUMN_RANGES).take(pa.array(positions, pa.int64()))
 
 
 def render_text(text: str) -> RenderedRow:
@@ -198,7 +199,7 @@ def as_messages(prompt: str, response: str, system: str | None = None) -> list[M
         response: the assistant's.
         system: the system message; ``None`` or empty leaves it to the chat template's default.
     """
-    messages = [{"role": "system", "content": system}] if system else []
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
     return [*messages, {"role": "user", "content": prompt}, {"role": "assistant", "content": response}]
 
 

@@ -7,13 +7,15 @@ are counted rather than timed, so that the same template is refused on every mac
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from lm_tuning.errors import UserError
+from lm_tuning.json_types import JsonObject, JsonValue
+from lm_tuning.text.records import Message, Tools
 
 MAX_LINES = 100_000
 """Lines of Python that one rendering of a short conversation may run; real templates run hundreds or thousands."""
@@ -23,12 +25,12 @@ MAX_CHARACTERS = 1_000_000
 
 _FIX = "Take a repaired version of the model, or put a working chat_template.jinja into its folder."
 
-_CALL: dict[str, Any] = {
+_CALL: JsonObject = {
     "type": "function",
     "id": "c0",
     "function": {"name": "add", "arguments": {"a": 1, "b": 2}},
 }
-_TOOLS: list[dict[str, Any]] = [
+_TOOLS: Tools = [
     {
         "type": "function",
         "function": {
@@ -38,15 +40,15 @@ _TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
-_PLAIN: list[dict[str, Any]] = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
-_SYSTEM: list[dict[str, Any]] = [{"role": "system", "content": "You add."}, *_PLAIN, *_PLAIN]
-_WITH_CALL: list[dict[str, Any]] = [
+_PLAIN: list[Message] = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
+_SYSTEM: list[Message] = [{"role": "system", "content": "You add."}, *_PLAIN, *_PLAIN]
+_WITH_CALL: list[Message] = [
     _PLAIN[0],
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
     {"role": "tool", "name": "add", "tool_call_id": "c0", "content": "4"},
     _PLAIN[1],
 ]
-_PROBES: list[tuple[list[dict[str, Any]], list[dict[str, Any]] | None, bool]] = [
+_PROBES: list[tuple[list[Message], Tools | None, bool]] = [
     (_PLAIN, None, False),
     (_PLAIN[:1], None, True),
     (_SYSTEM, None, False),
@@ -74,7 +76,7 @@ def read_template(tokenizer: Any) -> str:
         raise UserError(f"{describe_origin(tokenizer)} cannot be chosen: {reason.rstrip('.')}. {_FIX}") from error
 
 
-def check_template(tokenizer: Any, variables: Mapping[str, Any]) -> None:
+def check_template(tokenizer: Any, variables: Mapping[str, JsonValue]) -> None:
     """Compile a tokenizer's chat template and render short conversations with it, within bounds.
 
     What the template refuses of them, a role or tools, is no fault: it may not be meant for these.
@@ -131,7 +133,7 @@ def _render_counted(render: Callable[[], str]) -> str:
             if num_lines > MAX_LINES:
                 raise _TooMuch(f"a short conversation takes more than {MAX_LINES:,} steps, so it may never end")
             if frame.f_code.co_filename == "<template>":
-                _check_values(frame.f_locals)
+                _check_values(frame.f_locals.values())
         return trace_line
 
     before = sys.gettrace()
@@ -145,11 +147,11 @@ def _render_counted(render: Callable[[], str]) -> str:
     return text
 
 
-def _check_values(values: Mapping[str, Any]) -> None:
+def _check_values(values: Iterable[object]) -> None:
     """Look at the texts that a template holds, in its variables and namespaces."""
     from jinja2.utils import Namespace
 
-    for value in values.values():
+    for value in values:
         # By its class: an undefined variable raises whenever it is asked for an attribute.
         held = _attributes_of(value) if isinstance(value, Namespace) else (value,)
         for text in held:

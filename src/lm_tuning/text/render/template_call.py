@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 from lm_tuning.errors import UserError
-from lm_tuning.text.render.plain import CharRange, Message, RowRefused, Tools
+from lm_tuning.json_types import JsonObject
+from lm_tuning.text.records import CharRange, Message, Tools
+from lm_tuning.text.render.plain import RowRefused
 from lm_tuning.text.render.template_bounds import check_template, read_template
 
 REFUSED = "refused_by_template"
@@ -18,7 +20,7 @@ _GIVEN = {"messages", "tools", "documents", "add_generation_prompt"}
 class TemplateCall:
     """Render conversations with a tokenizer's chat template."""
 
-    def __init__(self, tokenizer: Any, arguments: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, tokenizer: Any, arguments: JsonObject | None = None) -> None:
         """Compile the template and try it.
 
         Args:
@@ -34,7 +36,7 @@ class TemplateCall:
         self.source: str = read_template(tokenizer)
         # Each variable costs time at every row, and few templates read any.
         names = tokenizer.special_tokens_map.items()
-        self._variables: dict[str, Any] = {name: token for name, token in names if name in self.source}
+        self._variables: JsonObject = {name: token for name, token in names if name in self.source}
         self._render_any: Any = chat_template_utils.render_jinja_template
         compiler: Any = getattr(chat_template_utils, "_compile_jinja_template", None)
         self._compiled = compiler(self.source) if compiler else None
@@ -114,7 +116,22 @@ class TemplateCall:
         return [(int(start), int(end)) for start, end in rendered[1][0]]
 
 
-def _refuse_unread(arguments: Mapping[str, Any], read: set[str]) -> None:
+def attempt(call: Callable[..., str], messages: list[Message], tools: Tools | None, **how: bool) -> str:
+    """Render one conversation; return nothing where the template refuses it.
+
+    Args:
+        call: renders with the template.
+        messages: the conversation.
+        tools: what it may call.
+        **how: see ``TemplateCall``.
+    """
+    try:
+        return call(messages, tools, **how)
+    except RowRefused:
+        return ""
+
+
+def _refuse_unread(arguments: JsonObject, read: set[str]) -> None:
     unread = [name for name in arguments if name not in read]
     if unread:
         known = f"It reads {', '.join(sorted(read))}." if read else "It reads none at all."

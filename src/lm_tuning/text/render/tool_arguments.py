@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import TypeAlias
 
 from lm_tuning.data.check.findings import shorten
-from lm_tuning.text.render.alterations import functions_of
-from lm_tuning.text.render.plain import Message, RowRefused, Tools
-from lm_tuning.text.render.template_call import TemplateCall
+from lm_tuning.json_types import JsonValue
+from lm_tuning.text.records import Message, Tools
+from lm_tuning.text.render.plain import RowRefused
+from lm_tuning.text.render.template_call import TemplateCall, attempt
 
 NOT_JSON = "tool_arguments_not_json"
 
 _KEY, _VALUE = "zqkeyqz", "zqvalueqz"
 _MAX_SHAPES = 4096
+
+Turn: TypeAlias = tuple[str, int, bool]
+"""What a template may tell turns apart by: role, number of tool calls, whether there is a content."""
 
 
 class ToolArguments:
@@ -27,7 +31,7 @@ class ToolArguments:
             call: renders with it.
         """
         self._call = call
-        self._wanted: dict[Any, str] = {}
+        self._wanted: dict[tuple[tuple[Turn, ...], bool], str] = {}
 
     def fit(self, messages: list[Message], tools: Tools | None) -> list[Message]:
         """Return a conversation whose tool calls have arguments in the form that the template wants.
@@ -54,32 +58,26 @@ class ToolArguments:
 
     def _find_wanted(self, messages: list[Message], tools: Tools | None) -> str:
         """Render the conversation with arguments of both forms: ``object``, ``text`` or ``any``."""
-        given = {_KEY: _VALUE}
-        by_object = self._render(_with_arguments(messages, lambda _: given), tools)
-        by_text = self._render(_with_arguments(messages, lambda _: json.dumps(given)), tools)
+        given: JsonValue = {_KEY: _VALUE}
+        by_object = attempt(self._call, _with_arguments(messages, lambda _: given), tools)
+        by_text = attempt(self._call, _with_arguments(messages, lambda _: json.dumps(given)), tools)
         takes_object = _KEY in by_object and _VALUE in by_object and f"'{_KEY}': '{_VALUE}'" not in by_object
         takes_text = f'"{_KEY}"' in by_text and f'\\"{_KEY}\\"' not in by_text
         if takes_object == takes_text:
             return "any"
         return "object" if takes_object else "text"
 
-    def _render(self, messages: list[Message], tools: Tools | None) -> str:
-        try:
-            return self._call(messages, tools)
-        except RowRefused:
-            return ""
 
-
-def _with_arguments(messages: list[Message], change: Callable[[Any], Any]) -> list[Message]:
+def _with_arguments(messages: list[Message], change: Callable[[JsonValue], JsonValue]) -> list[Message]:
     """Replace the arguments of every tool call."""
 
-    def changed(call: Any) -> Any:
-        for function in functions_of([call]):
-            if "arguments" not in function:
-                return call
-            replaced = {**function, "arguments": change(function["arguments"])}
-            return replaced if function is call else {**call, "function": replaced}
-        return call
+    def changed(call: JsonValue) -> JsonValue:
+        if not isinstance(call, dict):
+            return call
+        function = call.get("function")
+        if isinstance(function, dict):
+            return {**call, "function": changed(function)}
+        return {**call, "arguments": change(call["arguments"])} if "arguments" in call else call
 
     return [
         {**turn, "tool_calls": [changed(call) for call in turn["tool_calls"]]} if turn.get("tool_calls") else turn
@@ -87,7 +85,7 @@ def _with_arguments(messages: list[Message], change: Callable[[Any], Any]) -> li
     ]
 
 
-def _as_object(arguments: Any) -> Any:
+def _as_object(arguments: JsonValue) -> JsonValue:
     """Parse text; what was written as JSON text twice is parsed twice."""
     parsed = arguments
     for _ in range(2):
@@ -97,12 +95,10 @@ def _as_object(arguments: Any) -> Any:
             parsed = json.loads(parsed) if parsed.strip() else {}
         except (ValueError, RecursionError):
             break
-    if isinstance(parsed, dict):
+    if isinstance(parsed, dict) or not isinstance(arguments, str):
         return parsed
-    if parsed is arguments and not isinstance(arguments, str):
-        return arguments
-    raise RowRefused(NOT_JSON, f"its arguments are {shorten(str(arguments), 80)!r}")
+    raise RowRefused(NOT_JSON, f"its arguments are {shorten(arguments, 80)!r}")
 
 
-def _as_text(arguments: Any) -> Any:
+def _as_text(arguments: JsonValue) -> JsonValue:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)

@@ -14,8 +14,8 @@ BoolArray = npt.NDArray[np.bool_]
 
 
 def columns_of(
-    row_ids: list[int],
-    sources: list[int],
+    row_ids: npt.ArrayLike,
+    sources: npt.ArrayLike,
     tokens: list[list[int]],
     spans: list[list[Span]],
     labels: list[int] | None = None,
@@ -68,6 +68,16 @@ def take_rows(columns: TokenColumns, order: Int64Array) -> TokenColumns:
     spans, span_offsets = _take(columns.spans, columns.span_offsets, order)
     labels = None if columns.labels is None else columns.labels[order]
     return TokenColumns(columns.row_ids[order], columns.sources[order], ids, id_offsets, spans, span_offsets, labels)
+
+
+def keep_rows(columns: TokenColumns, mask: BoolArray) -> TokenColumns:
+    """Leave rows out.
+
+    Args:
+        columns: the rows.
+        mask: which stay, ``(rows,)``.
+    """
+    return columns if mask.all() else take_rows(columns, np.flatnonzero(mask))
 
 
 def join_columns(first: TokenColumns, second: TokenColumns) -> TokenColumns:

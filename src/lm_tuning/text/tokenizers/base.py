@@ -11,20 +11,19 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.text.align.bytes import ByteTable, is_byte_level
-from lm_tuning.text.align.masks import RowEncoder, bare_backend, inner_span
+from lm_tuning.text.align.masks import Encoded, RowEncoder, bare_backend, inner_span
 from lm_tuning.text.align.rows import RowAligner
 from lm_tuning.text.render.control_tokens import TYPED_AS_TEXT, ControlTokens
 from lm_tuning.text.render.plain import RenderedRow, RenderedRows, RowRefused
-from lm_tuning.text.store.columns import BoolArray
-from lm_tuning.text.store.table import Int64Array, TokenColumns
-from lm_tuning.text.tokenizers.counts import LongRows, SplitCounts
-from lm_tuning.text.tokenizers.truncation import PROMPT_EMPTIED, choose_cuts, is_emptied
+from lm_tuning.text.store.columns import BoolArray, hold_token
+from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns
+from lm_tuning.text.tokenizers.counts import KeptRows, LongRows, SplitCounts
+from lm_tuning.text.tokenizers.truncation import CUTTING, PROMPT_EMPTIED, choose_cuts, is_emptied
 
 NOT_ROUND_TRIP = "not_round_trip"
 NO_TEXT_LEFT = "no_text_left"
-
-_CUTTING = ("truncate_prompt", "truncate_end")
 
 Rendered = TypeVar("Rendered")
 
@@ -44,25 +43,21 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
     def __init__(
         self,
         tokenizer: Any,
+        settings: TokenizeParameters,
         *,
-        truncation: str,
-        cut_prompt_at: str = "middle",
-        control_tokens: str,
+        auto_policy: str = "as_text",
         template: str | None = None,
     ) -> None:
         """Keep a tokenizer.
 
         Args:
             tokenizer: a fast transformers tokenizer, for nothing else while the block lasts.
-            truncation: ``truncate_prompt``, ``truncate_end``, ``drop`` or ``error``.
-            cut_prompt_at: where ``truncate_prompt`` cuts: ``middle``, ``end`` or ``start``.
-            control_tokens: what happens to typed control tokens: ``as_text``, ``keep``, ``drop``, ``error``, or
-                ``auto``, which is ``as_text``.
+            settings: the ``tokenize`` parameters.
+            auto_policy: what ``control_tokens: auto`` stands for.
             template: source of the chat template that writes the rows; ``None`` without one.
         """
-        policy = "as_text" if control_tokens == "auto" else control_tokens
-        self._truncation = truncation
-        self._cut_prompt_at = cut_prompt_at
+        self._settings = settings
+        policy = auto_policy if settings.control_tokens == "auto" else settings.control_tokens
         self._control = ControlTokens(tokenizer, template=template, policy=policy)
         # Byte-level tokenizers can spell everything; SmolLM2's and others' unknown token is one for something else.
         self._is_byte_level = is_byte_level(tokenizer.backend_tokenizer)
@@ -145,37 +140,31 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
                 self._control.mark_text(row)
         return row
 
-    def _spell(
-        self, rows: list[RenderedRow], encodings: list[Any], row_ids: Int64Array, kept: BoolArray, counts: SplitCounts
-    ) -> list[list[int]]:
+    def _spell(self, texts: list[RenderedRow], encodings: list[Any], rows: KeptRows) -> list[list[int]]:
         """Return the ids of texts, typed control tokens as letters; rows for which that cannot be done are refused."""
-        refused: dict[int, Any] = {}
+        refused: dict[int, Encoded] = {}
         tokens: list[list[int]] = [encoding.ids for encoding in encodings]
-        self._aligner.spell_typed(rows, tokens, refused)
+        self._aligner.spell_typed(texts, tokens, refused)
         for position, refusal in refused.items():
-            if kept[position]:
-                kept[position] = False
-                counts.add(refusal.reason, int(row_ids[position]), refusal.detail)
+            assert isinstance(refusal, RowRefused), "typed tokens are spelled or refused"
+            rows.count(refusal.reason, position, refusal.detail)
         return tokens
 
     def _settle_long(
-        self,
-        lengths: Int64Array,
-        row_ids: Int64Array,
-        kept: BoolArray,
-        counts: SplitCounts,
-        *,
-        limit: int,
-        dropped_as: str,
-        noted_in: LongRows,
+        self, lengths: Int64Array, rows: KeptRows, *, limit: int, dropped_as: str, noted_in: LongRows
     ) -> BoolArray:
-        """Return which rows lose their end, ``(rows,)``; long rows that are not to be cut are dropped from ``kept``."""
-        is_long = kept & (lengths > limit)
+        """Return which rows lose a part, ``(rows,)``; long rows that are not to be cut are dropped."""
+        is_long = rows.mask & (lengths > limit)
         noted_in.add(lengths[is_long], limit=limit)
-        is_cut = is_long & (self._truncation in _CUTTING)
-        counts.add_rows(dropped_as, row_ids[is_long & ~is_cut])
-        kept &= is_cut | ~is_long
-        return is_cut
+        if self._settings.truncation in CUTTING:
+            return is_long
+        rows.drop(dropped_as, is_long)
+        return np.zeros_like(is_long)
+
+    def _count_unknown(self, ids: Int32Array, offsets: Int64Array, rows: KeptRows) -> None:
+        """Count the rows that the unknown token stands in for something of."""
+        if self._unknown_id is not None:
+            rows.note(NOT_ROUND_TRIP, hold_token(ids, offsets, self._unknown_id))
 
     def _shorten_texts(
         self,
@@ -194,14 +183,14 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
             is_cut: ``(rows,)``: which rows are cut.
             counts: receives rows of which a column, or all, goes.
         """
-        if self._truncation != "truncate_prompt":
+        if self._settings.truncation != "truncate_prompt":
             return
         for position in np.flatnonzero(is_cut & (room > 0)).tolist():
             row, num_kept = rendered.rows[position], int(room[position])
             [encoding] = self._encoder.encode([row])
             spans = [inner_span(encoding, chars, len(row.text)) for chars in rendered.yielding(position)]
             num_cut = min(len(tokens[position]) - num_kept, sum(end - start for start, end in spans))
-            cuts = choose_cuts(spans, encoding.offsets, num_cut=num_cut, cut_at=self._cut_prompt_at)
+            cuts = choose_cuts(spans, encoding.offsets, num_cut=num_cut, cut_at=self._settings.cut_prompt_at)
             if is_emptied(spans, cuts):
                 counts.add(PROMPT_EMPTIED, int(rendered.row_ids[position]))
             edges = [0, *chain.from_iterable(sorted(cuts)), len(encoding.ids)]

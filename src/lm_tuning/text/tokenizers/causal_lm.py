@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import chain
 from typing import Any
 
@@ -12,21 +12,16 @@ import pyarrow as pa
 
 from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.text.align.bytes import AlignedRows, build_byte_table
-from lm_tuning.text.align.masks import TokenizedRow, added_prefix, tokenize_row
-from lm_tuning.text.align.rows import find_unlike
-from lm_tuning.text.records import Span
+from lm_tuning.text.align.masks import Encoded, Encoding, TokenizedRow, added_prefix, find_unlike, tokenize_row
+from lm_tuning.text.records import CharRange, Conversation, Message, Span, Tools
 from lm_tuning.text.render.chat import ChatRenderer
 from lm_tuning.text.render.plain import (
-    CharRange,
-    Conversation,
-    Message,
     RenderedRow,
     RenderedRows,
     RowRefused,
-    Tools,
     as_messages,
-    column_ranges_of,
     merge_system_turns,
     render_plain,
     render_text,
@@ -40,15 +35,15 @@ from lm_tuning.text.store.columns import (
     cut_ends,
     ends_with,
     flatten_ids,
-    hold_token,
     join_columns,
+    keep_rows,
     put_around,
     score_spans,
     take_rows,
 )
 from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns, scored_spans
 from lm_tuning.text.tokenizers.base import NOT_ROUND_TRIP, TaskTokenizer
-from lm_tuning.text.tokenizers.counts import SplitCounts
+from lm_tuning.text.tokenizers.counts import KeptRows, SplitCounts
 from lm_tuning.text.tokenizers.truncation import (
     ANSWER_SHORTENED,
     END_CUT,
@@ -71,39 +66,18 @@ _MERGED_IS_TAKEN = (
 class RowTokenizer(TaskTokenizer):
     """Turn rows of one format into ids and spans, for a model that predicts the next token."""
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        format: str,
-        *,
-        max_length_tokens: int,
-        truncation: str,
-        cut_prompt_at: str = "middle",
-        loss_on: str,
-        system_turn: str = "keep",
-        template_arguments: Mapping[str, Any] | None = None,
-        control_tokens: str = "auto",
-    ) -> None:
+    def __init__(self, tokenizer: Any, settings: TokenizeParameters, format: str) -> None:
         """Choose how rows become text.
 
         Args:
             tokenizer: a fast transformers tokenizer, for nothing else while the block lasts.
+            settings: the ``tokenize`` parameters.
             format: ``text``, ``prompt_response``, ``messages`` or ``text_label`` (its label is the response).
-            max_length_tokens: tokens that a row may have.
-            truncation: what happens to longer rows, see ``shorten_row``.
-            cut_prompt_at: where ``truncate_prompt`` cuts: ``middle``, ``end`` or ``start``.
-            loss_on: ``assistant``, ``completion`` or ``all``.
-            system_turn: ``keep``, or ``merge_into_user`` to put its text before that of the user turn.
-            template_arguments: further arguments of the chat template, by name.
-            control_tokens: what happens to typed control tokens: ``as_text``, ``keep``, ``drop``, ``error``, or
-                ``auto``, which is ``keep`` for running text and ``as_text`` for everything else.
 
         Raises:
             UserError: the format or an argument needs a chat template, and no template writes the rows; or the template
                 reads no such argument.
         """
-        self._limit = max_length_tokens
-        self._loss_on = "all" if format == "text" else loss_on
         has_template = bool(tokenizer.chat_template)
         if format == "messages" and not has_template:
             raise UserError(
@@ -111,27 +85,27 @@ class RowTokenizer(TaskTokenizer):
                 "version of the model, put a chat_template.jinja into its folder, or give rows of prompt and response."
             )
         self.uses_template = has_template and format != "text"
-        if template_arguments and not self.uses_template:
+        if settings.template_arguments and not self.uses_template:
             why = "the rows are running text" if has_template else "the model's tokenizer has no chat template"
             raise UserError(
-                f"tokenize.template_arguments = {dict(template_arguments)}: {why}, so no template reads them. Set "
+                f"tokenize.template_arguments = {settings.template_arguments}: {why}, so no template reads them. Set "
                 "tokenize.template_arguments: {}."
             )
-        if control_tokens == "auto" and format == "text":
-            control_tokens = "keep"
         super().__init__(
             tokenizer,
-            truncation=truncation,
-            cut_prompt_at=cut_prompt_at,
-            control_tokens=control_tokens,
+            settings,
+            # Running text may be made of control tokens; in turns a typed one would end the turn.
+            auto_policy="keep" if format == "text" else "as_text",
             template=read_template(tokenizer) if self.uses_template else None,
         )
         self._chat = (
-            ChatRenderer(tokenizer, self._control, template_arguments=template_arguments)
+            ChatRenderer(tokenizer, self._control, template_arguments=settings.template_arguments)
             if self.uses_template
             else None
         )
-        self._merges_system = system_turn == "merge_into_user"
+        self._limit = settings.max_length_tokens
+        self._loss_on = "all" if format == "text" else settings.loss_on
+        self._merges_system = settings.system_turn == "merge_into_user"
         self._format = format
         self._render = self._renderer(format)
         self._prefix = added_prefix(tokenizer)
@@ -143,13 +117,8 @@ class RowTokenizer(TaskTokenizer):
     def render(self, batch: pa.RecordBatch, counts: SplitCounts) -> RenderedRows:
         """Write rows as text, with the chat template where there is one."""
         positions, made = self._render_each(batch, FIELDS[self._format], self._render, counts)
-        return RenderedRows(
-            batch.column("row_id").to_numpy()[positions],
-            batch.column("source").to_numpy()[positions],
-            [row for row, _ in made],
-            [conversation for _, conversation in made],
-            columns=column_ranges_of(batch, positions),
-        )
+        conversations = [conversation for _, conversation in made]
+        return RenderedRows.select(batch, positions, [row for row, _ in made], conversations=conversations)
 
     def encode(self, rendered: RenderedRows) -> list[Any]:
         """Tokenize rendered rows, with the characters of each token where those have to be known."""
@@ -157,7 +126,7 @@ class RowTokenizer(TaskTokenizer):
 
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
         """Find the supervised tokens and make long rows fit."""
-        others: dict[int, Any] = {}
+        others: dict[int, Encoded] = {}
         if self._needs_offsets:
             others = dict(enumerate(encodings))
             unlike = find_unlike(self._backend, rendered.rows, others)
@@ -207,47 +176,40 @@ class RowTokenizer(TaskTokenizer):
 
     def _finish_text(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
         """Finish running text: every token of it is supervised, and a long row loses its end."""
-        row_ids = rendered.row_ids
-        kept = np.ones(len(row_ids), dtype=np.bool_)
-        tokens = self._spell(rendered.rows, encodings, row_ids, kept, counts)
+        rows = KeptRows(rendered.row_ids, counts)
+        tokens = self._spell(rendered.rows, encodings, rows)
         ids, offsets, _ = self._put_around(*flatten_ids(tokens), np.ones(len(tokens), dtype=np.bool_))
-        lengths = np.diff(offsets)
-        is_cut = self._settle_long(
-            lengths, row_ids, kept, counts, limit=self._limit, dropped_as=TOO_LONG, noted_in=counts.long_rows
-        )
-        is_supervised = np.minimum(lengths, self._limit) > 1
-        counts.add_rows(NO_ANSWER_LEFT, row_ids[kept & ~is_supervised])
-        kept &= is_supervised
-        counts.add_rows(END_CUT, row_ids[kept & is_cut])
-        if self._unknown_id is not None:
-            counts.add_rows(NOT_ROUND_TRIP, row_ids[kept & hold_token(ids, offsets, self._unknown_id)])
-        self._count_kept(rendered, kept, ids, offsets, counts, is_whole=~is_cut)
+        lengths = np.diff(offsets)  # (rows,)
+        is_cut = self._settle_long(lengths, rows, limit=self._limit, dropped_as=TOO_LONG, noted_in=counts.long_rows)
+        # Nothing predicts the first token, so one alone teaches nothing.
+        rows.drop(NO_ANSWER_LEFT, np.minimum(lengths, self._limit) <= 1)
+        rows.note(END_CUT, is_cut)
+        self._count_unknown(ids, offsets, rows)
+        self._count_kept(rendered, rows, ids, offsets, is_whole=~is_cut)
         if is_cut.any():
             ids, offsets = cut_ends(ids, offsets, self._limit)
             lengths = np.diff(offsets)
-        rows = np.arange(len(tokens))
-        columns = TokenColumns(
-            row_ids, rendered.sources, ids, offsets, *score_spans(rows, np.zeros_like(rows), lengths, lengths)
-        )
-        return columns if kept.all() else take_rows(columns, np.flatnonzero(kept))
+        owners = np.arange(len(tokens))
+        spans = score_spans(owners, np.zeros_like(owners), lengths, lengths)
+        return keep_rows(TokenColumns(rendered.row_ids, rendered.sources, ids, offsets, *spans), rows.mask)
 
     def _finish_aligned(
-        self, rendered: RenderedRows, aligned: AlignedRows, others: dict[int, Any], counts: SplitCounts
+        self, rendered: RenderedRows, aligned: AlignedRows, others: dict[int, Encoded], counts: SplitCounts
     ) -> TokenColumns:
         """Finish rows whose tokens are placed in their texts, all at once but for those that need a closer look."""
-        rows = rendered.rows
-        num = len(rows)
-        is_open = np.fromiter((not row.is_closed for row in rows), dtype=np.bool_, count=num)
+        texts = rendered.rows
+        num = len(texts)
+        is_open = np.fromiter((not text.is_closed for text in texts), dtype=np.bool_, count=num)
         ids, offsets, has_before = self._put_around(aligned.ids, aligned.offsets, is_open)
-        lengths = np.diff(offsets)
+        lengths = np.diff(offsets)  # (rows,)
         regular = lengths <= self._limit
         regular[np.fromiter(others, dtype=np.int64)] = False
         if self._loss_on == "all":
             owners = np.arange(num)
             first, after = np.zeros_like(owners), lengths
         else:
-            answers = [row.answers[-1:] if self._loss_on == "completion" else row.answers for row in rows]
-            owners = np.repeat(np.arange(num), [*map(len, answers)])
+            answers = [text.answers[-1:] if self._loss_on == "completion" else text.answers for text in texts]
+            owners = np.repeat(np.arange(num), [*map(len, answers)])  # (answers,): the row of each
             edges = np.fromiter(chain.from_iterable(chain.from_iterable(answers)), np.int64, 2 * len(owners))
             known = regular[owners]
             owners = owners[known]
@@ -258,22 +220,19 @@ class RowTokenizer(TaskTokenizer):
                 # The end is supervised with the answer that it ends, even when that answer is empty.
                 is_last = np.append(owners[1:] != owners[:-1], True) & is_open[owners]
                 after = np.where(is_last, lengths[owners], after)
-        columns = TokenColumns(
-            rendered.row_ids, rendered.sources, ids, offsets, *score_spans(owners, first, after, lengths)
-        )
-        kept = regular & (np.diff(columns.span_offsets) > 0)
-        counts.add_rows(NO_ANSWER_LEFT, rendered.row_ids[regular & ~kept])
-        self._count_kept(rendered, kept, ids, offsets, counts)
-        if kept.all():
+        spans = score_spans(owners, first, after, lengths)
+        columns = TokenColumns(rendered.row_ids, rendered.sources, ids, offsets, *spans)
+        rows = KeptRows(rendered.row_ids, counts, regular)
+        rows.drop(NO_ANSWER_LEFT, np.diff(columns.span_offsets) == 0)
+        self._count_kept(rendered, rows, ids, offsets)
+        if rows.mask.all():
             return columns
-        unlike = find_unlike(self._backend, rows, others)
-        others.update(
-            (position, aligned.row(position))
-            for position in np.flatnonzero(~regular).tolist()
-            if position not in others
-        )
+        unlike = find_unlike(self._backend, texts, others)
+        for position in np.flatnonzero(~regular).tolist():
+            if position not in others:
+                others[position] = aligned.row(position)
         added, positions = self._one_by_one(rendered, dict(sorted(others.items())), unlike, counts)
-        chosen = np.flatnonzero(kept)
+        chosen = np.flatnonzero(rows.mask)
         joined = join_columns(take_rows(columns, chosen), added)
         return take_rows(joined, np.argsort(np.concatenate([chosen, positions]), kind="stable"))
 
@@ -281,9 +240,9 @@ class RowTokenizer(TaskTokenizer):
         self, ids: Int32Array, offsets: Int64Array, is_open: BoolArray
     ) -> tuple[Int32Array, Int64Array, BoolArray]:
         """Add what belongs before every row and the end of open ones, each where it is not there already."""
-        has_before = ~begins_with(ids, offsets, self._prefix) if self._prefix else np.zeros(len(is_open), np.bool_)
-        has_after = np.zeros(len(is_open), np.bool_)
-        if self._end_id is not None and is_open.any():
+        has_before = ~begins_with(ids, offsets, self._prefix)
+        has_after = np.zeros_like(is_open)
+        if self._end_id is not None:
             has_after = is_open & ~ends_with(ids, offsets, self._end_id)
         ids, offsets = put_around(
             ids, offsets, before=self._prefix, has_before=has_before, after=self._end_id or 0, has_after=has_after
@@ -293,21 +252,20 @@ class RowTokenizer(TaskTokenizer):
     def _count_kept(
         self,
         rendered: RenderedRows,
-        kept: BoolArray,
+        rows: KeptRows,
         ids: Int32Array,
         offsets: Int64Array,
-        counts: SplitCounts,
         *,
         is_whole: BoolArray | None = None,
     ) -> None:
         """Count what was noted of the rows that are kept, and their EOS tokens."""
-        counts.add_notes([row.notes for row in rendered.rows], rendered.row_ids, kept)
-        ends = offsets[1:][kept if is_whole is None else kept & is_whole]
+        rows.note_each(row.notes for row in rendered.rows)
+        ends = offsets[1:][rows.mask if is_whole is None else rows.mask & is_whole]
         tokens, numbers = np.unique(ids[ends - 1], return_counts=True)
-        counts.endings.update(dict(zip(tokens.tolist(), numbers.tolist(), strict=True)))
+        rows.counts.endings.update(dict(zip(tokens.tolist(), numbers.tolist(), strict=True)))
 
     def _one_by_one(
-        self, rendered: RenderedRows, encodings: dict[int, Any], unlike: dict[int, str], counts: SplitCounts
+        self, rendered: RenderedRows, encodings: dict[int, Encoded], unlike: dict[int, str], counts: SplitCounts
     ) -> tuple[TokenColumns, list[int]]:
         """Finish rows that need a closer look.
 
@@ -344,15 +302,13 @@ class RowTokenizer(TaskTokenizer):
             positions.append(position)
             tokens.append(row.ids)
             spans.append(scored)
-        row_ids = [int(rendered.row_ids[position]) for position in positions]
-        sources = [int(rendered.sources[position]) for position in positions]
-        return columns_of(row_ids, sources, tokens, spans), positions
+        return columns_of(rendered.row_ids[positions], rendered.sources[positions], tokens, spans), positions
 
-    def _tokens(self, rendered: RenderedRow, encoding: Any) -> TokenizedRow:
+    def _tokens(self, rendered: RenderedRow, encoding: Encoding) -> TokenizedRow:
         return tokenize_row(rendered, encoding, loss_on=self._loss_on, prefix=self._prefix, end_id=self._end_id)
 
     def _fit(
-        self, all_rendered: RenderedRows, position: int, encoding: Any, counts: SplitCounts
+        self, all_rendered: RenderedRows, position: int, encoding: Encoding, counts: SplitCounts
     ) -> tuple[TokenizedRow, list[str]]:
         """Tokenize one row within the limit, and say what that took."""
         rendered = all_rendered.rows[position]
@@ -362,7 +318,7 @@ class RowTokenizer(TaskTokenizer):
             return row, notes
         counts.long_rows.add(np.array([len(row.ids)]), limit=self._limit)
         messages, tools = all_rendered.conversations[position] or (None, None)
-        while messages and len(row.ids) > self._limit and self._truncation == "truncate_prompt":
+        while messages and len(row.ids) > self._limit and self._settings.truncation == "truncate_prompt":
             later = later_exchanges(messages, 1 - self._limit / len(row.ids))
             if later is None:
                 break
@@ -379,8 +335,8 @@ class RowTokenizer(TaskTokenizer):
                 rendered,
                 encoding,
                 limit=self._limit,
-                truncation=self._truncation,
-                cut_prompt_at=self._cut_prompt_at,
+                truncation=self._settings.truncation,
+                cut_prompt_at=self._settings.cut_prompt_at,
                 yielding=self._yielding(rendered, messages, all_rendered, position),
             )
             notes += found

@@ -14,12 +14,13 @@ from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.format.labels import describe_unknown_classes
 from lm_tuning.data.store import ExampleTable
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.text.align.masks import added_prefix
-from lm_tuning.text.render.plain import RenderedRows, column_ranges_of, render_text
-from lm_tuning.text.store.columns import begins_with, cut_ends, flatten_ids, hold_token, put_around, take_rows
+from lm_tuning.text.render.plain import RenderedRows, render_text
+from lm_tuning.text.store.columns import begins_with, cut_ends, flatten_ids, keep_rows, put_around
 from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns
-from lm_tuning.text.tokenizers.base import NO_TEXT_LEFT, NOT_ROUND_TRIP, TaskTokenizer
-from lm_tuning.text.tokenizers.counts import SplitCounts
+from lm_tuning.text.tokenizers.base import NO_TEXT_LEFT, TaskTokenizer
+from lm_tuning.text.tokenizers.counts import KeptRows, SplitCounts
 from lm_tuning.text.tokenizers.truncation import END_CUT, TOO_LONG
 
 TEXT_SHORTENED = "text_shortened"
@@ -31,28 +32,15 @@ class ClassTokenizer(TaskTokenizer):
     No EOS token is added: the class is read off the last token of the text.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        label_map: Mapping[str, int],
-        *,
-        max_length_tokens: int,
-        truncation: str,
-        cut_prompt_at: str = "middle",
-        control_tokens: str = "auto",
-    ) -> None:
+    def __init__(self, tokenizer: Any, settings: TokenizeParameters, label_map: Mapping[str, int]) -> None:
         """Keep a tokenizer and the classes.
 
         Args:
             tokenizer: see ``TaskTokenizer``.
+            settings: the ``tokenize`` parameters; the text gives way as a prompt does.
             label_map: id by name of all classes that occur, from 0 without gaps.
-            max_length_tokens: tokens that a row may have; longer ones are cut or dropped.
-            truncation: see ``TaskTokenizer``; the text gives way as a prompt does.
-            cut_prompt_at: see ``TaskTokenizer``.
-            control_tokens: see ``TaskTokenizer``.
         """
-        super().__init__(tokenizer, truncation=truncation, cut_prompt_at=cut_prompt_at, control_tokens=control_tokens)
-        self._limit = max_length_tokens
+        super().__init__(tokenizer, settings)
         self._prefix = added_prefix(tokenizer)
         names = sorted(label_map, key=label_map.__getitem__)
         assert [label_map[name] for name in names] == [*range(len(names))], "ids of classes have gaps"
@@ -65,57 +53,37 @@ class ClassTokenizer(TaskTokenizer):
         )
         labels = pc.index_in(batch.column("label"), value_set=self._names)
         assert not labels.null_count, "refuse_unknown_classes comes first"
-        return RenderedRows(
-            batch.column("row_id").to_numpy()[positions],
-            batch.column("source").to_numpy()[positions],
-            rows,
-            conversations=[None] * len(rows),
-            labels=labels.to_numpy()[positions],
-            columns=column_ranges_of(batch, positions),
-        )
+        return RenderedRows.select(batch, positions, rows, labels=labels.to_numpy()[positions])
 
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
         """Build what belongs before each text and as many of its tokens as the limit allows."""
-        row_ids = rendered.row_ids
-        kept = np.ones(len(row_ids), dtype=np.bool_)
-        tokens = self._spell(rendered.rows, encodings, row_ids, kept, counts)
-        ids, offsets, lengths = self._put_before(tokens)
-        is_cut = self._settle_long(
-            lengths, row_ids, kept, counts, limit=self._limit, dropped_as=TOO_LONG, noted_in=counts.long_rows
-        )
-        has_text = np.minimum(lengths, self._limit) > len(self._prefix)
-        counts.add_rows(NO_TEXT_LEFT, row_ids[kept & ~has_text])
-        kept &= has_text
-        is_cut &= kept
+        limit = self._settings.max_length_tokens
+        rows = KeptRows(rendered.row_ids, counts)
+        tokens = self._spell(rendered.rows, encodings, rows)
+        ids, offsets, num_added = self._put_before(tokens)
+        lengths = np.diff(offsets)  # (rows,)
+        is_cut = self._settle_long(lengths, rows, limit=limit, dropped_as=TOO_LONG, noted_in=counts.long_rows)
+        rows.drop(NO_TEXT_LEFT, np.minimum(lengths, limit) <= len(self._prefix))
+        is_cut &= rows.mask
         if is_cut.any():
-            added = lengths - np.fromiter(map(len, tokens), dtype=np.int64, count=len(tokens))
-            self._shorten_texts(rendered, tokens, self._limit - added, is_cut, counts)
+            self._shorten_texts(rendered, tokens, limit - num_added, is_cut, counts)
             ids, offsets, _ = self._put_before(tokens)
-            ids, offsets = cut_ends(ids, offsets, self._limit)
-        counts.add_rows(END_CUT if self._truncation == "truncate_end" else TEXT_SHORTENED, row_ids[is_cut])
-        if self._unknown_id is not None:
-            counts.add_rows(NOT_ROUND_TRIP, row_ids[kept & hold_token(ids, offsets, self._unknown_id)])
-        counts.add_notes([row.notes for row in rendered.rows], row_ids, kept)
-        if is_cut.any():
-            ids, offsets = cut_ends(ids, offsets, self._limit)
-        columns = TokenColumns(
-            row_ids,
-            rendered.sources,
-            ids,
-            offsets,
-            np.empty(0, dtype=np.int32),
-            np.zeros(len(row_ids) + 1, dtype=np.int64),
-            rendered.labels,
-        )
-        return columns if kept.all() else take_rows(columns, np.flatnonzero(kept))
+            ids, offsets = cut_ends(ids, offsets, limit)
+        rows.note(END_CUT if self._settings.truncation == "truncate_end" else TEXT_SHORTENED, is_cut)
+        self._count_unknown(ids, offsets, rows)
+        rows.note_each(row.notes for row in rendered.rows)
+        # The class is all that is supervised, so no row has a span.
+        no_spans = np.empty(0, dtype=np.int32), np.zeros(len(tokens) + 1, dtype=np.int64)
+        columns = TokenColumns(rendered.row_ids, rendered.sources, ids, offsets, *no_spans, rendered.labels)
+        return keep_rows(columns, rows.mask)
 
     def _put_before(self, tokens: list[list[int]]) -> tuple[Int32Array, Int64Array, Int64Array]:
-        """Return ids, offsets and lengths of texts with what belongs before each."""
+        """Return ids and offsets of texts with what belongs before each, and how many that adds, ``(rows,)``."""
         ids, offsets = flatten_ids(tokens)
         nowhere = np.zeros(len(tokens), dtype=np.bool_)
-        has_before = ~begins_with(ids, offsets, self._prefix) if self._prefix else nowhere
+        has_before = ~begins_with(ids, offsets, self._prefix)
         ids, offsets = put_around(ids, offsets, before=self._prefix, has_before=has_before, after=0, has_after=nowhere)
-        return ids, offsets, np.diff(offsets)
+        return ids, offsets, len(self._prefix) * has_before
 
 
 def refuse_unknown_classes(

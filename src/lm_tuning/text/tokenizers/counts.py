@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
+
+import numpy as np
 
 from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.text.records import BeyondLimit
@@ -171,19 +173,6 @@ class SplitCounts:
             self.counts[reason] += len(row_ids)
             self._rows.setdefault(reason, array("q")).extend(row_ids.tolist())
 
-    def add_notes(self, notes: Sequence[Sequence[str]], row_ids: Int64Array, kept: BoolArray) -> None:
-        """Count what was noted of the rows that are kept.
-
-        Args:
-            notes: keys of ``CHANGED`` for each row.
-            row_ids: ``(rows,)``.
-            kept: ``(rows,)``.
-        """
-        for position, of_row in enumerate(notes):
-            if of_row and kept[position]:
-                for note in of_row:
-                    self.add(note, int(row_ids[position]))
-
     def rows(self, reason: str) -> array[int]:
         """Return the ids of all rows of a reason, ascending.
 
@@ -213,6 +202,14 @@ class SplitCounts:
             found.setdefault(details.get(row_id, ""), array("q")).append(row_id)
         return found
 
+    def describe_dropped(self, positions: RowPositions) -> str:
+        """Write the counts of all rows that were left out; empty without any.
+
+        Args:
+            positions: where rows stand in their files.
+        """
+        return "; ".join(self.describe(reason, positions) for reason in DROPPED if self.counts[reason])
+
     def describe(self, reason: str, positions: RowPositions, *, num_named: int = _NUM_ROWS_NAMED) -> str:
         """Write one count in words, with the first rows.
 
@@ -240,6 +237,68 @@ class SplitCounts:
                     is_ordinary = reason in SHORTENED and self.counts[reason] < _FEW_ROWS * self.num_read
                     level = logging.INFO if is_ordinary else logging.WARNING
                     logger.log(level, "%s rows %s: %s", split, title, self.describe(reason, positions))
+
+
+class KeptRows:
+    """The rows of a chunk that are still kept: one that leaves them is counted under its reason.
+
+    Attributes:
+        mask: which rows are kept, ``(rows,)``.
+        counts: what happens to the rows of the split.
+    """
+
+    def __init__(self, row_ids: Int64Array, counts: SplitCounts, mask: BoolArray | None = None) -> None:
+        """Begin with all rows, or with some.
+
+        Args:
+            row_ids: identity of each row, ``(rows,)``.
+            counts: receives what happens to them.
+            mask: which rows to begin with, ``(rows,)``; ``None`` for all.
+        """
+        self.mask: BoolArray = np.ones(len(row_ids), dtype=np.bool_) if mask is None else mask
+        self.counts = counts
+        self._row_ids = row_ids
+
+    def drop(self, reason: str, rows: BoolArray) -> None:
+        """Leave rows out.
+
+        Args:
+            reason: key of ``DROPPED``.
+            rows: which, ``(rows,)``; those that are out already are not counted again.
+        """
+        self.note(reason, rows)
+        self.mask = self.mask & ~rows
+
+    def note(self, reason: str, rows: BoolArray) -> None:
+        """Count what happened to rows that are kept.
+
+        Args:
+            reason: key of ``CHANGED``.
+            rows: which, ``(rows,)``.
+        """
+        self.counts.add_rows(reason, self._row_ids[self.mask & rows])
+
+    def note_each(self, notes: Iterable[Iterable[str]]) -> None:
+        """Count what was noted of each row, if it is kept.
+
+        Args:
+            notes: keys of ``CHANGED``, for each row.
+        """
+        for position, of_row in enumerate(notes):
+            for note in of_row:
+                self.count(note, position)
+
+    def count(self, reason: str, position: int, detail: str = "") -> None:
+        """Count what happened to one row, if it is kept.
+
+        Args:
+            reason: key of ``DROPPED``, which leaves the row out, or of ``CHANGED``.
+            position: of the row.
+            detail: what happened, in words.
+        """
+        if self.mask[position]:
+            self.counts.add(reason, int(self._row_ids[position]), detail)
+            self.mask[position] = reason not in DROPPED
 
 
 def name_rows(row_ids: array[int], positions: RowPositions, *, num_named: int) -> str:

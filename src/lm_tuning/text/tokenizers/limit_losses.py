@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -12,9 +11,11 @@ from lm_tuning.data.check.findings import RowPositions, shorten
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.store import ExampleTable
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.text.records import LimitLosses, TokenSummary
 from lm_tuning.text.store.table import Int32Array, TokenTable
-from lm_tuning.text.tokenizers.counts import DROPPED, LongRows, SplitCounts
+from lm_tuning.text.tokenizers.counts import LongRows, SplitCounts
+from lm_tuning.text.tokenizers.truncation import CUTTING
 from lm_tuning.wording import count_of
 
 # What tokenizing counts for rows that were made to fit; the whole row was too long, or its source or target.
@@ -24,7 +25,6 @@ _SHORTENED = (
 )
 _LOST_TO_LENGTH = ("too_long", "no_answer_left", "no_text_left")
 _LOST_TO_TARGET = ("target_too_long", "no_target_left")
-_CUTTING = ("truncate_prompt", "truncate_end")
 _MAX_NAMED = 10
 
 
@@ -110,16 +110,35 @@ def advise_limit(name: str, longest: int, *, present: int, max_positions: int | 
     return f"raise tokenize.{name} to {max_positions} at most, which is all that the model takes, and {apart}"
 
 
+def limits_of(settings: TokenizeParameters, *, task: str) -> dict[str, int]:
+    """Return the limits that hold for the rows of a task, in tokens by name.
+
+    Args:
+        settings: the ``tokenize`` parameters.
+        task: the ``task`` parameter.
+    """
+    limits = {"max_length_tokens": settings.max_length_tokens}
+    return limits | ({"max_target_tokens": settings.max_target_tokens} if task == SEQ2SEQ_LM else {})
+
+
+def describe_limits(settings: TokenizeParameters, *, task: str) -> str:
+    """Name the limits as a user writes them.
+
+    Args:
+        settings: the ``tokenize`` parameters.
+        task: the ``task`` parameter.
+    """
+    return " and ".join(f"tokenize.{name} = {limit}" for name, limit in limits_of(settings, task=task).items())
+
+
 def find_lost_splits(
     counts: Mapping[str, SplitCounts],
     written: Mapping[str, TokenTable],
     positions: RowPositions,
+    settings: TokenizeParameters,
     *,
-    max_length_tokens: int,
-    truncation: str,
-    max_target_tokens: int | None = None,
+    task: str,
     max_positions: int | None = None,
-    **_: Any,
 ) -> list[str]:
     """Name the splits all of whose rows are lost, where a limit on length has taken some of them.
 
@@ -127,11 +146,9 @@ def find_lost_splits(
         counts: what happened to the rows, by split.
         written: the rows that are left, by split.
         positions: where rows stand in their files.
-        max_length_tokens: tokens that a row may have.
-        truncation: what happens to longer rows.
-        max_target_tokens: tokens that a target may have; ``None`` for rows without.
+        settings: the ``tokenize`` parameters.
+        task: the ``task`` parameter.
         max_positions: longest row that the model takes; ``None`` where it names none.
-        **_: other parameters of the rows.
 
     Returns:
         A sentence for each: the limit, the rows by reason, the shortest of them, and how to keep them.
@@ -139,41 +156,42 @@ def find_lost_splits(
     problems = []
     for split, of_split in counts.items():
         lost = {
-            "max_length_tokens": (of_split.long_rows, _LOST_TO_LENGTH, max_length_tokens),
-            "max_target_tokens": (of_split.long_targets, _LOST_TO_TARGET, max_target_tokens),
-        }
-        lost = {
-            name: (beyond, reasons, limit)
-            for name, (beyond, reasons, limit) in lost.items()
+            name: beyond.shortest
+            for name, beyond, reasons in (
+                ("max_length_tokens", of_split.long_rows, _LOST_TO_LENGTH),
+                ("max_target_tokens", of_split.long_targets, _LOST_TO_TARGET),
+            )
             if beyond.shortest and any(of_split.counts[reason] for reason in reasons)
         }
-        if len(written[split]) or not lost or truncation == "error":
+        if len(written[split]) or not lost or settings.truncation == "error":
             continue
-        limits = f"tokenize.max_length_tokens = {max_length_tokens}"
-        if max_target_tokens is not None:
-            limits += f" and tokenize.max_target_tokens = {max_target_tokens}"
-        dropped = "; ".join(of_split.describe(reason, positions) for reason in DROPPED if of_split.counts[reason])
         ways, sizes = [], []
-        for name, (beyond, _reasons, _limit) in lost.items():
+        for name, shortest in lost.items():
             what = "target" if name == "max_target_tokens" else "row"
-            sizes.append(f"the shortest {what} beyond tokenize.{name} has {count_of(beyond.shortest, 'token')}")
-            if max_positions is None or beyond.shortest <= max_positions:
-                ways.append(f"raise tokenize.{name} to {beyond.shortest} or more")
-        if truncation not in _CUTTING:
+            sizes.append(f"the shortest {what} beyond tokenize.{name} has {count_of(shortest, 'token')}")
+            if max_positions is None or shortest <= max_positions:
+                ways.append(f"raise tokenize.{name} to {shortest} or more")
+        if settings.truncation not in CUTTING:
             ways.append("set tokenize.truncation to truncate_prompt or truncate_end")
         ways.append("shorten these rows")
         if split != "train":
             ways.append(f"hold out other rows, or none (split.{split} = 0, data.{split}_path = null)")
         article = {"train": "No training row"}.get(split, f"No {split} row")
         problems.append(
-            f"{article} is left after tokenizing with {limits}. Read: {of_split.num_read:,}. Dropped: {dropped}. "
+            f"{article} is left after tokenizing with {describe_limits(settings, task=task)}. Read: "
+            f"{of_split.num_read:,}. Dropped: {of_split.describe_dropped(positions)}. "
             f"{'; '.join(sizes).capitalize()}. Fix: {'; or '.join(ways)}."
         )
     return problems
 
 
 def find_lost_classes(
-    examples: ExampleTable, written: TokenTable, label_map: Mapping[str, int] | None, *, task: str, **limits: Any
+    examples: ExampleTable,
+    written: TokenTable,
+    label_map: Mapping[str, int] | None,
+    settings: TokenizeParameters,
+    *,
+    task: str,
 ) -> tuple[list[str], list[str]]:
     """Name the classes that have training rows, all of which tokenizing dropped.
 
@@ -181,13 +199,13 @@ def find_lost_classes(
         examples: the training rows.
         written: those that are left.
         label_map: id by name of the classes.
+        settings: the ``tokenize`` parameters.
         task: the ``task`` parameter: of a classification alone.
-        **limits: parameters of the rows, for the message.
 
     Returns:
         Problems, where no two classes are left, and warnings, where some are.
     """
-    if task != SEQUENCE_CLASSIFICATION or not label_map or not len(written) or limits["truncation"] == "error":
+    if task != SEQUENCE_CLASSIFICATION or not label_map or not len(written) or settings.truncation == "error":
         return [], []
     before = np.zeros(len(label_map), dtype=np.int64)
     for batch in examples.batches():
@@ -205,7 +223,7 @@ def find_lost_classes(
     more = f" and {len(lost) - _MAX_NAMED:,} more" if len(lost) > _MAX_NAMED else ""
     said = (
         f"Classes all of whose training rows are dropped in tokenizing (tokenize.max_length_tokens = "
-        f"{limits['max_length_tokens']}, tokenize.truncation = {limits['truncation']}): {listed}{more}."
+        f"{settings.max_length_tokens}, tokenize.truncation = {settings.truncation}): {listed}{more}."
     )
     fix = "Fix: raise tokenize.max_length_tokens, or set tokenize.truncation to truncate_prompt or truncate_end."
     left = [name for name, position in label_map.items() if after[position]]

@@ -9,8 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from lm_tuning.errors import UserError
-from lm_tuning.text.align.masks import added_around
-from lm_tuning.text.render.plain import RenderedRow, RenderedRows, column_ranges_of, put_system, render_text
+from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.text.align.masks import added_around, describe_unlike
+from lm_tuning.text.render.plain import RenderedRow, RenderedRows, put_system, render_text
 from lm_tuning.text.store.columns import (
     BoolArray,
     begins_with,
@@ -18,21 +19,18 @@ from lm_tuning.text.store.columns import (
     ends_with,
     flatten_ids,
     join_sides,
+    keep_rows,
     put_around,
-    take_rows,
 )
 from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns
 from lm_tuning.text.tokenizers.base import NO_TEXT_LEFT, NOT_ROUND_TRIP, TaskTokenizer
-from lm_tuning.text.tokenizers.counts import LongRows, SplitCounts
+from lm_tuning.text.tokenizers.counts import KeptRows, LongRows, SplitCounts
 from lm_tuning.text.tokenizers.truncation import TOO_LONG
 
 SOURCE_CUT = "source_cut"
 TARGET_CUT = "target_cut"
 TARGET_TOO_LONG = "target_too_long"
 NO_TARGET_LEFT = "no_target_left"
-
-# Characters of a target in a message.
-_NUM_SHOWN = 80
 
 
 @dataclass(frozen=True)
@@ -43,14 +41,12 @@ class Side:
         prefix: ids that belong before it.
         limit: tokens that it may have.
         too_long: count of rows dropped since it is longer.
-        cut: count of rows in which it is shortened.
         nothing_left: count of rows dropped since no token of it fits.
     """
 
     prefix: list[int]
     limit: int
     too_long: str
-    cut: str
     nothing_left: str
 
 
@@ -61,82 +57,59 @@ class PairTokenizer(TaskTokenizer):
     long is cut and keeps the EOS token.
     """
 
-    def __init__(
-        self,
-        tokenizer: Any,
-        *,
-        max_length_tokens: int,
-        max_target_tokens: int,
-        truncation: str,
-        cut_prompt_at: str = "middle",
-        control_tokens: str = "auto",
-    ) -> None:
+    def __init__(self, tokenizer: Any, settings: TokenizeParameters) -> None:
         """Keep a tokenizer.
 
         Args:
             tokenizer: see ``TaskTokenizer``.
-            max_length_tokens: tokens that a source may have, special tokens included.
-            max_target_tokens: the same of a target.
-            truncation: see ``TaskTokenizer``; the source gives way as a prompt does, a target always loses its end.
-            cut_prompt_at: see ``TaskTokenizer``.
-            control_tokens: see ``TaskTokenizer``.
+            settings: the ``tokenize`` parameters; limits count special tokens. The source gives way as a prompt does, a
+                target always loses its end.
 
         Raises:
             UserError: the tokenizer has no EOS token, or puts something else behind a text.
         """
-        super().__init__(tokenizer, truncation=truncation, cut_prompt_at=cut_prompt_at, control_tokens=control_tokens)
+        super().__init__(tokenizer, settings)
         if tokenizer.eos_token_id is None:
             raise UserError(
                 "task: seq2seq_lm needs a tokenizer with an EOS token, since a target has to end; the tokenizer of "
                 "this model has none. Set its eos_token."
             )
         self._end_id = int(tokenizer.eos_token_id)
-        self._source = Side(
-            _prefix(tokenizer, self._end_id, is_target=False), max_length_tokens, TOO_LONG, SOURCE_CUT, NO_TEXT_LEFT
-        )
-        self._target = Side(
-            _prefix(tokenizer, self._end_id, is_target=True),
-            max_target_tokens,
-            TARGET_TOO_LONG,
-            TARGET_CUT,
-            NO_TARGET_LEFT,
-        )
+        prefix, target_prefix = (_prefix(tokenizer, self._end_id, is_target=is_target) for is_target in (False, True))
+        self._source = Side(prefix, settings.max_length_tokens, TOO_LONG, NO_TEXT_LEFT)
+        self._target = Side(target_prefix, settings.max_target_tokens, TARGET_TOO_LONG, NO_TARGET_LEFT)
 
     def render(self, batch: pa.RecordBatch, counts: SplitCounts) -> RenderedRows:
         """Render the prompts, each behind its system message, and the responses."""
         positions, pairs = self._render_each(batch, ("prompt", "response", "system"), self._render_pair, counts)
-        return RenderedRows(
-            batch.column("row_id").to_numpy()[positions],
-            batch.column("source").to_numpy()[positions],
-            [source for source, _ in pairs],
-            conversations=[None] * len(pairs),
-            targets=[target for _, target in pairs],
-            columns=column_ranges_of(batch, positions),
-        )
+        sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
+        return RenderedRows.select(batch, positions, sources, targets=targets)
 
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
         """Join both sides of each row, within their limits."""
-        rows, row_ids, targets = rendered.rows, rendered.row_ids, rendered.targets
+        sources, targets = rendered.rows, rendered.targets
         assert targets is not None
-        num = len(rows)
-        kept = np.ones(num, dtype=np.bool_)
-        source_tokens = self._spell(rows, encodings[:num], row_ids, kept, counts)
-        target_tokens = self._spell(targets, encodings[num:], row_ids, kept, counts)
-        sides = (
-            self._finish_side(self._source, source_tokens, rendered, kept, counts, noted_in=counts.long_rows),
-            self._finish_side(self._target, target_tokens, rendered, kept, counts, noted_in=counts.long_targets),
+        num = len(sources)
+        rows = KeptRows(rendered.row_ids, counts)
+        source_tokens = self._spell(sources, encodings[:num], rows)
+        target_tokens = self._spell(targets, encodings[num:], rows)
+        source_ids, source_offsets, is_source_cut = self._finish_side(
+            self._source, source_tokens, rendered, rows, noted_in=counts.long_rows
         )
-        for side, (_, _, is_cut) in zip((self._source, self._target), sides, strict=True):
-            counts.add_rows(side.cut, row_ids[kept & is_cut])
-        notes = [[*dict.fromkeys(row.notes + target.notes)] for row, target in zip(rows, targets, strict=True)]
-        counts.add_notes(notes, row_ids, kept)
-        self._count_unlike(targets, target_tokens, row_ids, kept, counts)
-        counts.endings[self._end_id] += int(kept.sum())
-        (source_ids, source_offsets, _), (target_ids, target_offsets, _) = sides
+        target_ids, target_offsets, is_target_cut = self._finish_side(
+            self._target, target_tokens, rendered, rows, noted_in=counts.long_targets
+        )
+        # Only now: a row whose target is dropped is not one whose source was cut.
+        rows.note(SOURCE_CUT, is_source_cut)
+        rows.note(TARGET_CUT, is_target_cut)
+        rows.note_each({*source.notes, *target.notes} for source, target in zip(sources, targets, strict=True))
+        self._count_unlike(targets, target_tokens, rows)
+        counts.endings[self._end_id] += int(rows.mask.sum())
         ids, offsets = join_sides(source_ids, source_offsets, target_ids, target_offsets)
+        # The target of a row is its one span: from the end of the source to the end of the row.
         spans = np.stack([np.diff(source_offsets), np.diff(offsets)], axis=1).astype(np.int32).reshape(-1)
-        columns = TokenColumns(row_ids, rendered.sources, ids, offsets, spans, 2 * np.arange(num + 1))
-        return columns if kept.all() else take_rows(columns, np.flatnonzero(kept))
+        columns = TokenColumns(rendered.row_ids, rendered.sources, ids, offsets, spans, 2 * np.arange(num + 1))
+        return keep_rows(columns, rows.mask)
 
     def _render_pair(self, prompt: str, response: str, system: str | None) -> tuple[RenderedRow, RenderedRow]:
         source, target = render_text(put_system(system, prompt)), render_text(response)
@@ -145,40 +118,27 @@ class PairTokenizer(TaskTokenizer):
         return self._look_through(source), self._look_through(target)
 
     def _finish_side(
-        self,
-        side: Side,
-        tokens: list[list[int]],
-        rendered: RenderedRows,
-        kept: BoolArray,
-        counts: SplitCounts,
-        *,
-        noted_in: LongRows,
+        self, side: Side, tokens: list[list[int]], rendered: RenderedRows, rows: KeptRows, *, noted_in: LongRows
     ) -> tuple[Int32Array, Int64Array, BoolArray]:
-        """Return ids and offsets of one side of all rows, and which were cut; what cannot be used leaves ``kept``."""
-        row_ids = rendered.row_ids
+        """Return ids and offsets of one side of all rows, and which were cut; rows without a usable one are dropped."""
         ids, offsets = flatten_ids(tokens)
-        nowhere = np.zeros(len(tokens), dtype=np.bool_)
-        has_before = ~begins_with(ids, offsets, side.prefix) if side.prefix else nowhere
-        has_after = ~ends_with(ids, offsets, self._end_id)
-        added = len(side.prefix) * has_before
+        lengths = np.diff(offsets)  # (rows,), as are all arrays below but the ids and offsets
+        has_before = ~begins_with(ids, offsets, side.prefix)
+        num_before = len(side.prefix) * has_before
         is_cut = self._settle_long(
-            np.diff(offsets) + added + has_after,
-            row_ids,
-            kept,
-            counts,
+            lengths + num_before + ~ends_with(ids, offsets, self._end_id),
+            rows,
             limit=side.limit,
             dropped_as=side.too_long,
             noted_in=noted_in,
         )
-        # What is cut makes room for what is put around it.
-        room = np.where(is_cut, np.maximum(side.limit - added - 1, 0), np.diff(offsets))
+        # What is cut makes room for what is put around it: the prefix where it is missing, and the EOS token.
+        room = np.where(is_cut, np.maximum(side.limit - num_before - 1, 0), lengths)
         if side is self._source and is_cut.any():
-            self._shorten_texts(rendered, tokens, room, is_cut, counts)
+            self._shorten_texts(rendered, tokens, room, is_cut, rows.counts)
             ids, offsets = flatten_ids(tokens)
         ids, offsets = cut_ends(ids, offsets, room)
-        has_text = np.diff(offsets) > 0
-        counts.add_rows(side.nothing_left, row_ids[kept & ~has_text])
-        kept &= has_text
+        rows.drop(side.nothing_left, np.diff(offsets) == 0)
         ids, offsets = put_around(
             ids,
             offsets,
@@ -189,22 +149,13 @@ class PairTokenizer(TaskTokenizer):
         )
         return ids, offsets, is_cut
 
-    def _count_unlike(
-        self,
-        targets: list[RenderedRow],
-        tokens: list[list[int]],
-        row_ids: Int64Array,
-        kept: BoolArray,
-        counts: SplitCounts,
-    ) -> None:
+    def _count_unlike(self, targets: list[RenderedRow], tokens: list[list[int]], rows: KeptRows) -> None:
         """Decode the targets and count those that do not come back as they were, white space aside."""
         if self._is_byte_level:
             return
         for position, text in enumerate(self._backend.decode_batch(tokens, skip_special_tokens=False)):
-            wanted = targets[position].text
-            if kept[position] and text != wanted and "".join(text.split()) != "".join(wanted.split()):
-                detail = f"{wanted[:_NUM_SHOWN]!r} comes back as {text[:_NUM_SHOWN]!r}"
-                counts.add(NOT_ROUND_TRIP, int(row_ids[position]), detail)
+            if unlike := describe_unlike(targets[position].text, text):
+                rows.count(NOT_ROUND_TRIP, position, unlike)
 
 
 def _prefix(tokenizer: Any, end_id: int, *, is_target: bool) -> list[int]:

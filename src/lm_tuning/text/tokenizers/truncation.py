@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import accumulate, pairwise
-from typing import Any
 
-from lm_tuning.text.align.masks import TokenizedRow, inner_span
-from lm_tuning.text.records import Span
-from lm_tuning.text.render.plain import CharRange, Message, RenderedRow, RowRefused
+from lm_tuning.text.align.masks import Encoding, TokenizedRow, inner_span
+from lm_tuning.text.records import CharRange, Message, Span
+from lm_tuning.text.render.plain import RenderedRow, RowRefused
 
 PROMPT_SHORTENED = "prompt_shortened"
 PROMPT_EMPTIED = "prompt_emptied"
@@ -22,11 +21,14 @@ OLD_TURNS_DROPPED = "old_turns_dropped"
 TOO_LONG = "too_long"
 NO_ANSWER_LEFT = "no_answer_left"
 
+CUTTING = ("truncate_prompt", "truncate_end")
+"""Ways to truncate that keep a part of a long row."""
+
 
 def shorten_row(
     row: TokenizedRow,
     rendered: RenderedRow,
-    encoding: Any,
+    encoding: Encoding,
     *,
     limit: int,
     truncation: str,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lm_tuning.errors import UserError
 from lm_tuning.training.checkpoints import format as checkpoints
@@ -26,17 +26,18 @@ def identify_run(settings: TrainingSettings, plan: StepPlan) -> checkpoints.RunI
         settings: of the training.
         plan: which rows form each step.
     """
-    rows, tokens = settings.effective_batch_rows, settings.effective_batch_tokens
-    details: dict[str, Any] = {"full": {}, "lora": settings.lora, "qlora": {**settings.lora, **settings.qlora}}[
-        settings.method
-    ]
+    train = settings.train
+    rows, tokens = train.effective_batch_rows, train.effective_batch_tokens
+    details = train.lora.model_dump() if train.method != "full" else {}
+    if train.method == "qlora":
+        details |= train.qlora.model_dump()
     shape = ", ".join(f"{key}={details[key]}" for key in sorted(details))
     return checkpoints.RunIdentity(
         tokens_key=settings.tokens_key,
         base_digest=settings.base["digest"],
         plan_digest=plan.digest(),
         effective_batch=f"{rows} rows" if rows is not None else f"at most {tokens} tokens",
-        method=f"{settings.method} {shape}".strip(),
+        method=f"{train.method} {shape}".strip(),
         **({} if plan.mix.is_plain else {"weights": ", ".join(f"{source['weight']:g}" for source in settings.sources)}),
     )
 
@@ -49,12 +50,12 @@ def find_checkpoint(
     Raises:
         UserError: there is none, it is damaged, it belongs to another run, or it lies beyond the end of this one.
     """
-    if not settings.resume:
+    if not settings.train.resume:
         return None
     checkpoint = require_latest(paths.checkpoints)
     checkpoints.check_resumable(checkpoint, identity)
-    if settings.load_best:
-        check_best(checkpoint, settings.best_metric)
+    if settings.train.load_best:
+        check_best(checkpoint, settings.train.best_metric)
     if checkpoint.step > plan.total_steps:
         raise UserError(
             f"train.resume: {checkpoint.path} is at step {checkpoint.step}, beyond the end of this run "
@@ -70,15 +71,15 @@ def find_checkpoint(
 def check_schedule(settings: TrainingSettings, plan: StepPlan, validation_rows: TokenTable) -> None:
     """Refuse settings that only show as useless once the number of steps is known."""
     problems = []
-    warmup = float(settings.trainer.get("warmup_steps") or 0)
+    warmup = settings.train.trainer.get("warmup_steps", 0)
     warmup_steps = math.ceil(warmup * plan.total_steps) if warmup < 1 else int(warmup)
     if warmup_steps and warmup_steps >= plan.total_steps:
         problems.append(
-            f"train.trainer.warmup_steps={settings.trainer['warmup_steps']} means "
+            f"train.trainer.warmup_steps={warmup} means "
             f"{count_of(warmup_steps, 'warm-up step')}, but "
             f"the run has {count_of(plan.total_steps, 'step')} in total: the learning rate would never reach its peak."
         )
-    if settings.load_best and len(validation_rows) == 0:
+    if settings.train.load_best and len(validation_rows) == 0:
         problems.append("train.load_best needs validation rows, but the validation split is empty (split.validation).")
     if problems:
         raise UserError(problems)

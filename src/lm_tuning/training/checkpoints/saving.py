@@ -6,15 +6,15 @@ import json
 import logging
 import math
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.training.checkpoints import format as checkpoints
+from lm_tuning.training.checkpoints.records import BestRecord
 from lm_tuning.training.checkpoints.restoring import RestoresState
-from lm_tuning.training.health.records import Finding
 from lm_tuning.training.health.report import HealthReport
 
 if TYPE_CHECKING:
@@ -40,6 +40,10 @@ class BestCheckpoint:
     metric: str
     value: float | None = None
     step: int = 0
+
+    def to_json(self) -> BestRecord | None:
+        """Return what a checkpoint keeps of it; ``None`` before the first evaluation."""
+        return None if self.value is None else {"metric": self.metric, "value": self.value, "step": self.step}
 
     def is_beaten_by(self, value: float) -> bool:
         """Return whether another figure is better; one that is not a number never is."""
@@ -92,21 +96,13 @@ class KeepsCheckpoints(RestoresState):
         """Restore the log and the best figure of a checkpoint; ``train`` then starts at its step."""
         self.check_trainer_state(checkpoint.path)
         self.start_step = self._recorded_step = checkpoint.step
-        health = checkpoint.facts.get("health", {"facts": {}, "findings": []})
-        # The checks before a resume come once too, however long the run then is.
-        first = health["facts"].get("first_look_seconds", 0.0) + self.health.seconds
-        self.health.facts = {**health["facts"], "resumed_from_step": checkpoint.step, "first_look_seconds": first}
-        known = {field.name for field in fields(Finding)}
-        self.health.findings = [
-            Finding(**{name: value for name, value in finding.items() if name in known})
-            for finding in health["findings"]
-        ]
-        self.health.seconds += checkpoint.facts.get("health_seconds", 0.0)
-        self.owes_evaluation = checkpoint.facts.get("owes_evaluation", False)
-        self.seconds_before = checkpoint.facts.get("training_seconds", 0.0)
+        facts = checkpoint.facts
+        self.health.go_on_from(facts.get("health"), step=checkpoint.step, seconds=facts.get("health_seconds", 0.0))
+        self.owes_evaluation = facts.get("owes_evaluation", False)
+        self.seconds_before = facts.get("training_seconds", 0.0)
         # Checkpoints of earlier versions do not have the whole time.
-        self.total_seconds_before = checkpoint.facts.get("total_seconds", self.seconds_before)
-        before = checkpoint.facts.get("total_steps")
+        self.total_seconds_before = facts.get("total_seconds", self.seconds_before)
+        before = facts.get("total_steps")
         if before != len(self.steps):
             logger.warning(
                 "The run was laid out for %s steps and now has %d: the learning rate follows the schedule of %d steps "
@@ -117,10 +113,10 @@ class KeepsCheckpoints(RestoresState):
             )
         log_file = checkpoint.path / checkpoints.STEP_LOG
         self.step_log.restore(checkpoints.read_json_object(log_file), num_steps=checkpoint.step)
-        best = checkpoint.facts.get("best")
+        best = facts.get("best")
         if best is None or best["metric"] != self.best.metric:
             self.best = self._find_best()
-        elif self.loop.protect_best and best["step"] not in self._list_kept_steps():
+        elif self.loop.train.load_best and best["step"] not in self._list_kept_steps():
             self.best = self._find_best()
             found = f"step {self.best.step} is the best of the others" if self.best.step else "no other has a figure"
             logger.warning("The checkpoint of step %d, the best so far, is not kept: %s.", best["step"], found)
@@ -136,14 +132,14 @@ class KeepsCheckpoints(RestoresState):
         kept = self._list_kept_steps()
         for row in self.step_log.evaluations:
             value, step = row.get(f"validation_{best.metric}"), row["step"]
-            if value is None or (self.loop.protect_best and step not in kept):
+            if value is None or (self.loop.train.load_best and step not in kept):
                 continue  # not measured then, or its weights are gone
             if best.is_beaten_by(value):
                 best = BestCheckpoint(best.metric, value, step)
         return best
 
     def _saves_at(self, step: int, *, last: bool) -> bool:
-        every = self.loop.save_every_steps
+        every = self.loop.train.save_every_steps
         return every is not None and step > 0 and (last or step % every == 0)
 
     def write_checkpoint(self) -> checkpoints.Checkpoint:
@@ -153,7 +149,6 @@ class KeepsCheckpoints(RestoresState):
             UserError: the disk is full, or takes no files for another reason; earlier checkpoints are kept.
         """
         step = self.state.global_step
-        best = None if self.best.value is None else asdict(self.best)
         with checkpoints.writing_checkpoint(
             self.loop.run_folder, step, estimated_bytes=self._estimate_checkpoint_bytes
         ) as staging:
@@ -168,11 +163,11 @@ class KeepsCheckpoints(RestoresState):
                 staging,
                 self.loop.run_folder,
                 step=step,
-                identity=self.loop.identity,
-                run_id=self.loop.run_id,
-                facts={
+                identity=self.loop.job.identity,
+                run_id=self.loop.job.settings.run_id,
+                progress={
                     "total_steps": len(self.steps),
-                    "best": best,
+                    "best": self.best.to_json(),
                     "health": self.health.to_json(),
                     "training_seconds": self.seconds_before + time.perf_counter() - self.began,
                     "total_seconds": self.total_seconds_before + time.perf_counter() - self.run_began,
@@ -180,8 +175,8 @@ class KeepsCheckpoints(RestoresState):
                     **({"owes_evaluation": True} if self.owes_evaluation else {}),
                 },
             )
-        protected = self.loop.run_folder / f"checkpoint-{self.best.step}" if self.loop.protect_best else None
-        checkpoints.prune(self.loop.run_folder, keep=self.loop.keep_checkpoints, protect=protected)
+        protected = self.loop.run_folder / f"checkpoint-{self.best.step}" if self.loop.train.load_best else None
+        checkpoints.prune(self.loop.run_folder, keep=self.loop.train.keep_checkpoints, protect=protected)
         self.loop.on_checkpoint()
         logger.info("Checkpoint of step %d written to %s", step, written.path)
         return written

@@ -212,7 +212,9 @@ def _compare_padding(
 
 
 @listing
-def check_logits(logits: Mapping[str, float], *, dtype: str = "float32", has_fresh_head: bool = False) -> Iterator[Finding]:
+def check_logits(
+    logits: Mapping[str, float], *, dtype: str = "float32", has_fresh_head: bool = False
+) -> Iterator[Finding]:
     """Compare the logits before step 1 with what sound models have.
 
     Args:

@@ -59,8 +59,8 @@ def check_rows_before_planning(
             return
         tokenizer = load_tokenizer(
             base["name_or_path"],
-            revision=base.get("revision"),
-            trust_remote_code=bool(base.get("trust_remote_code")),
+            revision=base["revision"],
+            trust_remote_code=base["trust_remote_code"],
         )
         _, found = check_table(train_rows, model, tokenizer, task=settings.task)
         found += [*_check_held_out(tokens, model, tokenizer, settings.task), *check_freeze(model, settings)]
@@ -133,14 +133,14 @@ def check_trained_parts(model: Any, settings: TrainingSettings) -> Iterator[Find
             measured=f"{len(frozen)} of {trained + len(frozen)} parameters that should be trained are "
             f"frozen{where}: {name_some(names)}",
             expected="all of them trained: train.freeze does not name them"
-            if settings.method == "full"
+            if settings.train.method == "full"
             else "every adapter trained",
             cause="Something froze them after the model was loaded, or while it was.",
             change="Freeze through train.freeze alone, which also tells the planner; look at code that sets "
             "requires_grad.",
         )
-    elif settings.method != "full":
-        yield from _check_reach(model, settings.lora.get("target_modules"))
+    elif settings.train.method != "full":
+        yield from _check_reach(model, settings.train.lora.target_modules)
 
 
 @listing
@@ -151,11 +151,11 @@ def check_freeze(model: Any, settings: TrainingSettings) -> Iterator[Finding]:
         model: with or without weights.
         settings: of the training: method and ``train.freeze``.
     """
-    if settings.method != "full" or not settings.freeze:
+    if settings.train.method != "full" or not settings.train.freeze:
         return
-    asked = find_frozen_parameters(model, settings.freeze)
+    asked = find_frozen_parameters(model, settings.train.freeze)
     if all(id(parameter) in asked for parameter in model.parameters()):
-        cause = f"train.freeze = {list(settings.freeze)} freezes the whole model."
+        cause = f"train.freeze = {list(settings.train.freeze)} freezes the whole model."
         yield _describe_nothing_trained(model, cause, "Name fewer modules in train.freeze.")
 
 
@@ -173,11 +173,11 @@ def _describe_nothing_trained(model: Any, cause: str, change: str) -> Finding:
 def _unasked_frozen(model: Any, settings: TrainingSettings) -> list[tuple[str, torch.nn.Parameter]]:
     """Return the parameters that are frozen although nobody asked for it."""
     still = [(name, parameter) for name, parameter in model.named_parameters() if not parameter.requires_grad]
-    if settings.method != "full":
+    if settings.train.method != "full":
         # MiCA trains the first matrix of each pair alone.
-        kinds = (".lora_", ".modules_to_save.") if settings.lora.get("init") != "mica" else (".lora_A.",)
+        kinds = (".lora_", ".modules_to_save.") if settings.train.lora.init != "mica" else (".lora_A.",)
         return [(name, parameter) for name, parameter in still if any(kind in name for kind in kinds)]
-    asked = find_frozen_parameters(model, settings.freeze or ())
+    asked = find_frozen_parameters(model, settings.train.freeze or ())
     still = [(name, parameter) for name, parameter in still if id(parameter) not in asked]
     if not still:
         return []

@@ -37,12 +37,17 @@ class RunRecord(TypedDict):
     ended_by: str | None
 
 
-class HealthRecord(TypedDict):
+class StoredHealth(TypedDict):
+    """The report as far as a resume goes on with it."""
+
+    facts: Facts
+    findings: list[FindingRecord]
+
+
+class HealthRecord(StoredHealth):
     """The whole report. ``seconds`` is what the checks took."""
 
     run: RunRecord
-    facts: Facts
-    findings: list[FindingRecord]
     seconds: float
 
 
@@ -95,6 +100,11 @@ class Finding:
     def sentence(self) -> str:
         """Write it in one line."""
         return f"[{self.code}] {self.message} {self.change}".strip()
+
+    @classmethod
+    def from_json(cls, record: FindingRecord) -> Finding:
+        """Return a finding as it was stored, perhaps by a version that kept more of it."""
+        return cls(**cast("FindingRecord", {name: record.get(name) for name in FindingRecord.__annotations__}))
 
     def to_json(self) -> FindingRecord:
         """Return what is stored of it."""

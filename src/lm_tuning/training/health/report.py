@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from lm_tuning.errors import Interrupted, MachineFault, UserError
 from lm_tuning.findings import LOG_LEVELS, Severity
 from lm_tuning.text.decoding import decode
-from lm_tuning.training.health.records import Fact, Facts, Finding, HealthRecord, RunRecord
+from lm_tuning.training.health.records import Fact, Facts, Finding, HealthRecord, RunRecord, StoredHealth
 
 if TYPE_CHECKING:
     import torch
@@ -88,6 +88,21 @@ class HealthReport:
         if self.run.started is None:
             self.run.started = _now()
             self.on_change(self.to_json())
+
+    def go_on_from(self, record: StoredHealth | None, *, step: int, seconds: float) -> None:
+        """Take over what a run found before a resume.
+
+        Args:
+            record: as a checkpoint keeps it; ``None`` of a version that kept none.
+            step: of the checkpoint.
+            seconds: that the checks took until then.
+        """
+        facts: Facts = {} if record is None else record["facts"]
+        before = cast("float", facts.get("first_look_seconds", 0.0))
+        # The checks before a resume come once too, however long the run then is.
+        self.facts = {**facts, "resumed_from_step": step, "first_look_seconds": before + self.seconds}
+        self.findings = [] if record is None else [Finding.from_json(finding) for finding in record["findings"]]
+        self.seconds += seconds
 
     @contextmanager
     def closing(self) -> Iterator[None]:

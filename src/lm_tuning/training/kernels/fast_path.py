@@ -81,7 +81,7 @@ def prepare_fast_path(
     model, task = ready.model, ready.task
     longest = int(train_rows.lengths.max(initial=0))
     fast = _choose_batching(ready, settings, longest)
-    if settings.method != "full":
+    if settings.train.method != "full":
         fused = lora_forward.install(model)
         fast.facts["adapters"] = (
             f"fused LoRA forward in {count_of(fused, 'layer')}" if fused else "the library's forward pass"
@@ -93,7 +93,7 @@ def prepare_fast_path(
                 _short_row(train_rows),
                 device=settings.device,
                 compute_dtype=settings.compute_dtype,
-                label_smoothing=settings.label_smoothing,
+                label_smoothing=settings.train.label_smoothing,
             )
         fast.facts["head_loss"] = reason
     if plan is not None:
@@ -108,7 +108,7 @@ _NAMES = {"batching": "Batching", "adapters": "Adapters", "head_loss": "Loss of 
 
 def _choose_batching(ready: ReadyModel, settings: TrainingSettings, longest: int) -> FastPath:
     """Pack rows where the model's attention can be told where they begin, or where a mask costs little."""
-    task, wanted = ready.task, settings.batching
+    task, wanted = ready.task, settings.train.batching
     if not task.can_pack:
         if wanted == "packed":
             raise UserError("train.batching = packed: an encoder-decoder cannot be packed; set auto or padded.")
@@ -142,11 +142,11 @@ def _choose_compiling(
     inner = inner_model(ready.model)
     layers = find_layers(inner)
     compiled = CompiledLayers(layers, embeddings=inner.get_input_embeddings())
-    if settings.compile is False:
+    if settings.train.compile is False:
         return None, "no, as train.compile says"
     if not layers:
         return None, f"no, since {type(inner).__name__} has no list of like layers"
-    if settings.compile is None:
+    if settings.train.compile == "auto":
         if settings.device != "cuda":
             return None, "no, since training runs on the CPU"
         epochs = plan.total_steps / plan.steps_per_epoch

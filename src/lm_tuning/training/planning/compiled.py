@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from lm_tuning.training.planning.plan import (
     read_plan,
 )
 from lm_tuning.training.planning.probe import BudgetProbe, try_budget
-from lm_tuning.training.planning.probe_exchange import ProbeAnswer, ProbePoint
+from lm_tuning.training.planning.records import ProbeAnswer, ProbePoint
 
 if TYPE_CHECKING:
     from lm_tuning.batching.step_loader import StepDataset
@@ -70,7 +70,7 @@ class CompiledPlanner:
         Args:
             optimizer_is_made: whether the optimizer's state is in memory already, as after a resume.
         """
-        if not any(point["outcome"] == "measured" for point in self.plan.curve):
+        if not any(point.outcome == "measured" for point in self.plan.curve):
             return
         file = Path(self.plan.file).with_suffix(".compiled.json") if self.plan.file else None
         known = read_plan(file, read_memory(self.settings.device)) if file else None
@@ -88,7 +88,7 @@ class CompiledPlanner:
         plan = replace(
             self.plan,
             micro_batch_tokens=choice.micro_batch_tokens,
-            curve=[*self.plan.curve, *map(asdict, answer.points)],
+            curve=[*self.plan.curve, *answer.points],
             facts={**self.plan.facts, "peaks_hold_optimizer": optimizer_is_made},
             reason=f"{explain_choice(choice, answer)}, with compiled layers",
             seconds=self.plan.seconds + time.time() - began,
@@ -100,19 +100,18 @@ class CompiledPlanner:
 
     def _measure(self, optimizer_is_made: bool) -> ProbeAnswer:
         """Measure sizes that a step can fill, the planned one first."""
-        planned, checkpointing = self.plan.micro_batch_tokens, self.plan.activation_checkpointing
+        planned, checkpointing = self.plan.micro_batch_tokens, self.plan.gradient_checkpointing
         probe = BudgetProbe(self.ready, self.settings, self.steps.table, self.steps.batching)
         if optimizer_is_made:
             probe.held = replace(probe.held, optimizer_state=0)
         answer = ProbeAnswer(facts=self.plan.facts)
         fastest = 0.0
-        budgets, _ = list_budgets(replace(self.settings, micro_batch_tokens=None), self.steps.table, self.steps.plan)
+        budgets, _ = list_budgets(self.settings, self.steps.table, self.steps.plan)
         for budget in [planned, *(size for size in budgets if size > planned)]:
             point = try_budget(
                 probe,
                 answer,
                 ProbePoint(budget, checkpointing, "predicted", compiled=True),
-                memory_fraction=self.settings.memory_fraction,
                 seconds=_SPEED_SECONDS,
             )
             if not point.fits or SAME_SPEED * (point.tokens_per_second or 0.0) < fastest:

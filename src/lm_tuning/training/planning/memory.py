@@ -10,15 +10,14 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from lm_tuning.parameters.trainer import TrainerSettings
+from lm_tuning.training.planning.plan import BatchPlan
+from lm_tuning.training.planning.records import MemoryRow
 from lm_tuning.training.settings import TrainingSettings
-
-if TYPE_CHECKING:
-    from lm_tuning.training.planning.plan import BatchPlan
-
 
 DEFAULT_OPTIMIZER = "adamw_torch_fused"
 """The Trainer's own choice."""
@@ -76,13 +75,12 @@ class ModelBytes:
     buffers: int = 0
 
 
-def measure_model(model: torch.nn.Module, *, optimizer: str | None = None, optimizer_args: str = "") -> ModelBytes:
+def measure_model(model: torch.nn.Module, trainer: TrainerSettings) -> ModelBytes:
     """Count the bytes of a loaded model and of the optimizer that it will get.
 
     Args:
         model: with adapters or frozen parts in place; shared weights count once.
-        optimizer: ``train.trainer.optim``; ``None`` for the Trainer's default.
-        optimizer_args: ``train.trainer.optim_args``, as ``key=value,key=value``.
+        trainer: group ``train.trainer``, which names the optimizer.
     """
     trained = [
         Parameter(tuple(parameter.shape), parameter.element_size())
@@ -90,17 +88,16 @@ def measure_model(model: torch.nn.Module, *, optimizer: str | None = None, optim
         if parameter.requires_grad
     ]
     gradients = sum(parameter.numel * parameter.element_bytes for parameter in trained)
-    name = optimizer or DEFAULT_OPTIMIZER
     return ModelBytes(
         weights=sum(tensor.numel() * tensor.element_size() for tensor in model.parameters()),
         gradients=gradients,
-        optimizer_state=count_optimizer_state(trained, name, optimizer_args=optimizer_args),
-        optimizer_extra=gradients if name in _COPYING else 0,
+        optimizer_state=count_optimizer_state(trained, trainer),
+        optimizer_extra=gradients if trainer.get("optim", DEFAULT_OPTIMIZER) in _COPYING else 0,
         buffers=sum(tensor.numel() * tensor.element_size() for tensor in model.buffers()),
     )
 
 
-def count_optimizer_state(parameters: Iterable[Parameter], name: str, *, optimizer_args: str = "") -> int:
+def count_optimizer_state(parameters: Iterable[Parameter], trainer: TrainerSettings) -> int:
     """Count the bytes that an optimizer keeps from step to step.
 
     A paged state counts in full: it can leave the card, at the price of travelling there and back in every step. An
@@ -108,14 +105,14 @@ def count_optimizer_state(parameters: Iterable[Parameter], name: str, *, optimiz
 
     Args:
         parameters: what is trained.
-        name: ``train.trainer.optim``.
-        optimizer_args: its further arguments, as ``key=value,key=value``.
+        trainer: group ``train.trainer``, which names the optimizer and its further arguments.
     """
+    name = trainer.get("optim", DEFAULT_OPTIMIZER)
     parameters = list(parameters)
     if name == "adafactor":
         return sum(_adafactor_bytes(parameter) for parameter in parameters)
     if name in _TORCH_MOMENTS:
-        moments = _TORCH_MOMENTS[name] + _extra_moments(name, optimizer_args)
+        moments = _TORCH_MOMENTS[name] + _extra_moments(name, trainer.get("optim_args", ""))
         return sum(moments * parameter.numel * parameter.element_bytes for parameter in parameters)
     plain = name.removeprefix("paged_")
     moments = next((count for start, count in _MOMENTS.items() if plain.startswith(start)), 2)
@@ -162,14 +159,14 @@ class TrainingEstimate:
     per_checkpointed_token: int
     head: int
 
-    def total(self, micro_batch_tokens: int, *, activation_checkpointing: bool) -> int:
+    def total(self, micro_batch_tokens: int, *, gradient_checkpointing: bool) -> int:
         """Return the bytes with micro-batches of a size.
 
         Args:
             micro_batch_tokens: positions of a micro-batch.
-            activation_checkpointing: whether gradient checkpointing is on.
+            gradient_checkpointing: whether it is on.
         """
-        per_token = self.per_checkpointed_token if activation_checkpointing else self.per_token
+        per_token = self.per_checkpointed_token if gradient_checkpointing else self.per_token
         return self.fixed + per_token * micro_batch_tokens + self.head
 
 
@@ -182,26 +179,20 @@ def estimate_training(skeleton: Any, settings: TrainingSettings) -> TrainingEsti
         skeleton: the model without weights, as :func:`lm_tuning.models.loading.build_skeleton` makes it.
         settings: of the training.
     """
-    linear = _linear_shapes(skeleton)
+    train, linear = settings.train, _linear_shapes(skeleton)
     numel = sum(parameter.numel() for parameter in skeleton.parameters())
     in_linear = sum(a * b for a, b in linear.values())
     weights_bytes = _DTYPE_BYTES.get(settings.weights_dtype, _FLOAT32_BYTES)
     weights: float = numel * weights_bytes
-    if settings.method == "qlora":
-        bits = int(settings.qlora.get("bits", 4))
-        weights = (numel - in_linear) * weights_bytes + in_linear * bits / 8 * _QUANTIZED_OVERHEAD
-    if settings.method == "full":
+    if train.method == "qlora":
+        weights = (numel - in_linear) * weights_bytes + in_linear * train.qlora.bits / 8 * _QUANTIZED_OVERHEAD
+    if train.method == "full":
         trained = [Parameter(tuple(each.shape), weights_bytes) for each in skeleton.parameters()]
     else:
-        rank, targets = int(settings.lora["r"]), settings.lora["target_modules"]
-        adapted = [shape for name, shape in linear.items() if _is_target(name, targets)]
-        trained = [Parameter((rank, side), _FLOAT32_BYTES) for shape in adapted for side in shape]
+        adapted = [shape for name, shape in linear.items() if _is_target(name, train.lora.target_modules)]
+        trained = [Parameter((train.lora.r, side), _FLOAT32_BYTES) for shape in adapted for side in shape]
         weights += sum(parameter.numel * parameter.element_bytes for parameter in trained)
-    state = count_optimizer_state(
-        trained,
-        settings.trainer.get("optim") or DEFAULT_OPTIMIZER,
-        optimizer_args=settings.trainer.get("optim_args") or "",
-    )
+    state = count_optimizer_state(trained, train.trainer)
     gradients = sum(parameter.numel * parameter.element_bytes for parameter in trained)
     return replace(estimate_activations(skeleton, settings), fixed=round(weights) + gradients + state)
 
@@ -310,8 +301,8 @@ class MemoryParts:
         """
         return replace(plan, memory=self.table(plan))
 
-    def table(self, plan: BatchPlan) -> list[dict[str, Any]]:
-        """Return one row a part: ``part``, ``bytes`` and ``source`` (``counted``, ``measured`` or ``estimated``).
+    def table(self, plan: BatchPlan) -> list[MemoryRow]:
+        """Return one row a part.
 
         Args:
             plan: measured or not. Of a measured one the activations are what the heaviest micro-batch held besides the
@@ -324,39 +315,34 @@ class MemoryParts:
             "gradients": held.gradients,
             "optimizer state": held.optimizer_state,
         }
-        rows: list[dict[str, Any]] = [
-            {"part": part, "bytes": size, "source": "counted"} for part, size in counted.items()
-        ]
-        if choice is None or choice["peak_memory_bytes"] is None:
-            return [*rows, {"part": "activations", "bytes": self.activations, "source": "estimated"}]
-        optimizer = held.optimizer_state if choice["compiled"] and plan.facts.get("peaks_hold_optimizer") else 0
+        rows = [MemoryRow(part=part, bytes=size, source="counted") for part, size in counted.items()]
+        if choice is None or choice.peak_memory_bytes is None:
+            return [*rows, MemoryRow(part="activations", bytes=self.activations, source="estimated")]
+        # A peak of compiled layers after a resume was measured with the optimizer's state in memory already.
+        optimizer = held.optimizer_state if choice.compiled and plan.facts.get("peaks_hold_optimizer") else 0
         fixed = held.weights + held.buffers + held.gradients + optimizer
-        activations = max(choice["peak_memory_bytes"] - fixed, 0)
-        rows.append({"part": "activations", "bytes": activations, "source": "measured"})
-        rest = (choice["predicted_total_bytes"] or 0) - sum(row["bytes"] for row in rows)
-        return [*rows, {"part": REST, "bytes": rest, "source": "measured"}] if rest > 0 else rows
+        activations = max(choice.peak_memory_bytes - fixed, 0)
+        rows.append(MemoryRow(part="activations", bytes=activations, source="measured"))
+        rest = (choice.predicted_total_bytes or 0) - sum(row["bytes"] for row in rows)
+        return [*rows, MemoryRow(part=REST, bytes=rest, source="measured")] if rest > 0 else rows
 
 
-def count_memory(model: Any, settings: TrainingSettings) -> MemoryParts:
-    """Count what a model holds, and say it.
+def count_memory(model: Any, settings: TrainingSettings, plan: BatchPlan) -> MemoryParts:
+    """Count what a model holds.
 
     Args:
         model: as it will be trained, before the first step.
-        settings: with micro-batches and checkpointing settled.
+        settings: of the training.
+        plan: how steps are split.
     """
     estimate = estimate_activations(model, settings)
-    assert settings.micro_batch_tokens is not None, "it is settled before a model is loaded"
     return MemoryParts(
-        measure_model(
-            model,
-            optimizer=settings.trainer.get("optim"),
-            optimizer_args=settings.trainer.get("optim_args") or "",
-        ),
-        estimate.total(settings.micro_batch_tokens, activation_checkpointing=bool(settings.activation_checkpointing)),
+        measure_model(model, settings.train.trainer),
+        estimate.total(plan.micro_batch_tokens, gradient_checkpointing=plan.gradient_checkpointing),
     )
 
 
-def say_memory(table: list[dict[str, Any]]) -> None:
+def say_memory(table: list[MemoryRow]) -> None:
     """Log a table of memory in one line.
 
     Args:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.errors import UserError
+from lm_tuning.json_types import JsonObject
 from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.text.store.table import TokenTable
 from lm_tuning.training.planning.out_of_memory import MemoryReading
-from lm_tuning.training.planning.probe_exchange import ProbeAnswer, ProbePoint
 from lm_tuning.training.planning.probe_rows import sample_steps
+from lm_tuning.training.planning.records import MemoryRow, PlanFacts, ProbeAnswer, ProbePoint
 from lm_tuning.training.settings import TrainingSettings
-
-MEMORY_FRACTION = 0.88
-"""Share of the memory that a training may take: beyond it the allocator begins to give back and ask again."""
 
 START_TOKENS = {"cpu": 128, "cuda": 2048}
 """The smallest budget that is tried as long as it fits: below it a device is hardly busy."""
@@ -29,6 +27,9 @@ SAME_SPEED = 0.99
 """Sizes that reach this share of the fastest one count as equally fast."""
 _CHECKED_STEPS = 64
 
+_STORED_NAMES = {"gradient_checkpointing": "activation_checkpointing"}
+"""Fields of plans and points that have another name in files: version 0.1 wrote those."""
+
 
 @dataclass(frozen=True)
 class BatchPlan:
@@ -36,13 +37,12 @@ class BatchPlan:
 
     Attributes:
         micro_batch_tokens: most positions of a micro-batch.
-        activation_checkpointing: whether gradient checkpointing is on.
-        curve: the budgets that were looked at, see :class:`ProbePoint` for the keys; empty for an estimate.
+        gradient_checkpointing: whether it is on.
+        curve: the budgets that were looked at; empty for an estimate.
         reason: what was chosen and why, one sentence.
         seconds: that planning took.
         cached: whether the plan was made before.
-        facts: what the curve belongs to: device, ``total_bytes``, ``memory_fraction``, bytes of weights, gradients and
-            optimizer state, ``other_programs_bytes``.
+        facts: what the curve belongs to.
         not_tried: budgets that there was no time for.
         warning: why nothing could be measured; ``None`` when it was.
         file: where it is kept for the next training; ``None`` for one that was not measured.
@@ -51,40 +51,47 @@ class BatchPlan:
     """
 
     micro_batch_tokens: int
-    activation_checkpointing: bool
-    curve: list[dict[str, Any]]
+    gradient_checkpointing: bool
+    curve: list[ProbePoint]
     reason: str
     seconds: float
     cached: bool
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: PlanFacts = field(default_factory=PlanFacts)
     not_tried: list[int] = field(default_factory=list)
     warning: str | None = None
     file: str | None = None
-    memory: list[dict[str, Any]] = field(default_factory=list)
+    memory: list[MemoryRow] = field(default_factory=list)
 
     @property
-    def choice(self) -> dict[str, Any] | None:
+    def choice(self) -> ProbePoint | None:
         """Return the point of the curve that was chosen; ``None`` without a curve."""
         # Once compiled layers were measured, the choice is among those.
-        compiled = any(point["compiled"] for point in self.curve)
-        wanted = (self.micro_batch_tokens, self.activation_checkpointing, compiled)
+        compiled = any(point.compiled for point in self.curve)
+        wanted = (self.micro_batch_tokens, self.gradient_checkpointing, compiled)
         for point in self.curve:
-            if (point["micro_batch_tokens"], point["activation_checkpointing"], point["compiled"]) == wanted:
+            if (point.micro_batch_tokens, point.gradient_checkpointing, point.compiled) == wanted:
                 return point
         return None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the plan as plain values."""
-        return asdict(self)
+        return asdict(self, dict_factory=lambda pairs: {_STORED_NAMES.get(name, name): value for name, value in pairs})
 
     @classmethod
-    def from_json(cls, value: dict[str, Any]) -> BatchPlan:
+    def from_json(cls, value: Any) -> BatchPlan:
         """Read what :meth:`to_json` wrote.
 
         Raises:
-            TypeError: it was written by another version.
+            TypeError, KeyError, AttributeError: it was written by another version, or by something else.
         """
-        return cls(**value)
+        plan = cls(**_read_names(value))
+        return replace(plan, curve=[ProbePoint(**_read_names(point)) for point in value["curve"]])
+
+
+def _read_names(stored: JsonObject) -> dict[str, Any]:
+    """Return what a file holds by the names of fields."""
+    fields = {name: field for field, name in _STORED_NAMES.items()}
+    return {fields.get(name, name): value for name, value in stored.items()}
 
 
 def list_budgets(settings: TrainingSettings, table: TokenTable, steps: StepPlan) -> tuple[list[int], int]:
@@ -98,8 +105,8 @@ def list_budgets(settings: TrainingSettings, table: TokenTable, steps: StepPlan)
     Returns:
         Budgets, ascending, and the index of the one that is tried first.
     """
-    if settings.micro_batch_tokens is not None:
-        return [settings.micro_batch_tokens], 0
+    if settings.train.micro_batch_tokens != "auto":
+        return [settings.train.micro_batch_tokens], 0
     lengths = table.lengths
     largest = 0
     for rows in sample_steps(steps, _CHECKED_STEPS):
@@ -131,7 +138,7 @@ def choose_point(points: list[ProbePoint]) -> ProbePoint | None:
         return min(measured, key=lambda point: point.predicted_total_bytes or 0, default=None)
     fastest = max(point.tokens_per_second or 0.0 for point in fitting)
     equal = [point for point in fitting if (point.tokens_per_second or 0.0) >= SAME_SPEED * fastest]
-    return min(equal, key=lambda point: (point.activation_checkpointing, point.predicted_total_bytes or 0))
+    return min(equal, key=lambda point: (point.gradient_checkpointing, point.predicted_total_bytes or 0))
 
 
 def explain_choice(choice: ProbePoint, answer: ProbeAnswer) -> str:
@@ -141,9 +148,8 @@ def explain_choice(choice: ProbePoint, answer: ProbeAnswer) -> str:
         choice: from :func:`choose_point`.
         answer: of the probe.
     """
-    total = answer.facts.get("total_bytes") or 0
-    limit = answer.facts.get("memory_fraction", MEMORY_FRACTION)
-    with_checkpointing = " with gradient checkpointing" if choice.activation_checkpointing else ""
+    total, limit = answer.facts["total_bytes"], answer.facts["memory_fraction"]
+    with_checkpointing = " with gradient checkpointing" if choice.gradient_checkpointing else ""
     said = [
         f"{choice.micro_batch_tokens:,} tokens{with_checkpointing}: {choice.tokens_per_second or 0:,.0f} tokens/s at "
         f"{_share(choice.predicted_total_bytes, total)} of memory"
@@ -153,12 +159,12 @@ def explain_choice(choice: ProbePoint, answer: ProbeAnswer) -> str:
     for point in answer.points:
         if point is choice:
             continue
-        if point.activation_checkpointing == choice.activation_checkpointing:
+        if point.gradient_checkpointing == choice.gradient_checkpointing:
             if point.micro_batch_tokens < choice.micro_batch_tokens or not choice.fits:
                 continue
             size = f"{point.micro_batch_tokens:,}"
         elif point.micro_batch_tokens == choice.micro_batch_tokens:
-            size = "without it" if choice.activation_checkpointing else "with gradient checkpointing, it"
+            size = "without it" if choice.gradient_checkpointing else "with gradient checkpointing, it"
         else:
             continue
         said.append(_compare(point, choice, size, total))
@@ -168,7 +174,7 @@ def explain_choice(choice: ProbePoint, answer: ProbeAnswer) -> str:
 
 
 def _may_pad(settings: TrainingSettings) -> bool:
-    return settings.batching != "packed" or settings.task == "seq2seq_lm"
+    return settings.train.batching != "packed" or settings.task == "seq2seq_lm"
 
 
 def _smaller(grid: list[int], fewest: int, first: int) -> list[int]:
@@ -225,9 +231,9 @@ def read_plan(file: Path, reading: MemoryReading) -> BatchPlan | None:
     """
     try:
         plan = BatchPlan.from_json(json.loads(file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
-    more = reading.others - int(plan.facts.get("other_programs_bytes", 0))
+    more = reading.others - plan.facts.get("other_programs_bytes", 0)
     if more > _CHANGED_MEMORY_FRACTION * reading.total:
         logger.info("Other programs hold %.1f GiB more of the device than when %s was made.", more / 2**30, file)
         return None

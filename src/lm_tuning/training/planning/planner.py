@@ -11,14 +11,15 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,13 +27,13 @@ import torch
 import lm_tuning
 from lm_tuning.batching.micro_batches import choose_micro_batch_tokens
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.model import EnvironmentParameters
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.training.planning.memory import estimate_training
 from lm_tuning.training.planning.out_of_memory import MemoryReading, read_memory
 from lm_tuning.training.planning.plan import (
-    MEMORY_FRACTION,
     BatchPlan,
     choose_point,
     explain_choice,
@@ -40,7 +41,7 @@ from lm_tuning.training.planning.plan import (
     list_budgets,
     read_plan,
 )
-from lm_tuning.training.planning.probe_exchange import ProbeAnswer, ProbeRequest
+from lm_tuning.training.planning.records import PlanFacts, ProbeAnswer, ProbePoint, ProbeRequest
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings, step_plan_of
 
 __all__ = ["BatchPlan", "plan_batches"]
@@ -70,7 +71,6 @@ class _Question:
         start: index of the one that is tried first.
         modes: whether activations may be checkpointed, in order of preference.
         reading: the device's memory.
-        memory_fraction: share of it that may be taken.
     """
 
     settings: TrainingSettings
@@ -79,7 +79,6 @@ class _Question:
     start: int
     modes: list[bool]
     reading: MemoryReading
-    memory_fraction: float
 
 
 def plan_batches(
@@ -87,7 +86,6 @@ def plan_batches(
     settings: TrainingSettings,
     *,
     cache_folder: Path,
-    memory_fraction: float = MEMORY_FRACTION,
     seconds: float = SECONDS,
     on_progress: OnProgress = ignore_progress,
 ) -> BatchPlan:
@@ -97,10 +95,9 @@ def plan_batches(
 
     Args:
         paths: where the tokens lie.
-        settings: of the training. A number of ``micro_batch_tokens`` is kept, and ``activation_checkpointing`` unless
-            it is ``None``; whatever is kept is only measured.
+        settings: of the training. ``micro_batch_tokens`` and ``gradient_checkpointing`` are kept unless they are
+            ``auto``; whatever is kept is only measured.
         cache_folder: where plans are kept, a file for each model, method and device; it is made.
-        memory_fraction: share of the device's memory that the training may take.
         seconds: that planning may take.
         on_progress: receives the budgets done.
 
@@ -113,8 +110,8 @@ def plan_batches(
     began = time.time()
     table = open_split(paths.tokens, "train")
     budgets, start = list_budgets(settings, table, step_plan_of(settings, table))
-    modes = _modes(settings.activation_checkpointing)
-    question = _Question(settings, table, budgets, start, modes, read_memory(settings.device), memory_fraction)
+    modes = _modes(settings.train.gradient_checkpointing)
+    question = _Question(settings, table, budgets, start, modes, read_memory(settings.device))
     file = cache_folder / f"{_key(question)}.json"
     known = read_plan(file, question.reading)
     if known is not None:
@@ -122,12 +119,11 @@ def plan_batches(
         logger.info("Micro-batches as planned before (%s): %s.", file, plan.reason)
         return plan
     request = ProbeRequest(
-        tokens=str(Path(paths.tokens).resolve()),
-        settings=asdict(settings),
+        tokens=paths.tokens.resolve(),
+        settings=settings,
         budgets=budgets,
         start=start,
         checkpointing=modes,
-        memory_fraction=memory_fraction,
         ends_at=began + seconds - _LAST_SECONDS,
         backend=_read_switches(),
     )
@@ -140,8 +136,8 @@ def plan_batches(
     else:
         plan = BatchPlan(
             micro_batch_tokens=measured.micro_batch_tokens,
-            activation_checkpointing=measured.activation_checkpointing,
-            curve=[asdict(point) for point in answer.points],
+            gradient_checkpointing=measured.gradient_checkpointing,
+            curve=answer.points,
             reason=explain_choice(measured, answer),
             seconds=0.0,
             cached=False,
@@ -173,8 +169,10 @@ def run_process(
         The answer; its ``error`` says how the process ended, when not by itself.
     """
     with tempfile.TemporaryDirectory(prefix="lm-tuning-plan-") as folder:
-        request_path, answer_path, words = (Path(folder, name) for name in ("request.json", "answer.json", "said.txt"))
-        request_path.write_text(json.dumps(asdict(request)), encoding="utf-8")
+        request_path, answer_path, words = (
+            Path(folder, name) for name in ("request.pickle", "answer.json", "said.txt")
+        )
+        request_path.write_bytes(pickle.dumps(request))
         source = str(Path(lm_tuning.__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
         command = [sys.executable, "-P", "-m", "lm_tuning.training.planning.probe", str(request_path), str(answer_path)]
@@ -221,11 +219,15 @@ def _estimate_plan(question: _Question, answer: ProbeAnswer) -> BatchPlan:
         cause = f"the probe of micro-batch sizes failed: {answer.error}"
         tokens, checkpointing, how = _choose_by_arithmetic(question)
     size = f"{tokens:,} tokens" + (" with gradient checkpointing" if checkpointing else "")
-    facts = {"device": reading.name, "total_bytes": reading.total, "memory_fraction": question.memory_fraction}
+    facts = PlanFacts(
+        device=reading.name,
+        total_bytes=reading.total,
+        memory_fraction=question.settings.train.memory_fraction,
+    )
     return BatchPlan(
         micro_batch_tokens=tokens,
-        activation_checkpointing=checkpointing,
-        curve=[asdict(point) for point in answer.points],
+        gradient_checkpointing=checkpointing,
+        curve=answer.points,
         reason=f"{size}, not measured, since {cause}; {how}",
         seconds=0.0,
         cached=False,
@@ -248,12 +250,12 @@ def _choose_by_arithmetic(question: _Question) -> tuple[int, bool, str]:
     except (UserError, AttributeError, KeyError, TypeError, ValueError) as error:
         logger.debug("No estimate of memory: %s", error)
         return sizes[-1], question.modes[0], "this is the usual size for the device"
-    room = question.memory_fraction * question.reading.total - question.reading.others
+    room = settings.train.memory_fraction * question.reading.total - question.reading.others
     # Sizes below the first one keep a device hardly busy, so checkpointing is taken before them.
     first = min(question.start, len(sizes) - 1)
     for mode, worth in [*((mode, sizes[first:]) for mode in question.modes), (question.modes[-1], sizes[:first])]:
         for size in reversed(worth):
-            total = estimate.total(size, activation_checkpointing=mode)
+            total = estimate.total(size, gradient_checkpointing=mode)
             if total <= room:
                 return size, mode, f"by arithmetic it takes {total / 2**30:.1f} GiB"
     return sizes[0], question.modes[-1], "by arithmetic nothing fits, so this is the smallest size"
@@ -264,52 +266,54 @@ def _key(question: _Question) -> str:
     import transformers
 
     settings, table, reading = question.settings, question.table, question.reading
+    train = settings.train
     supervised = float(table.num_supervised.sum()) / max(float(table.lengths.sum()), 1.0)
     return digest_values(
         {
             "version": VERSION,
             "product": lm_tuning.__version__,
             "base": settings.base["digest"],
-            "method": settings.method,
-            "lora": settings.lora if settings.method != "full" else {},
-            "qlora": settings.qlora if settings.method == "qlora" else {},
-            "freeze": settings.freeze,
+            "method": train.method,
+            "lora": train.lora.model_dump() if train.method != "full" else {},
+            "qlora": train.qlora.model_dump() if train.method == "qlora" else {},
+            "freeze": train.freeze,
             "types": [settings.weights_dtype, settings.compute_dtype],
             "task": settings.task,
             "num_labels": len(settings.label_map or {}),
             "attention": settings.attention,
-            "batching": settings.batching,
-            "optimizer": [settings.trainer.get("optim"), settings.trainer.get("optim_args")],
+            "batching": train.batching,
+            "optimizer": [train.trainer.get("optim"), train.trainer.get("optim_args")],
             "device": [settings.device, reading.name, reading.total],
-            "switches": _read_switches(),
+            "switches": _read_switches().model_dump(exclude={"variables"}),
             "packages": [torch.__version__, transformers.__version__],
             "budgets": [*question.budgets, question.start],
             "checkpointing": question.modes,
             "longest_row_tokens": int(table.lengths.max(initial=0)),
             "mean_row_tokens": round(float(np.mean(table.lengths)), -1),
             "supervised_fraction": round(supervised, 1),
-            "memory_fraction": float(question.memory_fraction),
+            "memory_fraction": float(train.memory_fraction),
         }
     )
 
 
-def _read_switches() -> dict[str, Any]:
-    """Return how torch's switches stand in this process, as arguments of ``apply_backend``."""
+def _read_switches() -> EnvironmentParameters:
+    """Return how torch's switches stand in this process."""
     backends: Any = torch.backends
-    return {
-        "tf32": backends.cuda.matmul.fp32_precision == "tf32",
-        "flash_sdp": bool(backends.cuda.flash_sdp_enabled()),
-        "mem_efficient_sdp": bool(backends.cuda.mem_efficient_sdp_enabled()),
-        "reproducibility": "deterministic" if torch.are_deterministic_algorithms_enabled() else "fast",
-        "num_threads": torch.get_num_threads(),
-    }
+    return EnvironmentParameters(
+        tf32=backends.cuda.matmul.fp32_precision == "tf32",
+        flash_sdp=bool(backends.cuda.flash_sdp_enabled()),
+        mem_efficient_sdp=bool(backends.cuda.mem_efficient_sdp_enabled()),
+        reproducibility="deterministic" if torch.are_deterministic_algorithms_enabled() else "fast",
+        num_threads=torch.get_num_threads(),
+    )
 
 
 def _read_answer(path: Path) -> ProbeAnswer:
     try:
-        return ProbeAnswer.from_json(json.loads(path.read_text(encoding="utf-8")))
+        stored = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return ProbeAnswer()
+    return ProbeAnswer(**{**stored, "points": [ProbePoint(**point) for point in stored["points"]]})
 
 
 def _describe_end(code: int, words: str) -> str:
@@ -332,52 +336,45 @@ def _say(on_progress: OnProgress, done: int, total: int) -> None:
     on_progress(_WHAT, min(done, total - 1), total, "sizes")
 
 
-def _modes(asked: bool | None) -> list[bool]:
-    return [False, True] if asked is None else [asked]
+def _modes(asked: Literal["auto"] | bool) -> list[bool]:
+    return [False, True] if asked == "auto" else [asked]
 
 
 def plans_on_device(settings: TrainingSettings) -> bool:
     """Return whether sizes are chosen by sending rows through the model, before the training itself loads it."""
-    is_open = settings.micro_batch_tokens is None or settings.activation_checkpointing is None
+    is_open = "auto" in (settings.train.micro_batch_tokens, settings.train.gradient_checkpointing)
     return settings.device == "cuda" and is_open
 
 
 def choose_batches(
     paths: TrainingPaths, settings: TrainingSettings, *, on_progress: OnProgress = ignore_progress
-) -> tuple[TrainingSettings, BatchPlan]:
+) -> BatchPlan:
     """Settle the tokens of a micro-batch and gradient checkpointing where the settings leave them open.
 
     Args:
         paths: where the tokens lie, and where plans are kept.
         settings: of the training.
         on_progress: receives the sizes tried.
-
-    Returns:
-        Settings with both settled, and the plan that they come from.
     """
-    tokens, checkpointing = settings.micro_batch_tokens, settings.activation_checkpointing
     if plans_on_device(settings):
-        plan = plan_batches(
+        return plan_batches(
             paths,
             settings,
             cache_folder=paths.plans or paths.checkpoints / "batch_plans",
-            memory_fraction=settings.memory_fraction,
             on_progress=on_progress,
         )
+    asked = settings.train.micro_batch_tokens
+    if asked == "auto":
+        settled = choose_micro_batch_tokens(None, device=settings.device)
+        why = f"the usual size on a {settings.device.upper()}"
     else:
-        settled = choose_micro_batch_tokens(tokens, device=settings.device)
-        why = f"the usual size on a {settings.device.upper()}" if tokens is None else "as train.micro_batch_tokens says"
-        plan = BatchPlan(
-            micro_batch_tokens=settled,
-            activation_checkpointing=bool(checkpointing),
-            curve=[],
-            reason=f"{settled:,} tokens, {why}",
-            seconds=0.0,
-            cached=False,
-        )
-    chosen = replace(
-        settings,
-        micro_batch_tokens=plan.micro_batch_tokens,
-        activation_checkpointing=plan.activation_checkpointing,
+        settled, why = asked, "as train.micro_batch_tokens says"
+    return BatchPlan(
+        micro_batch_tokens=settled,
+        # What is left to us is settled by measurement on a GPU, and is no elsewhere.
+        gradient_checkpointing=settings.train.gradient_checkpointing is True,
+        curve=[],
+        reason=f"{settled:,} tokens, {why}",
+        seconds=0.0,
+        cached=False,
     )
-    return chosen, plan

@@ -1,9 +1,9 @@
 """Measure how fast and how large micro-batches of several sizes are, in a process of its own that trains nothing.
 
-``python -m lm_tuning.training.planning.probe request.json answer.json`` loads the model as training does, runs forward
-and backward passes over real rows and writes down what they took. There is no optimizer, no step is made and no file
-but the answer is written. The answer is renewed after every measurement, so that a process that dies leaves what it
-knew.
+``python -m lm_tuning.training.planning.probe request.pickle answer.json`` loads the model as training does, runs
+forward and backward passes over real rows and writes down what they took. There is no optimizer, no step is made and no
+file but the answer is written. The answer is renewed after every measurement, so that a process that dies leaves what
+it knew.
 
 Layers are not compiled here, which would take longer than everything else: speeds are those of the uncompiled model.
 A training that compiles its layers measures once more from there, see :mod:`lm_tuning.training.planning.compiled`.
@@ -12,7 +12,7 @@ A training that compiles its layers measures once more from there, see :mod:`lm_
 from __future__ import annotations
 
 import gc
-import json
+import pickle
 import sys
 import time
 import traceback
@@ -34,7 +34,6 @@ from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.training.planning.memory import ModelBytes, extrapolate, measure_model
 from lm_tuning.training.planning.out_of_memory import is_out_of_memory, read_memory
-from lm_tuning.training.planning.probe_exchange import ProbeAnswer, ProbePoint, ProbeRequest
 from lm_tuning.training.planning.probe_rows import (
     IntArray,
     evenly_by_size,
@@ -43,6 +42,7 @@ from lm_tuning.training.planning.probe_rows import (
     heaviest_groups,
     sample_steps,
 )
+from lm_tuning.training.planning.records import PlanFacts, ProbeAnswer, ProbePoint, ProbeRequest
 from lm_tuning.training.settings import TrainingSettings, step_plan_of
 
 if TYPE_CHECKING:
@@ -75,12 +75,8 @@ class BudgetProbe:
         plan = step_plan_of(settings, table)
         self.steps = sample_steps(plan)
         self.extremes = extreme_rows(plan, table, max(map(len, self.steps)))
-        self.shape = LossShape(label_smoothing=settings.label_smoothing)
-        self.held = measure_model(
-            self.model,
-            optimizer=settings.trainer.get("optim"),
-            optimizer_args=settings.trainer.get("optim_args") or "",
-        )
+        self.shape = LossShape(label_smoothing=settings.train.label_smoothing)
+        self.held = measure_model(self.model, settings.train.trainer)
 
     def measure(self, budget: int, *, seconds: float) -> tuple[float, int, int]:
         """Measure one budget: first the heaviest micro-batches, then the speed of ordinary ones.
@@ -156,6 +152,12 @@ def probe_budgets(request: ProbeRequest, probe: BudgetProbe, answer: ProbeAnswer
         answer: receives the points and what was not tried.
         on_point: called after each of them.
     """
+
+    def look(budget: int, seconds: float) -> ProbePoint:
+        point = try_budget(probe, answer, ProbePoint(budget, checkpointing, "predicted"), seconds=seconds)
+        on_point()
+        return point
+
     for checkpointing in request.checkpointing:
         if checkpointing and not getattr(probe.model, "supports_gradient_checkpointing", True):
             break
@@ -169,14 +171,7 @@ def probe_budgets(request: ProbeRequest, probe: BudgetProbe, answer: ProbeAnswer
                 answer.not_tried += upwards[position:]
                 break
             share = (request.ends_at - began) / (len(upwards) - position + 1)
-            point = try_budget(
-                probe,
-                answer,
-                ProbePoint(budget, checkpointing, "predicted"),
-                memory_fraction=request.memory_fraction,
-                seconds=share / 2,
-            )
-            on_point()
+            point = look(budget, share / 2)
             if position + 1 < len(upwards):
                 expected = _GROWTH_RESERVE * (time.time() - began) * upwards[position + 1] / budget
             if not point.fits:
@@ -187,15 +182,7 @@ def probe_budgets(request: ProbeRequest, probe: BudgetProbe, answer: ProbeAnswer
         for budget in reversed(request.budgets[: request.start]):
             if time.time() > request.ends_at:
                 break
-            point = try_budget(
-                probe,
-                answer,
-                ProbePoint(budget, checkpointing, "predicted"),
-                memory_fraction=request.memory_fraction,
-                seconds=_SPEED_SECONDS[0],
-            )
-            on_point()
-            if point.fits:
+            if look(budget, _SPEED_SECONDS[0]).fits:
                 break
 
 
@@ -210,25 +197,29 @@ def run_probe(request: ProbeRequest, *, on_answer: Callable[[ProbeAnswer], None]
         UserError: the model cannot be loaded with these settings.
     """
     answer = ProbeAnswer()
-    settings = TrainingSettings(**request.settings)
-    apply_backend(**request.backend)
-    table = open_split(Path(request.tokens), "train")
+    settings = request.settings
+    apply_backend(**request.backend.model_dump(exclude={"variables"}))
+    table = open_split(request.tokens, "train")
     began = time.time()
     ready, batching, choices = _set_up(settings, table)
     restore_collection()
     probe = BudgetProbe(ready, settings, table, batching)
-    reading = read_memory(settings.device)
-    answer.facts = {
-        "device": reading.name,
-        "total_bytes": reading.total,
-        "other_programs_bytes": reading.others,
-        "memory_fraction": request.memory_fraction,
-        "batching": batching,
-        "choices": choices,
-        "longest_row_tokens": int(table.lengths.max(initial=0)),
-        "load_seconds": round(time.time() - began, 2),
-        **{f"{name}_bytes": size for name, size in asdict(probe.held).items()},
-    }
+    reading, held = read_memory(settings.device), probe.held
+    answer.facts = PlanFacts(
+        device=reading.name,
+        total_bytes=reading.total,
+        other_programs_bytes=reading.others,
+        memory_fraction=settings.train.memory_fraction,
+        batching=batching,
+        choices=choices,
+        longest_row_tokens=int(table.lengths.max(initial=0)),
+        load_seconds=round(time.time() - began, 2),
+        weights_bytes=held.weights,
+        gradients_bytes=held.gradients,
+        optimizer_state_bytes=held.optimizer_state,
+        optimizer_extra_bytes=held.optimizer_extra,
+        buffers_bytes=held.buffers,
+    )
     on_answer(answer)
     probe_budgets(request, probe, answer, lambda: on_answer(answer))
     answer.finished = True
@@ -241,23 +232,21 @@ def _set_up(settings: TrainingSettings, table: TokenTable) -> tuple[ReadyModel, 
     from lm_tuning.training.kernels.fast_path import prepare_fast_path
     from lm_tuning.training.setup.model import set_up_model
 
-    if settings.lora:
-        settings = replace(settings, lora={**settings.lora, "init": "default"})
+    # Decomposing every weight takes up to minutes, and leaves matrices of the same shapes.
+    lora = settings.train.lora.model_copy(update={"init": "default"})
+    settings = replace(settings, train=settings.train.model_copy(update={"lora": lora}))
     ready = set_up_model(settings)
     fast = prepare_fast_path(ready, settings, table)
     return ready, fast.batching, fast.facts
 
 
-def try_budget(
-    probe: BudgetProbe, answer: ProbeAnswer, point: ProbePoint, *, memory_fraction: float, seconds: float
-) -> ProbePoint:
+def try_budget(probe: BudgetProbe, answer: ProbeAnswer, point: ProbePoint, *, seconds: float) -> ProbePoint:
     """Measure a budget, or leave it out when the smaller ones let expect that it does not fit.
 
     Args:
         probe: of the model, as the point says it runs.
         answer: of the points before; the point is added to it.
         point: says what is to be measured; the rest is filled in.
-        memory_fraction: share of the memory that a training may take.
         seconds: for the speed, within bounds.
 
     Returns:
@@ -265,13 +254,13 @@ def try_budget(
     """
     device, budget = probe.settings.device, point.micro_batch_tokens
     reading = read_memory(device)
-    limit = memory_fraction * reading.total
+    limit = probe.settings.train.memory_fraction * reading.total
     answer.points.append(point)
     known = [
         (each.micro_batch_tokens, each.predicted_total_bytes)
         for each in answer.points
         if each.outcome == "measured"
-        and each.activation_checkpointing == point.activation_checkpointing
+        and each.gradient_checkpointing == point.gradient_checkpointing
         and each.predicted_total_bytes
     ]
     smaller = [entry for entry in known if entry[0] < budget]
@@ -362,7 +351,7 @@ def main(arguments: Sequence[str]) -> int:
     """
     collect_rarely()
     request_path, answer_path = map(Path, arguments)
-    request = ProbeRequest(**json.loads(request_path.read_text(encoding="utf-8")))
+    request: ProbeRequest = pickle.loads(request_path.read_bytes())  # noqa: S301 - written by the training itself
     answer = ProbeAnswer()
 
     def write(latest: ProbeAnswer) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from lm_tuning.training.planning.plan import BatchPlan
+from lm_tuning.training.planning.records import ProbePoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,7 +53,7 @@ def draw_plan(plan: BatchPlan) -> Figure:
     for mode in _MODES:
         points = sorted(
             (point for point in plan.curve if _mode(point) == mode),
-            key=lambda point: int(point["micro_batch_tokens"]),
+            key=lambda point: point.micro_batch_tokens,
         )
         if points:
             _draw_mode(speed, memory, points, total=total)
@@ -62,7 +63,7 @@ def draw_plan(plan: BatchPlan) -> Figure:
         limit = plan.facts["memory_fraction"] * total / _GIB
         memory.axhline(limit, color="C3", linestyle="--", linewidth=1, label=f"share, {limit:.1f} GiB")
         memory.axhline(total / _GIB, color="black", linewidth=1, label=f"all there is, {total / _GIB:.1f} GiB")
-    sizes = sorted({plan.micro_batch_tokens, *(int(point["micro_batch_tokens"]) for point in plan.curve)})
+    sizes = sorted({plan.micro_batch_tokens, *(point.micro_batch_tokens for point in plan.curve)})
     memory.set_xscale("log", base=2)
     memory.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=45)
     memory.minorticks_off()
@@ -117,41 +118,43 @@ def _draw_parts(axes: Axes, plan: BatchPlan) -> None:
     axes.legend(fontsize="x-small", ncols=3, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
 
 
-def _draw_mode(speed: Axes, memory: Axes, points: list[dict[str, Any]], *, total: int | None) -> None:
+def _draw_mode(speed: Axes, memory: Axes, points: list[ProbePoint], *, total: int | None) -> None:
     color, label = _MODES[_mode(points[0])]
-    measured = [point for point in points if point["tokens_per_second"] is not None]
-    sizes = [point["micro_batch_tokens"] for point in measured]
-    speed.plot(sizes, [point["tokens_per_second"] for point in measured], marker="o", color=color, label=label)
-    taken = [point["predicted_total_bytes"] / _GIB for point in measured]
-    peaks = [point["peak_memory_bytes"] / _GIB for point in measured]
+    measured = [point for point in points if point.outcome == "measured"]
+    sizes = [point.micro_batch_tokens for point in measured]
+    speed.plot(sizes, [point.tokens_per_second or 0.0 for point in measured], marker="o", color=color, label=label)
+    taken = [(point.predicted_total_bytes or 0) / _GIB for point in measured]
+    peaks = [(point.peak_memory_bytes or 0) / _GIB for point in measured]
     memory.plot(sizes, taken, marker="o", color=color, label=f"{label}, with optimizer")
     memory.plot(sizes, peaks, marker=".", color=color, linestyle=":", label=f"{label}, peak of the passes")
-    refused = [point for point in points if point["outcome"] == "predicted"]
+    refused = [point for point in points if point.outcome == "predicted"]
     memory.scatter(
-        [point["micro_batch_tokens"] for point in refused],
-        [point["predicted_total_bytes"] / _GIB for point in refused],
+        [point.micro_batch_tokens for point in refused],
+        [(point.predicted_total_bytes or 0) / _GIB for point in refused],
         marker="o",
         facecolors="none",
         edgecolors=color,
         label=f"{label}, predicted" if refused else None,
     )
-    failed = [point["micro_batch_tokens"] for point in points if point["outcome"] == "out of memory"]
+    failed = [point.micro_batch_tokens for point in points if point.outcome == "out of memory"]
     if failed:
         memory.scatter(
             failed, [(total or 0) / _GIB] * len(failed), marker="x", color=color, label=f"{label}, out of memory"
         )
 
 
-def _row(point: dict[str, Any], plan: BatchPlan, total: int | None) -> str:
-    note = "chosen" if point is plan.choice else {"measured": ""}.get(point["outcome"], point["outcome"])
-    if point["outcome"] == "measured" and not point["fits"]:
+def _row(point: ProbePoint, plan: BatchPlan, total: int | None) -> str:
+    note: str = point.outcome if point.outcome != "measured" else ""
+    if point is plan.choice:
+        note = "chosen"
+    if point.outcome == "measured" and not point.fits:
         note = f"{note}, over the share".removeprefix(", ")
-    speed, taken = point["tokens_per_second"], point["predicted_total_bytes"]
+    speed, taken = point.tokens_per_second, point.predicted_total_bytes
     cells = [
-        f"{point['micro_batch_tokens']:,}",
+        f"{point.micro_batch_tokens:,}",
         *("yes" if is_on else "no" for is_on in _mode(point)),
         "-" if speed is None else f"{speed:,.0f}",
-        _gib(point["peak_memory_bytes"]),
+        _gib(point.peak_memory_bytes),
         _gib(taken),
         f"{taken / total:.0%}" if taken is not None and total else "-",
         note,
@@ -159,8 +162,8 @@ def _row(point: dict[str, Any], plan: BatchPlan, total: int | None) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _mode(point: dict[str, Any]) -> tuple[bool, bool]:
-    return point["activation_checkpointing"], point["compiled"]
+def _mode(point: ProbePoint) -> tuple[bool, bool]:
+    return point.gradient_checkpointing, point.compiled
 
 
 def _gib(size: int | None) -> str:

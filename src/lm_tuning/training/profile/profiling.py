@@ -165,18 +165,21 @@ def profile_training(
     folder.mkdir(parents=True, exist_ok=True)
     trace = folder / TRACE_NAME
     needed = num_warm_up_steps + num_steps + 1
-    settings = replace(
-        settings,
-        save_every_steps=None,
-        eval_every_steps=None,
-        early_stopping_evals=None,
-        load_best=False,
-        resume=False,
-        probe_first_step=False,
-        run_id=None,
+    train = settings.train.model_copy(
+        update={
+            "save_every_steps": None,
+            "eval_every_steps": None,
+            "early_stopping_evals": None,
+            "load_best": False,
+            "resume": False,
+            "health": settings.train.health.model_copy(update={"probe": False}),
+        }
     )
     if step_plan_of(settings, open_split(paths.tokens, "train")).total_steps < needed:
-        settings = replace(settings, num_epochs=None, max_steps=needed, trainer={**settings.trainer, "warmup_steps": 0})
+        # A warm-up longer than the few steps of a profile would be refused.
+        trainer = {**train.trainer, "warmup_steps": 0}
+        train = train.model_copy(update={"num_epochs": None, "max_steps": needed, "trainer": trainer})
+    settings = replace(settings, train=train, run_id=None)
     plans = paths.plans or paths.checkpoints / "batch_plans"
     recorder = _StepRecorder(trace, settings.device, num_steps, num_warm_up_steps)
 

@@ -26,7 +26,7 @@ def run_facts(settings: TrainingSettings) -> dict[str, str]:
     """
     return {
         "model": settings.base["name_or_path"],
-        "method": f"{settings.method}, {settings.weights_dtype} weights, {settings.compute_dtype} arithmetic",
+        "method": f"{settings.train.method}, {settings.weights_dtype} weights, {settings.compute_dtype} arithmetic",
         "device": describe_device().name,
     }
 

@@ -6,6 +6,7 @@ import copy
 import difflib
 import logging
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.models.quantization import quantized_bits
 from lm_tuning.models.structure import HEAD
 from lm_tuning.models.tuned import without_peft_warning
+from lm_tuning.parameters.train import LoraParameters
 
 logger = logging.getLogger(__name__)
 
@@ -72,35 +74,12 @@ def check_targets(model: Any, targets: str | list[str]) -> None:
         raise UserError(problems)
 
 
-def add_lora(
-    model: Any,
-    *,
-    r: int,
-    alpha: int,
-    dropout: float,
-    target_modules: str | list[str],
-    use_dora: bool = False,
-    use_rslora: bool = False,
-    init: str = "default",
-    task: str = "causal_lm",
-) -> Any:
+def add_lora(model: Any, lora: LoraParameters, *, task: str = "causal_lm") -> Any:
     """Freeze a model and put trainable low-rank adapters on it.
-
-    Quantized weights need nothing more. Peft's ``prepare_model_for_kbit_training`` would turn all that is not quantized
-    into float32, embedding and head included: gigabytes for a large vocabulary, and nothing gained, since those weights
-    are frozen and norms compute in float32 anyway. It also makes embeddings ask for gradients, which only the older,
-    reentrant kind of checkpointing needs.
 
     Args:
         model: a model of the task, quantized or not.
-        r: rank of the adapters.
-        alpha: the update is scaled by ``alpha / r``, or by ``alpha / sqrt(r)`` with ``use_rslora``.
-        dropout: share of adapter inputs zeroed while training.
-        target_modules: ``all-linear`` (every linear layer but the head) or names of linear layers.
-        use_dora: learn the size of each output's weights apart from their direction.
-        use_rslora: scale for high ranks.
-        init: ``default``, or one of peft's ways to start: ``gaussian``, ``orthogonal``, ``pissa``, ``pissa_niter_4``,
-            ``pissa_niter_16``, ``olora``, ``mica``.
+        lora: group ``train.lora``; ``all-linear`` means every linear layer but the head.
         task: what the model is for. A classifier's head is trained in full, and saved with the adapter.
 
     Returns:
@@ -118,24 +97,28 @@ def add_lora(
     from peft import LoraConfig, TaskType, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
-    check_targets(model, target_modules)
-    if use_dora and model.device.type == "cpu" and quantized_bits(model) == 8:
+    check_targets(model, lora.target_modules)
+    if lora.use_dora and model.device.type == "cpu" and quantized_bits(model) == 8:
         # Peft reads the weights for DoRA through a move that loses their scales there.
         raise UserError(
             "train.lora.use_dora = true cannot train beside weights of train.qlora.bits = 8 on a CPU: set "
             "train.qlora.bits = 4, or train.lora.use_dora = false."
         )
-    if init.startswith(DECOMPOSING):
-        _check_rank(model, target_modules, r, init)
-    start: Any = True if init == "default" else init
-    targeted = _targeted_layers(model, target_modules)
+    targeted = _targeted_layers(model, lora.target_modules)
+    if lora.init.startswith(DECOMPOSING):
+        _check_rank(targeted, lora)
+    # Peft's prepare_model_for_kbit_training is left out for quantized weights: it turns all that is not quantized into
+    # float32, embedding and head included, gigabytes for a large vocabulary. Nothing is gained, since those weights are
+    # frozen and norms compute in float32 anyway, and gradients of embeddings are asked for by the reentrant kind of
+    # checkpointing alone.
+    start: Any = True if lora.init == "default" else lora.init
     config = LoraConfig(
-        r=r,
-        lora_alpha=alpha,
-        lora_dropout=dropout,
-        target_modules=target_modules,
-        use_dora=use_dora,
-        use_rslora=use_rslora,
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=lora.target_modules,
+        use_dora=lora.use_dora,
+        use_rslora=lora.use_rslora,
         init_lora_weights=start,
         # GPT-2 keeps its weights the other way round, inputs first; peft would find out by itself, with a warning.
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in targeted.values()),
@@ -146,7 +129,7 @@ def add_lora(
     for parameter in wrapped.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
-    if init.startswith(MUTATING):
+    if lora.init.startswith(MUTATING):
         wrapped.lm_tuning_first_adapter = _adapter_matrices(wrapped)
     return wrapped
 
@@ -223,14 +206,15 @@ def _targeted_layers(model: Any, targets: str | list[str]) -> dict[str, Any]:
     }
 
 
-def _check_rank(model: Any, targets: str | list[str], r: int, init: str) -> None:
+def _check_rank(targeted: Mapping[str, torch.nn.Linear], lora: LoraParameters) -> None:
     """Refuse a rank that is larger than a target's smaller side: a weight has no more singular values."""
-    for name, module in _targeted_layers(model, targets).items():
+    for name, module in targeted.items():
         smaller = min(module.weight.shape)
-        if r > smaller:
+        if lora.r > smaller:
             raise UserError(
-                f"train.lora.r = {r} is more than the {smaller} singular values of {name}, which train.lora.init = "
-                f"{init} starts from: set train.lora.r to {smaller} at most, or train.lora.init = default."
+                f"train.lora.r = {lora.r} is more than the {smaller} singular values of {name}, which "
+                f"train.lora.init = {lora.init} starts from: set train.lora.r to {smaller} at most, or train.lora.init "
+                "= default."
             )
 
 

@@ -13,6 +13,7 @@ from lm_tuning.batching.tasks.base import TrainingTask
 from lm_tuning.batching.tasks.registry import task_of
 from lm_tuning.data.format.labels import refuse_unknown_weights
 from lm_tuning.errors import UserError
+from lm_tuning.models.record import location_of
 from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.health.first_loss import fresh_head_spread, scale_fresh_head
 from lm_tuning.training.settings import TrainingSettings
@@ -55,14 +56,7 @@ def build_skeleton_of(settings: TrainingSettings) -> Any:
     """
     from lm_tuning.models.loading import build_skeleton
 
-    base = settings.base
-    return build_skeleton(
-        base["name_or_path"],
-        task=settings.task,
-        label_map=settings.label_map,
-        revision=base.get("revision"),
-        trust_remote_code=bool(base.get("trust_remote_code")),
-    )
+    return build_skeleton(**location_of(settings.base), task=settings.task, label_map=settings.label_map)
 
 
 def set_up_model(settings: TrainingSettings) -> ReadyModel:
@@ -78,30 +72,29 @@ def set_up_model(settings: TrainingSettings) -> ReadyModel:
 
     from lm_tuning.models.loading import load_model, load_tokenizer
 
-    base = settings.base
-    hub: dict[str, Any] = {"revision": base.get("revision"), "trust_remote_code": bool(base.get("trust_remote_code"))}
-    kind: dict[str, Any] = {"task": settings.task, "label_map": settings.label_map}
-    if settings.method != "full" and settings.lora["target_modules"] != "all-linear":
+    train, location = settings.train, location_of(settings.base)
+    if train.method != "full" and train.lora.target_modules != "all-linear":
         # A mistyped name should not cost the time that loading the weights takes.
-        check_targets(build_skeleton_of(settings), settings.lora["target_modules"])
-    tokenizer = load_tokenizer(base["name_or_path"], **hub)
+        check_targets(build_skeleton_of(settings), train.lora.target_modules)
+    tokenizer = load_tokenizer(**location)
+    # Before the weights are loaded, since a head that the model lacks is drawn then, and adapters after it.
     set_seed(settings.seed)
     model: Any = load_model(
-        base["name_or_path"],
+        **location,
+        task=settings.task,
+        label_map=settings.label_map,
         dtype=settings.weights_dtype,
         attention=settings.attention,
         device=settings.device,
         pad_token_id=tokenizer.pad_token_id,
         quantization=_quantization(settings),
-        **kind,
-        **hub,
     )
     has_fresh_head = bool(getattr(model, "lm_tuning_fresh_head", False))
-    if settings.method != "full":
-        model = add_lora(model, task=settings.task, **settings.lora)
-    elif settings.freeze:
-        freeze_modules(model, settings.freeze)
-    if settings.method != "qlora":
+    if train.method != "full":
+        model = add_lora(model, train.lora, task=settings.task)
+    elif train.freeze:
+        freeze_modules(model, train.freeze)
+    if train.method != "qlora":
         model.to(settings.device)  # quantized weights cannot be moved, and lie there already
     model.config.use_cache = False
     task = task_of(model, settings.task, pad_id=int(tokenizer.pad_token_id))
@@ -115,22 +108,22 @@ def choose_loss_shape(settings: TrainingSettings, train_rows: TokenTable) -> Los
         UserError: a class weight is given to no class, or no class has a weight.
     """
     weights = None
-    if settings.class_weights is not None:
+    given = settings.train.class_weights
+    if given is not None:
         label_map = settings.label_map or {}
         labels = train_rows.labels
         # Classes that the head does not tell apart are named once the model is there.
         known = labels[(labels >= 0) & (labels < len(label_map))]
         counts = np.bincount(known, minlength=len(label_map)).tolist()
         weights = balance_classes(counts)
-        if settings.class_weights != "balanced":
-            given = settings.class_weights
+        if given != "balanced":
             refuse_unknown_weights(given, label_map)
             raw = [given.get(name, 1.0) for name in label_map]
             mean = sum(weight * count for weight, count in zip(raw, counts, strict=True)) / max(sum(counts), 1)
             if not mean:
                 raise UserError("train.class_weights gives every training row a weight of 0, so nothing is learned.")
             weights = tuple(weight / mean for weight in raw)
-    return LossShape(label_smoothing=settings.label_smoothing, class_weights=weights)
+    return LossShape(label_smoothing=settings.train.label_smoothing, class_weights=weights)
 
 
 def scale_head(ready: ReadyModel, steps: StepDataset, settings: TrainingSettings, health: HealthReport) -> None:
@@ -156,8 +149,8 @@ def scale_head(ready: ReadyModel, steps: StepDataset, settings: TrainingSettings
 
 
 def _quantization(settings: TrainingSettings) -> Any:
-    if settings.method != "qlora":
+    if settings.train.method != "qlora":
         return None
     from lm_tuning.models.loading import Quantization
 
-    return Quantization(**settings.qlora, compute_dtype=settings.compute_dtype)
+    return Quantization(**settings.train.qlora.model_dump(), compute_dtype=settings.compute_dtype)

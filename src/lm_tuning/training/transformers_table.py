@@ -1,7 +1,7 @@
 """Read off the installed transformers what its schedules and optimizers take, for ``kedro schema`` to keep.
 
-No other module of this package may import this one: transformers takes seconds and brings torch, and a parameter error
-should be there at once.
+It lies apart from the checks of parameters that read the table: transformers takes seconds and brings torch, and a
+parameter error should be there at once.
 """
 
 from __future__ import annotations

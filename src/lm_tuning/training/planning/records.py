@@ -1,34 +1,67 @@
-"""What goes between a training and the process that measures micro-batches for it: plain values in JSON files."""
+"""What planning passes around: the question to the process that measures, its answer, and the facts of a plan."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Literal, TypedDict
+
+from lm_tuning.batching.micro_batches import Batching
+from lm_tuning.parameters.model import EnvironmentParameters
+from lm_tuning.training.settings import TrainingSettings
+
+
+class PlanFacts(TypedDict, total=False):
+    """What a curve belongs to. A plan that was not measured has the first three, or none where it had no choice.
+
+    Sizes ending in ``bytes`` are those of :class:`lm_tuning.training.planning.memory.ModelBytes` and of the device.
+    """
+
+    device: str
+    total_bytes: int
+    memory_fraction: float
+    other_programs_bytes: int
+    batching: Batching
+    choices: dict[str, str]
+    longest_row_tokens: int
+    load_seconds: float
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_state_bytes: int
+    optimizer_extra_bytes: int
+    buffers_bytes: int
+    peaks_hold_optimizer: bool
+
+
+class MemoryRow(TypedDict):
+    """One part of a training's memory."""
+
+    part: str
+    bytes: int
+    source: Literal["counted", "measured", "estimated"]
 
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """What is to be measured; plain values, so that it can be a JSON file.
+    """What is to be measured; it is pickled for the process that measures.
 
     Attributes:
         tokens: folder with ``train.arrow``.
-        settings: fields of :class:`TrainingSettings`.
+        settings: of the training.
         budgets: token budgets that may be tried, ascending.
         start: index of the budget that is tried first; smaller ones are tried when it does not fit.
         checkpointing: whether gradient checkpointing is on; a second entry is tried when the first did not fit.
-        memory_fraction: share of the memory that a training may take.
         ends_at: when to stop measuring, in seconds since the epoch.
-        backend: arguments of :func:`lm_tuning.runtime.backend.apply_backend`.
+        backend: how torch's switches stand in the process that trains.
     """
 
-    tokens: str
-    settings: dict[str, Any]
+    tokens: Path
+    settings: TrainingSettings
     budgets: list[int]
     start: int
     checkpointing: list[bool]
-    memory_fraction: float
     ends_at: float
-    backend: dict[str, Any] = field(default_factory=dict)
+    backend: EnvironmentParameters = field(default_factory=EnvironmentParameters)
 
 
 @dataclass
@@ -37,7 +70,7 @@ class ProbePoint:
 
     Attributes:
         micro_batch_tokens: most positions of a micro-batch.
-        activation_checkpointing: whether gradient checkpointing was on.
+        gradient_checkpointing: whether it was on.
         outcome: ``measured``; ``predicted``, when the smaller ones let expect that it does not fit; or
             ``out of memory``.
         tokens_per_second: real tokens of ordinary micro-batches; ``None`` when not measured.
@@ -48,8 +81,8 @@ class ProbePoint:
     """
 
     micro_batch_tokens: int
-    activation_checkpointing: bool
-    outcome: str
+    gradient_checkpointing: bool
+    outcome: Literal["measured", "predicted", "out of memory"]
     tokens_per_second: float | None = None
     peak_memory_bytes: int | None = None
     predicted_total_bytes: int | None = None
@@ -70,12 +103,7 @@ class ProbeAnswer:
     """
 
     points: list[ProbePoint] = field(default_factory=list)
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: PlanFacts = field(default_factory=PlanFacts)
     not_tried: list[int] = field(default_factory=list)
     error: str | None = None
     finished: bool = False
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> ProbeAnswer:
-        """Read what ``asdict`` wrote."""
-        return cls(**{**value, "points": [ProbePoint(**point) for point in value["points"]]})
