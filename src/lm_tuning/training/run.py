@@ -256,23 +256,9 @@ def _check_first_step(
     stop_if_needed(health)
     if ready.has_fresh_head:
         scale_head(ready, steps, settings, health)
-    train = settings.train
-    if not train.health.probe:
+    if not settings.train.health.probe:
         return None
-    return measure_first_step(
-        health,
-        ready.model,
-        ready.tokenizer,
-        steps,
-        shape=job.shape,
-        has_fresh_head=ready.has_fresh_head,
-        has_noise=train.neftune_noise_alpha is not None,
-        device=settings.device,
-        compute_dtype=settings.compute_dtype,
-        learning_rate=train.learning_rate,
-        tolerance=train.health.tolerance_fraction,
-        severity=train.health.on_mismatch,
-    )
+    return measure_first_step(health, ready, steps, settings, job.shape)
 
 
 def _plan_compiled(

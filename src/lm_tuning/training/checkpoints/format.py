@@ -25,12 +25,12 @@ from lm_tuning.training.checkpoints.records import IdentityRecord, MarkerRecord,
 
 MARKER = "lm_tuning_checkpoint.json"
 STEP_LOG = "step_log.json"
+# Of what lies in a checkpoint. The first versions did not write it down.
 FORMAT_VERSION = 1
-"""Of what lies in a checkpoint. The first versions did not write it down."""
 
 _NAME = re.compile(r"checkpoint-([1-9]\d*)")
+# What libraries write beside a checkpoint and no resume needs.
 _NOT_READ = {MARKER, "README.md", "training_args.bin", "config.json", "generation_config.json"}
-"""What libraries write beside a checkpoint and no resume needs."""
 
 _JSON_KINDS = {
     list: "a list",

@@ -32,9 +32,10 @@ from lm_tuning.wording import count_of
 TRAINER_STATE = "trainer_state.json"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+# Every optimizer and every schedule of transformers has a state of its own, also those that keep nothing by weight.
 STATE_FILES = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
-"""Every optimizer and every schedule of transformers has a state of its own, also those that keep nothing by weight."""
 
+# What a resume reads of the rows in the log of the steps, by the name of their list.
 _ROWS: dict[str, Hints] = {
     "steps": {"step": int, "loss_nats_per_*": float, "gradient_norm": float, "learning_rate": float},
     "efficiency": {
@@ -48,7 +49,6 @@ _ROWS: dict[str, Hints] = {
     },
     "evaluations": {"step": int, "validation_nats_per_*": float},
 }
-"""What a resume reads of the rows in the log of the steps, by the name of their list."""
 
 _LOG: Hints = {"steps": list, "efficiency": list, "evaluations": list, "own_seconds": NotRequired[float]}
 

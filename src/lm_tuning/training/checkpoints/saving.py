@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from lm_tuning.training.step_log import StepLog
 
 
+# Every figure that a checkpoint can be the best by, and which way is better.
 HIGHER_IS_BETTER = {"nats_per_token": False, "nats_per_row": False, "accuracy": True, "macro_f1": True}
-"""Every figure that a checkpoint can be the best by, and which way is better."""
 
 
 @dataclass

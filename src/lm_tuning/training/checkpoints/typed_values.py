@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from types import NoneType
 from typing import Any, Literal, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
 
+# Types by key. A key that ends with * has token or row there: whichever the task's losses are per.
 Hints = Mapping[str, object]
-"""Types by key. A key that ends with ``*`` has ``token`` or ``row`` there: whichever the task's losses are per."""
 
 _UNITS = ("token", "row")
 _MAX_SHOWN = 60

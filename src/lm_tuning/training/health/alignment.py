@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from lm_tuning.batching.tasks.base import TrainingTask
     from lm_tuning.text.records import TokenRow
 
+# What a position may be made to learn, by the distance of the target.
 SHIFTS = {0: "its own token", 1: "the token after it", 2: "the token after the next", -1: "the token before it"}
-"""What a position may be made to learn, by the distance of the target."""
 
+# Relative difference up to which two losses of the same rows count as the same.
 LOSS_TOLERANCE = 0.02
-"""Relative difference up to which two losses of the same rows count as the same."""
 
 
 def check_targets(batch: StepBatch, *, decoder_start_id: int | None = None) -> Finding | None:

@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from lm_tuning.batching.batch import MicroBatch, StepBatch
     from lm_tuning.batching.step_loader import StepDataset
 
+# Padding beyond what the rows' lengths ask for, as a share of all positions, that is not worth a word.
 PADDING_SLACK = 0.05
-"""Padding beyond what the rows' lengths ask for, as a share of all positions, that is not worth a word."""
 
+# Standard deviation of a position's logits; language models have 1 to 5.
 LARGEST_SPREAD = 30.0
-"""Standard deviation of a position's logits; language models have 1 to 5."""
 
+# In 16 bits, numbers above it are rounded by half a nat or more.
 LARGEST_LOGIT = {"float32": 1e4, "bfloat16": 1e3, "float16": 1e3}
-"""In 16 bits, numbers above it are rounded by half a nat or more."""
 
+# Steps whose cuts are looked at, spread over the run; only lengths are read for it.
 _CUTS_CHECKED = 8
-"""Steps whose cuts are looked at, spread over the run; only lengths are read for it."""
 
 
 def check_rows(health: HealthReport, model: Any, tokenizer: Any, steps: StepDataset) -> None:

@@ -17,21 +17,21 @@ import torch
 
 from lm_tuning.training.health.records import Finding
 
+# A norm this many times the measured one, or this part of it, is no rounding.
 FACTOR = 4.0
-"""A norm this many times the measured one, or this part of it, is no rounding."""
 
+# Likewise where dropout or noise makes the gradient of the step another one.
 RANDOM_FACTOR = 8.0
-"""Likewise where dropout or noise makes the gradient of the step another one."""
 
+# Relative difference of the logged norm from that of the gradients themselves: it is the same number.
 SAME_NORM = 0.05
-"""Relative difference of the logged norm from that of the gradients themselves: it is the same number."""
 
+# Logits of rows that go backward together; a longer row would need several gigabytes for them, which the training
+# itself never makes.
 MOST_LOGITS = {"cpu": 2**28, "cuda": 2**30}
-"""Logits of rows that go backward together; a longer row would need several gigabytes for them, which the training
-itself never makes."""
 
+# Small gradients vanish in float16 unless the loss is scaled up.
 FP16_SCALE = 1024.0
-"""Small gradients vanish in float16 unless the loss is scaled up."""
 
 
 @dataclass(frozen=True)

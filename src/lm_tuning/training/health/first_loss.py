@@ -13,8 +13,8 @@ import torch
 from lm_tuning.batching.batch import StepBatch
 from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.batching.losses import PLAIN, LossShape
+from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.batching.tasks.base import TrainingTask
-from lm_tuning.findings import Severity
 from lm_tuning.models.structure import classification_head
 from lm_tuning.training.health.first_gradient import ExpectedGradient, GradientMeasure, check_first_gradient, norm_of
 from lm_tuning.training.health.movement import Movement, measuring
@@ -22,14 +22,15 @@ from lm_tuning.training.health.report import HealthReport, check_first_step, che
 
 if TYPE_CHECKING:
     from lm_tuning.text.records import TokenRow
+    from lm_tuning.training.settings import TrainingSettings
 
 logger = logging.getLogger(__name__)
 
+# Tokens of rows of one length that go through the model side by side: a GPU is hardly busy with one row.
 ALIKE_TOKENS = {"cpu": 512, "cuda": 2048}
-"""Tokens of rows of one length that go through the model side by side: a GPU is hardly busy with one row."""
 
+# Largest standard deviation of a fresh head's logits: above it the first loss lies visibly over log(classes).
 FRESH_HEAD_SPREAD = 0.1
-"""Largest standard deviation of a fresh head's logits: above it the first loss lies visibly over log(classes)."""
 
 
 @dataclass(frozen=True)
@@ -37,28 +38,22 @@ class ExpectedFirstLoss:
     """What the first step's loss must be, and what is said if it is something else.
 
     Attributes:
-        task: which logits carry loss.
+        steps: of the run; their task says which logits carry loss.
+        settings: of the training; they say how grave a difference is that the micro-batches do not explain.
         shape: label smoothing and class weights.
         nats: measured before the step by a plain forward pass, in nats per supervised token, or per row.
         tolerance: allowed relative difference.
-        severity: of a difference whose cause is not the layout of the micro-batches.
-        batching: how the micro-batches are laid out.
         fresh_head_classes: classes of a new classification head; ``None`` for other models.
-        device: ``cpu`` or ``cuda``.
-        compute_dtype: type of the forward pass.
         gradient: the gradient norm that is expected; ``None`` where it was not measured.
         movement: rows whose loss is measured again later; ``None`` for none.
     """
 
-    task: TrainingTask
+    steps: StepDataset
+    settings: TrainingSettings
     shape: LossShape
     nats: float
     tolerance: float
-    severity: Severity
-    batching: str
     fresh_head_classes: int | None
-    device: str
-    compute_dtype: str
     gradient: ExpectedGradient | None = None
     movement: Movement | None = None
 
@@ -88,12 +83,13 @@ class ExpectedFirstLoss:
         Returns:
             Whether rows alone and rows in micro-batches agree.
         """
-        with measuring(self.device, self.compute_dtype):
-            path = measure_training_path(self.task, model, batch, shape=self.shape, device=self.device)
-        health.facts[f"first_step_through_micro_batches_nats_per_{self.task.unit}"] = path
+        task = self.steps.task
+        with measuring(self.settings):
+            path = measure_training_path(task, model, batch, shape=self.shape, device=self.settings.device)
+        health.facts[f"first_step_through_micro_batches_nats_per_{task.unit}"] = path
         if not math.isfinite(path):
             return True  # that is no matter of how rows lie beside each other
-        finding = check_layout(self.nats, path, tolerance=max(self.tolerance, 0.02), batching=self.batching)
+        finding = check_layout(self.nats, path, tolerance=max(self.tolerance, 0.02), batching=self.steps.batching)
         if finding is not None:
             health.add(finding)
         return finding is None
@@ -110,7 +106,7 @@ class ExpectedFirstLoss:
         Raises:
             UserError: they differ, and the finding says stop.
         """
-        unit = self.task.unit
+        unit = self.steps.task.unit
         health.facts[f"first_step_logged_nats_per_{unit}"] = logged
         if not math.isfinite(self.nats):
             return  # said before the step
@@ -120,7 +116,7 @@ class ExpectedFirstLoss:
                 logged,
                 tolerance=self.tolerance,
                 num_micro_batches=len(batch.micro_batches),
-                severity=self.severity,
+                severity=self.settings.train.health.on_mismatch,
                 unit=unit,
                 fresh_head_classes=self.fresh_head_classes,
             )

@@ -14,7 +14,6 @@ from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.batching.losses import PLAIN, LossShape
 from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.batching.tasks.base import TrainingTask
-from lm_tuning.findings import Severity
 from lm_tuning.text.decoding import decode
 from lm_tuning.text.records import NO_LABEL
 from lm_tuning.training.health.alignment import check_alignment
@@ -36,46 +35,29 @@ from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from lm_tuning.text.records import TokenRow
+    from lm_tuning.training.settings import TrainingSettings
+    from lm_tuning.training.setup.model import ReadyModel
 
 logger = logging.getLogger(__name__)
 
+# Relative difference from which the loss that a model class returns counts as another one.
 MODEL_LOSS_TOLERANCE = 0.01
-"""Relative difference from which the loss that a model class returns counts as another one."""
 
+# A base model is suspicious when its loss is this many times that of an untrained head.
 WORSE_FACTOR = 1.1
-"""A base model is suspicious when its loss is this many times that of an untrained head."""
 
 
 def measure_first_step(
-    health: HealthReport,
-    model: Any,
-    tokenizer: Any,
-    steps: StepDataset,
-    *,
-    shape: LossShape,
-    has_fresh_head: bool,
-    has_noise: bool,
-    device: str,
-    compute_dtype: str,
-    learning_rate: float,
-    tolerance: float,
-    severity: Severity,
+    health: HealthReport, ready: ReadyModel, steps: StepDataset, settings: TrainingSettings, shape: LossShape
 ) -> ExpectedFirstLoss | None:
     """Fill the health report and say what is expected, without touching the run's random state.
 
     Args:
         health: receives facts and findings.
-        model: on its device, as it will be trained.
-        tokenizer: the model's.
+        ready: the model on its device, as it will be trained.
         steps: the run's steps.
+        settings: of the training.
         shape: label smoothing and class weights.
-        has_fresh_head: whether the classification head is new.
-        has_noise: whether training adds noise to embeddings.
-        device: ``cpu`` or ``cuda``.
-        compute_dtype: type of the forward pass.
-        learning_rate: the schedule's peak.
-        tolerance: allowed relative difference of losses.
-        severity: of a first loss that is off.
 
     Returns:
         The first step's loss and gradient by a plain forward and backward pass, to compare the first step with;
@@ -84,31 +66,29 @@ def measure_first_step(
     Raises:
         UserError: a check found what must not be trained on.
     """
-    task = steps.task
+    task, model, tokenizer = steps.task, ready.model, ready.tokenizer
     batch = steps[0]
     rows = [steps.table[int(row)] for row in steps.plan.rows_of_step(0)]
     if not batch.num_supervised:
         return None  # there is no loss to measure, which the health report says
-    is_random = has_noise or has_dropout(model)
+    train, has_fresh_head = settings.train, ready.has_fresh_head
+    is_random = train.neftune_noise_alpha is not None or has_dropout(model)
     num_classes = _num_classes(model, task)
     with health.timing():
-        with measuring(device, compute_dtype):
-            plain, gradient = _measure(
-                task, model, rows, shape=shape, device=device, compute_dtype=compute_dtype, is_random=is_random
-            )
+        with measuring(settings):
+            plain, gradient = _measure(task, model, rows, settings, shape, is_random=is_random)
+            row, row_nats = plain.shortest_row, plain.shortest_nats
             with evaluating(model):
-                own = task.model_loss(model, plain.shortest_row, device=device)
-            alignments, shifted = check_alignment(task, model, plain.shortest_row, plain.shortest_nats, device=device)
+                own = task.model_loss(model, row, device=settings.device)
+            alignments, shifted = check_alignment(task, model, row, row_nats, device=settings.device)
+        tolerance = train.health.tolerance_fraction
         expected = ExpectedFirstLoss(
-            task=task,
+            steps=steps,
+            settings=settings,
             shape=shape,
             nats=plain.nats,
             tolerance=max(tolerance, DROPOUT_TOLERANCE) if is_random else tolerance,
-            severity=severity,
-            batching=steps.batching,
             fresh_head_classes=num_classes if has_fresh_head else None,
-            device=device,
-            compute_dtype=compute_dtype,
         )
         untrained = _untrained_nats(num_classes, rows, shape)
         facts: Facts = {
@@ -122,7 +102,7 @@ def measure_first_step(
             "first_step_padding_fraction": 1 - batch.num_tokens / batch.num_positions,
             "first_step_micro_batches": len(batch.micro_batches),
             "model_loss_of_shortest_row": own,
-            "our_loss_of_shortest_row": plain.shortest_nats,
+            "our_loss_of_shortest_row": row_nats,
             "logits": plain.logits,
             "pad_token": tokenizer.pad_token,
             "pad_token_id": tokenizer.pad_token_id,
@@ -136,15 +116,16 @@ def measure_first_step(
         health.facts.update(facts)
         if alignments:
             health.facts["nats_per_token_by_alignment"] = alignments
-        for finding in check_logits(plain.logits, dtype=compute_dtype, has_fresh_head=has_fresh_head):
+        compute = settings.compute_dtype
+        for finding in check_logits(plain.logits, dtype=compute, has_fresh_head=has_fresh_head):
             is_broken = finding.code == "logits-not-finite"
-            health.add(_name_broken_weights(finding, model, compute_dtype=compute_dtype) if is_broken else finding)
+            health.add(_name_broken_weights(finding, model, compute_dtype=compute) if is_broken else finding)
         if shifted is not None:
             health.add(shifted)
         # What is not a number, or of other labels, says nothing more of the rest: one cause, one finding.
         is_sound = math.isfinite(plain.nats) and shifted is None
         if is_sound:
-            _check_model_loss(health, own, plain.shortest_nats)
+            _check_model_loss(health, own, row_nats)
         # Randomness makes the step itself a vague witness of its layout; without it, the step says as much as this.
         agrees = is_sound and (not is_random or expected.measure_layout(health, model, batch))
         if agrees and has_fresh_head:
@@ -168,32 +149,23 @@ def measure_first_step(
         return expected
     if gradient is not None:
         health.facts["last_layer_measured_gradient_norm"] = gradient.norm
-    movement = begin_movement(
-        task,
-        model,
-        plain.shortest_row,
-        plain.shortest_nats,
-        peak=learning_rate,
-        device=device,
-        compute_dtype=compute_dtype,
-    )
-    return replace(expected, gradient=gradient, movement=movement)
+    return replace(expected, gradient=gradient, movement=begin_movement(task, model, row, row_nats, settings))
 
 
 def _measure(
     task: TrainingTask,
     model: Any,
     rows: list[TokenRow],
-    *,
+    settings: TrainingSettings,
     shape: LossShape,
-    device: str,
-    compute_dtype: str,
+    *,
     is_random: bool,
 ) -> tuple[PlainLoss, ExpectedGradient | None]:
     """Measure loss and gradient of the first step's rows; the loss alone where memory does not suffice for both."""
     # Only language models have a logit for every token of a vocabulary at every position.
     vocabulary = 0 if task.unit == "row" else _num_classes(model, task)
-    measure = GradientMeasure(model, device=device, compute_dtype=compute_dtype, vocabulary=vocabulary)
+    device = settings.device
+    measure = GradientMeasure(model, device=device, compute_dtype=settings.compute_dtype, vocabulary=vocabulary)
     try:
         with measure.watching():
             plain = measure_plain_loss(task, model, rows, shape=shape, device=device, gradient=measure)

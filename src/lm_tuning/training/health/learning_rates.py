@@ -10,15 +10,15 @@ from lm_tuning.training.health.records import Facts, Finding
 from lm_tuning.training.health.report import HealthReport, stop_if_needed
 from lm_tuning.wording import count_of
 
+# Share of the peak under which next to nothing is learned.
 TINY_FRACTION = 0.01
-"""Share of the peak under which next to nothing is learned."""
 
+# No optimizer in use learns anything at such a rate: weights of 0.01 would move by a hundred-thousandth of a percent a
+# step, which is less than their rounding.
 TINY_RATE = 1e-9
-"""No optimizer in use learns anything at such a rate: weights of 0.01 would move by a hundred-thousandth of a percent a
-step, which is less than their rounding."""
 
+# Share of the peak that counts as reached.
 PEAK_FRACTION = 0.99
-"""Share of the peak that counts as reached."""
 
 
 class LearningRates(Monitor):

@@ -15,15 +15,15 @@ from math import comb
 from lm_tuning.training.health.monitors import Monitor, StepNumbers
 from lm_tuning.training.health.records import Facts, Finding
 
+# Steps before anything is said of a rise.
 MIN_STEPS_RISE = 40
-"""Steps before anything is said of a rise."""
 
+# One in so many runs that change nothing would have its losses in such an order by chance.
 ORDERS = 100_000
-"""One in so many runs that change nothing would have its losses in such an order by chance."""
 
 RISE_FRACTION = 0.10
+# A smaller rise, as of a share and in nats, may be what dropout or a new schedule does to a finished model.
 RISE_NATS = 0.1
-"""A smaller rise, as of a share and in nats, may be what dropout or a new schedule does to a finished model."""
 
 
 class LossCourse(Monitor):

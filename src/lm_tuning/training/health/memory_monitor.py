@@ -11,8 +11,8 @@ from lm_tuning.training.health.records import Facts, Finding
 
 MEMORY_FRACTION = 0.92
 
+# Share of the card from which it counts as full: a driver keeps a little for itself.
 FULL_FRACTION = 0.995
-"""Share of the card from which it counts as full: a driver keeps a little for itself."""
 
 
 class Memory(Monitor):

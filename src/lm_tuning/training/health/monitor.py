@@ -18,24 +18,24 @@ from lm_tuning.training.health.records import Facts, Finding, name_some
 from lm_tuning.training.health.report import HealthReport, stop_if_needed
 from lm_tuning.wording import count_of
 
+# Skipped updates after which a run is not worth its time; float16 starts with some, searching for its loss scale.
 FAILURES_IN_A_ROW = {False: 10, True: 25}
-"""Skipped updates after which a run is not worth its time; float16 starts with some, searching for its loss scale."""
 
 OVERFLOWS_AT_START = 20
+# A loss scale of 2^16 needs at most some twenty halvings to fit; later it is tried out every 2000 steps.
 STEPS_AN_OVERFLOW = 500
-"""A loss scale of 2^16 needs at most some twenty halvings to fit; later it is tried out every 2000 steps."""
 
 SKIPPED_FRACTION = 0.5
+# Most updates skipped means that most of the run is lost; before so many steps it may be chance, until the end.
 MIN_STEPS_SKIPPED = 20
-"""Most updates skipped means that most of the run is lost; before so many steps it may be chance, until the end."""
 
 SHOWN_ROWS = 8
 
+# Steps that are saved to be run again; more of them say the same.
 KEPT_STEPS = 3
-"""Steps that are saved to be run again; more of them say the same."""
 
+# Writes what a step (from 1) was made of and returns the file.
 Reproduce = Callable[[int], Path]
-"""Writes what a step (from 1) was made of and returns the file."""
 
 
 class NotFinite(Monitor):

@@ -20,30 +20,30 @@ from lm_tuning.runtime.busy import LoadMonitor
 from lm_tuning.training.health.records import Facts, Finding
 from lm_tuning.wording import count_of
 
+# Steps over which the usual gradient norm is taken.
 WINDOW_STEPS = 101
-"""Steps over which the usual gradient norm is taken."""
 
+# Steps before anything is said of shares and medians.
 MIN_STEPS = 20
-"""Steps before anything is said of shares and medians."""
 
+# A norm this many times the usual one is no ordinary hard batch.
 EXPLODED_FACTOR = 30.0
-"""A norm this many times the usual one is no ordinary hard batch."""
 
+# Usual norm over the clipping limit from which the limit decides the update's size at every step.
 FAR_ABOVE_LIMIT = 10.0
-"""Usual norm over the clipping limit from which the limit decides the update's size at every step."""
 
+# Below this loss nothing is left to learn, and a gradient of zero is right.
 NO_LOSS_NATS = 1e-6
-"""Below this loss nothing is left to learn, and a gradient of zero is right."""
 
 WAIT_FRACTION = 0.10
+# A smaller wait in total is not worth a word.
 WAIT_SECONDS = 5.0
-"""A smaller wait in total is not worth a word."""
+# Steps that wait for worker processes to start, and for kernels to be chosen.
 FIRST_STEPS = 5
-"""Steps that wait for worker processes to start, and for kernels to be chosen."""
 
 SLOWER_FRACTION = 0.25
+# Training time below which a change of speed is chance.
 THROUGHPUT_SECONDS = 60.0
-"""Training time below which a change of speed is chance."""
 
 
 @dataclass(slots=True)
@@ -81,8 +81,8 @@ class StepNumbers:
 class Monitor(ABC):
     """One thing that can go wrong while training, followed from step to step."""
 
+    # Whether steps made before a resume count; speed and memory are those of the process that measured them.
     replays = True
-    """Whether steps made before a resume count; speed and memory are those of the process that measured them."""
 
     @abstractmethod
     def update(self, now: StepNumbers) -> bool:

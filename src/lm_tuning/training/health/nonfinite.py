@@ -28,8 +28,8 @@ _TENSORS = (
 )
 _COUNTS = ("num_supervised", "num_tokens", "num_rows", "longest_row_tokens")
 
+# Who leaves the update out: the gradient scaler of float16, the optimizer on its device, or the host.
 Guard = Literal["scaler", "device", "host"]
-"""Who leaves the update out: the gradient scaler of float16, the optimizer on its device, or the host."""
 
 
 def guard_update(optimizer: Any, gradient_norm: torch.Tensor | float) -> Guard:

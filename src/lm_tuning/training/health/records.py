@@ -10,8 +10,8 @@ from typing import ParamSpec, TypeAlias, TypedDict, cast
 from lm_tuning.findings import Severity
 from lm_tuning.parameters.health_codes import CODES
 
+# A value of JSON. Facts are named where they are measured, many of them by the unit of the task's loss.
 Fact: TypeAlias = str | int | float | bool | Sequence["Fact"] | Mapping[str, "Fact"] | None
-"""A value of JSON. Facts are named where they are measured, many of them by the unit of the task's loss."""
 
 Facts: TypeAlias = dict[str, Fact]
 

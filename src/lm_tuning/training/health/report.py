@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Difference of two losses in 16 bits that says nothing, in nats per token; it matters where the loss is near 0.
 ROUNDING_NATS = 0.01
-"""Difference of two losses in 16 bits that says nothing, in nats per token; it matters where the loss is near 0."""
 
+# Names in a config for dropout that models apply without a module of its own.
 FUNCTIONAL_DROPOUT = ("attention_dropout", "attn_pdrop", "dropout", "activation_dropout", "hidden_dropout")
-"""Names in a config for dropout that models apply without a module of its own."""
 
+# Allowed relative difference of the first loss when dropout draws random zeros in training.
 DROPOUT_TOLERANCE = 0.25
-"""Allowed relative difference of the first loss when dropout draws random zeros in training."""
 
 
+# Receives the whole report whenever there is something new in it.
 OnHealth = Callable[[HealthRecord], object]
-"""Receives the whole report whenever there is something new in it."""
 
 
 def ignore_health(report: HealthRecord) -> None:

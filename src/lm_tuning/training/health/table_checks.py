@@ -21,18 +21,18 @@ from lm_tuning.training.health.table_reading import (
 )
 from lm_tuning.wording import count_of
 
+# Tokens among which BOS and ends are looked for, evenly spread over a larger table. Ids, lengths and classes are read
+# of all rows: a single id that the model does not embed ends a run, on a GPU without saying which row it was.
 TOKENS_CHECKED = 20_000_000
-"""Tokens among which BOS and ends are looked for, evenly spread over a larger table. Ids, lengths and classes are read
-of all rows: a single id that the model does not embed ends a run, on a GPU without saying which row it was."""
 
+# Tokens over embedding rows; vocabularies are padded up by a few hundred rows at most.
 FAR_FEWER_TOKENS = 0.9
-"""Tokens over embedding rows; vocabularies are padded up by a few hundred rows at most."""
 
+# Share of rows with nothing to learn that truncation explains.
 FEW_ROWS = 0.01
-"""Share of rows with nothing to learn that truncation explains."""
 
+# Share of such rows that no truncation explains: the tokenize pipeline leaves rows without an answer out.
 MANY_ROWS = 0.1
-"""Share of such rows that no truncation explains: the tokenize pipeline leaves rows without an answer out."""
 
 
 @listing

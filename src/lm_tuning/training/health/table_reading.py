@@ -16,7 +16,7 @@ import numpy as np
 from lm_tuning.errors import UserError
 from lm_tuning.models.record import ModelLocation, location_of
 from lm_tuning.text.records import NO_LABEL
-from lm_tuning.text.store.table import TokenTable, open_split
+from lm_tuning.text.store.table import SPLITS, TokenTable, open_split
 from lm_tuning.training.health.records import name_some
 from lm_tuning.wording import count_of, noun_for
 
@@ -167,9 +167,6 @@ def _parts(column: Any) -> tuple[Any, Any, Any]:
     """Return the flat values of a list column, and where each row starts and stops in them."""
     offsets = column.offsets.to_numpy()
     return column.values.to_numpy(), offsets[:-1], offsets[1:]
-
-
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)
