@@ -34,6 +34,7 @@ def check_targets(batch: StepBatch, *, decoder_start_id: int | None = None) -> F
     counts: dict[int, int] = dict.fromkeys(SHIFTS, 0)
     total = 0
     for micro_batch in batch.micro_batches:
+        # (rows, kept positions) of a language model, (rows,) of a classifier, which has no neighbours to be shifted to.
         if micro_batch.targets.dim() != 2:
             return None
         size, right = _count_shifts(micro_batch, decoder_start_id)
@@ -43,6 +44,7 @@ def check_targets(batch: StepBatch, *, decoder_start_id: int | None = None) -> F
     if total == 0 or counts[1] == total:
         return None
     shares = ", ".join(f"{SHIFTS[shift]} in {count / total:.1%}" for shift, count in counts.items() if count)
+    # Equal tokens side by side are right at several distances, so the shares may add up to more than one.
     likely = max(counts, key=lambda shift: counts[shift])
     return Finding(
         code="labels-shifted",
@@ -63,16 +65,20 @@ def _count_shifts(batch: MicroBatch, decoder_start_id: int | None) -> tuple[int,
         # A decoder reads its targets one position later, from the start token on.
         read = batch.decoder_input_ids
         starts = bool((read[:, 0] == decoder_start_id).all()) if decoder_start_id is not None else True
+        # (rows, target - 1) each: what is read at a position is the target of the one before.
         same = read[:, 1:] == targets[:, :-1]
         counted = is_target[:, 1:]
         right = int((same & counted).sum()) + (int(is_target[:, 0].sum()) if starts else 0)
+        # A decoder that reads its own targets copies them, and its loss falls to next to nothing.
         own = int(((read == targets) & is_target).sum())
         return int(is_target.sum()), {1: right, 0: own}
     ids, positions = batch.input_ids, batch.kept_positions
     counts = {}
     for shift in SHIFTS:
+        # (kept positions,): the micro-batch keeps the hidden states of these alone, for all of its rows.
         there = positions + shift
         inside = (there >= 0) & (there < ids.shape[1])
+        # (rows, kept positions); what lies outside is clamped into the row and left out by the mask.
         found = ids[:, there.clamp(0, ids.shape[1] - 1)]
         counts[shift] = int(((found == targets) & is_target & inside).sum())
     return int(is_target.sum()), counts
@@ -100,6 +106,7 @@ def check_alignment(
     with evaluating(model):
         ids = torch.as_tensor(row.input_ids.astype("int64"), device=device)
         logits = model(input_ids=ids[None], use_cache=False).logits[0]  # (tokens, vocabulary)
+        # (supervised,): indices of the tokens to be predicted; the logits that predict them stand one earlier.
         supervised = torch.cat([torch.arange(start, end, device=device) for start, end in row.spans])
         for shift in SHIFTS:
             # The prediction of the token at t, made ``shift`` positions before it.

@@ -78,14 +78,17 @@ def count_positions(steps: StepDataset, rows: Any) -> int:
         steps: the run's steps.
         rows: indices of the rows of one step.
     """
+    # (rows,), longest first: in this order each micro-batch is padded to its first row.
     lengths = np.sort(steps.table.lengths[rows].astype(np.int64))[::-1]
     if steps.task.name == "seq2seq_lm":
         targets = steps.table.num_supervised[rows].astype(np.int64)
         sources = steps.table.lengths[rows].astype(np.int64) - targets
+        # Longest first by source and target together, then by source: the last key of lexsort is the first to count.
         order = np.lexsort((-sources, -sources - targets))
         return _count_padded([*zip(sources[order].tolist(), targets[order].tolist(), strict=True)], steps)
     if steps.batching == "packed":
         groups = steps.task.split(steps.table, rows, budget_tokens=steps.micro_batch_tokens, batching="packed")
+        # Packed rows are padded at the end of a micro-batch alone, up to what the kernels want.
         sizes = [int(steps.table.lengths[np.asarray(group)].sum()) for group in groups]
         return sum(
             -(-size // steps.task.packing.position_multiple) * steps.task.packing.position_multiple for size in sizes
@@ -97,6 +100,7 @@ def _count_padded(shapes: list[tuple[int, int]], steps: StepDataset) -> int:
     """Count positions of rows in order, each ``(source, target)`` padded to the longest of its micro-batch."""
     positions = num_rows = source = target = 0
     for next_source, next_target in shapes:
+        # Encoder and decoder have a grid each, (rows, source) and (rows, target), which are padded apart.
         wider = max(source, next_source), max(target, next_target)
         if num_rows and sum(wider) * (num_rows + 1) > steps.micro_batch_tokens:
             positions += num_rows * (source + target)
@@ -163,17 +167,21 @@ def check_micro_batches(batch: StepBatch, *, pad_id: int, decoder_start_id: int 
 
 
 def _find_mask_fault(batch: MicroBatch, pad_id: int) -> str | None:
+    # (rows, positions)
     ids = batch.input_ids.numpy()
+    # Of an encoder-decoder, the mask is the encoder's: what the decoder reads does not count against it.
     decoded = 0 if batch.decoder_input_ids is None else int((batch.targets.numpy() != IGNORE_INDEX).sum())
     num_read = batch.num_tokens - decoded
     if batch.attention_mask is None:
         if batch.decoder_input_ids is not None and ids.size != num_read:
             return f"an encoder reads {ids.size - num_read} padded positions, since there is no mask"
         return None
+    # (rows, positions), and the real tokens by row, (rows,)
     mask = batch.attention_mask.numpy() != 0
     counts = mask.sum(axis=1)
     if counts.min() == 0:
         return f"the mask hides all of row {int(counts.argmin()) + 1}"
+    # Right-padded: a row of the mask is ones and then zeros, so its sum tells the whole row.
     if (mask != (np.arange(mask.shape[1])[None] < counts[:, None])).any():
         return "the mask has holes, or hides the beginning of rows"
     if counts.sum() != num_read:
@@ -272,10 +280,15 @@ def expected_fresh_head_loss(logits: torch.Tensor, labels: torch.Tensor | None =
     import torch
 
     num_rows, num_classes = logits.shape
+    # (rows, classes) -> (rows,) -> the mean; of all classes, not of a sample of them, hence without Bessel's
+    # correction.
     variance = float(logits.detach().float().var(dim=-1, correction=0).mean())
+    # Independent rows: the variance of their mean is one over their number.
     share = 1 / num_rows
     if labels is not None:
         counts = torch.bincount(labels.flatten(), minlength=num_classes).double()
+        # Sum of squared shares of the classes: 1 over the number of classes that the rows are evenly of, 1 for one
+        # class.
         share = max(share, float((counts / num_rows).square().sum()))
     return math.log(num_classes) + variance / 2, 4 * math.sqrt(variance * share)
 
@@ -291,6 +304,7 @@ def check_gradients(model: torch.nn.Module) -> Iterator[Finding]:
     """
     missing, frozen, num_trained = [], [], 0
     for name, parameter in model.named_parameters():
+        # None, not zeros: a gradient that is all zeros was reached by the backward pass.
         if parameter.requires_grad:
             num_trained += 1
             if parameter.grad is None:

@@ -89,6 +89,7 @@ class ExpectedFirstLoss:
         health.facts[f"first_step_through_micro_batches_nats_per_{task.unit}"] = path
         if not math.isfinite(path):
             return True  # that is no matter of how rows lie beside each other
+        # At 2 % at least: packed rows run through other kernels than rows alone, in 16 bits.
         finding = check_layout(self.nats, path, tolerance=max(self.tolerance, 0.02), batching=self.steps.batching)
         if finding is not None:
             health.add(finding)
@@ -142,8 +143,10 @@ def scale_fresh_head(task: TrainingTask, model: Any, batch: StepBatch, *, device
     Returns:
         The standard deviation of the logits before scaling; ``None`` when it was small enough.
     """
+    # Without dropout, whose zeros would be measured as a part of the spread.
     with evaluating(model):
         logits = [task.logits(model, micro_batch.to(device)).float() for micro_batch in batch.micro_batches]
+        # (rows, classes) of the whole step; over all of them at once, since a class may be offset from the others.
         spread = float(torch.cat(logits).std())
         if spread > FRESH_HEAD_SPREAD:
             for parameter in _head_parameters(model):
@@ -216,6 +219,8 @@ def measure_plain_loss(
     shortest, shortest_nats = rows[0], math.nan
     with evaluating(model):
         for alike in _group_alike(task, rows, torch.device(device).type):
+            # Once a row is too long, none goes backward any more: a part of the gradient could be compared with
+            # nothing.
             goes_back = gradient is not None and gradient.takes(sum(len(row.input_ids) for row in alike))
             with torch.set_grad_enabled(goes_back):
                 logits, targets = task.logits_of_alike(model, alike, device=device)  # (targets, classes), (targets,)
@@ -224,8 +229,10 @@ def measure_plain_loss(
                 summed = shape.sum_nats(logits, targets)
                 if goes_back and gradient is not None:
                     gradient.add(summed)
+            # float() here, group by group, waits for the device; before step 1 nothing else could run meanwhile.
             nats += float(summed)
             count += len(targets)
+            # (targets, classes), still on the device: copying logits of a vocabulary to the host would take longer.
             values = logits.detach().float()
             statistics.append(
                 torch.stack([values.mean(), values.var(dim=-1, correction=0).mean(), values.amin(), values.amax()])
@@ -239,6 +246,7 @@ def measure_plain_loss(
                 class_logits.append(values.cpu())
                 labels.append(targets.cpu())
     table = torch.stack(statistics).cpu()
+    # (groups, 2) weighted by targets: groups of different sizes must not count alike.
     mean, variance = (table[:, :2] * torch.tensor(weights)[:, None]).sum(dim=0) / count
     described = {
         "mean": float(mean),
@@ -255,6 +263,7 @@ def measure_plain_loss(
 def _group_alike(task: TrainingTask, rows: Sequence[TokenRow], device: str) -> Iterator[list[TokenRow]]:
     """Group rows of the same shape, as many as a long row alone would take."""
     most = ALIKE_TOKENS.get(device, ALIKE_TOKENS["cpu"])
+    # Without padding, which is one of the things that the comparison is to find out about.
     by_shape: dict[tuple[int, ...], list[TokenRow]] = {}
     for row in rows:
         by_shape.setdefault(task.shape_of(row), []).append(row)

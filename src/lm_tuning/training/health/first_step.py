@@ -75,9 +75,11 @@ def measure_first_step(
     is_random = train.neftune_noise_alpha is not None or has_dropout(model)
     num_classes = _num_classes(model, task)
     with health.timing():
+        # Random numbers are put back afterwards, so that a run with the checks trains like one without.
         with measuring(settings):
             plain, gradient = _measure(task, model, rows, settings, shape, is_random=is_random)
             row, row_nats = plain.shortest_row, plain.shortest_nats
+            # What transformers' own loss makes of the same row; it is not used, so a difference is no more than a note.
             with evaluating(model):
                 own = task.model_loss(model, row, device=settings.device)
             alignments, shifted = check_alignment(task, model, row, row_nats, device=settings.device)
@@ -90,6 +92,8 @@ def measure_first_step(
             tolerance=max(tolerance, DROPOUT_TOLERANCE) if is_random else tolerance,
             fresh_head_classes=num_classes if has_fresh_head else None,
         )
+        # All classes equally likely: what a model of random weights has, and the line that no base model may pass by
+        # far.
         untrained = _untrained_nats(num_classes, rows, shape)
         facts: Facts = {
             "task": task.name,
@@ -165,6 +169,7 @@ def _measure(
     # Only language models have a logit for every token of a vocabulary at every position.
     vocabulary = 0 if task.unit == "row" else _num_classes(model, task)
     device = settings.device
+    # One forward pass serves both: measured apart, the start would take nearly twice as long.
     measure = GradientMeasure(model, device=device, compute_dtype=settings.compute_dtype, vocabulary=vocabulary)
     try:
         with measure.watching():
@@ -174,6 +179,7 @@ def _measure(
         if not is_out_of_memory(error):
             raise
     logger.info("The gradient before step 1 is not measured: it does not fit into the memory beside the model.")
+    # The allocator keeps what the failed pass had, in blocks of its sizes; the second try needs others.
     if device == "cuda":
         torch.cuda.empty_cache()
     return measure_plain_loss(task, model, rows, shape=shape, device=device), None
@@ -184,6 +190,7 @@ def _name_broken_weights(finding: Finding, model: torch.nn.Module, *, compute_dt
     broken = {
         name: parameter.dtype
         for name, parameter in model.named_parameters()
+        # Quantized weights are integers, which say nothing: what they stand for lies in their scales.
         if parameter.is_floating_point() and not bool(parameter.detach().isfinite().all())
     }
     if not broken:
@@ -214,6 +221,7 @@ def _check_model_loss(health: HealthReport, own: float | None, ours: float) -> N
 def check_fresh_head(health: HealthReport, plain: PlainLoss) -> None:
     """Compare a fresh head's loss with what its own logits make likely: chance, plus what their spread costs."""
     assert plain.class_logits is not None and plain.labels is not None, "only classifiers have one"
+    # Without smoothing and class weights, for which the expectation would be another one.
     measured = float(PLAIN.sum_nats(plain.class_logits, plain.labels)) / len(plain.labels)
     expected, band = expected_fresh_head_loss(plain.class_logits, plain.labels)
     health.facts["fresh_head_expected_nats_per_row"] = expected
@@ -239,6 +247,7 @@ def _num_classes(model: Any, task: TrainingTask) -> int:
 
 def _untrained_nats(num_classes: int, rows: list[TokenRow], shape: LossShape) -> float:
     """Return the loss of these rows when all classes are equally likely; weights of few rows are not 1 in the mean."""
+    # With weights the mean over few rows depends on which classes they are of.
     if shape.class_weights is None:
         return math.log(num_classes)
     labels = torch.tensor([row.label for row in rows])

@@ -38,6 +38,7 @@ class LearningRates(Monitor):
 
     def count(self, step: int, rate: float, *, is_made: bool = True) -> None:
         """Add the rate of a step (from 1), and whether its update was made."""
+        # Steps made before a resume are replayed, so only a log that lacks them begins later.
         if self.num_steps == 0:
             self.from_start = step == 1
         self.num_steps += 1
@@ -135,6 +136,7 @@ def check_planned_rates(report: HealthReport, scheduler: Any, *, total_steps: in
     if lambdas:
         rates = LearningRates(peak)
         for step in range(total_steps):
+            # Group 0: the Trainer's second group, without decay, has the same rate.
             rates.count(step + 1, float(scheduler.base_lrs[0]) * float(lambdas[0](step)))
         found = list(rates.findings(is_end=True))
     else:

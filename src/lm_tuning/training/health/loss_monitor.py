@@ -45,6 +45,8 @@ class LossCourse(Monitor):
         num_last = len(self.losses) // 4
         if len(self.losses) < MIN_STEPS_RISE:
             return
+        # In a run that changes nothing any num_last of these losses may be the highest ones, all choices alike: the
+        # chance that the last are it is 1 / comb(num_last + count, count).
         num_first = next(count for count in range(1, num_last + 1) if comb(num_last + count, count) >= ORDERS)
         first, last = max(self.losses[:num_first]), min(self.losses[-num_last:])
         if last - first <= max(RISE_NATS, RISE_FRACTION * first):

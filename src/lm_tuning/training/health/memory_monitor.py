@@ -76,6 +76,7 @@ class Memory(Monitor):
             )
 
     def _describe_beyond(self) -> Finding:
+        # The driver counts all programs together, and says so where the card is full of others.
         used = ""
         if self.card is not None:
             is_full = self.card.memory_used_bytes >= FULL_FRACTION * self.card.memory_total_bytes

@@ -72,6 +72,7 @@ class NotFinite(Monitor):
 
     def _count(self, now: StepNumbers) -> str | None:
         """Count a failure and return its code; ``None`` for an overflow, with which a loss scale is searched for."""
+        # A finite loss with a gradient that is not is how float16 shows that its loss scale is too large.
         if self.has_scaler and math.isfinite(now.loss):
             self.num_overflows += 1
             return None
@@ -152,6 +153,7 @@ class NotFinite(Monitor):
         return self.num_failures > SKIPPED_FRACTION * self.num_steps
 
     def _begins_to_lose(self) -> bool:
+        # Once: a run that recovers and loses again is told at its end.
         is_time = not self._has_lost and self.num_steps >= MIN_STEPS_SKIPPED and self.loses_most
         self._has_lost |= is_time
         return is_time
@@ -218,6 +220,7 @@ class TrainingMonitor:
         self.report = report
         if memory_total_bytes is None or device != "cuda":
             memory_total_bytes = card_memory_bytes(device)
+        # In the order in which findings of one step are told: what is not a number explains most of the rest.
         self._monitors: list[Monitor] = [
             NotFinite(report, has_scaler=has_scaler, reproduce=reproduce),
             GradientSize(max_grad_norm),
@@ -266,6 +269,7 @@ class TrainingMonitor:
                 step, loss, gradient_norm, learning_rate, seconds, wait_seconds, num_tokens, memory_bytes, row_ids
             )
             for monitor in self._monitors:
+                # Hot path: each takes constant time, and findings are put into words only where one has news.
                 if monitor.update(now):
                     says_something |= self._raise(monitor.findings(is_end=False))
         if says_something:
@@ -278,6 +282,7 @@ class TrainingMonitor:
             steps: rows of the step log: ``step``, ``loss_nats_per_…``, ``gradient_norm``, ``learning_rate``.
         """
         for row in steps:
+            # The column is named by the unit of the task's loss, token or row.
             loss = next(value for name, value in row.items() if name.startswith("loss_nats_per_"))
             now = StepNumbers(int(row["step"]), loss, row["gradient_norm"], row["learning_rate"], 0.0, 0.0, 0, 0, ())
             for monitor in self._monitors:

@@ -144,6 +144,7 @@ class GradientSize(Monitor):
                 self.exploded_step, self.exploded_norm, self.exploded_usual = now.step, norm, usual
         if norm > self.largest:
             self.largest, self.largest_step = norm, now.step
+        # A sorted list beside the queue gives the median of the window without sorting at every step.
         if len(self._recent) == WINDOW_STEPS:
             del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
         self._recent.append(norm)
@@ -224,6 +225,7 @@ class LoaderWait(Monitor):
 
     def update(self, now: StepNumbers) -> bool:
         """Add the step's time, but not that of the first ones."""
+        # After a resume too: the workers of the new process start again.
         self.num_seen += 1
         if self.num_seen <= FIRST_STEPS:
             return False
@@ -293,6 +295,7 @@ class Throughput(Monitor):
 
     def quarters(self) -> tuple[float, float] | None:
         """Return tokens per second of an early and of the last quarter; ``None`` when there are too few steps."""
+        # Compilation, the first kernels and the filling of queues fall into the first steps.
         warm = self.speeds[min(10, len(self.speeds) // 10) :]
         size = len(warm) // 4
         if size < MIN_STEPS // 2 or self.seconds < THROUGHPUT_SECONDS:

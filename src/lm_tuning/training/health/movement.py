@@ -69,6 +69,7 @@ class Movement:
         """
         self.num_steps += 1
         self.summed_rates += learning_rate
+        # In units of the peak, so that a warm-up or a decay counts as the part of a full step that it is.
         peak = self.settings.train.learning_rate
         is_time = self.summed_rates >= FULL_STEPS * peak or (is_last and self.num_steps >= FULL_STEPS)
         return is_time and not self.is_done
@@ -89,6 +90,7 @@ class Movement:
             f"after_nats_per_{unit}": after,
         }
         finding = check_movement(self.nats, after, num_steps=self.num_steps, row_id=self.row.row_id, unit=unit)
+        # One cause, one finding: these say already why the weights stay.
         if finding is not None and not any(map(health.has, _EXPLAINED_BY)):
             health.add(finding)
 
@@ -147,6 +149,7 @@ def check_movement(before: float, after: float, *, num_steps: int, row_id: int, 
         row_id: of the row.
         unit: ``token`` or ``row``.
     """
+    # Relative to the loss: the same kernels measured the same row before, so rounding changes next to nothing.
     if not math.isfinite(after) or abs(after - before) > UNMOVED * before:
         return None
     return Finding(

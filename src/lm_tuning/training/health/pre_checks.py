@@ -54,6 +54,7 @@ def check_rows_before_planning(
     base = settings.base
     with health.timing():
         try:
+            # Shapes and names without weights, so that a fault is told before gigabytes are read.
             model = build_skeleton_of(settings)
         except UserError:
             return
@@ -121,11 +122,13 @@ def check_trained_parts(model: Any, settings: TrainingSettings) -> Iterator[Find
         model: as it will be trained.
         settings: of the training: method, ``train.freeze``, adapter targets.
     """
+    # Asked of the model as it is, not of what was done to it: hooks and custom classes change it unseen.
     trained = sum(1 for parameter in model.parameters() if parameter.requires_grad)
     if not trained:
         other = "Look at what changes the model after it is loaded, or while it is."
         yield from check_freeze(model, settings) or [_describe_nothing_trained(model, "Everything is frozen.", other)]
     elif frozen := _unasked_frozen(model, settings):
+        # Ids, since the same parameter may stand under two names.
         where = _describe_layers(model, {id(parameter) for _, parameter in frozen})
         names = [name for name, _ in frozen]
         yield Finding(
@@ -202,6 +205,7 @@ def _check_reach(model: Any, targets: Any) -> Iterator[Finding]:
     for name, layers in _layer_lists(model):
         reached = [any(parameter.requires_grad for parameter in layer.parameters()) for layer in layers]
         missing = [str(index) for index, is_reached in enumerate(reached) if not is_reached]
+        # All or none is a choice; some is what targets with one architecture's names do to layers of two kinds.
         if missing and len(missing) < len(layers):
             yield Finding(
                 code="layers-frozen",

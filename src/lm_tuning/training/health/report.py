@@ -90,7 +90,7 @@ class HealthReport:
             self.on_change(self.to_json())
 
     def go_on_from(self, record: StoredHealth | None, *, step: int, seconds: float) -> None:
-        """Take over what a run found before a resume.
+        """Restore what a run found before a resume.
 
         Args:
             record: as a checkpoint keeps it; ``None`` of a version that kept none.
@@ -122,6 +122,7 @@ class HealthReport:
         """Hand the report out as it is now; trouble with that must not end a training, or hide what ended it."""
         if self.run.started is None:
             return
+        # The disk may be what is broken; the run's own end is the news.
         try:
             self.on_change(self.to_json())
         except Interrupted:
@@ -190,6 +191,7 @@ class HealthReport:
         stops = sorted({finding.code for finding in self.findings if finding.severity == "stop"})
         if isinstance(error, UserError) and stops:
             return "stopped", ", ".join(stops)
+        # A message for users wraps what happened, and that is what the report keeps.
         cause = error if error.__cause__ is None else error.__cause__
         kind = type(cause).__name__
         if is_out_of_memory(cause):
@@ -342,6 +344,7 @@ def _explain_factor(ratio: float, num_micro_batches: int, num_ranks: int, tolera
         1 / max(num_micro_batches, 1): f"1 / {num_micro_batches} micro-batches: the loss is divided twice.",
     }
     factors.pop(1, None)
+    # By ratio, not by difference: half and twice are equally far off.
     nearest = min(factors, key=lambda factor: abs(math.log(ratio / factor)), default=None)
     if nearest is None or not math.isclose(ratio, nearest, rel_tol=tolerance):
         return None

@@ -43,6 +43,7 @@ def check_tokenizer(tokenizer: Any, model: Any) -> Iterator[Finding]:
         tokenizer: as training uses it.
         model: as it will be trained.
     """
+    # len() counts added tokens too; vocab_size does not, and lies below the largest id.
     num_tokens, num_rows = len(tokenizer), count_embeddings(model)
     if num_tokens > num_rows:
         yield Finding(
@@ -99,6 +100,7 @@ def check_table(table: TokenTable, model: Any, tokenizer: Any, *, task: str) -> 
     """
     if len(table) == 0:
         return {}, []
+    # One pass over the file for all checks: a table of millions of rows is read from the disk as it goes.
     seen = _read(table, tokenizer, task)
     facts: Facts = {
         "rows_looked_at": seen.num_rows,
@@ -200,6 +202,7 @@ def _check_ends(table: TokenTable, seen: SeenRows, tokenizer: Any, task: str) ->
 
 
 def _check_ids(table: TokenTable, seen: SeenRows, num_embeddings: int, tokenizer: Any, what: str) -> Iterator[Finding]:
+    # The rows are looked for only where there are any: a second pass over the table.
     if 0 <= seen.smallest_id and seen.largest_id < num_embeddings:
         return
     rows, outside = find_rows_with(table, 0, num_embeddings), find_outside_ids(table, 0, num_embeddings)
@@ -235,6 +238,7 @@ def _name_token(tokenizer: Any, token_id: int) -> str:
 def _check_classes(table: TokenTable, model: Any, task: str, what: str) -> Iterator[Finding]:
     if task != "sequence_classification":
         return
+    # A class beyond the head is an assertion inside of a CUDA kernel, after which the process can use the GPU no more.
     num_classes = int(model.config.num_labels)
     labels = table.labels
     is_outside = (labels >= num_classes) | ((labels < 0) & (labels != NO_LABEL))
@@ -261,6 +265,7 @@ def _check_supervision(table: TokenTable, task: str) -> Iterator[Finding]:
     empty = np.flatnonzero(table.num_supervised == 0)
     if not len(empty):
         return
+    # A few are what truncation leaves behind; many are a loss mask or a template that does not fit.
     share = len(empty) / len(table)
     severity = OF_CODE
     if share < FEW_ROWS:
@@ -315,6 +320,7 @@ def _check_lengths(table: TokenTable, positions: Positions | None, task: str) ->
         return
     lengths = table.lengths
     if task == "seq2seq_lm":
+        # (rows,): encoder and decoder count positions of their own, so the longer part of a row decides.
         lengths = np.maximum(table.lengths - table.num_supervised, table.num_supervised)
     num_long = int((lengths > positions.limit).sum())
     if not num_long:
