@@ -15,8 +15,8 @@ from lm_tuning.data.sources.describe import describe_files
 from lm_tuning.data.split.folder import write_splits
 from lm_tuning.data.store import open_examples
 from lm_tuning.errors import UserError
+from tests.support.raw_rows import parameters
 
-READING_SETTINGS = {"format", "columns", "template", "on_bad_row", "max_bad_fraction", "normalize", "max_rows", "task"}
 REAL_DATA = Path(os.environ.get("LM_TUNING_TEST_DATA", Path(__file__).parents[2] / "../shared/data"))
 
 
@@ -72,14 +72,14 @@ def split(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., SplitResult
     ) -> SplitResult:
         paths = {"train": train, "validation": validation_path, "test": test_path}
         files = describe_files(**{name: str(path) if isinstance(path, Path) else path for name, path in paths.items()})
-        columns = {name: settings.pop(name, None) for name in ("group", "stratify", "key")}
-        task = {"task": settings["task"]} if "task" in settings else {}
-        reading = {name: settings.pop(name) for name in READING_SETTINGS & set(settings)}
+        task = settings.pop("task", "causal_lm")
+        run = {name: settings.pop(name) for name in ("seed", "on_progress") if name in settings}
+        data, division = parameters({"validation": 0, "test": 0, **settings})
         checked, folder = tmp_path_factory.mktemp("rows"), tmp_path_factory.mktemp("splits")
-        refused = write_checked_rows(checked, files, **columns, **reading)["refused"]
+        refused = write_checked_rows(checked, files, data, division, task=task)["refused"]
         if refused:
             raise UserError(refused)
-        summary = write_splits(folder, checked, **{"validation": 0, "test": 0, **columns, **task, **settings})
+        summary = write_splits(folder, checked, division, task=task, **run)
         return SplitResult(folder, summary, checked)
 
     return make

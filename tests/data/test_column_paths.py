@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_tuning.data.check.checked import open_checked, read_findings, write_checked_rows
+from lm_tuning.data.check.checked import open_checked, read_findings
 from lm_tuning.data.format.column_paths import format_path, parse_path
 from lm_tuning.data.sources.describe import describe_files
 from lm_tuning.data.store import ExampleTable
 from lm_tuning.errors import UserError
+from tests.support.raw_rows import check_rows
 
 PAIRS = {"train": [["hi", "a"], ["yo", "b"]], "val": [["hm", "a"]], "notes": {"deep": [{"q": "x"}]}}
 NESTED = [
@@ -54,7 +55,7 @@ def check(tmp_path):
         named = {"train": settings.pop("path", str(path)), "validation": settings.pop("validation", None)}
         folder = tmp_path / f"rows-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        return Checked(folder, write_checked_rows(folder, describe_files(**named), **settings))
+        return Checked(folder, check_rows(folder, describe_files(**named), **settings))
 
     return make
 
@@ -276,7 +277,7 @@ def test_a_column_that_bears_the_name_of_a_path_is_that_column(check):
     ],
 )
 def test_a_path_that_no_row_has_is_told_with_what_is_there(check, columns, expected):
-    given = {"prompt": "story", **columns} if columns else None
+    given = {"prompt": "story", **columns} if columns else {}
     assert expected in problem_of(check, "n.jsonl", NESTED, columns=given)
 
 

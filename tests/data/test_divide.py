@@ -14,6 +14,7 @@ from lm_tuning.data.split.divide import LEFT_OUT, Division, divide_rows, key_ord
 from lm_tuning.data.split.duplicates import number_by_appearance, number_equal
 from lm_tuning.data.split.near_duplicates import NearDuplicates
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.data import SplitParameters
 
 SPLIT_OF_FILE = ("train", "validation", "test")
 
@@ -75,26 +76,16 @@ def divide(rows: list[Row], *, by_key: bool = False, **options: Any) -> Division
         firsts = np.unique(contents, return_index=True)[1]
         families = number_by_appearance(np.array([rows[index].family for index in order[firsts]]))
         near = NearDuplicates(families, np.zeros((0, 2), dtype=np.int64), 1.0)
-    defaults: dict[str, Any] = {
-        "validation": 0.2,
-        "test": 0.2,
-        "group": None,
-        "stratify": None,
-        "label": "label",
-        "num_folds": None,
-        "fold": 0,
-        "duplicates": "keep_together",
-        "near_duplicates": "ignore",
-        "near_duplicate_similarity": 0.8,
-        "seed": 0,
-    }
+    seed, label = options.pop("seed", 0), options.pop("label", "label")
     division = divide_rows(
         facts,
         row_ids[order],
         contents=contents,
         wholes=number_equal(facts.wholes),
         near=near,
-        **{**defaults, **options},
+        label=label,
+        split=SplitParameters(**{"validation": 0.2, "test": 0.2, **options}),
+        seed=seed,
     )
     division.splits[order] = division.splits.copy()
     return division
@@ -252,16 +243,8 @@ def test_cut_links_count_as_leaks_on_both_sides():
             contents=contents,
             wholes=contents,
             near=near,
-            validation=0,
-            test=0,
-            group=None,
-            stratify=None,
             label=None,
-            num_folds=None,
-            fold=0,
-            duplicates="keep_together",
-            near_duplicates="report",
-            near_duplicate_similarity=0.8,
+            split=SplitParameters(validation=0, test=0, near_duplicates="report"),
             seed=0,
         )
         assert division.facts["leakage"]["test"]["near"] == {"num_rows": 1, "first_row_ids": [4]}

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from lm_tuning.data.readers.open import open_rows
-from lm_tuning.data.sources.describe import describe_files, find_changed_sources
+from lm_tuning.data.sources.changes import find_changed_sources
+from lm_tuning.data.sources.describe import describe_files
 from lm_tuning.errors import UserError
 
 ROWS = [{"text": f"row {number}"} for number in range(3)]

@@ -16,6 +16,7 @@ from lm_tuning.data.split.folder import describe_splits, find_staleness, read_co
 from lm_tuning.data.splits_report import build_splits_section
 from lm_tuning.data.store import ExampleTable, open_examples
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.data import DataParameters
 
 SENTENCES = [
     "The committee will meet again on Thursday to decide whether the bridge can be repaired before winter sets in.",
@@ -252,8 +253,9 @@ def test_the_division_is_the_same_in_another_process(write_rows, split, tmp_path
     here = split(write_rows(rows), **settings)
     code = (
         "import json, sys; from pathlib import Path; from lm_tuning.data.split.folder import write_splits;"
+        "from lm_tuning.parameters.data import SplitParameters;"
         "from lm_tuning.data.store import open_examples; folder = Path(sys.argv[2]);"
-        "write_splits(folder, Path(sys.argv[1]), **json.loads(sys.argv[3]));"
+        "write_splits(folder, Path(sys.argv[1]), SplitParameters(**json.loads(sys.argv[3])));"
         "print(*[row['row_id'] for row in open_examples(folder, 'train').head(99)])"
     )
     output = subprocess.run(
@@ -583,15 +585,15 @@ def test_differences_of_settings_and_files_make_splits_stale(write_rows):
     path = write_rows(texts("a", "b"))
     files = describe_files(train=str(path), validation=None, test=None)
     facts = {"settings": {"seed": 1, "key": None}, "files": files}
-    sources = {"train": str(path), "validation": None, "test": None}
+    data = DataParameters(path=str(path))
     settings = {"seed": 1, "key": None}
-    assert find_staleness(facts, sources=sources, settings=settings, digest_cache=None) == []
-    assert find_staleness(facts, sources=sources, settings={"seed": 2, "key": None, "fold": 1}, digest_cache=None) == [
+    assert find_staleness(facts, data, settings, digest_cache=None) == []
+    assert find_staleness(facts, data, {"seed": 2, "key": None, "fold": 1}, digest_cache=None) == [
         "seed: the stored splits were made with 1, the parameters say 2",
         "fold: the stored splits were made with None, the parameters say 1",
     ]
     path.write_text('{"text": "c"}\n')
-    (changed,) = find_staleness(facts, sources=sources, settings=settings, digest_cache=None)
+    (changed,) = find_staleness(facts, data, settings, digest_cache=None)
     assert str(path) in changed
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.data.check.checked import read_findings, write_checked_rows
+from lm_tuning.data.check.checked import read_findings
 from lm_tuning.data.split.folder import write_splits
+from lm_tuning.parameters.data import SplitParameters
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.preflight.figures import inspect_tokens
 from lm_tuning.storage.folders import FolderStore
 from lm_tuning.text.tokenize import write_tokens
-from tests.support.raw_rows import describe_raw
+from tests.support.raw_rows import check_rows, describe_raw
 from tests.support.tiny import make_tokenizer
 
 Look = Callable[..., dict[str, Any]]
@@ -58,12 +59,11 @@ def look(tmp_path: Path) -> Look:
         tokenizer = tokenizer or make_tokenizer()
         checked, splits, tokens = (FolderStore(tmp_path / name) for name in ("rows", "splits", "tokens"))
         with checked.stage("r1") as staged:
-            write_checked_rows(staged.path, describe_raw(paths, weights=weights), **(checking or {}))
+            check_rows(staged.path, describe_raw(paths, weights=weights), **(checking or {}))
         rows_folder = checked.publish(staged)
         with splits.stage("s1") as staged:
-            split_summary = write_splits(
-                staged.path, rows_folder, **{"validation": 0, "test": 0, "seed": 1} | (splitting or {})
-            )
+            division = SplitParameters(**{"validation": 0, "test": 0} | (splitting or {}))
+            split_summary = write_splits(staged.path, rows_folder, division, seed=1)
         splits_folder = splits.publish(staged)
         limits = {"max_length_tokens": 64} | (tokenizing or {})
         task = limits.pop("task", "causal_lm")

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lm_tuning.data.check.checked import write_checked_rows
+from lm_tuning.parameters.data import DataParameters, SplitParameters
+
 Paths = Path | Sequence[Path]
 
 
@@ -41,3 +44,16 @@ def _describe(path: Path, source: int) -> dict[str, Any]:
         "digest": "0" * 64,
         "source": source,
     }
+
+
+def parameters(settings: dict[str, Any]) -> tuple[DataParameters, SplitParameters]:
+    """Give each setting to the group of parameters that has it."""
+    division = {name: settings[name] for name in SplitParameters.model_fields.keys() & settings.keys()}
+    reading = {name: value for name, value in settings.items() if name not in division}
+    return DataParameters(**reading), SplitParameters(**division)
+
+
+def check_rows(folder: Path, raw: dict[str, Any], *, task: str = "causal_lm", **settings: Any) -> dict[str, Any]:
+    """Check rows with the settings given, which are parameters of `data` and `split`."""
+    run = {name: settings.pop(name) for name in ("on_progress",) if name in settings}
+    return write_checked_rows(folder, raw, *parameters(settings), task=task, **run)

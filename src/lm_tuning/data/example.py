@@ -10,11 +10,12 @@ import sysconfig
 import textwrap
 import unicodedata
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from lm_tuning.data.sources.paths import resolve_path
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.data import SourceParameters
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.atomic import write_text_atomic
 
@@ -27,23 +28,8 @@ EXAMPLE_GROUP = "module"
 
 # Tests, generated tables, vendored tools and third-party code: nothing in them describes itself well.
 _SKIPPED_FOLDERS = frozenset(
-    {
-        "__phello__",
-        "__pycache__",
-        "distutils",
-        "dist-packages",
-        "ensurepip",
-        "idle_test",
-        "idlelib",
-        "lib-dynload",
-        "lib2to3",
-        "msilib",
-        "pydoc_data",
-        "site-packages",
-        "test",
-        "tests",
-        "turtledemo",
-    }
+    "__phello__ __pycache__ distutils dist-packages ensurepip idle_test idlelib lib-dynload lib2to3 msilib pydoc_data "
+    "site-packages test tests turtledemo".split()
 )
 _MIN_SUMMARY_WORDS = 3
 _MAX_SUMMARY_CHARACTERS = 160
@@ -111,6 +97,7 @@ def find_functions(library: Path, *, on_progress: OnProgress = ignore_progress) 
 
 
 def _library_files(library: Path) -> Iterator[Path]:
+    # Read as text and parsed, never imported: modules of the library do things when they are imported.
     for path in library.rglob("*.py"):
         parts = path.relative_to(library).with_suffix("").parts
         # Distributions put files of their own beside the library; only its own modules are on this list.
@@ -123,6 +110,7 @@ def _documented_functions(path: Path) -> Iterator[tuple[str, str]]:
     try:
         text = path.read_text(encoding="utf-8")
         with warnings.catch_warnings():
+            # Invalid escapes in other people's code are no concern of whoever makes the example.
             warnings.simplefilter("ignore", SyntaxWarning)
             tree = ast.parse(text)
     except (SyntaxError, ValueError):  # a few files are there to show broken syntax or another encoding
@@ -158,6 +146,7 @@ def _summary_of(function: _FunctionNode) -> str | None:
         sentence = _FIRST_SENTENCE.match(whole)
         # A paragraph that only lacks the full stop gets it.
         summary = sentence[0] if sentence else f"{whole}."
+    # Modules in C are described by their signatures, older ones by doctests or fields of reST.
     is_signature = summary.startswith((f"{function.name}(", ">>>", ":", "@")) or " -> " in summary
     is_sentence = summary[:1].isalpha() and summary[-2:-1].isalnum() | (summary[-2:-1] in ")'\"`*]")
     has_words = len(summary.split()) >= _MIN_SUMMARY_WORDS and len(_LONG_WORD.findall(summary)) > 1
@@ -200,12 +189,12 @@ def is_example(named: object) -> bool:
     """Return whether the example is all that is named, so that it is read as `example_settings` says.
 
     Args:
-        named: ``data.path``: a path, a mapping with ``path``, or a list of them.
+        named: ``data.path``: a path, a source with one, or a list of them.
     """
     if isinstance(named, list) and len(named) == 1:
         named = named[0]
-    if isinstance(named, Mapping):
-        named = named["path"]
+    if isinstance(named, SourceParameters):
+        named = named.path
     return isinstance(named, str) and resolve_path(named) == Path(EXAMPLE_PATH)
 
 

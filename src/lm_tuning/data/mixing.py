@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+
+from lm_tuning.data.records import FileRows, MixedSource, TrainingSource
 
 
 def rows_per_epoch(weight: float | Fraction, num_rows: int) -> int:
@@ -15,10 +16,11 @@ def rows_per_epoch(weight: float | Fraction, num_rows: int) -> int:
         weight: of the source, taken as typed: 2.3 means 23/10, not the nearest binary fraction.
         num_rows: of the source.
     """
+    # round() would take halves to the even neighbour, and 0.5 of 5 rows would be 2 while 0.5 of 7 is 4.
     return math.floor(Fraction(str(weight)) * num_rows + Fraction(1, 2))
 
 
-def describe_mixing(sources: Sequence[Mapping[str, Any]], files: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def describe_mixing(sources: Sequence[TrainingSource], files: Sequence[FileRows]) -> list[MixedSource]:
     """Count the rows of each training source, and how many of them an epoch holds.
 
     Args:
@@ -28,9 +30,13 @@ def describe_mixing(sources: Sequence[Mapping[str, Any]], files: Sequence[Mappin
     Returns:
         By source: ``path``, ``weight``, ``num_rows`` and ``rows_per_epoch``, before any of them are held out.
     """
-    counted = []
-    for index, source in enumerate(sources):
-        num_rows = sum(file["rows_kept"] for file in files if file["source"] == index)
-        known = {"path": source["path"], "weight": source["weight"], "num_rows": num_rows}
-        counted.append({**known, "rows_per_epoch": rows_per_epoch(source["weight"], num_rows)})
-    return counted
+    counts = [sum(file["rows_kept"] for file in files if file["source"] == index) for index in range(len(sources))]
+    return [
+        {
+            "path": source["path"],
+            "weight": source["weight"],
+            "num_rows": num_rows,
+            "rows_per_epoch": rows_per_epoch(source["weight"], num_rows),
+        }
+        for source, num_rows in zip(sources, counts, strict=True)
+    ]

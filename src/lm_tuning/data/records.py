@@ -11,6 +11,8 @@ from decimal import Decimal
 from typing import Literal, NotRequired, TypeAlias, TypedDict, Union, final
 from uuid import UUID
 
+from lm_tuning.json_types import JsonObject
+
 SplitName = Literal["train", "validation", "test"]
 HeldOutName = Literal["validation", "test"]
 
@@ -99,6 +101,13 @@ class RawExamples(TypedDict):
     is_example: NotRequired[bool]
 
 
+class RowSources(TypedDict):
+    """What checked rows, or splits, are made from: settings by the name of their parameter, and the files."""
+
+    settings: JsonObject
+    files: RawExamples
+
+
 class Preview(TypedDict):
     """The first rows as a table, see ``preview_rows``."""
 
@@ -115,19 +124,24 @@ class ExplodedRows(TypedDict):
     first_rows_with_empty_lists: list[int]
 
 
-class FileRows(TypedDict):
-    """What became of the rows of one file, see ``collect_rows``; ``rows_skipped`` counts the bad ones by kind.
+class ReadRows(TypedDict):
+    """How many rows of a file were read, and how many of them are bad, by kind."""
+
+    path: str
+    rows_read: int
+    rows_skipped: dict[str, int]
+
+
+class FileRows(ReadRows):
+    """What became of the rows of one file, see ``collect_rows``.
 
     The row ids of a file begin at ``first_row_id`` and follow its row numbers, so a skipped row renumbers nothing.
     """
 
-    path: str
     split: SplitName
     source: int
     first_row_id: int
-    rows_read: int
     rows_kept: int
-    rows_skipped: dict[str, int]
     broke_off: NotRequired[bool]
     exploded: NotRequired[ExplodedRows]
 

@@ -3,85 +3,71 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, TypedDict
 
 from lm_tuning.data.check.checked import ROWS_VERSION
 from lm_tuning.data.example import example_settings, is_example
+from lm_tuning.data.records import RowSources
 from lm_tuning.data.split.folder import find_staleness
 from lm_tuning.errors import UserError
-from lm_tuning.parameters.data import DataParameters, SplitParameters
+from lm_tuning.json_types import JsonObject
+from lm_tuning.parameters.data import ColumnParameters, DataParameters, SplitParameters
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import SCHEMA_VERSION, read_manifest
 
-
-class RowSources(TypedDict):
-    """What checked rows are made from: keywords of ``write_checked_rows``, and the files, see ``describe_files``."""
-
-    settings: dict[str, Any]
-    files: dict[str, Any]
+_READING = ("format", "on_bad_row", "max_bad_fraction", "normalize", "max_rows")
+# Settings that came later count only where they are set, so that rows which were read before them are found again.
+_LATER = ("field", "explode", "delimiter", "max_row_bytes")
 
 
-def check_settings(data: DataParameters, split: SplitParameters, *, task: str) -> dict[str, Any]:
-    """Unpack the parameters into the keywords of ``write_checked_rows``.
+def as_read(data: DataParameters, split: SplitParameters) -> tuple[DataParameters, SplitParameters]:
+    """Return the parameters that rows are read and divided by: those of the example where it is all that is named.
+
+    Args:
+        data: the ``data`` parameters.
+        split: the ``split`` parameters.
+    """
+    columns, template, group = _columns_as_read(data, split)
+    return (
+        data.model_copy(update={"columns": ColumnParameters(**columns), "template": template}),
+        split.model_copy(update={"group": group}),
+    )
+
+
+def check_settings(data: DataParameters, split: SplitParameters, *, task: str) -> JsonObject:
+    """Collect what checked rows depend on beside the files.
 
     Args:
         data: the ``data`` parameters.
         split: the ``split`` parameters: the columns that rows are divided by are read as well.
         task: the ``task`` parameter.
     """
-    columns, template, group = data.columns.model_dump(), data.template, split.group
-    if is_example(data.model_dump()["path"]):
-        columns, template, group = example_settings(columns, template, group)
-    # Settings that came later count only where they are set, so that rows which were read before them are found again.
-    shape = {
-        name: value
-        for name in ("field", "explode", "delimiter", "max_row_bytes")
-        if (value := getattr(data, name)) != DataParameters.model_fields[name].default
-    }
+    columns, template, group = _columns_as_read(data, split)
+    later = {name for name in _LATER if getattr(data, name) != DataParameters.model_fields[name].default}
     return {
-        "format": data.format,
-        "columns": columns,
+        **data.model_dump(include={*_READING, *later}),
+        "columns": {**columns},
         "template": template,
-        "on_bad_row": data.on_bad_row,
-        "max_bad_fraction": data.max_bad_fraction,
-        "normalize": data.normalize,
-        "max_rows": data.max_rows,
         "group": group,
         "stratify": split.stratify,
         "key": split.key,
         "task": task,
-        **shape,
     }
 
 
-def division_settings(split: SplitParameters, *, group: str | None, seed: int) -> dict[str, Any]:
-    """Unpack the parameters into the keywords of ``write_splits``.
+def division_settings(split: SplitParameters, *, seed: int) -> JsonObject:
+    """Collect what a division depends on beside the rows.
 
     Args:
-        split: the ``split`` parameters.
-        group: the column whose equal values stay in one split, which the example has without being asked.
+        split: what the rows are divided by, see ``as_read``.
         seed: fixes the division.
     """
     # Left out where it changes nothing: splits of earlier versions keep their key, and checkpoints their token set.
-    by = {} if split.duplicates_by == "row" else {"duplicates_by": split.duplicates_by}
-    return {
-        **by,
-        "validation": split.validation,
-        "test": split.test,
-        "group": group,
-        "stratify": split.stratify,
-        "key": split.key,
-        "num_folds": split.num_folds,
-        "fold": split.fold,
-        "duplicates": split.duplicates,
-        "near_duplicates": split.near_duplicates,
-        "near_duplicate_similarity": split.near_duplicate_similarity,
-        "seed": seed,
-    }
+    left_out = {"duplicates_by"} if split.duplicates_by == "row" else set()
+    return {**split.model_dump(exclude=left_out), "seed": seed}
 
 
-def split_settings(data: DataParameters, split: SplitParameters, *, seed: int, task: str) -> dict[str, Any]:
-    """Unpack the parameters into everything that stored splits depend on beside the files.
+def split_settings(data: DataParameters, split: SplitParameters, *, seed: int, task: str) -> JsonObject:
+    """Collect everything that stored splits depend on beside the files.
 
     Args:
         data: the ``data`` parameters.
@@ -89,8 +75,18 @@ def split_settings(data: DataParameters, split: SplitParameters, *, seed: int, t
         seed: fixes the division.
         task: the ``task`` parameter.
     """
-    settings = check_settings(data, split, task=task)
-    return {**settings, **division_settings(split, group=settings["group"], seed=seed)}
+    _, read = as_read(data, split)
+    return {**check_settings(data, split, task=task), **division_settings(read, seed=seed)}
+
+
+def _columns_as_read(
+    data: DataParameters, split: SplitParameters
+) -> tuple[dict[str, str | None], str | None, str | None]:
+    """Return columns by part, template and group."""
+    columns = data.columns.model_dump()
+    if is_example(data.path):
+        return example_settings(columns, data.template, split.group)
+    return columns, data.template, split.group
 
 
 def rows_key(sources: RowSources) -> str:
@@ -121,6 +117,7 @@ def refuse_other_rows(checked_rows: Path, data: DataParameters, split: SplitPara
     Raises:
         UserError: what differs, and how to check the rows again.
     """
+    # Nodes can be run one by one, so the rows that lie here may be those of another run.
     stored, settings = read_manifest(checked_rows)["facts"]["settings"], check_settings(data, split, task=task)
     changed = [
         f"  - {name}: the stored rows were checked with {stored.get(name)!r}, the parameters say {settings.get(name)!r}"
@@ -153,13 +150,8 @@ def refuse_other_splits(
     Raises:
         UserError: what differs, and how to make the splits again.
     """
-    rows = data.model_dump()
-    stale = find_staleness(
-        read_manifest(splits)["facts"],
-        sources={"train": rows["path"], "validation": rows["validation_path"], "test": rows["test_path"]},
-        settings=split_settings(data, split, seed=seed, task=task),
-        digest_cache=digest_cache,
-    )
+    settings = split_settings(data, split, seed=seed, task=task)
+    stale = find_staleness(read_manifest(splits)["facts"], data, settings, digest_cache=digest_cache)
     if stale:
         raise UserError(
             [

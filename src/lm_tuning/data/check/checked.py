@@ -6,26 +6,27 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast, overload
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from lm_tuning.data.check.collect import OpenedFile, collect_rows
+from lm_tuning.data.check.collect import CollectedRows, OpenedFile, collect_rows
 from lm_tuning.data.check.policy import find_refusals, log_skipped
-from lm_tuning.data.check.unread import FINDINGS_NAME, PREVIEW_NAME, SUMMARY_NAME
+from lm_tuning.data.check.unread import FINDINGS_NAME, SUMMARY_NAME, count_rows, write_account
+from lm_tuning.data.check.values import read_names, write_names
 from lm_tuning.data.format.columns import ColumnMapping, check_mapping, choose_mapping, describe_mapping, missing_column
+from lm_tuning.data.format.conventions import CAUSAL_LM
 from lm_tuning.data.format.labels import MAX_CLASSES, build_label_map, count_classes, trained_names
 from lm_tuning.data.format.template import template_columns
 from lm_tuning.data.mixing import describe_mixing
-from lm_tuning.data.readers.base import MAX_ROW_BYTES, ReadSettings, RowSource
+from lm_tuning.data.readers.base import ReadSettings, RowSource
 from lm_tuning.data.readers.open import open_rows
-from lm_tuning.data.records import SPLITS
+from lm_tuning.data.records import SPLITS, CheckedClasses, FileRows, FindingsByKind, LabelMap, RawExamples, RowsSummary
 from lm_tuning.data.store import ExampleTable, preview_rows
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.progress import OnProgress, ignore_progress
-from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.wording import count_of
 
 ROWS_VERSION = 4
@@ -38,8 +39,6 @@ NAMES_NAME = "names_{}.arrow"
 MAX_FILES = 32_767
 """Files that one run can read: the number that ``CheckedRows.files`` holds."""
 
-# Beyond this many names of a column a list of them costs more memory than a look-up costs time.
-_MAX_LISTED_NAMES = 100_000
 _NUM_PREVIEW_ROWS = 10
 
 
@@ -53,8 +52,7 @@ class CheckedRows:
         wholes: the same with the label.
         values: number of the row's value by column, for group, stratum and label; -1 where the file has no such column.
         names: what the numbers of ``values`` stand for, in the order in which they first appear.
-        sources: one dict a file in the order of reading: ``path``, ``split``, ``source``, ``first_row_id``,
-            ``rows_read``, ``rows_kept`` and ``rows_skipped`` by kind.
+        sources: what became of the rows of each file, in the order of reading.
         keys: ``(rows, 2)``: digest of the row's value of ``split.key``, zeros where a held-out file has no such column;
             None without one.
     """
@@ -64,39 +62,8 @@ class CheckedRows:
     wholes: npt.NDArray[np.uint64]
     values: dict[str, npt.NDArray[np.int64]]
     names: dict[str, Sequence[str]]
-    sources: list[dict[str, Any]] = field(default_factory=list)
+    sources: list[FileRows] = field(default_factory=list)
     keys: npt.NDArray[np.uint64] | None = None
-
-
-class StoredNames(Sequence[str]):
-    """Names that stay on disk until they are asked for."""
-
-    def __init__(self, column: pa.LargeStringArray) -> None:
-        """Wrap a column of text.
-
-        Args:
-            column: memory-mapped.
-        """
-        self._column = column
-
-    def __len__(self) -> int:
-        """Count the names."""
-        return len(self._column)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        """Return one name, or a list of some."""
-        if isinstance(index, slice):
-            return [self[one] for one in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        name: str = self._column[index % len(self)].as_py()
-        return name
 
 
 def open_checked(folder: Path) -> CheckedRows:
@@ -113,7 +80,7 @@ def open_checked(folder: Path) -> CheckedRows:
         with np.load(folder / FACTS_NAME) as stored:
             facts = {name: stored[name] for name in stored.files}
         names = {
-            column: _read_names(folder / NAMES_NAME.format(index)) for index, column in enumerate(summary["numbered"])
+            column: read_names(folder / NAMES_NAME.format(index)) for index, column in enumerate(summary["numbered"])
         }
     except (OSError, ValueError, KeyError) as error:
         raise UserError(
@@ -131,47 +98,35 @@ def open_checked(folder: Path) -> CheckedRows:
     )
 
 
-def read_checked_summary(folder: Path) -> dict[str, Any]:
+def read_checked_summary(folder: Path) -> RowsSummary:
     """Return the summary of a stored folder.
 
     Args:
         folder: what ``write_checked_rows`` filled.
     """
-    summary: dict[str, Any] = json.loads((folder / SUMMARY_NAME).read_text(encoding="utf-8"))
+    summary: RowsSummary = json.loads((folder / SUMMARY_NAME).read_text(encoding="utf-8"))
     return summary
 
 
-def read_findings(folder: Path) -> dict[str, Any]:
+def read_findings(folder: Path) -> FindingsByKind:
     """Return the findings of a stored folder, see ``Findings.describe``.
 
     Args:
         folder: what ``write_checked_rows`` filled.
     """
-    findings: dict[str, Any] = json.loads((folder / FINDINGS_NAME).read_text(encoding="utf-8"))
+    findings: FindingsByKind = json.loads((folder / FINDINGS_NAME).read_text(encoding="utf-8"))
     return findings
 
 
 def write_checked_rows(
     folder: Path,
-    raw_examples: Mapping[str, Any],
+    raw_examples: RawExamples,
+    data: DataParameters,
+    split: SplitParameters,
     *,
-    format: str = "auto",
-    columns: Mapping[str, str | None] | None = None,
-    template: str | None = None,
-    on_bad_row: str = "error",
-    max_bad_fraction: float = 0.05,
-    normalize: str = "nfc",
-    max_rows: int | None = None,
-    max_row_bytes: int = MAX_ROW_BYTES,
-    delimiter: str = "auto",
-    field: str | None = None,
-    explode: str | Sequence[str] | None = None,
-    group: str | None = None,
-    stratify: str | None = None,
-    key: str | None = None,
-    task: str = "causal_lm",
+    task: str = CAUSAL_LM,
     on_progress: OnProgress = ignore_progress,
-) -> dict[str, Any]:
+) -> RowsSummary:
     """Read all files, check every row, and write the good ones with an account of all of them.
 
     Bad rows raise nothing here: whether they forbid going on stands in the summary as ``refused``, so that a report on
@@ -180,20 +135,8 @@ def write_checked_rows(
     Args:
         folder: an empty folder.
         raw_examples: the files, see ``describe_files``.
-        format: see ``choose_mapping``.
-        columns: column by part, see ``choose_mapping``.
-        template: renders the prompt from columns.
-        on_bad_row: ``error`` refuses the rows when one is bad, ``skip`` when more than a share of them is.
-        max_bad_fraction: that share, of any file and of all files together.
-        normalize: ``nfc`` or ``none``.
-        max_rows: rows read of each file, before any are exploded; None for all.
-        max_row_bytes: a row of more bytes, unpacked, is a bad row.
-        delimiter: what separates the fields of CSV and TSV; ``auto`` finds it out.
-        field: path of the list of rows in a ``.json`` file that holds an object, for files that name none themselves.
-        explode: path of a list, or several from the outermost to the innermost; each element makes a row.
-        group: column to number for grouped splits.
-        stratify: column to number for stratified splits.
-        key: column whose values name the training rows for good.
+        data: how rows are read and checked; the files that it names do not count.
+        split: the columns of ``group``, ``stratify`` and ``key`` are read as well.
         task: see ``choose_mapping``.
         on_progress: told the progress of reading.
 
@@ -204,81 +147,81 @@ def write_checked_rows(
         UserError: everything that is wrong with files and columns.
         ReadingBrokeOff: a file cannot be read to its end.
     """
-    lists = (explode,) if isinstance(explode, str) else tuple(explode or ())
-    settings = ReadSettings(max_rows, max_row_bytes, delimiter, lists)
-    keyed = [("split.group", group), ("split.stratify", stratify), ("split.key", key)]
-    files = _open_files(raw_examples, settings=settings, field=field)
-    _add_paths(files, [*(columns or {}).values(), *_columns_of(template), group, stratify, key])
+    # By parameter, as messages name them. Two of them may name one column.
+    keyed = {"split.group": split.group, "split.stratify": split.stratify, "split.key": split.key}
+    files = _open_files(raw_examples, data)
+    given = data.columns.model_dump()
+    _add_paths(files, [*given.values(), *_columns_of(data.template), *keyed.values()])
+    # All files are read as the first one is; one that lacks a column is refused, not read in another way.
     first = files[0].rows
     mapping = choose_mapping(
         first.columns,
         path=first.path,
-        format=format,
-        columns=columns,
-        template=template,
+        format=data.format,
+        columns=given,
+        template=data.template,
         task=task,
         explain=first.explain_missing,
         inside=first.describe_inside,
     )
     label = mapping.columns.get("label")
-    _check_columns(files, mapping, {column: parameter for parameter, column in keyed if column})
+    _check_columns(files, mapping, {column: parameter for parameter, column in keyed.items() if column})
     rows = collect_rows(
         files,
         folder / ROWS_NAME,
         mapping=mapping,
-        numbered=[column for column in dict.fromkeys([group, stratify, label]) if column],
-        key=key,
-        normalize=normalize == "nfc",
+        numbered=[column for column in dict.fromkeys([split.group, split.stratify, label]) if column],
+        key=split.key,
+        normalize=data.normalize == "nfc",
         on_progress=on_progress,
     )
-    classes = label_map = None
-    if label:
-        is_train = np.array([file["split"] == "train" for file in rows.files])[rows.facts["files"]]
-        labels = rows.names[label].to_pylist()
-        classes = count_classes(rows.values[label], labels, is_train=is_train, column=label)
-        classes |= rows.label_types.describe()
-        trained = trained_names(rows.values[label], labels, is_train=is_train)
-        label_map = build_label_map(trained) if len(trained) <= MAX_CLASSES else None
-    refused = find_refusals(
-        rows, on_bad_row=on_bad_row, max_bad_fraction=max_bad_fraction, classes=classes, max_rows=max_rows
-    )
-    num_read, num_kept = (sum(file[name] for file in rows.files) for name in ("rows_read", "rows_kept"))
-    summary = {
+    classes, label_map = _find_classes(rows, label) if label else (None, None)
+    refused = find_refusals(rows, data, classes=classes)
+    summary: RowsSummary = {
         "format": mapping.format,
         "columns": mapping.columns,
         "appended": mapping.appended,
         "template": mapping.template,
         "reading": describe_mapping(mapping),
         "numbered": list(rows.values),
-        "not_used": _not_used(first, {*mapping.used_columns, group, stratify, key}),
-        "num_rows": {"read": num_read, "kept": num_kept, "skipped": num_read - num_kept},
+        "not_used": _not_used(first, {*mapping.used_columns, *keyed.values()}),
+        "num_rows": count_rows(rows.files),
         "files": rows.files,
         "sources": raw_examples["sources"],
         "mixing": describe_mixing(raw_examples["sources"], rows.files),
-        "on_bad_row": on_bad_row,
-        "max_bad_fraction": max_bad_fraction,
-        "max_rows": max_rows,
+        "on_bad_row": data.on_bad_row,
+        "max_bad_fraction": data.max_bad_fraction,
+        "max_rows": data.max_rows,
         "text_lengths": rows.text_lengths,
         "findings": rows.findings.counts(),
         "refused": refused,
         "label_map": label_map,
         "classes": classes,
     }
-    outcome = "refused" if refused or on_bad_row == "error" else "skipped"
+    # Columns are stored by number, since a name may hold what no file name in an archive can.
     numbers = {f"values_{index}": values for index, values in enumerate(rows.values.values())}
     np.savez(folder / FACTS_NAME, **cast("dict[str, Any]", rows.facts | numbers))
     for index, names in enumerate(rows.names.values()):
-        _write_names(folder / NAMES_NAME.format(index), names)
-    write_json_atomic(folder / FINDINGS_NAME, rows.findings.describe(rows.files, bad_outcome=outcome), indent=None)
-    write_json_atomic(folder / SUMMARY_NAME, summary, indent=None)
-    names_shown, shown = preview_rows(ExampleTable(folder / ROWS_NAME), _NUM_PREVIEW_ROWS)
-    write_json_atomic(folder / PREVIEW_NAME, {"columns": names_shown, "data": shown}, indent=None)
+        write_names(folder / NAMES_NAME.format(index), names)
+    outcome = "refused" if refused or data.on_bad_row == "error" else "skipped"
+    findings = rows.findings.describe(rows.files, bad_outcome=outcome)
+    write_account(folder, summary, findings, preview_rows(ExampleTable(folder / ROWS_NAME), _NUM_PREVIEW_ROWS))
     if not refused:
         log_skipped(rows)
     return summary
 
 
-def describe_checked(summary: Mapping[str, Any]) -> str:
+def _find_classes(rows: CollectedRows, label: str) -> tuple[CheckedClasses, LabelMap | None]:
+    """Count the classes, and number those of the training files unless they are too many to be classes."""
+    is_train = np.array([file["split"] == "train" for file in rows.files])[rows.facts["files"]]  # (rows,)
+    labels = rows.names[label].to_pylist()
+    counts = count_classes(rows.values[label], labels, is_train=is_train, column=label)
+    trained = trained_names(rows.values[label], labels, is_train=is_train)
+    label_map = build_label_map(trained) if len(trained) <= MAX_CLASSES else None
+    return {**counts, **rows.label_types.describe()}, label_map
+
+
+def describe_checked(summary: RowsSummary) -> str:
     """Describe in a line what a summary holds, for the log.
 
     Args:
@@ -293,35 +236,33 @@ def describe_checked(summary: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _open_files(raw_examples: Mapping[str, Any], *, settings: ReadSettings, field: str | None) -> list[OpenedFile]:
+def _open_files(raw_examples: RawExamples, data: DataParameters) -> list[OpenedFile]:
+    lists = (data.explode,) if isinstance(data.explode, str) else tuple(data.explode or ())
+    settings = ReadSettings(data.max_rows, data.max_row_bytes, data.delimiter, lists)
+    named = [(split, file) for split in SPLITS for file in raw_examples[split] or ()]
     files: list[OpenedFile] = []
-    problems = _find_idle_settings(raw_examples, settings)
-    for split in SPLITS:
-        for file in raw_examples.get(split) or ():
-            try:
-                described = file if field is None or "field" in file else {**file, "field": field}
-                rows = open_rows(described, settings=settings)
-                problems += [
-                    missing_column("data.explode", root, rows.columns, path=rows.path)
-                    for root in (rows.exploding.roots if rows.exploding else [])
-                    if root not in rows.columns
-                ]
-                files.append(OpenedFile(rows, split, file["source"]))
-            except UserError as error:
-                problems += error.problems
+    problems: list[str] = []
+    if data.delimiter != "auto" and not any(file["format"] in ("csv", "tsv") for _, file in named):
+        problems.append(
+            f"data.delimiter = {data.delimiter!r} has no use: none of the files is CSV or TSV. Leave it out."
+        )
+    for split, file in named:
+        try:
+            # A field that stands beside its file means that file alone, and so comes first.
+            rows = open_rows(file if data.field is None else {"field": data.field, **file}, settings=settings)
+            problems += [
+                missing_column("data.explode", root, rows.columns, path=rows.path)
+                for root in (rows.exploding.roots if rows.exploding else [])
+                if root not in rows.columns
+            ]
+            files.append(OpenedFile(rows, split, file["source"]))
+        except UserError as error:
+            problems += error.problems
     if len(files) > MAX_FILES:
         problems.append(f"{len(files):,} files are more than the {MAX_FILES:,} that are read. Join them to fewer.")
     if problems:
         raise UserError(problems)
     return files
-
-
-def _find_idle_settings(raw_examples: Mapping[str, Any], settings: ReadSettings) -> list[str]:
-    """Refuse a separator where no file has one."""
-    formats = {file["format"] for split in SPLITS for file in raw_examples.get(split) or ()}
-    if settings.delimiter == "auto" or formats & {"csv", "tsv"}:
-        return []
-    return [f"data.delimiter = {settings.delimiter!r} has no use: none of the files is CSV or TSV. Leave it out."]
 
 
 def _columns_of(template: str | None) -> list[str]:
@@ -341,6 +282,7 @@ def _add_paths(files: Sequence[OpenedFile], names: Sequence[str | None]) -> None
 
 def _not_used(rows: RowSource, used: set[str | None]) -> list[str]:
     """Name the columns of a file that nothing is read of."""
+    # A column is used as well if a path leads into it.
     touched = {*used, *rows.roots_of(name for name in used if name)}
     return [column for column in rows.columns if column not in touched]
 
@@ -362,17 +304,3 @@ def _check_columns(files: Sequence[OpenedFile], mapping: ColumnMapping, keyed: M
             ]
     if problems:
         raise UserError(problems)
-
-
-def _write_names(path: Path, names: pa.LargeStringArray) -> None:
-    batch = pa.record_batch([names], names=["name"])
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-
-
-def _read_names(path: Path) -> Sequence[str]:
-    column = pa.ipc.open_file(pa.memory_map(str(path), "r")).get_batch(0).column(0)
-    if len(column) > _MAX_LISTED_NAMES:
-        return StoredNames(column)
-    names: list[str] = column.to_pylist()
-    return names

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,13 +16,15 @@ import pyarrow as pa
 
 from lm_tuning.data.check.findings import MAX_REPORTED, Findings, RowPositions, RowProblem, list_columns
 from lm_tuning.data.check.unread import ReadingBrokeOff
+from lm_tuning.data.check.values import number_values, value_writer
 from lm_tuning.data.format.characters import TextLengths, find_odd_characters
 from lm_tuning.data.format.columns import ColumnMapping
 from lm_tuning.data.format.examples import FIELDS, JSON_FIELDS, Example, digest_parts, example_reader, value_reader
 from lm_tuning.data.format.labels import LabelTypes
 from lm_tuning.data.readers.base import RowSource
+from lm_tuning.data.records import FileRows, ReadRows, Row, SplitName, TextLength
 from lm_tuning.data.split.duplicates import find_repeats
-from lm_tuning.data.store import BATCH_ROWS, ExampleTable, ExampleWriter
+from lm_tuning.data.store import ExampleTable, ExampleWriter, RowWriter
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.wording import count_of
@@ -32,9 +34,14 @@ logger = logging.getLogger(__name__)
 _REPORT_EVERY_ROWS = 2048
 # More files than this share one progress bar.
 _MAX_BARS = 8
+# In the place of a digest, for rows of held-out files without the column: keys are compared among training rows only.
 _NO_KEY = bytes(16)
 # Rows whose new columns are remembered: objects may use anything for keys.
 _MAX_LATE_ROWS = 100
+
+
+OnFileProgress: TypeAlias = Callable[[int, int, str], None]
+"""Told how much of one file was read, of how much, in which unit."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ class OpenedFile:
     """
 
     rows: RowSource
-    split: str
+    split: SplitName
     source: int
 
 
@@ -60,7 +67,7 @@ class CollectedRows:
         facts: arrays by name: ``files``, ``contents``, ``wholes`` and, with a key, ``keys``.
         values: number of the row's value by column.
         names: what these numbers stand for.
-        files: one dict a file, see ``CheckedRows.sources``.
+        files: what became of the rows of each file, in the order of reading.
         findings: every row that something is to be said about.
         bad_lines: by file, the first bad rows in full.
         label_types: how many good rows have a label of each JSON type.
@@ -70,11 +77,11 @@ class CollectedRows:
     facts: dict[str, npt.NDArray[Any]]
     values: dict[str, npt.NDArray[np.int64]]
     names: dict[str, pa.LargeStringArray]
-    files: list[dict[str, Any]]
+    files: list[FileRows]
     findings: Findings
     bad_lines: list[list[str]]
     label_types: LabelTypes
-    text_lengths: dict[str, dict[str, int | float]]
+    text_lengths: dict[str, TextLength]
 
 
 def collect_rows(
@@ -106,28 +113,23 @@ def collect_rows(
     Raises:
         ReadingBrokeOff: a file cannot be read to its end; the bad rows before that position are named as well.
     """
-    collector = _Collector(mapping, numbered, key, normalize=normalize)
     scratch = path.with_suffix(".values")
     problems: list[str] = []
-    with (
-        _ValueWriter(scratch, numbered) as values,
-        ExampleWriter(path, mapping.format, is_composed=mapping.is_composed, inspect=collector.inspect) as writer,
-    ):
-        for index, file in enumerate(files):
-            file.rows.select(
-                column
-                for column in dict.fromkeys([*mapping.used_columns, *numbered, *([key] if key else [])])
-                if column in file.rows.columns
-            )
-            try:
-                collector.read(file, writer, values, _file_progress(files, index, on_progress))
-            except UserError as error:
-                problems += [*spell_out(collector.files[-1], collector.bad_lines[-1]), *error.problems]
+    with value_writer(scratch, numbered) as values:
+        collector = _Collector(mapping, numbered, key, values, normalize=normalize)
+        used = dict.fromkeys([*mapping.used_columns, *numbered, *([key] if key else [])])
+        with ExampleWriter(path, mapping.format, is_composed=mapping.is_composed, inspect=collector.inspect) as writer:
+            for index, file in enumerate(files):
+                file.rows.select(column for column in used if column in file.rows.columns)
+                try:
+                    collector.read(file, writer, _file_progress(files, index, on_progress))
+                except UserError as error:  # the other files are read all the same, so that all is reported at once
+                    problems += [*spell_out(collector.files[-1], collector.bad_lines[-1]), *error.problems]
     if problems:
         scratch.unlink()
         raise ReadingBrokeOff(problems, files=collector.files, findings=collector.findings)
     keep = collector.drop_repeats(path) if key else None
-    numbers, names = _number_values(scratch, numbered, keep)
+    numbers, names = number_values(scratch, numbered, keep)
     scratch.unlink()
     return CollectedRows(
         collector.facts(keep),
@@ -141,18 +143,27 @@ def collect_rows(
     )
 
 
-def spell_out(file: Mapping[str, Any], lines: Sequence[str]) -> list[str]:
+def count_skipped(files: Iterable[ReadRows]) -> int:
+    """Count the bad rows of some files.
+
+    Args:
+        files: what became of the rows of each.
+    """
+    return sum(sum(file["rows_skipped"].values()) for file in files)
+
+
+def spell_out(file: ReadRows, lines: Sequence[str]) -> list[str]:
     """Return the first bad rows of a file in full, and how many more there are.
 
     Args:
-        file: see ``CheckedRows.sources``.
+        file: what became of its rows.
         lines: the first bad rows in full.
     """
-    rest = sum(file["rows_skipped"].values()) - len(lines)
+    rest = count_skipped([file]) - len(lines)
     return [*lines, *([f"{file['path']}: {count_of(rest, 'more bad row')}."] if rest else [])]
 
 
-def _file_progress(files: Sequence[OpenedFile], index: int, on_progress: OnProgress) -> Callable[[int, int, str], None]:
+def _file_progress(files: Sequence[OpenedFile], index: int, on_progress: OnProgress) -> OnFileProgress:
     """Return a function that is told how much of one file was read."""
     if len(files) <= _MAX_BARS:
         return partial(on_progress, f"Reading {files[index].rows.name}")
@@ -166,43 +177,51 @@ def _file_progress(files: Sequence[OpenedFile], index: int, on_progress: OnProgr
 class _Collector:
     """Arrays that grow row by row."""
 
-    def __init__(self, mapping: ColumnMapping, numbered: Sequence[str], key: str | None, *, normalize: bool) -> None:
-        self.files: list[dict[str, Any]] = []
+    def __init__(
+        self, mapping: ColumnMapping, numbered: Sequence[str], key: str | None, values: RowWriter, *, normalize: bool
+    ) -> None:
+        self.files: list[FileRows] = []
         self.findings = Findings()
         self.bad_lines: list[list[str]] = []
         self.label_types = LabelTypes()
         self.text_lengths = TextLengths(FIELDS[mapping.format])
         self._label = mapping.columns.get("label")
-        self._read_example: Callable[[Mapping[str, Any]], Example] = example_reader(mapping, normalize=normalize)
+        self._read_example: Callable[[Row], Example] = example_reader(mapping, normalize=normalize)
         self._readers = {column: value_reader(column, normalize=normalize) for column in numbered}
+        self._values = values
         self._key = key
         self._read_key = value_reader(key, normalize=normalize) if key else None
         self._json_fields = [(name, name in JSON_FIELDS) for name in FIELDS[mapping.format]]
+        # Growing buffers of 2 + 16 + 16 bytes a row, and 16 more with a key, which numpy looks at without a copy; as
+        # Python objects they would take several times as much.
         self._files = array("h")
         self._contents = bytearray()
         self._wholes = bytearray()
         self._keys = bytearray()
         self._last_id = 0
 
-    def read(
-        self,
-        file: OpenedFile,
-        writer: ExampleWriter,
-        values: _ValueWriter,
-        on_progress: Callable[[int, int, str], None],
-    ) -> None:
+    def read(self, file: OpenedFile, writer: ExampleWriter, on_progress: OnFileProgress) -> None:
         """Add one file."""
-        facts: dict[str, Any] = {"path": file.rows.path, "split": file.split, "source": file.source}
-        facts |= {"first_row_id": self._last_id + 1, "rows_read": 0, "rows_kept": 0, "rows_skipped": {}}
+        facts: FileRows = {
+            "path": file.rows.path,
+            "split": file.split,
+            "source": file.source,
+            "first_row_id": self._last_id + 1,
+            "rows_read": 0,
+            "rows_kept": 0,
+            "rows_skipped": {},
+        }
         self.files.append(facts)
         self.bad_lines.append([])
         num_before = writer.num_appended
         try:
-            self._read_rows(file, facts, writer, values, on_progress)
+            self._read_rows(file, facts, writer, on_progress)
         except UserError:
+            # The rows before that position stay counted, for the report.
             facts["broke_off"] = True
             raise
         finally:
+            # By what the writer took in: some of the rows still wait in its buffer.
             facts["rows_kept"] = writer.num_appended - num_before
             if file.rows.exploding:
                 facts["exploded"] = file.rows.exploding.describe()
@@ -210,23 +229,19 @@ class _Collector:
         _, total, unit = file.rows.progress()
         on_progress(total, total, unit)
 
-    def _read_rows(
-        self,
-        file: OpenedFile,
-        facts: dict[str, Any],
-        writer: ExampleWriter,
-        values: _ValueWriter,
-        on_progress: Callable[[int, int, str], None],
-    ) -> None:
+    def _read_rows(self, file: OpenedFile, facts: FileRows, writer: ExampleWriter, on_progress: OnFileProgress) -> None:
         source, first_id, index = file.rows, self._last_id, file.source
+        # Held-out files need none of the columns that training rows are divided by.
         readers = [reader if column in source.columns else None for column, reader in self._readers.items()]
         read_key = self._read_key if self._key in source.columns else None
-        read_example, append, append_values = self._read_example, writer.append, values.append
+        # Names of the loop: it runs for millions of rows, and looking up attributes takes a good part of its time.
+        read_example, append, append_values = self._read_example, writer.append, self._values.append_row
         label, add_label = self._label, self.label_types.add
         contents, wholes, keys = self._contents, self._wholes, self._keys
         has_keys = self._read_key is not None
         known: set[str] = set(source.columns)
         late: dict[int, set[str]] = {}
+        # Two counts: numbers of lines go on over blank ones, which are no rows.
         number = num_rows = 0
         _, total, unit = source.progress()
         on_progress(0, total, unit)
@@ -237,15 +252,18 @@ class _Collector:
                     done, total, unit = source.progress()
                     on_progress(min(done, total - 1), total, unit)  # the end comes with the end of the file
                 try:
-                    if row.__class__ is not dict:
-                        raise row  # type: ignore[misc]
+                    if isinstance(row, RowProblem):
+                        raise row
                     example = read_example(row)
                     found = [reader(row) if reader else None for reader in readers]
+                    # Everything is read before anything is kept, so that a row with one bad value leaves nothing behind
+                    # in any buffer.
                     key = digest_parts(read_key(row)) if read_key else _NO_KEY
                 except RowProblem as problem:
                     in_file = source.exploding.where if source.exploding else None
                     self._note_bad(first_id + number, number, problem, in_file=in_file)
                     continue
+                # A set comparison that costs little where nothing is new, which is nearly every row.
                 if not row.keys() <= known and len(late) < _MAX_LATE_ROWS:
                     late.setdefault(number, row.keys() - known)
                     known = known | row.keys()
@@ -262,6 +280,7 @@ class _Collector:
                     self.findings.add(first_id + number, kind, reason, is_bad=False)
         finally:
             facts["rows_read"] = num_rows
+            # By the last number, not by the rows: ids and row numbers stay in step.
             self._last_id += number
         _warn_of_late_columns(source.path, late)
 
@@ -269,8 +288,10 @@ class _Collector:
         """Look for odd characters in rows that are about to be written, and note how long their texts are."""
         self.text_lengths.add(batch)
         noted: set[tuple[int, str]] = set()
+        # Batch by batch: in the bytes of a column the search costs a fraction of what it would cost in texts.
         for name, is_json in self._json_fields:
             for index, kind, reason in find_odd_characters(batch.column(name), is_json=is_json):
+                # Two fields of one row may have the same finding; a row is counted once for each kind.
                 if (index, kind) not in noted:
                     noted.add((index, kind))
                     row_id = batch.column("row_id")[index].as_py()
@@ -279,12 +300,13 @@ class _Collector:
     def drop_repeats(self, path: Path) -> npt.NDArray[np.bool_] | None:
         """Remove rows whose key an earlier training row has from the file; return which rows stay, None for all."""
         table = ExampleTable(path)
-        digests = np.frombuffer(self._keys, dtype=np.uint64).reshape(-1, 2)
+        digests = _digests(self._keys)
         is_train = np.array([file["split"] == "train" for file in self.files])
         files = np.frombuffer(self._files, dtype=np.int16)
         repeats, originals = find_repeats(digests, is_train[files])
         if not len(repeats):
             return None
+        # (rows,): ids of the good rows, in the order of the file
         row_ids = np.concatenate([batch.column("row_id").to_numpy() for batch in table.batches()])
         positions = RowPositions(self.files)
         for repeat, original in zip(repeats.tolist(), originals.tolist(), strict=True):
@@ -295,6 +317,7 @@ class _Collector:
             reason = f"column {self._key!r} (split.key) holds the value that row {number} of {name} has."
             problem = RowProblem("repeated_key", reason)
             self._note_bad(row_id, row_id - self.files[file]["first_row_id"] + 1, problem, file)
+        # (rows,)
         keep = np.ones(len(files), dtype=bool)
         keep[repeats] = False
         kept_path = path.with_suffix(".kept")
@@ -303,6 +326,7 @@ class _Collector:
             for batch in table.batches():
                 writer.append_batch(batch.filter(pa.array(keep[start : start + batch.num_rows])))
                 start += batch.num_rows
+        # The old file is still mapped; on POSIX its content stays until the mapping goes.
         kept_path.replace(path)
         return keep
 
@@ -310,11 +334,11 @@ class _Collector:
         """Return the arrays of the rows that stay."""
         found: dict[str, npt.NDArray[Any]] = {
             "files": np.frombuffer(self._files, dtype=np.int16),
-            "contents": np.frombuffer(self._contents, dtype=np.uint64).reshape(-1, 2),
-            "wholes": np.frombuffer(self._wholes, dtype=np.uint64).reshape(-1, 2),
+            "contents": _digests(self._contents),
+            "wholes": _digests(self._wholes),
         }
         if self._key:
-            found["keys"] = np.frombuffer(self._keys, dtype=np.uint64).reshape(-1, 2)
+            found["keys"] = _digests(self._keys)
         return found if keep is None else {name: values[keep] for name, values in found.items()}
 
     def _note_bad(
@@ -342,56 +366,6 @@ def _warn_of_late_columns(path: str, late: Mapping[int, set[str]]) -> None:
         )
 
 
-class _ValueWriter:
-    """Write the values of numbered columns aside in an Arrow file; a context manager."""
-
-    def __init__(self, path: Path, columns: Sequence[str]) -> None:
-        self._schema = pa.schema([(str(index), pa.large_string()) for index in range(len(columns))])
-        self._rows: list[list[str | None]] = []
-        self._sink = pa.OSFile(str(path), "wb")
-        self._writer = pa.ipc.new_file(self._sink, self._schema)
-
-    def append(self, values: list[str | None]) -> None:
-        """Add the values of one row."""
-        self._rows.append(values)
-        if len(self._rows) == BATCH_ROWS:
-            self._flush()
-
-    def _flush(self) -> None:
-        if self._rows:
-            arrays = [pa.array(column, pa.large_string()) for column in zip(*self._rows, strict=True)]
-            self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
-            self._rows.clear()
-
-    def __enter__(self) -> _ValueWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._flush()
-            self._writer.close()
-        self._sink.close()
-
-
-def _number_values(
-    path: Path, columns: Sequence[str], keep: npt.NDArray[np.bool_] | None
-) -> tuple[dict[str, npt.NDArray[np.int64]], dict[str, pa.LargeStringArray]]:
-    """Number the values of each column in the order in which they first appear; missing ones are -1."""
-    if not columns:
-        return {}, {}
-    table = pa.ipc.open_file(pa.memory_map(str(path), "r")).read_all()
-    if keep is not None:
-        table = table.filter(pa.array(keep))
-    values: dict[str, npt.NDArray[np.int64]] = {}
-    names: dict[str, pa.LargeStringArray] = {}
-    for index, column in enumerate(columns):
-        chunks = table.column(index).dictionary_encode().chunks
-        numbers = list(_indices(chunks))
-        values[column] = np.concatenate(numbers) if numbers else np.zeros(0, dtype=np.int64)
-        names[column] = chunks[-1].dictionary if chunks else pa.array([], pa.large_string())
-    return values, names
-
-
-def _indices(chunks: list[pa.DictionaryArray]) -> Iterator[npt.NDArray[np.int64]]:
-    for chunk in chunks:
-        yield chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+def _digests(digests: bytearray) -> npt.NDArray[np.uint64]:
+    """Return digests of 16 bytes as pairs of numbers, ``(rows, 2)``, without copying them."""
+    return np.frombuffer(digests, dtype=np.uint64).reshape(-1, 2)

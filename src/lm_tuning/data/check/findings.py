@@ -5,9 +5,11 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+
+from lm_tuning.data.records import Cell, FileRows, FindingsByKind, Row
 
 MAX_REASONS = 1000
 """Findings of a kind that are kept with their reason; of the others the row number is."""
@@ -55,6 +57,7 @@ class Findings:
             reason: the rest of the sentence that begins with file and row number.
             is_bad: whether the row cannot be used; all findings of a kind are alike in this.
         """
+        # An array of eight bytes a number: a file whose every row is bad has millions of findings.
         if kind not in self._ids:
             self._ids[kind] = array("q")
             self._reasons[kind] = []
@@ -72,7 +75,7 @@ class Findings:
         """Return whether the rows of a kind cannot be used."""
         return kind in self._bad_kinds
 
-    def describe(self, sources: Sequence[Mapping[str, Any]], *, bad_outcome: str) -> dict[str, Any]:
+    def describe(self, sources: Sequence[FileRows], *, bad_outcome: str) -> FindingsByKind:
         """Return everything as JSON holds it, bad rows first.
 
         Args:
@@ -83,7 +86,9 @@ class Findings:
             By kind: ``num_rows``, ``meaning``, ``fate``, ``rows`` (the first with ``file``, ``row`` and ``reason``) and
             ``row_numbers`` by file, all of them.
         """
+        # Row numbers are worked out only here, since the report needs them by file and everything else by id.
         positions = RowPositions(sources)
+        # Bad rows first, then by number; the name settles a draw, so that reports do not differ without a reason.
         order = sorted(self._ids, key=lambda kind: (kind not in self._bad_kinds, -len(self._ids[kind]), kind))
         return {
             kind: {
@@ -92,7 +97,8 @@ class Findings:
                 "fate": bad_outcome if kind in self._bad_kinds else "kept",
                 "rows": [
                     {"file": file, "row": row, "reason": reason}
-                    for (file, row), reason in ((positions.find(row_id), text) for row_id, text in self._reasons[kind])
+                    for row_id, reason in self._reasons[kind]
+                    for file, row in [positions.find(row_id)]
                 ],
                 "row_numbers": dict(positions.by_file(self._ids[kind])),
             }
@@ -107,25 +113,23 @@ class RowPositions:
         names: how each file is called, in the order of reading.
     """
 
-    def __init__(self, sources: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(self, sources: Sequence[FileRows]) -> None:
         """Look at where the ids of each file begin.
 
         Args:
             sources: the files in the order of reading, with ``path``, ``split`` and ``first_row_id``.
         """
+        # (files,): ascending, since files are numbered one after the other as they are read
         self._first_ids = np.array([source["first_row_id"] for source in sources], dtype=np.int64)
-        paths = [str(source["path"]) for source in sources]
-        # One file may be read twice, as training rows and as held-out ones.
+        paths = [source["path"] for source in sources]
         times = Counter(paths)
-        names = [
-            f"{path} ({source['split']})" if times[path] > 1 else path
-            for path, source in zip(paths, sources, strict=True)
-        ]
-        # Two configurations of a hub data set, for example, bear one name; each keeps rows of its own.
         seen: Counter[str] = Counter()
-        self.names = []
-        for name in names:
+        self.names: list[str] = []
+        for path, source in zip(paths, sources, strict=True):
+            # One file may be read twice, as training rows and as held-out ones.
+            name = f"{path} ({source['split']})" if times[path] > 1 else path
             seen[name] += 1
+            # Two configurations of a hub data set, for example, bear one name; each keeps rows of its own.
             self.names.append(f"{name} #{seen[name]}" if seen[name] > 1 else name)
 
     def find(self, row_id: int) -> tuple[str, int]:
@@ -134,6 +138,7 @@ class RowPositions:
         Args:
             row_id: id of a row.
         """
+        # The last file that begins at the id or before it; a file without rows has the same first id as the next one.
         index = int(np.searchsorted(self._first_ids, row_id, side="right")) - 1
         return self.names[index], int(row_id - self._first_ids[index]) + 1
 
@@ -144,6 +149,7 @@ class RowPositions:
             row_ids: ids in any order.
         """
         ids = np.sort(np.asarray(row_ids, dtype=np.int64))
+        # (files + 1,): where the ids of each file begin among the sorted ones
         edges = [*np.searchsorted(ids, self._first_ids).tolist(), len(ids)]
         for index, name in enumerate(self.names):
             part = ids[edges[index] : edges[index + 1]]
@@ -175,7 +181,11 @@ class RowProblem(ValueError):
         super().__init__(reason)
 
 
-def describe_value(value: Any) -> str:
+NumberedRow: TypeAlias = tuple[int, Row | RowProblem]
+"""A row with its 1-based number, or in its place what is wrong with it."""
+
+
+def describe_value(value: Cell) -> str:
     """Name the type of a value as JSON calls it, with the value if it is short.
 
     Args:
@@ -186,6 +196,7 @@ def describe_value(value: Any) -> str:
     """
     if value is None:
         return "null"
+    # Before numbers, among which Python counts booleans.
     if isinstance(value, bool):
         return f"a boolean ({'true' if value else 'false'})"
     if isinstance(value, int | float):
@@ -208,6 +219,7 @@ def shorten(text: str, limit: int = _MAX_SHOWN_CHARACTERS) -> str:
 
 def list_columns(columns: list[str]) -> str:
     """Write column names for a message: at most 30 of them, each shortened."""
+    # A file of one line without a separator has its whole text for a column name.
     shown = ", ".join(repr(shorten(column)) for column in columns[:30])
     return f"{shown} and {len(columns) - 30} more" if len(columns) > 30 else shown
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from lm_tuning.data.check.collect import CollectedRows, spell_out
+from lm_tuning.data.check.collect import CollectedRows, count_skipped, spell_out
 from lm_tuning.data.format.labels import find_class_problem
+from lm_tuning.data.records import ClassCounts, ReadRows
+from lm_tuning.parameters.data import DataParameters
 from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
@@ -21,38 +23,31 @@ ALWAYS_SKIPPED = 3
 HOW_TO_FIX = "Fix these rows, or leave them out and have them counted with data.on_bad_row: skip."
 
 
-def find_refusals(
-    rows: CollectedRows,
-    *,
-    on_bad_row: str,
-    max_bad_fraction: float,
-    classes: Mapping[str, Any] | None,
-    max_rows: int | None = None,
-) -> list[str]:
+def find_refusals(rows: CollectedRows, data: DataParameters, *, classes: ClassCounts | None) -> list[str]:
     """Describe why the rows cannot be gone on with.
 
     Args:
         rows: what was read.
-        on_bad_row: ``error`` lets no bad row pass, ``skip`` a share of them.
-        max_bad_fraction: that share, of any file and of all files together. Up to 3 bad rows always pass, unless it is
-            0.
+        data: the ``data`` parameters. ``on_bad_row``: ``error`` lets no bad row pass, ``skip`` a share of them;
+            ``max_bad_fraction``: that share, of any file and of all files together. Up to 3 bad rows always pass,
+            unless it is 0.
         classes: see ``count_classes``; None where there are none.
-        max_rows: ``data.max_rows``: rows that were read of each file; None for all.
 
     Returns:
         One sentence per problem; none when all is well.
     """
     problems: list[str] = []
     has_bad_rows = any(file["rows_skipped"] for file in rows.files)
-    if on_bad_row == "error" and has_bad_rows:
+    if data.on_bad_row == "error" and has_bad_rows:
         problems += [*_bad_lines(rows), HOW_TO_FIX]
-    if on_bad_row == "skip":
-        problems += find_excesses(rows.files, max_bad_fraction)
+    if data.on_bad_row == "skip":
+        problems += find_excesses(rows.files, data.max_bad_fraction)
     for file in rows.files:
-        if not file["rows_kept"] and (on_bad_row == "skip" or not file["rows_skipped"]):
+        # With ``error``, the bad rows of a file without a good one are named already.
+        if not file["rows_kept"] and (data.on_bad_row == "skip" or not file["rows_skipped"]):
             problems.append(f"{file['path']} has no rows that can be used.")
-    num_skipped = sum(sum(file["rows_skipped"].values()) for file in rows.files if file["split"] == "train")
-    class_problem = find_class_problem(classes, num_skipped=num_skipped, max_rows=max_rows) if classes else None
+    num_skipped = count_skipped(file for file in rows.files if file["split"] == "train")
+    class_problem = find_class_problem(classes, num_skipped=num_skipped, max_rows=data.max_rows) if classes else None
     return [*problems, class_problem] if class_problem else problems
 
 
@@ -64,7 +59,7 @@ def log_skipped(rows: CollectedRows) -> None:
     """
     for file, lines in zip(rows.files, rows.bad_lines, strict=True):
         if lines:
-            skipped = count_of(sum(file["rows_skipped"].values()), "row")
+            skipped = count_of(count_skipped([file]), "row")
             listed = "\n".join(spell_out(file, lines))
             logger.warning("%s: %s skipped (%s).\n%s", file["path"], skipped, _kinds(file["rows_skipped"]), listed)
 
@@ -74,15 +69,15 @@ def _bad_lines(rows: CollectedRows) -> list[str]:
     lines: list[str] = []
     for file, first in zip(rows.files, rows.bad_lines, strict=True):
         spelled = spell_out(file, first)
+        # The rest is in the report; a terminal full of rows hides what to do about them.
         if len(lines) + len(spelled) > MAX_LINES:
             lines += spelled[: MAX_LINES - len(lines)]
-            total = sum(sum(file["rows_skipped"].values()) for file in rows.files)
-            return [*lines, f"{count_of(total, 'bad row')} in all files."]
+            return [*lines, f"{count_of(count_skipped(rows.files), 'bad row')} in all files."]
         lines += spelled
     return lines
 
 
-def find_excesses(files: Sequence[Mapping[str, Any]], max_bad_fraction: float) -> list[str]:
+def find_excesses(files: Sequence[ReadRows], max_bad_fraction: float) -> list[str]:
     """Name the files that hold too many bad rows, and all of them together where no single one does.
 
     Args:
@@ -94,18 +89,19 @@ def find_excesses(files: Sequence[Mapping[str, Any]], max_bad_fraction: float) -
         for file in files
         if (problem := _excess(file["path"], file["rows_read"], file["rows_skipped"], max_bad_fraction))
     ]
+    # A file that is named is to be looked at; the sum would only say the same again.
     if problems or len(files) == 1:
         return problems
-    kinds: dict[str, int] = {}
+    kinds: Counter[str] = Counter()
     for file in files:
-        for kind, count in file["rows_skipped"].items():
-            kinds[kind] = kinds.get(kind, 0) + count
+        kinds.update(file["rows_skipped"])
     problem = _excess("All files together", sum(file["rows_read"] for file in files), kinds, max_bad_fraction)
     return [problem] if problem else []
 
 
 def _excess(name: str, num_read: int, kinds: Mapping[str, int], max_bad_fraction: float) -> str | None:
     num_bad = sum(kinds.values())
+    # Compared as products, since a file may have no rows. A limit of 0 means none, so the few that always pass do not.
     if num_bad <= max_bad_fraction * num_read or (num_bad <= ALWAYS_SKIPPED and max_bad_fraction > 0):
         return None
     return (

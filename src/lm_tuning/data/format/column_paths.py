@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
-from typing import Any
 
-from lm_tuning.data.check.findings import RowProblem, describe_value, list_columns
+from lm_tuning.data.check.findings import NumberedRow, RowProblem, describe_value, list_columns
+from lm_tuning.data.records import Cell, Row
+from lm_tuning.wording import count_of
 
 Step = str | int
 """A key of an object, or the 0-based index of an element of a list (negative ones count from its end)."""
@@ -20,7 +21,6 @@ _PLAIN_KEY = re.compile(r"[^.\[\]]+")
 _MAX_LISTED_KEYS = 10
 _MAX_DEPTH = 4
 _MAX_NAMES = 200
-_MISSING = object()
 
 
 def parse_path(text: str) -> tuple[Step, ...] | None:
@@ -39,6 +39,7 @@ def parse_path(text: str) -> tuple[Step, ...] | None:
     at = 0
     while at < len(text):
         match = _STEP.match(text, at)
+        # A key has a dot before it exactly when it is not the first step; brackets never have one.
         if match is None or (match["key"] is not None and bool(match["dot"]) == (at == 0)):
             return None
         quoted = match["double"] if match["double"] is not None else match["single"]
@@ -88,7 +89,7 @@ class NotThere(LookupError):
         super().__init__(reason)
 
 
-def reach(row: Mapping[str, Any], steps: tuple[Step, ...]) -> Any:
+def reach(row: Row, steps: tuple[Step, ...]) -> Cell:
     """Return the value at a path.
 
     Args:
@@ -98,22 +99,22 @@ def reach(row: Mapping[str, Any], steps: tuple[Step, ...]) -> Any:
     Raises:
         NotThere: the path ends before.
     """
-    value: Any = row
+    value: Cell = row
     for depth, step in enumerate(steps):
-        kind = value.__class__
-        if kind is dict:
-            inner = value.get(step if step.__class__ is str else str(step), _MISSING)
-            if inner is _MISSING:
+        if isinstance(value, dict):
+            # A number in brackets is a key where there is an object: keys of JSON are text.
+            key = str(step)
+            if key not in value:
                 raise NotThere(_no_key(value, steps, depth), is_wrong_type=False)
-            value = inner
-        elif kind is list and (step.__class__ is int or (isinstance(step, str) and step.isdecimal())):
+            value = value[key]
+        elif isinstance(value, list) and (isinstance(step, int) or step.isdecimal()):
+            elements = value
             try:
-                value = value[int(step)]
+                value = elements[int(step)]
             except IndexError:
-                length = f"{len(value):,} element{'s' * (len(value) != 1)}"
-                raise NotThere(
-                    f"{_at(steps, depth)} has {length} and none at index {step}", is_wrong_type=False
-                ) from None
+                length = count_of(len(elements), "element")
+                reason = f"{_at(steps, depth)} has {length} and none at index {step}"
+                raise NotThere(reason, is_wrong_type=False) from None
         elif value is None:
             raise NotThere(f"{_at(steps, depth)} is null", is_wrong_type=False)
         else:
@@ -124,7 +125,7 @@ def reach(row: Mapping[str, Any], steps: tuple[Step, ...]) -> Any:
     return value
 
 
-def explain_missing(row: Mapping[str, Any], column: str) -> str | None:
+def explain_missing(row: Row, column: str) -> str | None:
     """Describe where the path of a column ends in a row.
 
     Args:
@@ -172,7 +173,7 @@ class PathColumns:
         """
         return [str(self._steps[name][0]) if name in self._steps else name for name in names]
 
-    def names_in(self, row: Mapping[str, Any]) -> set[str]:
+    def names_in(self, row: Row) -> set[str]:
         """Return the columns that a row has a value for, of the right types on the way.
 
         Args:
@@ -185,9 +186,7 @@ class PathColumns:
                 names.add(name)
         return names
 
-    def fill(
-        self, rows: Iterable[tuple[int, dict[str, Any] | RowProblem]]
-    ) -> Iterator[tuple[int, dict[str, Any] | RowProblem]]:
+    def fill(self, rows: Iterable[NumberedRow]) -> Iterator[NumberedRow]:
         """Add the columns to each row; a row in which a path meets a value of another type becomes its problem.
 
         Args:
@@ -198,7 +197,7 @@ class PathColumns:
             yield number, _filled(row, paths) if isinstance(row, dict) else row
 
 
-def nested_names(row: Mapping[str, Any]) -> list[str]:
+def nested_names(row: Row) -> list[str]:
     """Return the paths of the values inside a row, for suggestions: of lists the first element's.
 
     Args:
@@ -206,7 +205,7 @@ def nested_names(row: Mapping[str, Any]) -> list[str]:
     """
     names: list[str] = []
 
-    def collect(value: Any, steps: tuple[Step, ...]) -> None:
+    def collect(value: Cell, steps: tuple[Step, ...]) -> None:
         if len(steps) > _MAX_DEPTH or len(names) >= _MAX_NAMES:
             return
         if isinstance(value, dict):
@@ -228,23 +227,26 @@ def suggest_path(column: str, names: Iterable[str]) -> str | None:
         column: a name that the file lacks.
         names: see ``nested_names``.
     """
+    # Somebody who writes output means instances[0].output more likely than anything of similar letters.
     listed = list(names)
     ending = [name for name in listed if name.endswith((f".{column}", f'["{column}"]'))]
     return next(iter(ending or get_close_matches(column, listed, n=1)), None)
 
 
-def _filled(row: dict[str, Any], paths: list[tuple[str, tuple[Step, ...]]]) -> dict[str, Any] | RowProblem:
+def _filled(row: Row, paths: list[tuple[str, tuple[Step, ...]]]) -> Row | RowProblem:
+    # A copy, since an exploded row shares what is not its own with its siblings.
     filled = dict(row)
     for name, steps in paths:
         try:
             filled[name] = reach(row, steps)
         except NotThere as error:
+            # Where nothing is there the column stays missing, and whoever needs it says so.
             if error.is_wrong_type:
                 return RowProblem("wrong_type", f"column {name!r}: {error.reason}.")
     return filled
 
 
-def _no_key(value: Mapping[str, Any], steps: tuple[Step, ...], depth: int) -> str:
+def _no_key(value: Row, steps: tuple[Step, ...], depth: int) -> str:
     keys = list(value)
     listed = list_columns(keys[:_MAX_LISTED_KEYS])
     more = f" and {len(keys) - _MAX_LISTED_KEYS:,} more" if len(keys) > _MAX_LISTED_KEYS else ""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
 
-from lm_tuning.data.check.findings import RowProblem, describe_value
+from lm_tuning.data.check.findings import NumberedRow, RowProblem, describe_value
 from lm_tuning.data.format.column_paths import NotThere, Step, format_path, parse_path, reach
+from lm_tuning.data.records import Cell, ExplodedRows, Row
 from lm_tuning.errors import UserError
 
 _MAX_NAMED_ROWS = 20
@@ -64,9 +64,7 @@ class Exploding:
             return f"row {self._row}"
         return f"row {self._row}, element {'.'.join(map(str, self._elements))}"
 
-    def explode(
-        self, rows: Iterable[tuple[int, dict[str, Any] | RowProblem]]
-    ) -> Iterator[tuple[int, dict[str, Any] | RowProblem]]:
+    def explode(self, rows: Iterable[NumberedRow]) -> Iterator[NumberedRow]:
         """Yield the exploded rows, numbered again from 1; a row whose list is none is yielded as its problem.
 
         Args:
@@ -74,6 +72,7 @@ class Exploding:
         """
         self._forget()
         number = 0
+        # Kept while the row is out, so that whoever finds it bad can ask where it stood in its file.
         for self._row, row in rows:
             self.num_rows_in_file += 1
             self._elements = ()
@@ -82,6 +81,7 @@ class Exploding:
                 yield number, row
                 continue
             is_empty = False
+            # An empty list inside another counts once for its row, however many there are.
             for elements, exploded in self._elements_of(row, 0, ()):
                 if exploded is None:
                     is_empty = True
@@ -94,7 +94,7 @@ class Exploding:
                 if len(self.first_empty) < _MAX_NAMED_ROWS:
                     self.first_empty.append(self._row)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> ExplodedRows:
         """Return the account as JSON holds it."""
         return {
             "lists": self.names,
@@ -104,8 +104,8 @@ class Exploding:
         }
 
     def _elements_of(
-        self, row: dict[str, Any], depth: int, elements: tuple[int, ...]
-    ) -> Iterator[tuple[tuple[int, ...], dict[str, Any] | RowProblem | None]]:
+        self, row: Row, depth: int, elements: tuple[int, ...]
+    ) -> Iterator[tuple[tuple[int, ...], Row | RowProblem | None]]:
         """Yield element numbers and row of each element, and None for an empty list."""
         if depth == len(self._paths):
             yield elements, row
@@ -117,7 +117,7 @@ class Exploding:
             kind = "wrong_type" if error.is_wrong_type else "missing_column"
             yield elements, RowProblem(kind, f"has no list at {format_path(steps)!r} (data.explode): {error.reason}.")
             return
-        if values.__class__ is not list:
+        if not isinstance(values, list):
             kind = "missing_value" if values is None else "wrong_type"
             reason = (
                 f"column {format_path(steps)!r} (data.explode) holds {describe_value(values)}, where a list is wanted."
@@ -127,18 +127,20 @@ class Exploding:
         if not values:
             yield elements, None
         for position, value in enumerate(values, 1):
-            yield from self._elements_of(_replaced(row, steps, value), depth + 1, (*elements, position))
+            copied = _replaced(row, steps, value)
+            assert isinstance(copied, dict), "a row stays a row"
+            yield from self._elements_of(copied, depth + 1, (*elements, position))
 
 
-def _replaced(row: Any, steps: Sequence[Step], value: Any) -> Any:
-    """Copy a row along a path, with another value at its end; all beside the path is shared."""
+def _replaced(inside: Cell, steps: Sequence[Step], value: Cell) -> Cell:
+    """Copy a row, or a value in it, along a path, with another value at its end; all beside the path is shared."""
     if not steps:
         return value
-    step = steps[0]
-    if isinstance(row, list):
-        index = int(step)
-        copied = list(row)
-        copied[index] = _replaced(row[index], steps[1:], value)
+    if isinstance(inside, list):
+        index = int(steps[0])
+        copied = list(inside)
+        copied[index] = _replaced(inside[index], steps[1:], value)
         return copied
-    key = str(step)
-    return {**row, key: _replaced(row[key], steps[1:], value)}
+    assert isinstance(inside, dict), "the path was followed before"
+    key = str(steps[0])
+    return {**inside, key: _replaced(inside[key], steps[1:], value)}

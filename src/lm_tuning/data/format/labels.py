@@ -6,12 +6,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.check.findings import RowPositions, shorten
+from lm_tuning.data.records import Cell, ClassCounts, LabelMap, LabelTypeCounts
 from lm_tuning.errors import UserError
 from lm_tuning.wording import count_of
 
@@ -37,21 +37,23 @@ class LabelTypes:
         self._counts: dict[type, int] = {}
         self._names: dict[type, set[str | int]] = {}
 
-    def add(self, value: str | int) -> None:
+    def add(self, value: Cell) -> None:
         """Count one label.
 
         Args:
             value: as the file has it: text, an integer or a boolean.
         """
+        assert isinstance(value, str | int), "rows with other labels are bad rows"
         kind = value.__class__
         self._counts[kind] = self._counts.get(kind, 0) + 1
         names = self._names.setdefault(kind, set())
         if len(names) < _MAX_NAMES_OF_TYPE:
             names.add(value)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> LabelTypeCounts:
         """Return ``types``: rows by type, the most frequent first; ``joined``: names that several types have."""
         order = sorted(self._counts, key=lambda kind: -self._counts[kind])
+        # Each type's names once, so that more than one means more than one type.
         times = Counter(name for kind in order for name in {_name_of(value) for value in self._names[kind]})
         return {
             "types": {_TYPE_NAMES[kind]: self._counts[kind] for kind in order},
@@ -64,7 +66,7 @@ def _name_of(value: str | int) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value).strip()
 
 
-def build_label_map(names: Iterable[str]) -> dict[str, int]:
+def build_label_map(names: Iterable[str]) -> LabelMap:
     """Number the names of classes from 0.
 
     Args:
@@ -74,6 +76,7 @@ def build_label_map(names: Iterable[str]) -> dict[str, int]:
         Id by name: in numeric order when all names are integers, else in the order of Unicode code points.
     """
     listed = sorted(names)
+    # Classes 0 to 279 keep their numbers as ids, where text would put 10 before 2.
     if all(_WHOLE_NUMBER.fullmatch(name) for name in listed):
         listed.sort(key=int)
     return {name: index for index, name in enumerate(listed)}
@@ -87,13 +90,14 @@ def trained_names(ids: npt.NDArray[np.int64], names: list[str], *, is_train: npt
         names: what the numbers stand for.
         is_train: ``(rows,)``: rows of the training files.
     """
+    # (classes,): rows of the training files
     counts = np.bincount(ids[is_train & (ids >= 0)], minlength=len(names))
     return [name for name, count in zip(names, counts.tolist(), strict=True) if count]
 
 
 def count_classes(
     ids: npt.NDArray[np.int64], names: list[str], *, is_train: npt.NDArray[np.bool_], column: str
-) -> dict[str, Any]:
+) -> ClassCounts:
     """Count the rows of each class in the training files, for reports.
 
     Args:
@@ -107,9 +111,11 @@ def count_classes(
         ``only_held_out``: classes of held-out files that no training row has, and ``similar``: lists of names that
         differ in upper and lower case only.
     """
+    # (classes,): rows of the training files
     counts = np.bincount(ids[is_train & (ids >= 0)], minlength=len(names))
     order = sorted(np.flatnonzero(counts).tolist(), key=lambda index: (-int(counts[index]), names[index]))
     similar: dict[str, list[str]] = {}
+    # Beyond it the column holds texts, which are refused anyway.
     for name in names if len(names) <= MAX_CLASSES else []:
         similar.setdefault(name.casefold(), []).append(name)
     return {
@@ -123,7 +129,7 @@ def count_classes(
     }
 
 
-def find_class_problem(classes: Mapping[str, Any], *, num_skipped: int = 0, max_rows: int | None = None) -> str | None:
+def find_class_problem(classes: ClassCounts, *, num_skipped: int = 0, max_rows: int | None = None) -> str | None:
     """Describe why the classes cannot be told apart by a model, or return None.
 
     Args:
@@ -131,8 +137,8 @@ def find_class_problem(classes: Mapping[str, Any], *, num_skipped: int = 0, max_
         num_skipped: rows of the training files that cannot be used.
         max_rows: ``data.max_rows``: rows that were read of each file; ``None`` for all.
     """
-    column, num_classes = classes["column"], classes["num_classes"]
-    if num_classes == 1:
+    column, num_classes, only = classes["column"], classes["num_classes"], classes["largest"]
+    if num_classes == 1 and only is not None:
         num_rows = sum(classes["num_rows"].values())
         reasons = ""
         if num_skipped:
@@ -141,7 +147,7 @@ def find_class_problem(classes: Mapping[str, Any], *, num_skipped: int = 0, max_
             reasons += f" {_describe_max_rows(max_rows)}"
         return (
             f"data.columns.label: column {column!r} holds one class only in the training rows, "
-            f"{shorten(classes['largest'], 100)!r} ({count_of(num_rows, 'row')}); classification needs at least 2 "
+            f"{shorten(only, 100)!r} ({count_of(num_rows, 'row')}); classification needs at least 2 "
             f"classes.{reasons}"
         )
     if num_classes > MAX_CLASSES:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import unicodedata
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeAlias
 
 import orjson
 
 from lm_tuning.data.check.findings import RowProblem, describe_value, shorten
+from lm_tuning.data.records import Cell
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -32,11 +33,13 @@ ROLE_OF_NAME: Mapping[str, str] = {
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
+# Made once: json.dumps with arguments builds an encoder at each call.
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
-Message = dict[str, Any]
+Message: TypeAlias = dict[str, Cell]
+"""A turn, with whatever keys beside ``role`` and ``content`` it came with; or a tool."""
 
 
-def read_messages(value: Any, *, column: str) -> list[Message]:
+def read_messages(value: Cell, *, column: str) -> list[Message]:
     """Check one conversation and bring it to the canonical shape.
 
     A turn is an object with ``role`` (or ``from``) and ``content`` (or ``value``); see ``ROLE_OF_NAME`` for roles. A
@@ -69,7 +72,7 @@ def read_messages(value: Any, *, column: str) -> list[Message]:
     return messages
 
 
-def read_tools(value: Any, *, column: str) -> list[dict[str, Any]] | None:
+def read_tools(value: Cell, *, column: str) -> list[Message] | None:
     """Check the tools that a conversation may call.
 
     Args:
@@ -81,10 +84,11 @@ def read_tools(value: Any, *, column: str) -> list[dict[str, Any]] | None:
     """
     if value is None or (isinstance(value, str) and not value.strip()):
         return None
-    tools = _read_list(value, column, "tools")
-    for index, tool in enumerate(tools, 1):
+    tools: list[Message] = []
+    for index, tool in enumerate(_read_list(value, column, "tools"), 1):
         if not isinstance(tool, dict):
             raise RowProblem("wrong_type", f"tool {index} is {describe_value(tool)}, where an object is wanted.")
+        tools.append(tool)
     return tools or None
 
 
@@ -100,7 +104,7 @@ def add_system(messages: list[Message], system: str) -> list[Message]:
     """
     if messages[0]["role"] != "system":
         return [{"role": "system", "content": system}, *messages]
-    if messages[0]["content"].strip() != system.strip():
+    if _content_of(messages[0]).strip() != system.strip():
         raise RowProblem("two_systems", "its system column and its first turn are different system prompts.")
     return messages
 
@@ -116,9 +120,11 @@ def write_messages(messages: list[Message], *, normalize: bool) -> str:
         RowProblem: a value in them cannot be written as JSON, such as NaN.
     """
     try:
+        # The two write plain messages byte for byte alike, so stored rows and digests do not tell which one it was.
         text = _encode_plain(messages) or _encode(messages)
+        # One look at the whole text; JSON's own characters are ASCII, so it is normalized when all its strings are.
         if normalize and not unicodedata.is_normalized("NFC", text):
-            text = _encode(_normalized(messages))
+            text = _encode([_normalized(message) for message in messages])
     except (ValueError, TypeError, RecursionError) as error:
         raise RowProblem("wrong_type", f"the messages cannot be written as JSON ({error}).") from error
     return text
@@ -131,7 +137,7 @@ def comparable_messages(messages: list[Message], text: str) -> str:
         messages: what ``read_messages`` returned.
         text: the same as ``write_messages`` wrote it, which is the answer where there is nothing to trim.
     """
-    contents = [message.get("content", "") for message in messages]
+    contents = [_content_of(message) for message in messages]
     if all(content == content.strip() for content in contents):
         return text
     return _encode(
@@ -153,7 +159,7 @@ def describe_oddities(messages: list[Message]) -> tuple[tuple[str, str], ...]:
         if index > 1 and message["role"] == "system":
             found.setdefault("system_not_first", f"message {index} is a system turn behind other turns.")
         if not _says_something(message):
-            found.setdefault("empty_turn", f"message {index} ({message['role']}) is empty.")
+            found.setdefault("empty_turn", f"message {index} ({message['role']!s}) is empty.")
     return tuple(found.items())
 
 
@@ -167,19 +173,26 @@ def _encode_plain(messages: list[Message]) -> str | None:
         return None
 
 
+def _content_of(message: Message) -> str:
+    """Return the text of a checked turn, empty where an assistant only calls tools."""
+    content = message.get("content", "")
+    assert isinstance(content, str), "a turn with another content is a bad row"
+    return content
+
+
 def _says_something(message: Message) -> bool:
-    content = message.get("content")
+    content = _content_of(message)
     return bool(content and not content.isspace()) or bool(message.get("tool_calls"))
 
 
-def _read_list(value: Any, column: str, what: str) -> list[Any]:
+def _read_list(value: Cell, column: str, what: str) -> list[Cell]:
     """Return a list that may have been written as JSON text."""
-    found = ""
-    if isinstance(value, str):
+    found, text = "", value
+    if isinstance(text, str):
         try:
-            value = json.loads(value)
+            value = json.loads(text)
         except (ValueError, RecursionError) as error:
-            found = f"text that is not JSON ({shorten(str(error), 80)})" if value.lstrip()[:1] in ("[", "{") else "text"
+            found = f"text that is not JSON ({shorten(str(error), 80)})" if text.lstrip()[:1] in ("[", "{") else "text"
     if found or not isinstance(value, list):
         raise RowProblem(
             "wrong_type", f"column {column!r} holds {found or describe_value(value)}, where a list of {what} is wanted."
@@ -187,10 +200,12 @@ def _read_list(value: Any, column: str, what: str) -> list[Any]:
     return value
 
 
-def _read_message(message: Any, index: int) -> Message:
+def _read_message(message: Cell, index: int) -> Message:
     if not isinstance(message, dict):
         raise RowProblem("wrong_type", f"message {index} is {describe_value(message)}, where an object is wanted.")
-    rest = {key: value for key, value in message.items() if value is not None}
+    # Arrow gives every message of a column all keys, with null for those that it did not have.
+    rest: Message = {key: value for key, value in message.items() if value is not None}
+    # ShareGPT's names of the two keys.
     name = rest.pop("role" if "role" in rest else "from", None)
     content = rest.pop("content" if "content" in rest else "value", None)
     role = ROLE_OF_NAME.get(name) if isinstance(name, str) else None
@@ -209,7 +224,7 @@ def _read_message(message: Any, index: int) -> Message:
     )
 
 
-def _find_role(name: Any, index: int) -> str:
+def _find_role(name: Cell, index: int) -> str:
     if name is None:
         raise RowProblem("wrong_role", f"message {index} has no role.")
     if not isinstance(name, str):
@@ -222,8 +237,9 @@ def _find_role(name: Any, index: int) -> str:
     return role
 
 
-def _check_assistant(rest: dict[str, Any], index: int) -> None:
+def _check_assistant(rest: Message, index: int) -> None:
     """Check the keys that mean something in an answer; the older form of a tool call becomes the present one."""
+    # OpenAI's convention: a weight of 0 keeps an answer out of the loss.
     if "weight" in rest and rest["weight"] not in (0, 1):
         raise RowProblem(
             "wrong_type",
@@ -239,12 +255,12 @@ def _check_assistant(rest: dict[str, Any], index: int) -> None:
         raise RowProblem("wrong_type", f"the tool_calls of message {index} are no list of objects.")
 
 
-def _join_parts(parts: list[Any], index: int, role: str) -> str:
+def _join_parts(parts: list[Cell], index: int, role: str) -> str:
     """Join the parts of a content; only text can be trained on."""
     texts = []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in _TEXT_PARTS:
+        if not isinstance(part, dict) or kind not in _TEXT_PARTS:
             found = f"a part of type {shorten(str(kind))!r}" if kind is not None else describe_value(part)
             raise RowProblem(
                 "wrong_type", f"the content of message {index} ({role}) holds {found}, where parts of text are wanted."
@@ -259,7 +275,7 @@ def _join_parts(parts: list[Any], index: int, role: str) -> str:
     return "".join(texts)
 
 
-def _normalized(value: Any) -> Any:
+def _normalized(value: Cell) -> Cell:
     if isinstance(value, str):
         return unicodedata.normalize("NFC", value)
     if isinstance(value, dict):

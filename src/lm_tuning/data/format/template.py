@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import unicodedata
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from string import Formatter
-from typing import Any
 
 from lm_tuning.data.check.findings import RowProblem, describe_value
+from lm_tuning.data.records import Cell, Row
 
 _Part = tuple[str, str | None]
 
@@ -26,6 +26,8 @@ def parse_template(template: str) -> list[_Part]:
         ValueError: a brace is left open, a placeholder is empty, or it asks for more than a column.
     """
     try:
+        # The grammar of str.format, whose rendering is never used: values must not be looked into by attributes, and
+        # their own braces must stay.
         fields = list(Formatter().parse(template))
     except ValueError as error:
         raise ValueError(f"{error}. Write a brace that is meant as text twice: '{{{{' or '}}}}'.") from error
@@ -52,7 +54,7 @@ Composed = tuple[str, tuple[int, ...]]
 """A text, and start and end of each column in it, in characters, end to end."""
 
 
-def template_renderer(template: str) -> Callable[[Mapping[str, Any]], Composed]:
+def template_renderer(template: str) -> Callable[[Row], Composed]:
     """Return a function from a row to its rendered text and the columns' positions in that.
 
     Values are inserted as they are, so braces in them are safe. Numbers and booleans are written as JSON writes them; a
@@ -66,7 +68,7 @@ def template_renderer(template: str) -> Callable[[Mapping[str, Any]], Composed]:
     """
     parts = parse_template(template)
 
-    def render(row: Mapping[str, Any]) -> Composed:
+    def render(row: Row) -> Composed:
         chunks: list[str] = []
         edges: list[int] = []
         length = 0
@@ -77,13 +79,12 @@ def template_renderer(template: str) -> Callable[[Mapping[str, Any]], Composed]:
             if column is None:
                 continue
             value = row.get(column)
-            if value.__class__ is not str:
-                value = _written(column, value)
-            if value and not value.isspace():
+            text = value if isinstance(value, str) else _written(column, value)
+            if text and not text.isspace():
                 is_filled = True
-            chunks.append(value)
-            edges += (length, length + len(value))
-            length += len(value)
+            chunks.append(text)
+            edges += (length, length + len(text))
+            length += len(text)
         if not is_filled:
             raise RowProblem("empty", "every column of the template is empty.")
         return "".join(chunks), tuple(edges)
@@ -105,12 +106,11 @@ def normalize_composed(composed: Composed) -> Composed:
     return unicodedata.normalize("NFC", text), moved
 
 
-def _written(column: str, value: Any) -> str:
+def _written(column: str, value: Cell) -> str:
     if value is None:
         return ""
     if isinstance(value, bool | int | float):
         return json.dumps(value)
     raise RowProblem(
-        "wrong_type",
-        f"column {column!r} holds {describe_value(value)}, where text or a number is wanted.",
+        "wrong_type", f"column {column!r} holds {describe_value(value)}, where text or a number is wanted."
     )

@@ -6,16 +6,14 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from lm_tuning.data.check.findings import RowProblem, list_columns
+from lm_tuning.data.check.findings import NumberedRow, RowProblem, list_columns
 from lm_tuning.data.format.column_paths import PathColumns, explain_missing, nested_names, parse_path, suggest_path
 from lm_tuning.data.format.exploding import Exploding
+from lm_tuning.data.records import Row
 from lm_tuning.data.sources.opening import RawFile
 from lm_tuning.errors import UserError
 from lm_tuning.wording import count_of
-
-Row = dict[str, Any]
 
 MAX_ROW_BYTES = 1 << 26
 """Bytes of a row that are read where nobody says otherwise: 64 MiB."""
@@ -23,6 +21,7 @@ MAX_ROW_BYTES = 1 << 26
 MAX_COLUMNS = 10_000
 """Columns that a file may name: more are values that were taken for names."""
 
+# Rows that tell the columns of a file without a header. Looking at all of them would read the file twice.
 _PEEKED_ROWS = 1000
 _SHOWN_PROBLEMS = 20
 
@@ -83,7 +82,7 @@ class RowSource(ABC):
         self._taken = 0
         self._has_ended = False
 
-    def __iter__(self) -> Iterator[tuple[int, Row | RowProblem]]:
+    def __iter__(self) -> Iterator[NumberedRow]:
         """Yield each row with its 1-based number.
 
         Rows are lines for JSON Lines (blank ones are counted and left out) and records elsewhere; a CSV header is not
@@ -92,16 +91,18 @@ class RowSource(ABC):
         Raises:
             UserError: nothing after this position can be read.
         """
+        # In this order: the limit counts rows of the file, and a path may begin at an exploded element.
         rows = self._rows() if self.max_rows is None else self._first_rows(self.max_rows)
         if self.exploding:
             rows = self.exploding.explode(rows)
         return self._paths.fill(rows) if self._paths else rows
 
     @abstractmethod
-    def _rows(self) -> Iterator[tuple[int, Row | RowProblem]]:
+    def _rows(self) -> Iterator[NumberedRow]:
         """Yield all rows."""
 
-    def _first_rows(self, num_rows: int) -> Iterator[tuple[int, Row | RowProblem]]:
+    def _first_rows(self, num_rows: int) -> Iterator[NumberedRow]:
+        # Kept for progress: only the end of the file tells that there were fewer rows than the limit.
         self._taken, self._has_ended = 0, False
         for num_taken, row in enumerate(self._rows(), 1):
             self._taken = num_taken
@@ -147,16 +148,19 @@ class RowSource(ABC):
             names: column names, paths among them.
         """
         paths = {name: parse_path(name) for name in names if name not in self.columns}
+        # A column that bears such a name itself comes first; a path has to begin with a column.
         wanted = {name: steps for name, steps in paths.items() if steps and str(steps[0]) in self.columns}
         if not wanted:
             return
         found = PathColumns()
         for name, steps in wanted.items():
             found.add(name, steps)
+        # For this look alone, so that a columnar file reads nothing but the columns in question.
         self.select(str(steps[0]) for steps in wanted.values())
         reached: set[str] = set()
         for row in self._peeked():
             reached |= found.names_in(row)
+            # Mostly after the first row.
             if len(reached) == len(wanted):
                 break
         for name, steps in wanted.items():
@@ -164,6 +168,7 @@ class RowSource(ABC):
                 self._paths.add(name, steps)
                 self.columns = [*self.columns, name]
         self._selected = None
+        # All that was read so far was a look, which progress does not count.
         self.raw.forget()
 
     def explain_missing(self, column: str) -> str:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeAlias
 
-from lm_tuning.data.check.findings import RowProblem, too_long
-from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, Row, RowSource, beyond_row, check_columns
-from lm_tuning.data.sources.opening import RawFile
+from lm_tuning.data.check.findings import NumberedRow, RowProblem, too_long
+from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, RowSource, beyond_row, check_columns
+from lm_tuning.data.records import Cell, Row
+from lm_tuning.data.sources.opening import RawFile, peek_bytes
 from lm_tuning.errors import UserError
+from lm_tuning.json_types import JsonObject, JsonValue
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet as pq
 
 
 BATCH_ROWS = 2048
@@ -22,12 +26,12 @@ BATCH_ROWS = 2048
 BATCH_BYTES = 1 << 25
 """Bytes that are turned into Python values at a time, where rows are long: 32 MiB."""
 
-Read = Callable[[Any], Any]
+Read: TypeAlias = Callable[[Cell], Cell]
 
 _METADATA_KEY = b"huggingface"
 
 
-def declared_features(schema: pa.Schema) -> dict[str, Any]:
+def declared_features(schema: pa.Schema) -> JsonObject:
     """Return what the `datasets` library noted of the columns when it wrote a file: classes, lists, nested JSON.
 
     Args:
@@ -58,10 +62,12 @@ def column_readers(schema: pa.Schema, names: Sequence[str]) -> dict[str, Read | 
     """
     import pyarrow as pa
 
+    # Read off the schema's note, not through the datasets library, whose import takes seconds.
     features = declared_features(schema)
     readers: dict[str, Read | None] = {}
     for name in names:
         feature, kind = features.get(name), schema.field(name).type
+        # A dictionary is a way of storing alone: to_pylist gives its values.
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         is_noted = isinstance(feature, dict) and feature.get("_type") in ("ClassLabel", "Json")
         readers[name] = _reader_of(feature) if is_noted or pa.types.is_nested(kind) else None
@@ -80,14 +86,17 @@ def batch_rows(
     """
     columns = [batch.column(name) for name in readers]
     num_bytes = sum(column.nbytes for column in columns)
+    # As many rows as stay within the bound at the mean size of this batch.
     step = max(1, min(BATCH_ROWS, BATCH_BYTES * batch.num_rows // max(num_bytes, 1)))
     for start in range(0, batch.num_rows, step):
         part = batch.slice(start, step)
         sizes = _sizes_of_rows([part.column(name) for name in readers], max_row_bytes)
+        # The common case: together they are small enough, so no row has to be measured by itself.
         if sizes is None:
             yield from _plain_rows(part, readers)
             continue
         for index, size in enumerate(sizes):
+            # Known from Arrow's buffers; as Python values the row would take several times as much memory.
             if size > max_row_bytes:
                 yield too_long(size, max_row_bytes)
             else:
@@ -110,7 +119,7 @@ def _size_of_cell(cell: pa.Array) -> int:
 
 def _plain_rows(part: pa.RecordBatch, readers: Mapping[str, Read | None]) -> Iterator[Row | RowProblem]:
     names = list(readers)
-    values: list[list[Any]] = []
+    values: list[list[Cell | RowProblem]] = []
     has_problems = False
     for name, read in readers.items():
         cells, is_whole = _cells(part.column(name), name, read)
@@ -123,18 +132,19 @@ def _plain_rows(part: pa.RecordBatch, readers: Mapping[str, Read | None]) -> Ite
         yield problem or dict(zip(names, row, strict=True))
 
 
-def _cells(column: pa.Array, name: str, read: Read | None) -> tuple[list[Any], bool]:
+def _cells(column: pa.Array, name: str, read: Read | None) -> tuple[list[Cell | RowProblem], bool]:
     """Return the values of a column, and whether all of them could be read."""
     try:
         cells = column.to_pylist()
         return ([read(cell) for cell in cells] if read else cells), True
+    # One by one, so that only the rows of the bad cells are bad.
     except (ValueError, OverflowError, ArithmeticError):  # among them what is no UTF-8, and years beyond 9999
         return [_cell(scalar, name, read) for scalar in column], False
 
 
-def _cell(scalar: pa.Scalar[Any], name: str, read: Read | None) -> Any:
+def _cell(scalar: pa.Scalar, name: str, read: Read | None) -> Cell | RowProblem:
     try:
-        value = scalar.as_py()
+        value: Cell = scalar.as_py()
         return read(value) if read else value
     except UnicodeDecodeError as error:
         return RowProblem("not_utf8", f"column {name!r} holds text whose byte {error.start:,} is not UTF-8.")
@@ -142,15 +152,17 @@ def _cell(scalar: pa.Scalar[Any], name: str, read: Read | None) -> Any:
         return RowProblem("wrong_type", f"column {name!r} holds a value that Python cannot hold ({error}).")
 
 
-def _reader_of(feature: Any) -> Read:
+def _reader_of(feature: JsonValue) -> Read:
     """Return the function that makes the value of a nested or noted column plain."""
     if isinstance(feature, list):  # a list, as older versions wrote it
         return _list_reader(_reader_of(feature[0] if feature else None))
+    # No note of what is inside, so nulls in structs are taken for keys that the row did not have.
     if not isinstance(feature, dict):
         return _without_nulls
     kind = feature.get("_type")
-    if kind == "ClassLabel" and isinstance(feature.get("names"), list):
-        return _class_reader(feature["names"])
+    names = feature.get("names")
+    if kind == "ClassLabel" and isinstance(names, list):
+        return _class_reader(list(map(str, names)))
     if kind == "Json":
         return lambda value: json.loads(value) if isinstance(value, str) else value
     if kind in ("List", "LargeList", "Sequence"):
@@ -161,8 +173,8 @@ def _reader_of(feature: Any) -> Read:
 
 
 def _class_reader(names: list[str]) -> Read:
-    def read(value: Any) -> Any:
-        if value.__class__ is not int:
+    def read(value: Cell) -> Cell:
+        if isinstance(value, bool) or not isinstance(value, int):
             return value
         if 0 <= value < len(names):
             return names[value]
@@ -172,7 +184,7 @@ def _class_reader(names: list[str]) -> Read:
 
 
 def _list_reader(read_item: Read) -> Read:
-    def read(value: Any) -> Any:
+    def read(value: Cell) -> Cell:
         if isinstance(value, list):
             return [read_item(item) for item in value]
         return _without_nulls(value)
@@ -181,7 +193,7 @@ def _list_reader(read_item: Read) -> Read:
 
 
 def _struct_reader(readers: Mapping[str, Read]) -> Read:
-    def read(value: Any) -> Any:
+    def read(value: Cell) -> Cell:
         if not isinstance(value, dict):
             return value
         return {key: readers.get(key, _without_nulls)(inner) for key, inner in value.items() if inner is not None}
@@ -189,7 +201,7 @@ def _struct_reader(readers: Mapping[str, Read]) -> Read:
     return read
 
 
-def _without_nulls(value: Any) -> Any:
+def _without_nulls(value: Cell) -> Cell:
     if isinstance(value, dict):
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):
@@ -197,8 +209,51 @@ def _without_nulls(value: Any) -> Any:
     return value
 
 
-class ParquetRows(RowSource):
-    """The rows of a Parquet file; values keep the types that the file declares, see ``column_readers``."""
+class ColumnarRows(RowSource):
+    """Rows that lie in batches of columns; values keep the types that are declared, see ``column_readers``."""
+
+    def _begin(self, schema: pa.Schema, num_rows: int | None, *, what: str) -> None:
+        """Keep what the file says of itself.
+
+        Args:
+            schema: the columns.
+            num_rows: of the file; None where nothing tells it before they are read.
+            what: the file, to begin a message with.
+        """
+        self._schema = schema
+        self._num_rows = num_rows
+        self._rows_done = 0
+        self.columns = list(schema.names)
+        if num_rows == 0:
+            raise UserError(f"{what} has no rows.")
+        check_columns(self.path, self.columns)
+
+    @abstractmethod
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch | RowProblem]:
+        """Yield all rows in batches with some columns, and in place of a row that must not be read its problem."""
+
+    def _rows(self) -> Iterator[NumberedRow]:
+        import pyarrow as pa
+
+        names, limit = self.selected, self.settings.max_row_bytes
+        readers = column_readers(self._schema, names)
+        number = self._rows_done = 0
+        try:
+            for batch in self._batches(names):
+                rows = [batch] if isinstance(batch, RowProblem) else batch_rows(batch, readers, max_row_bytes=limit)
+                for row in rows:
+                    number += 1
+                    yield number, row
+                self._rows_done = number
+        except (OSError, pa.ArrowException) as error:
+            raise beyond_row(self.path, number, error) from error
+
+    def _progress(self) -> tuple[int, int, str]:
+        return super()._progress() if self._num_rows is None else (self._rows_done, self._num_rows, "rows")
+
+
+class ParquetRows(ColumnarRows):
+    """The rows of a Parquet file."""
 
     def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings = DEFAULT_SETTINGS) -> None:
         """Read the schema.
@@ -213,43 +268,21 @@ class ParquetRows(RowSource):
         """
         super().__init__(raw, file_format, settings)
         with self._open() as file:
-            self.columns = list(file.schema_arrow.names)
-            self._num_rows = int(file.metadata.num_rows)
-        if not self._num_rows:
-            raise UserError(f"{self.path} has no rows.")
-        check_columns(self.path, self.columns)
-        self._rows_done = 0
+            self._begin(file.schema_arrow, int(file.metadata.num_rows), what=self.path)
 
-    def _rows(self) -> Iterator[tuple[int, Row | RowProblem]]:
-        import pyarrow as pa
-
-        names = self.selected
-        limit = self.settings.max_row_bytes
-        number = self._rows_done = 0
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch | RowProblem]:
         with self._open() as file:
-            readers = column_readers(file.schema_arrow, names)
-            try:
-                for group in range(file.metadata.num_row_groups):
-                    num_rows, num_bytes = _size_of_group(file.metadata.row_group(group), names)
-                    if num_rows == 1 and num_bytes > limit:  # known without reading it
-                        number += 1
-                        yield number, too_long(num_bytes, limit)
-                        continue
-                    # Arrow holds a batch as a whole, so long rows are read few at a time.
-                    num_wanted = max(1, min(BATCH_ROWS, BATCH_BYTES * num_rows // max(num_bytes, 1)))
-                    for batch in file.iter_batches(num_wanted, row_groups=[group], columns=names):
-                        for row in batch_rows(batch, readers, max_row_bytes=limit):
-                            number += 1
-                            yield number, row
-                        self._rows_done = number
-            except (OSError, pa.ArrowException) as error:
-                raise beyond_row(self.path, number, error) from error
-
-    def _progress(self) -> tuple[int, int, str]:
-        return self._rows_done, self._num_rows, "rows"
+            for group in range(file.metadata.num_row_groups):
+                num_rows, num_bytes = _size_of_group(file.metadata.row_group(group), names)
+                if num_rows == 1 and num_bytes > self.settings.max_row_bytes:  # known without reading it
+                    yield too_long(num_bytes, self.settings.max_row_bytes)
+                    continue
+                # Arrow holds a batch as a whole, so long rows are read few at a time.
+                num_wanted = max(1, min(BATCH_ROWS, BATCH_BYTES * num_rows // max(num_bytes, 1)))
+                yield from file.iter_batches(num_wanted, row_groups=[group], columns=names)
 
     @contextmanager
-    def _open(self) -> Iterator[Any]:
+    def _open(self) -> Iterator[pq.ParquetFile]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -261,7 +294,7 @@ class ParquetRows(RowSource):
             yield file
 
 
-def _size_of_group(group: Any, names: list[str]) -> tuple[int, int]:
+def _size_of_group(group: pq.RowGroupMetaData, names: list[str]) -> tuple[int, int]:
     """Return the rows of a row group, and the bytes that the columns which are read take unpacked and encoded."""
     # The path of a value inside a column begins with the column's name, which may hold dots itself.
     roots = tuple(f"{name}." for name in names)
@@ -275,8 +308,8 @@ def _size_of_group(group: Any, names: list[str]) -> tuple[int, int]:
 _FILE_MAGIC = b"ARROW1"
 
 
-class ArrowRows(RowSource):
-    """The rows of an Arrow or Feather file; values keep the types that the file declares, see ``column_readers``."""
+class ArrowRows(ColumnarRows):
+    """The rows of an Arrow or Feather file."""
 
     def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings = DEFAULT_SETTINGS) -> None:
         """Read the schema.
@@ -290,43 +323,26 @@ class ArrowRows(RowSource):
             UserError: the file is no Arrow, has no rows, or names a column twice.
         """
         super().__init__(raw, file_format, settings)
-        with self._open() as (schema, batches):
-            self.columns = list(schema.names)
-            check_columns(self.path, self.columns)
-            if not any(batch.num_rows for batch in batches):
-                raise UserError(f"{self.path} has no rows.")
+        with self._open() as (schema, _):
+            self._begin(schema, None, what=self.path)
+        if next(self._rows(), None) is None:
+            raise UserError(f"{self.path} has no rows.")
 
-    def _rows(self) -> Iterator[tuple[int, Row | RowProblem]]:
-        names = self.selected
-        number = 0
-        with self._open() as (schema, batches):
-            readers = column_readers(schema, names)
-            for batch in batches:
-                for row in batch_rows(batch, readers, max_row_bytes=self.settings.max_row_bytes):
-                    number += 1
-                    yield number, row
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch | RowProblem]:
+        with self._open() as (_, batches):
+            yield from batches
 
     @contextmanager
-    def _open(self) -> Iterator[tuple[Any, Iterator[Any]]]:
+    def _open(self) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
         """Yield the schema and the batches of rows."""
         import pyarrow as pa
 
         with self.raw.open_stored() as file:
             try:
-                is_file = file.peek(8)[:6] == _FILE_MAGIC  # type: ignore[attr-defined]
+                # Feather files and those of ``datasets`` differ: the first have an index at their end, the second are
+                # streams, and nothing but the first bytes tells which it is.
+                is_file = peek_bytes(file, len(_FILE_MAGIC)) == _FILE_MAGIC
                 reader = pa.ipc.open_file(file) if is_file else pa.ipc.open_stream(file)
             except (OSError, pa.ArrowException) as error:
                 raise UserError(f"{self.path} is no readable Arrow file: {error}") from error
-            yield reader.schema, self._batches(reader, is_file=is_file)
-
-    def _batches(self, reader: Any, *, is_file: bool) -> Iterator[Any]:
-        import pyarrow as pa
-
-        number = 0
-        batches = map(reader.get_batch, range(reader.num_record_batches)) if is_file else iter(reader)
-        try:
-            for batch in batches:
-                yield batch
-                number += batch.num_rows
-        except (OSError, pa.ArrowException) as error:
-            raise beyond_row(self.path, number, error) from error
+            yield reader.schema, map(reader.get_batch, range(reader.num_record_batches)) if is_file else iter(reader)

@@ -10,12 +10,11 @@ import re
 from collections.abc import Iterator
 from io import TextIOWrapper
 
-from lm_tuning.data.check.findings import RowProblem, shorten, too_long
+from lm_tuning.data.check.findings import NumberedRow, RowProblem, shorten, too_long
 from lm_tuning.data.readers.base import (
     DEFAULT_SETTINGS,
     MAX_COLUMNS,
     ReadSettings,
-    Row,
     RowSource,
     beyond_row,
     check_columns,
@@ -25,6 +24,7 @@ from lm_tuning.data.sources.opening import RawFile, locate_undecodable
 from lm_tuning.errors import UserError
 from lm_tuning.wording import count_of
 
+# Read at a time while a record that is too long is passed by, of which nothing is kept.
 _CHUNK_CHARACTERS = 1 << 20
 # What Excel writes before the header to say what separates the fields.
 _DECLARATION = re.compile(r"sep=(.)\r?\n?", re.IGNORECASE)
@@ -59,7 +59,9 @@ class RecordLines:
         self.num_bytes = self._num_quotes = 0
         self._ends_line = True
         self._num_break = 0
+        # Two more than the limit: a line break of one or two characters does not count as part of the record.
         self._pending = file.readline(max_bytes + 2)
+        # Only a line that is nothing but the declaration: a header may well begin with a column named sep.
         match = _DECLARATION.fullmatch(self._pending)
         if match:
             self.declared = match[1]
@@ -75,6 +77,8 @@ class RecordLines:
         Raises:
             RecordTooLong: with it, the record would be too long; ``skip_record`` goes on behind it.
         """
+        # What the record may still have, so that a line without an end costs no more memory than the limit. A character
+        # is a byte or more, so as many characters are never too few; and never 0, which would read as the end.
         line = self._read(max(self._max_bytes + 2 - self.num_bytes, 1))
         if not line:
             raise StopIteration
@@ -95,6 +99,8 @@ class RecordLines:
         Returns:
             The bytes of the whole record, without the line break behind it.
         """
+        # A quote inside a quoted field is written twice, so an even number of quotes so far means that none is open.
+        # That holds without parsing, for any separator.
         while not (self._ends_line and self._num_quotes % 2 == 0):
             was_whole = self._ends_line
             chunk = self._read(_CHUNK_CHARACTERS)
@@ -115,6 +121,7 @@ class RecordLines:
         return line
 
     def _count(self, line: str) -> None:
+        # CPython knows of each text whether it is ASCII, so most lines are not encoded for the sake of their length.
         self.num_bytes += len(line) if line.isascii() else len(line.encode())
         self._num_quotes += line.count('"')
         self._num_break = len(line) - len(line.rstrip("\r\n"))
@@ -148,15 +155,19 @@ class CsvRows(RowSource):
             UserError: the header is missing, damaged, too long or names a column twice, or nothing follows it.
         """
         super().__init__(raw, file_format, settings)
+        # The parser of the standard library, driven line by line: pandas, polars and Arrow guess the types of columns:
+        # 007 becomes 7, and the text NA a null.
         csv.field_size_limit(_MAX_FIELD_CHARACTERS)
         with raw.open() as file:
             try:
+                # Seen in bytes, before anything translates line breaks.
                 self._has_crlf = file.readline(settings.max_row_bytes).endswith(b"\r\n")
             except OSError as error:
                 raise beyond_row(self.path, 0, error) from error
         self._separator = choose_delimiter(
             self._try, path=self.path, file_format=file_format, given=self._declared() or settings.delimiter
         )
+        # A trial, since only the header and the fact of a row behind it are wanted: a record that is too long is one.
         records = self._records(self._separator, is_trial=True)
         _, header = next(records, (0, []))
         assert not isinstance(header, RowProblem), "a header that is too long raises"
@@ -179,6 +190,7 @@ class CsvRows(RowSource):
         return super().describe_inside() + self._told_separator()
 
     def _told_separator(self) -> str:
+        # A header that is a single field with another separator in it: most likely that one was meant.
         mark = next((mark for mark in ";\t|," if len(self._header) == 1 and mark in self._header[0]), None)
         if mark is None or mark == self._separator:
             return ""
@@ -194,10 +206,11 @@ class CsvRows(RowSource):
             except (OSError, UnicodeDecodeError):
                 return None  # reading the header says what is wrong
 
-    def _rows(self) -> Iterator[tuple[int, Row | RowProblem]]:
+    def _rows(self) -> Iterator[NumberedRow]:
         columns = self._header
         width = len(columns)
         records = self._records(self._separator)
+        # The header, which the constructor has read.
         next(records)
         for number, cells in records:
             if isinstance(cells, RowProblem):
@@ -205,14 +218,8 @@ class CsvRows(RowSource):
             elif len(cells) == width:
                 yield number, dict(zip(columns, cells, strict=True))
             else:
-                yield (
-                    number,
-                    RowProblem(
-                        "wrong_field_count",
-                        f"has {count_of(len(cells), 'field')}, where the header names {width}; it begins "
-                        f"{shorten(cells[0])!r}.",
-                    ),
-                )
+                has = f"has {count_of(len(cells), 'field')}, where the header names {width}"
+                yield number, RowProblem("wrong_field_count", f"{has}; it begins {shorten(cells[0])!r}.")
 
     def _records(self, separator: str, *, is_trial: bool = False) -> Iterator[tuple[int, list[str] | RowProblem]]:
         """Yield the fields of each record that is not blank, the header as number 0, or the problem of one.
@@ -221,12 +228,16 @@ class CsvRows(RowSource):
         """
         limit = self.settings.max_row_bytes
         with self.raw.open() as raw, TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
+            # The header is record 0, so rows count from 1.
             number = -1
             try:
                 lines = RecordLines(file, limit)
                 first_line = lines.num_lines + 1
+                # Each RecordTooLong leaves the parser in the middle of a record; a new one goes on behind it.
                 while True:
                     try:
+                        # Strict: the parser otherwise takes a quote that is never closed, or text behind a closing
+                        # quote, as part of the field without a word.
                         for cells in csv.reader(lines, delimiter=separator, strict=True):
                             if cells:
                                 number += 1
@@ -236,6 +247,7 @@ class CsvRows(RowSource):
                         return
                     except RecordTooLong:
                         number += 1
+                        # Then the first line alone is too long, whatever separates its fields.
                         is_one_line = lines.num_lines == first_line
                         num_bytes = lines.num_bytes if is_trial and number else lines.skip_record()
                         if lines.is_unclosed:  # all rows from here to the end would pass for one

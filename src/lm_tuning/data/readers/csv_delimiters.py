@@ -59,11 +59,15 @@ def choose_delimiter(try_out: Callable[[str], Trial], *, path: str, file_format:
     if given != AUTO:
         return "\t" if given == "tab" else given
     usual = _USUAL[file_format]
+    # Not csv.Sniffer: it goes by how often a character occurs in a sample of text, so a file of prose with many
+    # semicolons would be cut at these, and nobody would be told.
     first = try_out(usual)
     if first.fits or len(first.header) > MAX_COLUMNS:
         return usual
     others = {mark: trial for mark in _KNOWN if mark != usual and (trial := try_out(mark)).fits}
+    # A header that could not even be read leaves as much open as one of a single field.
     is_one_field = len(first.header) < 2 or (first.error is not None and not first.num_records)
+    # Told in the log, since a reader of the file cannot see which one was taken.
     if len(others) == 1 and is_one_field:
         (mark,) = others
         logger.info(
@@ -89,6 +93,7 @@ def choose_delimiter(try_out: Callable[[str], Trial], *, path: str, file_format:
             )
         raise UserError(f"{path} leaves open what separates its fields: {found}. Say which is meant: {keys}.")
     if first.error:
+        # Nothing fits whole, but a header that falls into names by another separator is the best hint there is.
         likely = next((mark for mark in _KNOWN if mark != usual and _looks_cut(try_out(mark))), None)
         if likely is None:
             return usual  # reading it says what is wrong

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from io import TextIOWrapper
-from typing import IO, Any
+from typing import IO
 
-from lm_tuning.data.check.findings import RowProblem, list_columns, shorten
+from lm_tuning.data.check.findings import NumberedRow, RowProblem, list_columns, shorten
 from lm_tuning.data.format.column_paths import Step, format_path, parse_path
-from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, Row, beyond_row, peek_columns
+from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, beyond_row, peek_columns
 from lm_tuning.data.readers.json_values import JsonRows, JsonWindow, explain_error, found, parse_line
+from lm_tuning.data.records import Cell, Row
 from lm_tuning.data.sources.opening import RawFile, locate_undecodable, peek_bytes, skip_mark
 from lm_tuning.errors import UserError
 
+# Lists that a message suggests, and how deep in objects they are looked for.
 _MAX_LISTS = 10
 _MAX_DEPTH = 3
 _KINDS = {"[": "a list", "{": "an object", '"': "text", "t": "a boolean", "f": "a boolean", "n": "null"}
@@ -84,7 +86,7 @@ def find_lists(window: JsonWindow) -> list[str]:
         return []
 
 
-def lists_in(row: dict[str, Any]) -> list[str]:
+def lists_in(row: Row) -> list[str]:
     """Return the paths of the lists of objects or lists in a parsed object, down to the third level.
 
     Args:
@@ -92,7 +94,7 @@ def lists_in(row: dict[str, Any]) -> list[str]:
     """
     found_lists: list[str] = []
 
-    def collect(value: Any, steps: tuple[Step, ...]) -> None:
+    def collect(value: Cell, steps: tuple[Step, ...]) -> None:
         if isinstance(value, list) and steps and value and isinstance(value[0], list | dict):
             found_lists.append(format_path(steps))
         elif isinstance(value, dict) and len(steps) < _MAX_DEPTH:
@@ -121,12 +123,14 @@ def _open_key(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, .
     is_found = False
     for key in _keys(window):
         if key == str(steps[0]):
+            # Only a repetition of the key on the way counts: what other keys hold is passed by unread.
             if is_found:
                 raise FieldDamaged(f"{where} names {shorten(key)!r} twice in one object; only one value can count")
             is_found = True
             yield from open_field(window, steps[1:], (*behind, steps[0]))
             continue
         names.append(key)
+        # Noted by the way, for the message that names the lists which the file does have.
         if window.peek() == "[" and len(lists) < _MAX_LISTS:
             lists.append(format_path((*behind, key)))
         window.skip()
@@ -139,6 +143,7 @@ def _open_element(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Ste
     wanted = int(steps[0])
     window.take()
     number = 0
+    # The empty text is the end of the file, which _close reports.
     while window.peek() not in ("]", ""):
         if number == wanted:
             yield from open_field(window, steps[1:], (*behind, steps[0]))
@@ -182,6 +187,7 @@ def _keys(window: JsonWindow) -> Iterator[str]:
             raise FieldDamaged(f"a key is not JSON ({_detail(error)})") from error
         if isinstance(key, RowProblem):
             raise FieldDamaged(f"a key {key.reason.rstrip('.')}")
+        assert isinstance(key, str), "what begins with a quote is text"
         if window.take() != ":":
             raise FieldDamaged(f"no colon stands behind the key {shorten(key)!r}")
         yield key
@@ -238,9 +244,12 @@ class JsonArrayRows(JsonRows):
             self.path = f"{raw.path}, field {field!r}"
         self.columns = peek_columns(self)
 
-    def _rows(self) -> Iterator[tuple[int, Row | RowProblem]]:
+    def _rows(self) -> Iterator[NumberedRow]:
         number = 0
+        # Line breaks are not translated, since a row's bytes are counted as they stand in the file.
         with self.raw.open() as raw, TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
+            # Not json.load: it would hold the whole file as text and as values at once, and one bad element would take
+            # all others with it.
             window = JsonWindow(file, self.settings.max_row_bytes)
             try:
                 for number, row in enumerate(self._elements(window), 1):
@@ -250,7 +259,7 @@ class JsonArrayRows(JsonRows):
             except OSError as error:
                 raise beyond_row(self.path, number, error) from error
 
-    def _elements(self, window: JsonWindow) -> Iterator[Any]:
+    def _elements(self, window: JsonWindow) -> Iterator[Cell | RowProblem]:
         if not self._steps and window.peek() != "[":
             raise UserError(
                 f"{self.path} holds no array. A .json file holds an array of rows, [{{…}}, {{…}}], or one object a "
@@ -269,7 +278,7 @@ class JsonArrayRows(JsonRows):
             where = "behind the array" if not self._steps else "behind the object"
             raise UserError(f"{self.path}: {found(window)} {where}, where the file should end.")
 
-    def _elements_here(self, window: JsonWindow) -> Iterator[Any]:
+    def _elements_here(self, window: JsonWindow) -> Iterator[Cell | RowProblem]:
         """Yield the elements of the array that begins here and move behind it."""
         window.take()
         number = 0
@@ -305,14 +314,17 @@ def holds_array(raw: RawFile, max_row_bytes: int) -> bool:
     with raw.open() as file:
         try:
             skip_mark(file)
+            # Everything but an object is for the reader of arrays, whose messages say what else the file begins with.
             if _skip_space(file) != b"{":
                 return True
             line = file.readline(max_row_bytes + 2)  # 2: a line break counts for nothing
             if len(line.rstrip(b"\r\n")) <= max_row_bytes:
                 return not isinstance(parse_line(line), dict)
+            # Too long to be parsed for this question alone; what follows its line decides.
             while line and not line.endswith(b"\n"):
                 line = file.readline(_CHUNK_BYTES)
             return _skip_space(file) != b"{"
+        # A row with a repeated key or a NaN is a row all the same.
         except RowProblem:
             return False
         except OSError as error:

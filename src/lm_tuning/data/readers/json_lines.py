@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from lm_tuning.data.check.findings import RowProblem, shorten, too_long
-from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, Row, beyond_row, peek_columns
+from lm_tuning.data.check.findings import NumberedRow, RowProblem, shorten, too_long
+from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, beyond_row, peek_columns
 from lm_tuning.data.readers.json_array import describe_lists, lists_in
 from lm_tuning.data.readers.json_values import JsonRows, explain_error, parse_line
 from lm_tuning.data.sources.opening import RawFile, skip_mark
@@ -38,17 +38,21 @@ class JsonLinesRows(JsonRows):
         names = lists_in(row) if self.format == "json" and len(first) == 1 and isinstance(row, dict) else []
         return describe_lists(names) or super().describe_inside()
 
-    def _rows(self) -> Iterator[tuple[int, Row | RowProblem]]:
+    def _rows(self) -> Iterator[NumberedRow]:
         number = offset = 0
         limit = self.settings.max_row_bytes
         with self.raw.open() as file:
             try:
+                # Bytes from the beginning of the file, for the message about what is no UTF-8; of packed files,
+                # unpacked ones.
                 offset = skip_mark(file)
                 while line := file.readline(limit + 2):  # 2: a line break counts for nothing
                     number += 1
                     offset += len(line)
                     if len(line) > limit and len(line.rstrip(b"\r\n")) > limit:
                         num_bytes = len(line)
+                        # The rest of the line goes by in chunks that are only counted: memory stays at the limit of a
+                        # row.
                         while line[-1:] != b"\n" and (line := file.readline(_CHUNK_BYTES)):
                             num_bytes += len(line)
                             offset += len(line)
@@ -62,12 +66,12 @@ class JsonLinesRows(JsonRows):
                         continue
                     except UnicodeDecodeError as error:
                         index = offset - len(line) + error.start
-                        yield (
-                            number,
-                            RowProblem("not_utf8", f"byte {index:,} of the file is not UTF-8. Save the file as UTF-8."),
-                        )
+                        reason = f"byte {index:,} of the file is not UTF-8. Save the file as UTF-8."
+                        yield number, RowProblem("not_utf8", reason)
                         continue
                     except (ValueError, RecursionError) as error:
+                        # A blank line is no row and no mistake, though it has a number: numbers are those that an
+                        # editor shows.
                         if line.strip():
                             yield number, _explain_bad_line(line, error)
                         continue

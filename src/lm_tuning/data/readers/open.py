@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Mapping
-from typing import Any
 
 from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, RowSource, beyond_row
+from lm_tuning.data.records import SourceFile
 from lm_tuning.data.sources.opening import RawFile, peek_bytes
 from lm_tuning.errors import UserError
 
 
-def open_rows(file: Mapping[str, Any], *, settings: ReadSettings = DEFAULT_SETTINGS) -> RowSource:
+def open_rows(file: SourceFile, *, settings: ReadSettings = DEFAULT_SETTINGS) -> RowSource:
     """Open a file for reading row by row.
 
     Args:
@@ -33,7 +32,7 @@ def open_rows(file: Mapping[str, Any], *, settings: ReadSettings = DEFAULT_SETTI
     return source
 
 
-def _open_source(file: Mapping[str, Any], settings: ReadSettings) -> RowSource:
+def _open_source(file: SourceFile, settings: ReadSettings) -> RowSource:
     file_format, field = file["format"], file.get("field")
     if field is not None and file_format != "json":
         raise UserError(
@@ -44,6 +43,7 @@ def _open_source(file: Mapping[str, Any], settings: ReadSettings) -> RowSource:
         from lm_tuning.data.readers.hub import HubRows
 
         return HubRows(file, settings)
+    # Imports stand in the branches: a run pays for pyarrow's readers, or for orjson, only where a file needs them.
     raw = RawFile(file)
     if file_format == "parquet":
         from lm_tuning.data.readers.columnar import ParquetRows
@@ -53,6 +53,7 @@ def _open_source(file: Mapping[str, Any], settings: ReadSettings) -> RowSource:
         from lm_tuning.data.readers.columnar import ArrowRows
 
         return ArrowRows(raw, file_format, settings)
+    # Only for the text formats; binary ones have marks of their own.
     _refuse_other_encodings(raw)
     if file_format in ("csv", "tsv"):
         from lm_tuning.data.readers.csv import CsvRows
@@ -72,5 +73,6 @@ def _refuse_other_encodings(raw: RawFile) -> None:
             start = peek_bytes(file, 4)
         except OSError as error:
             raise beyond_row(raw.path, 0, error) from error
+    # Other encodings cannot be told from a few bytes; they show where a byte is no UTF-8.
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UserError(f"{raw.path} is UTF-16 (byte 0 is its byte-order mark). Save the file as UTF-8.")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from lm_tuning.data.records import SourceFile
 from lm_tuning.errors import Interrupted, UserError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +26,7 @@ _WAYS_TO_CONNECT = (
 )
 
 
-def describe_hub_split(name: str, *, key: str, config: str | None, split: str, revision: str | None) -> dict[str, Any]:
+def describe_hub_split(name: str, *, key: str, config: str | None, split: str, revision: str | None) -> SourceFile:
     """Ask the hub for the commit of a data set; without an answer, look for the set in the cache.
 
     Args:
@@ -39,8 +43,16 @@ def describe_hub_split(name: str, *, key: str, config: str | None, split: str, r
     Raises:
         UserError: there is no such set or revision, it is closed to this user, or neither hub nor cache has it.
     """
-    file: dict[str, Any] = {"path": name, "format": "hub", "compression": None, "num_bytes": None, "digest": ""}
-    file |= {"config": config, "split": split, "revision": revision}
+    file: SourceFile = {
+        "path": name,
+        "format": "hub",
+        "compression": None,
+        "num_bytes": None,
+        "digest": "",
+        "config": config,
+        "split": split,
+        "revision": revision,
+    }
     if hub_answers():
         import huggingface_hub
 
@@ -50,7 +62,7 @@ def describe_hub_split(name: str, *, key: str, config: str | None, split: str, r
     return {**file, "digest": _content_of(load_hub_split(file, key=key))}
 
 
-def load_hub_split(file: Mapping[str, Any], *, key: str | None = None) -> Any:
+def load_hub_split(file: SourceFile, *, key: str | None = None) -> Dataset:
     """Load one split of a hub data set: from the hub at the commit that was described, or from the cache.
 
     Args:
@@ -70,9 +82,11 @@ def load_hub_split(file: Mapping[str, Any], *, key: str | None = None) -> Any:
     logger.info("Loading the split %r of the data set %s from the %s", file["split"], name, _WHERE[is_online])
     with _user_errors(name, key=key, is_online=is_online), _datasets_calm(is_online=is_online):
         # The long form of the name is never taken for a local folder or a file format.
+        # Pinned to the commit that was described, so that rows stay the same if the set changes between the two.
         dataset = datasets.load_dataset(
             f"hf://datasets/{name}", file["config"], split=file["split"], revision=commit or file["revision"]
         )
+    # Offline, the library takes whatever commit lies in its cache and says nothing.
     wanted = commit or (None if is_online else _cached_commit(name, file["revision"]))
     found = _content_of(dataset)
     is_another = wanted is not None and _COMMIT.fullmatch(found) is not None and wanted != found
@@ -117,8 +131,9 @@ def require_hub(what: str) -> None:
 _WHERE = {True: "hub", False: "local cache"}
 
 
-def _content_of(dataset: Any) -> str:
+def _content_of(dataset: Dataset) -> str:
     """Return the commit that a loaded set was made from, as the cache notes it; else its fingerprint."""
+    # …/<commit>/<name>.arrow: the cache puts what was made from a commit into a folder of that name.
     for entry in dataset.cache_files:
         commit = Path(entry["filename"]).parent.name
         if _COMMIT.fullmatch(commit):
@@ -144,6 +159,7 @@ def _datasets_calm(*, is_online: bool) -> Iterator[None]:
     config: Any = datasets.config
     had_bars, was_offline = datasets.is_progress_bar_enabled(), config.HF_HUB_OFFLINE
     datasets.disable_progress_bars()
+    # Without it the library tries the hub again and again before it looks into its cache.
     config.HF_HUB_OFFLINE = was_offline or not is_online
     try:
         yield

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import codecs
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, TYPE_CHECKING, Protocol
 
+from lm_tuning.data.records import SourceFile
 from lm_tuning.errors import Interrupted, UserError
 
+if TYPE_CHECKING:
+    from bz2 import BZ2Decompressor
+    from lzma import LZMADecompressor
+
+    from _typeshed import WriteableBuffer
+
+# Bytes given to an unpacker, and bytes that it may hand out at once: a few packed ones can hold gigabytes of the same
+# character, so the output is what has to be bounded.
 _PACKED_BYTES = 1 << 15
 _UNPACKED_BYTES = 1 << 20
 # Its package has no limit for the output; a block of 128 kB of one repeated byte is four bytes long.
@@ -49,6 +58,8 @@ class Unpacked(io.RawIOBase):
         """
         self._stored = stored
         self._compression = compression
+        # Not gzip, bz2 and lzma of the standard library: the last two pass over in silence what follows a stream and is
+        # none, so that rows would be lost, and Python before 3.14 has no zstd.
         self._new_member = _member_class(compression)
         self._member: _Member | None = None
         self._packed = b""
@@ -63,12 +74,13 @@ class Unpacked(io.RawIOBase):
         self._stored.close()
         super().close()
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         """Fill a buffer as far as unpacked bytes are at hand; 0 at the end.
 
         Raises:
             OSError: the compressed data is damaged or breaks off.
         """
+        # An unpacker may take input without giving anything yet; returning 0 would mean the end.
         while not self._ready and self._unpack_more():
             pass
         view = memoryview(buffer).cast("B")
@@ -82,6 +94,7 @@ class Unpacked(io.RawIOBase):
         if not self._packed and (self._member is None or self._member.needs_input):
             self._packed = self._stored.read(_PACKED_BYTES)
             if not self._packed:
+                # Between two members a file may end; inside one it broke off.
                 if self._member is None:
                     return False
                 raise OSError(f"the {self._compression} data breaks off before its end")
@@ -106,6 +119,7 @@ class _Gzip:
     def __init__(self) -> None:
         import zlib
 
+        # 16 + 15: the header of gzip and no other, and the largest window.
         self._unpacker = zlib.decompressobj(wbits=31)
         self.eof = False
         self.needs_input = True
@@ -119,7 +133,7 @@ class _Gzip:
 class _Buffering:
     """bz2 and xz: the unpacker keeps what it was given until it has handed out all of it."""
 
-    def __init__(self, unpacker: Any) -> None:
+    def __init__(self, unpacker: BZ2Decompressor | LZMADecompressor) -> None:
         self._unpacker = unpacker
         self.eof = False
         self.needs_input = True
@@ -180,16 +194,16 @@ class RawFile:
         num_bytes: size as it lies there, packed; None where nobody knows.
     """
 
-    def __init__(self, file: Mapping[str, Any]) -> None:
+    def __init__(self, file: SourceFile) -> None:
         """Remember what was found out about the file.
 
         Args:
             file: see ``describe_files``.
         """
-        self.path: str = file["path"]
-        self.name: str = self.path.rstrip("/").rsplit("/", 1)[-1]
-        self.compression: str | None = file.get("compression")
-        self.num_bytes: int | None = file.get("num_bytes")
+        self.path = file["path"]
+        self.name = self.path.rstrip("/").rsplit("/", 1)[-1]
+        self.compression = file.get("compression")
+        self.num_bytes = file.get("num_bytes")
         self._stored: IO[bytes] | None = None
 
     def open(self) -> IO[bytes]:
@@ -212,6 +226,7 @@ class RawFile:
         if "://" in self.path:
             from lm_tuning.data.sources.remote import open_remote
 
+            # Larger than Python's own buffer of 8 kB, for drivers where each read costs.
             self._stored = io.BufferedReader(open_remote(self.path), _BUFFER_BYTES)
             return self._stored
         try:
@@ -231,10 +246,11 @@ class RawFile:
     def progress(self) -> tuple[int, int, str]:
         """Return how much of the file as it lies there has been read, how much there is, and the unit of both."""
         total = self.num_bytes or 0
-        if self._stored is None:
-            done = 0
-        else:
+        done = 0
+        if self._stored is not None:
+            # A closed file was read to its end, or nobody looks at its progress any more.
             done = total if self._stored.closed else self._stored.tell()
+        # The file may have grown since it was described.
         total = max(total, done)
         return done // 1000, total // 1000 + 1, "kB"
 
@@ -294,6 +310,8 @@ def locate_undecodable(raw: RawFile) -> UserError:
     rest = b""
     with raw.open() as file:
         while True:
+            # In chunks, since decoding broke off in a file of any size; a character that a chunk cuts in two waits for
+            # the next one.
             chunk = file.read(_CHUNK_BYTES)
             data = rest + chunk
             try:

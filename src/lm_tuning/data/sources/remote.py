@@ -4,46 +4,34 @@ from __future__ import annotations
 
 import io
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.secrets import conceal_address, mask, reveal_address
 from lm_tuning.storage.digests import digest_values
 
+if TYPE_CHECKING:
+    import aiohttp
+
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-_PACKAGE_OF_PROTOCOL = {
-    "abfs": "adlfs",
-    "abfss": "adlfs",
-    "az": "adlfs",
-    "gcs": "gcsfs",
-    "gs": "gcsfs",
-    "http": "aiohttp",
-    "https": "aiohttp",
-    "oss": "ossfs",
-    "s3": "s3fs",
-    "s3a": "s3fs",
-    "sftp": "paramiko",
-    "ssh": "paramiko",
-}
+# fsspec reads these itself, through a package of another name; the name of any other driver's package begins its class.
+_PACKAGE_OF_PROTOCOL = {"http": "aiohttp", "https": "aiohttp", "sftp": "paramiko", "ssh": "paramiko"}
 # What file systems call the marks that change when a file does.
-_CONTENT_MARKS = (
-    "etag",
-    "checksum",
-    "md5hash",
-    "crc32c",
-    "content_md5",
-    "sha256",
-    "blob_id",
-    "versionid",
-    "generation",
-    "lastmodified",
-    "last_modified",
-    "updated",
-    "mtime",
-    "created",
+_CONTENT_MARKS = frozenset(
+    "etag checksum md5hash crc32c content_md5 sha256 blob_id versionid generation lastmodified last_modified updated "
+    "mtime created".split()
 )
+# Seconds until a server has to answer, and between two pieces of what it sends.
 _CONNECT_SECONDS = 15.0
 _SILENCE_SECONDS = 120.0
+
+
+class RemoteFile(TypedDict):
+    """A file at an address, see ``list_remote``."""
+
+    path: str
+    num_bytes: int | None
+    digest: str
 
 
 def is_address(text: str) -> bool:
@@ -55,7 +43,7 @@ def is_address(text: str) -> bool:
     return _ADDRESS.match(text) is not None and not text.startswith("file://")
 
 
-def list_remote(address: str, *, key: str) -> list[dict[str, Any]]:
+def list_remote(address: str, *, key: str) -> list[RemoteFile]:
     """Find the files that an address stands for.
 
     Args:
@@ -71,10 +59,13 @@ def list_remote(address: str, *, key: str) -> list[dict[str, Any]]:
     """
     protocol, _, rest = address.partition("://")
     system, path = _connect(address, f"{key} names '{address}'")
+    # Names that a chained file system lists lack what they lie in, which opening them needs.
     chain = rest.partition("::")[2]
     try:
+        # A file may have a bracket or an asterisk in its name; object stores allow any character.
         if has_pattern(path) and not system.exists(path):
             names = sorted(system.glob(path))
+        # Some stores keep an empty object for a folder, named with a slash at its end.
         elif not path.endswith("/") and system.isfile(path):
             names = [path]
         else:
@@ -86,13 +77,15 @@ def list_remote(address: str, *, key: str) -> list[dict[str, Any]]:
         raise
     except Exception as error:  # each driver has error classes of its own
         raise UserError(f"{key} names '{address}', which cannot be read: {_first_line(error)}") from error
-    files = []
+    files: list[RemoteFile] = []
     for name, info in infos:
         if info.get("type") == "directory":
             continue
         full = conceal_address(f"{protocol}://{name}::{chain}" if chain else str(system.unstrip_protocol(name)))
         size = info.get("size")
         num_bytes = int(size) if size is not None else None
+        # The content itself is not read for its digest: it would have to be downloaded twice. Which marks there are
+        # depends on the driver.
         marks = {mark.lower(): str(value) for mark, value in info.items() if mark.lower() in _CONTENT_MARKS}
         files.append({"path": full, "num_bytes": num_bytes, "digest": digest_values([full, num_bytes, marks])})
     return files
@@ -138,13 +131,12 @@ def _connect(address: str, problem: str) -> tuple[Any, str]:
         from lm_tuning.data.sources.hub import require_hub
 
         require_hub(f"{problem}, on the hub")
-    options: dict[str, Any] = {}
-    if protocol in ("http", "https"):
-        options["client_kwargs"] = _patient_client()
+    # The other drivers have patience settings of their own, by names of their own.
+    options = {"client_kwargs": _patient_client()} if protocol in ("http", "https") else {}
     try:
         system, path = fsspec.core.url_to_fs(address, **options)
     except ImportError as error:
-        package = _PACKAGE_OF_PROTOCOL.get(protocol)
+        package = _PACKAGE_OF_PROTOCOL.get(protocol) or _package_of_driver(protocol)
         fix = f"pip install {package}" if package else _first_line(error)
         raise UserError(f"{problem}; reading {protocol}:// needs another package: {fix}") from error
     except (Interrupted, UserError):
@@ -154,7 +146,15 @@ def _connect(address: str, problem: str) -> tuple[Any, str]:
     return system, path
 
 
-def _patient_client() -> dict[str, Any]:
+def _package_of_driver(protocol: str) -> str | None:
+    """Return the package that a driver which fsspec knows of comes in; None for its own drivers and unknown ones."""
+    from fsspec.registry import known_implementations
+
+    package = str(known_implementations.get(protocol, {}).get("class", "")).partition(".")[0]
+    return package if package not in ("", "fsspec") else None
+
+
+def _patient_client() -> dict[str, aiohttp.ClientTimeout]:
     """Bound the wait for an answer, not the time that a large file takes."""
     try:
         import aiohttp
@@ -193,6 +193,7 @@ class _Guarded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         try:
+            # Drivers' files need not have readinto.
             data = self._file.read(len(view))
         except (OSError, Interrupted):
             raise

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.check.findings import shorten
+from lm_tuning.data.split.records import LargestClasses, MovedClass
 
 MAX_LARGEST = 10
 """Classes of a split that are listed as its largest."""
@@ -44,16 +44,19 @@ def find_moved_classes(reference: Counts, others: Counts) -> list[int]:
     if not all(totals):
         return []
     shares = reference / totals[0], others / totals[1]
+    # Rounded, so that 0.3 - 0.2 counts as the ten points that it is.
     difference = np.abs(shares[1] - shares[0]).round(_DIGITS)
     low, high = np.minimum(*shares), np.maximum(*shares)
     is_large = (difference >= _MANY_POINTS) | (
         (difference >= _FEW_POINTS) & (high.round(_DIGITS) >= (_MANY_TIMES * low).round(_DIGITS))
     )
     candidates = np.flatnonzero(is_large)
+    # In logarithms, since chances of large sets are far below the smallest float.
     allowed = math.log(_MAX_CHANCE / (2 * int(((reference + others) > 0).sum())))
     found = []
     for index in candidates[np.argsort(-difference[candidates], kind="stable")].tolist():
         counts = int(reference[index]), int(others[index])
+        # The tail on the side that is larger; by symmetry it is the same as the other one's lower tail.
         larger = 1 if shares[1][index] > shares[0][index] else 0
         if log_chance(counts[larger], sum(counts), totals[larger], sum(totals)) <= allowed:
             found.append(index)
@@ -71,6 +74,8 @@ def log_chance(hits: int, marked: int, drawn: int, total: int) -> float:
 
     Source: upper tail of the hypergeometric distribution, Fisher's exact test.
     """
+    # Not scipy.stats.hypergeom.logsf: it adds up an array as long as the rows that are drawn, for every class, and
+    # importing it takes seconds.
     first = _log_choose(marked, hits) + _log_choose(total - marked, drawn - hits) - _log_choose(total, drawn)
     # The terms of the tail as multiples of its first one; beyond the mean they fall faster and faster.
     factor, tail = 1.0, 1.0
@@ -98,6 +103,7 @@ def choose_shown(rows_by_split: Sequence[Counts], *, most: int) -> list[int]:
     """
     orders = [np.argsort(-rows, kind="stable") for rows in rows_by_split]
     chosen: dict[int, None] = {}
+    # Rank by rank over all splits, so that no split fills the table with its own.
     for rank in range(min(MAX_LARGEST, max(most // max(len(orders), 1), 1))):
         for rows, order in zip(rows_by_split, orders, strict=True):
             if rank < len(order) and rows[order[rank]]:
@@ -110,7 +116,7 @@ def choose_shown(rows_by_split: Sequence[Counts], *, most: int) -> list[int]:
     return sorted(chosen, key=lambda index: tuple(-int(rows[index]) for rows in rows_by_split))[:most]
 
 
-def summarize_classes(rows: Counts, names: Sequence[str]) -> dict[str, Any]:
+def summarize_classes(rows: Counts, names: Sequence[str]) -> LargestClasses:
     """Describe which classes of a set are largest.
 
     Args:
@@ -151,7 +157,7 @@ def name_tied(name: str, num_largest: int) -> str:
     return f"{name}, one of {num_largest:,} equally frequent classes" if num_largest > 1 else name
 
 
-def describe_moved(moved: Sequence[Mapping[str, Any]], *, split: str) -> str:
+def describe_moved(moved: Sequence[MovedClass], *, split: str) -> str:
     """Name the classes whose share moved, with both shares.
 
     Args:
@@ -166,7 +172,7 @@ def describe_moved(moved: Sequence[Mapping[str, Any]], *, split: str) -> str:
     return listed + (f" and {len(moved) - _MAX_NAMED:,} more" if len(moved) > _MAX_NAMED else "")
 
 
-def list_moved(train: Counts, others: Counts, names: Sequence[str]) -> list[dict[str, Any]]:
+def list_moved(train: Counts, others: Counts, names: Sequence[str]) -> list[MovedClass]:
     """Return what there is to say of the classes that ``find_moved_classes`` finds.
 
     Args:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,13 +11,16 @@ from lm_tuning.data.check.checked import CheckedRows
 from lm_tuning.data.check.findings import RowPositions, shorten
 from lm_tuning.data.format.conventions import SEQUENCE_CLASSIFICATION
 from lm_tuning.data.format.labels import describe_unknown_classes
-from lm_tuning.data.records import SPLITS
+from lm_tuning.data.records import HELD_OUT, SPLITS, RowsBySplit, SplitName
 from lm_tuning.data.split.assign import TRAIN
 from lm_tuning.data.split.class_shares import choose_shown, describe_moved, list_moved, summarize_classes
-from lm_tuning.data.split.copies import list_rows
+from lm_tuning.data.split.copies import count_by_split, list_rows
+from lm_tuning.data.split.records import ClassFacts, DivisionFacts, ShareFacts, UntrainedFacts
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.data import SplitParameters
 from lm_tuning.wording import count_of
 
+# In the JSON summary; then in tables, in warnings, and of rare classes in one of them.
 _MAX_LISTED_CLASSES = 1000
 _MAX_SHOWN_CLASSES = 30
 _MAX_WARNED_CLASSES = 10
@@ -28,39 +30,35 @@ Ints = npt.NDArray[np.int64]
 Splits = npt.NDArray[np.int8]
 
 
-def class_facts(
-    rows: CheckedRows, stratify: str | None, splits: Splits, rare: Mapping[int, int]
-) -> dict[str, Any] | None:
+def class_facts(rows: CheckedRows, stratify: str | None, splits: Splits, rare: Mapping[int, int]) -> ClassFacts | None:
     """Describe how the classes fell, the largest first.
 
     Args:
         rows: what was read.
         stratify: the column; None for none.
-        splits: see ``count_shared``.
+        splits: see ``count_by_split``.
         rare: number of rows by class, for classes that were too small to be divided.
     """
     if stratify is None:
         return None
-    names, table = rows.names[stratify], count_by_split(rows, stratify, splits)
+    names, table = rows.names[stratify], count_classes_by_split(rows, stratify, splits)
     listed = np.argsort(-table.sum(axis=0), kind="stable")[:_MAX_LISTED_CLASSES].tolist()
     return {
         "column": stratify,
         "num_classes": len(names),
-        "rows_by_split": {
-            names[position]: dict(zip(SPLITS, table[:, position].tolist(), strict=True)) for position in listed
-        },
+        "rows_by_split": {names[position]: _by_name(table[:, position]) for position in listed},
         "num_only_in_train": len(rare),
         "only_in_train": {names[position]: rare[position] for position in list(rare)[:_MAX_LISTED_CLASSES]},
     }
 
 
-def share_facts(rows: CheckedRows, column: str | None, splits: Splits) -> dict[str, Any] | None:
+def share_facts(rows: CheckedRows, column: str | None, splits: Splits) -> ShareFacts | None:
     """Name the largest classes of each split, and those whose share differs a lot between train and a held-out split.
 
     Args:
         rows: what was read.
         column: of the label, else of the strata; None where rows have neither.
-        splits: see ``count_shared``.
+        splits: see ``count_by_split``.
 
     Returns:
         ``column``, ``num_classes`` (of the splits), ``splits``: see ``summarize_classes``, by split; ``shown``: rows by
@@ -69,32 +67,27 @@ def share_facts(rows: CheckedRows, column: str | None, splits: Splits) -> dict[s
     """
     if column is None:
         return None
-    names, table = rows.names[column], count_by_split(rows, column, splits)
+    names, table = rows.names[column], count_classes_by_split(rows, column, splits)
     shown = choose_shown(list(table), most=_MAX_SHOWN_CLASSES)
     return {
         "column": column,
         "num_classes": int((table.sum(axis=0) > 0).sum()),
         "splits": {name: summarize_classes(table[position], names) for position, name in enumerate(SPLITS)},
-        "shown": {
-            names[position]: dict(zip(SPLITS, table[:, position].tolist(), strict=True))
-            for position in shown
-            if table[:, position].any()
-        },
+        "shown": {names[position]: _by_name(table[:, position]) for position in shown if table[:, position].any()},
         "moved": {
             name: list_moved(table[TRAIN], table[position], names)[:_MAX_LISTED_CLASSES]
-            for position, name in enumerate(SPLITS)
-            if position != TRAIN
+            for position, name in enumerate(HELD_OUT, TRAIN + 1)
         },
     }
 
 
-def untrained_facts(rows: CheckedRows, label: str | None, splits: Splits, row_ids: Ints) -> dict[str, Any] | None:
+def untrained_facts(rows: CheckedRows, label: str | None, splits: Splits, row_ids: Ints) -> UntrainedFacts | None:
     """Find the classes of held-out rows that the training split has not, though a training file has them.
 
     Args:
         rows: what was read.
         label: the column of the class; None where rows have none.
-        splits: see ``count_shared``.
+        splits: see ``count_by_split``.
         row_ids: ``(rows,)``.
 
     Returns:
@@ -105,13 +98,15 @@ def untrained_facts(rows: CheckedRows, label: str | None, splits: Splits, row_id
     if label is None:
         return None
     names, in_files = rows.names[label], _count_in_training_files(rows, label)
-    table = count_by_split(rows, label, splits)
+    table = count_classes_by_split(rows, label, splits)
     counts = table[TRAIN + 1 :].sum(axis=0)
+    # A class that no training file has is another matter, told by describe_unknown_classes.
     untrained = (in_files > 0) & (table[TRAIN] == 0) & (counts > 0)
     if not untrained.any():
         return None
     listed = np.argsort(-(counts * untrained), kind="stable")[: min(int(untrained.sum()), _MAX_LISTED_CLASSES)]
     held_out = (rows.values[label] >= 0) & (splits > TRAIN)
+    # Labels of -1 would pick the last class, so only rows with a label are looked up.
     held_out[held_out] = untrained[rows.values[label][held_out]]
     return {
         "column": label,
@@ -122,13 +117,13 @@ def untrained_facts(rows: CheckedRows, label: str | None, splits: Splits, row_id
     }
 
 
-def count_by_split(rows: CheckedRows, column: str, splits: Splits) -> Ints:
+def count_classes_by_split(rows: CheckedRows, column: str, splits: Splits) -> Ints:
     """Count the rows of each class in each split, ``(splits, classes)``.
 
     Args:
         rows: what was read.
         column: of the class.
-        splits: see ``count_shared``.
+        splits: see ``count_by_split``.
     """
     ids, num_classes = rows.values[column], len(rows.names[column])
     return np.stack(
@@ -143,18 +138,18 @@ def refuse_classes(
     *,
     label: str | None,
     task: str,
-    settings: Mapping[str, Any],
+    settings: SplitParameters,
     max_rows: int | None,
 ) -> list[str]:
     """Refuse a division that leaves a classifier one class to train on, or held-out classes that it cannot know.
 
     Args:
         rows: what was read.
-        splits: see ``count_shared``.
+        splits: see ``count_by_split``.
         row_ids: ``(rows,)``.
         label: the column of the class; None where rows have none.
         task: the ``task`` parameter.
-        settings: of the division, by the name of their parameters.
+        settings: of the division.
         max_rows: ``data.max_rows``.
 
     Returns:
@@ -165,14 +160,16 @@ def refuse_classes(
     """
     if label is None:
         return []
-    table, names = count_by_split(rows, label, splits), rows.names[label]
+    table, names = count_classes_by_split(rows, label, splits), rows.names[label]
     found: list[str] = []
     in_files = _count_in_training_files(rows, label)
+    # Files of one class were refused while they were read; here the division itself left one.
     present = np.flatnonzero(table[TRAIN])
     if len(present) == 1 and (in_files > 0).sum() > 1:
         found.append(_describe_single(rows, splits, label, position=int(present[0]), settings=settings))
     if task != SEQUENCE_CLASSIFICATION:
         return found
+    # (classes,): held-out rows of classes that no training file has
     num_rows = np.where(in_files == 0, table.sum(axis=0), 0)
     found += describe_unknown_classes(
         {names[position]: int(num_rows[position]) for position in np.flatnonzero(num_rows).tolist()},
@@ -185,7 +182,7 @@ def refuse_classes(
     return []
 
 
-def class_warnings(facts: Mapping[str, Any], rows: CheckedRows) -> Iterator[str]:
+def class_warnings(facts: DivisionFacts, rows: CheckedRows) -> Iterator[str]:
     """Yield sentences about classes that were not divided, that nobody learns, or whose share differs.
 
     Args:
@@ -203,7 +200,7 @@ def class_warnings(facts: Mapping[str, Any], rows: CheckedRows) -> Iterator[str]
     yield from _share_warnings(facts, rows)
 
 
-def _untrained_warnings(facts: Mapping[str, Any]) -> Iterator[str]:
+def _untrained_warnings(facts: DivisionFacts) -> Iterator[str]:
     untrained = facts["untrained_classes"]
     if not untrained:
         return
@@ -225,16 +222,19 @@ def _untrained_warnings(facts: Mapping[str, Any]) -> Iterator[str]:
     )
 
 
-def _share_warnings(facts: Mapping[str, Any], rows: CheckedRows) -> Iterator[str]:
+def _share_warnings(facts: DivisionFacts, rows: CheckedRows) -> Iterator[str]:
     shares = facts["class_shares"]
     if not shares:
         return
-    paths = {name: [str(file["path"]) for file in rows.sources if file["split"] == name] for name in SPLITS}
+    paths: dict[str, list[str]] = {
+        name: [file["path"] for file in rows.sources if file["split"] == name] for name in SPLITS
+    }
     for name, moved in shares["moved"].items():
         if not moved:
             continue
         column = shares["column"]
         if paths[name]:
+            # Held-out rows of a file are never moved, so only the files can be changed.
             where = shorten(", ".join(paths[name]), 200)
             fix = (
                 f"add training rows of classes that are rarer in train, or take rows out of {where}, until the shares "
@@ -251,9 +251,7 @@ def _share_warnings(facts: Mapping[str, Any], rows: CheckedRows) -> Iterator[str
         )
 
 
-def _describe_single(
-    rows: CheckedRows, splits: Splits, label: str, *, position: int, settings: Mapping[str, Any]
-) -> str:
+def _describe_single(rows: CheckedRows, splits: Splits, label: str, *, position: int, settings: SplitParameters) -> str:
     """Describe which class is left, where the others are, and what to do."""
     names, ids = rows.names[label], rows.values[label]
     num_left = int(((ids == position) & (splits == TRAIN)).sum())
@@ -263,7 +261,7 @@ def _describe_single(
     others = others[others != position]
     is_other = np.isin(ids, others) & from_train
     dropped = int((is_other & (splits < 0)).sum())
-    outcomes = [f"{name} {count:,}" for name, count in zip(SPLITS, _by_split(is_other, splits), strict=True) if count]
+    outcomes = [f"{name} {count:,}" for name, count in count_by_split(splits[is_other]).items() if count]
     outcomes += [f"left out as copies {dropped:,}"] if dropped else []
     listed = ", ".join(repr(shorten(names[other])) for other in others[:_MAX_WARNED_CLASSES].tolist())
     more = f" and {len(others) - _MAX_WARNED_CLASSES:,} more" if len(others) > _MAX_WARNED_CLASSES else ""
@@ -271,10 +269,9 @@ def _describe_single(
     if int(is_other.sum()) > dropped:
         ways += _ways_to_divide(rows, label, from_train & (splits >= 0), has_file, settings)
     if dropped:
-        keys = [f"split.{key}: drop" for key in ("duplicates", "near_duplicates") if settings[key] == "drop"]
-        by = ", or split.duplicates_by: row, which keeps copies under another label" * (
-            settings["duplicates_by"] == "text"
-        )
+        keys = [f"split.{key}: drop" for key in ("duplicates", "near_duplicates") if getattr(settings, key) == "drop"]
+        by_text = settings.duplicates_by == "text"
+        by = ", or split.duplicates_by: row, which keeps copies under another label" if by_text else ""
         ways.append(f"keep the copies (now {' and '.join(keys)}){by}")
     ways.append("add rows of other classes")
     return (
@@ -289,31 +286,35 @@ def _ways_to_divide(
     rows: CheckedRows,
     label: str,
     in_pool: npt.NDArray[np.bool_],
-    has_file: set[str],
-    settings: Mapping[str, Any],
+    has_file: set[SplitName],
+    settings: SplitParameters,
 ) -> list[str]:
     """Describe how the rows can be divided so that train keeps several classes; no way that the rows do not allow."""
-    held_out = [f"split.{name}: {settings[name]}" for name in SPLITS[1:] if settings[name] and name not in has_file]
+    asked = {"validation": settings.validation, "test": settings.test}
+    held_out = [f"split.{name}: {asked[name]}" for name in HELD_OUT if asked[name] and name not in has_file]
     num_parts = 1 + len(held_out)
-    if settings["num_folds"]:
-        held_out = [f"split.num_folds: {settings['num_folds']}"]
-        num_parts = settings["num_folds"] + bool(settings["test"] and "test" not in has_file)
-    group, ids = settings["group"], rows.values[label]
+    if settings.num_folds:
+        held_out = [f"split.num_folds: {settings.num_folds}"]
+        num_parts = settings.num_folds + bool(settings.test and "test" not in has_file)
+    group, ids = settings.group, rows.values[label]
+    # Without groups every row is a unit. Copies are not counted together, so a way may be named that they forbid.
     units = rows.values[group] if group else np.arange(len(ids))
+    # (pairs,): the class of each different pair of unit and class, so a bincount counts the units of each class.
     classes = np.unique(np.stack([units[in_pool], ids[in_pool]]), axis=1)[1]
     ways = []
     # A class of fewer units than there are parts stays in train; with such classes alone nothing could be held out.
-    if settings["stratify"] != label and np.bincount(classes).max() >= num_parts:
+    if settings.stratify != label and np.bincount(classes).max() >= num_parts:
         ways.append(f"set split.stratify: {label}, which keeps rows of each class in train")
     if group:
-        strata = f" and split.stratify: {label}" if settings["stratify"] != label else ""
+        strata = f" and split.stratify: {label}" if settings.stratify != label else ""
         ways.append(f"set split.group: null{strata} (now {group}: rows of a group stay together)")
         ways.append("give the other classes more groups")
     return [*ways, f"hold out less (now {', '.join(held_out)})"]
 
 
-def _by_split(rows: npt.NDArray[np.bool_], splits: Splits) -> list[int]:
-    return [int((rows & (splits == position)).sum()) for position in range(len(SPLITS))]
+def _by_name(counts: Ints) -> RowsBySplit:
+    """Return numbers of rows by the name of their split, from ``(splits,)``."""
+    return {name: int(count) for name, count in zip(SPLITS, counts, strict=True)}
 
 
 def _count_in_training_files(rows: CheckedRows, label: str) -> Ints:
@@ -324,8 +325,8 @@ def _count_in_training_files(rows: CheckedRows, label: str) -> Ints:
 
 def _rows_of_class(
     rows: CheckedRows, label: str, position: int, splits: Splits, row_ids: Ints
-) -> tuple[int, dict[str, int]]:
+) -> tuple[int, RowsBySplit]:
     """Return the id of the first row of a class, and its rows by split."""
     of_class = (rows.values[label] == position) & (splits >= 0)
-    counts = {name: count for name, count in zip(SPLITS, _by_split(of_class, splits), strict=True) if count}
-    return int(row_ids[of_class].min()), counts
+    by_split = {name: count for name, count in count_by_split(splits[of_class]).items() if count}
+    return int(row_ids[of_class].min()), by_split

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.check.findings import RowPositions, shorten
-from lm_tuning.data.records import SPLITS
+from lm_tuning.data.records import SPLITS, FileRows, RowsBySplit
 from lm_tuning.data.split.duplicates import is_later_copy
+from lm_tuning.data.split.records import CopyFacts, DivisionFacts, LabelConflict, LabelConflicts, ListedRows
 from lm_tuning.wording import count_of
 
 _MAX_LISTED_ROWS = 20
@@ -32,12 +33,40 @@ def num_different(ids: Ints) -> int:
     return int(ids.max()) + 1 if len(ids) else 0
 
 
-def count_shared(ids: Ints, splits: Splits) -> dict[str, int]:
+@dataclass(frozen=True)
+class DividedRows:
+    """Rows and the split that each has come to. All arrays are ``(rows,)``.
+
+    Attributes:
+        contents: equal numbers for equal texts, from 0 without gaps.
+        wholes: the same with the label.
+        splits: index in ``SPLITS``, below 0 for a row that is left out.
+        file_splits: split of the file that the row stands in.
+        row_ids: ascending in the order of reading, training files first, then those of held-out rows.
+    """
+
+    contents: Ints
+    wholes: Ints
+    splits: Splits
+    file_splits: Splits
+    row_ids: Ints
+
+
+def count_by_split(splits: Splits) -> RowsBySplit:
+    """Count rows by the name of their split.
+
+    Args:
+        splits: ``(rows,)``: index in ``SPLITS``, below 0 for a row that is left out.
+    """
+    return {name: int(np.count_nonzero(splits == index)) for index, name in enumerate(SPLITS)}
+
+
+def count_shared(ids: Ints, splits: Splits) -> RowsBySplit:
     """Count the numbers that occur in two splits, for each pair of splits.
 
     Args:
         ids: ``(rows,)``: below 0 for none.
-        splits: ``(rows,)``: index in ``SPLITS``, below 0 for a row that is left out.
+        splits: see ``count_by_split``.
     """
     present = presence(ids, splits)
     return {pair: int((present[one] & present[other]).sum()) for pair, one, other in _pairs()}
@@ -48,15 +77,16 @@ def presence(ids: Ints, splits: Splits) -> Mask:
 
     Args:
         ids: ``(rows,)``: below 0 for none.
-        splits: see ``count_shared``.
+        splits: see ``count_by_split``.
     """
     present = np.zeros((len(SPLITS), num_different(ids)), dtype=bool)
     for index in range(len(SPLITS)):
+        # A table of flags in place of sets of numbers: a byte for each, whatever the number of rows.
         present[index, ids[(splits == index) & (ids >= 0)]] = True
     return present
 
 
-def list_rows(rows: Mask, row_ids: Ints) -> dict[str, Any]:
+def list_rows(rows: Mask, row_ids: Ints) -> ListedRows:
     """Count rows and list the first of them.
 
     Args:
@@ -64,31 +94,24 @@ def list_rows(rows: Mask, row_ids: Ints) -> dict[str, Any]:
         row_ids: ``(rows,)``.
     """
     ids = row_ids[rows]
+    # A partition first: sorting millions of ids for the sake of twenty takes seconds.
     first = np.sort(ids if len(ids) <= _MAX_LISTED_ROWS else np.partition(ids, _MAX_LISTED_ROWS)[:_MAX_LISTED_ROWS])
     return {"num_rows": len(ids), "first_row_ids": first.tolist()}
 
 
 def copy_facts(
-    contents: Ints,
-    wholes: Ints,
-    splits: Splits,
-    file_splits: Splits,
-    row_ids: Ints,
+    rows: DividedRows,
     *,
     is_dropped: Mask,
     handling: str,
     by: str,
     labels: Ints | None,
     names: Sequence[str],
-) -> dict[str, Any]:
+) -> CopyFacts:
     """Count the copies before the division and after it.
 
     Args:
-        contents: ``(rows,)``: equal numbers for equal texts, from 0 without gaps.
-        wholes: the same with the label.
-        splits: see ``count_shared``.
-        file_splits: ``(rows,)``: split of the file that the row stands in.
-        row_ids: ``(rows,)``.
+        rows: all rows.
         is_dropped: ``(rows,)``: rows left out as copies.
         handling: ``split.duplicates``.
         by: ``split.duplicates_by``.
@@ -101,99 +124,69 @@ def copy_facts(
         one there; ``num_label_conflicts``: those of ``num_kept`` that no row of the same text and label comes before;
         ``num_shared_texts``: texts in more than one split; ``conflicts``: texts with more than one label in the splits.
     """
-    is_kept = splits >= 0
-    kept_texts, kept_wholes = (len(np.unique(ids[is_kept])) for ids in (contents, wholes))
+    is_kept = rows.splits >= 0
+    kept_texts, kept_wholes = (len(np.unique(ids[is_kept])) for ids in (rows.contents, rows.wholes))
     return {
         "handling": handling,
         "by": by,
-        "num_copies": len(contents) - num_different(contents),
+        "num_copies": len(rows.contents) - num_different(rows.contents),
         "num_dropped": int(is_dropped.sum()),
-        "num_dropped_by_file": {
-            name: int((is_dropped & (file_splits == index)).sum()) for index, name in enumerate(SPLITS)
-        },
+        "num_dropped_by_file": count_by_split(rows.file_splits[is_dropped]),
         "num_kept": int(is_kept.sum()) - kept_texts,
+        # Each text has one whole without a conflict; every further one is a row under another label.
         "num_label_conflicts": kept_wholes - kept_texts,
-        "num_shared_texts": int((presence(contents, splits).sum(axis=0) > 1).sum()),
-        "conflicts": None
-        if labels is None
-        else _describe_conflicts(contents, wholes, splits, row_ids, labels=labels, names=names),
+        "num_shared_texts": int((presence(rows.contents, rows.splits).sum(axis=0) > 1).sum()),
+        "conflicts": None if labels is None else _describe_conflicts(rows, labels, names),
     }
 
 
-def list_copies(contents: Ints, splits: Splits, row_ids: Ints, *, is_dropped: Mask) -> dict[str, Ints]:
-    """Return the ids of copies: ``left_out``, and ``exact``, rows of the splits that repeat an earlier one there.
+def list_copies(rows: DividedRows, near_units: Ints | None, *, is_dropped: Mask) -> dict[str, Ints]:
+    """Return the ids of copies.
 
     Args:
-        contents: see ``copy_facts``.
-        splits: see ``count_shared``.
-        row_ids: ``(rows,)``: ascending in the order of reading, training files first, then those of held-out rows.
+        rows: all rows.
+        near_units: ``(rows,)``: equal numbers for rows that are almost the same; None when nobody looked.
         is_dropped: see ``copy_facts``.
-    """
-    is_kept = splits >= 0
-    return {
-        "exact": _later_copies(contents[is_kept], row_ids[is_kept]),
-        "left_out": np.sort(row_ids[is_dropped]),
-    }
-
-
-def list_near_copies(contents: Ints, units: Ints, splits: Splits, row_ids: Ints) -> Ints:
-    """Return the ids of rows of the splits that are almost like an earlier one there, without its exact copies.
-
-    Args:
-        contents: see ``copy_facts``.
-        units: ``(rows,)``: equal numbers for rows that are almost the same.
-        splits: see ``count_shared``.
-        row_ids: see ``list_copies``.
-    """
-    is_kept = splits >= 0
-    ids = row_ids[is_kept]
-    return np.setdiff1d(_later_copies(units[is_kept], ids), _later_copies(contents[is_kept], ids))
-
-
-def describe_overlap(contents: Ints, splits: Splits, row_ids: Ints) -> dict[str, Any]:
-    """Count the rows on each side whose text stands in both splits of a pair, and list the first of them.
-
-    Args:
-        contents: see ``copy_facts``.
-        splits: see ``count_shared``.
-        row_ids: ``(rows,)``.
 
     Returns:
-        By pair, for the pairs that share something: by split ``num_rows`` and ``first_row_ids``.
+        ``exact``: rows of the splits that repeat an earlier one there; ``left_out``; and, when somebody looked,
+        ``near``: rows of the splits that are almost like an earlier one there, without its exact copies.
     """
-    present = presence(contents, splits)
-    found: dict[str, Any] = {}
+    is_kept = rows.splits >= 0
+    kept_ids = rows.row_ids[is_kept]
+    exact = _later_copies(rows.contents[is_kept], kept_ids)
+    copies = {"exact": exact, "left_out": np.sort(rows.row_ids[is_dropped])}
+    if near_units is not None:
+        copies["near"] = np.setdiff1d(_later_copies(near_units[is_kept], kept_ids), exact)
+    return copies
+
+
+def describe_overlap(rows: DividedRows) -> tuple[dict[str, dict[str, ListedRows]], dict[str, RowsBySplit]]:
+    """Count the rows whose text stands in both splits of a pair.
+
+    Args:
+        rows: all rows.
+
+    Returns:
+        By pair, for the pairs that share something, and by split: ``num_rows`` and ``first_row_ids`` of these rows; and
+        how many of them the other split of the pair has under other labels only.
+    """
+    # (splits, contents) and (splits, wholes)
+    present, whole_present = presence(rows.contents, rows.splits), presence(rows.wholes, rows.splits)
+    shared: dict[str, dict[str, ListedRows]] = {}
+    other_labels: dict[str, RowsBySplit] = {}
     for pair, one, other in _pairs():
-        is_shared = present[one] & present[other]
-        if is_shared.any():
-            sides = ((SPLITS[index], (splits == index) & is_shared[contents]) for index in (one, other))
-            found[pair] = {name: list_rows(rows, row_ids) for name, rows in sides}
-    return found
+        if not (present[one] & present[other]).any():
+            continue
+        shared[pair], other_labels[pair] = {}, {}
+        for side, opposite in ((one, other), (other, one)):
+            is_shared = (rows.splits == side) & present[opposite][rows.contents]  # (rows,)
+            shared[pair][SPLITS[side]] = list_rows(is_shared, rows.row_ids)
+            other_labels[pair][SPLITS[side]] = int((is_shared & ~whole_present[opposite][rows.wholes]).sum())
+    return shared, other_labels
 
 
-def count_other_labels(contents: Ints, wholes: Ints, splits: Splits) -> dict[str, dict[str, int]]:
-    """Count the rows of shared texts that the other split of a pair has under other labels only.
-
-    Args:
-        contents: see ``copy_facts``.
-        wholes: the same with the label.
-        splits: see ``count_shared``.
-
-    Returns:
-        By pair, for the pairs that share something, and by split.
-    """
-    present, whole_present = presence(contents, splits), presence(wholes, splits)
-    return {
-        pair: {
-            SPLITS[side]: int(((splits == side) & present[opposite][contents] & ~whole_present[opposite][wholes]).sum())
-            for side, opposite in ((one, other), (other, one))
-        }
-        for pair, one, other in _pairs()
-        if (present[one] & present[other]).any()
-    }
-
-
-def describe_copies(copies: Mapping[str, Any]) -> str:
+def describe_copies(copies: CopyFacts) -> str:
     """Describe in a few words how many copies there are and what became of them, for the log.
 
     Args:
@@ -214,7 +207,7 @@ def describe_copies(copies: Mapping[str, Any]) -> str:
     return f"{found} {'ignored' if copies['handling'] == 'ignore' else 'kept together'}"
 
 
-def copy_warnings(facts: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def copy_warnings(facts: DivisionFacts, sources: Sequence[FileRows]) -> Iterator[str]:
     """Yield sentences about labels that contradict each other and about texts that two splits share.
 
     Args:
@@ -235,7 +228,8 @@ def copy_warnings(facts: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]
             f"set {key}, which keeps one row of each text: a test row before a validation row before a training row, "
             "else the first."
         )
-    has_file = {source["split"] for source in sources} - {SPLITS[0]}
+    # Train is none of them: rows of its files are what is divided.
+    has_file = {str(source["split"]) for source in sources} - {SPLITS[0]}
     for pair, count in facts["overlap"].items():
         if count:
             num_rows = {name: side["num_rows"] for name, side in facts["overlap_rows"][pair].items()}
@@ -243,7 +237,7 @@ def copy_warnings(facts: Mapping[str, Any], sources: Sequence[Mapping[str, Any]]
             yield _describe_shared(count, num_rows, others, has_file=has_file, handling=copies["handling"])
 
 
-def describe_conflict(conflict: Mapping[str, Any], positions: RowPositions, *, max_characters: int = 40) -> str:
+def describe_conflict(conflict: LabelConflict, positions: RowPositions, *, max_characters: int = 40) -> str:
     """Name the first rows of a text with more than one label, each with its label.
 
     Args:
@@ -286,38 +280,38 @@ def _describe_shared(
     return f"{said} Fix: set {key}, which leaves them out of {giver}."
 
 
-def _describe_conflicts(
-    contents: Ints, wholes: Ints, splits: Splits, row_ids: Ints, *, labels: Ints, names: Sequence[str]
-) -> dict[str, Any]:
+def _describe_conflicts(rows: DividedRows, labels: Ints, names: Sequence[str]) -> LabelConflicts:
     """Find the texts that have more than one label in the splits, those with the first rows first."""
-    kept = np.flatnonzero(splits >= 0)
-    firsts = kept[np.unique(wholes[kept], return_index=True)[1]]
-    num_labels = np.bincount(contents[firsts], minlength=num_different(contents))
-    rows = kept[num_labels[contents[kept]] > 1]
-    rows = rows[np.argsort(row_ids[rows], kind="stable")]
-    texts, first_positions = np.unique(contents[rows], return_index=True)
-    listed = []
+    kept = np.flatnonzero(rows.splits >= 0)
+    # One row of each text and label, so that counting the rows of a text counts its labels.
+    firsts = kept[np.unique(rows.wholes[kept], return_index=True)[1]]
+    num_labels = np.bincount(rows.contents[firsts], minlength=num_different(rows.contents))  # (contents,)
+    found = kept[num_labels[rows.contents[kept]] > 1]
+    found = found[np.argsort(rows.row_ids[found], kind="stable")]
+    texts, first_positions = np.unique(rows.contents[found], return_index=True)
+    listed: list[LabelConflict] = []
     for text in texts[np.argsort(first_positions)][:_MAX_LISTED_TEXTS].tolist():
-        of_text = rows[contents[rows] == text]
+        of_text = found[rows.contents[found] == text]
         # A row of each label says more than the first rows.
-        shown = np.sort(np.unique(wholes[of_text], return_index=True)[1])[:_MAX_ROWS_OF_TEXT]
+        shown = np.sort(np.unique(rows.wholes[of_text], return_index=True)[1])[:_MAX_ROWS_OF_TEXT]
         listed.append(
             {
                 "num_rows": len(of_text),
-                "row_ids": row_ids[of_text[shown]].tolist(),
+                "row_ids": rows.row_ids[of_text[shown]].tolist(),
                 "labels": [names[label] for label in labels[of_text[shown]].tolist()],
             }
         )
     return {
         "num_texts": len(texts),
-        "num_rows": len(rows),
-        "num_rows_by_split": {name: int((splits[rows] == index).sum()) for index, name in enumerate(SPLITS)},
+        "num_rows": len(found),
+        "num_rows_by_split": count_by_split(rows.splits[found]),
         "first": listed,
     }
 
 
 def _later_copies(ids: Ints, row_ids: Ints) -> Ints:
     """Return the ids of the rows that repeat one of a smaller id."""
+    # Row ids ascend in the order of reading, while rows may follow their keys here.
     order = np.argsort(row_ids, kind="stable")
     return row_ids[order][is_later_copy(ids[order])]
 

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.check.checked import CheckedRows
-from lm_tuning.data.records import SPLITS
+from lm_tuning.data.records import SPLITS, SplitName
 from lm_tuning.data.split.assign import IN_TEST, TEST, TRAIN, VALIDATION, assign_folds, assign_splits, split_sizes
 from lm_tuning.data.split.classes import class_facts, share_facts, untrained_facts
 from lm_tuning.data.split.copies import (
+    DividedRows,
     copy_facts,
-    count_other_labels,
+    count_by_split,
     count_shared,
     describe_overlap,
     list_copies,
-    list_near_copies,
 )
 from lm_tuning.data.split.duplicates import is_later_copy, join_units, number_by_appearance
 from lm_tuning.data.split.facts import describe_warnings, group_facts, measure_leakage, near_facts
 from lm_tuning.data.split.near_duplicates import NearDuplicates
+from lm_tuning.data.split.records import DivisionFacts, FoldFacts
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.data import SplitParameters
 
 LEFT_OUT = -1
 
@@ -38,16 +39,14 @@ class Division:
 
     Attributes:
         splits: ``(rows,)``: index in ``SPLITS``, ``LEFT_OUT`` for a dropped copy.
-        facts: for the summary: ``wanted_rows``, ``duplicates``, ``near_duplicates``, ``overlap``, ``overlap_rows``,
-            ``overlap_other_labels``, ``leakage``, ``groups``, ``classes``, ``class_shares``, ``untrained_classes`` and
-            ``folds``.
+        facts: for the summary.
         warnings: sentences for the log.
         copies: ids of rows: ``exact``, those of the splits that repeat an earlier one there, ``left_out``, those
             dropped as copies, and ``near`` when somebody looked.
     """
 
     splits: npt.NDArray[np.int8]
-    facts: dict[str, Any]
+    facts: DivisionFacts
     warnings: list[str]
     copies: dict[str, Ints]
 
@@ -56,8 +55,8 @@ class Division:
 class _Choice:
     splits: npt.NDArray[np.int8]
     rare_classes: Mapping[int, int]
-    wanted: dict[str, int]
-    folds: dict[str, Any] | None = None
+    wanted: Mapping[SplitName, int]
+    folds: FoldFacts | None = None
 
 
 def key_order(rows: CheckedRows) -> Ints:
@@ -100,18 +99,9 @@ def divide_rows(
     contents: Ints,
     wholes: Ints,
     near: NearDuplicates | None,
-    validation: float | int,
-    test: float | int,
-    group: str | None,
-    stratify: str | None,
     label: str | None,
-    num_folds: int | None,
-    fold: int,
-    duplicates: str,
-    near_duplicates: str,
-    near_duplicate_similarity: float,
+    split: SplitParameters,
     seed: int,
-    duplicates_by: str = "row",
 ) -> Division:
     """Divide the rows of the training files, beside those of files that are a split by themselves.
 
@@ -122,20 +112,14 @@ def divide_rows(
         contents: ``(rows,)``: equal numbers for equal content, from 0 in the order of the rows.
         wholes: the same with the label.
         near: which contents are almost the same; None when nobody looked.
-        validation: see ``split_sizes``; without effect when validation has files of its own or is a fold.
-        test: the same.
-        group: column whose equal values stay together; None for none.
-        stratify: column whose classes are divided alike; None for none.
         label: column of the class; None for none.
-        num_folds: folds that the rows outside test are cut into; None for no folds.
-        fold: the fold that is validation.
-        duplicates: ``keep_together`` puts all copies of a content on one side; ``drop`` keeps the first copy, and one
-            in a held-out file before one in the training file; ``ignore`` looks away.
-        near_duplicates: the same for rows that are almost the same, though no row of a held-out file is dropped for
-            them; ``report`` moves none.
-        near_duplicate_similarity: what ``near`` was found with.
+        split: what is asked for. ``validation`` and ``test`` have no effect when they have files of their own, and
+            ``validation`` none when it is a fold. ``duplicates``: ``keep_together`` puts all copies of a content on one
+            side; ``drop`` keeps the first copy, and one in a held-out file before one in the training file; ``ignore``
+            looks away. ``near_duplicates``: the same for rows that are almost the same, though no row of a held-out
+            file is dropped for them; ``report`` moves none. ``duplicates_by``: ``drop`` leaves out rows of the same
+            text and label (``row``) or of the same text (``text``).
         seed: fixes the division.
-        duplicates_by: ``drop`` leaves out rows of the same text and label (``row``) or of the same text (``text``).
 
     Returns:
         The split of each row. Rows of a held-out file never move.
@@ -143,84 +127,74 @@ def divide_rows(
     Raises:
         UserError: too few rows, groups or classes for what was asked.
     """
-    file_splits = splits_of_files(rows)
-    priority = np.int8(len(SPLITS)) - file_splits
-    near_units = None if near is None else near.units[contents]
-    is_copy = is_near_copy = np.zeros(len(contents), dtype=bool)
-    if duplicates == "drop":
-        is_copy = is_later_copy(contents if duplicates_by == "text" else wholes, priority)
-    if near_units is not None and near_duplicates == "drop":
-        labels = rows.values[label] if label and duplicates_by == "row" else None
-        is_near_copy = _is_later_near_copy(near_units, labels, is_copy, priority)
-        is_near_copy &= file_splits == TRAIN
-    dropped = is_copy | is_near_copy
+    file_splits = splits_of_files(rows)  # (rows,)
     from_train = file_splits == TRAIN
+    # The copy with the lowest number stays: a test row before a validation row before a training row.
+    priority = np.int8(len(SPLITS)) - file_splits
+    near_units = None if near is None else near.units[contents]  # from (contents,) to (rows,)
+    # Neither is ever written to in place, so both may begin as one array.
+    is_copy = is_near_copy = np.zeros(len(contents), dtype=bool)
+    if split.duplicates == "drop":
+        is_copy = is_later_copy(contents if split.duplicates_by == "text" else wholes, priority)
+    if near_units is not None and split.near_duplicates == "drop":
+        labels = rows.values[label] if label and split.duplicates_by == "row" else None
+        is_near_copy = _is_later_near_copy(near_units, labels, is_copy, priority) & from_train
+    dropped = is_copy | is_near_copy
     pool = ~dropped & from_train
     left_out = _explain_left_out(is_copy & from_train, is_near_copy & from_train)
 
-    joined = near_units if near_duplicates in ("keep_together", "drop") else None
-    if joined is None and duplicates != "ignore":
+    # Near duplicates have equal ones among them, so their units replace those of equal contents.
+    joined = near_units if split.near_duplicates in ("keep_together", "drop") else None
+    if joined is None and split.duplicates != "ignore":
         joined = contents
+    group = split.group
     units = _units(None if joined is None else joined[pool], rows.values[group][pool] if group else None, pool)
     choice = _choose(
         rows,
         pool,
         units,
-        validation=validation,
-        test=test,
-        stratify=stratify,
-        num_folds=num_folds,
-        fold=fold,
+        split=split,
         seed=seed,
         unit_name=f"groups of {group!r}" if group else "different rows" if joined is not None else "rows",
-        explanation=_explain_units(group, duplicates, near_duplicates, left_out=left_out, num_folds=num_folds),
         left_out=left_out,
     )
+    # Rows of held-out files are in their split already; those of training files are overwritten below.
     splits = np.where(dropped, np.int8(LEFT_OUT), file_splits)
     splits[pool] = choice.splits
-    wanted = {name: int((splits == position).sum()) for position, name in enumerate(SPLITS)} | choice.wanted
-    facts: dict[str, Any] = {
-        "wanted_rows": {name: wanted[name] for name in SPLITS},
+    got = count_by_split(splits)
+    divided = DividedRows(contents, wholes, splits, file_splits, row_ids)
+    overlap_rows, other_labels = describe_overlap(divided)
+    facts: DivisionFacts = {
+        "wanted_rows": {name: choice.wanted.get(name, got[name]) for name in SPLITS},
         "duplicates": copy_facts(
-            contents,
-            wholes,
-            splits,
-            file_splits,
-            row_ids,
+            divided,
             is_dropped=is_copy,
-            handling=duplicates,
-            by=duplicates_by,
+            handling=split.duplicates,
+            by=split.duplicates_by,
             labels=rows.values[label] if label else None,
             names=rows.names[label] if label else (),
         ),
-        "near_duplicates": near
-        and near_facts(
-            near,
-            near_units,
-            row_ids,
-            handling=near_duplicates,
-            similarity=near_duplicate_similarity,
-            num_dropped=int(is_near_copy.sum()),
-        ),
+        "near_duplicates": None
+        if near is None
+        else near_facts(near, contents, row_ids, split=split, num_dropped=int(is_near_copy.sum())),
         "overlap": count_shared(contents, splits),
-        "overlap_rows": describe_overlap(contents, splits, row_ids),
-        "overlap_other_labels": count_other_labels(contents, wholes, splits),
-        "leakage": measure_leakage(contents, near, splits, row_ids),
+        "overlap_rows": overlap_rows,
+        "overlap_other_labels": other_labels,
+        "leakage": measure_leakage(divided, near),
         "groups": group_facts(rows, group, splits),
-        "classes": class_facts(rows, stratify, splits, choice.rare_classes),
-        "class_shares": share_facts(rows, label or stratify, splits),
+        "classes": class_facts(rows, split.stratify, splits, choice.rare_classes),
+        "class_shares": share_facts(rows, label or split.stratify, splits),
         "untrained_classes": untrained_facts(rows, label, splits, row_ids),
         "folds": choice.folds,
     }
-    copies = list_copies(contents, splits, row_ids, is_dropped=is_copy)
-    if near_units is not None:
-        copies["near"] = list_near_copies(contents, near_units, splits, row_ids)
+    copies = list_copies(divided, near_units, is_dropped=is_copy)
     return Division(splits, facts, describe_warnings(facts, rows, splits), copies)
 
 
 def _is_later_near_copy(units: Ints, labels: Ints | None, is_copy: Mask, priority: npt.NDArray[np.int8]) -> Mask:
     """Return for each row whether another one of its unit, and with its label, is the one to keep."""
     kept = np.flatnonzero(~is_copy)
+    # Unit and label as one number; labels begin at -1, for rows without one.
     ids = units[kept] if labels is None else units[kept] * (int(labels.max(initial=-1)) + 2) + labels[kept] + 1
     is_later = np.zeros(len(units), dtype=bool)
     is_later[kept] = is_later_copy(ids, priority[kept])
@@ -229,6 +203,7 @@ def _is_later_near_copy(units: Ints, labels: Ints | None, is_copy: Mask, priorit
 
 def _units(joined: Ints | None, groups: Ints | None, pool: Mask) -> Ints:
     """Number the rows that must stay together."""
+    # A text in two groups makes these one unit, and with them all their other texts.
     if groups is not None and joined is not None:
         return join_units(joined, number_by_appearance(groups))
     if groups is not None:
@@ -249,21 +224,19 @@ def _explain_left_out(is_copy: Mask, is_near_copy: Mask) -> str:
     return f"copies that were left out before: {num_rows:,} ({' and '.join(keys)})" if keys else ""
 
 
-def _explain_units(
-    group: str | None, duplicates: str, near_duplicates: str, *, left_out: str, num_folds: int | None
-) -> str:
+def _explain_units(split: SplitParameters, *, left_out: str) -> str:
     """Describe why the rows make no more units, and what to do; the end of a message."""
     reasons, ways = [], []
-    if group:
-        reasons.append(f"rows of a group stay together (split.group: {group})")
+    if split.group:
+        reasons.append(f"rows of a group stay together (split.group: {split.group})")
         ways.append("set split.group: null, where rows of a group may be on both sides")
-    if near_duplicates in ("keep_together", "drop"):
-        reasons.append(f"rows that are almost the same stay together (split.near_duplicates: {near_duplicates})")
+    if split.near_duplicates in ("keep_together", "drop"):
+        reasons.append(f"rows that are almost the same stay together (split.near_duplicates: {split.near_duplicates})")
         ways.append("set split.near_duplicates: report")
-    if duplicates == "keep_together":
+    if split.duplicates == "keep_together":
         reasons.append("rows of the same content stay together (split.duplicates: keep_together)")
         ways.append("set split.duplicates: ignore, where copies may be on both sides")
-    if num_folds:
+    if split.num_folds:
         ways.append("cut fewer folds (split.num_folds) or hold out no test (split.test: 0)")
     else:
         ways.append("hold out less (split.validation: 0 or split.test: 0)")
@@ -274,25 +247,16 @@ def _explain_units(
 
 
 def _choose(
-    rows: CheckedRows,
-    pool: Mask,
-    units: Ints,
-    *,
-    validation: float | int,
-    test: float | int,
-    stratify: str | None,
-    num_folds: int | None,
-    fold: int,
-    seed: int,
-    unit_name: str,
-    explanation: str,
-    left_out: str,
+    rows: CheckedRows, pool: Mask, units: Ints, *, split: SplitParameters, seed: int, unit_name: str, left_out: str
 ) -> _Choice:
     """Choose the split of each row of the pool."""
+    # A split that has files of its own takes nothing from the training files.
     has_file = {file["split"] for file in rows.sources}
     num_rows = int(pool.sum())
-    test = 0 if "test" in has_file else test
-    validation = 0 if "validation" in has_file or num_folds else validation
+    num_folds, stratify = split.num_folds, split.stratify
+    test = 0 if "test" in has_file else split.test
+    validation = 0 if "validation" in has_file or num_folds else split.validation
+    explanation = _explain_units(split, left_out=left_out)
     try:
         sizes = split_sizes(num_rows, validation=validation, test=test)
     except UserError as error:
@@ -304,6 +268,7 @@ def _choose(
     marks = None
     if rows.keys is not None:
         firsts = np.unique(units, return_index=True)[1]
+        # Rows follow their keys here, so the first row of a unit has its smallest key, which names the unit for good.
         marks = rows.keys[pool][firsts]
         if classes is not None:
             # Numbers that come from the order in the files would let that order decide between equal shares.
@@ -328,6 +293,7 @@ def _choose(
             unit_name=unit_name,
             explanation=f"{' and '.join(asked)} ask{'s' * (len(asked) == 1)} for them and {explanation}",
         )
+        # Where all classes are rare nothing is held out, though it was asked for.
         empty = [
             name for position, name in enumerate(SPLITS) if sizes[position] and not (chosen.splits == position).any()
         ]
@@ -350,12 +316,12 @@ def _choose(
     )
     splits = np.full(num_rows, TRAIN, dtype=np.int8)
     splits[cut.folds == IN_TEST] = TEST
-    splits[cut.folds == fold] = VALIDATION
+    splits[cut.folds == split.fold] = VALIDATION
     counts = np.bincount(cut.folds[cut.folds >= 0], minlength=num_folds).tolist()
     rare = named(cut.rare_classes)
-    folds = {
+    folds: FoldFacts = {
         "num_folds": num_folds,
-        "fold": fold,
+        "fold": split.fold,
         "num_rows_by_fold": counts,
         "num_rows_always_in_train": sum(rare.values()),
     }

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from lm_tuning.data.check.collect import count_skipped
 from lm_tuning.data.format.conventions import CAUSAL_LM
-from lm_tuning.data.records import SPLITS
+from lm_tuning.data.records import (
+    HELD_OUT,
+    SPLITS,
+    FileRows,
+    Preview,
+    RowSources,
+    TrainingSource,
+)
 from lm_tuning.data.split.assign import TRAIN
 from lm_tuning.data.split.copies import describe_copies
+from lm_tuning.data.split.records import DividedSource, Leakage, NearFacts, SplitsSummary
 from lm_tuning.data.store import ExampleTable, open_examples, preview_rows, write_selected
 from lm_tuning.errors import UserError
+from lm_tuning.json_types import JsonObject
+from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.wording import count_of
@@ -36,22 +46,12 @@ _NUM_PREVIEW_ROWS = 5
 def write_splits(
     folder: Path,
     checked: Path,
+    split: SplitParameters,
     *,
-    validation: float | int = 0.05,
-    test: float | int = 0.05,
-    group: str | None = None,
-    stratify: str | None = None,
-    key: str | None = None,
-    num_folds: int | None = None,
-    fold: int = 0,
-    duplicates: str = "keep_together",
-    duplicates_by: str = "row",
-    near_duplicates: str = "ignore",
-    near_duplicate_similarity: float = 0.8,
     seed: int = 42,
     task: str = CAUSAL_LM,
     on_progress: OnProgress = ignore_progress,
-) -> dict[str, Any]:
+) -> SplitsSummary:
     """Write ``train.arrow``, ``validation.arrow``, ``test.arrow``, ``summary.json``, ``preview.json``, ``copies.npz``.
 
     Rows keep the order of their files within a split, and rows of a file that is a split by itself never move. Memory
@@ -60,17 +60,7 @@ def write_splits(
     Args:
         folder: an empty folder.
         checked: the folder of checked rows, with the columns of ``group``, ``stratify`` and ``key`` noted.
-        validation: a float is a fraction, an int a number of rows; without effect when validation has a file.
-        test: the same.
-        group: column whose equal values stay in one split.
-        stratify: column whose classes are divided alike.
-        key: column that names a row for good; the division then follows it and not the order of the rows.
-        num_folds: folds that the rows outside test are cut into, in place of ``validation``; None for none.
-        fold: the fold that is validation, from 0.
-        duplicates: ``keep_together``, ``drop`` or ``ignore``, see ``divide_rows``.
-        duplicates_by: what makes a dropped row a copy: ``row``, its text and label, or ``text`` alone.
-        near_duplicates: ``keep_together``, ``drop``, ``report`` or ``ignore``.
-        near_duplicate_similarity: from which two rows count as near duplicates, above 0 and at most 1.
+        split: how they are divided, see ``divide_rows``.
         seed: fixes the division.
         task: the ``task`` parameter: a classifier refuses held-out classes that no training row has.
         on_progress: told the progress of comparing and writing.
@@ -81,31 +71,32 @@ def write_splits(
     Raises:
         UserError: sizes, groups, classes or folds that the rows do not allow.
     """
-    from lm_tuning.data.check.checked import ROWS_NAME, open_checked
+    from lm_tuning.data.check.checked import ROWS_NAME, open_checked, read_checked_summary
     from lm_tuning.data.split.classes import refuse_classes
     from lm_tuning.data.split.divide import divide_rows, key_order, take_rows
     from lm_tuning.data.split.duplicates import number_equal
     from lm_tuning.data.split.near_duplicates import find_near_duplicates
 
     rows = open_checked(checked)
-    checked_summary = read_summary(checked)
-    _check_folds(num_folds, fold, has_validation=any(file["split"] == "validation" for file in rows.sources))
+    checked_summary = read_checked_summary(checked)
+    _check_folds(split, has_validation=any(file["split"] == "validation" for file in rows.sources))
     table = ExampleTable(checked / ROWS_NAME)
     row_ids = _row_ids(table)
     order = None
-    if key:
-        order = key_order(rows)
+    if split.key:
+        order = key_order(rows)  # (rows,): from here on rows follow their keys; the table keeps the order of the files
         rows, row_ids = take_rows(rows, order), row_ids[order]
     contents = number_equal(rows.contents)
-    label = _numbered_label(checked_summary, rows.values)
+    label = (checked_summary["columns"] or {}).get("label")
     near = None
-    if near_duplicates != "ignore":
+    if split.near_duplicates != "ignore":
+        # (contents,): the first row of each text; copies of it need no signature of their own.
         firsts = np.unique(contents, return_index=True)[1]
         near = find_near_duplicates(
             table,
             firsts if order is None else order[firsts],
             folder / _SCRATCH_NAME,
-            similarity=near_duplicate_similarity,
+            similarity=split.near_duplicate_similarity,
             on_progress=on_progress,
         )
     division = divide_rows(
@@ -114,36 +105,13 @@ def write_splits(
         contents=contents,
         wholes=number_equal(rows.wholes),
         near=near,
-        validation=validation,
-        test=test,
-        group=group,
-        stratify=stratify,
         label=label,
-        num_folds=num_folds,
-        fold=fold,
-        duplicates=duplicates,
-        duplicates_by=duplicates_by,
-        near_duplicates=near_duplicates,
-        near_duplicate_similarity=near_duplicate_similarity,
+        split=split,
         seed=seed,
     )
+    max_rows = checked_summary["max_rows"]
     warnings = division.warnings + refuse_classes(
-        rows,
-        division.splits,
-        row_ids,
-        label=label,
-        task=task,
-        settings={
-            "validation": validation,
-            "test": test,
-            "group": group,
-            "stratify": stratify,
-            "num_folds": num_folds,
-            "duplicates": duplicates,
-            "duplicates_by": duplicates_by,
-            "near_duplicates": near_duplicates,
-        },
-        max_rows=checked_summary["max_rows"],
+        rows, division.splits, row_ids, label=label, task=task, settings=split, max_rows=max_rows
     )
     for warning in warnings:
         logger.warning(warning)
@@ -151,20 +119,24 @@ def write_splits(
     splits = division.splits
     if order is not None:
         splits = np.empty_like(division.splits)
+        # From the order of the keys back to that of the file, in which rows are written.
         splits[order] = division.splits
+    # Writing needs none of them, and together they are some hundred bytes per row.
     del rows, row_ids, contents, near, order
     num_rows = len(splits)
     on_progress("Writing splits", 0, num_rows, "rows")
     num_written = write_selected(
         table, folder, splits, on_rows=lambda done: on_progress("Writing splits", done, num_rows, "rows")
     )
-    summary = {
+    summary: SplitsSummary = {
         "facts_version": FACTS_VERSION,
         "rows": num_written,
-        **{name: checked_summary[name] for name in ("format", "columns", "template")},
+        "format": checked_summary["format"],
+        "columns": checked_summary["columns"],
+        "template": checked_summary["template"],
         "seed": seed,
-        "key": key,
-        "max_rows": checked_summary["max_rows"],
+        "key": split.key,
+        "max_rows": max_rows,
         "text_lengths": checked_summary.get("text_lengths"),
         "files": checked_summary["files"],
         "sources": sources,
@@ -178,13 +150,13 @@ def write_splits(
     return summary
 
 
-def read_summary(folder: Path) -> dict[str, Any]:
+def read_summary(folder: Path) -> SplitsSummary:
     """Return the summary of a stored folder.
 
     Args:
         folder: what the split pipeline stored.
     """
-    summary: dict[str, Any] = json.loads((folder / SUMMARY_NAME).read_text(encoding="utf-8"))
+    summary: SplitsSummary = json.loads((folder / SUMMARY_NAME).read_text(encoding="utf-8"))
     return summary
 
 
@@ -207,7 +179,7 @@ def read_copies(folder: Path) -> dict[str, npt.NDArray[np.int64]]:
         return {name: stored[name] for name in stored.files}
 
 
-def describe_splits(summary: Mapping[str, Any]) -> str:
+def describe_splits(summary: SplitsSummary) -> str:
     """Describe in a line what a summary holds, for the log.
 
     Args:
@@ -221,7 +193,7 @@ def describe_splits(summary: Mapping[str, Any]) -> str:
     if summary["leakage"]["num_rows"]:
         num_rows = summary["leakage"]["num_rows"]
         parts.append(f"{count_of(num_rows, 'held-out row')} {'stands' if num_rows == 1 else 'stand'} in train too")
-    skipped = sum(sum(file["rows_skipped"].values()) for file in summary["files"])
+    skipped = count_skipped(summary["files"])
     if skipped:
         parts.append(f"{count_of(skipped, 'bad row')} skipped")
     if summary["groups"]:
@@ -232,7 +204,7 @@ def describe_splits(summary: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _describe_near(near: Mapping[str, Any], leakage: Mapping[str, Any]) -> str:
+def _describe_near(near: NearFacts, leakage: Leakage) -> str:
     """Return how many texts are almost like an earlier one, and what became of their rows."""
     if not near["num_near_copies"]:
         return "no near duplicates"
@@ -241,47 +213,47 @@ def _describe_near(near: Mapping[str, Any], leakage: Mapping[str, Any]) -> str:
         return f"{found}, {count_of(near['num_dropped'], 'row')} dropped"
     if near["handling"] == "report":
         return f"{found} reported"
-    leaks = any(leakage[name]["near"]["num_rows"] for name in SPLITS[1:])
-    return f"{found}, not all in one split" if leaks else f"{found} kept together"
+    leaks = [leakage[name]["near"] for name in HELD_OUT]
+    if any(side and side["num_rows"] for side in leaks):
+        return f"{found}, not all in one split"
+    return f"{found} kept together"
 
 
 def find_staleness(
-    facts: Mapping[str, Any],
-    *,
-    sources: Mapping[str, Any],
-    settings: Mapping[str, Any],
-    digest_cache: Path | None,
+    facts: RowSources, data: DataParameters, settings: JsonObject, *, digest_cache: Path | None
 ) -> list[str]:
     """Name what stored splits were made from and the present parameters or files do not say.
 
     Args:
         facts: of the splits' manifest: ``settings``, and ``files`` as ``describe_files`` gave them.
-        sources: ``train``, ``validation`` and ``test`` as the parameters name them.
+        data: names the present files.
         settings: what the split pipeline would work with now.
         digest_cache: see ``digest_file``.
 
     Returns:
         One sentence a difference. A raw file that is gone since cannot have changed, so it is none.
     """
-    from lm_tuning.data.sources.describe import find_changed_sources
+    from lm_tuning.data.sources.changes import find_changed_sources
 
     found = [
         f"{name}: the stored splits were made with {facts['settings'].get(name)!r}, the parameters say "
         f"{settings.get(name)!r}"
+        # A setting that one side lacks is None: settings which came later are left out where they change nothing.
         for name in dict.fromkeys([*facts["settings"], *settings])
         if facts["settings"].get(name) != settings.get(name)
     ]
     found += find_changed_sources(
         facts["files"],
-        train=sources["train"],
-        validation=sources["validation"],
-        test=sources["test"],
+        train=data.path,
+        validation=data.validation_path,
+        test=data.test_path,
         digest_cache=digest_cache,
     )
     return found
 
 
-def _check_folds(num_folds: int | None, fold: int, *, has_validation: bool) -> None:
+def _check_folds(split: SplitParameters, *, has_validation: bool) -> None:
+    num_folds, fold = split.num_folds, split.fold
     problems = []
     if num_folds and not 0 <= fold < num_folds:
         problems.append(
@@ -302,14 +274,9 @@ def _row_ids(table: ExampleTable) -> npt.NDArray[np.int64]:
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 
-def _numbered_label(checked_summary: Mapping[str, Any], values: Mapping[str, Any]) -> str | None:
-    label = (checked_summary["columns"] or {}).get("label")
-    return label if label in values else None
-
-
 def _count_sources(
-    sources: list[dict[str, Any]], train_files: npt.NDArray[np.int16], files: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+    sources: list[TrainingSource], train_files: npt.NDArray[np.int16], files: list[FileRows]
+) -> list[DividedSource]:
     """Return how many rows of train each source gave."""
     source_of_file = np.array([file["source"] for file in files], dtype=np.int64)
     counts = np.bincount(source_of_file[train_files], minlength=len(sources))
@@ -319,12 +286,12 @@ def _count_sources(
     ]
 
 
-def _preview(folder: Path) -> dict[str, Any]:
+def _preview(folder: Path) -> Preview:
     """Return the first rows of each split as a table."""
-    data: list[list[Any]] = []
-    columns: list[str] = []
+    preview: Preview = {"columns": [], "data": []}
     for split in SPLITS:
-        names, rows = preview_rows(open_examples(folder, split), _NUM_PREVIEW_ROWS)
-        columns = columns or (["split", *names] if rows else [])
-        data += [[split, *row] for row in rows]
-    return {"columns": columns, "data": data}
+        of_split = preview_rows(open_examples(folder, split), _NUM_PREVIEW_ROWS)
+        if of_split["data"]:
+            preview["columns"] = ["split", *of_split["columns"]]
+            preview["data"] += [[split, *row] for row in of_split["data"]]
+    return preview

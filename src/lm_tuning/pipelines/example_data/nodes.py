@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
+from lm_tuning.data.records import SPLITS, RawExamples, SourceFile
 from lm_tuning.parameters.data import DataParameters
 from lm_tuning.pipelines import DIGEST_CACHE
 from lm_tuning.wording import count_of
@@ -13,7 +13,7 @@ from lm_tuning.wording import count_of
 logger = logging.getLogger(__name__)
 
 
-def prepare_raw_examples(data: DataParameters) -> dict[str, Any]:
+def prepare_raw_examples(data: DataParameters) -> RawExamples:
     """Check the files that the parameters name, making the example first when it is one of them and not there yet.
 
     Args:
@@ -25,14 +25,13 @@ def prepare_raw_examples(data: DataParameters) -> dict[str, Any]:
     from lm_tuning.data.example import is_example, names_example
     from lm_tuning.data.sources.describe import describe_files
 
-    named = data.model_dump()
-    train, validation, test = named["path"], named["validation_path"], named["test_path"]
+    train, validation, test = data.path, data.validation_path, data.test_path
     if names_example(train) or names_example(validation) or names_example(test):
         _prepare_example()
     files = describe_files(train=train, validation=validation, test=test, digest_cache=DIGEST_CACHE)
-    for split in ("train", "validation", "test"):
-        if files[split]:
-            _log_files(split, files[split])
+    for split in SPLITS:
+        if of_split := files[split]:
+            _log_files(split, of_split)
     return {**files, "is_example": is_example(train)}
 
 
@@ -50,7 +49,7 @@ def _prepare_example() -> None:
     logger.info("Made the example: %s of the standard library in %s", count_of(num_rows, "function"), path)
 
 
-def _log_files(split: str, files: list[dict[str, Any]]) -> None:
+def _log_files(split: str, files: list[SourceFile]) -> None:
     """Describe in a line which files the rows of a split come from."""
     num_bytes = sum(file["num_bytes"] or 0 for file in files)
     formats = ", ".join(sorted({file["format"] for file in files}))

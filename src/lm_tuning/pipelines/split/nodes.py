@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lm_tuning.data.records import RawExamples, RowSources
+from lm_tuning.data.split.records import SplitsSummary
 from lm_tuning.errors import MachineFault, UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.train import TrainParameters
@@ -14,16 +16,13 @@ from lm_tuning.secrets import remember_settings
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import SCHEMA_VERSION, FolderStore, StagedFolder, read_manifest
 
-if TYPE_CHECKING:
-    from lm_tuning.data.settings import RowSources
-
 logger = logging.getLogger(__name__)
 
 _REPORT_HINT = "All of them, by file and row number: data/08_reporting/{output}/data_report.md"
 
 
 def check_examples(
-    raw_examples: dict[str, Any],
+    raw_examples: RawExamples,
     *,
     check_cache: FolderStore,
     data: DataParameters,
@@ -47,11 +46,9 @@ def check_examples(
     """
     from lm_tuning.data.check.checked import read_checked_summary, read_findings
     from lm_tuning.data.rows_report import build_rows_section
-    from lm_tuning.data.settings import check_settings
 
     remember_settings(data.model_dump())  # stored addresses have no passwords; the parameters do
-    settings = check_settings(data, split, task=task)
-    rows, folder = _find_or_check(check_cache, {"settings": settings, "files": raw_examples})
+    rows, folder = _find_or_check(check_cache, raw_examples, data, split, task=task)
     return rows, build_rows_section(read_checked_summary(folder), read_findings(folder))
 
 
@@ -65,7 +62,7 @@ def split_examples(
     seed: int,
     task: str,
     output: str,
-) -> tuple[StagedFolder | Path, dict[str, Any], dict[str, Any]]:
+) -> tuple[StagedFolder | Path, SplitsSummary, dict[str, Any]]:
     """Divide the checked rows, or find that the same was done before.
 
     Args:
@@ -96,14 +93,18 @@ def split_examples(
     return splits, summary, build_splits_section(summary, read_copies(folder))
 
 
-def _find_or_check(store: FolderStore, sources: RowSources) -> tuple[StagedFolder | Path, Path]:
+def _find_or_check(
+    store: FolderStore, raw_examples: RawExamples, data: DataParameters, split: SplitParameters, *, task: str
+) -> tuple[StagedFolder | Path, Path]:
     """Return the checked rows to publish, and where they lie now."""
     from lm_tuning.data.check.checked import describe_checked, read_checked_summary, write_checked_rows
-    from lm_tuning.data.settings import rows_key
+    from lm_tuning.data.settings import as_read, check_settings, rows_key
+
+    sources: RowSources = {"settings": check_settings(data, split, task=task), "files": raw_examples}
 
     def check(staged: StagedFolder) -> None:
         with show_progress() as on_progress:
-            write_checked_rows(staged.path, sources["files"], **sources["settings"], on_progress=on_progress)
+            write_checked_rows(staged.path, raw_examples, *as_read(data, split), task=task, on_progress=on_progress)
         staged.facts = {**sources}
 
     key = rows_key(sources)
@@ -112,21 +113,20 @@ def _find_or_check(store: FolderStore, sources: RowSources) -> tuple[StagedFolde
     except MachineFault:  # a full disk says nothing about the rows
         raise
     except UserError as error:
-        return _account_for_unread(error, sources, store=store, key=key)
+        return _account_for_unread(error, sources, data, store=store, key=key)
     outcome = "reused" if isinstance(rows, Path) else "checked"
     logger.info("Rows %s: %s, in %s", outcome, describe_checked(read_checked_summary(folder)), store.root / key)
     return rows, folder
 
 
 def _account_for_unread(
-    error: UserError, sources: RowSources, *, store: FolderStore, key: str
+    error: UserError, sources: RowSources, data: DataParameters, *, store: FolderStore, key: str
 ) -> tuple[StagedFolder, Path]:
     """Stage what is known of files that could not be read, under a key of its own: the next run reads them again."""
     from lm_tuning.data.check.unread import write_unread
 
-    names = ("on_bad_row", "max_bad_fraction", "max_rows")
     with store.stage(f"{key}.unread") as staged:
-        write_unread(staged.path, sources["files"], error, **{name: sources["settings"][name] for name in names})
+        write_unread(staged.path, sources["files"], error, data=data)
         staged.facts = {**sources}
     logger.error("The rows could not be read. What is known of them is in the data report.")
     return staged, staged.path
@@ -148,17 +148,18 @@ def _find_or_divide(
     store: FolderStore, rows: Path, data: DataParameters, split: SplitParameters, *, seed: int, task: str
 ) -> tuple[StagedFolder | Path, Path]:
     """Return the splits to publish, and where they lie now."""
-    from lm_tuning.data.settings import division_settings, split_settings
+    from lm_tuning.data.settings import as_read, division_settings, split_settings
     from lm_tuning.data.split.folder import has_present_facts, write_splits
 
-    settings = split_settings(data, split, seed=seed, task=task)
-    division, manifest = division_settings(split, group=settings["group"], seed=seed), read_manifest(rows)
+    settings, manifest = split_settings(data, split, seed=seed, task=task), read_manifest(rows)
+    _, split = as_read(data, split)
 
     def divide(staged: StagedFolder) -> None:
         with show_progress() as on_progress:
-            write_splits(staged.path, rows, **division, task=task, on_progress=on_progress)
+            write_splits(staged.path, rows, split, seed=seed, task=task, on_progress=on_progress)
         staged.facts = {"settings": settings, "files": manifest["facts"]["files"]}
 
+    division = division_settings(split, seed=seed)
     key = digest_values({"schema_version": SCHEMA_VERSION, "rows": manifest["key"], "settings": division})
     splits, folder = store.find_or_make(key, divide, is_usable=has_present_facts)
     _log_splits(folder, store.root / key, is_reused=isinstance(splits, Path))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.check.policy import HOW_TO_FIX, find_excesses
+from lm_tuning.data.records import FileRows, ReadRows
 from lm_tuning.text.render.template_call import REFUSED
 from lm_tuning.text.tokenizers.counts import DROPPED, UNUSABLE, SplitCounts, name_rows
 from lm_tuning.wording import count_of
@@ -21,7 +21,7 @@ _BEFORE_TEMPLATE = ("no_assistant_turn", "control_token", "tool_arguments_not_js
 
 def find_unusable(
     counts: Mapping[str, SplitCounts],
-    files: Sequence[Mapping[str, Any]],
+    files: Sequence[FileRows],
     *,
     on_bad_row: str,
     max_bad_fraction: float,
@@ -82,8 +82,8 @@ def find_template_fault(counts: Mapping[str, SplitCounts], positions: RowPositio
 
 
 def _all_skipped(
-    counts: Mapping[str, SplitCounts], files: Sequence[Mapping[str, Any]], positions: RowPositions
-) -> list[dict[str, Any]]:
+    counts: Mapping[str, SplitCounts], files: Sequence[FileRows], positions: RowPositions
+) -> list[ReadRows]:
     """Return the files with the rows that reading skipped and those that turned out to be unusable since."""
     found = [Counter(file["rows_skipped"]) for file in files]
     names = positions.names
