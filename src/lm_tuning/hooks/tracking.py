@@ -17,14 +17,16 @@ from kedro.framework.hooks import hook_impl
 from lm_tuning.datasets.entry import read_marks
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.hooks.mlflow_config import set_up_mlflow
-from lm_tuning.hooks.mlflow_run import MlflowRun, RunPlan
+from lm_tuning.hooks.mlflow_run import MlflowRun
 from lm_tuning.hooks.session_parameters import settle_parameters
 from lm_tuning.hooks.stopping import StopSignals, was_interrupted
 from lm_tuning.models.tuned import read_tuning
 from lm_tuning.runtime.facts import environment_facts, run_facts
 from lm_tuning.runtime.stopping import last_words, stop_if_requested
-from lm_tuning.tracking.records import RunParams
+from lm_tuning.secrets import mask
+from lm_tuning.tracking.records import RunHeader, RunParams
 from lm_tuning.tracking.run_description import data_digests, name_pipelines, numbers_of, rerun_command
+from lm_tuning.tracking.trouble import strip_passwords
 from lm_tuning.training.checkpoints.format import find_latest
 
 if TYPE_CHECKING:
@@ -205,18 +207,19 @@ class TrackingHook:
             if checkpoint is not None and checkpoint.facts.get("mlflow_run_id"):
                 run_id, self._held = checkpoint.facts["mlflow_run_id"], []
         creation = self._config.tracking.experiment.create_experiment_kwargs
-        plan = RunPlan(
-            uri=str(self._config.server.mlflow_tracking_uri),
-            experiment={
+        uri = str(self._config.server.mlflow_tracking_uri)
+        header: RunHeader = {
+            "uri": strip_passwords(uri),
+            "experiment": {
                 "name": tracking.experiment,
                 "artifact_location": creation.artifact_location,
                 "tags": creation.tags,
             },
-            name=tracking.run_name or f"{name_pipelines(run_params)} {self._parameters.output}",
-            run_id=run_id,
-            is_ours=active is None,
-        )
-        self._run = run = MlflowRun(self._root, plan)
+            "run_name": mask(tracking.run_name or f"{name_pipelines(run_params)} {self._parameters.output}"),
+            "run_id": run_id,
+            "is_ours": active is None,
+        }
+        self._run = run = MlflowRun(self._root, uri, header)
         self._exit.enter_context(last_words(self._say_last_words))
         try:
             run.open(must_answer=tracking.on_unreachable == "stop")
@@ -266,7 +269,7 @@ class TrackingHook:
             marks, path = read_marks(dataset), Path(getattr(dataset, "_filepath", ""))
             if not marks.get("also_on_failure") or path in self._logged or not path.is_file():
                 continue
-            # An earlier run's file lies in the same place.
+            # An earlier run's file has the same path.
             if path.stat().st_mtime >= self._began and self._run is not None:
                 run, what = self._run, f"a copy of '{name}'"
                 self._try(what, lambda path=path, what=what: run.log_artifact(path, marks["mlflow_artifact"], what))  # type: ignore[misc]  # noqa: B023

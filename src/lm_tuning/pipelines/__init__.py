@@ -12,6 +12,7 @@ def datasets(*names: str) -> dict[str, str]:
     Args:
         names: keys in the catalog.
     """
+    # By name, not by position: a node with a dozen inputs would mix two of them up unseen.
     return {name: name for name in names}
 
 

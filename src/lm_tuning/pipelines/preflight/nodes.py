@@ -8,9 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
+from lm_tuning.data.split.records import SplitsSummary
 from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.parameters import ModelParameters, PreflightParameters, TokenizeParameters, TrainParameters
 from lm_tuning.progress import show_progress
+from lm_tuning.text.records import TokenSummary
 
 logger = logging.getLogger(__name__)
 
@@ -20,8 +22,8 @@ def inspect_examples(
     example_splits: Path,
     base_model: BaseModelRecord,
     *,
-    token_summary: dict[str, Any],
-    split_summary: dict[str, Any],
+    token_summary: TokenSummary,
+    split_summary: SplitsSummary,
     data_report: dict[str, Any],
     split_report: dict[str, Any],
     token_report: dict[str, Any],
@@ -32,6 +34,7 @@ def inspect_examples(
     seed: int,
 ) -> tuple[dict[str, Any], str, str]:
     """Look at the rows as training will see them; return the figures, a Markdown report and an HTML page."""
+    # The two other sections are inputs so that the pipelines which write them come first; nothing is read from them.
     reports = {"token_summary": token_summary, "split_summary": split_summary, "data_report": data_report}
     groups = {"model": model, "tokenize": tokenize, "train": train, "preflight": preflight, "seed": seed}
     figures = _inspect(tokenized_examples, example_splits, base_model, reports, groups)
@@ -59,5 +62,6 @@ def _show(figures: dict[str, Any]) -> tuple[str, str]:
     report = compose_report(figures)
     for line in describe_preflight(figures):
         logger.info("%s", line)
+    # A console of its own, on standard output: what a user asked for goes through a pipe, and the log does not.
     Console().print(build_summary(report))
     return write_markdown(report), write_page(report)

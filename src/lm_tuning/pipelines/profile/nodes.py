@@ -37,6 +37,7 @@ def profile_steps(
     from lm_tuning.training.settings import TrainingPaths
 
     settings = gather_settings(tokenized_examples, base_model, train=train, model=model, seed=seed, task=task)
+    # A folder of its own for checkpoints: what is profiled must never touch those of a training.
     paths = TrainingPaths(tokens=tokenized_examples, checkpoints=profile_work, plans=batch_plans)
     with show_progress() as on_progress:
         profile = profiling.profile_training(paths, settings, folder=profile_work, on_progress=on_progress)
