@@ -66,6 +66,7 @@ class SourceParameters(ParameterGroup):
 
 def _kind_of_rows(value: object) -> str:
     """Tell pydantic which alternative a value means, so that messages speak of that one alone."""
+    # An instance comes from code that builds the classes itself.
     if isinstance(value, list):
         return "#several"
     return "#source" if isinstance(value, dict | SourceParameters) else "#path"

@@ -17,6 +17,7 @@ class PreflightParameters(ParameterGroup):
 class EvaluateParameters(ParameterGroup):
     """How much is measured on held-out rows, for the base model and for the tuned one."""
 
+    # The defaults of this group keep an evaluation on a CPU to minutes; recipes for a GPU raise them.
     max_loss_rows: Count | None = 128
     """Held-out rows for loss and perplexity, or for a classifier's accuracy and macro-F1; null takes all."""
 
