@@ -12,6 +12,7 @@ import pytest
 
 from lm_tuning import secrets
 from lm_tuning.errors import UserError
+from lm_tuning.reporting.markdown import write_inline
 from lm_tuning.secrets import (
     conceal_address,
     is_secret_name,
@@ -25,7 +26,6 @@ from lm_tuning.secrets import (
     remember_settings,
     reveal_address,
 )
-from lm_tuning.wording import escape_markdown
 
 
 @pytest.fixture(autouse=True)
@@ -195,7 +195,7 @@ def test_names_that_only_look_like_it(name: str) -> None:
         quote_plus,
         lambda text: f"x%3D{quote(text, safe='')}%26",
         lambda text: shlex.join(["kedro", text]),
-        escape_markdown,
+        write_inline,
     ],
 )  # fmt: skip
 def test_what_was_remembered_is_masked_in_whatever_form_it_is_written(secret: str, write: Callable[[str], str]) -> None:

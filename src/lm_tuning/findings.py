@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 Severity = Literal["note", "warn", "stop"]
@@ -16,6 +17,9 @@ they are. ``stop``: training refuses, ends, or is in vain."""
 
 SEVERITIES: tuple[Severity, ...] = ("stop", "warn", "note")
 """The whole scale, the gravest first, as reports list it."""
+
+SEVERITY_WORDS: Mapping[Severity, str] = {"stop": "stop", "warn": "warning", "note": "note"}
+"""What reports call each; preflight stores these."""
 
 LOG_LEVELS: Mapping[Severity, int] = {"note": logging.INFO, "warn": logging.WARNING, "stop": logging.ERROR}
 """How loud each is in the log."""
@@ -42,6 +46,23 @@ class Notice(Protocol):
     @property
     def fix(self) -> str:
         """What to do about it: whole sentences; empty where the message says it."""
+
+
+@dataclass(frozen=True)
+class Issue:
+    """A notice that has no more to it than a reader wants to know.
+
+    Attributes:
+        severity: how grave it is.
+        kind: what it is about; preflight names the section of its report.
+        message: what was found.
+        fix: what to do about it.
+    """
+
+    severity: Severity
+    kind: str
+    message: str
+    fix: str = ""
 
 
 AnyNotice = TypeVar("AnyNotice", bound=Notice)

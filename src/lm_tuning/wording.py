@@ -15,13 +15,8 @@ SUPERVISED_MARKS = ("⟦", "⟧")
 # ring a bell, end a line unseen, or turn the direction of what follows; lone surrogates cannot be encoded at all. Line
 # breaks and tabs are ordinary text.
 _CONTROLS = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060\u2066-\u2069\ufeff\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
-
-_MARKDOWN = re.compile(r"([\\`*<>|\[\]#~&$])")
-_OUTER_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
-# What begins a list, a heading underline or a numbered item when it stands first.
-_FIRST = re.compile(r"^(\d{1,9})([.)](?:\s|$))|^([-+=])")
 
 _SIBILANT = ("s", "x", "z", "ch", "sh")
 _VOWELS = "aeiou"
@@ -91,61 +86,14 @@ def on_one_line(text: str) -> str:
     return " ↵ ".join(" ".join(line.split()) for line in text.splitlines() if not line.isspace() and line)
 
 
-def escape_markdown(text: str) -> str:
-    """Write plain text so that Markdown shows these characters, on one line; also in a cell of a table.
+def shorten(text: str, max_characters: int = 40) -> str:
+    """Cut the end of a long text; for the middle see :mod:`lm_tuning.reporting.text`.
 
     Args:
-        text: foreign text, or a message with foreign text in it.
+        text: foreign text.
+        max_characters: characters that stay.
     """
-    return escape_start(escape_signs(on_one_line(visible(text))))
-
-
-def escape_signs(line: str) -> str:
-    """Escape the signs that Markdown reads anywhere in a line.
-
-    Args:
-        line: a part of a line.
-    """
-    return _OUTER_UNDERSCORE.sub(r"\\_", _MARKDOWN.sub(r"\\\1", line))
-
-
-def escape_start(line: str) -> str:
-    """Escape what Markdown would read as the beginning of a list or as an underline.
-
-    Args:
-        line: a whole line, its signs escaped.
-    """
-    return _FIRST.sub(_escape_first, line)
-
-
-def code_span(text: str) -> str:
-    """Write text as Markdown code on one line, whatever backticks are in it. Not for a table, where ``|`` ends a cell.
-
-    Args:
-        text: foreign text, such as a token.
-    """
-    line = on_one_line(visible(text)) if text.strip() else visible(text).replace("\n", "↵")
-    longest = max(map(len, re.findall("`+", line)), default=0)
-    mark = "`" * (longest + 1)
-    # A space at each end, which Markdown takes off again, keeps a backtick at the edge from joining the mark.
-    pad = " " if line.startswith("`") or line.endswith("`") else ""
-    return f"{mark}{pad}{line}{pad}{mark}"
-
-
-def fence(text: str) -> str:
-    """Set a text in a Markdown block that no backticks inside it can end.
-
-    Args:
-        text: foreign text of any number of lines.
-    """
-    longest = max(map(len, re.findall("`+", text)), default=0)
-    mark = "`" * max(3, longest + 1)
-    return f"{mark}text\n{visible(text)}\n{mark}"
-
-
-def _escape_first(found: re.Match[str]) -> str:
-    number, end, sign = found.groups()
-    return f"{number}\\{end}" if number else f"\\{sign}"
+    return text if len(text) <= max_characters else f"{text[:max_characters]}…"
 
 
 def write_speed(per_second: float) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
 from lm_tuning.batching import chunked_loss as linear_loss
-from lm_tuning.batching.chunked_loss import checkpointed_sum_nats, linear_sum_nats
+from lm_tuning.batching.chunked_loss import sum_nats_in_chunks
+from lm_tuning.batching.head_loss import HeadLoss
 from lm_tuning.text.store.table import IGNORE_INDEX
 
 
@@ -19,6 +22,19 @@ def make_parts(*, bias: bool, positions: int = 300) -> tuple[torch.Tensor, ...]:
     targets = torch.randint(50, (positions,), generator=random)
     targets[::5] = IGNORE_INDEX
     return hidden, weight, shift, targets  # type: ignore[return-value]
+
+
+def linear_sum_nats(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    targets: torch.Tensor,
+    *,
+    smoothing: float = 0.0,
+    dtype: torch.dtype = torch.float32,
+    kernel: linear_loss.Kernel = linear_loss.plain_kernel,
+) -> torch.Tensor:
+    return linear_loss.linear_sum_nats(dtype, kernel)(hidden, weight, bias, targets, smoothing)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -38,12 +54,17 @@ def test_loss_and_gradients_are_those_of_all_logits_at_once(
     )
     leaves = [hidden, weight] + ([shift] if bias else [])
     expected = torch.autograd.grad(whole / 7, leaves)
-    ours = linear_sum_nats(hidden, weight, shift, targets, label_smoothing=smoothing, kernel=kernel)
+    ours = linear_sum_nats(hidden, weight, shift, targets, smoothing=smoothing, kernel=kernel)
     torch.testing.assert_close(ours, whole)
     for one, other in zip(torch.autograd.grad(ours / 7, leaves), expected, strict=True):
         torch.testing.assert_close(one, other)
+    head = torch.nn.Linear(16, 50, bias=bias)
+    head.weight = torch.nn.Parameter(weight.detach())
+    head.bias = torch.nn.Parameter(shift.detach()) if bias else None
+    implementation = linear_loss.linear_sum_nats(torch.float32, kernel)
     with torch.no_grad():
-        torch.testing.assert_close(linear_sum_nats(hidden, weight, shift, targets, label_smoothing=smoothing), whole)
+        measured = HeadLoss(head, "", implementation, torch.float32)(hidden, targets, label_smoothing=smoothing)
+    torch.testing.assert_close(measured, whole)
 
 
 def test_a_frozen_head_gets_no_gradient_and_costs_none() -> None:
@@ -80,7 +101,7 @@ def test_no_more_than_a_chunk_of_logits_exists_at_once(monkeypatch: pytest.Monke
 def test_products_in_16_bits_sum_in_float32() -> None:
     hidden, weight, _, targets = make_parts(bias=False, positions=2000)
     exact = linear_sum_nats(hidden, weight, None, targets)
-    rounded = linear_sum_nats(hidden, weight, None, targets, compute_dtype=torch.bfloat16)
+    rounded = linear_sum_nats(hidden, weight, None, targets, dtype=torch.bfloat16)
     assert rounded.dtype == torch.float32
     assert float(rounded) == pytest.approx(float(exact), rel=2e-3)
     rounded.backward()
@@ -94,7 +115,7 @@ def test_any_head_can_be_run_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     head = torch.nn.Sequential(torch.nn.Linear(16, 8, bias=False), torch.nn.Linear(8, 50))
     whole = cross_entropy(head(hidden), targets, ignore_index=IGNORE_INDEX, reduction="sum")
     expected = torch.autograd.grad(whole, [hidden, *head.parameters()])
-    ours = checkpointed_sum_nats(head, hidden, targets, vocabulary=50)
+    ours = sum_nats_in_chunks(head, hidden, targets, vocabulary=50)
     torch.testing.assert_close(ours, whole)
     for one, other in zip(torch.autograd.grad(ours, [hidden, *head.parameters()]), expected, strict=True):
         torch.testing.assert_close(one, other)
@@ -106,7 +127,7 @@ def test_the_compiled_kernel_is_compiled_once_for_all_numbers_of_positions() -> 
 
     torch._dynamo.reset()
     counters.clear()
-    kernel = linear_loss.compiled_kernel("eager")
+    kernel = partial(linear_loss.compiled_kernel, backend="eager")
     for positions in (300, 57, 128, 299, 2):
         hidden, weight, _, targets = make_parts(bias=False, positions=positions)
         plain = linear_sum_nats(hidden, weight, None, targets)

@@ -9,7 +9,7 @@ import pytest
 
 from lm_tuning.data.check.checked import read_findings
 from lm_tuning.data.rows_report import build_rows_section
-from lm_tuning.wording import escape_markdown
+from lm_tuning.reporting.markdown import write_inline
 from tests.support.raw_rows import check_rows, describe_raw
 
 
@@ -58,7 +58,7 @@ def test_clean_rows_are_a_short_report(tmp_path, section):
     path = tmp_path / "rows.csv"
     path.write_text("text,label,more\na,x,1\nb,x,2\nc,y,3\nd,x,4\n")
     markdown = section(path, format="text_label")["markdown"]
-    shown = "…/" + "/".join(escape_markdown(part) for part in path.parts[-3:])
+    shown = "…/" + "/".join(write_inline(part) for part in path.parts[-3:])
     assert markdown == (
         "## Rows\n\n"
         "Rows read from 1 file: **4**. Good ones: **4**. None is bad.\n\n"

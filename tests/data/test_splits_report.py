@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from lm_tuning.data.check.findings import shorten
 from lm_tuning.data.split.folder import read_copies
 from lm_tuning.data.splits_report import build_splits_section
+from lm_tuning.wording import shorten
 
 SENTENCE = (
     "The committee will meet again on Thursday to decide whether the bridge can be repaired before winter sets in."
@@ -43,7 +43,7 @@ def test_numbers_and_words_of_a_division(write_rows, split):
     text = section["markdown"]
     assert text.startswith("## Splits\n\nDivided by seed 42.\n\n| split | rows | share |\n| --- | ---: | ---: |\n")
     assert "| train | 16 | 69.57% |" in text
-    assert "another one, after trimming and NFC: 3. Left out: 0 (split.duplicates: keep_together). Copies in" in text
+    assert "another one, after trimming and NFC: 3. Left out: 0 (`split.duplicates: keep_together`). Copies in" in text
     assert (
         "another text before them (similarity 0.8 or more): 1 of 20 different texts, in 1 unit; they are reported only"
         in text
@@ -65,7 +65,7 @@ def test_what_was_not_asked_for_is_not_told(write_rows, split):
     section = build_splits_section(result.summary, read_copies(result.folder))
     assert section["metrics"]["data_leakage_fraction"] == 0
     assert "data_near_duplicate_rows" not in section["metrics"]
-    assert "Nobody looked for near duplicates (split.near_duplicates: ignore)." in section["markdown"]
+    assert "Nobody looked for near duplicates (`split.near_duplicates: ignore`)." in section["markdown"]
     assert [line for line in section["markdown"].splitlines() if line.startswith("#")] == [
         "## Splits",
         "### Duplicates",

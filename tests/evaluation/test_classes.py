@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 from pathlib import Path
@@ -11,14 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from lm_tuning.batching.held_out_loss import Predictions
 from lm_tuning.evaluation.classes import MAX_WRONG_ROWS, SAMPLE_COLUMNS, choose_samples, sort_out
-from lm_tuning.evaluation.results import Comparison, build_markdown, build_summary, describe_outcome, evaluate_models
+from lm_tuning.evaluation.report import describe_outcome
+from lm_tuning.evaluation.results import Comparison, evaluate_models
 from lm_tuning.storage.folders import FolderStore
 from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.tracking.run_description import numbers_of
+from tests.evaluation.reports import as_markdown, on_terminal
 from tests.support.rounding import SAME_LOSS
 from tests.support.stored import evaluation_settings
 from tests.support.tiny import ids, make_model
@@ -230,17 +230,15 @@ def test_without_held_out_rows_it_is_skipped_and_says_so(tuned: Path, tmp_path: 
     assert (compared.answers, compared.columns) == ([], SAMPLE_COLUMNS)
     assert compared.result["tuned"]["accuracy"] is None
     assert describe_outcome(compared.result).startswith("Evaluation skipped.")
-    assert "Skipped" in build_markdown(compared.result, tuned_folder="here", tokens_per_second=None)
+    assert "Skipped" in as_markdown(compared.result)
     FolderStore(tmp_path / "cache").publish(compared.base_evaluation)
 
 
 def test_the_reports_show_what_was_measured(tuned: Path, tokens: Path, tmp_path: Path) -> None:
     result = compare(tuned, tokens, tmp_path / "cache").result
-    text = build_markdown(result, tuned_folder="here", tokens_per_second=None)
+    text = as_markdown(result)
     assert f"| Accuracy (0 to 1) | {3 / 11:.4f} | {result['tuned']['accuracy']:.4f} |" in text
-    console = Console(file=io.StringIO(), width=120, force_terminal=False)
-    console.print(build_summary(result, tuned_folder="here", tokens_per_second=None))
-    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    shown = on_terminal(result)
     for name in ("Majority class", "Macro-F1", "Classes, the lowest F1 first", "Most frequent confusions"):
         assert name in text
         assert name in shown

@@ -14,19 +14,14 @@ import torch
 
 from lm_tuning.errors import UserError
 from lm_tuning.evaluation import language
-from lm_tuning.evaluation.results import (
-    Comparison,
-    build_markdown,
-    build_summary,
-    choose_split,
-    describe_outcome,
-    evaluate_models,
-)
+from lm_tuning.evaluation.report import describe_outcome
+from lm_tuning.evaluation.results import Comparison, choose_split, evaluate_models
 from lm_tuning.models import loading
 from lm_tuning.models import tuned as tuned_models
 from lm_tuning.models.tuned import load_tuned
 from lm_tuning.storage.folders import FolderStore
 from lm_tuning.text.store.table import TokenTable, open_split
+from tests.evaluation.reports import as_markdown, on_terminal
 from tests.support.rounding import SAME_LOSS
 from tests.support.stored import Row, chat_row, evaluation_settings, publish_tokens, save_tuned
 
@@ -194,8 +189,8 @@ def test_without_held_out_rows_it_is_skipped_and_says_so(tuned: Path, tmp_path: 
     folder = FolderStore(tmp_path / "cache").publish(compared.base_evaluation)
     again = compare(tuned, tokens, tmp_path / "cache")
     assert again.base_evaluation == folder
-    assert "Skipped" in build_markdown(again.result, tuned_folder="here", tokens_per_second=None)
-    build_summary(again.result, tuned_folder="here", tokens_per_second=None)
+    assert "Skipped" in as_markdown(again.result)
+    assert "Skipped" in on_terminal(again.result)
 
 
 def test_plain_text_has_a_loss_and_no_rouge(tuned: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

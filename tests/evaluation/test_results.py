@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from lm_tuning.evaluation.results import build_markdown, build_summary, describe_outcome
-from lm_tuning.reporting.text import shorten, split_shared
+from lm_tuning.evaluation.report import describe_outcome, split_shared
+from lm_tuning.reporting.text import keep_ends
+from tests.evaluation.reports import as_markdown, on_terminal
 
 FACTS: dict[str, Any] = {"tuned_folder": "data/06_models/default/tuned_model", "tokens_per_second": 1234.5}
 SPEEDS = {"samples_per_second": 17.5, "steps_per_second": 0.5}
@@ -44,9 +43,7 @@ def result() -> dict[str, Any]:
 
 
 def print_summary(result: dict[str, Any], **facts: Any) -> str:
-    console = Console(file=io.StringIO(), width=100, force_terminal=False)
-    console.print(build_summary(result, **{**FACTS, **facts}))
-    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
+    return on_terminal(result, **{**FACTS, **facts})
 
 
 def row_of(text: str, start: str) -> str:
@@ -85,10 +82,10 @@ def test_unknown_speed_and_full_weights(result: dict[str, Any]) -> None:
 
 
 def test_markdown_has_the_table_and_every_sample(result: dict[str, Any]) -> None:
-    text = build_markdown({**result, "warnings": ["something is stale"]}, **FACTS)
+    text = as_markdown({**result, "warnings": ["something is stale"]}, **FACTS)
     assert "| Held-out loss (nats per token) | 4.0000 | 3.0000 | -25.0% |" in text
     assert "| ROUGE-L (0 to 1) | 0.1000 | 0.2500 | +0.1500 |" in text
-    assert "> **Warning:** something is stale" in text
+    assert "- **Warning**: something is stale" in text
     assert [line for line in text.splitlines() if line.startswith("### ")] == ["### Row 1", "### Row 2", "### Row 3"]
     assert text.count("Be brief.") == 1
     assert text.count("*(empty)*") == 2
@@ -100,7 +97,7 @@ def test_missing_rouge_is_a_dash(result: dict[str, Any]) -> None:
         result[name] |= {"rouge_l": None, "num_generated": 0}
     result["improvement"]["rouge_l_difference"] = None
     result["samples"] = []
-    text = build_markdown(result, **FACTS)
+    text = as_markdown(result, **FACTS)
     assert "| ROUGE-L (0 to 1) | – | – | – |" in text  # noqa: RUF001
     assert "## Samples" not in text
     assert "answers" not in print_summary(result)
@@ -121,26 +118,26 @@ def test_missing_rouge_is_a_dash(result: dict[str, Any]) -> None:
 )
 def test_a_change_has_the_sign_of_what_happened(result: dict[str, Any], fraction: float, shown: str) -> None:
     result["improvement"]["nats_per_token_fraction"] = fraction
-    assert f"| 3.0000 | {shown} |" in build_markdown(result, **FACTS)
+    assert f"| 3.0000 | {shown} |" in as_markdown(result, **FACTS)
 
 
 @pytest.mark.parametrize(("value", "shown"), [(0.0, "0.0000"), (0.25, "+0.2500"), (-0.00002, "-0.00002")])
 def test_a_difference_has_the_sign_of_what_happened(result: dict[str, Any], value: float, shown: str) -> None:
     result["improvement"]["rouge_l_difference"] = value
-    assert f" | {shown} |" in build_markdown(result, **FACTS)
+    assert f" | {shown} |" in as_markdown(result, **FACTS)
 
 
 def test_long_prompts_are_shortened_in_the_middle(result: dict[str, Any]) -> None:
     result["samples"][0]["prompt"] = "user\nfirst " + "x " * 5000 + "last\nassistant"
-    for text in (build_markdown(result, **FACTS), print_summary(result)):
+    for text in (as_markdown(result, **FACTS), print_summary(result)):
         assert "first x x" in text
         assert "x last" in text
         assert text.count("x") < 1000
 
 
-def test_shorten_keeps_both_ends() -> None:
-    assert shorten("abcdef", 6) == "abcdef"
-    assert shorten("abcdefghij", 6) == "abc…ij"
+def test_both_ends_are_kept() -> None:
+    assert keep_ends("abcdef", 6) == "abcdef"
+    assert keep_ends("abcdefghij", 6) == "abc…ij"
 
 
 def test_what_all_prompts_share_is_taken_off_in_whole_lines() -> None:
@@ -201,9 +198,9 @@ def class_result() -> dict[str, Any]:
 
 
 def test_markdown_has_every_class_and_confusion(class_result: dict[str, Any]) -> None:
-    text = build_markdown(class_result, **FACTS)
+    text = as_markdown(class_result, **FACTS)
     assert "Test split: 300 of 3,080 rows, 30 classes in them or predicted." in text
-    assert "| | Majority class | Tuned | Change |" in text
+    assert "|  | Majority class | Tuned | Change |" in text
     assert "| Accuracy (0 to 1) | 0.0500 | 0.9100 | +0.8600 |" in text
     assert "| Macro-F1 (0 to 1) | 0.0030 | 0.9000 | +0.8970 |" in text
     assert "| Held-out loss (nats per row) | 3.4000 | 0.3400 | -90.0% |" in text
@@ -213,7 +210,7 @@ def test_markdown_has_every_class_and_confusion(class_result: dict[str, Any]) ->
     assert "### Row 7: class_0, taken for class_1 (probability 0.88)" in text
     assert "### Row 8: class_2, rightly (probability 0.50)" in text
     assert "````text\nwhat [bold]is[/bold] ```this```\n````" in text
-    assert "> **Warning:** something is odd" in text
+    assert "- **Warning**: something is odd" in text
 
 
 def test_the_terminal_shows_the_twenty_worst_classes(class_result: dict[str, Any]) -> None:
@@ -236,7 +233,7 @@ def test_constant_answers_and_the_largest_classes_are_shown(class_result: dict[s
         "class_shares": [{"class": "class_9", "num_train_rows": 20, "num_rows": 54}],
     }
     class_result["base"]["num_tied_classes"] = 30
-    text = build_markdown(class_result, **FACTS)
+    text = as_markdown(class_result, **FACTS)
     tied = "class_7, one of 30 equally frequent classes"
     assert f"of the training rows is {tied}; always answering it is right for 5.00%." in text
     assert "The best constant answer on this split is class_9, right for 18.00%." in text
@@ -247,5 +244,5 @@ def test_constant_answers_and_the_largest_classes_are_shown(class_result: dict[s
 
 def test_nothing_wrong_shows_no_confusions(class_result: dict[str, Any]) -> None:
     class_result["confusions"] = []
-    assert "confusions" not in build_markdown(class_result, **FACTS)
+    assert "confusions" not in as_markdown(class_result, **FACTS)
     assert "confusions" not in print_summary(class_result)

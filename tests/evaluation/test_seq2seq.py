@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.evaluation.results import Comparison, build_markdown, describe_outcome, evaluate_models
+from lm_tuning.evaluation.report import describe_outcome
+from lm_tuning.evaluation.results import Comparison, evaluate_models
 from lm_tuning.storage.folders import FolderStore
+from tests.evaluation.reports import as_markdown
 from tests.support.rounding import SAME_LOSS
 from tests.support.stored import evaluation_settings
 from tests.support.tiny_tasks import make_seq2seq, save_base, save_tuned_task, write_pairs
@@ -66,7 +68,7 @@ def test_base_and_tuned_are_measured_on_the_targets(tuned: Path, tokens: Path, t
     json.dumps(result, allow_nan=False)
     sentence = f"Test split: 9 rows, {NUM_TOKENS} target tokens, 4 answers of each model by beam search with 2 beams"
     assert describe_outcome(result).startswith(sentence)
-    assert sentence in build_markdown(result, tuned_folder="here", tokens_per_second=None)
+    assert sentence in as_markdown(result)
 
 
 @pytest.mark.parametrize("tuned", ["lora"], indirect=True)

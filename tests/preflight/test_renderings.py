@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from lm_tuning.findings import Issue
 from lm_tuning.preflight.report import compose_report
-from lm_tuning.reporting.document import Bars, Example, Histogram, Issues, Paragraph, Report, Section, Table
+from lm_tuning.reporting.document import Bars, Example, Histogram, Issues, Paragraph, Part, Report, Section, Table
 from lm_tuning.reporting.html import write_page
 from lm_tuning.reporting.markdown import draw_bars, histogram_lines, write_markdown
 from lm_tuning.reporting.terminal import build_summary
@@ -17,7 +18,7 @@ HOSTILE = '<script>alert(1)</script> | [red]x[/red] `tick` ``` ⟦fake⟧ **b** 
 
 
 def report_of(text: str) -> Report:
-    parts = [
+    parts: list[Part] = [
         {"text": "<|user|>", "is_learned": False, "is_control": True},
         {"text": f"{text}\n", "is_learned": False, "is_control": False},
         {"text": f" {text}", "is_learned": True, "is_control": False},
@@ -28,7 +29,7 @@ def report_of(text: str) -> Report:
         Table(text, [text, "n"], [[text, "1"]], total=["all", "1"]),
         Bars(text, [text, "other"], [2, 0], ["2", "0"]),
         Histogram(text, "tokens", [0, 2, 4], {"whole row": [1, 3], "supervised part": [4, 0]}, (3, "limit")),
-        Issues([{"level": "warning", "section": "rows", "text": text, "advice": text}]),
+        Issues([Issue("warn", "rows", text, text)]),
         Example(text, text, parts),
     ]
     return Report(title="Preflight", subtitle=text, tiles=[("rows", "1")], sections=[Section("all", text, blocks)])

@@ -2,12 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from lm_tuning.reporting.text import PARAMETER, escape_markdown, shorten_middle, show_unseen
-
-
-def test_what_has_no_shape_gets_one():
-    assert show_unseen("a\x1b[31mb\x00\u202ec\u200b\ud800\td\ne") == "a\\u001b[31mb\\u0000\\u202ec\\u200b\\ud800\td\ne"
-    assert show_unseen("a\r\nb\rc") == "a\\r\nb\\u000dc"
+from lm_tuning.reporting.markdown import write_inline
+from lm_tuning.reporting.text import PARAMETER, shorten_middle
 
 
 def test_the_middle_of_a_long_text_is_left_out_and_counted():
@@ -28,7 +24,7 @@ def test_the_middle_of_a_long_text_is_left_out_and_counted():
     ],
 )  # fmt: skip
 def test_plain_text_stays_plain_in_markdown(text: str, shown: str):
-    assert escape_markdown(text) == shown
+    assert write_inline(text) == shown
 
 
 def test_names_of_parameters_are_found():

@@ -215,7 +215,10 @@ def test_preview_and_report_show_classes_in_place_of_supervised_tokens(tmp_path:
     text = report["markdown"]
     assert "as plain text; at most 100 tokens per row (`truncate_prompt`), each with one of 2 classes to learn." in text
     assert "| train | 3 | 3 | 11 | 2 | 66.7% | 4 | 4 | 4 | 4 |" in text
-    assert "| class | id | train | validation | test |\n|---|--:|--:|--:|--:|\n| pos | 1 | 2 | 0 | 0 |" in text
+    assert (
+        "| class | id | train | validation | test |\n| --- | ---: | ---: | ---: | ---: |\n| pos | 1 | 2 | 0 | 0 |"
+        in text
+    )
     assert "| neg | 0 | 1 | 0 | 1 |" in text
     assert "supervised" not in text
     assert report["metrics"]["data_train_majority_fraction"] == 2 / 3

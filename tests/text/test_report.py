@@ -41,7 +41,7 @@ def test_every_dropped_row_is_named(tmp_path):
     assert section["metrics"]["data_train_supervised_tokens"] == 4
     assert "data_test_supervised_fraction" not in section["metrics"], "no rows, no share"
     text = section["markdown"]
-    assert "- 30 in train: longer than tokenize.max_length_tokens.\n  - rows.jsonl, row 2\n" in text
+    assert "- 30 in train: longer than `tokenize.max_length_tokens`.\n  - rows.jsonl, row 2\n" in text
     assert "  - rows.jsonl, row 21\n  - and 10 more\n- 1 in validation" in text
 
 

@@ -225,4 +225,4 @@ def test_preview_and_report_tell_sources_and_targets_apart(tmp_path: Path):
     assert "at most 5 tokens per source and 9 per target (`truncate_prompt`), loss on the target." in text
     assert "| split | rows read | rows kept | tokens | source p50 | p90 | p99 | longest | target p50 | p90 |" in text
     assert "| train | 2 | 2 | 14 | 5 | 5 | 5 | 5 | 3 | 3 | 3 | 3 |" in text
-    assert "- 1 in train: part of the source cut to fit tokenize.max_length_tokens.\n  - rows.jsonl, row 2" in text
+    assert "- 1 in train: part of the source cut to fit `tokenize.max_length_tokens`.\n  - rows.jsonl, row 2" in text

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
+from lm_tuning.reporting.markdown import write_markdown
+from lm_tuning.reporting.terminal import build_blocks
 from lm_tuning.training.kernels import fast_path
 from lm_tuning.training.profile import trace as trace_table
 from lm_tuning.training.profile.profiling import TrainingProfile, profile_training
-from lm_tuning.training.profile.report import build_summary, group_rows, profile_figures, write_profile
+from lm_tuning.training.profile.report import compose_report, profile_figures, tabulate_groups
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from tests.support.settings import vary
 from tests.support.task_rows import WRITERS, label_map
@@ -156,7 +158,7 @@ class TestReport:
         return TrainingProfile(table=table, trace=tmp_path / "trace.json.gz", tokens_per_second=20000.0)
 
     def test_groups_are_shares_of_the_time_and_idle_time_comes_last(self, profile):
-        assert group_rows(profile.table) == [
+        assert tabulate_groups(profile.table).rows == [
             ("matrix products", "60.0%", "30.00", "20"),
             ("attention", "20.0%", "10.00", "2"),
             ("no kernel ran", "20.0%", "10.00", ""),
@@ -178,12 +180,12 @@ class TestReport:
         json.dumps(figures)
 
     def test_markdown_has_both_tables_and_says_how_to_open_the_trace(self, profile):
-        text = write_profile(profile, {"model": "a_b", "device": "H100"})
+        text = write_markdown(compose_report(profile, {"model": "a_b", "device": "H100"}))
         assert text.startswith("# Profile of a training\n")
         assert "- model: a_b" in text
         assert "| matrix products | 60.0% | 30.00 | 20 |" in text
         assert "| no kernel ran | 20.0% | 10.00 |  |" in text
-        assert "| `nvjet<a/b>` | matrix products | 60.0% | 30.00 | 20.0 |" in text
+        assert r"| `nvjet<a\|b>` | matrix products | 60.0% | 30.00 | 20.0 |" in text
         assert "2 steps of 50.0 ms" in text and "20,000 real tokens per second" in text
         assert "https://ui.perfetto.dev" in text and "`trace.json.gz`" in text
 
@@ -191,6 +193,6 @@ class TestReport:
         from rich.console import Console
 
         console = Console(record=True, width=100)
-        console.print(build_summary(profile.table))
+        console.print(build_blocks([tabulate_groups(profile.table)]))
         shown = console.export_text()
         assert "matrix products" in shown and "60.0%" in shown and "no kernel ran" in shown

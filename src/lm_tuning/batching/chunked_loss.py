@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import cross_entropy
 
 from lm_tuning.text.store.table import IGNORE_INDEX
 
@@ -37,70 +37,6 @@ def chunk_positions(vocabulary: int, *, device: str, bytes_per_logit: int) -> in
     return int(max(fitting - fitting % _ROUNDING, _ROUNDING))
 
 
-def linear_sum_nats(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    targets: torch.Tensor,
-    *,
-    label_smoothing: float = 0.0,
-    compute_dtype: torch.dtype | None = None,
-    kernel: Kernel | None = None,
-    hits: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Sum the loss of a linear head over all targets.
-
-    Args:
-        hidden: ``(positions, features)``.
-        weight: of the head, ``(vocabulary, features)``.
-        bias: of the head, ``(vocabulary,)``, or none.
-        targets: token id of each position, ``(positions,)``, ``IGNORE_INDEX`` for none.
-        label_smoothing: share of each target's probability that is spread over the vocabulary.
-        compute_dtype: type of the matrix products; ``None`` is the weight's. Sums are float32 in any case.
-        kernel: turns a chunk's logits into its loss and their gradient; ``None`` is :func:`plain_kernel`.
-        hits: receives what :func:`count_hits` counts; only where no gradient is wanted.
-
-    Returns:
-        A scalar in nats, float32.
-    """
-    dtype = compute_dtype or weight.dtype
-    if not torch.is_grad_enabled():
-        return _sum_forward(hidden, weight, bias, targets, label_smoothing, dtype, hits)
-    assert hits is None, "training counts no hits"
-    return _LinearSumNats.apply(hidden, weight, bias, targets, label_smoothing, dtype, kernel or plain_kernel)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _sum_forward(  # noqa: PLR0917
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    targets: torch.Tensor,
-    label_smoothing: float,
-    dtype: torch.dtype,
-    hits: torch.Tensor | None,
-) -> torch.Tensor:
-    """Sum the loss where no gradient is wanted."""
-    nats = torch.zeros((), dtype=torch.float32, device=hidden.device)
-    size = chunk_positions(weight.shape[0], device=hidden.device.type, bytes_per_logit=dtype.itemsize)
-    with torch.autocast(hidden.device.type, enabled=False):
-        matrix, shift = weight.to(dtype), None if bias is None else bias.to(dtype)
-        for start in range(0, len(hidden), size):
-            logits, wanted = (
-                linear(hidden[start : start + size].to(dtype), matrix, shift),
-                targets[start : start + size],
-            )
-            if hits is not None:
-                hits += count_hits(logits, wanted)
-            nats += cross_entropy(
-                logits.float(),
-                wanted,
-                ignore_index=IGNORE_INDEX,
-                reduction="sum",
-                label_smoothing=label_smoothing,
-            )
-    return nats
-
-
 def count_hits(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Count the targets that are the likeliest token, and those that are among the five likeliest.
 
@@ -123,8 +59,8 @@ def plain_kernel(
 
     Args:
         logits: ``(positions, vocabulary)``; may be overwritten.
-        targets: ``(positions,)``.
-        label_smoothing: as for :func:`linear_sum_nats`.
+        targets: token id of each position, ``(positions,)``, ``IGNORE_INDEX`` for none.
+        label_smoothing: share of each target's probability that is spread over the vocabulary.
 
     Returns:
         The summed loss, a float32 scalar, and the gradient of the logits in their type.
@@ -132,22 +68,29 @@ def plain_kernel(
     Source:
         The gradient of the cross-entropy is softmax(logits) minus the (smoothed) targets.
     """
-    kept = targets != IGNORE_INDEX
-    positions = targets.clamp(min=0)
-    wide = logits.float()
-    spread = torch.logsumexp(wide, dim=-1)
-    right = wide.gather(1, positions[:, None]).squeeze(1)
-    nats = spread - right
-    if label_smoothing:
-        nats = (1 - label_smoothing) * nats + label_smoothing * (spread - wide.mean(dim=-1))
-    gradient = torch.exp(wide - spread[:, None])
+    wide = logits.float()  # (positions, vocabulary)
+    spread = torch.logsumexp(wide, dim=-1)  # (positions,)
+    nats, positions = _nats_of_each(wide, spread, targets, label_smoothing)
+    gradient = torch.exp(wide - spread[:, None])  # the softmax
     if label_smoothing:
         gradient -= label_smoothing / logits.shape[-1]
     gradient = gradient.scatter_add(
-        1, positions[:, None], torch.full_like(positions, -(1 - label_smoothing), dtype=torch.float32)[:, None]
+        1, positions, torch.full_like(positions, -(1 - label_smoothing), dtype=torch.float32)
     )
-    gradient = gradient * kept[:, None]
-    return (nats * kept).sum(), gradient.to(logits.dtype)
+    kept = targets != IGNORE_INDEX  # (positions,)
+    return (nats * kept).sum(), (gradient * kept[:, None]).to(logits.dtype)
+
+
+def _nats_of_each(
+    wide: torch.Tensor, spread: torch.Tensor, targets: torch.Tensor, label_smoothing: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the loss of each position, ``(positions,)``, ignored ones too, and its index, ``(positions, 1)``."""
+    # IGNORE_INDEX is no index: those positions look up token 0, and their loss is thrown away afterwards.
+    positions = targets.clamp(min=0)[:, None]
+    nats = spread - wide.gather(1, positions).squeeze(1)
+    if label_smoothing:
+        nats = (1 - label_smoothing) * nats + label_smoothing * (spread - wide.mean(dim=-1))
+    return nats, positions
 
 
 def _pointwise_kernel(
@@ -155,40 +98,59 @@ def _pointwise_kernel(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Do what :func:`plain_kernel` does without scattered writes, so that a compiler makes two passes of it."""
     vocabulary = logits.shape[-1]
-    kept = targets != IGNORE_INDEX
-    wide = logits.float()
-    spread = torch.logsumexp(wide, dim=-1)
-    right = wide.gather(1, targets.clamp(min=0)[:, None]).squeeze(1)
-    nats = spread - right
-    if label_smoothing:
-        nats = (1 - label_smoothing) * nats + label_smoothing * (spread - wide.mean(dim=-1))
-    is_target = torch.arange(vocabulary, device=logits.device)[None] == targets[:, None]
+    wide = logits.float()  # (positions, vocabulary)
+    spread = torch.logsumexp(wide, dim=-1)  # (positions,)
+    nats, _ = _nats_of_each(wide, spread, targets, label_smoothing)
+    # Comparing each column with the target fuses into the pass over the logits; a scatter would be a kernel of its own.
+    is_target = torch.arange(vocabulary, device=logits.device)[None] == targets[:, None]  # (positions, vocabulary)
     aim = torch.where(is_target, 1 - label_smoothing, 0.0) + label_smoothing / vocabulary
-    gradient = (torch.exp(wide - spread[:, None]) - aim) * kept[:, None]
-    return (nats * kept).sum(), gradient.to(logits.dtype)
+    kept = targets != IGNORE_INDEX  # (positions,)
+    return (nats * kept).sum(), ((torch.exp(wide - spread[:, None]) - aim) * kept[:, None]).to(logits.dtype)
 
 
 @functools.cache
-def compiled_kernel(backend: str = "inductor") -> Kernel:
-    """Return the kernel compiled, for a GPU: once for all numbers of positions.
-
-    Args:
-        backend: of ``torch.compile``.
-    """
-    compiled: Kernel = torch.compile(_pointwise_kernel, backend=backend)
-
-    def kernel(
-        logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        # A micro-batch has as many positions as its rows teach: hardly ever the same number twice.
-        torch._dynamo.maybe_mark_dynamic(logits, 0)
-        torch._dynamo.maybe_mark_dynamic(targets, 0)
-        return compiled(logits, targets, label_smoothing)
-
+def _compiled(backend: str) -> Kernel:
+    kernel: Kernel = torch.compile(_pointwise_kernel, backend=backend)
     return kernel
 
 
+def compiled_kernel(
+    logits: torch.Tensor, targets: torch.Tensor, label_smoothing: float, *, backend: str = "inductor"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Do what :func:`plain_kernel` does, compiled for a GPU: once for all numbers of positions.
+
+    Args:
+        logits: see :func:`plain_kernel`.
+        targets: see :func:`plain_kernel`.
+        label_smoothing: see :func:`plain_kernel`.
+        backend: of ``torch.compile``.
+
+    Returns:
+        See :func:`plain_kernel`.
+    """
+    # A micro-batch has as many positions as its rows teach: hardly ever the same number twice.
+    torch._dynamo.maybe_mark_dynamic(logits, 0)
+    torch._dynamo.maybe_mark_dynamic(targets, 0)
+    return _compiled(backend)(logits, targets, label_smoothing)
+
+
 Kernel = Callable[[torch.Tensor, torch.Tensor, float], tuple[torch.Tensor, torch.Tensor]]
+
+Implementation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
+"""Sum the loss, in nats, of hidden states under a head: its weight and bias, the targets and label smoothing."""
+
+
+def linear_sum_nats(dtype: torch.dtype, kernel: Kernel = plain_kernel) -> Implementation:
+    """Return what sums the loss of a linear head over all targets, for training.
+
+    Its result is a scalar in nats, float32: sums are made in that type, whatever that of the products.
+
+    Args:
+        dtype: type of the matrix products.
+        kernel: turns a chunk's logits into its loss and their gradient.
+    """
+    # A partial is no frame of its own between the head and the kernel.
+    return functools.partial(_LinearSumNats.apply, dtype, kernel)
 
 
 class _LinearSumNats(torch.autograd.Function):
@@ -197,15 +159,17 @@ class _LinearSumNats(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd hands them over by position
         ctx: Any,
+        dtype: torch.dtype,
+        kernel: Kernel,
         hidden: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         label_smoothing: float,
-        dtype: torch.dtype,
-        kernel: Kernel,
     ) -> torch.Tensor:
-        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        # (positions, features), (vocabulary, features), (vocabulary,), (positions,)
+        _, _, needs_hidden, needs_weight, needs_bias, _, _ = ctx.needs_input_grad
+        # Autocast would choose the types of the products once more, and keep casts of the weight.
         with torch.autocast(hidden.device.type, enabled=False):
             matrix = weight.to(dtype)
             size = chunk_positions(weight.shape[0], device=hidden.device.type, bytes_per_logit=dtype.itemsize)
@@ -215,12 +179,11 @@ class _LinearSumNats(torch.autograd.Function):
             of_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
             of_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and needs_bias else None
             for start in range(0, len(hidden), size):
-                rows = hidden[start : start + size].to(dtype)
-                wanted = targets[start : start + size]
-                logits = rows @ matrix.t()
+                rows = hidden[start : start + size].to(dtype)  # (chunk, features)
+                logits = rows @ matrix.t()  # (chunk, vocabulary)
                 if bias is not None:
                     logits += bias.to(dtype)
-                chunk_nats, gradient = kernel(logits, wanted, label_smoothing)
+                chunk_nats, gradient = kernel(logits, targets[start : start + size], label_smoothing)
                 nats += chunk_nats
                 if of_hidden is not None:
                     of_hidden[start : start + size] = gradient @ matrix
@@ -228,6 +191,7 @@ class _LinearSumNats(torch.autograd.Function):
                     _add_product(of_weight, gradient.t(), rows)
                 if of_bias is not None:
                     of_bias += gradient.sum(dim=0, dtype=torch.float32)
+                # Else two chunks' logits would be there at once, while the next ones are made.
                 del logits, gradient
         ctx.save_for_backward(of_hidden, of_weight, of_bias)
         ctx.weight_dtype, ctx.bias_dtype = weight.dtype, None if bias is None else bias.dtype
@@ -235,14 +199,15 @@ class _LinearSumNats(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
-        (scale,) = gradients
+        (scale,) = gradients  # a scalar: what the sum is multiplied by, such as one over the step's tokens
         of_hidden, of_weight, of_bias = ctx.saved_tensors
         return (
+            None,
+            None,
             None if of_hidden is None else of_hidden * scale.to(of_hidden.dtype),
+            # In place: nobody needs the unscaled sum, and it is as large as the head.
             None if of_weight is None else of_weight.mul_(scale).to(ctx.weight_dtype),
             None if of_bias is None else of_bias.mul_(scale).to(ctx.bias_dtype),
-            None,
-            None,
             None,
             None,
         )
@@ -253,26 +218,29 @@ def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -
     if left.dtype == torch.float32:
         total.addmm_(left, right)
     else:
+        # addmm wants one type for all three; the product is rounded to 16 bits once, the sum never.
         total += left @ right
 
 
-def checkpointed_sum_nats(
+def sum_nats_in_chunks(
     head: Callable[[torch.Tensor], torch.Tensor],
     hidden: torch.Tensor,
     targets: torch.Tensor,
     *,
     label_smoothing: float = 0.0,
     vocabulary: int,
+    bytes_per_logit: int = 4,
     hits: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Sum the loss of any head over all targets; each chunk's logits are made again in the backward pass.
+    """Sum the loss of any head over all targets; each chunk's logits are made again in the backward pass, if any.
 
     Args:
         head: turns hidden states into logits, such as a head with an adapter on it.
         hidden: ``(positions, features)``.
         targets: ``(positions,)``.
-        label_smoothing: as for :func:`linear_sum_nats`.
+        label_smoothing: see :func:`plain_kernel`.
         vocabulary: logits of a position.
+        bytes_per_logit: of the type that the head makes.
         hits: receives what :func:`count_hits` counts; only where no gradient is wanted.
 
     Returns:
@@ -281,17 +249,18 @@ def checkpointed_sum_nats(
     from torch.utils.checkpoint import checkpoint
 
     def chunk(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
-        logits = head(rows).float()
+        logits = head(rows)  # (chunk, vocabulary)
         if hits is not None:
             hits.add_(count_hits(logits, wanted))
         return cross_entropy(
-            logits, wanted, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing
+            logits.float(), wanted, ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=label_smoothing
         )
 
-    assert hits is None or not torch.is_grad_enabled(), "the backward pass would count again"
-    size = chunk_positions(vocabulary, device=hidden.device.type, bytes_per_logit=4)
+    # Without gradients there is nothing to make again, and checkpointing would wait for the device's random state.
+    run: Any = functools.partial(checkpoint, chunk, use_reentrant=False) if torch.is_grad_enabled() else chunk
+    assert hits is None or run is chunk, "the backward pass would count again"
+    size = chunk_positions(vocabulary, device=hidden.device.type, bytes_per_logit=bytes_per_logit)
     nats = torch.zeros((), dtype=torch.float32, device=hidden.device)
     for start in range(0, len(hidden), size):
-        part: Any = checkpoint(chunk, hidden[start : start + size], targets[start : start + size], use_reentrant=False)
-        nats = nats + part
+        nats = nats + run(hidden[start : start + size], targets[start : start + size])
     return nats

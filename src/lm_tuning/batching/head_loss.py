@@ -5,20 +5,17 @@ from __future__ import annotations
 import importlib.util
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.functional import cross_entropy, linear
 
-from lm_tuning.batching.chunked_loss import checkpointed_sum_nats, compiled_kernel, linear_sum_nats
-from lm_tuning.models.structure import inner_model
+from lm_tuning.batching.chunked_loss import Implementation, compiled_kernel, linear_sum_nats, sum_nats_in_chunks
+from lm_tuning.models.structure import backbone_of, inner_model
 from lm_tuning.text.store.table import IGNORE_INDEX
 
 logger = logging.getLogger(__name__)
-
-Implementation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor, float], torch.Tensor]
-"""Sum the loss, in nats, of hidden states under a head: its weight and bias, the targets and label smoothing."""
 
 PARITY = 2e-3
 """Relative difference of loss from plain cross-entropy up to which an implementation counts as right in 16 bits."""
@@ -65,28 +62,24 @@ class HeadLoss:
         Returns:
             A scalar in nats, float32.
         """
+        options: Any = {"label_smoothing": label_smoothing, "vocabulary": self.head.out_features, "hits": hits}
         if self.implementation is None:
-            return checkpointed_sum_nats(
-                self.head,
+            return sum_nats_in_chunks(lambda rows: self.head(rows).float(), hidden, targets, **options)
+        weight, bias = self.head.weight, self.head.bias  # (vocabulary, features), (vocabulary,) or none
+        if torch.is_grad_enabled():
+            assert hits is None, "training counts no hits"
+            return self.implementation(hidden, weight, bias, targets, label_smoothing)
+        # The implementations make gradients on the way, which nobody wants here.
+        dtype = self.compute_dtype
+        with torch.autocast(hidden.device.type, enabled=False):
+            weight, bias = weight.to(dtype), None if bias is None else bias.to(dtype)
+            return sum_nats_in_chunks(
+                lambda rows: linear(rows.to(dtype), weight, bias),
                 hidden,
                 targets,
-                label_smoothing=label_smoothing,
-                vocabulary=self.head.out_features,
-                hits=hits,
+                bytes_per_logit=dtype.itemsize,
+                **options,
             )
-        if not torch.is_grad_enabled():
-            # The others make gradients on the way, which nobody wants here.
-            return linear_sum_nats(
-                hidden,
-                self.head.weight,
-                self.head.bias,
-                targets,
-                label_smoothing=label_smoothing,
-                compute_dtype=self.compute_dtype,
-                hits=hits,
-            )
-        assert hits is None, "training counts no hits"
-        return self.implementation(hidden, self.head.weight, self.head.bias, targets, label_smoothing)
 
 
 def choose_head_loss(
@@ -108,8 +101,6 @@ def choose_head_loss(
     Returns:
         The choice, ``None`` when all logits must be made at once, and the reason in words.
     """
-    from lm_tuning.models.structure import backbone_of
-
     inner = inner_model(model)
     head = inner.get_output_embeddings() if hasattr(inner, "get_output_embeddings") else None
     if head is None or not hasattr(head, "out_features"):
@@ -140,20 +131,10 @@ def choose_head_loss(
 
 def _candidates(head: Any, dtype: torch.dtype, device: str, label_smoothing: float) -> dict[str, Implementation]:
     """Return what can make the loss here, the plain one first."""
-
-    def plain(hidden: Any, weight: Any, bias: Any, targets: Any, smoothing: float) -> torch.Tensor:
-        return linear_sum_nats(hidden, weight, bias, targets, label_smoothing=smoothing, compute_dtype=dtype)
-
-    found: dict[str, Implementation] = {"PyTorch": plain}
+    found = {"PyTorch": linear_sum_nats(dtype)}
     if device != "cuda":
         return found
-
-    def compiled(hidden: Any, weight: Any, bias: Any, targets: Any, smoothing: float) -> torch.Tensor:
-        return linear_sum_nats(
-            hidden, weight, bias, targets, label_smoothing=smoothing, compute_dtype=dtype, kernel=compiled_kernel()
-        )
-
-    found["PyTorch compiled"] = compiled
+    found["PyTorch compiled"] = linear_sum_nats(dtype, compiled_kernel)
     if importlib.util.find_spec("liger_kernel") is not None:
         found["Liger"] = _liger(dtype)
     # It makes the logits twice, which pays where the head is frozen and the gradient of its weight is not wanted.
@@ -238,8 +219,8 @@ def _reference(head: Any, hidden: torch.Tensor, targets: torch.Tensor, smoothing
         part = slice(start, start + _REFERENCE_POSITIONS)
         with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
             leaf = hidden[part].float().requires_grad_()
-            logits = torch.nn.functional.linear(leaf, weight, bias)
-            loss = torch.nn.functional.cross_entropy(
+            logits = linear(leaf, weight, bias)
+            loss = cross_entropy(
                 logits, targets[part], ignore_index=IGNORE_INDEX, reduction="sum", label_smoothing=smoothing
             )
             loss.backward()  # type: ignore[no-untyped-call]

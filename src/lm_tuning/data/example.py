@@ -97,6 +97,7 @@ def find_functions(library: Path, *, on_progress: OnProgress = ignore_progress) 
 
 
 def _library_files(library: Path) -> Iterator[Path]:
+    # Read as text and parsed, never imported: modules of the library do things when they are imported.
     for path in library.rglob("*.py"):
         parts = path.relative_to(library).with_suffix("").parts
         # Distributions put files of their own beside the library; only its own modules are on this list.
@@ -109,6 +110,7 @@ def _documented_functions(path: Path) -> Iterator[tuple[str, str]]:
     try:
         text = path.read_text(encoding="utf-8")
         with warnings.catch_warnings():
+            # Invalid escapes in other people's code are no concern of whoever makes the example.
             warnings.simplefilter("ignore", SyntaxWarning)
             tree = ast.parse(text)
     except (SyntaxError, ValueError):  # a few files are there to show broken syntax or another encoding
@@ -144,6 +146,7 @@ def _summary_of(function: _FunctionNode) -> str | None:
         sentence = _FIRST_SENTENCE.match(whole)
         # A paragraph that only lacks the full stop gets it.
         summary = sentence[0] if sentence else f"{whole}."
+    # Modules in C are described by their signatures, older ones by doctests or fields of reST.
     is_signature = summary.startswith((f"{function.name}(", ">>>", ":", "@")) or " -> " in summary
     is_sentence = summary[:1].isalpha() and summary[-2:-1].isalnum() | (summary[-2:-1] in ")'\"`*]")
     has_words = len(summary.split()) >= _MIN_SUMMARY_WORDS and len(_LONG_WORD.findall(summary)) > 1

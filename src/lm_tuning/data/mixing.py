@@ -16,6 +16,7 @@ def rows_per_epoch(weight: float | Fraction, num_rows: int) -> int:
         weight: of the source, taken as typed: 2.3 means 23/10, not the nearest binary fraction.
         num_rows: of the source.
     """
+    # round() would take halves to the even neighbour, and 0.5 of 5 rows would be 2 while 0.5 of 7 is 4.
     return math.floor(Fraction(str(weight)) * num_rows + Fraction(1, 2))
 
 

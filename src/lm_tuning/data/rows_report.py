@@ -2,19 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePath
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
-from lm_tuning.data.check.findings import shorten
 from lm_tuning.data.check.policy import ALWAYS_SKIPPED
 from lm_tuning.data.format.examples import JSON_FIELDS
-from lm_tuning.wording import count_of, escape_markdown, fence
+from lm_tuning.reporting.document import (
+    Block,
+    Code,
+    Heading,
+    Inline,
+    Item,
+    Items,
+    Paragraph,
+    Preformatted,
+    Section,
+    Strong,
+    Table,
+    Words,
+)
+from lm_tuning.reporting.markdown import write_section
+from lm_tuning.reporting.text import shorten_path, write_share
+from lm_tuning.wording import count_of, shorten
 
 _MAX_SHOWN_ROWS = 20
 _MAX_SHOWN_CLASSES = 30
 _MAX_SHOWN_FILES = 50
 _MAX_SHOWN_CHARACTERS = 300
+_MAX_NAME_CHARACTERS = 60
 _OUTCOMES = {"skipped": "left out", "refused": "refused: nothing is trained on before they are fixed", "kept": "kept"}
 
 
@@ -45,7 +61,8 @@ def build_rows_section(summary: Mapping[str, Any], findings: Mapping[str, Any]) 
         "data_bad_fraction": bad_fraction,
         **{f"data_finding_{kind}": found["num_rows"] for kind, found in findings.items()},
     }
-    return {"facts": facts, "metrics": metrics, "markdown": "\n\n".join(_markdown(summary, findings))}
+    section = Section("rows", "Rows", list(_blocks(summary, findings)))
+    return {"facts": facts, "metrics": metrics, "markdown": write_section(section)}
 
 
 _COPIED = (
@@ -65,104 +82,82 @@ _COPIED = (
 )
 
 
-def _markdown(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> Iterator[str]:
-    counts = summary["num_rows"]
+def _blocks(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> Iterator[Block]:
     is_unread = summary.get("is_unread", False)
-    yield "## Rows"
-    yield _told_counts(counts, summary)
+    yield Paragraph(_told_counts(summary["num_rows"], summary))
     if summary["refused"]:
-        listed = [f"- {escape_markdown(problem)}" for problem in summary["refused"][:_MAX_SHOWN_ROWS]]
-        more = len(summary["refused"]) - _MAX_SHOWN_ROWS
-        yield "**The run stopped here**, for this reason:"
-        yield "\n".join([*listed, *([f"- and {more:,} more"] if more > 0 else [])])
+        yield Paragraph((Strong("The run stopped here"), ", for this reason:"))
+        yield Items(_first(map(Item, summary["refused"]), len(summary["refused"])))
     if not is_unread:
-        yield f"Read as `{summary['format']}`: {escape_markdown(summary['reading'])}."
+        yield Paragraph(("Read as ", Code(summary["format"]), f": {summary['reading']}."))
     if summary["template"]:
-        yield f"The template:\n\n{fence(summary['template'])}"
+        yield Preformatted(summary["template"], "The template:")
     if summary["not_used"]:
-        yield f"Columns that nothing reads: {escape_markdown(', '.join(map(repr, summary['not_used'])))}."
-    yield "### Files"
-    yield _files_table(summary["files"])
-    yield from _exploded_lines(summary["files"])
+        yield Paragraph(f"Columns that nothing reads: {', '.join(map(repr, summary['not_used']))}.")
+    yield from _file_blocks(summary["files"])
     if len(summary["mixing"]) > 1 or any(source["weight"] != 1 for source in summary["mixing"]):
-        yield "### Sources"
-        yield _table(
+        yield Table(
+            "Sources",
             ("Source", "Weight", "Rows", "Rows per epoch, before any are held out"),
-            [
-                (escape_markdown(str(one["path"])), f"{one['weight']:g}", one["num_rows"], one["rows_per_epoch"])
-                for one in summary["mixing"]
-            ],
+            [(one["path"], f"{one['weight']:g}", one["num_rows"], one["rows_per_epoch"]) for one in summary["mixing"]],
         )
-    yield from _length_parts(summary.get("text_lengths"))
+    yield from _length_blocks(summary.get("text_lengths"))
     if summary["classes"]:
-        yield "### Classes"
-        yield from _class_parts(summary["classes"], summary["label_map"] or {})
-    yield "### Findings"
+        yield from _class_blocks(summary["classes"], summary["label_map"] or {})
+    yield Heading("Findings")
     has_mixed_labels = len((summary["classes"] or {}).get("types", ())) > 1
     if has_mixed_labels:
         yield _mixed_labels(summary["classes"])
-    if not findings and has_mixed_labels:
-        return
-    if not findings:
-        yield "None: nothing is unusual about any row." if not is_unread else "None in the rows that were read."
-        return
-    yield _table(
-        ("Finding", "Rows", "Outcome", "What it means"),
-        [(f"`{kind}`", one["num_rows"], one["fate"], one["meaning"]) for kind, one in findings.items()],
-    )
-    for kind, one in findings.items():
-        yield f"#### `{kind}`: {count_of(one['num_rows'], 'row')} {_OUTCOMES[one['fate']]}"
-        yield "\n".join(_row_lines(one))
+    if findings:
+        yield from _finding_blocks(findings)
+    elif not has_mixed_labels:
+        nothing = "None: nothing is unusual about any row."
+        yield Paragraph("None in the rows that were read." if is_unread else nothing)
 
 
-def _told_counts(counts: Mapping[str, int], summary: Mapping[str, Any]) -> str:
+def _told_counts(counts: Mapping[str, int], summary: Mapping[str, Any]) -> Inline:
     if summary.get("is_unread", False):
         return (
-            "**The rows could not be read to the end.** Nothing below is about a whole set of rows, and nothing is "
-            f"trained on. Rows read before: **{counts['read']:,}**; bad ones among them: **{counts['skipped']:,}**."
+            Strong("The rows could not be read to the end."),
+            " Nothing below is about a whole set of rows, and nothing is trained on. Rows read before: ",
+            Strong(f"{counts['read']:,}"),
+            "; bad ones among them: ",
+            Strong(f"{counts['skipped']:,}"),
+            ".",
         )
     return (
-        f"Rows read from {count_of(len(summary['files']), 'file')}: **{counts['read']:,}**. Good ones: "
-        f"**{counts['kept']:,}**. {_told_bad(counts, summary)}"
+        f"Rows read from {count_of(len(summary['files']), 'file')}: ",
+        Strong(f"{counts['read']:,}"),
+        ". Good ones: ",
+        Strong(f"{counts['kept']:,}"),
+        ". ",
+        *_told_bad(counts, summary),
     )
 
 
-def _length_parts(lengths: Mapping[str, Mapping[str, int | float]] | None) -> Iterator[str]:
-    if not lengths:
-        return
-    figures = ("num_rows", "mean", "p50", "p90", "p99", "longest")
-    rows = [
-        (f"`{name}`{' (as JSON)' * (name in JSON_FIELDS)}", *(one[figure] for figure in figures))
-        for name, one in lengths.items()
-    ]
-    yield "### Lengths of texts, in characters"
-    yield _table(("Field", "Rows", "Mean", "Median", "90 % up to", "99 % up to", "Longest"), rows)
-
-
-def _told_bad(counts: Mapping[str, int], summary: Mapping[str, Any]) -> str:
+def _told_bad(counts: Mapping[str, int], summary: Mapping[str, Any]) -> tuple[Words, ...]:
     if not counts["skipped"]:
-        return "None is bad."
-    share = f"{counts['skipped'] / counts['read']:.2%}"
+        return ("None is bad.",)
+    num_bad, share = Strong(f"{counts['skipped']:,}"), write_share(counts["skipped"], counts["read"])
     if summary["on_bad_row"] == "error":
-        return f"Bad ones: **{counts['skipped']:,}** ({share}); `data.on_bad_row: error` lets none pass."
-    limit = f"`data.max_bad_fraction` lets {summary['max_bad_fraction']:.2%} pass"
+        return "Bad ones: ", num_bad, f" ({share}); data.on_bad_row: error lets none pass."
+    limit = f"data.max_bad_fraction lets {summary['max_bad_fraction']:.2%} pass"
     if summary["max_bad_fraction"]:
         limit += f", and up to {ALWAYS_SKIPPED} rows of a file whatever their share"
-    return f"Bad ones, left out: **{counts['skipped']:,}** ({share}); {limit}."
+    return "Bad ones, left out: ", num_bad, f" ({share}); {limit}."
 
 
-def _files_table(files: Sequence[Mapping[str, Any]]) -> str:
-    rows = [
-        (
-            escape_markdown(_shown_path(file["path"])),
-            file["split"],
-            *_counts_of_file(file),
-        )
-        for file in files[:_MAX_SHOWN_FILES]
-    ]
-    table = _table(("File", "Split", "Rows read", "Good", "Bad", "First row id"), rows)
-    more = len(files) - _MAX_SHOWN_FILES
-    return f"{table}\n\nand {count_of(more, 'more file')}." if more > 0 else table
+def _file_blocks(files: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
+    yield Table(
+        "Files",
+        ("File", "Split", "Rows read", "Good", "Bad", "First row id"),
+        [(shorten_path(file["path"]), file["split"], *_counts_of_file(file)) for file in files[:_MAX_SHOWN_FILES]],
+        text_columns=(0, 1),
+    )
+    if len(files) > _MAX_SHOWN_FILES:
+        yield Paragraph(f"and {count_of(len(files) - _MAX_SHOWN_FILES, 'more file')}.")
+    for file in [file for file in files if file.get("exploded")][:_MAX_SHOWN_FILES]:
+        yield _exploded(file, file["exploded"])
 
 
 def _counts_of_file(file: Mapping[str, Any]) -> tuple[int | str, ...]:
@@ -172,88 +167,104 @@ def _counts_of_file(file: Mapping[str, Any]) -> tuple[int | str, ...]:
     return file["rows_read"], file["rows_kept"], sum(file["rows_skipped"].values()), file["first_row_id"]
 
 
-def _exploded_lines(files: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Describe what became of the lists that were exploded."""
-    for file in [file for file in files if file.get("exploded")][:_MAX_SHOWN_FILES]:
-        told = file["exploded"]
-        lists = ", ".join(f"`{escape_markdown(name)}`" for name in told["lists"])
-        before, after = count_of(told["rows_in_file"], "row"), count_of(file["rows_read"], "row")
-        text = (
-            f"{escape_markdown(_shown_path(file['path']))}: {before} of the file became {after} by `data.explode` "
-            f"({lists}). Row numbers here count the rows after it."
+def _exploded(file: Mapping[str, Any], told: Mapping[str, Any]) -> Paragraph:
+    """Describe what became of the lists of a file that were exploded."""
+    before, after = count_of(told["rows_in_file"], "row"), count_of(file["rows_read"], "row")
+    lists = [part for name in told["lists"] for part in (", ", Code(name))][1:]
+    empty = ""
+    if told["rows_with_empty_lists"]:
+        named = ", ".join(f"{number:,}" for number in told["first_rows_with_empty_lists"])
+        more = told["rows_with_empty_lists"] - len(told["first_rows_with_empty_lists"])
+        empty = (
+            f" An empty list, which gives no row, is in {count_of(told['rows_with_empty_lists'], 'row')} of the "
+            f"file: {named}{f' and {more:,} more' if more else ''}."
         )
-        if told["rows_with_empty_lists"]:
-            named = ", ".join(f"{number:,}" for number in told["first_rows_with_empty_lists"])
-            more = told["rows_with_empty_lists"] - len(told["first_rows_with_empty_lists"])
-            text += (
-                f" An empty list, which gives no row, is in {count_of(told['rows_with_empty_lists'], 'row')} of the "
-                f"file: {named}{f' and {more:,} more' if more else ''}."
-            )
-        yield text
+    return Paragraph(
+        (
+            f"{shorten_path(file['path'])}: {before} of the file became {after} by data.explode (",
+            *lists,
+            f"). Row numbers here count the rows after it.{empty}",
+        )
+    )
 
 
-def _class_parts(classes: Mapping[str, Any], label_map: Mapping[str, int]) -> Iterator[str]:
+def _length_blocks(lengths: Mapping[str, Mapping[str, int | float]] | None) -> Iterator[Block]:
+    if lengths:
+        figures = ("num_rows", "mean", "p50", "p90", "p99", "longest")
+        yield Table(
+            "Lengths of texts, in characters",
+            ("Field", "Rows", "Mean", "Median", "90 % up to", "99 % up to", "Longest"),
+            [
+                ((Code(name), " (as JSON)" * (name in JSON_FIELDS)), *(one[figure] for figure in figures))
+                for name, one in lengths.items()
+            ],
+        )
+
+
+def _class_blocks(classes: Mapping[str, Any], label_map: Mapping[str, int]) -> Iterator[Block]:
     num_rows = sum(classes["num_rows"].values())
     listed = list(classes["num_rows"].items())[:_MAX_SHOWN_CLASSES]
-    yield (
-        f"{count_of(classes['num_classes'], 'class')} in column {escape_markdown(repr(classes['column']))}; always "
-        f"guessing the largest would be right for {listed[0][1] / num_rows:.1%} of the training rows."
+    yield Heading("Classes")
+    yield Paragraph(
+        f"{count_of(classes['num_classes'], 'class')} in column {classes['column']!r}; always guessing the largest "
+        f"would be right for {listed[0][1] / num_rows:.1%} of the training rows."
         if listed and num_rows
-        else f"No class in column {escape_markdown(repr(classes['column']))}."
+        else f"No class in column {classes['column']!r}."
     )
     if classes["similar"]:
         pairs = "; ".join(", ".join(map(repr, group)) for group in classes["similar"][:_MAX_SHOWN_ROWS])
-        yield f"These names differ in upper and lower case only, and are different classes: {escape_markdown(pairs)}."
+        yield Paragraph(f"These names differ in upper and lower case only, and are different classes: {pairs}.")
     if classes["only_held_out"]:
-        missing = escape_markdown(", ".join(map(repr, classes["only_held_out"][:_MAX_SHOWN_ROWS])))
-        yield f"No training row has these classes, so no answer to their rows can be right: {missing}."
-    rows = [
-        (escape_markdown(shorten(name, 60)), label_map.get(name, "-"), count, f"{count / num_rows:.2%}")
-        for name, count in listed
-    ]
-    yield _table(("Class", "Id", "Rows", "Share"), rows)
-    if classes["num_classes"] > len(listed):
-        smallest = escape_markdown(shorten(classes["smallest"], 60))
-        smaller = count_of(classes["num_classes"] - len(listed), "smaller one")
-        yield f"and {smaller}; the smallest is {smallest}."
-
-
-def _mixed_labels(classes: Mapping[str, Any]) -> str:
-    counts = ", ".join(f"{kind}: {count_of(number, 'row')}" for kind, number in classes["types"].items())
-    text = (
-        f"Note: labels in column {escape_markdown(repr(classes['column']))} are of different types ({counts}). All are "
-        'taken as text, so a number `1` and a text `"1"` are one class, as are `true` and `"true"`.'
+        missing = ", ".join(map(repr, classes["only_held_out"][:_MAX_SHOWN_ROWS]))
+        yield Paragraph(f"No training row has these classes, so no answer to their rows can be right: {missing}.")
+    yield Table(
+        "",
+        ("Class", "Id", "Rows", "Share"),
+        [
+            (shorten(name, _MAX_NAME_CHARACTERS), label_map.get(name, "-"), count, write_share(count, num_rows))
+            for name, count in listed
+        ],
     )
+    if classes["num_classes"] > len(listed):
+        smaller = count_of(classes["num_classes"] - len(listed), "smaller one")
+        yield Paragraph(f"and {smaller}; the smallest is {shorten(classes['smallest'], _MAX_NAME_CHARACTERS)}.")
+
+
+def _mixed_labels(classes: Mapping[str, Any]) -> Paragraph:
+    counts = ", ".join(f"{kind}: {count_of(number, 'row')}" for kind, number in classes["types"].items())
+    joined = ""
     if classes["joined"]:
-        joined = ", ".join(repr(shorten(name, 60)) for name in classes["joined"][:_MAX_SHOWN_ROWS])
+        names = ", ".join(repr(shorten(name, _MAX_NAME_CHARACTERS)) for name in classes["joined"][:_MAX_SHOWN_ROWS])
         more = len(classes["joined"]) - _MAX_SHOWN_ROWS
-        text += f" Classes with labels of several types: {escape_markdown(joined)}{f' and {more:,} more' * (more > 0)}."
-    return text
+        joined = f" Classes with labels of several types: {names}{f' and {more:,} more' * (more > 0)}."
+    return Paragraph(
+        (
+            f"Note: labels in column {classes['column']!r} are of different types ({counts}). All are taken as text, "
+            "so a number ",
+            *(Code("1"), " and a text ", Code('"1"'), " are one class, as are ", Code("true"), " and ", Code('"true"')),
+            f".{joined}",
+        )
+    )
 
 
-def _row_lines(finding: Mapping[str, Any]) -> Iterator[str]:
-    for row in finding["rows"][:_MAX_SHOWN_ROWS]:
-        reason = escape_markdown(shorten(row["reason"], _MAX_SHOWN_CHARACTERS))
-        yield f"- {escape_markdown(_shown_path(row['file']))}, row {row['row']:,}: {reason}"
-    more = finding["num_rows"] - min(len(finding["rows"]), _MAX_SHOWN_ROWS)
-    if more > 0:
-        yield f"- and {more:,} more, all by row number in the JSON file beside this one"
+def _finding_blocks(findings: Mapping[str, Any]) -> Iterator[Block]:
+    yield Table(
+        "",
+        ("Finding", "Rows", "Outcome", "What it means"),
+        [(Code(kind), one["num_rows"], one["fate"], one["meaning"]) for kind, one in findings.items()],
+        text_columns=(0, 2, 3),
+    )
+    for kind, one in findings.items():
+        yield Heading((Code(kind), f": {count_of(one['num_rows'], 'row')} {_OUTCOMES[one['fate']]}"), level=4)
+        rows = [
+            Item(f"{shorten_path(row['file'])}, row {row['row']:,}: {shorten(row['reason'], _MAX_SHOWN_CHARACTERS)}")
+            for row in one["rows"]
+        ]
+        yield Items(_first(rows, one["num_rows"], ", all by row number in the JSON file beside this one"))
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Write a table; numbers get thousands separators and stand on the right."""
-    is_number = [isinstance(value, int | float) or str(value).endswith("%") for value in (rows[0] if rows else head)]
-    lines = [
-        f"| {' | '.join(head)} |",
-        f"| {' | '.join('---:' if right else '---' for right in is_number)} |",
-    ]
-    for row in rows:
-        cells = [f"{value:,}" if isinstance(value, int | float) else str(value) for value in row]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def _shown_path(path: str) -> str:
-    """Shorten a path to its last three parts."""
-    parts = PurePath(path).parts
-    return path if len(parts) <= 4 else "/".join(("…", *parts[-3:]))
+def _first(items: Iterable[Item], total: int, elsewhere: str = "") -> list[Item]:
+    """Return the first items of a list, and how many more there are."""
+    shown = list(islice(items, _MAX_SHOWN_ROWS))
+    more = total - len(shown)
+    return [*shown, *([Item(f"and {more:,} more{elsewhere}")] if more > 0 else [])]

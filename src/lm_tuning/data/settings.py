@@ -117,6 +117,7 @@ def refuse_other_rows(checked_rows: Path, data: DataParameters, split: SplitPara
     Raises:
         UserError: what differs, and how to check the rows again.
     """
+    # Nodes can be run one by one, so the rows that lie here may be those of another run.
     stored, settings = read_manifest(checked_rows)["facts"]["settings"], check_settings(data, split, task=task)
     changed = [
         f"  - {name}: the stored rows were checked with {stored.get(name)!r}, the parameters say {settings.get(name)!r}"

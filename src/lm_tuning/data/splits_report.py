@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.data.check.findings import RowPositions, shorten
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.mixing import rows_per_epoch
 from lm_tuning.data.records import SPLITS
 from lm_tuning.data.split.class_shares import name_tied
 from lm_tuning.data.split.copies import describe_conflict
-from lm_tuning.wording import count_of, escape_markdown
+from lm_tuning.reporting.document import Block, Heading, Item, Items, Paragraph, Section, Table
+from lm_tuning.reporting.markdown import write_section
+from lm_tuning.reporting.text import write_share
+from lm_tuning.wording import count_of, noun_for, shorten
 
 _MAX_CLASSES = 30
 _MAX_ROWS = 20
+_MAX_CHARACTERS = 80
+_MAX_SENTENCE = 1000
 _HELD_OUT = SPLITS[1:]
 
 _HANDLING = {
@@ -52,9 +57,8 @@ def build_splits_section(summary: Mapping[str, Any], copies: Mapping[str, npt.ND
         ),
     )
     positions = RowPositions(summary["files"])
-    blocks = [
-        "## Splits",
-        _splits_table(summary),
+    blocks: list[Block] = [
+        *_split_rows(summary),
         *_folds(summary),
         *_duplicates(summary, copies, positions),
         *_leakage(summary, positions),
@@ -68,7 +72,7 @@ def build_splits_section(summary: Mapping[str, Any], copies: Mapping[str, npt.ND
         "facts": {name: summary[name] for name in names}
         | {"copies": {kind: dict(positions.by_file(ids)) for kind, ids in copies.items()}},
         "metrics": _metrics(summary),
-        "markdown": "\n\n".join(blocks),
+        "markdown": write_section(Section("splits", "Splits", blocks)),
     }
 
 
@@ -87,18 +91,18 @@ def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     return metrics
 
 
-def _splits_table(summary: Mapping[str, Any]) -> str:
+def _split_rows(summary: Mapping[str, Any]) -> Iterator[Block]:
     rows, total = summary["rows"], sum(summary["rows"].values())
-    way = f"by the key {_text(repr(summary['key']))} and seed" if summary["key"] else "by seed"
-    lines = ([name, f"{rows[name]:,}", _share(rows[name], total)] for name in SPLITS)
-    return f"Divided {way} {summary['seed']}.\n\n{_table(['split', 'rows', 'share'], lines)}"
+    way = f"by the key {shorten(repr(summary['key']), _MAX_CHARACTERS)} and seed" if summary["key"] else "by seed"
+    yield Paragraph(f"Divided {way} {summary['seed']}.")
+    yield Table("", ("split", "rows", "share"), [(name, rows[name], write_share(rows[name], total)) for name in SPLITS])
 
 
-def _folds(summary: Mapping[str, Any]) -> Iterator[str]:
+def _folds(summary: Mapping[str, Any]) -> Iterator[Block]:
     folds = summary["folds"]
     if folds:
         counts = ", ".join(f"{count:,}" for count in folds["num_rows_by_fold"])
-        yield (
+        yield Paragraph(
             f"Validation is fold {folds['fold']} of {folds['num_folds']} (counted from 0; rows by fold: {counts}). "
             f"Rows in no fold, always in train: {folds['num_rows_always_in_train']:,}."
         )
@@ -106,10 +110,10 @@ def _folds(summary: Mapping[str, Any]) -> Iterator[str]:
 
 def _duplicates(
     summary: Mapping[str, Any], found: Mapping[str, npt.NDArray[np.int64]], positions: RowPositions
-) -> Iterator[str]:
-    yield "### Duplicates"
+) -> Iterator[Block]:
+    yield Heading("Duplicates")
     copies, near = summary["duplicates"], summary["near_duplicates"]
-    yield (
+    yield Paragraph(
         f"Rows that repeat the text of another one, after trimming and NFC: {copies['num_copies']:,}. Left out: "
         f"{copies['num_dropped']:,} (split.duplicates: {copies['handling']}"
         + (f", split.duplicates_by: {copies['by']}" if copies["conflicts"] and copies["handling"] == "drop" else "")
@@ -123,12 +127,12 @@ def _duplicates(
     for kind, what in kinds.items():
         ids = found.get(kind, ())
         if len(ids):
-            yield f"{what}: {_named(ids, len(ids), positions)}."
+            yield Paragraph(f"{what}: {_named(ids, len(ids), positions)}.")
     yield from _conflicts(copies["conflicts"], positions)
     if not near:
-        yield "Nobody looked for near duplicates (split.near_duplicates: ignore)."
+        yield Paragraph("Nobody looked for near duplicates (split.near_duplicates: ignore).")
         return
-    yield (
+    yield Paragraph(
         f"Near duplicates of another text before them (similarity {near['similarity']} or more): "
         f"{near['num_near_copies']:,} of {count_of(near['num_compared'], 'different text')}, in "
         f"{count_of(near['num_units'], 'unit')}; they are {_HANDLING[near['handling']]}, left out: "
@@ -137,34 +141,34 @@ def _duplicates(
     )
     if near["largest"]:
         largest = near["largest"]
-        yield f"The largest unit has {count_of(largest['num_rows'], 'row')}: {_listed(largest, positions)}."
+        yield Paragraph(f"The largest unit has {count_of(largest['num_rows'], 'row')}: {_listed(largest, positions)}.")
 
 
-def _conflicts(conflicts: Mapping[str, Any] | None, positions: RowPositions) -> Iterator[str]:
+def _conflicts(conflicts: Mapping[str, Any] | None, positions: RowPositions) -> Iterator[Block]:
     """List the texts that stand in the splits under more than one label."""
     if not conflicts or not conflicts["num_texts"]:
         return
     counts = ", ".join(f"{count:,} in {name}" for name, count in conflicts["num_rows_by_split"].items() if count)
-    yield (
+    yield Paragraph(
         f"Texts with more than one label: {conflicts['num_texts']:,}, in {count_of(conflicts['num_rows'], 'row')} "
         f"({counts}). No answer is right for all rows of such a text."
     )
-    lines = [f"- {_text(describe_conflict(one, positions), 1000)}" for one in conflicts["first"]]
-    more = conflicts["num_texts"] - len(lines)
-    yield "\n".join([*lines, *([f"- and {count_of(more, 'more text')}"] if more else [])])
+    items = [Item(shorten(describe_conflict(one, positions), _MAX_SENTENCE)) for one in conflicts["first"]]
+    more = conflicts["num_texts"] - len(items)
+    yield Items([*items, *([Item(f"and {count_of(more, 'more text')}")] if more else [])])
 
 
-def _leakage(summary: Mapping[str, Any], positions: RowPositions) -> Iterator[str]:
+def _leakage(summary: Mapping[str, Any], positions: RowPositions) -> Iterator[Block]:
     leakage, near = summary["leakage"], summary["near_duplicates"]
-    yield "### Leakage"
+    yield Heading("Leakage")
     total = sum(summary["rows"][name] for name in _HELD_OUT)
-    yield (
+    yield Paragraph(
         f"Held-out rows that stand in train too, as copies{' or near duplicates' if near else ''}: "
         f"{leakage['num_rows']:,} of {total:,} ({leakage['fraction']:.2%})."
     )
     items = [
-        f"- {name}: rows with {what} in train: {side['num_rows']:,} "
-        f"({_share(side['num_rows'], summary['rows'][name])}): {_listed(side, positions)}"
+        f"{name}: rows with {what} in train: {side['num_rows']:,} "
+        f"({write_share(side['num_rows'], summary['rows'][name])}): {_listed(side, positions)}"
         for name in _HELD_OUT
         for kind, what in (("exact", "a copy"), ("near", "a near duplicate"))
         if (side := leakage[name][kind]) and side["num_rows"]
@@ -172,97 +176,110 @@ def _leakage(summary: Mapping[str, Any], positions: RowPositions) -> Iterator[st
     if summary["overlap"]["validation_test"]:
         sides = summary["overlap_rows"]["validation_test"]
         items.append(
-            f"- validation and test share {count_of(summary['overlap']['validation_test'], 'text')}: "
+            f"validation and test share {count_of(summary['overlap']['validation_test'], 'text')}: "
             f"{_listed(sides['validation'], positions)} and {_listed(sides['test'], positions)}"
         )
     if items:
-        yield "\n".join(items)
+        yield Items([Item(item) for item in items])
 
 
-def _groups(summary: Mapping[str, Any]) -> Iterator[str]:
+def _groups(summary: Mapping[str, Any]) -> Iterator[Block]:
     groups = summary["groups"]
     if groups:
         counts = ", ".join(f"{count:,} in {name}" for name, count in groups["num_groups_by_split"].items())
         largest = groups["largest"]
-        yield f"### Groups: {_text(groups['column'])}"
-        yield (
+        yield _heading("Groups", groups)
+        yield Paragraph(
             f"{count_of(groups['num_groups'], 'group')}, each kept whole ({counts}); the largest, "
-            f"{_text(largest['value'])}, has {count_of(largest['num_rows'], 'row')}."
+            f"{shorten(largest['value'], _MAX_CHARACTERS)}, has {count_of(largest['num_rows'], 'row')}."
         )
 
 
-def _classes(summary: Mapping[str, Any]) -> Iterator[str]:
+def _classes(summary: Mapping[str, Any]) -> Iterator[Block]:
     """Show the classes of the labels, and of the strata where those are others."""
     shares, classes = summary["class_shares"], summary["classes"]
     if shares:
-        yield f"### Classes: {_text(shares['column'])}"
-        yield " ".join(_largest(name, facts) for name, facts in shares["splits"].items() if facts["num_rows"])
-        totals = {name: max(facts["num_rows"], 1) for name, facts in shares["splits"].items()}
+        yield _heading("Classes", shares)
+        yield Paragraph(" ".join(_largest(name, one) for name, one in shares["splits"].items() if one["num_rows"]))
+        totals = {name: facts["num_rows"] for name, facts in shares["splits"].items()}
         yield from _class_table(shares["shown"], totals, num_classes=shares["num_classes"])
     if classes and classes["column"] != shares["column"]:
-        yield f"### Strata: {_text(classes['column'])}"
-        totals = {name: max(summary["rows"][name], 1) for name in SPLITS}
+        yield _heading("Strata", classes)
         shown = dict(list(classes["rows_by_split"].items())[:_MAX_CLASSES])
-        yield from _class_table(shown, totals, num_classes=classes["num_classes"])
+        yield from _class_table(shown, summary["rows"], num_classes=classes["num_classes"])
+
+
+def _heading(what: str, facts: Mapping[str, Any]) -> Heading:
+    return Heading(f"{what}: {shorten(facts['column'], _MAX_CHARACTERS)}")
 
 
 def _largest(split: str, facts: Mapping[str, Any]) -> str:
     """Name the largest class of a split, and those that are as large."""
     first = facts["largest"][0]
     return (
-        f"{split.capitalize()}: {count_of(facts['num_classes'], 'class', 'classes')}, the largest "
-        f"{name_tied(_text(first['class']), facts['num_largest'])} "
-        f"({_share(first['num_rows'], facts['num_rows'])})."
+        f"{split.capitalize()}: {count_of(facts['num_classes'], 'class')}, the largest "
+        f"{name_tied(shorten(first['class'], _MAX_CHARACTERS), facts['num_largest'])} "
+        f"({write_share(first['num_rows'], facts['num_rows'])})."
     )
 
 
 def _class_table(
     shown: Mapping[str, Mapping[str, int]], totals: Mapping[str, int], *, num_classes: int
-) -> Iterator[str]:
-    lines = [
-        [_text(label), *(f"{counts[name]:,} ({counts[name] / totals[name]:.2%})" for name in SPLITS)]
+) -> Iterator[Block]:
+    rows = [
+        (
+            shorten(label, _MAX_CHARACTERS),
+            # A split without rows has 0.00% of each class.
+            *(f"{counts[name]:,} ({write_share(counts[name], max(totals[name], 1))})" for name in SPLITS),
+        )
         for label, counts in shown.items()
     ]
-    yield _table(["class", *SPLITS], lines)
-    if num_classes > len(lines):
-        yield f"Smaller classes that are not shown: {num_classes - len(lines):,}."
+    yield Table("", ("class", *SPLITS), rows)
+    if num_classes > len(rows):
+        yield Paragraph(f"Smaller classes that are not shown: {num_classes - len(rows):,}.")
 
 
-def _untrained(summary: Mapping[str, Any], positions: RowPositions) -> Iterator[str]:
+def _untrained(summary: Mapping[str, Any], positions: RowPositions) -> Iterator[Block]:
     untrained = summary["untrained_classes"]
     if not untrained:
         return
-    yield f"### Classes without a training row: {_text(untrained['column'])}"
-    yield (
-        f"The division held out all rows of {untrained['num_classes']:,} "
-        f"class{'es' * (untrained['num_classes'] != 1)} ({_listed(untrained, positions)}), so they are never learned."
+    yield _heading("Classes without a training row", untrained)
+    yield Paragraph(
+        f"The division held out all rows of {count_of(untrained['num_classes'], 'class')} "
+        f"({_listed(untrained, positions)}), so they are never learned."
     )
-    lines = [[_text(name), f"{count:,}"] for name, count in list(untrained["num_rows_by_class"].items())[:_MAX_CLASSES]]
-    yield _table(["class", "held-out rows"], lines)
-    if untrained["num_classes"] > len(lines):
-        yield f"{untrained['num_classes'] - len(lines):,} more are in the JSON report (up to 1,000 in all)."
+    rows = [
+        (shorten(name, _MAX_CHARACTERS), count)
+        for name, count in list(untrained["num_rows_by_class"].items())[:_MAX_CLASSES]
+    ]
+    yield Table("", ("class", "held-out rows"), rows)
+    if untrained["num_classes"] > len(rows):
+        more = untrained["num_classes"] - len(rows)
+        yield Paragraph(f"{more:,} more are in the JSON report (up to 1,000 in all).")
 
 
-def _sources(summary: Mapping[str, Any]) -> Iterator[str]:
+def _sources(summary: Mapping[str, Any]) -> Iterator[Block]:
     sources = summary["sources"]
     if len(sources) > 1 or any(source["weight"] != 1 for source in sources):
-        yield "### Sources"
-        lines = (
+        yield Table(
+            "Sources",
+            ("source", "weight", "rows in train", "rows per epoch"),
             [
-                _text(source["path"]),
-                f"{source['weight']:g}",
-                f"{source['num_rows']:,}",
-                f"{rows_per_epoch(source['weight'], source['num_rows']):,}",
-            ]
-            for source in sources
+                (
+                    shorten(source["path"], _MAX_CHARACTERS),
+                    f"{source['weight']:g}",
+                    source["num_rows"],
+                    rows_per_epoch(source["weight"], source["num_rows"]),
+                )
+                for source in sources
+            ],
         )
-        yield _table(["source", "weight", "rows in train", "rows per epoch"], lines)
 
 
-def _warnings(summary: Mapping[str, Any]) -> Iterator[str]:
+def _warnings(summary: Mapping[str, Any]) -> Iterator[Block]:
     if summary["warnings"]:
-        yield "### Warnings"
-        yield "\n".join(f"- {_text(warning, 1000)}" for warning in summary["warnings"])
+        yield Heading("Warnings")
+        yield Items([Item(shorten(warning, _MAX_SENTENCE)) for warning in summary["warnings"]])
 
 
 def _listed(rows: Mapping[str, Any], positions: RowPositions) -> str:
@@ -273,21 +290,7 @@ def _named(row_ids: Sequence[int] | npt.NDArray[np.int64], num_rows: int, positi
     """Name the first rows of a list, each file once."""
     first = row_ids[:_MAX_ROWS]
     named = "; ".join(
-        f"{_text(path, 300)}, row{'s' * (len(numbers) > 1)} {' · '.join(f'{number:,}' for number in numbers)}"
+        f"{shorten(path, 300)}, {noun_for(len(numbers), 'row')} {' · '.join(f'{number:,}' for number in numbers)}"
         for path, numbers in positions.by_file(first)
     )
     return named + (f" and {num_rows - len(first):,} more" if num_rows > len(first) else "")
-
-
-def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    ruler = ["---", *["---:"] * (len(head) - 1)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ruler, *lines))
-
-
-def _text(value: str, max_characters: int = 80) -> str:
-    """Keep what a row says from being read as Markdown."""
-    return escape_markdown(shorten(value, max_characters))
-
-
-def _share(part: int, total: int) -> str:
-    return f"{part / total:.2%}" if total else "0%"

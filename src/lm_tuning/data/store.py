@@ -20,6 +20,7 @@ from lm_tuning.errors import UserError
 StoredRow: TypeAlias = dict[str, str | int | list[int] | None]
 """A row as it is stored: texts, ``row_id`` and ``source``, and perhaps column ranges."""
 
+# Rows that wait in memory, and rows of a batch: few enough that previews and samples read little.
 BATCH_ROWS = 4096
 _MAX_PREVIEW_CHARACTERS = 300
 
@@ -40,6 +41,7 @@ def example_schema(format: str, *, is_composed: bool = False) -> pa.Schema:
         format: see ``FIELDS``; it stands in the metadata of the schema as well.
         is_composed: whether prompts, or texts, are composed.
     """
+    # Strings have offsets of 32 bits, half as long as large ones: a batch may then hold 2 GiB of text.
     fields = [("row_id", pa.int64()), *((name, pa.string()) for name in FIELDS[format]), ("source", pa.int16())]
     if is_composed:
         fields.append((COLUMN_RANGES, pa.list_(pa.int32())))
@@ -188,6 +190,8 @@ class ExampleTable:
         """
         self.path = Path(path)
         try:
+            # Mapped, so that the pages of a file are shared by all processes that read it, and go first when memory is
+            # short.
             self._reader = pa.ipc.open_file(pa.memory_map(str(self.path), "r"))
             self.format = self._reader.schema.metadata[_FORMAT_KEY].decode()
             self.is_composed = COLUMN_RANGES in self._reader.schema.names
@@ -211,6 +215,7 @@ class ExampleTable:
         Args:
             num_rows: how many at most.
         """
+        # Batch by batch, since reading all rows for the first few would take the whole file.
         rows: list[StoredRow] = []
         for batch in self.batches():
             rows += batch.slice(0, num_rows - len(rows)).to_pylist()
@@ -256,6 +261,7 @@ def write_selected(
         for batch in source.batches():
             part = assignment[start : start + batch.num_rows]
             for index, writer in enumerate(writers):
+                # (rows of the batch,)
                 mask = part == index
                 if mask.all():
                     writer.append_batch(batch)

@@ -12,6 +12,7 @@ from kedro_datasets._typing import HTMLPreview
 
 from lm_tuning.datasets.entry import CatalogEntry
 from lm_tuning.datasets.handed import HandedDataset
+from lm_tuning.reporting.markdown import join_sections
 from lm_tuning.secrets import mask_known, mask_report
 from lm_tuning.storage.atomic import write_json_atomic, write_text_atomic
 
@@ -90,8 +91,8 @@ class ReportSectionDataset(CatalogEntry, AbstractDataset[dict[str, Any], dict[st
         facts, markdown = mask_report(data["facts"]), mask_known(data["markdown"])
         kept[self._section] = {"facts": facts, "metrics": data["metrics"], "markdown": markdown}
         encoded = json.dumps(kept, indent=1, ensure_ascii=False)
-        text = "\n\n".join([f"# {self._title}", *(section["markdown"].strip() for section in kept.values())])
-        write_text_atomic(self._filepath.with_suffix(".md"), text + "\n")
+        text = join_sections(self._title, (section["markdown"] for section in kept.values()))
+        write_text_atomic(self._filepath.with_suffix(".md"), text)
         write_text_atomic(self._filepath, encoded + "\n")
 
     def mark_earlier(self) -> None:

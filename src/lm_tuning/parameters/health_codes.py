@@ -25,7 +25,7 @@ class HealthCode:
     meaning: str
 
 
-# In the order in which a run comes upon them. What spoils a result for sure stops it, what may have a reason warns.
+# In the order in which a run comes upon them. What is sure to spoil a result stops it; what may have a reason warns.
 _ALL = [
     # The first loss.
     HealthCode("first-loss-off", "stop", "step 1 logs another loss than its rows have by a plain forward pass"),

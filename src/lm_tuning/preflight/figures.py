@@ -10,8 +10,9 @@ from typing import Any
 from lm_tuning.batching.micro_batches import choose_batching, choose_micro_batch_tokens
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.errors import UserError
+from lm_tuning.findings import SEVERITIES, SEVERITY_WORDS, Issue
 from lm_tuning.preflight.examples import decode_examples
-from lm_tuning.preflight.issues import LEVELS, find_issues
+from lm_tuning.preflight.issues import find_issues, store_issue
 from lm_tuning.preflight.labels import count_labels
 from lm_tuning.preflight.lengths import measure_lengths
 from lm_tuning.preflight.padding import choose_steps, measure_padding
@@ -216,7 +217,7 @@ def inspect_tokens(
         ),
     }
     issues = find_issues(figures)
-    return {"metrics": _metrics(figures, issues), "concerns": issues, **figures}
+    return {"metrics": _metrics(figures, issues), "concerns": [store_issue(issue) for issue in issues], **figures}
 
 
 def _rows_by_class(token_summary: Mapping[str, Any]) -> dict[str, dict[str, int]] | None:
@@ -252,11 +253,12 @@ def describe_preflight(figures: Mapping[str, Any]) -> list[str]:
     if counts["stop"]:
         lines.append("Training would refuse to start, or be in vain; see the issues.")
     if counts:
-        lines.append(f"Issues: {', '.join(count_of(counts[level], level) for level in LEVELS if counts[level])}.")
+        levels = [SEVERITY_WORDS[severity] for severity in SEVERITIES]
+        lines.append(f"Issues: {', '.join(count_of(counts[level], level) for level in levels if counts[level])}.")
     return [*lines, "All of it, with every example: preflight.html and preflight.md, beside the data report."]
 
 
-def _metrics(figures: Mapping[str, Any], issues: list[dict[str, str]]) -> dict[str, float]:
+def _metrics(figures: Mapping[str, Any], issues: list[Issue]) -> dict[str, float]:
     lengths, schedule, padding = figures["lengths"], figures["schedule"], figures["padding"]
     fractions = {choice["name"]: choice["padding_fraction"] for choice in padding["choices"]}
     metrics = {
@@ -272,8 +274,8 @@ def _metrics(figures: Mapping[str, Any], issues: list[dict[str, str]]) -> dict[s
         "data_total_steps": schedule["total_steps"],
         "data_total_tokens": schedule["tokens_of_run"],
         "data_end_learned_fraction": figures["special_tokens"]["end_learned_fraction"],
-        "data_preflight_stops": sum(issue["level"] == "stop" for issue in issues),
-        "data_preflight_warnings": sum(issue["level"] == "warning" for issue in issues),
+        "data_preflight_stops": sum(issue.severity == "stop" for issue in issues),
+        "data_preflight_warnings": sum(issue.severity == "warn" for issue in issues),
     }
     if figures["labels"]:
         metrics["data_majority_fraction"] = figures["labels"]["majority_fraction"]

@@ -6,26 +6,24 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
-from lm_tuning.preflight.row_issues import LIMITS, about_labels, about_rows, about_splits, advise_limit, issue
+from lm_tuning.findings import SEVERITY_WORDS, Issue, gravest_first
+from lm_tuning.preflight.records import StoredIssue
+from lm_tuning.preflight.row_issues import LIMITS, about_labels, about_rows, about_splits, advise_limit
 from lm_tuning.wording import count_of
-
-LEVELS = ("stop", "warning", "note")
-"""``stop``: training refuses, or is in vain. ``warning``: results will be worse than they need be, or look better than
-they are. ``note``: nothing wrong, but good to know."""
 
 _FEW_STEPS = 20
 
 
-def find_issues(figures: Mapping[str, Any]) -> list[dict[str, str]]:
+def find_issues(figures: Mapping[str, Any]) -> list[Issue]:
     """Look through all figures.
 
     Args:
         figures: what ``inspect_tokens`` has gathered.
 
     Returns:
-        ``level`` (see ``LEVELS``), ``section``, ``text`` and ``advice`` of each issue, sorted by level.
+        The issues, the gravest first; the kind of each is the section of the report that it belongs to.
     """
-    found = [
+    found: list[Issue] = [
         *_about_schedule(figures["schedule"], figures["num_rows"], figures["lengths"]["quantiles"]["row"]["max"]),
         *_about_vocabulary(figures.get("vocabulary")),
         *_about_tokens(figures),
@@ -41,51 +39,75 @@ def find_issues(figures: Mapping[str, Any]) -> list[dict[str, str]]:
         ),
         *_about_padding(figures["padding"]),
     ]
-    return sorted(found, key=lambda issue: LEVELS.index(issue["level"]))
+    return gravest_first(found)
 
 
-def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longest: int) -> Iterator[dict[str, str]]:
+def store_issue(issue: Issue) -> StoredIssue:
+    """Return an issue as ``preflight.json`` holds it.
+
+    Args:
+        issue: see `find_issues`.
+    """
+    return {
+        "level": SEVERITY_WORDS[issue.severity],
+        "section": issue.kind,
+        "text": issue.message,
+        "advice": issue.fix,
+    }
+
+
+def read_issue(stored: StoredIssue) -> Issue:
+    """Return what `store_issue` was given.
+
+    Args:
+        stored: one of ``concerns``.
+    """
+    severity = next(severity for severity, word in SEVERITY_WORDS.items() if word == stored["level"])
+    return Issue(severity, stored["section"], stored["text"], stored["advice"])
+
+
+def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longest: int) -> Iterator[Issue]:
     steps, per_epoch, warmup = facts["total_steps"], facts["steps_per_epoch"], facts["warmup_steps_of_run"]
     rows, tokens = facts["effective_batch_rows"], facts["effective_batch_tokens"]
     rows_per_step = facts["rows_per_epoch"] / per_epoch
     if warmup and warmup >= steps:
-        yield issue(
+        yield Issue(
             "stop",
             "schedule",
             f"The warm-up takes {count_of(warmup, 'step')}, but the run has {steps:,}: training refuses to start.",
             "Lower train.trainer.warmup_steps (below 1 it is a fraction of all steps), or train for longer.",
         )
     elif warmup > steps // 2:
-        yield issue(
-            "warning",
+        yield Issue(
+            "warn",
             "schedule",
             f"The warm-up takes {warmup:,} of {count_of(steps, 'step')}.",
             "Lower train.trainer.warmup_steps; 0.03 to 0.1 of the steps is usual.",
         )
     if facts["load_best"] and not num_rows["validation"]:
-        yield issue(
+        yield Issue(
             "stop",
             "schedule",
             "train.load_best compares validation losses, and there are no validation rows: training refuses to start.",
             "Set split.validation or data.validation_path, or train.load_best to false.",
         )
     if facts["epochs"] < 1:
-        yield issue(
-            "warning",
+        yield Issue(
+            "warn",
             "schedule",
             f"The run ends after {facts['epochs']:.2f} epochs: {1 - facts['epochs']:.0%} of the rows are never seen.",
             "Raise train.max_steps, or take it as meant for a trial.",
         )
     if rows is not None and rows > facts["rows_per_epoch"]:
-        yield issue(
-            "warning",
+        yield Issue(
+            "warn",
             "schedule",
             f"A step takes {count_of(rows, 'row')}, but an epoch has {facts['rows_per_epoch']:,}: each epoch is a "
             "single step.",
             "Lower train.effective_batch_rows to at most a tenth of the rows.",
         )
     elif per_epoch > 1 and steps >= per_epoch and facts["last_step_rows"] * 2 < rows_per_step:
-        yield issue(
+        yield Issue(
             "note",
             "schedule",
             f"The last step of every epoch has {count_of(facts['last_step_rows'], 'row')}, where the others have about "
@@ -93,15 +115,15 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
             "It weighs as much as any other step; a batch size that divides the rows evenly avoids it.",
         )
     if tokens is not None and tokens < longest:
-        yield issue(
-            "warning",
+        yield Issue(
+            "warn",
             "schedule",
             f"A step takes at most {count_of(tokens, 'token')}, but rows have up to {longest:,}: such a row is a "
             "step by itself.",
             "Raise train.effective_batch_tokens to several times the longest row.",
         )
     if steps < _FEW_STEPS:
-        yield issue(
+        yield Issue(
             "note",
             "schedule",
             f"The whole run has {count_of(steps, 'step')}, which is few for a schedule to mean anything.",
@@ -109,7 +131,7 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
         )
     for name, what in (("eval_every_steps", "validation loss is measured"), ("save_every_steps", "checkpoint is made")):
         if facts[name] and facts[name] > steps:
-            yield issue(
+            yield Issue(
                 "note",
                 "schedule",
                 f"train.{name} is {facts[name]:,}, but the run has {count_of(steps, 'step')}: no {what} on the way.",
@@ -117,7 +139,7 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
             )
 
 
-def _about_vocabulary(facts: Mapping[str, Any] | None) -> Iterator[dict[str, str]]:
+def _about_vocabulary(facts: Mapping[str, Any] | None) -> Iterator[Issue]:
     if facts is None or facts["num_embeddings"] is None:
         return
     num_tokens, num_embeddings = facts["num_tokens"], facts["num_embeddings"]
@@ -130,7 +152,7 @@ def _about_vocabulary(facts: Mapping[str, Any] | None) -> Iterator[dict[str, str
         rows = ", ".join(count_of(number, f"{split} row") for split, number in beyond.items())
         ids = ", ".join(f"{token_id} ({token!r})" for token_id, token in facts["ids_beyond"].items())
         first = next(str(facts["rows_beyond"][split][0]) for split in beyond)
-        yield issue(
+        yield Issue(
             "stop",
             "special_tokens",
             f"The model embeds {num_embeddings:,} token ids and the tokenizer has {num_tokens:,}: {rows} hold ids that "
@@ -138,7 +160,7 @@ def _about_vocabulary(facts: Mapping[str, Any] | None) -> Iterator[dict[str, str
             advice,
         )
     elif num_tokens > num_embeddings:
-        yield issue(
+        yield Issue(
             "stop",
             "special_tokens",
             f"The tokenizer has {num_tokens:,} tokens and the model embeds {num_embeddings:,}. Training refuses to "
@@ -147,7 +169,7 @@ def _about_vocabulary(facts: Mapping[str, Any] | None) -> Iterator[dict[str, str
         )
 
 
-def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+def _about_tokens(figures: Mapping[str, Any]) -> Iterator[Issue]:
     advice = {
         "Does the model learn to stop?": "Use a chat template that ends each answer with the model's EOS token; where "
         "ends were cut, raise tokenize.max_length_tokens as far as the model goes, or shorten the rows.",
@@ -161,18 +183,18 @@ def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     }
     for judgement in figures["special_tokens"]["judgements"]:
         if judgement["verdict"] == "bad":
-            yield issue("warning", "special_tokens", judgement["answer"], advice[judgement["question"]])
+            yield Issue("warn", "special_tokens", judgement["answer"], advice[judgement["question"]])
     empty = figures["lengths"]["num_rows_without_learned"]
     if empty:
-        yield issue(
-            "warning",
+        yield Issue(
+            "warn",
             "lengths",
             f"No token is supervised in {count_of(empty, 'training row')}.",
             "Look at tokenize.loss_on.",
         )
     supervised_fraction = figures["lengths"]["supervised_fraction"]
     if figures["task"] == CAUSAL_LM and supervised_fraction < 0.02:
-        yield issue(
+        yield Issue(
             "note",
             "lengths",
             f"Only {supervised_fraction:.2%} of the tokens are supervised: nearly all the time goes into reading "
@@ -181,7 +203,7 @@ def _about_tokens(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
         )
 
 
-def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int | None) -> Iterator[dict[str, str]]:
+def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int | None) -> Iterator[Issue]:
     cut, num_rows = facts["num_rows_cut"], facts["num_rows"]
     limits = {name: f"tokenize.{name}={facts[name]}" for name in LIMITS if name in facts}
     by_length, by_target = limits["max_length_tokens"], limits.get("max_target_tokens", "")
@@ -212,8 +234,8 @@ def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int |
         yield from _about_cut("prompt", shortened, num_rows, f"{by_length}.", advice)
     emptied = cut["prompt_emptied"]
     if emptied:
-        yield issue(
-            "warning",
+        yield Issue(
+            "warn",
             "lengths",
             f"Nothing is left of a prompt, or of one of its columns or turns, in {count_of(emptied, 'training row')} "
             f"({emptied / num_rows:.2%}) by {by_length}.",
@@ -223,18 +245,18 @@ def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int |
 
 def _about_cut(
     what: str, num_cut: int, num_rows: int, reason: str, advice: str, *, tolerated: float = 0.01
-) -> Iterator[dict[str, str]]:
+) -> Iterator[Issue]:
     """Warn of rows that a limit cuts; a share of them that can be tolerated is worth a note."""
     if num_cut:
-        yield issue(
-            "warning" if num_cut > tolerated * num_rows else "note",
+        yield Issue(
+            "warn" if num_cut > tolerated * num_rows else "note",
             "lengths",
             f"The {what} is cut in {count_of(num_cut, 'training row')} ({num_cut / num_rows:.2%}) by {reason}",
             advice,
         )
 
 
-def _about_context(facts: Mapping[str, Any], context_tokens: int | None) -> Iterator[dict[str, str]]:
+def _about_context(facts: Mapping[str, Any], context_tokens: int | None) -> Iterator[Issue]:
     quantiles = facts["quantiles"]
     # An encoder-decoder has room for a source and, apart from that, for a target.
     parts = {"source": "max_length_tokens", "target": "max_target_tokens"}
@@ -243,8 +265,8 @@ def _about_context(facts: Mapping[str, Any], context_tokens: int | None) -> Iter
     for part, name in parts.items():
         longest = quantiles[part]["max"]
         if context_tokens is not None and longest > context_tokens:
-            yield issue(
-                "warning",
+            yield Issue(
+                "warn",
                 "lengths",
                 f"{part.capitalize()}s have up to {count_of(longest, 'token')}, but the model is made for "
                 f"{context_tokens:,}.",
@@ -252,20 +274,20 @@ def _about_context(facts: Mapping[str, Any], context_tokens: int | None) -> Iter
             )
 
 
-def _about_padding(padding: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+def _about_padding(padding: Mapping[str, Any]) -> Iterator[Issue]:
     chosen = next(choice for choice in padding["choices"] if choice["name"] == padding["batching"])
     if chosen["padding_fraction"] > 0.2:
         advice = "A larger effective batch lets rows of like length come together."
         if any(choice["name"] == "packed" for choice in padding["choices"]):
             advice = f"train.batching=packed leaves none; {advice[0].lower()}{advice[1:]}"
-        yield issue(
-            "warning",
+        yield Issue(
+            "warn",
             "padding",
             f"{chosen['padding_fraction']:.0%} of all positions would be padding.",
             advice,
         )
     if padding["num_rows_over_budget"]:
-        yield issue(
+        yield Issue(
             "note",
             "padding",
             f"Longer than a micro-batch of {padding['micro_batch_tokens']:,} tokens: "

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from lm_tuning.data.split.class_shares import choose_shown, count_largest, list_moved, name_tied
 from lm_tuning.data.store import open_examples
 from lm_tuning.reporting.document import Bars, Block, Paragraph, Table
-from lm_tuning.reporting.text import write_count, write_percent
+from lm_tuning.reporting.text import write_percent
 from lm_tuning.text.store.table import SPLITS
 from lm_tuning.wording import count_of
 
@@ -104,7 +104,7 @@ def lay_out_labels(facts: Mapping[str, Any], *, are_supervised: bool) -> Iterato
     if are_supervised:
         num_classes = facts["num_classes"]
         yield Paragraph(
-            f"Learned is one of {write_count(num_classes)} classes for each row. A model that knows nothing starts at "
+            f"Learned is one of {num_classes:,} classes for each row. A model that knows nothing starts at "
             f"a loss of about log({num_classes}) = {math.log(num_classes):.2f} nats per row."
         )
     yield Paragraph(
@@ -139,7 +139,7 @@ def lay_out_labels(facts: Mapping[str, Any], *, are_supervised: bool) -> Iterato
         [
             [
                 one["name"],
-                *(f"{write_count(one[split])} ({write_percent(one[split] / of_split[split])})" for split in splits),
+                *(f"{one[split]:,} ({write_percent(one[split] / of_split[split])})" for split in splits),
             ]
             for one in facts["shown"]
         ],

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.preflight.issues import read_issue
 from lm_tuning.preflight.labels import lay_out_labels
 from lm_tuning.reporting.document import Block, Example, Histogram, Issues, Paragraph, Report, Section, Table
-from lm_tuning.reporting.text import shorten_path, write_count, write_large, write_percent
+from lm_tuning.reporting.text import shorten_path, write_large, write_percent
 from lm_tuning.wording import count_of
 
 _MAX_FILES = 20
@@ -51,7 +52,7 @@ def compose_report(figures: Mapping[str, Any]) -> Report:
     schedule, lengths, padding = figures["schedule"], figures["lengths"], figures["padding"]
     has_classes = figures["task"] == SEQUENCE_CLASSIFICATION
     sections = [
-        Section("concerns", "Issues", list(_issues(figures))),
+        Section("concerns", "Issues", [Issues([read_issue(issue) for issue in figures["concerns"]])]),
         Section("examples", "What the model will see", list(_examples(figures))),
         Section("rows", "Row accounting", list(_rows(figures))),
         Section("splits", "Splits and copies", list(_splits(figures))),
@@ -67,24 +68,17 @@ def compose_report(figures: Mapping[str, Any]) -> Report:
         title="Preflight",
         subtitle=f"{figures['format']} rows, {_RENDERINGS[figures['rendering']]}, for {figures['model']}",
         tiles=[
-            ("rows trained on", write_count(lengths["num_rows"])),
+            ("rows trained on", f"{lengths['num_rows']:,}"),
             ("tokens per epoch", write_large(schedule["tokens_per_epoch"])),
-            ("classes", write_count(labels["num_classes"]))
+            ("classes", f"{labels['num_classes']:,}")
             if has_classes
             else ("supervised tokens", write_percent(lengths["supervised_fraction"])),
-            ("steps in all", write_count(schedule["total_steps"])),
+            ("steps in all", f"{schedule['total_steps']:,}"),
             ("epochs", f"{schedule['epochs']:.2f}"),
             ("padding", write_percent(_fraction_of(padding, padding["batching"]))),
         ],
         sections=sections,
     )
-
-
-def _issues(figures: Mapping[str, Any]) -> Iterator[Block]:
-    if figures["concerns"]:
-        yield Issues(figures["concerns"])
-    else:
-        yield Paragraph("Nothing stands out.")
 
 
 def _examples(figures: Mapping[str, Any]) -> Iterator[Block]:
@@ -126,19 +120,19 @@ def _rows(figures: Mapping[str, Any]) -> Iterator[Block]:
             [
                 outcome["stage"],
                 outcome["reason"],
-                write_count(outcome["num_rows"]),
+                outcome["num_rows"],
                 write_percent(outcome["num_rows"] / max(total, 1)),
             ]
             for outcome in facts["fates"]
         ],
         text_columns=(0, 1),
-        total=["read", "", write_count(total), write_percent(1.0)],
+        total=["read", "", total, write_percent(1.0)],
     )
     files = figures["files"]
     yield Table(
         "Files",
         ["file", "read for", "rows"],
-        [[shorten_path(file["path"]), file["split"], write_count(file["rows_read"])] for file in files[:_MAX_FILES]],
+        [[shorten_path(file["path"]), file["split"], file["rows_read"]] for file in files[:_MAX_FILES]],
         text_columns=(0, 1),
         is_brief=False,
     )
@@ -155,35 +149,35 @@ def _splits(figures: Mapping[str, Any]) -> Iterator[Block]:
         [
             [
                 name,
-                write_count(rows),
+                rows,
                 write_percent(rows / total),
-                write_count(figures["num_rows"][name]),
-                write_count(figures["num_tokens"][name]),
+                figures["num_rows"][name],
+                figures["num_tokens"][name],
             ]
             for name, rows in splits["rows"].items()
         ],
     )
     copies, near, leakage = splits["duplicates"], splits["near_duplicates"], splits["leakage"]
     rows = [
-        ["rows read that repeat another", write_count(copies["num_copies"]), f"split.duplicates: {copies['handling']}"],
-        ["left out for it", write_count(copies["num_dropped"]), ""],
+        ["rows read that repeat another", copies["num_copies"], f"split.duplicates: {copies['handling']}"],
+        ["left out for it", copies["num_dropped"], ""],
     ]
     conflicts = copies["conflicts"]
     if conflicts:
         texts = count_of(conflicts["num_texts"], "text")
-        rows.append(["rows of a text with more than one label", write_count(conflicts["num_rows"]), texts])
+        rows.append(["rows of a text with more than one label", conflicts["num_rows"], texts])
     if near:
         rows.append(
             [
                 "rows almost like another",
-                write_count(near["num_near_copies"]),
+                near["num_near_copies"],
                 f"split.near_duplicates: {near['handling']}",
             ]
         )
     else:
         rows.append(["rows almost like another", "not looked for", "split.near_duplicates: ignore"])
     share = f"{write_percent(leakage['fraction'])} of the held-out rows"
-    rows.append(["held-out rows that stand in train too", write_count(leakage["num_rows"]), share])
+    rows.append(["held-out rows that stand in train too", leakage["num_rows"], share])
     yield Table("Copies", ["what", "rows", ""], rows, text_columns=(0, 2))
 
 
@@ -230,11 +224,11 @@ def _limits_table(name: str, choices: list[dict[str, Any]]) -> Table:
         ["limit", "", "rows cut", "share", "tokens cut", "share"],
         [
             [
-                write_count(choice["limit"]),
+                choice["limit"],
                 ", ".join(choice["named"]),
-                write_count(choice["rows_over"]),
+                choice["rows_over"],
                 write_percent(choice["rows_fraction"]),
-                write_count(choice["tokens_over"]),
+                choice["tokens_over"],
                 write_percent(choice["tokens_fraction"]),
             ]
             for choice in choices
@@ -260,7 +254,7 @@ def _padding(facts: Mapping[str, Any], ways: Mapping[str, str]) -> Iterator[Bloc
     )
     basis = f"{count_of(facts['num_steps'], 'step')} ({count_of(facts['num_rows'], 'row')})"
     yield Paragraph(
-        f"Split as training splits them, at {write_count(facts['micro_batch_tokens'])} positions per micro-batch, from "
+        f"Split as training splits them, at {facts['micro_batch_tokens']:,} positions per micro-batch, from "
         + (f"{basis} spread over the {facts['of']}." if facts["is_sample"] else f"all {basis} of the {facts['of']}.")
     )
 
@@ -276,17 +270,17 @@ def _schedule(facts: Mapping[str, Any]) -> Iterator[Block]:
         [
             [
                 "per epoch",
-                write_count(facts["steps_per_epoch"]),
-                write_count(facts["rows_per_epoch"]),
-                write_count(facts["tokens_per_epoch"]),
+                facts["steps_per_epoch"],
+                facts["rows_per_epoch"],
+                facts["tokens_per_epoch"],
             ],
             [
                 f"the run ({facts['epochs']:.2f} epochs)",
-                write_count(facts["total_steps"]),
-                write_count(facts["rows_of_run"]),
-                write_count(facts["tokens_of_run"]),
+                facts["total_steps"],
+                facts["rows_of_run"],
+                facts["tokens_of_run"],
             ],
-            ["warm-up", write_count(facts["warmup_steps_of_run"]), "", ""],
+            ["warm-up", facts["warmup_steps_of_run"], "", ""],
         ],
     )
     rows = [
@@ -311,9 +305,9 @@ def _schedule(facts: Mapping[str, Any]) -> Iterator[Block]:
                 [
                     shorten_path(source["path"]),
                     f"{source['weight']:g}",
-                    write_count(source["num_rows"]),
-                    write_count(source["rows_per_epoch"]),
-                    write_count(source["tokens_per_epoch"]),
+                    source["num_rows"],
+                    source["rows_per_epoch"],
+                    source["tokens_per_epoch"],
                     write_percent(source["tokens_per_epoch"] / max(facts["tokens_per_epoch"], 1)),
                     _times(source),
                 ]
@@ -350,7 +344,7 @@ def _special_tokens(facts: Mapping[str, Any]) -> Iterator[Block]:
             [
                 end["token"] if end["is_control"] else repr(end["token"]),
                 str(end["id"]),
-                write_count(end["num_rows"]),
+                end["num_rows"],
                 write_percent(end["num_rows"] / max(facts["num_rows"], 1)),
                 "control token" if end["is_control"] else "ordinary token",
             ]

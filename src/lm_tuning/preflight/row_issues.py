@@ -7,6 +7,7 @@ from typing import Any
 
 from lm_tuning.data.format.conventions import SEQUENCE_CLASSIFICATION
 from lm_tuning.data.split.class_shares import describe_moved
+from lm_tuning.findings import Issue
 from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED
 from lm_tuning.wording import count_of
 
@@ -26,18 +27,6 @@ LIMITS = {"max_length_tokens": "limits", "max_target_tokens": "target_limits"}
 _FEW_ROWS_CUT = 0.01
 
 
-def issue(level: str, section: str, text: str, advice: str) -> dict[str, str]:
-    """Return one issue as ``find_issues`` lists it.
-
-    Args:
-        level: see ``LEVELS`` of the module ``concerns``.
-        section: of the report that it belongs to.
-        text: what was found.
-        advice: what to do about it.
-    """
-    return {"level": level, "section": section, "text": text, "advice": advice}
-
-
 def advise_limit(facts: Mapping[str, Any], name: str = "max_length_tokens", *, context_tokens: int | None) -> str:
     """Name the lowest limit that cuts next to nothing, or the highest that the model takes."""
     choices = [choice for choice in facts[LIMITS[name]] if choice["limit"] > facts[name]]
@@ -55,7 +44,7 @@ def advise_limit(facts: Mapping[str, Any], name: str = "max_length_tokens", *, c
     return f"The model takes {context_tokens:,} tokens at most: tokenize.{name}={context_tokens}{left}; else {apart}."
 
 
-def about_rows(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+def about_rows(figures: Mapping[str, Any]) -> Iterator[Issue]:
     """Yield what reading and tokenizing did to the rows.
 
     Args:
@@ -66,8 +55,8 @@ def about_rows(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
         is_lost = finding["fate"] == "skipped"
         share = finding["num_rows"] / max(num_read, 1)
         outcome = "left out" if is_lost else "kept as they are"
-        yield issue(
-            "warning" if is_lost and share > 0.01 else "note",
+        yield Issue(
+            "warn" if is_lost and share > 0.01 else "note",
             "rows",
             f"{count_of(finding['num_rows'], 'row')} ({share:.2%}) {outcome}: {finding['meaning']} ({kind}).",
             "Their files, numbers and reasons are in the data report.",
@@ -79,23 +68,23 @@ def about_rows(figures: Mapping[str, Any]) -> Iterator[dict[str, str]]:
             limit = reasons.get(outcome["reason"])
             context_tokens = figures["context_tokens"]
             advice = f"{advise_limit(figures['lengths'], limit, context_tokens=context_tokens)} " if limit else ""
-            yield issue(
-                "warning" if share > 0.01 else "note",
+            yield Issue(
+                "warn" if share > 0.01 else "note",
                 "rows",
                 f"{count_of(outcome['num_rows'], 'row')} {outcome['stage']}: {outcome['reason']}.",
                 f"{advice}The data report names them.",
             )
     for reason, num_rows in figures["changed"].items():
         if reason in _TOLD:
-            yield issue(
-                "warning" if reason in _LOST else "note",
+            yield Issue(
+                "warn" if reason in _LOST else "note",
                 "rows",
                 f"{count_of(num_rows, 'training row')}: {CHANGED[reason]}.",
                 "The data report names the first.",
             )
 
 
-def about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Iterator[dict[str, str]]:
+def about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Iterator[Issue]:
     """Yield what the division of the rows left.
 
     Args:
@@ -103,17 +92,17 @@ def about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Iter
         num_rows: rows by split.
     """
     for warning in splits["warnings"]:
-        yield issue("warning", "splits", warning, "See the part on splits in the data report.")
+        yield Issue("warn", "splits", warning, "See the part on splits in the data report.")
     held_out = num_rows["validation"] + num_rows["test"]
     if not held_out:
-        yield issue(
-            "warning",
+        yield Issue(
+            "warn",
             "splits",
             "No row is held out: nothing will show whether the model got better or only learned the rows by heart.",
             "Set split.validation and split.test.",
         )
     elif held_out < 30:
-        yield issue(
+        yield Issue(
             "note",
             "splits",
             f"Held out: only {count_of(held_out, 'row')}. What is measured on so few is mostly chance.",
@@ -126,7 +115,7 @@ def about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Iter
         keys = ["split.duplicates=drop"] if copies["handling"] != "drop" else []
         keys += ["split.duplicates_by=text"] if copies["num_label_conflicts"] > 0.1 * total or not keys else []
         left_out = f"{copies['num_dropped']:,}" if copies["num_dropped"] else "none"
-        yield issue(
+        yield Issue(
             "note",
             "splits",
             f"Rows of the splits that repeat another one: {copies['num_kept']:,} of {total:,}; left out: {left_out}.",
@@ -140,7 +129,7 @@ def about_labels(
     *,
     untrained: Mapping[str, Any] | None,
     shares: Mapping[str, Any] | None,
-) -> Iterator[dict[str, str]]:
+) -> Iterator[Issue]:
     """Yield what the classes of the rows are like.
 
     Args:
@@ -156,14 +145,14 @@ def about_labels(
     lost = [name for name in labels["not_in_train"] if name not in known]
     if lost:
         names = ", ".join(map(repr, lost[:5]))
-        yield issue(
-            "warning",
+        yield Issue(
+            "warn",
             "labels",
             f"Classes without a training row ({len(lost):,}) cannot be learned: {names}.",
             "Divide with split.stratify, or take those rows out.",
         )
     if labels["num_held_out_missing"]:
-        yield issue(
+        yield Issue(
             "note",
             "labels",
             f"Without a held-out row, so never measured: {labels['num_held_out_missing']:,} of "
@@ -174,16 +163,16 @@ def about_labels(
     told = shares["moved"] if shares and shares["column"] == labels["column"] else {}
     for split, moved in labels["moved"].items():
         if moved and not told.get(split):
-            yield issue(
-                "warning",
+            yield Issue(
+                "warn",
                 "labels",
                 f"Classes whose share differs a lot between train and {split}, by more than chance: "
                 f"{describe_moved(moved, split=split)}.",
                 "Divide with split.stratify, or make the shares of files of your own alike.",
             )
     if labels["majority_fraction"] > 0.8 and labels["num_classes"] > 1:
-        yield issue(
-            "warning",
+        yield Issue(
+            "warn",
             "labels",
             f"Always answering {labels['largest']!r} would be right for {labels['majority_fraction']:.1%} of the "
             "training rows.",

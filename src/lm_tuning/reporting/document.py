@@ -2,9 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TypedDict
+
+from lm_tuning.findings import Notice
+
+
+@dataclass(frozen=True)
+class Code:
+    """Something to read letter by letter, such as a token or a command.
+
+    Attributes:
+        text: what stands there, as it is.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Strong:
+    """Words or a figure that catch the eye.
+
+    Attributes:
+        text: plain text.
+    """
+
+    text: str
+
+
+Words = str | Code | Strong
+Inline = Words | tuple[Words, ...]
+"""Running text. A string is plain text, foreign or not; names of parameters are set apart where the output can."""
+
+Cell = Inline | int | float
+"""What stands in a cell. A number gets thousands separators and all its decimals; format one that wants fewer."""
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading below that of a section.
+
+    Attributes:
+        text: what follows is about.
+        level: 3, or 4 below such a one.
+    """
+
+    text: Inline
+    level: int = 3
 
 
 @dataclass(frozen=True)
@@ -12,18 +57,57 @@ class Paragraph:
     """Running text.
 
     Attributes:
-        text: plain text; names of parameters are set apart where the output can.
+        text: what it says.
+    """
+
+    text: Inline
+
+
+@dataclass(frozen=True)
+class Item:
+    """An item of a list.
+
+    Attributes:
+        text: what it says.
+        below: the items under it.
+    """
+
+    text: Inline
+    below: Sequence[Inline] = ()
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list.
+
+    Attributes:
+        items: in order.
+    """
+
+    items: Sequence[Item]
+
+
+@dataclass(frozen=True)
+class Preformatted:
+    """Foreign text with its line breaks.
+
+    Attributes:
+        text: of any length; a report that wants less shortens it before.
+        title: a sentence before it; empty for none.
+        is_brief: whether the terminal shows it too.
     """
 
     text: str
+    title: str = ""
+    is_brief: bool = True
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table; cells are plain text.
+    """A table.
 
     Attributes:
-        title: what it shows.
+        title: what it shows; empty where a heading or the text before says it.
         head: names of the columns.
         rows: one cell a column.
         text_columns: columns that hold words; the others hold numbers and stand on the right.
@@ -33,9 +117,9 @@ class Table:
 
     title: str
     head: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[Cell]]
     text_columns: Sequence[int] = (0,)
-    total: Sequence[str] | None = None
+    total: Sequence[Cell] | None = None
     is_brief: bool = True
 
 
@@ -73,19 +157,33 @@ class Histogram:
     title: str
     unit: str
     edges: Sequence[int]
-    counts: dict[str, Sequence[int]]
+    counts: Mapping[str, Sequence[int]]
     mark: tuple[int, str] | None = None
 
 
 @dataclass(frozen=True)
 class Issues:
-    """What a user should know of, the gravest first.
+    """What a user should know of. The terminal shows it last, where a reader's eye is when the run ends.
 
     Attributes:
-        items: see ``find_issues``.
+        items: the gravest first, see ``gravest_first``; without any the report says so.
     """
 
-    items: Sequence[dict[str, str]]
+    items: Sequence[Notice]
+
+
+class Part(TypedDict):
+    """A segment of a decoded row, as reports store it.
+
+    Attributes:
+        text: the tokens of the segment.
+        is_learned: whether they are supervised.
+        is_control: whether they are one control token.
+    """
+
+    text: str
+    is_learned: bool
+    is_control: bool
 
 
 @dataclass(frozen=True)
@@ -95,15 +193,32 @@ class Example:
     Attributes:
         title: which row.
         caption: its size.
-        parts: see ``decode_parts``.
+        parts: its segments, in order.
     """
 
     title: str
     caption: str
-    parts: Sequence[dict[str, Any]]
+    parts: Sequence[Part]
 
 
-Block = Paragraph | Table | Bars | Histogram | Issues | Example
+@dataclass(frozen=True)
+class Sample:
+    """A text and what was said to it.
+
+    Attributes:
+        title: which row.
+        name: what the text is.
+        text: foreign text.
+        answers: by who or what they are from; foreign text too.
+    """
+
+    title: str
+    name: str
+    text: str
+    answers: Mapping[str, str] = field(default_factory=dict)
+
+
+Block = Heading | Paragraph | Items | Preformatted | Table | Bars | Histogram | Issues | Example | Sample
 
 
 @dataclass(frozen=True)
@@ -129,10 +244,14 @@ class Report:
         title: the heading.
         subtitle: what it is about.
         tiles: the few figures to begin with: name and value.
+        summary: what stands before the first section.
         sections: its parts.
+        closing: where to go on; it follows the summary, and comes last on the terminal.
     """
 
     title: str
-    subtitle: str
-    tiles: Sequence[tuple[str, str]]
-    sections: Sequence[Section] = field(default_factory=tuple)
+    subtitle: str = ""
+    tiles: Sequence[tuple[str, str]] = ()
+    summary: Sequence[Block] = ()
+    sections: Sequence[Section] = ()
+    closing: Sequence[Block] = ()

@@ -9,9 +9,30 @@ import html
 import re
 from collections.abc import Iterator, Sequence
 
-from lm_tuning.reporting.document import Bars, Block, Example, Histogram, Issues, Paragraph, Report, Section, Table
-from lm_tuning.reporting.text import PARAMETER, shorten_middle, show_unseen
-from lm_tuning.wording import on_one_line
+from lm_tuning.findings import SEVERITY_WORDS, Notice
+from lm_tuning.reporting.document import (
+    Bars,
+    Block,
+    Cell,
+    Code,
+    Example,
+    Heading,
+    Histogram,
+    Inline,
+    Issues,
+    Item,
+    Items,
+    Paragraph,
+    Preformatted,
+    Report,
+    Sample,
+    Section,
+    Strong,
+    Table,
+    Words,
+)
+from lm_tuning.reporting.text import NO_ISSUES, shorten_middle, words_of
+from lm_tuning.wording import visible
 
 STYLE = """
 :root {
@@ -95,7 +116,6 @@ mark .space { color: inherit; }
 
 MAX_PART_CHARACTERS = 4000
 _HISTOGRAM_WIDTH, _HISTOGRAM_HEIGHT = 600, 110
-_LEVELS = {"stop": "Stop", "warning": "Warning", "note": "Note"}
 # Space that would not be seen: at either end of a part, or before a line break.
 _SPACE = re.compile(r"\n|\t|^ +| +(?=\n)| +$")
 
@@ -104,12 +124,12 @@ def write_page(report: Report) -> str:
     """Write the whole page.
 
     Args:
-        report: see ``compose_report``.
+        report: what a package composed.
     """
-    title = _text(report.title)
     links = "".join(f'<li><a href="#{section.key}">{_text(section.title)}</a></li>' for section in report.sections)
     tiles = "".join(f"<div><dt>{_text(name)}</dt><dd>{_text(value)}</dd></div>" for name, value in report.tiles)
-    body = "\n".join(_write_section(section) for section in report.sections)
+    opening = [part for block in (*report.summary, *report.closing) for part in _write_block(block)]
+    body = "\n".join([*opening, *map(_write_section, report.sections)])
     # The policy is a second lock behind the escaping: nothing in a row could load or run anything.
     return f"""<!doctype html>
 <html lang="en">
@@ -118,12 +138,12 @@ def write_page(report: Report) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
-<title>{title}: {_text(report.subtitle)}</title>
+<title>{_attribute(f"{report.title}: {report.subtitle}")}</title>
 <style>{STYLE}</style>
 </head>
 <body>
 <header>
-<h1>{title}</h1>
+<h1>{_text(report.title)}</h1>
 <p class="subtitle">{_text(report.subtitle)}</p>
 <dl class="tiles">{tiles}</dl>
 </header>
@@ -144,8 +164,20 @@ def _write_section(section: Section) -> str:
 
 def _write_block(block: Block) -> Iterator[str]:
     match block:
+        case Heading():
+            yield f"<h{block.level}>{_text(block.text)}</h{block.level}>"
         case Paragraph():
             yield f"<p>{_text(block.text)}</p>"
+        case Items():
+            yield f"<ul>{''.join(map(_write_item, block.items))}</ul>"
+        case Preformatted():
+            yield f"<p>{_text(block.title)}</p>" if block.title else ""
+            yield f"<pre>{_show_space(visible(block.text))}</pre>" if block.text else "<p>(empty)</p>"
+        case Sample():
+            yield f"<h3>{_text(block.title)}</h3>"
+            for name, text in ((block.name, block.text), *block.answers.items()):
+                yield f"<p><strong>{_text(name)}</strong></p>"
+                yield from _write_block(Preformatted(text))
         case Table():
             yield _write_table(block)
         case Bars():
@@ -153,13 +185,8 @@ def _write_block(block: Block) -> Iterator[str]:
         case Histogram():
             yield _write_histogram(block)
         case Issues():
-            yield '<ul class="issues">'
-            for item in block.items:
-                yield (
-                    f'<li class="{item["level"]}"><strong>{_LEVELS[item["level"]]}</strong> '
-                    f'<span>{_text(item["text"])} <span class="advice">{_text(item["advice"])}</span></span></li>'
-                )
-            yield "</ul>"
+            items = "\n".join(map(_write_issue, block.items))
+            yield f'<ul class="issues">\n{items}\n</ul>' if items else f"<p>{NO_ISSUES}</p>"
         case Example():
             yield f"<h3>{_text(block.title)}</h3>"
             yield f"<p>{_text(block.caption)}</p>"
@@ -167,9 +194,22 @@ def _write_block(block: Block) -> Iterator[str]:
             yield f'<pre tabindex="0" role="region" aria-label="{label}">{"".join(_write_parts(block))}</pre>'
 
 
+def _write_issue(issue: Notice) -> str:
+    word = SEVERITY_WORDS[issue.severity]
+    return (
+        f'<li class="{word}"><strong>{word.capitalize()}</strong> '
+        f'<span>{_text(issue.message)} <span class="advice">{_text(issue.fix)}</span></span></li>'
+    )
+
+
+def _write_item(item: Item) -> str:
+    below = "".join(f"<li>{_text(text)}</li>" for text in item.below)
+    return f"<li>{_text(item.text)}{below and f'<ul>{below}</ul>'}</li>"
+
+
 def _write_parts(example: Example) -> Iterator[str]:
     for part in example.parts:
-        text = _show_space(show_unseen(shorten_middle(part["text"], MAX_PART_CHARACTERS)))
+        text = _show_space(visible(shorten_middle(part["text"], MAX_PART_CHARACTERS)))
         if part["is_control"]:
             text = f'<span class="control">{text}</span>'
         yield f"<mark>{text}</mark>" if part["is_learned"] else text
@@ -191,9 +231,10 @@ def _sign(sign: str) -> str:
 
 
 def _write_table(table: Table) -> str:
-    def cell(index: int, text: str) -> str:
+    def cell(index: int, content: Cell) -> str:
         kind = ' class="number"' if index not in table.text_columns else ""
-        return f'<th scope="row"{kind}>{_text(text)}</th>' if index == 0 else f"<td{kind}>{_text(text)}</td>"
+        text = f"{content:,}" if isinstance(content, int | float) else _text(content)
+        return f'<th scope="row"{kind}>{text}</th>' if index == 0 else f"<td{kind}>{text}</td>"
 
     head = "".join(_head_cell(name, is_number=index not in table.text_columns) for index, name in enumerate(table.head))
     rows = "".join(f"<tr>{''.join(cell(*item) for item in enumerate(row))}</tr>" for row in table.rows)
@@ -275,10 +316,23 @@ def _describe_peak(edges: Sequence[int], counts: Sequence[int]) -> str:
 
 def _scrolling(table: str, title: str) -> str:
     """Let a wide table scroll by itself, by keyboard too."""
-    return f'<div class="scroll" tabindex="0" role="region" aria-label="{_text(title, set_apart=False)}">{table}</div>'
+    return f'<div class="scroll" tabindex="0" role="region" aria-label="{_attribute(title)}">{table}</div>'
 
 
-def _text(text: str, *, set_apart: bool = True) -> str:
-    """Escape plain text; names of parameters become code, where markup may stand."""
-    escaped = html.escape(on_one_line(show_unseen(text)))
-    return PARAMETER.sub(r"<code>\g<0></code>", escaped) if set_apart else escaped
+def _text(text: Inline) -> str:
+    """Escape running text; names of parameters become code."""
+    return "".join(map(_write_words, words_of(text)))
+
+
+def _attribute(text: Inline) -> str:
+    """Escape running text for a place where no markup may stand."""
+    return html.escape("".join(words if isinstance(words, str) else words.text for words in words_of(text)))
+
+
+def _write_words(words: Words) -> str:
+    match words:
+        case Code():
+            return f"<code>{html.escape(words.text)}</code>"
+        case Strong():
+            return f"<strong>{html.escape(words.text)}</strong>"
+    return html.escape(words)

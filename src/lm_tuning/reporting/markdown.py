@@ -1,66 +1,208 @@
-"""Write a report as Markdown."""
+"""Write a report as Markdown. Nobody else escapes a sign or draws a table."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
-from lm_tuning.reporting.document import Bars, Block, Example, Histogram, Issues, Paragraph, Report, Table
-from lm_tuning.reporting.text import escape_markdown, shorten_middle, show_unseen
-from lm_tuning.wording import SUPERVISED_MARKS, fence
+from lm_tuning.findings import SEVERITY_WORDS, Notice
+from lm_tuning.reporting.document import (
+    Bars,
+    Block,
+    Cell,
+    Code,
+    Example,
+    Heading,
+    Histogram,
+    Inline,
+    Issues,
+    Items,
+    Paragraph,
+    Preformatted,
+    Report,
+    Sample,
+    Section,
+    Strong,
+    Table,
+    Words,
+)
+from lm_tuning.reporting.text import NO_ISSUES, shorten_middle, words_of
+from lm_tuning.wording import SUPERVISED_MARKS, visible
 
 MAX_RUN_CHARACTERS = 1500
 BAR_CHARACTERS = 30
 HISTOGRAM_LINES = 15
 
-_LEVELS = {"stop": "Stop", "warning": "Warning", "note": "Note"}
+_SIGNS = re.compile(r"([\\`*<>|\[\]#~&$])")
+# Between letters an underscore is no emphasis, and names with a backslash in them are hard to read.
+_OUTER_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+# What begins a list, a heading underline or a numbered item when it stands first.
+_FIRST = re.compile(r"^(\d{1,9})([.)](?:\s|$))|^([-+=])")
 
 
 def write_markdown(report: Report) -> str:
     """Write the whole report.
 
     Args:
-        report: see ``compose_report``.
+        report: what a package composed.
     """
-    tiles = " · ".join(f"**{value}** {name}" for name, value in report.tiles)
-    lines = [f"# {escape_markdown(report.title)}", "", escape_markdown(report.subtitle), "", tiles, ""]
-    for section in report.sections:
-        lines += [f"## {escape_markdown(section.title)}", ""]
-        for block in section.blocks:
-            lines += [*_write_block(block), ""]
-    return "\n".join(lines)
+    parts = [f"# {write_inline(report.title)}"]
+    if report.subtitle:
+        parts.append(write_inline(report.subtitle))
+    if report.tiles:
+        parts.append(" · ".join(f"**{value}** {name}" for name, value in report.tiles))
+    parts += map(_write_block, (*report.summary, *report.closing))
+    parts += map(write_section, report.sections)
+    return "\n\n".join(parts) + "\n"
 
 
-def _write_block(block: Block) -> Iterator[str]:
+def write_section(section: Section) -> str:
+    """Write a section of a report that other nodes go on with.
+
+    Args:
+        section: with its heading.
+    """
+    return "\n\n".join([f"## {write_inline(section.title)}", *map(_write_block, section.blocks)])
+
+
+def join_sections(title: str, sections: Iterable[str]) -> str:
+    """Join the sections of a report that several nodes wrote.
+
+    Args:
+        title: of the report.
+        sections: see `write_section`.
+    """
+    return "\n\n".join([f"# {write_inline(title)}", *(section.strip() for section in sections)]) + "\n"
+
+
+def write_blocks(blocks: Iterable[Block]) -> str:
+    """Write blocks without a heading of their own, for a notebook.
+
+    Args:
+        blocks: in order.
+    """
+    return "\n\n".join(map(_write_block, blocks)) + "\n"
+
+
+def _write_block(block: Block) -> str:
+    return "\n".join(_lines_of(block))
+
+
+def _lines_of(block: Block) -> Iterator[str]:
     match block:
+        case Heading():
+            yield f"{'#' * block.level} {write_inline(block.text)}"
         case Paragraph():
-            yield escape_markdown(block.text)
+            yield write_inline(block.text)
+        case Items():
+            for item in block.items:
+                yield f"- {write_inline(item.text)}"
+                yield from (f"  - {write_inline(below)}" for below in item.below)
+        case Preformatted():
+            yield from (write_inline(block.title), "") if block.title else ()
+            # An empty block looks like a mistake of the report.
+            yield fence(block.text) if block.text else "*(empty)*"
         case Table():
-            yield f"### {escape_markdown(block.title)}"
-            yield ""
-            body = [*block.rows, *([block.total] if block.total else [])]
-            yield from _table(block.head, body, block.text_columns, is_total=block.total is not None)
+            yield from _title(block.title)
+            yield from _table(block.head, block.rows, block.text_columns, total=block.total or ())
         case Bars():
-            yield f"### {escape_markdown(block.title)}"
-            yield ""
-            bars = [list(row) for row in zip(block.names, draw_bars(block.values), block.shown, strict=True)]
+            yield from _title(block.title)
+            bars = zip(block.names, draw_bars(block.values), block.shown, strict=True)
             yield from _table(["", "", ""], bars, (0, 1))
         case Histogram():
-            yield f"### {escape_markdown(block.title)}"
-            yield ""
-            names = list(block.counts)
+            yield from _title(block.title)
             rows = [[span, draw, *counts] for span, draw, counts in histogram_lines(block)]
-            yield from _table([block.unit, "", *names], rows, (0, 1))
+            yield from _table([block.unit, "", *block.counts], rows, (0, 1))
         case Issues():
-            for item in block.items:
-                text, advice = escape_markdown(item["text"]), escape_markdown(item["advice"])
-                yield f"- **{_LEVELS[item['level']]}**: {text} *{advice}*"
+            yield from map(_issue, block.items) if block.items else (NO_ISSUES,)
         case Example():
-            yield f"### {escape_markdown(block.title)}"
-            yield ""
-            yield escape_markdown(block.caption)
-            yield ""
+            yield from (*_title(block.title), write_inline(block.caption), "")
             yield fence("".join(text for text, _ in marked_runs(block, max_characters=MAX_RUN_CHARACTERS)))
+        case Sample():
+            yield from (*_title(block.title), *_lines_of(Preformatted(block.text)))
+            for name, text in block.answers.items():
+                yield from ("", *_lines_of(Paragraph(Strong(name))), "", *_lines_of(Preformatted(text)))
+
+
+def _title(title: str) -> list[str]:
+    return [f"### {write_inline(title)}", ""] if title else []
+
+
+def _issue(issue: Notice) -> str:
+    fix = f" *{write_inline(issue.fix)}*" if issue.fix else ""
+    return f"- **{SEVERITY_WORDS[issue.severity].capitalize()}**: {write_inline(issue.message)}{fix}"
+
+
+def _table(
+    head: Sequence[str], rows: Iterable[Sequence[Cell]], text_columns: Sequence[int], *, total: Sequence[Cell] = ()
+) -> Iterator[str]:
+    yield _row(map(_write_cell, head))
+    yield _row("---" if index in text_columns else "---:" for index in range(len(head)))
+    yield from (_row(map(_write_cell, row)) for row in rows)
+    if total:
+        yield _row(cell and f"**{cell}**" for cell in map(_write_cell, total))
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _write_cell(cell: Cell) -> str:
+    return f"{cell:,}" if isinstance(cell, int | float) else write_inline(cell, in_cell=True)
+
+
+def write_inline(text: Inline, *, in_cell: bool = False) -> str:
+    """Write running text on one line, so that Markdown shows what it holds; names of parameters become code.
+
+    Args:
+        text: plain text, perhaps with words out of rows in it.
+        in_cell: whether it stands in a table, where a pipe ends a cell even inside code.
+    """
+    line = "".join(_write_words(words, in_cell=in_cell) for words in words_of(text))
+    # Only what stands first in a line can begin a list; a cell never does.
+    return line if in_cell else _FIRST.sub(_escape_first, line)
+
+
+def _write_words(words: Words, *, in_cell: bool) -> str:
+    match words:
+        case Code():
+            span = _span(words.text)
+            # Inside code a backslash is a sign like any other, but for the one before a pipe in a table.
+            return span.replace("|", "\\|") if in_cell else span
+        case Strong():
+            return f"**{_escape(words.text)}**"
+    return _escape(words)
+
+
+def _escape(line: str) -> str:
+    """Escape the signs that Markdown reads anywhere in a line."""
+    return _OUTER_UNDERSCORE.sub(r"\\_", _SIGNS.sub(r"\\\1", line))
+
+
+def _escape_first(found: re.Match[str]) -> str:
+    number, end, sign = found.groups()
+    return f"{number}\\{end}" if number else f"\\{sign}"
+
+
+def _span(line: str) -> str:
+    """Write one line as code, whatever backticks are in it."""
+    longest = max(map(len, re.findall("`+", line)), default=0)
+    mark = "`" * (longest + 1)
+    # A space at each end, which Markdown takes off again, keeps a backtick at the edge from joining the mark.
+    pad = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{mark}{pad}{line}{pad}{mark}"
+
+
+def fence(text: str) -> str:
+    """Set a text in a Markdown block that no backticks inside it can end.
+
+    Args:
+        text: foreign text of any number of lines.
+    """
+    longest = max(map(len, re.findall("`+", text)), default=0)
+    mark = "`" * max(3, longest + 1)
+    return f"{mark}text\n{visible(text)}\n{mark}"
 
 
 def marked_runs(example: Example, *, max_characters: int) -> list[tuple[str, bool]]:
@@ -78,7 +220,7 @@ def marked_runs(example: Example, *, max_characters: int) -> list[tuple[str, boo
     runs = []
     for is_supervised, parts in groupby(example.parts, key=lambda part: bool(part["is_learned"])):
         text = shorten_middle("".join(part["text"] for part in parts), max_characters)
-        text = show_unseen(text).replace(opening, "\\u27e6").replace(closing, "\\u27e7").replace("\n", "↵\n")
+        text = visible(text).replace(opening, "\\u27e6").replace(closing, "\\u27e7").replace("\n", "↵\n")
         runs.append((f"{opening}{text}{closing}" if is_supervised else text, is_supervised))
     return runs
 
@@ -113,15 +255,3 @@ def draw_bars(values: Sequence[float]) -> list[str]:
     longest = max(values, default=0) or 1
     eighths = [max(round(value / longest * BAR_CHARACTERS * 8), value > 0) for value in values]
     return ["█" * (size // 8) + ["", *"▏▎▍▌▋▊▉"][size % 8] for size in eighths]
-
-
-def _table(
-    head: Sequence[str], rows: Sequence[Sequence[str]], text_columns: Sequence[int], *, is_total: bool = False
-) -> Iterator[str]:
-    yield f"| {' | '.join(escape_markdown(cell) for cell in head)} |"
-    yield f"| {' | '.join('---' if index in text_columns else '---:' for index in range(len(head)))} |"
-    for number, row in enumerate(rows, start=1):
-        cells = [escape_markdown(cell) for cell in row]
-        if is_total and number == len(rows):
-            cells = [f"**{cell}**" if cell else "" for cell in cells]
-        yield f"| {' | '.join(cells)} |"

@@ -2,112 +2,189 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from lm_tuning.reporting.document import Bars, Block, Example, Histogram, Issues, Paragraph, Report, Table
+from lm_tuning.findings import SEVERITY_WORDS, Severity
+from lm_tuning.reporting.document import (
+    Bars,
+    Block,
+    Cell,
+    Example,
+    Heading,
+    Histogram,
+    Inline,
+    Issues,
+    Items,
+    Paragraph,
+    Preformatted,
+    Report,
+    Sample,
+    Strong,
+    Table,
+)
 from lm_tuning.reporting.markdown import draw_bars, histogram_lines, marked_runs
-from lm_tuning.reporting.text import shorten_middle, show_unseen
+from lm_tuning.reporting.text import NO_ISSUES, keep_ends, shorten_middle, words_of
+from lm_tuning.runtime.log_records import protect
 from lm_tuning.wording import on_one_line
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
 MAX_RUN_CHARACTERS = 400
 MAX_CELL_CHARACTERS = 60
+MAX_SAMPLE_CHARACTERS = 200
 MAX_BARS = 12
+MAX_ROWS = 20
+"""Rows of a table that the terminal shows; Markdown has all."""
 
-_STYLES = {"stop": "bold red", "warning": "yellow", "note": ""}
+_MAX_IN_SECTION: dict[type[Block], int] = {Example: 1, Sample: 3}
+_STYLES: dict[Severity, str] = {"stop": "bold red", "warn": "yellow", "note": ""}
 
 
 def build_summary(report: Report) -> RenderableType:
     """Build what the terminal shows. Where nobody watches, it is the same without colours.
 
     Args:
-        report: see ``compose_report``.
+        report: what a package composed.
     """
     from rich.console import Group
     from rich.text import Text
 
-    parts: list[RenderableType] = [Text(_clean(report.subtitle)), Text("")]
+    parts: list[RenderableType] = [_plain(report.subtitle), Text("")] if report.subtitle else []
+    groups = [("", report.summary), *((section.title, section.blocks) for section in report.sections)]
     # Issues come last, where a reader's eye is when the run ends.
-    sections = sorted(report.sections, key=lambda section: section.key == "concerns")
-    for section in sections:
-        parts.append(Text(_clean(section.title), style="bold"))
-        first_example = True
-        for block in section.blocks:
-            if isinstance(block, Example):
-                if not first_example:
-                    continue
-                first_example = False
-            parts += _render(block)
-        parts.append(Text(""))
-    return Group(*parts)
+    for wants_issues in (False, True):
+        for title, blocks in groups:
+            shown = [block for block in blocks if isinstance(block, Issues) is wants_issues]
+            if shown:
+                parts += [_plain(title, style="bold")] if title else []
+                parts += [*_render_all(shown), Text("")]
+    return Group(*parts, *_render_all(report.closing))
+
+
+def build_blocks(blocks: Iterable[Block]) -> RenderableType:
+    """Build what the terminal shows of a few blocks.
+
+    Args:
+        blocks: in order.
+    """
+    from rich.console import Group
+
+    return Group(*_render_all(blocks))
+
+
+def _render_all(blocks: Iterable[Block]) -> Iterator[RenderableType]:
+    num_shown: Counter[type[Block]] = Counter()
+    for block in blocks:
+        num_shown[type(block)] += 1
+        if num_shown[type(block)] <= _MAX_IN_SECTION.get(type(block), num_shown[type(block)]):
+            yield from _render(block)
 
 
 def _render(block: Block) -> Iterator[RenderableType]:
-    # Always Text, never a string, whose brackets Rich would read as markup.
-    from rich.table import Table as RichTable
     from rich.text import Text
 
     match block:
-        case Issues():
+        case Heading() | Paragraph():
+            yield _inline(block.text)
+        case Items():
             for item in block.items:
-                yield Text.assemble(
-                    (f"{item['level'].capitalize()}: ", _STYLES[item["level"]]),
-                    f"{_clean(item['text'])} {_clean(item['advice'])}",
-                )
+                yield _inline(item.text)
+                yield from (Text("  ") + _inline(below) for below in item.below)
+        case Preformatted() if block.is_brief:
+            yield from [_plain(block.title)] if block.title else []
+            yield Text(protect(shorten_middle(block.text, MAX_RUN_CHARACTERS)))
+        case Issues():
+            for issue in block.items:
+                word = f"{SEVERITY_WORDS[issue.severity].capitalize()}: "
+                yield Text.assemble((word, _STYLES[issue.severity]), _clean(f"{issue.message} {issue.fix}"))
+            yield from [] if block.items else [Text(NO_ISSUES)]
         case Table() if block.is_brief:
-            # A title of the table's own would be broken to its width.
-            yield Text(_clean(block.title), style="italic")
-            table = RichTable()
-            for index, name in enumerate(block.head):
-                table.add_column(
-                    Text(_clean(name)), justify="left" if index in block.text_columns else "right", overflow="fold"
-                )
-            for row in block.rows:
-                table.add_row(*(Text(_clean(cell)) for cell in row))
-            if block.total:
-                table.add_section()
-                table.add_row(*(Text(_clean(cell)) for cell in block.total))
-            yield table
+            yield from _table(block)
         case Bars() if block.is_brief:
-            yield Text(_clean(block.title), style="italic")
+            yield _plain(block.title, style="italic")
             shown = list(zip(block.names, draw_bars(block.values), block.shown, strict=True))
             hidden = len(shown) - MAX_BARS
             if hidden > 0:
                 shown = [*shown[: MAX_BARS // 2], ("…", "", f"{hidden:,} more"), *shown[-MAX_BARS // 2 :]]
             yield _grid([[name, bar, value] for name, bar, value in shown])
         case Histogram():
-            yield Text(_clean(f"{block.title} ({block.unit}: {', '.join(block.counts)})"), style="italic")
+            yield _plain(f"{block.title} ({block.unit}: {', '.join(block.counts)})", style="italic")
             yield _grid([[span, bar, *counts] for span, bar, counts in histogram_lines(block)])
         case Example():
-            yield Text(_clean(block.caption), style="italic")
-            yield _mark(block)
-        case Paragraph():
-            yield Text(_clean(block.text))
+            yield _plain(block.caption, style="italic")
+            runs = marked_runs(block, max_characters=MAX_RUN_CHARACTERS)
+            yield Text.assemble(*((run, "green" if is_supervised else "") for run, is_supervised in runs))
+        case Sample():
+            yield Text("")
+            yield _plain(block.title, style="italic")
+            yield _sample(block)
 
 
-def _grid(rows: list[list[str]]) -> RenderableType:
+def _table(block: Table) -> Iterator[RenderableType]:
     from rich.table import Table as RichTable
-    from rich.text import Text
+
+    if block.title:
+        # A title of the table's own would be broken to its width.
+        yield _plain(block.title, style="italic")
+    table = RichTable()
+    for index, name in enumerate(block.head):
+        table.add_column(_plain(name), justify="left" if index in block.text_columns else "right", overflow="fold")
+    for row in block.rows[:MAX_ROWS]:
+        table.add_row(*map(_cell, row))
+    if block.total:
+        table.add_section()
+        table.add_row(*map(_cell, block.total))
+    yield table
+    left_out = len(block.rows) - MAX_ROWS
+    if left_out > 0:
+        yield _plain(f"{left_out:,} more in the stored report", style="italic")
+
+
+def _cell(cell: Cell) -> Text:
+    return _plain(f"{cell:,}") if isinstance(cell, int | float) else _inline(cell)
+
+
+def _grid(rows: Sequence[Sequence[str]]) -> RenderableType:
+    from rich.table import Table as RichTable
 
     grid = RichTable.grid(padding=(0, 2))
     for index in range(len(rows[0]) if rows else 0):
         grid.add_column(justify="right" if index > 1 else "left", no_wrap=index == 1)
     for row in rows:
-        grid.add_row(*(Text(shorten_middle(_clean(cell), MAX_CELL_CHARACTERS)) for cell in row))
+        grid.add_row(*(_plain(shorten_middle(_clean(cell), MAX_CELL_CHARACTERS)) for cell in row))
     return grid
 
 
-def _mark(example: Example) -> RenderableType:
+def _sample(sample: Sample) -> RenderableType:
+    from rich.table import Table as RichTable
+
+    grid = RichTable.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in ((sample.name, sample.text), *sample.answers.items()):
+        grid.add_row(name, _plain(keep_ends(on_one_line(text), MAX_SAMPLE_CHARACTERS) or "(empty)"))
+    return grid
+
+
+def _inline(text: Inline) -> Text:
     from rich.text import Text
 
-    text = Text()
-    for run, is_supervised in marked_runs(example, max_characters=MAX_RUN_CHARACTERS):
-        text.append(run, style="green" if is_supervised else "")
-    return text
+    styled = [(words, "bold" if isinstance(words, Strong) else "") for words in words_of(text)]
+    return Text.assemble(
+        *((protect(words if isinstance(words, str) else words.text), style) for words, style in styled)
+    )
+
+
+def _plain(text: str, style: str = "") -> Text:
+    # Always Text, never a string, whose brackets Rich would read as markup.
+    from rich.text import Text
+
+    return Text(_clean(text), style=style)
 
 
 def _clean(text: str) -> str:
-    return on_one_line(show_unseen(text))
+    return on_one_line(protect(text))

@@ -2,71 +2,60 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Any
 
-from lm_tuning.wording import escape_signs, escape_start, on_one_line
+from lm_tuning.reporting.document import Code, Inline, Strong, Words
+from lm_tuning.wording import on_one_line, visible
 
-PROMPT_CHARACTERS = 400
-ANSWER_CHARACTERS = 400
-TERMINAL_CHARACTERS = 200
-TERMINAL_SAMPLES = 3
+NOTHING = "–"  # noqa: RUF001
+"""What stands where a figure cannot be said."""
 
+NO_ISSUES = "Nothing stands out."
+"""What stands where there are no issues."""
 
-@dataclass(frozen=True)
-class Line:
-    """One quantity of the table, ready to print.
-
-    Attributes:
-        name: quantity and unit.
-        base: value of the base model.
-        tuned: value of the tuned model.
-        change: what tuning changed.
-    """
-
-    name: str
-    base: str
-    tuned: str
-    change: str
+# A setting of ours, such as train.batching=packed, but no file, such as train.csv.
+PARAMETER = re.compile(
+    r"(?<![\w./\\-])(?:data|split|tokenize|train|evaluate|model|preflight)\."
+    r"(?!(?:csv|tsv|jsonl?|parquet|arrow|txt|md|html|png|zip|gz|zst|xz|bz2)\b)"
+    r"[a-z_]+(?:\.[a-z_]+)*(?:[:=] ?[a-z0-9_.]*[a-z0-9_])?\b"
+)
 
 
-@dataclass(frozen=True)
-class Block:
-    """A table below the figures.
-
-    Attributes:
-        title: what it shows.
-        columns: their titles; all but the text columns hold numbers.
-        rows: one text for each column.
-        num_text_columns: how many of the first columns hold text.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    num_text_columns: int = 1
-
-
-def compare(result: dict[str, Any], key: str, name: str, *, decimals: int = 4, as_difference: bool = False) -> Line:
-    """Write a figure of both models as a line.
+def words_of(text: Inline) -> Iterator[Words]:
+    """Yield the parts of running text on one line, without characters that cannot be seen.
 
     Args:
-        result: what ``evaluate_models`` gives as ``result``.
-        key: of the figure, under ``base`` and ``tuned``.
-        name: quantity and unit.
-        decimals: shown of each value.
-        as_difference: whether the change is a difference, or a share of the base's value.
+        text: what a block holds. Names of parameters in its plain text become code.
     """
-    improvement = result["improvement"]
-    change = difference(improvement[f"{key}_difference"]) if as_difference else percent(improvement[f"{key}_fraction"])
-    return Line(name, number(result["base"][key], decimals), number(result["tuned"][key], decimals), change)
+    parts = text if isinstance(text, tuple) else (text,)
+    for part in parts:
+        if isinstance(part, Strong):
+            yield Strong(on_one_line(visible(part.text)))
+        elif isinstance(part, Code):
+            # A token may be nothing but space, which `on_one_line` would take away.
+            shown = visible(part.text)
+            yield Code(on_one_line(shown) if shown.strip() else shown.replace("\n", "↵"))
+        else:
+            line = on_one_line(visible(part))
+            if len(parts) > 1:
+                # Space at the edges parts words, and `on_one_line` has taken it.
+                line = f"{' ' * part[:1].isspace()}{line}{' ' * (bool(line) and part[-1:].isspace())}"
+            yield from _set_apart(line)
 
 
-def shorten(text: str, max_characters: int) -> str:
+def _set_apart(line: str) -> Iterator[Words]:
+    """Yield plain text with the names of parameters as code."""
+    start = 0
+    for found in PARAMETER.finditer(line):
+        yield line[start : found.start()]
+        yield Code(found.group())
+        start = found.end()
+    yield line[start:]
+
+
+def keep_ends(text: str, max_characters: int) -> str:
     """Cut a long text in the middle, since both its start and its end tell what it is.
 
     Args:
@@ -79,59 +68,38 @@ def shorten(text: str, max_characters: int) -> str:
     return text[: max_characters - end - 1] + "…" + text[-end:]
 
 
-def split_shared(prompts: Sequence[str]) -> tuple[str, list[str], str]:
-    """Remove the lines that all prompts begin and end with: the template's, and a fixed instruction.
+def shorten_middle(text: str, max_characters: int) -> str:
+    """Cut a long text in the middle and say how much is missing.
 
     Args:
-        prompts: decoded prompts.
-
-    Returns:
-        The shared start and end, in whole lines, and what lies between them in each prompt. Nothing is shared by a
-        single prompt.
+        text: any text.
+        max_characters: characters to keep.
     """
-    if len(set(prompts)) < 2:
-        return "", list(prompts), ""
-    start = _whole_lines(os.path.commonprefix(list(prompts)))
-    rests = [prompt[len(start) :] for prompt in prompts]
-    ending = _whole_lines(os.path.commonprefix([rest[::-1] for rest in rests]))[::-1]
-    return start, [rest[: len(rest) - len(ending)] for rest in rests], ending
+    if len(text) <= max_characters:
+        return text
+    end = max_characters // 3
+    start = max_characters - end
+    return f"{text[:start]} … {len(text) - max_characters:,} characters … {text[-end:]}"
 
 
-def number(value: float | None, digits: int) -> str:
-    """Show a number, a dash where there is none."""
-    return "–" if value is None else f"{value:,.{digits}f}"  # noqa: RUF001
-
-
-def percent(improvement: float | None) -> str:
-    """Show a fall of a quantity as a negative change, with as many digits as it takes to see a small one."""
-    return "–" if improvement is None else _signed(-100 * improvement, 1) + "%"  # noqa: RUF001
-
-
-def difference(value: float | None) -> str:
-    """Show a difference with its sign, with as many digits as it takes to see a small one."""
-    return "–" if value is None else _signed(value, 4)  # noqa: RUF001
-
-
-def _signed(value: float, decimals: int) -> str:
-    """Write a change with its sign; what is 0 with three more digits has none."""
-    for shown in range(decimals, decimals + 4):
-        if round(value, shown):
-            return f"{value:+.{shown}f}"
-    return f"{0:.{decimals}f}"
-
-
-def _whole_lines(text: str) -> str:
-    """Cut a text after its last line break."""
-    return text[: text.rfind("\n") + 1]
-
-
-def write_count(number: int) -> str:
-    """Write an integer with commas.
+def shorten_path(path: str) -> str:
+    """Keep the last parts of a long path.
 
     Args:
-        number: any size.
+        path: a file.
     """
-    return f"{number:,}"
+    parts = PurePath(path).parts
+    return path if len(parts) <= 4 else "/".join(("…", *parts[-3:]))
+
+
+def write_number(value: float | None, decimals: int) -> str:
+    """Write a number, a dash where there is none.
+
+    Args:
+        value: any size.
+        decimals: digits after the point.
+    """
+    return NOTHING if value is None else f"{value:,.{decimals}f}"
 
 
 def write_large(number: float) -> str:
@@ -159,58 +127,29 @@ def write_percent(fraction: float) -> str:
     return f"{fraction:.1%}"
 
 
-def shorten_path(path: str) -> str:
-    """Keep the last parts of a long path.
+def write_share(part: float, total: float) -> str:
+    """Write a share with two decimals; of nothing it is 0.
 
     Args:
-        path: a file.
+        part: of the total.
+        total: not negative.
     """
-    parts = PurePath(path).parts
-    return path if len(parts) <= 4 else "/".join(("…", *parts[-3:]))
+    return f"{part / total:.2%}" if total else "0%"
 
 
-# Control characters, and those that turn the direction of what follows or take no room.
-_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-# A setting of ours, such as train.batching=packed, but no file, such as train.csv.
-PARAMETER = re.compile(
-    r"(?<![\w./\\-])(?:data|split|tokenize|train|evaluate|model|preflight)\."
-    r"(?!(?:csv|tsv|jsonl?|parquet|arrow|txt|md|html|png|zip|gz|zst|xz|bz2)\b)"
-    r"[a-z_]+(?:\.[a-z_]+)*(?:[:=] ?[a-z0-9_.]*[a-z0-9_])?\b"
-)
+def write_fall(improvement: float | None) -> str:
+    """Show a fall of a quantity as a negative change, with as many digits as it takes to see a small one."""
+    return NOTHING if improvement is None else _signed(-100 * improvement, 1) + "%"
 
 
-def show_unseen(text: str) -> str:
-    r"""Write characters without a shape as ``\u200b``; line breaks and tabs stay.
-
-    Args:
-        text: what stands in a row.
-    """
-    return _UNSEEN.sub(lambda found: f"\\u{ord(found.group()):04x}", text.replace("\r\n", "\\r\n"))
+def write_difference(value: float | None) -> str:
+    """Show a difference with its sign, with as many digits as it takes to see a small one."""
+    return NOTHING if value is None else _signed(value, 4)
 
 
-def shorten_middle(text: str, max_characters: int) -> str:
-    """Cut a long text in the middle and say how much is missing.
-
-    Args:
-        text: any text.
-        max_characters: characters to keep.
-    """
-    if len(text) <= max_characters:
-        return text
-    end = max_characters // 3
-    start = max_characters - end
-    return f"{text[:start]} … {len(text) - max_characters:,} characters … {text[-end:]}"
-
-
-def escape_markdown(text: str) -> str:
-    """Write plain text for Markdown, on one line; names of parameters become code.
-
-    Args:
-        text: plain text, perhaps with words out of rows in it.
-    """
-    line = on_one_line(show_unseen(text))
-    parts, at = [], 0
-    for found in PARAMETER.finditer(line):
-        parts += [escape_signs(line[at : found.start()]), f"`{found.group()}`"]
-        at = found.end()
-    return escape_start("".join([*parts, escape_signs(line[at:])]))
+def _signed(value: float, decimals: int) -> str:
+    """Write a change with its sign; what is 0 with three more digits has none."""
+    for shown in range(decimals, decimals + 4):
+        if round(value, shown):
+            return f"{value:+.{shown}f}"
+    return f"{0:.{decimals}f}"

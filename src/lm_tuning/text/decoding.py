@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from lm_tuning.text.store.table import TokenTable
+from lm_tuning.data.format.conventions import CAUSAL_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.text.records import TokenPreview, TokenRow
+from lm_tuning.text.store.table import SPLITS, TokenTable, open_split
+from lm_tuning.wording import SUPERVISED_MARKS
+
+_NUM_PREVIEW_ROWS = 5
 
 
 def decode(tokenizer: Any, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
@@ -45,6 +50,47 @@ def _without_cleanup(tokenizer: Any) -> Iterator[None]:
         yield
     finally:
         decoder.cleanup = True
+
+
+def mark_supervised_text(tokenizer: Any, row: TokenRow) -> str:
+    """Decode a row with the supervised parts between ``⟦`` and ``⟧``.
+
+    Args:
+        tokenizer: the tokenizer that made it.
+        row: a row of a token table.
+    """
+    opening, closing = SUPERVISED_MARKS
+    parts: list[str] = []
+    at = 0
+    for start, end in row.spans:
+        parts.append(decode(tokenizer, row.input_ids[at:start]))
+        parts.append(f"{opening}{decode(tokenizer, row.input_ids[start:end])}{closing}")
+        at = end
+    return "".join([*parts, decode(tokenizer, row.input_ids[at:])])
+
+
+def preview_tokens(
+    folder: Path, tokenizer: Any, *, task: str = CAUSAL_LM, label_map: Mapping[str, int] | None = None
+) -> TokenPreview:
+    """Return the first rows of each split as a table.
+
+    Args:
+        folder: tokenized splits.
+        tokenizer: the tokenizer that made them.
+        task: the ``task`` parameter; rows with classes show theirs in place of the supervised tokens.
+        label_map: id by name of the classes.
+    """
+    names = {label: name for name, label in (label_map or {}).items()}
+    has_classes = task == SEQUENCE_CLASSIFICATION
+    data: list[list[str | int]] = []
+    for split in SPLITS:
+        table = open_split(folder, split)
+        for index in range(min(_NUM_PREVIEW_ROWS, len(table))):
+            row = table[index]
+            supervised = names[row.label] if has_classes else int(table.num_supervised[index])
+            data.append([split, row.row_id, len(row.input_ids), supervised, mark_supervised_text(tokenizer, row)])
+    columns = ["split", "row_id", "length", "label" if has_classes else "num_supervised", "text"]
+    return {"columns": columns, "data": data}
 
 
 TURN_ENDING_TOKENS = 2

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -11,8 +11,21 @@ import numpy as np
 from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.split.class_shares import choose_shown
+from lm_tuning.reporting.document import (
+    Block,
+    Cell,
+    Code,
+    Heading,
+    Item,
+    Items,
+    Paragraph,
+    Section,
+    Table,
+    Words,
+)
+from lm_tuning.reporting.markdown import write_section
 from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED, NUM_DETAILS, SplitCounts
-from lm_tuning.wording import code_span, count_of, escape_markdown
+from lm_tuning.wording import count_of, shorten
 
 REPORT_NAME = "report.json"
 
@@ -54,7 +67,8 @@ def build_tokens_section(
     metrics["data_rows_changed_by_tokenizing"] = sum(
         len(set(chain.from_iterable(of_split.rows(reason) for reason in CHANGED))) for of_split in counts.values()
     )
-    return {"facts": facts, "metrics": metrics, "markdown": _write_markdown(summary, dropped, changed)}
+    section = Section("tokens", "Tokens", list(_blocks(summary, dropped, changed)))
+    return {"facts": facts, "metrics": metrics, "markdown": write_section(section) + "\n"}
 
 
 def _outcomes(
@@ -81,41 +95,49 @@ def _outcomes(
     return outcomes
 
 
-def _write_markdown(summary: Mapping[str, Any], dropped: list[dict[str, Any]], changed: list[dict[str, Any]]) -> str:
-    tokenizer = summary["tokenizer"]
-    special = {name: tokenizer[f"{name.lower()}_token"] for name in ("BOS", "EOS", "PAD")}
-    tokens = ", ".join(f"{name} {code_span(token)}" if token else f"no {name}" for name, token in special.items())
-    lines = [
-        "## Tokens",
-        "",
-        f"Rows of format `{summary['format']}` as {summary['rendering']}; {_describe_limits(summary)}. Special tokens: "
-        f"{tokens}.",
-        "",
-        *_split_table(summary),
-        *_class_table(summary),
-    ]
-    if summary["sources"]:
-        lines += ["", "| source | weight | training rows before tokenizing |", "|---|--:|--:|"]
-        lines += [
-            f"| {_cell(source['path'])} | {source['weight']:g} | {source['num_rows']:,} |"
-            for source in summary["sources"]
-        ]
-    for title, outcomes in (("Rows left out", dropped), ("Rows changed", changed)):
-        lines += ["", f"### {title}", "", *(_describe_outcomes(outcomes) if outcomes else ["None."])]
-    return "\n".join(lines) + "\n"
-
-
-def _describe_limits(summary: Mapping[str, Any]) -> str:
-    """Describe how long rows may be and what is supervised of them."""
-    limit, truncation = f"at most {count_of(summary['max_length_tokens'], 'token')}", f"(`{summary['truncation']}`)"
+def _blocks(
+    summary: Mapping[str, Any], dropped: list[dict[str, Any]], changed: list[dict[str, Any]]
+) -> Iterator[Block]:
+    special: list[Words] = []
+    for name in ("BOS", "EOS", "PAD"):
+        token = summary["tokenizer"][f"{name.lower()}_token"]
+        special += [", " * bool(special), *([f"{name} ", Code(token)] if token else [f"no {name}"])]
+    yield Paragraph(
+        (
+            *("Rows of format ", Code(summary["format"]), f" as {summary['rendering']}; ", *_describe_limits(summary)),
+            *(". Special tokens: ", *special, "."),
+        )
+    )
+    yield _split_table(summary)
     if summary["task"] == SEQUENCE_CLASSIFICATION:
-        return f"{limit} per row {truncation}, each with one of {count_of(len(summary['label_map']), 'class')} to learn"
+        yield from _class_blocks(summary)
+    if summary["sources"]:
+        yield Table(
+            "",
+            ("source", "weight", "training rows before tokenizing"),
+            [
+                (shorten(source["path"], _MAX_DETAIL_CHARACTERS), f"{source['weight']:g}", source["num_rows"])
+                for source in summary["sources"]
+            ],
+        )
+    for title, outcomes in (("Rows left out", dropped), ("Rows changed", changed)):
+        yield Heading(title)
+        yield Items([_describe_outcome(outcome) for outcome in outcomes]) if outcomes else Paragraph("None.")
+
+
+def _describe_limits(summary: Mapping[str, Any]) -> tuple[Words, ...]:
+    """Describe how long rows may be and what is supervised of them."""
+    limit = f"at most {count_of(summary['max_length_tokens'], 'token')}"
+    cut = (" (", Code(summary["truncation"]), ")")
+    if summary["task"] == SEQUENCE_CLASSIFICATION:
+        classes = count_of(len(summary["label_map"]), "class")
+        return f"{limit} per row", *cut, f", each with one of {classes} to learn"
     if summary["task"] == SEQ2SEQ_LM:
-        return f"{limit} per source and {summary['max_target_tokens']:,} per target {truncation}, loss on the target"
-    return f"{limit} per row {truncation}, loss on `{summary['loss_on']}`"
+        return f"{limit} per source and {summary['max_target_tokens']:,} per target", *cut, ", loss on the target"
+    return f"{limit} per row", *cut, ", loss on ", Code(summary["loss_on"])
 
 
-def _split_table(summary: Mapping[str, Any]) -> list[str]:
+def _split_table(summary: Mapping[str, Any]) -> Table:
     """Write what each split holds: rows and tokens, what is supervised, and how long rows are."""
     task = summary["task"]
     # Title and key of what is measured in tokens, and of what stands between that and the counts.
@@ -129,55 +151,55 @@ def _split_table(summary: Mapping[str, Any]) -> list[str]:
     head = ["split", "rows read", "rows kept", "tokens", *supervised]
     for title in measured:
         head += [f"{title} p50", "p90", "p99", "longest"]
-    lines = [f"| {' | '.join(head)} |", f"|---|{'--:|' * (len(head) - 1)}"]
+    rows: list[list[Cell]] = []
     for split, part in summary["splits"].items():
-        cells = [split, *(f"{part[name]:,}" for name in ("num_rows_read", "num_rows", "num_tokens"))]
-        cells += [_number(part[name]) for name in supervised.values()]
+        cells: list[Cell] = [split, *(part[name] for name in ("num_rows_read", "num_rows", "num_tokens"))]
+        cells += [_count_or_share(part[name]) for name in supervised.values()]
         for name in measured.values():
-            lengths = part[name] or dict.fromkeys(("p50", "p90", "p99", "max"), 0)
-            cells += [f"{lengths[quantile]:,}" for quantile in ("p50", "p90", "p99", "max")]
-        lines.append(f"| {' | '.join(cells)} |")
-    return lines
+            lengths = part[name] or {}
+            cells += [lengths.get(quantile, 0) for quantile in ("p50", "p90", "p99", "max")]
+        rows.append(cells)
+    return Table("", head, rows)
 
 
-def _class_table(summary: Mapping[str, Any]) -> list[str]:
+def _class_blocks(summary: Mapping[str, Any]) -> Iterator[Block]:
     """Write how many rows of each class the splits hold: the largest of each split, those of train first."""
-    if summary["task"] != SEQUENCE_CLASSIFICATION:
-        return []
     rows = {split: part["rows_by_class"] for split, part in summary["splits"].items()}
     names = sorted(summary["label_map"], key=lambda name: (-rows["train"][name], name))
     counts = [np.array([of_split[name] for name in names], dtype=np.int64) for of_split in rows.values()]
     shown = [names[position] for position in choose_shown(counts, most=_MAX_CLASSES)]
-    lines = ["", f"| class | id | {' | '.join(rows)} |", f"|---|{'--:|' * (len(rows) + 1)}"]
-    for name in shown:
-        cells = " | ".join(f"{of_split[name]:,}" for of_split in rows.values())
-        lines.append(f"| {_cell(name)} | {summary['label_map'][name]} | {cells} |")
+    yield Table(
+        "",
+        ("class", "id", *rows),
+        [
+            (
+                shorten(name, _MAX_DETAIL_CHARACTERS),
+                summary["label_map"][name],
+                *(of_split[name] for of_split in rows.values()),
+            )
+            for name in shown
+        ],
+    )
     if len(names) > _MAX_CLASSES:
-        lines += ["", f"Classes that are not shown here, but in the JSON report: {len(names) - _MAX_CLASSES:,}."]
-    return lines
+        hidden = len(names) - _MAX_CLASSES
+        yield Paragraph(f"Classes that are not shown here, but in the JSON report: {hidden:,}.")
 
 
-def _number(value: float | None) -> str:
-    """Write a count, or a share as percent; nothing for what cannot be said of no rows."""
+def _count_or_share(value: float | None) -> Cell:
+    """Return a count, or a share as percent; nothing for what cannot be said of no rows."""
     if value is None:
         return ""
-    return f"{value:,}" if isinstance(value, int) else f"{value:.1%}"
+    return value if isinstance(value, int) else f"{value:.1%}"
 
 
-def _describe_outcomes(outcomes: list[dict[str, Any]]) -> list[str]:
-    lines = []
-    for outcome in outcomes:
-        lines.append(f"- {outcome['num_rows']:,} in {outcome['split']}: {outcome['meaning']}.")
-        for row in outcome["rows"][:_NUM_ROWS_SHOWN]:
-            lines.append(
-                f"  - {escape_markdown(row['file'])}, row {row['row']}"
-                + (f": {_cell(row['reason'])}" if row["reason"] != outcome["meaning"] else "")
-            )
-        if outcome["num_rows"] > _NUM_ROWS_SHOWN:
-            lines.append(f"  - and {outcome['num_rows'] - _NUM_ROWS_SHOWN:,} more")
-    return lines
-
-
-def _cell(text: str) -> str:
-    """Write a text for a line of a list or table, shortened."""
-    return escape_markdown(text if len(text) <= _MAX_DETAIL_CHARACTERS else f"{text[:_MAX_DETAIL_CHARACTERS]}…")
+def _describe_outcome(outcome: Mapping[str, Any]) -> Item:
+    rows = [
+        f"{row['file']}, row {row['row']}"
+        + (f": {shorten(row['reason'], _MAX_DETAIL_CHARACTERS)}" if row["reason"] != outcome["meaning"] else "")
+        for row in outcome["rows"][:_NUM_ROWS_SHOWN]
+    ]
+    more = outcome["num_rows"] - _NUM_ROWS_SHOWN
+    return Item(
+        f"{outcome['num_rows']:,} in {outcome['split']}: {outcome['meaning']}.",
+        [*rows, *([f"and {more:,} more"] if more > 0 else [])],
+    )

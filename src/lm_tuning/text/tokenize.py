@@ -25,12 +25,13 @@ from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.threads import tokenizer_parallelism
 from lm_tuning.storage.atomic import write_json_atomic
+from lm_tuning.text.decoding import preview_tokens
 from lm_tuning.text.records import TokenizerFacts, TokenSummary
 from lm_tuning.text.render.control_tokens import TYPED
 from lm_tuning.text.render.plain import ALTERED, RenderedRows
 from lm_tuning.text.render.template_bounds import describe_origin
 from lm_tuning.text.report import REPORT_NAME, build_tokens_section
-from lm_tuning.text.store.summary import preview_tokens, summarize_split
+from lm_tuning.text.store.summary import summarize_split
 from lm_tuning.text.store.table import SPLITS, TokenColumns, TokenTableWriter, open_split, split_path
 from lm_tuning.text.tokenizers.base import TaskTokenizer
 from lm_tuning.text.tokenizers.causal_lm import RowTokenizer

@@ -147,10 +147,12 @@ def write_checked_rows(
         UserError: everything that is wrong with files and columns.
         ReadingBrokeOff: a file cannot be read to its end.
     """
+    # By parameter, as messages name them. Two of them may name one column.
     keyed = {"split.group": split.group, "split.stratify": split.stratify, "split.key": split.key}
     files = _open_files(raw_examples, data)
     given = data.columns.model_dump()
     _add_paths(files, [*given.values(), *_columns_of(data.template), *keyed.values()])
+    # All files are read as the first one is; one that lacks a column is refused, not read in another way.
     first = files[0].rows
     mapping = choose_mapping(
         first.columns,
@@ -280,6 +282,7 @@ def _add_paths(files: Sequence[OpenedFile], names: Sequence[str | None]) -> None
 
 def _not_used(rows: RowSource, used: set[str | None]) -> list[str]:
     """Name the columns of a file that nothing is read of."""
+    # A column is used as well if a path leads into it.
     touched = {*used, *rows.roots_of(name for name in used if name)}
     return [column for column in rows.columns if column not in touched]
 

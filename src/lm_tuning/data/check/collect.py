@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 _REPORT_EVERY_ROWS = 2048
 # More files than this share one progress bar.
 _MAX_BARS = 8
+# In the place of a digest, for rows of held-out files without the column: keys are compared among training rows only.
 _NO_KEY = bytes(16)
 # Rows whose new columns are remembered: objects may use anything for keys.
 _MAX_LATE_ROWS = 100
@@ -191,6 +192,8 @@ class _Collector:
         self._key = key
         self._read_key = value_reader(key, normalize=normalize) if key else None
         self._json_fields = [(name, name in JSON_FIELDS) for name in FIELDS[mapping.format]]
+        # Growing buffers of 2 + 16 + 16 bytes a row, and 16 more with a key, which numpy looks at without a copy; as
+        # Python objects they would take several times as much.
         self._files = array("h")
         self._contents = bytearray()
         self._wholes = bytearray()
@@ -214,9 +217,11 @@ class _Collector:
         try:
             self._read_rows(file, facts, writer, on_progress)
         except UserError:
+            # The rows before that position stay counted, for the report.
             facts["broke_off"] = True
             raise
         finally:
+            # By what the writer took in: some of the rows still wait in its buffer.
             facts["rows_kept"] = writer.num_appended - num_before
             if file.rows.exploding:
                 facts["exploded"] = file.rows.exploding.describe()
@@ -226,14 +231,17 @@ class _Collector:
 
     def _read_rows(self, file: OpenedFile, facts: FileRows, writer: ExampleWriter, on_progress: OnFileProgress) -> None:
         source, first_id, index = file.rows, self._last_id, file.source
+        # Held-out files need none of the columns that training rows are divided by.
         readers = [reader if column in source.columns else None for column, reader in self._readers.items()]
         read_key = self._read_key if self._key in source.columns else None
+        # Names of the loop: it runs for millions of rows, and looking up attributes takes a good part of its time.
         read_example, append, append_values = self._read_example, writer.append, self._values.append_row
         label, add_label = self._label, self.label_types.add
         contents, wholes, keys = self._contents, self._wholes, self._keys
         has_keys = self._read_key is not None
         known: set[str] = set(source.columns)
         late: dict[int, set[str]] = {}
+        # Two counts: numbers of lines go on over blank ones, which are no rows.
         number = num_rows = 0
         _, total, unit = source.progress()
         on_progress(0, total, unit)
@@ -248,11 +256,14 @@ class _Collector:
                         raise row
                     example = read_example(row)
                     found = [reader(row) if reader else None for reader in readers]
+                    # Everything is read before anything is kept, so that a row with one bad value leaves nothing behind
+                    # in any buffer.
                     key = digest_parts(read_key(row)) if read_key else _NO_KEY
                 except RowProblem as problem:
                     in_file = source.exploding.where if source.exploding else None
                     self._note_bad(first_id + number, number, problem, in_file=in_file)
                     continue
+                # A set comparison that costs little where nothing is new, which is nearly every row.
                 if not row.keys() <= known and len(late) < _MAX_LATE_ROWS:
                     late.setdefault(number, row.keys() - known)
                     known = known | row.keys()
@@ -269,6 +280,7 @@ class _Collector:
                     self.findings.add(first_id + number, kind, reason, is_bad=False)
         finally:
             facts["rows_read"] = num_rows
+            # By the last number, not by the rows: ids and row numbers stay in step.
             self._last_id += number
         _warn_of_late_columns(source.path, late)
 
@@ -276,8 +288,10 @@ class _Collector:
         """Look for odd characters in rows that are about to be written, and note how long their texts are."""
         self.text_lengths.add(batch)
         noted: set[tuple[int, str]] = set()
+        # Batch by batch: in the bytes of a column the search costs a fraction of what it would cost in texts.
         for name, is_json in self._json_fields:
             for index, kind, reason in find_odd_characters(batch.column(name), is_json=is_json):
+                # Two fields of one row may have the same finding; a row is counted once for each kind.
                 if (index, kind) not in noted:
                     noted.add((index, kind))
                     row_id = batch.column("row_id")[index].as_py()
@@ -292,6 +306,7 @@ class _Collector:
         repeats, originals = find_repeats(digests, is_train[files])
         if not len(repeats):
             return None
+        # (rows,): ids of the good rows, in the order of the file
         row_ids = np.concatenate([batch.column("row_id").to_numpy() for batch in table.batches()])
         positions = RowPositions(self.files)
         for repeat, original in zip(repeats.tolist(), originals.tolist(), strict=True):
@@ -302,6 +317,7 @@ class _Collector:
             reason = f"column {self._key!r} (split.key) holds the value that row {number} of {name} has."
             problem = RowProblem("repeated_key", reason)
             self._note_bad(row_id, row_id - self.files[file]["first_row_id"] + 1, problem, file)
+        # (rows,)
         keep = np.ones(len(files), dtype=bool)
         keep[repeats] = False
         kept_path = path.with_suffix(".kept")
@@ -310,6 +326,7 @@ class _Collector:
             for batch in table.batches():
                 writer.append_batch(batch.filter(pa.array(keep[start : start + batch.num_rows])))
                 start += batch.num_rows
+        # The old file is still mapped; on POSIX its content stays until the mapping goes.
         kept_path.replace(path)
         return keep
 

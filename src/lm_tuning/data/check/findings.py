@@ -57,6 +57,7 @@ class Findings:
             reason: the rest of the sentence that begins with file and row number.
             is_bad: whether the row cannot be used; all findings of a kind are alike in this.
         """
+        # An array of eight bytes a number: a file whose every row is bad has millions of findings.
         if kind not in self._ids:
             self._ids[kind] = array("q")
             self._reasons[kind] = []
@@ -85,7 +86,9 @@ class Findings:
             By kind: ``num_rows``, ``meaning``, ``fate``, ``rows`` (the first with ``file``, ``row`` and ``reason``) and
             ``row_numbers`` by file, all of them.
         """
+        # Row numbers are worked out only here, since the report needs them by file and everything else by id.
         positions = RowPositions(sources)
+        # Bad rows first, then by number; the name settles a draw, so that reports do not differ without a reason.
         order = sorted(self._ids, key=lambda kind: (kind not in self._bad_kinds, -len(self._ids[kind]), kind))
         return {
             kind: {
@@ -116,6 +119,7 @@ class RowPositions:
         Args:
             sources: the files in the order of reading, with ``path``, ``split`` and ``first_row_id``.
         """
+        # (files,): ascending, since files are numbered one after the other as they are read
         self._first_ids = np.array([source["first_row_id"] for source in sources], dtype=np.int64)
         paths = [source["path"] for source in sources]
         times = Counter(paths)
@@ -134,6 +138,7 @@ class RowPositions:
         Args:
             row_id: id of a row.
         """
+        # The last file that begins at the id or before it; a file without rows has the same first id as the next one.
         index = int(np.searchsorted(self._first_ids, row_id, side="right")) - 1
         return self.names[index], int(row_id - self._first_ids[index]) + 1
 
@@ -144,6 +149,7 @@ class RowPositions:
             row_ids: ids in any order.
         """
         ids = np.sort(np.asarray(row_ids, dtype=np.int64))
+        # (files + 1,): where the ids of each file begin among the sorted ones
         edges = [*np.searchsorted(ids, self._first_ids).tolist(), len(ids)]
         for index, name in enumerate(self.names):
             part = ids[edges[index] : edges[index + 1]]
@@ -190,6 +196,7 @@ def describe_value(value: Cell) -> str:
     """
     if value is None:
         return "null"
+    # Before numbers, among which Python counts booleans.
     if isinstance(value, bool):
         return f"a boolean ({'true' if value else 'false'})"
     if isinstance(value, int | float):
@@ -212,6 +219,7 @@ def shorten(text: str, limit: int = _MAX_SHOWN_CHARACTERS) -> str:
 
 def list_columns(columns: list[str]) -> str:
     """Write column names for a message: at most 30 of them, each shortened."""
+    # A file of one line without a separator has its whole text for a column name.
     shown = ", ".join(repr(shorten(column)) for column in columns[:30])
     return f"{shown} and {len(columns) - 30} more" if len(columns) > 30 else shown
 

@@ -69,6 +69,7 @@ def _bad_lines(rows: CollectedRows) -> list[str]:
     lines: list[str] = []
     for file, first in zip(rows.files, rows.bad_lines, strict=True):
         spelled = spell_out(file, first)
+        # The rest is in the report; a terminal full of rows hides what to do about them.
         if len(lines) + len(spelled) > MAX_LINES:
             lines += spelled[: MAX_LINES - len(lines)]
             return [*lines, f"{count_of(count_skipped(rows.files), 'bad row')} in all files."]
@@ -88,6 +89,7 @@ def find_excesses(files: Sequence[ReadRows], max_bad_fraction: float) -> list[st
         for file in files
         if (problem := _excess(file["path"], file["rows_read"], file["rows_skipped"], max_bad_fraction))
     ]
+    # A file that is named is to be looked at; the sum would only say the same again.
     if problems or len(files) == 1:
         return problems
     kinds: Counter[str] = Counter()
@@ -99,6 +101,7 @@ def find_excesses(files: Sequence[ReadRows], max_bad_fraction: float) -> list[st
 
 def _excess(name: str, num_read: int, kinds: Mapping[str, int], max_bad_fraction: float) -> str | None:
     num_bad = sum(kinds.values())
+    # Compared as products, since a file may have no rows. A limit of 0 means none, so the few that always pass do not.
     if num_bad <= max_bad_fraction * num_read or (num_bad <= ALWAYS_SKIPPED and max_bad_fraction > 0):
         return None
     return (

@@ -70,6 +70,7 @@ def write_unread(folder: Path, raw_examples: RawExamples, error: UserError, *, d
     begun, findings = (error.files, error.findings) if isinstance(error, ReadingBrokeOff) else ([], Findings())
     # Files are read in this order, so those that were begun come first.
     named = [(split, file) for split in SPLITS for file in raw_examples[split] or ()]
+    # Null and not 0: nobody knows how many rows these files have.
     not_begun: list[UnbegunFile] = [
         {
             "path": file["path"],

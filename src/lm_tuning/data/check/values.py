@@ -51,6 +51,7 @@ def number_values(
     for index, column in enumerate(columns):
         # All chunks share one dictionary, in the order in which its values first appear in any of them.
         chunks = table.column(index).dictionary_encode().chunks
+        # (rows of the chunk,): nulls are rows of held-out files that lack the column
         numbers = [chunk.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64) for chunk in chunks]
         values[column] = np.concatenate(numbers) if numbers else np.zeros(0, dtype=np.int64)
         names[column] = chunks[-1].dictionary if chunks else pa.array([], pa.large_string())

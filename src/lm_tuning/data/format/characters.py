@@ -46,26 +46,35 @@ def find_odd_characters(column: pa.StringArray, *, is_json: bool) -> Iterator[tu
 
 def _suspicious_rows(column: pa.StringArray, *, is_json: bool) -> list[int]:
     """Return the indices of rows that may hold such a character."""
+    # Looked at as bytes: in UTF-8 no byte below 0x80 is part of another character, so control characters are found
+    # without decoding anything.
     _, offset_buffer, data_buffer = column.buffers()
     if data_buffer is None or not len(column):
         return []
+    # (rows + 1,): in bytes; a slice shares the buffers of its column, so its rows begin at an offset
     offsets = np.frombuffer(offset_buffer, dtype=np.int32)[column.offset : column.offset + len(column) + 1]
     data = np.frombuffer(data_buffer, dtype=np.uint8)[offsets[0] : offsets[-1]]
+    # Positions in the bytes of all rows together, one array for each thing that is looked for.
     positions = [np.flatnonzero(data == 0x7F)]
     is_control = data < 0x20
     num_breaks = sum(int(np.count_nonzero(data == mark)) for mark in (0x09, 0x0A, 0x0D))
+    # Tabs and line breaks are in every text; only where there is more than these, the slower search begins.
     if int(np.count_nonzero(is_control)) != num_breaks:
         positions.append(np.flatnonzero(is_control & (data != 0x09) & (data != 0x0A) & (data != 0x0D)))
     positions.append(_followed(data, 0xC2, below=0xA0))  # U+0080 to U+009F
     marks = _followed(data, 0xEF, below=0xC0)
+    # EF BF BD is U+FFFD.
     positions.append(marks[(data[marks + 1] == 0xBF) & (data[marks + 2] == 0xBD)])
     if is_json:
+        # In JSON they are escapes such as \u0000, \b and \f; an escaped backslash before a letter is found too, and
+        # then passes the closer look.
         escapes = np.flatnonzero(data[:-1] == ord("\\"))
         follower = data[escapes + 1]
         positions.append(escapes[(follower == ord("u")) | (follower == ord("b")) | (follower == ord("f"))])
     found = np.concatenate(positions)
     if not len(found):
         return []
+    # The last row that begins at a position or before it.
     rows: list[int] = np.unique(np.searchsorted(offsets - offsets[0], found, side="right") - 1).tolist()
     return rows
 
@@ -116,6 +125,7 @@ class TextLengths:
 
         for name, lengths in self._lengths.items():
             counted = pc.fill_null(pc.utf8_length(batch.column(name)), _NO_TEXT)
+            # 32 bits: a text of 2 GB is far beyond the limit of a row.
             lengths.append(counted.to_numpy(zero_copy_only=False).astype(np.int32))
 
     def describe(self, keep: npt.NDArray[np.bool_] | None = None) -> dict[str, TextLength]:

@@ -39,6 +39,7 @@ def parse_path(text: str) -> tuple[Step, ...] | None:
     at = 0
     while at < len(text):
         match = _STEP.match(text, at)
+        # A key has a dot before it exactly when it is not the first step; brackets never have one.
         if match is None or (match["key"] is not None and bool(match["dot"]) == (at == 0)):
             return None
         quoted = match["double"] if match["double"] is not None else match["single"]
@@ -101,6 +102,7 @@ def reach(row: Row, steps: tuple[Step, ...]) -> Cell:
     value: Cell = row
     for depth, step in enumerate(steps):
         if isinstance(value, dict):
+            # A number in brackets is a key where there is an object: keys of JSON are text.
             key = str(step)
             if key not in value:
                 raise NotThere(_no_key(value, steps, depth), is_wrong_type=False)
@@ -225,17 +227,20 @@ def suggest_path(column: str, names: Iterable[str]) -> str | None:
         column: a name that the file lacks.
         names: see ``nested_names``.
     """
+    # Somebody who writes output means instances[0].output more likely than anything of similar letters.
     listed = list(names)
     ending = [name for name in listed if name.endswith((f".{column}", f'["{column}"]'))]
     return next(iter(ending or get_close_matches(column, listed, n=1)), None)
 
 
 def _filled(row: Row, paths: list[tuple[str, tuple[Step, ...]]]) -> Row | RowProblem:
+    # A copy, since an exploded row shares what is not its own with its siblings.
     filled = dict(row)
     for name, steps in paths:
         try:
             filled[name] = reach(row, steps)
         except NotThere as error:
+            # Where nothing is there the column stays missing, and whoever needs it says so.
             if error.is_wrong_type:
                 return RowProblem("wrong_type", f"column {name!r}: {error.reason}.")
     return filled

@@ -108,6 +108,8 @@ def choose_mapping(
             parse, names that fit no format, or a format that the task cannot learn from.
     """
     given = {part: column for part, column in (columns or {}).items() if column is not None}
+    # Anything that is said switches conventions off altogether: half of a mapping that is guessed is worse than an
+    # error.
     if given or template is not None:
         mapping = _given_mapping(given, template, format, available, task=task, inside=inside)
     else:
@@ -193,6 +195,7 @@ def _given_mapping(
         problems.append(
             f"data.template and data.columns.{rendered} both say what the {rendered} is. Set one of them to null."
         )
+    # Columns of the very name of a part need not be named.
     for part in _NEEDED_PARTS[chosen]:
         if part in given or (template is not None and part == rendered):
             continue

@@ -87,6 +87,7 @@ def find_conventions(available: Sequence[str], *, format: str, task: str) -> lis
     has_classes = task == "sequence_classification"
     asked = {format} if format != "auto" else {MESSAGES, PROMPT_RESPONSE, TEXT, *([TEXT_LABEL] if has_classes else [])}
     fitting = [one for one in CONVENTIONS if one.format in asked and one.names <= by_name.keys()]
+    # A strict subset loses: instruction, input and output says more than input and output.
     best = [one for one in fitting if not any(one.names < other.names for other in fitting)]
     best = [one for one in best if one.format != TEXT] or best
     wanted = {"sequence_classification": TEXT_LABEL, "seq2seq_lm": PROMPT_RESPONSE}.get(task)

@@ -72,6 +72,7 @@ class Exploding:
         """
         self._forget()
         number = 0
+        # Kept while the row is out, so that whoever finds it bad can ask where it stood in its file.
         for self._row, row in rows:
             self.num_rows_in_file += 1
             self._elements = ()
@@ -80,6 +81,7 @@ class Exploding:
                 yield number, row
                 continue
             is_empty = False
+            # An empty list inside another counts once for its row, however many there are.
             for elements, exploded in self._elements_of(row, 0, ()):
                 if exploded is None:
                     is_empty = True

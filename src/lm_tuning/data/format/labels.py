@@ -53,6 +53,7 @@ class LabelTypes:
     def describe(self) -> LabelTypeCounts:
         """Return ``types``: rows by type, the most frequent first; ``joined``: names that several types have."""
         order = sorted(self._counts, key=lambda kind: -self._counts[kind])
+        # Each type's names once, so that more than one means more than one type.
         times = Counter(name for kind in order for name in {_name_of(value) for value in self._names[kind]})
         return {
             "types": {_TYPE_NAMES[kind]: self._counts[kind] for kind in order},
@@ -75,6 +76,7 @@ def build_label_map(names: Iterable[str]) -> LabelMap:
         Id by name: in numeric order when all names are integers, else in the order of Unicode code points.
     """
     listed = sorted(names)
+    # Classes 0 to 279 keep their numbers as ids, where text would put 10 before 2.
     if all(_WHOLE_NUMBER.fullmatch(name) for name in listed):
         listed.sort(key=int)
     return {name: index for index, name in enumerate(listed)}
@@ -88,6 +90,7 @@ def trained_names(ids: npt.NDArray[np.int64], names: list[str], *, is_train: npt
         names: what the numbers stand for.
         is_train: ``(rows,)``: rows of the training files.
     """
+    # (classes,): rows of the training files
     counts = np.bincount(ids[is_train & (ids >= 0)], minlength=len(names))
     return [name for name, count in zip(names, counts.tolist(), strict=True) if count]
 
@@ -108,9 +111,11 @@ def count_classes(
         ``only_held_out``: classes of held-out files that no training row has, and ``similar``: lists of names that
         differ in upper and lower case only.
     """
+    # (classes,): rows of the training files
     counts = np.bincount(ids[is_train & (ids >= 0)], minlength=len(names))
     order = sorted(np.flatnonzero(counts).tolist(), key=lambda index: (-int(counts[index]), names[index]))
     similar: dict[str, list[str]] = {}
+    # Beyond it the column holds texts, which are refused anyway.
     for name in names if len(names) <= MAX_CLASSES else []:
         similar.setdefault(name.casefold(), []).append(name)
     return {

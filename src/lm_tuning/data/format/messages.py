@@ -33,6 +33,7 @@ ROLE_OF_NAME: Mapping[str, str] = {
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
+# Made once: json.dumps with arguments builds an encoder at each call.
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 Message: TypeAlias = dict[str, Cell]
 """A turn, with whatever keys beside ``role`` and ``content`` it came with; or a tool."""
@@ -119,7 +120,9 @@ def write_messages(messages: list[Message], *, normalize: bool) -> str:
         RowProblem: a value in them cannot be written as JSON, such as NaN.
     """
     try:
+        # The two write plain messages byte for byte alike, so stored rows and digests do not tell which one it was.
         text = _encode_plain(messages) or _encode(messages)
+        # One look at the whole text; JSON's own characters are ASCII, so it is normalized when all its strings are.
         if normalize and not unicodedata.is_normalized("NFC", text):
             text = _encode([_normalized(message) for message in messages])
     except (ValueError, TypeError, RecursionError) as error:
@@ -200,7 +203,9 @@ def _read_list(value: Cell, column: str, what: str) -> list[Cell]:
 def _read_message(message: Cell, index: int) -> Message:
     if not isinstance(message, dict):
         raise RowProblem("wrong_type", f"message {index} is {describe_value(message)}, where an object is wanted.")
+    # Arrow gives every message of a column all keys, with null for those that it did not have.
     rest: Message = {key: value for key, value in message.items() if value is not None}
+    # ShareGPT's names of the two keys.
     name = rest.pop("role" if "role" in rest else "from", None)
     content = rest.pop("content" if "content" in rest else "value", None)
     role = ROLE_OF_NAME.get(name) if isinstance(name, str) else None
@@ -234,6 +239,7 @@ def _find_role(name: Cell, index: int) -> str:
 
 def _check_assistant(rest: Message, index: int) -> None:
     """Check the keys that mean something in an answer; the older form of a tool call becomes the present one."""
+    # OpenAI's convention: a weight of 0 keeps an answer out of the loss.
     if "weight" in rest and rest["weight"] not in (0, 1):
         raise RowProblem(
             "wrong_type",

@@ -26,6 +26,8 @@ def parse_template(template: str) -> list[_Part]:
         ValueError: a brace is left open, a placeholder is empty, or it asks for more than a column.
     """
     try:
+        # The grammar of str.format, whose rendering is never used: values must not be looked into by attributes, and
+        # their own braces must stay.
         fields = list(Formatter().parse(template))
     except ValueError as error:
         raise ValueError(f"{error}. Write a brace that is meant as text twice: '{{{{' or '}}}}'.") from error

@@ -21,6 +21,7 @@ MAX_ROW_BYTES = 1 << 26
 MAX_COLUMNS = 10_000
 """Columns that a file may name: more are values that were taken for names."""
 
+# Rows that tell the columns of a file without a header. Looking at all of them would read the file twice.
 _PEEKED_ROWS = 1000
 _SHOWN_PROBLEMS = 20
 
@@ -90,6 +91,7 @@ class RowSource(ABC):
         Raises:
             UserError: nothing after this position can be read.
         """
+        # In this order: the limit counts rows of the file, and a path may begin at an exploded element.
         rows = self._rows() if self.max_rows is None else self._first_rows(self.max_rows)
         if self.exploding:
             rows = self.exploding.explode(rows)
@@ -100,6 +102,7 @@ class RowSource(ABC):
         """Yield all rows."""
 
     def _first_rows(self, num_rows: int) -> Iterator[NumberedRow]:
+        # Kept for progress: only the end of the file tells that there were fewer rows than the limit.
         self._taken, self._has_ended = 0, False
         for num_taken, row in enumerate(self._rows(), 1):
             self._taken = num_taken
@@ -145,16 +148,19 @@ class RowSource(ABC):
             names: column names, paths among them.
         """
         paths = {name: parse_path(name) for name in names if name not in self.columns}
+        # A column that bears such a name itself comes first; a path has to begin with a column.
         wanted = {name: steps for name, steps in paths.items() if steps and str(steps[0]) in self.columns}
         if not wanted:
             return
         found = PathColumns()
         for name, steps in wanted.items():
             found.add(name, steps)
+        # For this look alone, so that a columnar file reads nothing but the columns in question.
         self.select(str(steps[0]) for steps in wanted.values())
         reached: set[str] = set()
         for row in self._peeked():
             reached |= found.names_in(row)
+            # Mostly after the first row.
             if len(reached) == len(wanted):
                 break
         for name, steps in wanted.items():
@@ -162,6 +168,7 @@ class RowSource(ABC):
                 self._paths.add(name, steps)
                 self.columns = [*self.columns, name]
         self._selected = None
+        # All that was read so far was a look, which progress does not count.
         self.raw.forget()
 
     def explain_missing(self, column: str) -> str:

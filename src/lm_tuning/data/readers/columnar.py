@@ -62,10 +62,12 @@ def column_readers(schema: pa.Schema, names: Sequence[str]) -> dict[str, Read | 
     """
     import pyarrow as pa
 
+    # Read off the schema's note, not through the datasets library, whose import takes seconds.
     features = declared_features(schema)
     readers: dict[str, Read | None] = {}
     for name in names:
         feature, kind = features.get(name), schema.field(name).type
+        # A dictionary is a way of storing alone: to_pylist gives its values.
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         is_noted = isinstance(feature, dict) and feature.get("_type") in ("ClassLabel", "Json")
         readers[name] = _reader_of(feature) if is_noted or pa.types.is_nested(kind) else None
@@ -84,14 +86,17 @@ def batch_rows(
     """
     columns = [batch.column(name) for name in readers]
     num_bytes = sum(column.nbytes for column in columns)
+    # As many rows as stay within the bound at the mean size of this batch.
     step = max(1, min(BATCH_ROWS, BATCH_BYTES * batch.num_rows // max(num_bytes, 1)))
     for start in range(0, batch.num_rows, step):
         part = batch.slice(start, step)
         sizes = _sizes_of_rows([part.column(name) for name in readers], max_row_bytes)
+        # The common case: together they are small enough, so no row has to be measured by itself.
         if sizes is None:
             yield from _plain_rows(part, readers)
             continue
         for index, size in enumerate(sizes):
+            # Known from Arrow's buffers; as Python values the row would take several times as much memory.
             if size > max_row_bytes:
                 yield too_long(size, max_row_bytes)
             else:
@@ -132,6 +137,7 @@ def _cells(column: pa.Array, name: str, read: Read | None) -> tuple[list[Cell | 
     try:
         cells = column.to_pylist()
         return ([read(cell) for cell in cells] if read else cells), True
+    # One by one, so that only the rows of the bad cells are bad.
     except (ValueError, OverflowError, ArithmeticError):  # among them what is no UTF-8, and years beyond 9999
         return [_cell(scalar, name, read) for scalar in column], False
 
@@ -150,6 +156,7 @@ def _reader_of(feature: JsonValue) -> Read:
     """Return the function that makes the value of a nested or noted column plain."""
     if isinstance(feature, list):  # a list, as older versions wrote it
         return _list_reader(_reader_of(feature[0] if feature else None))
+    # No note of what is inside, so nulls in structs are taken for keys that the row did not have.
     if not isinstance(feature, dict):
         return _without_nulls
     kind = feature.get("_type")

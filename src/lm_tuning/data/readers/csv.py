@@ -247,7 +247,7 @@ class CsvRows(RowSource):
                         return
                     except RecordTooLong:
                         number += 1
-                        # Then no quote was opened before the limit, whatever separates the fields.
+                        # Then the first line alone is too long, whatever separates its fields.
                         is_one_line = lines.num_lines == first_line
                         num_bytes = lines.num_bytes if is_trial and number else lines.skip_record()
                         if lines.is_unclosed:  # all rows from here to the end would pass for one
@@ -276,7 +276,6 @@ class CsvRows(RowSource):
                     continue
                 if not number:
                     header = cells
-                    # A text without line breaks that is full of commas would else be cut a hundred times for nothing.
                     if len(header) > MAX_COLUMNS:  # it is refused whatever follows
                         break
                     continue

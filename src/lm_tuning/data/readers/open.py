@@ -43,6 +43,7 @@ def _open_source(file: SourceFile, settings: ReadSettings) -> RowSource:
         from lm_tuning.data.readers.hub import HubRows
 
         return HubRows(file, settings)
+    # Imports stand in the branches: a run pays for pyarrow's readers, or for orjson, only where a file needs them.
     raw = RawFile(file)
     if file_format == "parquet":
         from lm_tuning.data.readers.columnar import ParquetRows
@@ -52,6 +53,7 @@ def _open_source(file: SourceFile, settings: ReadSettings) -> RowSource:
         from lm_tuning.data.readers.columnar import ArrowRows
 
         return ArrowRows(raw, file_format, settings)
+    # Only for the text formats; binary ones have marks of their own.
     _refuse_other_encodings(raw)
     if file_format in ("csv", "tsv"):
         from lm_tuning.data.readers.csv import CsvRows
@@ -71,5 +73,6 @@ def _refuse_other_encodings(raw: RawFile) -> None:
             start = peek_bytes(file, 4)
         except OSError as error:
             raise beyond_row(raw.path, 0, error) from error
+    # Other encodings cannot be told from a few bytes; they show where a byte is no UTF-8.
     if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UserError(f"{raw.path} is UTF-16 (byte 0 is its byte-order mark). Save the file as UTF-8.")

@@ -47,6 +47,7 @@ def find_changed_sources(
                 f"the parameters say {_written(now)}"
             )
             continue
+        # Files stand in the order of their sources, each of which says how many are its own.
         files = iter(stored[split] or ())
         for source in before or ():
             part = [next(files) for _ in range(source["num_files"])]
@@ -56,6 +57,7 @@ def find_changed_sources(
 
 def _changes(files: Sequence[SourceFile], source: NamedSource, split: str, cache: Path | None) -> list[str]:
     """Describe what has happened to the files of one source, as far as this machine alone can tell."""
+    # Asking would need the network, which a training from stored splits does without.
     if is_address(source["path"]) or files[0]["format"] == "hub":
         return []
     try:

@@ -205,6 +205,7 @@ def _describe_source(source: NamedSource, *, key: str, split: str, digest_cache:
     _refuse_hub_settings(source, key, ("config", "revision") if found.has_splits else HUB_SETTINGS)
     if not found.is_single:
         _log_choice(found, text, key=key, split=split)
+        # All at once and in parallel, before each is described by itself; from there on the cache answers.
         readable = [path for path in found.paths if os.access(path, os.R_OK)]  # of the others, the next line tells
         digest_files(readable, digest_cache)
     return [describe_file(path, key=key, digest_cache=digest_cache) for path in found.paths]
@@ -264,6 +265,7 @@ def _completed(file: SourceFile, key: str) -> SourceFile:
             raise UserError(f"{key} names '{path}', which cannot be read: {error}.") from error
     if not start:
         raise UserError(f"{key} names '{path}', which is empty.")
+    # By its first bytes, whatever the name says: .gz is lost, or left, when files are renamed.
     packed = detect_compression(start)
     if packed and file_format not in TEXT_FORMATS:
         raise UserError(f"{key} names '{path}', a {file_format} file that is compressed ({packed}). Unpack it first.")

@@ -82,9 +82,11 @@ def load_hub_split(file: SourceFile, *, key: str | None = None) -> Dataset:
     logger.info("Loading the split %r of the data set %s from the %s", file["split"], name, _WHERE[is_online])
     with _user_errors(name, key=key, is_online=is_online), _datasets_calm(is_online=is_online):
         # The long form of the name is never taken for a local folder or a file format.
+        # Pinned to the commit that was described, so that rows stay the same if the set changes between the two.
         dataset = datasets.load_dataset(
             f"hf://datasets/{name}", file["config"], split=file["split"], revision=commit or file["revision"]
         )
+    # Offline, the library takes whatever commit lies in its cache and says nothing.
     wanted = commit or (None if is_online else _cached_commit(name, file["revision"]))
     found = _content_of(dataset)
     is_another = wanted is not None and _COMMIT.fullmatch(found) is not None and wanted != found
@@ -131,6 +133,7 @@ _WHERE = {True: "hub", False: "local cache"}
 
 def _content_of(dataset: Dataset) -> str:
     """Return the commit that a loaded set was made from, as the cache notes it; else its fingerprint."""
+    # …/<commit>/<name>.arrow: the cache puts what was made from a commit into a folder of that name.
     for entry in dataset.cache_files:
         commit = Path(entry["filename"]).parent.name
         if _COMMIT.fullmatch(commit):
@@ -156,6 +159,7 @@ def _datasets_calm(*, is_online: bool) -> Iterator[None]:
     config: Any = datasets.config
     had_bars, was_offline = datasets.is_progress_bar_enabled(), config.HF_HUB_OFFLINE
     datasets.disable_progress_bars()
+    # Without it the library tries the hub again and again before it looks into its cache.
     config.HF_HUB_OFFLINE = was_offline or not is_online
     try:
         yield

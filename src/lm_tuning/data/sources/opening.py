@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
+# Bytes given to an unpacker, and bytes that it may hand out at once: a few packed ones can hold gigabytes of the same
+# character, so the output is what has to be bounded.
 _PACKED_BYTES = 1 << 15
 _UNPACKED_BYTES = 1 << 20
 # Its package has no limit for the output; a block of 128 kB of one repeated byte is four bytes long.
@@ -56,6 +58,8 @@ class Unpacked(io.RawIOBase):
         """
         self._stored = stored
         self._compression = compression
+        # Not gzip, bz2 and lzma of the standard library: the last two pass over in silence what follows a stream and is
+        # none, so that rows would be lost, and Python before 3.14 has no zstd.
         self._new_member = _member_class(compression)
         self._member: _Member | None = None
         self._packed = b""
@@ -76,6 +80,7 @@ class Unpacked(io.RawIOBase):
         Raises:
             OSError: the compressed data is damaged or breaks off.
         """
+        # An unpacker may take input without giving anything yet; returning 0 would mean the end.
         while not self._ready and self._unpack_more():
             pass
         view = memoryview(buffer).cast("B")
@@ -89,6 +94,7 @@ class Unpacked(io.RawIOBase):
         if not self._packed and (self._member is None or self._member.needs_input):
             self._packed = self._stored.read(_PACKED_BYTES)
             if not self._packed:
+                # Between two members a file may end; inside one it broke off.
                 if self._member is None:
                     return False
                 raise OSError(f"the {self._compression} data breaks off before its end")
@@ -113,6 +119,7 @@ class _Gzip:
     def __init__(self) -> None:
         import zlib
 
+        # 16 + 15: the header of gzip and no other, and the largest window.
         self._unpacker = zlib.decompressobj(wbits=31)
         self.eof = False
         self.needs_input = True
@@ -219,6 +226,7 @@ class RawFile:
         if "://" in self.path:
             from lm_tuning.data.sources.remote import open_remote
 
+            # Larger than Python's own buffer of 8 kB, for drivers where each read costs.
             self._stored = io.BufferedReader(open_remote(self.path), _BUFFER_BYTES)
             return self._stored
         try:
@@ -240,7 +248,9 @@ class RawFile:
         total = self.num_bytes or 0
         done = 0
         if self._stored is not None:
+            # A closed file was read to its end, or nobody looks at its progress any more.
             done = total if self._stored.closed else self._stored.tell()
+        # The file may have grown since it was described.
         total = max(total, done)
         return done // 1000, total // 1000 + 1, "kB"
 
@@ -300,6 +310,8 @@ def locate_undecodable(raw: RawFile) -> UserError:
     rest = b""
     with raw.open() as file:
         while True:
+            # In chunks, since decoding broke off in a file of any size; a character that a chunk cuts in two waits for
+            # the next one.
             chunk = file.read(_CHUNK_BYTES)
             data = rest + chunk
             try:

@@ -45,6 +45,7 @@ def suffix_format(path: str) -> tuple[str | None, str | None]:
     Args:
         path: a path or address; what follows the question mark of a web address does not count.
     """
+    # fsspec chains addresses: zip://rows.csv::s3://bucket/archive.zip is a .csv file.
     name = path.partition("::")[0]
     if name.startswith(("http://", "https://")):
         name = name.partition("?")[0].partition("#")[0]
@@ -117,6 +118,7 @@ def find_local(text: str, *, key: str, split: str) -> LocalFiles | None:
         UserError: there is no such file, or no file of rows in the folder or pattern.
     """
     path = resolve_path(text)
+    # What is there comes first: a file may have a bracket in its name, or the form of a name on the hub.
     if path.is_file():
         return LocalFiles([path], is_single=True)
     if path.is_dir():
@@ -168,8 +170,11 @@ def _walk(folder: Path) -> Iterator[Path]:
     """Yield all files below a folder, sorted by path, but what is hidden; links to folders are followed once."""
     found: list[Path] = []
     seen: set[str] = set()
+    # Path.rglob follows links to folders in some versions of Python only; fsspec's find never does, and lists hidden
+    # files.
     for root, folders, names in os.walk(folder, followlinks=True):
         seen.add(os.path.realpath(root))
+        # In place, which is how os.walk is told where not to go.
         folders[:] = [
             name
             for name in folders
@@ -184,6 +189,7 @@ def _files_of_rows(candidates: Iterable[Path], problem: str) -> LocalFiles:
     empty: list[Path] = []
     num_others = 0
     for path in candidates:
+        # Notes beside the rows are .json files as well, and no rows.
         if suffix_format(path.name)[0] is None or path.name in _SIDE_FILES:
             num_others += 1
         elif path.is_file() and path.stat().st_size:

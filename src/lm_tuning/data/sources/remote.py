@@ -21,6 +21,7 @@ _CONTENT_MARKS = frozenset(
     "etag checksum md5hash crc32c content_md5 sha256 blob_id versionid generation lastmodified last_modified updated "
     "mtime created".split()
 )
+# Seconds until a server has to answer, and between two pieces of what it sends.
 _CONNECT_SECONDS = 15.0
 _SILENCE_SECONDS = 120.0
 
@@ -58,10 +59,13 @@ def list_remote(address: str, *, key: str) -> list[RemoteFile]:
     """
     protocol, _, rest = address.partition("://")
     system, path = _connect(address, f"{key} names '{address}'")
+    # Names that a chained file system lists lack what they lie in, which opening them needs.
     chain = rest.partition("::")[2]
     try:
+        # A file may have a bracket or an asterisk in its name; object stores allow any character.
         if has_pattern(path) and not system.exists(path):
             names = sorted(system.glob(path))
+        # Some stores keep an empty object for a folder, named with a slash at its end.
         elif not path.endswith("/") and system.isfile(path):
             names = [path]
         else:
@@ -80,6 +84,8 @@ def list_remote(address: str, *, key: str) -> list[RemoteFile]:
         full = conceal_address(f"{protocol}://{name}::{chain}" if chain else str(system.unstrip_protocol(name)))
         size = info.get("size")
         num_bytes = int(size) if size is not None else None
+        # The content itself is not read for its digest: it would have to be downloaded twice. Which marks there are
+        # depends on the driver.
         marks = {mark.lower(): str(value) for mark, value in info.items() if mark.lower() in _CONTENT_MARKS}
         files.append({"path": full, "num_bytes": num_bytes, "digest": digest_values([full, num_bytes, marks])})
     return files
@@ -125,6 +131,7 @@ def _connect(address: str, problem: str) -> tuple[Any, str]:
         from lm_tuning.data.sources.hub import require_hub
 
         require_hub(f"{problem}, on the hub")
+    # The other drivers have patience settings of their own, by names of their own.
     options = {"client_kwargs": _patient_client()} if protocol in ("http", "https") else {}
     try:
         system, path = fsspec.core.url_to_fs(address, **options)
@@ -186,6 +193,7 @@ class _Guarded(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         try:
+            # Drivers' files need not have readinto.
             data = self._file.read(len(view))
         except (OSError, Interrupted):
             raise

@@ -17,12 +17,14 @@ from lm_tuning.wording import count_of
 TRAIN, VALIDATION, TEST = 0, 1, 2
 _HELD_OUT = ((VALIDATION, "validation"), (TEST, "test"))
 
+# Units that stand as Python integers at one time: each takes about 30 bytes, where numpy takes 8.
 _CHUNK_UNITS = 65_536
 _PLURAL = re.compile(r"\b(unit|row|group)s\b")
 
 Ints = npt.NDArray[np.int64]
 Marks = npt.NDArray[np.uint64]
 
+# Both below 0, so that ``folds >= 0`` picks the rows of folds.
 IN_TEST, ALWAYS_IN_TRAIN = -2, -1
 
 
@@ -72,6 +74,7 @@ def split_sizes(num_rows: int, *, validation: float | int, test: float | int) ->
     """
     asked = (validation, test)
     settings = f"split.validation: {validation}, split.test: {test}"
+    # A fraction, however small, is one row at least; so is train.
     num_needed = 1 + sum(max(size, 1) if isinstance(size, int) else 1 for size in asked if size)
     if num_rows < num_needed:
         raise UserError(
@@ -84,6 +87,7 @@ def split_sizes(num_rows: int, *, validation: float | int, test: float | int) ->
     if shares[0] <= 0:
         raise UserError(f"Nothing of {count_of(num_rows, 'row')} is left for training ({settings}).")
     sizes = [int(share) for share in shares]
+    # Largest remainder first; of equal ones train before validation before test.
     by_remainder = sorted(range(3), key=lambda index: (sizes[index] - shares[index], index))
     for index in by_remainder[: num_rows - sum(sizes)]:
         sizes[index] += 1
@@ -137,13 +141,15 @@ def assign_splits(
     Raises:
         UserError: there are fewer units than splits.
     """
-    unit_sizes = np.bincount(units)
+    unit_sizes = np.bincount(units)  # (units,): rows of each
     num_splits = 1 + sum(size > 0 for size in sizes[1:])
     if len(unit_sizes) < num_splits:
         units_counted = count_units(len(unit_sizes), unit_name)
         raise UserError(f"{units_counted} cannot be divided into {num_splits} splits, since {explanation}")
+    # Units are drawn, not rows: by its rows, a large unit would nearly always come up early.
     whole_order = order = _seeded_order(len(unit_sizes), seed, marks)
     if classes is None:
+        # One stratum that has all units: the same filling serves with classes and without.
         targets = np.array([[sizes[1]], [sizes[2]]], dtype=np.int64)
         strata = np.zeros(len(unit_sizes), dtype=np.int64)
         rare: dict[int, int] = {}
@@ -156,10 +162,14 @@ def assign_splits(
             if 0 < num_units < max(num_splits, min_class_units)
         }
         targets = _class_targets(rows_of, rare, sizes)
+        # Class by class, and within a class in the seeded order, which a stable sort keeps. Rare classes are not gone
+        # through at all.
         order = order[np.argsort(strata[order], kind="stable")]
         order = order[~np.isin(strata[order], list(rare))]
     chosen = np.zeros(len(unit_sizes), dtype=np.int8)
     _fill(chosen, order, unit_sizes, strata, targets)
+    # What units of several rows left short in their class is filled up from any class: the sizes that were asked for
+    # come before equal shares.
     left = [sizes[index] - int(unit_sizes[chosen == index].sum()) for index, _ in _HELD_OUT]
     if any(left):
         order = whole_order[(chosen[whole_order] == TRAIN) & ~np.isin(strata[whole_order], list(rare))]
@@ -206,7 +216,7 @@ def assign_folds(
     Raises:
         UserError: there are fewer units than folds and test.
     """
-    unit_sizes = np.bincount(units)
+    unit_sizes = np.bincount(units)  # (units,): rows of each
     num_needed = num_folds + (test_rows > 0)
     parts = f"{num_folds} folds (split.num_folds)" + " and test" * (test_rows > 0)
     if len(unit_sizes) < num_needed:
@@ -217,6 +227,7 @@ def assign_folds(
     assignment = assign_splits(
         units, sizes=sizes, seed=seed, classes=classes, marks=marks, min_class_units=num_needed, unit_name=unit_name
     )
+    # Test is drawn as in a division without folds, so every fold of a seed has the same test rows.
     in_test = np.zeros(len(unit_sizes), dtype=bool)
     in_test[units[assignment.splits == TEST]] = True
     strata = np.zeros(len(unit_sizes), dtype=np.int64) if classes is None else _unit_classes(units, classes)
@@ -225,6 +236,7 @@ def assign_folds(
     order = order[np.lexsort((-unit_sizes[order], strata[order]))]  # stable: units of one size stay in seeded order
     folds = np.full(len(unit_sizes), ALWAYS_IN_TRAIN, dtype=np.int16)
     folds[in_test] = IN_TEST
+    # An empty fold would train on everything and validate on nothing, and only its figures would show it.
     if not _deal(folds, order, unit_sizes, strata, num_folds):
         raise UserError(
             f"The {unit_name} cannot be divided into {parts}: a fold would be empty, since test takes its rows first "
@@ -253,9 +265,11 @@ def _deal(folds: npt.NDArray[np.int16], order: Ints, unit_sizes: Ints, strata: I
         part = order[start : start + _CHUNK_UNITS]
         chosen = []
         for size, stratum in zip(unit_sizes[part].tolist(), strata[part].tolist(), strict=True):
+            # A new class: the folds stand level in it, and those with the fewest rows in all come first.
             if stratum != present:
                 present = stratum
                 smallest = sorted((0, total, fold) for fold, total in enumerate(totals))
+            # A heap by rows of the class, then rows in all, then number: the first entry is the fold to fill next.
             rows, total, fold = smallest[0]
             heapq.heapreplace(smallest, (rows + size, total + size, fold))
             totals[fold] = total + size
@@ -286,6 +300,7 @@ def _fill(chosen: npt.NDArray[np.int8], order: Ints, unit_sizes: Ints, strata: I
 
 def _come_closer(chosen: npt.NDArray[np.int8], order: Ints, unit_sizes: Ints, index: int, wanted: int) -> None:
     """Move the smallest unit of train if the split comes closer to its size by it, or is empty."""
+    # Train keeps a unit whatever the size of the other splits.
     free = order[chosen[order] == TRAIN]
     has = int(unit_sizes[chosen == index].sum())
     if not len(free) or has == wanted or (chosen == TRAIN).sum() < 2:
@@ -297,10 +312,13 @@ def _come_closer(chosen: npt.NDArray[np.int8], order: Ints, unit_sizes: Ints, in
 
 def _seeded_order(count: int, seed: int, marks: Marks | None = None) -> Ints:
     """Shuffle 0 to ``count - 1``: the same for a seed whatever the version of numpy, whose own shuffles may change."""
+    # Seeds 0, 1 and 2 differ in a bit or two; mixed, they are nothing alike.
     start = np.uint64(mixed(np.array([seed % 2**64], dtype=np.uint64))[0])
     if marks is None:
         return np.argsort(mixed(np.arange(count, dtype=np.uint64) ^ start), kind="stable")
     assert marks.shape == (count, 2), marks.shape
+    # Sorted by a hash of seed and mark, a unit's place among the others does not depend on which others there are: a
+    # row that is added moves none of the old ones past each other.
     return np.lexsort((marks[:, 1], mixed(marks[:, 0] ^ start)))
 
 
@@ -322,8 +340,10 @@ def mixed(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _unit_classes(units: Ints, classes: Ints) -> Ints:
     """Return the class that most rows of each unit have; the lower number when two are level."""
     num_classes = int(classes.max()) + 1
+    # Each pair of unit and class as one number, which int64 holds for any table that fits into memory.
     pairs, counts = np.unique(units * num_classes + classes, return_counts=True)
     pair_units, pair_classes = pairs // num_classes, pairs % num_classes
+    # By unit, then the most rows, then the lower class: the first entry of a unit is its class.
     order = np.lexsort((pair_classes, -counts, pair_units))
     first = np.unique(pair_units[order], return_index=True)[1]
     majority: Ints = pair_classes[order][first]
@@ -334,6 +354,7 @@ def _class_targets(rows_of: Ints, rare: dict[int, int], sizes: Sequence[int]) ->
     """Share the rows of validation and test out over the classes, ``(2, classes)``."""
     counts = rows_of.copy()
     counts[list(rare)] = 0
+    # One row of each class is left to train, of what validation took as well as of what test takes.
     validation = _share_out(sizes[1], counts, np.maximum(counts - 1, 0), counts)
     test = _share_out(sizes[2], counts, np.maximum(counts - validation - 1, 0), counts - validation)
     return np.stack([validation, test])
@@ -352,6 +373,7 @@ def _share_out(total: int, counts: Ints, soft_limits: Ints, limits: Ints) -> Int
     with_room = by_remainder[(shares < soft_limits)[by_remainder]]
     shares[with_room[: total - shares.sum()]] += 1
     for bounds in (soft_limits, limits):
+        # Each round fills the class with the most room, so there are no more rounds than classes.
         while (short := total - shares.sum()) > 0 and (shares < bounds).any():
             stratum = np.argmax(bounds - shares)
             shares[stratum] += min(short, bounds[stratum] - shares[stratum])

@@ -44,16 +44,19 @@ def find_moved_classes(reference: Counts, others: Counts) -> list[int]:
     if not all(totals):
         return []
     shares = reference / totals[0], others / totals[1]
+    # Rounded, so that 0.3 - 0.2 counts as the ten points that it is.
     difference = np.abs(shares[1] - shares[0]).round(_DIGITS)
     low, high = np.minimum(*shares), np.maximum(*shares)
     is_large = (difference >= _MANY_POINTS) | (
         (difference >= _FEW_POINTS) & (high.round(_DIGITS) >= (_MANY_TIMES * low).round(_DIGITS))
     )
     candidates = np.flatnonzero(is_large)
+    # In logarithms, since chances of large sets are far below the smallest float.
     allowed = math.log(_MAX_CHANCE / (2 * int(((reference + others) > 0).sum())))
     found = []
     for index in candidates[np.argsort(-difference[candidates], kind="stable")].tolist():
         counts = int(reference[index]), int(others[index])
+        # The tail on the side that is larger; by symmetry it is the same as the other one's lower tail.
         larger = 1 if shares[1][index] > shares[0][index] else 0
         if log_chance(counts[larger], sum(counts), totals[larger], sum(totals)) <= allowed:
             found.append(index)
@@ -71,6 +74,8 @@ def log_chance(hits: int, marked: int, drawn: int, total: int) -> float:
 
     Source: upper tail of the hypergeometric distribution, Fisher's exact test.
     """
+    # Not scipy.stats.hypergeom.logsf: it adds up an array as long as the rows that are drawn, for every class, and
+    # importing it takes seconds.
     first = _log_choose(marked, hits) + _log_choose(total - marked, drawn - hits) - _log_choose(total, drawn)
     # The terms of the tail as multiples of its first one; beyond the mean they fall faster and faster.
     factor, tail = 1.0, 1.0
@@ -98,6 +103,7 @@ def choose_shown(rows_by_split: Sequence[Counts], *, most: int) -> list[int]:
     """
     orders = [np.argsort(-rows, kind="stable") for rows in rows_by_split]
     chosen: dict[int, None] = {}
+    # Rank by rank over all splits, so that no split fills the table with its own.
     for rank in range(min(MAX_LARGEST, max(most // max(len(orders), 1), 1))):
         for rows, order in zip(rows_by_split, orders, strict=True):
             if rank < len(order) and rows[order[rank]]:

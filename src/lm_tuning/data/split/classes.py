@@ -20,6 +20,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import SplitParameters
 from lm_tuning.wording import count_of
 
+# In the JSON summary; then in tables, in warnings, and of rare classes in one of them.
 _MAX_LISTED_CLASSES = 1000
 _MAX_SHOWN_CLASSES = 30
 _MAX_WARNED_CLASSES = 10
@@ -99,11 +100,13 @@ def untrained_facts(rows: CheckedRows, label: str | None, splits: Splits, row_id
     names, in_files = rows.names[label], _count_in_training_files(rows, label)
     table = count_classes_by_split(rows, label, splits)
     counts = table[TRAIN + 1 :].sum(axis=0)
+    # A class that no training file has is another matter, told by describe_unknown_classes.
     untrained = (in_files > 0) & (table[TRAIN] == 0) & (counts > 0)
     if not untrained.any():
         return None
     listed = np.argsort(-(counts * untrained), kind="stable")[: min(int(untrained.sum()), _MAX_LISTED_CLASSES)]
     held_out = (rows.values[label] >= 0) & (splits > TRAIN)
+    # Labels of -1 would pick the last class, so only rows with a label are looked up.
     held_out[held_out] = untrained[rows.values[label][held_out]]
     return {
         "column": label,
@@ -160,11 +163,13 @@ def refuse_classes(
     table, names = count_classes_by_split(rows, label, splits), rows.names[label]
     found: list[str] = []
     in_files = _count_in_training_files(rows, label)
+    # Files of one class were refused while they were read; here the division itself left one.
     present = np.flatnonzero(table[TRAIN])
     if len(present) == 1 and (in_files > 0).sum() > 1:
         found.append(_describe_single(rows, splits, label, position=int(present[0]), settings=settings))
     if task != SEQUENCE_CLASSIFICATION:
         return found
+    # (classes,): held-out rows of classes that no training file has
     num_rows = np.where(in_files == 0, table.sum(axis=0), 0)
     found += describe_unknown_classes(
         {names[position]: int(num_rows[position]) for position in np.flatnonzero(num_rows).tolist()},
@@ -229,6 +234,7 @@ def _share_warnings(facts: DivisionFacts, rows: CheckedRows) -> Iterator[str]:
             continue
         column = shares["column"]
         if paths[name]:
+            # Held-out rows of a file are never moved, so only the files can be changed.
             where = shorten(", ".join(paths[name]), 200)
             fix = (
                 f"add training rows of classes that are rarer in train, or take rows out of {where}, until the shares "
@@ -291,7 +297,9 @@ def _ways_to_divide(
         held_out = [f"split.num_folds: {settings.num_folds}"]
         num_parts = settings.num_folds + bool(settings.test and "test" not in has_file)
     group, ids = settings.group, rows.values[label]
+    # Without groups every row is a unit. Copies are not counted together, so a way may be named that they forbid.
     units = rows.values[group] if group else np.arange(len(ids))
+    # (pairs,): the class of each different pair of unit and class, so a bincount counts the units of each class.
     classes = np.unique(np.stack([units[in_pool], ids[in_pool]]), axis=1)[1]
     ways = []
     # A class of fewer units than there are parts stays in train; with such classes alone nothing could be held out.

@@ -81,6 +81,7 @@ def presence(ids: Ints, splits: Splits) -> Mask:
     """
     present = np.zeros((len(SPLITS), num_different(ids)), dtype=bool)
     for index in range(len(SPLITS)):
+        # A table of flags in place of sets of numbers: a byte for each, whatever the number of rows.
         present[index, ids[(splits == index) & (ids >= 0)]] = True
     return present
 
@@ -227,6 +228,7 @@ def copy_warnings(facts: DivisionFacts, sources: Sequence[FileRows]) -> Iterator
             f"set {key}, which keeps one row of each text: a test row before a validation row before a training row, "
             "else the first."
         )
+    # Train is none of them: rows of its files are what is divided.
     has_file = {str(source["split"]) for source in sources} - {SPLITS[0]}
     for pair, count in facts["overlap"].items():
         if count:
@@ -309,6 +311,7 @@ def _describe_conflicts(rows: DividedRows, labels: Ints, names: Sequence[str]) -
 
 def _later_copies(ids: Ints, row_ids: Ints) -> Ints:
     """Return the ids of the rows that repeat one of a smaller id."""
+    # Row ids ascend in the order of reading, while rows may follow their keys here.
     order = np.argsort(row_ids, kind="stable")
     return row_ids[order][is_later_copy(ids[order])]
 

@@ -132,6 +132,7 @@ def divide_rows(
     # The copy with the lowest number stays: a test row before a validation row before a training row.
     priority = np.int8(len(SPLITS)) - file_splits
     near_units = None if near is None else near.units[contents]  # from (contents,) to (rows,)
+    # Neither is ever written to in place, so both may begin as one array.
     is_copy = is_near_copy = np.zeros(len(contents), dtype=bool)
     if split.duplicates == "drop":
         is_copy = is_later_copy(contents if split.duplicates_by == "text" else wholes, priority)
@@ -142,6 +143,7 @@ def divide_rows(
     pool = ~dropped & from_train
     left_out = _explain_left_out(is_copy & from_train, is_near_copy & from_train)
 
+    # Near duplicates have equal ones among them, so their units replace those of equal contents.
     joined = near_units if split.near_duplicates in ("keep_together", "drop") else None
     if joined is None and split.duplicates != "ignore":
         joined = contents
@@ -156,6 +158,7 @@ def divide_rows(
         unit_name=f"groups of {group!r}" if group else "different rows" if joined is not None else "rows",
         left_out=left_out,
     )
+    # Rows of held-out files are in their split already; those of training files are overwritten below.
     splits = np.where(dropped, np.int8(LEFT_OUT), file_splits)
     splits[pool] = choice.splits
     got = count_by_split(splits)
@@ -191,6 +194,7 @@ def divide_rows(
 def _is_later_near_copy(units: Ints, labels: Ints | None, is_copy: Mask, priority: npt.NDArray[np.int8]) -> Mask:
     """Return for each row whether another one of its unit, and with its label, is the one to keep."""
     kept = np.flatnonzero(~is_copy)
+    # Unit and label as one number; labels begin at -1, for rows without one.
     ids = units[kept] if labels is None else units[kept] * (int(labels.max(initial=-1)) + 2) + labels[kept] + 1
     is_later = np.zeros(len(units), dtype=bool)
     is_later[kept] = is_later_copy(ids, priority[kept])
@@ -199,6 +203,7 @@ def _is_later_near_copy(units: Ints, labels: Ints | None, is_copy: Mask, priorit
 
 def _units(joined: Ints | None, groups: Ints | None, pool: Mask) -> Ints:
     """Number the rows that must stay together."""
+    # A text in two groups makes these one unit, and with them all their other texts.
     if groups is not None and joined is not None:
         return join_units(joined, number_by_appearance(groups))
     if groups is not None:
@@ -245,6 +250,7 @@ def _choose(
     rows: CheckedRows, pool: Mask, units: Ints, *, split: SplitParameters, seed: int, unit_name: str, left_out: str
 ) -> _Choice:
     """Choose the split of each row of the pool."""
+    # A split that has files of its own takes nothing from the training files.
     has_file = {file["split"] for file in rows.sources}
     num_rows = int(pool.sum())
     num_folds, stratify = split.num_folds, split.stratify
@@ -262,6 +268,7 @@ def _choose(
     marks = None
     if rows.keys is not None:
         firsts = np.unique(units, return_index=True)[1]
+        # Rows follow their keys here, so the first row of a unit has its smallest key, which names the unit for good.
         marks = rows.keys[pool][firsts]
         if classes is not None:
             # Numbers that come from the order in the files would let that order decide between equal shares.
@@ -286,6 +293,7 @@ def _choose(
             unit_name=unit_name,
             explanation=f"{' and '.join(asked)} ask{'s' * (len(asked) == 1)} for them and {explanation}",
         )
+        # Where all classes are rare nothing is held out, though it was asked for.
         empty = [
             name for position, name in enumerate(SPLITS) if sizes[position] and not (chosen.splits == position).any()
         ]

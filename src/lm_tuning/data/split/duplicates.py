@@ -22,11 +22,13 @@ def number_equal(digests: Digests) -> Ids:
         return np.zeros(0, dtype=np.int64)
     order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal rows stay in the order of the file
     ordered = digests[order]
+    # True where a run of equal digests begins; a running sum of it numbers the runs.
     is_new = np.empty(len(order), dtype=bool)
     is_new[0] = True
     is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
     run = np.cumsum(is_new) - 1
     first_rows = order[is_new]
+    # Runs come in the order of the digests; they are numbered in that of their first rows.
     rank = np.empty(len(first_rows), dtype=np.int64)
     rank[np.argsort(first_rows, kind="stable")] = np.arange(len(first_rows))
     ids = np.empty(len(order), dtype=np.int64)
@@ -44,6 +46,7 @@ def is_later_copy(ids: Ids, priority: npt.NDArray[np.int8] | None = None) -> npt
     Returns:
         ``(rows,)``.
     """
+    # Stable, so of equal rows with one priority the first in the file stays first.
     order = np.lexsort((ids,)) if priority is None else np.lexsort((priority, ids))
     is_copy = np.zeros(len(ids), dtype=bool)
     is_copy[order[1:]] = ids[order[1:]] == ids[order[:-1]]
@@ -65,9 +68,11 @@ def join_units(first: Ids, second: Ids) -> Ids:
     # Only a content that stands in more than one group joins groups, so the slow part is as long as there are such.
     order = np.lexsort((second, first))
     is_bridge = (first[order[1:]] == first[order[:-1]]) & (second[order[1:]] != second[order[:-1]])
+    # A forest over the groups; in a list, since looking up single values of an array costs several times as much.
     parents = list(range(int(second.max()) + 1))
 
     def root_of(node: int) -> int:
+        # Each look halves the way to the root for those that follow.
         while parents[node] != node:
             parents[node] = parents[parents[node]]
             node = parents[node]
@@ -77,6 +82,7 @@ def join_units(first: Ids, second: Ids) -> Ids:
     for left, right in zip(ends[:-1][is_bridge].tolist(), ends[1:][is_bridge].tolist(), strict=True):
         one, other = root_of(left), root_of(right)
         if one != other:
+            # Which of the two becomes the root changes nothing: units are numbered by appearance at the end.
             parents[max(one, other)] = min(one, other)
     if is_bridge.any():
         second = np.array([root_of(node) for node in range(len(parents))], dtype=np.int64)[second]
@@ -115,6 +121,7 @@ def find_repeats(digests: npt.NDArray[np.uint64], is_train: npt.NDArray[np.bool_
     is_repeat = np.zeros(len(order), dtype=bool)
     is_repeat[1:] = (keys[1:] == keys[:-1]).all(axis=1)
     # The first of a run stands where the last row that repeats nothing stands.
+    # Position of the last row that repeats nothing, carried on over the repeats behind it.
     starts = np.maximum.accumulate(np.where(is_repeat, 0, np.arange(len(order)))) if len(order) else order
     repeats, originals = indices[order[is_repeat]], indices[order[starts[is_repeat]]]
     ascending = np.argsort(repeats)

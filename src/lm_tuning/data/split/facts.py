@@ -117,6 +117,7 @@ def group_facts(rows: CheckedRows, group: str | None, splits: Splits) -> GroupFa
     """
     if group is None:
         return None
+    # Below 0 for rows of held-out files that have no such column.
     ids = rows.values[group]
     counts = np.bincount(ids[ids >= 0])
     largest = int(counts.argmax())

@@ -90,6 +90,7 @@ def write_splits(
     label = (checked_summary["columns"] or {}).get("label")
     near = None
     if split.near_duplicates != "ignore":
+        # (contents,): the first row of each text; copies of it need no signature of their own.
         firsts = np.unique(contents, return_index=True)[1]
         near = find_near_duplicates(
             table,
@@ -118,7 +119,9 @@ def write_splits(
     splits = division.splits
     if order is not None:
         splits = np.empty_like(division.splits)
+        # From the order of the keys back to that of the file, in which rows are written.
         splits[order] = division.splits
+    # Writing needs none of them, and together they are some hundred bytes per row.
     del rows, row_ids, contents, near, order
     num_rows = len(splits)
     on_progress("Writing splits", 0, num_rows, "rows")
@@ -235,6 +238,7 @@ def find_staleness(
     found = [
         f"{name}: the stored splits were made with {facts['settings'].get(name)!r}, the parameters say "
         f"{settings.get(name)!r}"
+        # A setting that one side lacks is None: settings which came later are left out where they change nothing.
         for name in dict.fromkeys([*facts["settings"], *settings])
         if facts["settings"].get(name) != settings.get(name)
     ]

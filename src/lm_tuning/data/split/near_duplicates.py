@@ -28,19 +28,25 @@ from lm_tuning.data.split.assign import mixed
 from lm_tuning.data.store import ExampleTable
 from lm_tuning.progress import OnProgress, ignore_progress
 
+# Slots of a signature. The estimate of a similarity s has the deviation sqrt(s * (1 - s) / 128), at most 0.044.
 NUM_SLOTS = 128
 SHINGLE_BYTES = 6
 MAX_TEXT_BYTES = 2**20
 
 _SEED = 42
+# Fewer, longer bands would be faster and let more pairs pass each other by.
 _MIN_RECALL = 0.995
 # Eight bytes are read at once, from the last position of a text too.
 _PADDING = b"\0" * 8
 _SHINGLE_MASK = np.uint64(2 ** (8 * SHINGLE_BYTES) - 1)
 # What is hashed at once should stay in the cache of a core: a sequence takes about 30 bytes.
 _BLOCK_BYTES = 2**17
+# Pairs compared at once: two blocks of signatures of 4 MiB.
 _CHUNK_PAIRS = 16_384
+# Neighbours in a run that each text is compared with: where rows share long passages, thousands of texts agree in a
+# band.
 _MAX_DISTANCE = 8
+# A unit may grow to this many texts, or to this share of all, before its chain is cut.
 _MIN_CHAIN_ROWS = 100
 _MAX_CHAIN_FRACTION = 0.01
 # Characters that only say that a row is a conversation must not make two short ones similar.
@@ -119,6 +125,7 @@ def choose_bands(similarity: float) -> tuple[int, int]:
     Args:
         similarity: pairs of this similarity meet in a band with a probability of 0.995 at least.
     """
+    # Longer bands make fewer candidates, so the longest that still finds nearly all pairs is the fastest.
     for band_slots in range(NUM_SLOTS, 1, -1):
         num_bands = NUM_SLOTS // band_slots
         if 1 - (1 - similarity**band_slots) ** num_bands >= _MIN_RECALL:
@@ -158,10 +165,14 @@ def hash_shingles(texts: list[bytes]) -> tuple[npt.NDArray[np.uint64], npt.NDArr
     """
     lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
     flat = np.frombuffer(_PADDING.join([*texts, b""]), dtype=np.uint8)
+    # (bytes - 7,): the eight bytes from each position on, as one number, without copying: strides of one byte overlap.
+    # The mask takes the last two away; little-endian on any machine, so that signatures are alike.
     windows: npt.NDArray[np.uint64] = np.ndarray(len(flat) - 7, dtype="<u8", buffer=flat, strides=(1,))
     counts = np.maximum(lengths - (SHINGLE_BYTES - 1), 1)
     offsets = np.concatenate([[0], np.cumsum(counts)])
+    # (texts,): where each begins in the flat bytes, padding before it counted
     starts = np.cumsum(lengths + len(_PADDING)) - (lengths + len(_PADDING))
+    # (sequences,): counts on within a text and jumps to the next one's beginning
     indices = np.repeat(starts - offsets[:-1], counts) + np.arange(offsets[-1])
     return mixed(windows[indices] & _SHINGLE_MASK), offsets.astype(np.uint64)
 
@@ -176,6 +187,7 @@ def sign_texts(texts: list[bytes]) -> Signatures:
 
     hashes, offsets = hash_shingles(texts)
     matrix = RMinHash.digest_matrix_from_flat_token_hashes(hashes, offsets, NUM_SLOTS, _SEED)
+    # The package hands rows out as lists of Python integers, which go into the array one by one.
     slots = np.fromiter(chain.from_iterable(matrix.to_rows()), dtype=np.uint32, count=len(texts) * NUM_SLOTS)
     # Half of the bits: two different values agree in them once in 65,536 times, and the file is half as long.
     return slots.reshape(-1, NUM_SLOTS).astype(np.uint16)
@@ -201,6 +213,7 @@ def _map_scratch(path: Path, num_texts: int) -> Signatures:
 
 
 def _write_signatures(table: ExampleTable, indices: Ints, signatures: Signatures, on_progress: OnProgress) -> None:
+    # (rows,): number of the row's text, -1 for rows that repeat another one
     text_of_row = np.full(len(table), -1, dtype=np.int32)
     text_of_row[indices] = np.arange(len(indices), dtype=np.int32)
     names = [name for name in FIELDS[table.format] if name not in _NOT_COMPARED]
@@ -238,6 +251,7 @@ class _Joiner:
         num_texts = len(signatures)
         self._signatures = signatures
         self._min_equal = similarity * NUM_SLOTS - 1e-9
+        # 32 bits hold 2 billion texts, whose signatures would fill 512 GiB.
         self._parents = np.arange(num_texts, dtype=np.int32)
         self._sizes = np.ones(num_texts, dtype=np.int32)
         self._max_chain = max(_MIN_CHAIN_ROWS, int(num_texts * _MAX_CHAIN_FRACTION))
@@ -260,16 +274,19 @@ class _Joiner:
 
     def join_band(self, band: int, band_slots: int) -> None:
         """Compare texts that agree in a band, and join those that are similar."""
+        # (texts,)
         hashes = self._band_hashes(band * band_slots, band_slots, None)
         order = np.argsort(hashes, kind="stable").astype(np.int32)
         hashes = hashes[order]
         is_like_next = np.append(hashes[1:] == hashes[:-1], False)
         is_member = is_like_next.copy()
+        # A text belongs to a run if it is like the next one or like the one before; all others are done with this band.
         is_member[1:] |= is_like_next[:-1]
         order, is_last = order[is_member], ~is_like_next[is_member]
         del hashes, is_like_next, is_member
         if not len(order):
             return
+        # (members,): number of the run that each belongs to
         runs = np.cumsum(is_last) - is_last
         run_sizes = np.bincount(runs)
         if run_sizes.max() > _MAX_DISTANCE + 1:
@@ -278,6 +295,8 @@ class _Joiner:
             long = order[is_long]
             finer = self._band_hashes((band + 1) * band_slots, band_slots, long)
             order[is_long] = long[np.lexsort((finer, runs[is_long]))]
+        # Every text with the one so many positions behind it, as long as both are in one run: a constant number of
+        # comparisons a text, where all pairs of a run would grow with its square.
         for distance in range(1, min(_MAX_DISTANCE, int(run_sizes.max()) - 1) + 1):
             is_pair = runs[distance:] == runs[:-distance]
             self._join_similar(order[:-distance][is_pair], order[distance:][is_pair])
@@ -296,6 +315,8 @@ class _Joiner:
         roots = self._roots()
         is_apart = roots[left] != roots[right]
         left, right = left[is_apart], right[is_apart]
+        # Roots are compared first: most pairs of a late band were joined in an early one, and a signature costs 256
+        # bytes of reading from disk.
         similar = self._are_similar(left, right)
         left, right = left[similar], right[similar]
         if not len(left):
@@ -311,6 +332,7 @@ class _Joiner:
         self._union(left, right)
 
     def _union(self, left: Positions, right: Positions) -> None:
+        # Memory views: a single look-up in them makes no object of numpy's.
         parents, sizes = self._parents.data, self._sizes.data
 
         def root_of(index: int) -> int:
@@ -325,6 +347,7 @@ class _Joiner:
             if first > second:
                 first, second = second, first
             size = sizes[first] + sizes[second]
+            # Looked at again, since units have grown while these pairs were gone through.
             if size > self._max_chain and not self._are_similar(np.array([first]), np.array([second]))[0]:
                 self._note_cut(one, other)
                 continue
@@ -332,6 +355,8 @@ class _Joiner:
             sizes[first] = size
 
     def _note_cut(self, one: int, other: int) -> None:
+        # One link for each text is enough to say that it has a near duplicate elsewhere; all of them could be as many
+        # as pairs.
         if not (self._is_cut[one] and self._is_cut[other]):
             self._is_cut[one] = self._is_cut[other] = True
             self._cut.extend((one, other))

@@ -41,10 +41,12 @@ def evaluate_models(
 
 def _show_result(result: EvaluationRecord, tuned_model: Path) -> str:
     """Log the outcome, show its summary, and return the Markdown report."""
-    from lm_tuning.evaluation.results import build_markdown, build_summary, describe_outcome
+    from lm_tuning.evaluation.report import compose_report, describe_outcome
     from lm_tuning.evaluation.settings import training_facts
+    from lm_tuning.reporting.markdown import write_markdown
+    from lm_tuning.reporting.terminal import build_summary
 
-    facts = training_facts(tuned_model)
+    report = compose_report(result, training_facts(tuned_model))
     logger.info("%s", describe_outcome(result))
-    Console().print(build_summary(result, **facts))
-    return build_markdown(result, **facts)
+    Console().print(build_summary(report))
+    return write_markdown(report)

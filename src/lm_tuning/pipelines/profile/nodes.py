@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -13,6 +13,7 @@ from lm_tuning.parameters import ModelParameters, TrainParameters
 from lm_tuning.parameters.base import TaskName
 from lm_tuning.pipelines.train.run_settings import gather_settings
 from lm_tuning.progress import show_progress
+from lm_tuning.training.profile.records import ProfileFigures
 
 if TYPE_CHECKING:
     from lm_tuning.training.profile.profiling import TrainingProfile
@@ -31,8 +32,9 @@ def profile_steps(
     seed: int,
     task: TaskName,
     output: str,
-) -> tuple[dict[str, Any], str, Path]:
+) -> tuple[ProfileFigures, str, Path]:
     """Profile a few steps of the training; return the figures, a Markdown report and the trace."""
+    from lm_tuning.reporting.markdown import write_markdown
     from lm_tuning.training.profile import profiling, report
     from lm_tuning.training.settings import TrainingPaths
 
@@ -42,14 +44,16 @@ def profile_steps(
     with show_progress() as on_progress:
         profile = profiling.profile_training(paths, settings, folder=profile_work, on_progress=on_progress)
     _show(profile, output=output)
-    return report.profile_figures(profile), report.write_profile(profile, report.run_facts(settings)), profile.trace
+    written = write_markdown(report.compose_report(profile, report.run_facts(settings)))
+    return report.profile_figures(profile), written, profile.trace
 
 
 def _show(profile: TrainingProfile, *, output: str) -> None:
     """Show the table, and log where the rest lies."""
-    from lm_tuning.training.profile.report import build_summary
+    from lm_tuning.reporting.terminal import build_blocks
+    from lm_tuning.training.profile.report import tabulate_groups
 
-    Console().print(build_summary(profile.table))
+    Console().print(build_blocks([tabulate_groups(profile.table)]))
     logger.info(
         "The longest operations are in data/08_reporting/%s/profile/profile.md; trace.json.gz beside it opens in "
         "https://ui.perfetto.dev.",

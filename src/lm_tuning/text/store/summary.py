@@ -9,20 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
-from lm_tuning.text.decoding import decode
-from lm_tuning.text.records import LengthQuantiles, Span, SplitTokens, TokenPreview, TokenRow, TokenSummary
-from lm_tuning.text.store.table import SPLITS, Int32Array, TokenTable, open_split
+from lm_tuning.text.records import LengthQuantiles, SplitTokens, TokenSummary
+from lm_tuning.text.store.table import Int32Array, TokenTable, open_split
 from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED, SplitCounts
 from lm_tuning.text.tokenizers.limit_losses import measure_losses
-from lm_tuning.wording import SUPERVISED_MARKS, count_of, noun_for
+from lm_tuning.wording import count_of, noun_for
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _QUANTILES = (0.0, 0.5, 0.9, 0.95, 0.99, 1.0)
 LENGTHS_NAME = "lengths.png"
-
-_NUM_PREVIEW_ROWS = 5
 
 
 def summarize_split(
@@ -120,53 +117,6 @@ def describe_tokens(summary: TokenSummary) -> str:
 def _describe_lengths(lengths: LengthQuantiles | None, unit: str = "") -> str:
     assert lengths is not None, "a split without training rows is refused"
     return f"{' '.join(filter(None, (str(lengths['p50']), unit)))} at the median, {lengths['max']} at most"
-
-
-def mark_supervised_text(tokenizer: Any, row: TokenRow) -> str:
-    """Decode a row with the supervised parts between ``⟦`` and ``⟧``.
-
-    Args:
-        tokenizer: the tokenizer that made it.
-        row: a row of a token table.
-    """
-    opening, closing = SUPERVISED_MARKS
-    parts: list[str] = []
-    edges: list[Span] = [*row.spans, (len(row.input_ids), len(row.input_ids))]
-    at = 0
-    for start, end in edges:
-        parts.append(decode(tokenizer, row.input_ids[at:start]))
-        if end > start:
-            parts.append(f"{opening}{decode(tokenizer, row.input_ids[start:end])}{closing}")
-        at = end
-    return "".join(parts)
-
-
-def preview_tokens(
-    folder: Path, tokenizer: Any, *, task: str = CAUSAL_LM, label_map: Mapping[str, int] | None = None
-) -> TokenPreview:
-    """Return the first rows of each split as a table.
-
-    Args:
-        folder: tokenized splits.
-        tokenizer: the tokenizer that made them.
-        task: the ``task`` parameter; rows with classes show theirs in place of the supervised tokens.
-        label_map: id by name of the classes.
-
-    Returns:
-        ``columns`` and ``data``.
-    """
-    names = {position: name for name, position in (label_map or {}).items()}
-    has_classes = task == SEQUENCE_CLASSIFICATION
-    data: list[list[str | int]] = []
-    for split in SPLITS:
-        table = open_split(folder, split)
-        for row in (table[i] for i in range(min(_NUM_PREVIEW_ROWS, len(table)))):
-            supervised = names[row.label] if has_classes else row.num_supervised
-            data.append([split, row.row_id, len(row.input_ids), supervised, mark_supervised_text(tokenizer, row)])
-    return {
-        "columns": ["split", "row_id", "length", "label" if has_classes else "num_supervised", "text"],
-        "data": data,
-    }
 
 
 def write_lengths(folder: Path, **limits: Any) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from lm_tuning.reporting.document import Block, Cell, Paragraph, Table
+from lm_tuning.reporting.markdown import write_blocks
 from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.planning.records import ProbePoint
 
@@ -85,24 +88,31 @@ def tabulate_plan(plan: BatchPlan) -> str:
     Args:
         plan: with a curve or without.
     """
-    total = plan.facts.get("total_bytes")
-    lines = [f"{plan.reason[:1].upper()}{plan.reason[1:]}.", ""]
+    return write_blocks(_blocks(plan))
+
+
+def _blocks(plan: BatchPlan) -> Iterator[Block]:
+    yield Paragraph(f"{plan.reason[:1].upper()}{plan.reason[1:]}.")
     if plan.curve:
-        lines += [
-            "| positions | checkpointing | compiled | tokens/s | peak, GiB | with optimizer, GiB | of the memory | |",
-            "|---:|---|---|---:|---:|---:|---:|---|",
-        ]
-        lines += [_row(point, plan, total) for point in plan.curve]
-        lines += ["", NOT_COMPILED]
+        head = ("positions", "checkpointing", "compiled", "tokens/s", "peak, GiB", "with optimizer, GiB")
+        total = plan.facts.get("total_bytes")
+        rows = [_row(point, plan, total) for point in plan.curve]
+        yield Table("", (*head, "of the memory", ""), rows, text_columns=(1, 2, 7))
+        yield Paragraph(NOT_COMPILED)
     if plan.memory:
-        lines += ["", "| part of the memory | GiB | |", "|---|---:|---|"]
-        lines += [f"| {row['part']} | {_gib(row['bytes'])} | {row['source']} |" for row in plan.memory]
-        lines += [f"| all | {_gib(sum(row['bytes'] for row in plan.memory))} | |", ""]
+        yield Table(
+            "",
+            ("part of the memory", "GiB", ""),
+            [
+                *((row["part"], _gib(row["bytes"]), row["source"]) for row in plan.memory),
+                ("all", _gib(sum(row["bytes"] for row in plan.memory)), ""),
+            ],
+            text_columns=(0, 2),
+        )
     if plan.not_tried:
-        lines.append(f"Not tried for lack of time: {', '.join(f'{size:,}' for size in plan.not_tried)}.")
+        yield Paragraph(f"Not tried for lack of time: {', '.join(f'{size:,}' for size in plan.not_tried)}.")
     if plan.warning:
-        lines.append(plan.warning)
-    return "\n".join(lines) + "\n"
+        yield Paragraph(plan.warning)
 
 
 def _draw_parts(axes: Axes, plan: BatchPlan) -> None:
@@ -143,23 +153,22 @@ def _draw_mode(speed: Axes, memory: Axes, points: list[ProbePoint], *, total: in
         )
 
 
-def _row(point: ProbePoint, plan: BatchPlan, total: int | None) -> str:
+def _row(point: ProbePoint, plan: BatchPlan, total: int | None) -> tuple[Cell, ...]:
     note: str = point.outcome if point.outcome != "measured" else ""
     if point is plan.choice:
         note = "chosen"
     if point.outcome == "measured" and not point.fits:
         note = f"{note}, over the share".removeprefix(", ")
     speed, taken = point.tokens_per_second, point.predicted_total_bytes
-    cells = [
-        f"{point.micro_batch_tokens:,}",
+    return (
+        point.micro_batch_tokens,
         *("yes" if is_on else "no" for is_on in _mode(point)),
         "-" if speed is None else f"{speed:,.0f}",
         _gib(point.peak_memory_bytes),
         _gib(taken),
         f"{taken / total:.0%}" if taken is not None and total else "-",
         note,
-    ]
-    return f"| {' | '.join(cells)} |"
+    )
 
 
 def _mode(point: ProbePoint) -> tuple[bool, bool]:

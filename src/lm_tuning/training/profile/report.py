@@ -1,18 +1,18 @@
-"""Describe what a profile shows: as figures, as Markdown, and in lines for a terminal."""
+"""Describe what a profile shows: as figures, and as a report of which the terminal shows one table."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections import Counter
+from collections.abc import Mapping
 
-from lm_tuning.reporting.text import number, shorten
+from lm_tuning.reporting.document import Code, Item, Items, Paragraph, Report, Section, Table
+from lm_tuning.reporting.text import keep_ends, write_number
 from lm_tuning.runtime.device import describe_device
 from lm_tuning.training.profile.profiling import TrainingProfile
-from lm_tuning.training.profile.trace import TraceTable
+from lm_tuning.training.profile.records import OperationFigures, ProfileFigures
+from lm_tuning.training.profile.trace import Operation, TraceTable
 from lm_tuning.training.settings import TrainingSettings
-from lm_tuning.wording import count_of, escape_markdown
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
+from lm_tuning.wording import count_of
 
 _NUM_OPERATIONS = 25
 _NAME_CHARACTERS = 90
@@ -31,7 +31,7 @@ def run_facts(settings: TrainingSettings) -> dict[str, str]:
     }
 
 
-def profile_figures(profile: TrainingProfile) -> dict[str, Any]:
+def profile_figures(profile: TrainingProfile) -> ProfileFigures:
     """Return the figures of a profile.
 
     Args:
@@ -56,57 +56,43 @@ def profile_figures(profile: TrainingProfile) -> dict[str, Any]:
             }
         },
         "measured_on": "gpu" if table.on_gpu else "cpu",
-        "operations": [
-            {
-                "name": operation.name,
-                "group": operation.group,
-                "seconds": round(operation.seconds, 9),
-                "fraction": operation.seconds / table.seconds,
-                "count": operation.count,
-            }
-            for operation in table.operations
-        ],
+        "operations": [_figures_of(operation, table) for operation in table.operations],
     }
 
 
-def group_rows(table: TraceTable) -> list[tuple[str, str, str, str]]:
-    """Return group, share of the time, milliseconds and operations per step; the time without any comes last.
+def _figures_of(operation: Operation, table: TraceTable) -> OperationFigures:
+    return {
+        "name": operation.name,
+        "group": operation.group,
+        # A trace counts nanoseconds; what stands behind them is noise of the division.
+        "seconds": round(operation.seconds, 9),
+        "fraction": operation.seconds / table.seconds,
+        "count": operation.count,
+    }
+
+
+def tabulate_groups(table: TraceTable) -> Table:
+    """Return where the time went: group of operations, share, milliseconds and operations per step.
 
     Args:
-        table: of a profile.
+        table: of a profile. The time without any operation comes last.
     """
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for operation in table.operations:
-        counts[operation.group] = counts.get(operation.group, 0) + operation.count
+        counts[operation.group] += operation.count
     steps = max(table.num_steps, 1)
     rows = [
-        (group, f"{seconds / table.seconds:.1%}", number(1000 * seconds / steps, 2), number(counts[group] / steps, 0))
+        (group, f"{seconds / table.seconds:.1%}", _milliseconds(seconds, steps), write_number(counts[group] / steps, 0))
         for group, seconds in table.seconds_by_group().items()
     ]
     idle = table.idle_fraction
     what = "no kernel ran" if table.on_gpu else "outside of operations (Python)"
-    return [*rows, (what, f"{idle:.1%}", number(1000 * idle * table.seconds / steps, 2), "")]
+    rows.append((what, f"{idle:.1%}", _milliseconds(idle * table.seconds, steps), ""))
+    return Table("", ("work", "share", "ms per step", "operations per step"), rows)
 
 
-def build_summary(table: TraceTable) -> RenderableType:
-    """Build what the terminal shows: where the time went.
-
-    Args:
-        table: of a profile.
-    """
-    from rich.table import Table
-    from rich.text import Text
-
-    shown = Table(title=None)
-    for name in ("work", "share", "ms per step", "operations per step"):
-        shown.add_column(name, justify="left" if name == "work" else "right")
-    for row in group_rows(table):
-        shown.add_row(*map(Text, row))
-    return shown
-
-
-def write_profile(profile: TrainingProfile, facts: dict[str, str]) -> str:
-    """Write a profile as Markdown.
+def compose_report(profile: TrainingProfile, facts: Mapping[str, str]) -> Report:
+    """Lay out the whole report.
 
     Args:
         profile: see :func:`lm_tuning.training.profile.profiling.profile_training`.
@@ -114,44 +100,52 @@ def write_profile(profile: TrainingProfile, facts: dict[str, str]) -> str:
     """
     table = profile.table
     steps = max(table.num_steps, 1)
+    measured = (
+        f"profiled: {count_of(table.num_steps, 'step')} of {1000 * table.seconds / steps:,.1f} ms, profiler included; "
+        f"the steps before ran at {write_number(profile.tokens_per_second, 0)} real tokens per second"
+    )
     done_by = "The GPU's time, kernel by kernel" if table.on_gpu else "The processor's time, operation by operation"
-    lines = [
-        "# Profile of a training",
+    shares = f"{done_by}; shares are of the {table.seconds:,.2f} s of all profiled steps."
+    if table.on_gpu:
+        shares += " Kernels that run side by side make the shares add up to more than 100 %."
+    longest = Table(
         "",
-        *(f"- {escape_markdown(name)}: {escape_markdown(value)}" for name, value in facts.items()),
-        f"- profiled: {count_of(table.num_steps, 'step')} of {1000 * table.seconds / steps:,.1f} ms, profiler "
-        f"included; the steps before ran at {number(profile.tokens_per_second, 0)} real tokens per second",
-        "",
-        "## Where the time went",
-        "",
-        f"{done_by}; shares are of the {table.seconds:,.2f} s of all profiled steps."
-        + (" Kernels that run side by side make the shares add up to more than 100 %." if table.on_gpu else ""),
-        "",
-        "| work | share | ms per step | operations per step |",
-        "|---|---:|---:|---:|",
-        *(f"| {' | '.join(map(escape_markdown, row))} |" for row in group_rows(table)),
-        "",
-        f"## The {_NUM_OPERATIONS} longest operations",
-        "",
-        "| operation | work | share | ms per step | times per step |",
-        "|---|---|---:|---:|---:|",
-        *(
-            f"| {_as_code(operation.name)} | {operation.group} "
-            f"| {operation.seconds / table.seconds:.1%} | {number(1000 * operation.seconds / steps, 2)} "
-            f"| {number(operation.count / steps, 1)} |"
+        ("operation", "work", "share", "ms per step", "times per step"),
+        [
+            (
+                Code(keep_ends(operation.name, _NAME_CHARACTERS)),
+                operation.group,
+                f"{operation.seconds / table.seconds:.1%}",
+                _milliseconds(operation.seconds, steps),
+                write_number(operation.count / steps, 1),
+            )
             for operation in table.operations[:_NUM_OPERATIONS]
-        ),
-        "",
-        "## The trace",
-        "",
-        f"`{profile.trace.name}` beside this file holds every operation with its time. Open <https://ui.perfetto.dev> "
-        "and drop the file on it: it stays in the browser. The ranges `training step`, `forward`, `backward` and "
-        "`optimizer` say where in a step you are.",
-        "",
-    ]
-    return "\n".join(lines)
+        ],
+        text_columns=(0, 1),
+    )
+    return Report(
+        "Profile of a training",
+        summary=[Items([*(Item(f"{name}: {value}") for name, value in facts.items()), Item(measured)])],
+        sections=[
+            Section("groups", "Where the time went", [Paragraph(shares), tabulate_groups(table)]),
+            Section("operations", f"The {_NUM_OPERATIONS} longest operations", [longest]),
+            Section("trace", "The trace", [_how_to_open(profile.trace.name)]),
+        ],
+    )
 
 
-def _as_code(name: str) -> str:
-    """Set a name as it is into a cell: names of kernels are full of signs that Markdown would read."""
-    return f"`{shorten(name, _NAME_CHARACTERS).replace('`', '').replace('|', '/')}`"
+def _how_to_open(trace: str) -> Paragraph:
+    return Paragraph(
+        (
+            Code(trace),
+            " beside this file holds every operation with its time. Open ",
+            Code("https://ui.perfetto.dev"),
+            " and drop the file on it: it stays in the browser. The ranges ",
+            *(Code("training step"), ", ", Code("forward"), ", ", Code("backward"), " and ", Code("optimizer")),
+            " say where in a step you are.",
+        )
+    )
+
+
+def _milliseconds(seconds: float, steps: int) -> str:
+    return write_number(1000 * seconds / steps, 2)
