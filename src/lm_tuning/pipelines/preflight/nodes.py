@@ -11,7 +11,9 @@ from rich.console import Console
 from lm_tuning.data.split.records import SplitsSummary
 from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.parameters import ModelParameters, PreflightParameters, TokenizeParameters, TrainParameters
+from lm_tuning.preflight.records import EarlierReports, PreflightParameterGroups
 from lm_tuning.progress import show_progress
+from lm_tuning.reporting.records import ReportSection
 from lm_tuning.text.records import TokenSummary
 
 logger = logging.getLogger(__name__)
@@ -24,9 +26,9 @@ def inspect_examples(
     *,
     token_summary: TokenSummary,
     split_summary: SplitsSummary,
-    data_report: dict[str, Any],
-    split_report: dict[str, Any],
-    token_report: dict[str, Any],
+    data_report: ReportSection,
+    split_report: ReportSection,
+    token_report: ReportSection,
     model: ModelParameters,
     tokenize: TokenizeParameters,
     train: TrainParameters,
@@ -35,20 +37,20 @@ def inspect_examples(
 ) -> tuple[dict[str, Any], str, str]:
     """Look at the rows as training will see them; return the figures, a Markdown report and an HTML page."""
     # The two other sections are inputs so that the pipelines which write them come first; nothing is read from them.
-    reports = {"token_summary": token_summary, "split_summary": split_summary, "data_report": data_report}
-    groups = {"model": model, "tokenize": tokenize, "train": train, "preflight": preflight, "seed": seed}
+    reports = EarlierReports(token_summary=token_summary, split_summary=split_summary, data_report=data_report)
+    groups = PreflightParameterGroups(model=model, tokenize=tokenize, train=train, preflight=preflight, seed=seed)
     figures = _inspect(tokenized_examples, example_splits, base_model, reports, groups)
     return figures, *_show(figures)
 
 
 def _inspect(
-    tokens: Path, splits: Path, base_model: BaseModelRecord, reports: dict[str, Any], parameters: dict[str, Any]
+    tokens: Path, splits: Path, base_model: BaseModelRecord, reports: EarlierReports, groups: PreflightParameterGroups
 ) -> dict[str, Any]:
     """Gather the figures, with the progress on show."""
     from lm_tuning.preflight.inspection import inspect_run
 
     with show_progress() as on_progress:
-        return inspect_run(tokens, splits, base_model, reports=reports, **parameters, on_progress=on_progress)
+        return inspect_run(tokens, splits, base_model, reports=reports, **groups, on_progress=on_progress)
 
 
 def _show(figures: dict[str, Any]) -> tuple[str, str]:

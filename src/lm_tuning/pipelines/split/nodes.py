@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from lm_tuning.data.records import RawExamples, RowSources
 from lm_tuning.data.split.records import SplitsSummary
@@ -12,6 +11,7 @@ from lm_tuning.errors import MachineFault, UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.progress import show_progress
+from lm_tuning.reporting.records import ReportSection
 from lm_tuning.secrets import remember_settings
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import SCHEMA_VERSION, FolderStore, StagedFolder, read_manifest
@@ -28,7 +28,7 @@ def check_examples(
     data: DataParameters,
     split: SplitParameters,
     task: str,
-) -> tuple[StagedFolder | Path, dict[str, Any]]:
+) -> tuple[StagedFolder | Path, ReportSection]:
     """Read all files and check every row, or find that the same was done before.
 
     Bad rows and files that cannot be read are no error here, so that the report on them is stored before
@@ -63,7 +63,7 @@ def split_examples(
     seed: int,
     task: str,
     output: str,
-) -> tuple[StagedFolder | Path, SplitsSummary, dict[str, Any]]:
+) -> tuple[StagedFolder | Path, SplitsSummary, ReportSection]:
     """Divide the checked rows, or find that the same was done before.
 
     Args:

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.record import BaseModelRecord, location_of
@@ -17,6 +16,7 @@ from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.pipelines import DIGEST_CACHE
 from lm_tuning.progress import show_progress
+from lm_tuning.reporting.records import ReportSection
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import FolderStore, StagedFolder, read_manifest
 from lm_tuning.text.records import TokenManifest, TokenSources, TokenSummary
@@ -71,7 +71,7 @@ def tokenize_examples(
     train: TrainParameters,
     seed: int,
     task: str,
-) -> tuple[StagedFolder | Path, TokenSummary, bytes, dict[str, Any]]:
+) -> tuple[StagedFolder | Path, TokenSummary, bytes, ReportSection]:
     """Tokenize the splits, or find that the same was done before.
 
     Args:
