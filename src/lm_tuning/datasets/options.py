@@ -70,6 +70,7 @@ def check_entries(config_loader: AbstractConfigLoader) -> None:
             f"The catalog cannot be put together: {reason}. An entry of an overlay is read without the file that it "
             "replaces: keys that start with _ have to be written there too."
         ) from error
+    # All of them before the first node, since what is wrong with a report shows only when it is saved.
     problems = [problem for name, entry in catalog.items() for problem in _problems_of(str(name), entry)]
     problems += _unused(catalog)
     problems += _foreign_folders(catalog)

@@ -148,6 +148,7 @@ class DataParameters(ParameterGroup):
     """Unicode form of all text: nfc makes composed and decomposed letters equal, none keeps the bytes of the file."""
 
 
+# Every field decides who goes where, so all of them count for the key of the splits.
 class SplitParameters(ParameterGroup):
     """How rows are divided into train, validation and test."""
 

@@ -40,6 +40,7 @@ class EvaluateParameters(ParameterGroup):
     """Rows shown in the report, each with both models' answers or with its class."""
 
 
+# None of these decides a result, so a resumed run may have others.
 class TrackingParameters(ParameterGroup):
     """What MLflow keeps of a run."""
 

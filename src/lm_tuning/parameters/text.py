@@ -24,6 +24,8 @@ def _refuse_taken_names(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
+# Any value, since a template may want a list or a mapping. What it makes of the value is seen
+# when it is called.
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_refuse_taken_names)]
 
 

@@ -42,6 +42,7 @@ def _prepare_example() -> None:
     from lm_tuning.progress import show_progress
 
     path = Path(EXAMPLE_PATH)
+    # Whatever lies there is taken: a user may have changed it.
     if path.exists():
         logger.info("Example reused: %s", path)
         return
@@ -56,6 +57,7 @@ def _log_files(split: str, files: list[SourceFile]) -> None:
     # None stands for a hub data set or an address that does not tell its size.
     num_bytes = sum(file["num_bytes"] or 0 for file in files)
     formats = ", ".join(sorted({file["format"] for file in files}))
+    # One line, however many files: all of them stand in raw_examples.json.
     what = files[0]["path"] if len(files) == 1 else f"{len(files):,} files, first {files[0]['path']}"
     size = f"{num_bytes / 1e6:.1f} MB, " if num_bytes else ""
     logger.info("Rows of %s: %s (%s%s)", split, what, size, formats)

@@ -61,6 +61,7 @@ def _show(figures: dict[str, Any]) -> tuple[str, str]:
     from lm_tuning.reporting.markdown import write_markdown
     from lm_tuning.reporting.terminal import build_summary
 
+    # Composed once and written three times, so that terminal, Markdown and page say the same.
     report = compose_report(figures)
     for line in describe_preflight(figures):
         logger.info("%s", line)

@@ -52,6 +52,7 @@ def _show(profile: TrainingProfile, facts: dict[str, str], *, output: str) -> st
     from lm_tuning.reporting.terminal import build_blocks
     from lm_tuning.training.profile.report import compose_report, tabulate_groups
 
+    # The table alone: what else the report says is too long for a terminal.
     Console().print(build_blocks([tabulate_groups(profile.table)]))
     logger.info(
         "The longest operations are in data/08_reporting/%s/profile/profile.md; trace.json.gz beside it opens in "

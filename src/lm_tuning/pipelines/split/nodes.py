@@ -117,7 +117,7 @@ def _find_or_check(
         raise
     except UserError as error:
         return _account_for_unread(error, sources, data, store=store, key=key)
-    outcome = "reused" if isinstance(rows, Path) else "checked"
+    outcome = "reused" if isinstance(rows, Path) else "checked"  # a path is what was stored before
     logger.info("Rows %s: %s, in %s", outcome, describe_checked(read_checked_summary(folder)), store.root / key)
     return rows, folder
 
@@ -141,6 +141,7 @@ def _refuse_bad_rows(folder: Path, train: TrainParameters, *, output: str) -> No
     from lm_tuning.data.check.checked import read_checked_summary
     from lm_tuning.data.format.labels import refuse_unknown_weights
 
+    # The check itself has decided, by on_bad_row and max_bad_fraction; both are in the key of the rows.
     checked = read_checked_summary(folder)
     if checked["refused"]:
         hint = [_REPORT_HINT.format(output=output)] if checked["findings"] else []

@@ -127,7 +127,7 @@ def _find_or_make(
     from lm_tuning.text.stored import refuse_stored_losses
 
     def fill(staged: StagedFolder) -> None:
-        _warn_of_older_tokens(store)
+        _warn_of_older_tokens(store)  # only where tokens are made: reused ones are of this version
         with show_progress() as on_progress:
             make(staged.path, on_progress=on_progress)
         facts: TokenManifest = {"sources": sources, "base_model": base_model}
@@ -155,6 +155,7 @@ def _warn_of_older_tokens(token_cache: FolderStore) -> None:
     """Log why tokens are rebuilt where another version has stored others of the same rows."""
     from lm_tuning.text.tokenize import TOKENS_VERSION
 
+    # The newest folder, whatever its key: the key holds the version, so it cannot be looked up by another one.
     try:
         current = token_cache.current()
     except UserError:  # none, or a damaged one: there is nothing to compare with
