@@ -53,11 +53,13 @@ class TrackingHook:
     sends it. Trouble with the store is a warning: it never costs a result.
     """
 
+    # Known once there is a context, which Kedro makes before it calls any other hook.
+    _plugin: MlflowHook
+    _config: KedroMlflowConfig
+    _parameters: Parameters
+
     def __init__(self) -> None:
         """Begin without a run; MLflow is imported with the first session."""
-        self._plugin: MlflowHook | None = None
-        self._config: KedroMlflowConfig | None = None
-        self._parameters: Parameters | None = None
         self._root = Path()
         self._signals = StopSignals()
         self._catalog: CatalogProtocol | None = None
@@ -97,7 +99,6 @@ class TrackingHook:
         load_versions: dict[str, str],
     ) -> None:
         """Let the plugin name the metric datasets that a user may have added."""
-        assert self._plugin is not None, "the context comes before the catalog"
         self._plugin.after_catalog_created(catalog, conf_catalog, conf_creds, parameters, save_version, load_versions)
 
     @hook_impl(trylast=True)
@@ -190,7 +191,6 @@ class TrackingHook:
 
     def _is_enabled(self, run_params: RunParams) -> bool:
         """Respect ``tracking.disable_tracking.pipelines`` of ``mlflow.yml``."""
-        assert self._config is not None, "the context comes before the pipeline"
         disabled = self._config.tracking.disable_tracking.pipelines
         return not all(name in disabled for name in run_params.get("pipeline_names") or ["__default__"])
 
@@ -198,7 +198,6 @@ class TrackingHook:
         """Start a run, or go on with that of the checkpoint to resume, or log into one that the user has opened."""
         import mlflow
 
-        assert self._config is not None and self._parameters is not None, "the context comes before the pipeline"
         active, tracking = mlflow.active_run(), self._parameters.tracking
         # The variable names a run to go on with, once, as for mlflow.start_run.
         run_id = os.environ.pop("MLFLOW_RUN_ID", None) if active is None else str(active.info.run_id)
@@ -230,7 +229,7 @@ class TrackingHook:
 
     def _log_settings(self) -> None:
         """Log every parameter with its value of now, also those that no file names."""
-        assert self._run is not None and self._parameters is not None, "the run is open"
+        assert self._run is not None, "the run is open"
         self._run.log_settings(self._parameters.model_dump(mode="json"))
 
     def _log_start(self, run_params: RunParams) -> None:
@@ -256,7 +255,6 @@ class TrackingHook:
 
     def _log_artifact(self, run: MlflowRun, path: Path, folder: str, what: str) -> None:
         """Copy a file, or a model's folder if ``tracking.log_model`` finds its weights worth the space."""
-        assert self._parameters is not None, "the context comes before the pipeline"
         choice = self._parameters.tracking.log_model
         is_wanted = path.is_file() or choice == "always"
         if is_wanted or (choice == "adapter" and read_tuning(path)["method"] in ADAPTER_METHODS):
