@@ -24,6 +24,7 @@ from lm_tuning.data.store import ExampleTable, open_examples
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.reporting.records import ReportSection
 from lm_tuning.runtime.threads import tokenizer_parallelism
 from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.text.decoding import preview_tokens
@@ -169,13 +170,14 @@ def read_token_summary(folder: Path) -> TokenSummary:
     return summary
 
 
-def read_token_report(folder: Path) -> dict[str, Any]:
+def read_token_report(folder: Path) -> ReportSection:
     """Return the section of the data report that tells what tokenizing did.
 
     Args:
         folder: what the tokenize pipeline stored.
     """
-    return dict(json.loads((Path(folder) / REPORT_NAME).read_text(encoding="utf-8")))
+    section: ReportSection = json.loads((Path(folder) / REPORT_NAME).read_text(encoding="utf-8"))
+    return section
 
 
 def _refuse_unfit_rows(examples: Path, table: ExampleTable, *, task: str, has_template: bool) -> None:
