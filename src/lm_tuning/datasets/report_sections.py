@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kedro.io import AbstractDataset
 from kedro_datasets._typing import HTMLPreview
 
-from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.datasets.entry import PathDataset
 from lm_tuning.datasets.handed import HandedDataset
 from lm_tuning.json_types import JsonObject
 from lm_tuning.reporting.document import ReportSection
@@ -21,7 +21,7 @@ from lm_tuning.storage.atomic import write_json_atomic, write_text_atomic
 _EARLIER = "> **This is the report of an earlier run.** A later one began and ended before it had read its rows."
 
 
-class ReportSectionDataset(CatalogEntry, AbstractDataset[ReportSection[JsonObject], ReportSection[JsonObject]]):
+class ReportSectionDataset(PathDataset[ReportSection[JsonObject], ReportSection[JsonObject]]):
     """A named section of a JSON file, and the same section of a Markdown file beside it.
 
     Nodes that run one after the other describe one thing in one report. Saving a section drops the sections after it,
@@ -45,7 +45,7 @@ class ReportSectionDataset(CatalogEntry, AbstractDataset[ReportSection[JsonObjec
         section: str,
         sections: list[str],
         title: str,
-        metadata: dict[str, Any] | None = None,
+        metadata: JsonObject | None = None,
     ) -> None:
         """Point at a section.
 
@@ -58,11 +58,10 @@ class ReportSectionDataset(CatalogEntry, AbstractDataset[ReportSection[JsonObjec
         """
         if section not in sections:
             raise ValueError(f"section {section!r} is not one of {sections}")
-        self._filepath = Path(filepath)
+        super().__init__(filepath, metadata)
         self._section = section
         self._sections = sections
         self._title = title
-        self.metadata = metadata
 
     @property
     def artifact_paths(self) -> list[Path]:
@@ -123,9 +122,6 @@ class ReportSectionDataset(CatalogEntry, AbstractDataset[ReportSection[JsonObjec
     def _exists(self) -> bool:
         return self._section in self._read()
 
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": self._filepath, "section": self._section}
-
 
 class LiveReport:
     """A JSON file that is replaced as a whole, as often as there is something new.
@@ -140,7 +136,7 @@ class LiveReport:
         """Choose the file; nothing is written before the first report."""
         self.path = path
 
-    def write(self, report: dict[str, Any]) -> None:
+    def write(self, report: Mapping[str, Any]) -> None:
         """Replace the file; secrets of this run are masked.
 
         Args:

@@ -68,8 +68,10 @@ def _show(figures: PreflightFigures) -> tuple[str, str]:
     from lm_tuning.reporting.markdown import write_markdown
     from lm_tuning.reporting.terminal import build_summary
 
+    # Composed once and written three times, so that terminal, Markdown and page say the same.
     report = compose_report(figures)
     for line in describe_preflight(figures):
         logger.info("%s", line)
+    # A console of its own, on standard output: what a user asked for goes through a pipe, and the log does not.
     Console().print(build_summary(report))
     return write_markdown(report), write_page(report)

@@ -38,6 +38,7 @@ def profile_steps(
     from lm_tuning.training.settings import TrainingPaths
 
     settings = gather_settings(tokenized_examples, base_model, train=train, model=model, seed=seed, task=task)
+    # A folder of its own for checkpoints: what is profiled must never touch those of a training.
     paths = TrainingPaths(tokens=tokenized_examples, checkpoints=profile_work, plans=batch_plans)
     with show_progress() as on_progress:
         profile = profiling.profile_training(paths, settings, folder=profile_work, on_progress=on_progress)
@@ -50,6 +51,7 @@ def _show(profile: TrainingProfile, facts: dict[str, str], *, output: str) -> st
     from lm_tuning.reporting.terminal import build_blocks
     from lm_tuning.training.profile.report import compose_report, tabulate_groups
 
+    # The table alone: what else the report says is too long for a terminal.
     Console().print(build_blocks([tabulate_groups(profile.table)]))
     logger.info(
         "The longest operations are in data/08_reporting/%s/profile/profile.md; trace.json.gz beside it opens in "
