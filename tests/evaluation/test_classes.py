@@ -230,7 +230,7 @@ def test_without_held_out_rows_it_is_skipped_and_says_so(tuned: Path, tmp_path: 
     assert (compared.answers, compared.columns) == ([], SAMPLE_COLUMNS)
     assert compared.result["tuned"]["accuracy"] is None
     assert describe_outcome(compared.result).startswith("Evaluation skipped.")
-    assert "Skipped" in as_markdown(compared.result)
+    assert "Evaluation skipped." in as_markdown(compared.result)
     FolderStore(tmp_path / "cache").publish(compared.base_evaluation)
 
 

@@ -189,8 +189,8 @@ def test_without_held_out_rows_it_is_skipped_and_says_so(tuned: Path, tmp_path: 
     folder = FolderStore(tmp_path / "cache").publish(compared.base_evaluation)
     again = compare(tuned, tokens, tmp_path / "cache")
     assert again.base_evaluation == folder
-    assert "Skipped" in as_markdown(again.result)
-    assert "Skipped" in on_terminal(again.result)
+    assert "Evaluation skipped." in as_markdown(again.result)
+    assert "Evaluation skipped." in on_terminal(again.result)
 
 
 def test_plain_text_has_a_loss_and_no_rouge(tuned: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -124,7 +124,7 @@ def test_without_held_out_rows_every_output_is_stored(project: Path, capsys: pyt
     run(catalog)
     assert json.loads((project / "evaluation.json").read_text())["skipped"]
     assert list(catalog.load("evaluation_samples").columns)[:2] == ["row_id", "prompt"]
-    assert "Skipped" in (project / "evaluation.md").read_text()
+    assert "Evaluation skipped." in (project / "evaluation.md").read_text()
     assert "Evaluation skipped" in capsys.readouterr().out
 
 

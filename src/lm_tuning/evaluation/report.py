@@ -47,7 +47,7 @@ def compose_report(result: EvaluationRecord, facts: TrainingFacts) -> Report:
     """
     closing = _closing(result, facts)
     if result["skipped"]:
-        return Report("Evaluation", f"Skipped. {result['skipped']}", closing=closing)
+        return Report("Evaluation", describe_outcome(result), closing=closing)
     warnings = [Issue("warn", "evaluation", warning) for warning in result["warnings"]]
     base, sections = "Base", []
     if result["task"] == "sequence_classification":
