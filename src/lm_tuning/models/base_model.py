@@ -121,7 +121,7 @@ def _digest_folder(folder: Path, digest_cache: Path | None, on_progress: OnProgr
             on_progress("Checking model files", done, len(files), "files")
 
     def together(group: list[Path]) -> str:
-        # Names relative to the folder, so that a copy elsewhere is the same model and two shards cannot change places.
+        # Names relative to the folder, so that a copy elsewhere is the same model, and swapped shards are not.
         return digest_values({path.relative_to(folder).as_posix(): digests[path] for path in group})
 
     return together(weights), together(tokenizer)

@@ -84,7 +84,7 @@ def convert_embedded_model(
         logger.warning("%s is incomplete or was changed; converting the model again.", folder)
     source = find_embedded_gguf()
     _remove_stale(folder)
-    # Beside the target, so that it is only renamed in the end. The process id tells later runs whether it is still used.
+    # Beside the target, which it only has to be renamed to. By the process id later runs know whether it is still used.
     staged = folder.with_name(f".staging-{folder.name}-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with explain_full_disk(folder):
@@ -169,7 +169,7 @@ def quick_gguf_parsing(on_progress: OnProgress = ignore_progress) -> Iterator[No
         on_progress("Unpacking weights", len(tensors), len(tensors), "tensors")
 
     with (
-        # A model is read from one file, so one place is enough; dropping the cache unmaps the file.
+        # A model is read from one file, so a cache of one is enough; dropping the cache unmaps the file.
         _replaced(gguf, "GGUFReader", functools.lru_cache(1)(gguf.GGUFReader)),
         _replaced(gguf, "get_tensor_name_map", functools.lru_cache(8)(gguf.get_tensor_name_map)),
         _replaced(modeling_gguf_pytorch_utils, "tqdm", report),

@@ -18,8 +18,7 @@ TOKENIZER_SIDE_FILES = (
     "additional_chat_templates/*.jinja",
 )
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
-# An embedding that is so many times larger than all weights would be made up, and may not fit into memory. Below that,
-# tied weights are stored once and described twice.
+# An embedding that is so many times larger than all weights would be made up, and may not fit into memory.
 _MOST_EXCESS = 4
 # Pickles: reading one can run any code.
 UNSAFE_WEIGHT_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")

@@ -40,7 +40,7 @@ def hub_answers() -> bool:
     if constants.HF_HUB_OFFLINE:
         return False
     try:
-        # The client's own session has the user's proxies and certificates.
+        # By the client's session, so that proxies and certificates that were set up for it hold here too.
         huggingface_hub.get_session().head(constants.ENDPOINT, timeout=HUB_PROBE_SECONDS)
     except Exception as error:  # whatever the client raises means that there is no answer
         logger.info("The model hub does not answer (%s); looking in the local cache only.", error)
