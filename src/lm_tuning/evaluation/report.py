@@ -231,6 +231,7 @@ def _samples(result: EvaluationRecord) -> Iterator[Block]:
             title = f"Row {row['row_id']}: {verdict} (probability {row['probability']:.2f})"
             yield Sample(title, "Text", keep_ends(row["text"], _TEXT_CHARACTERS))
         return
+    # The template and a fixed instruction can be longer than all the rest, and would be all that the samples show.
     shared, questions, ending = split_shared([sample["prompt"] for sample in result["samples"]])
     if shared or ending:
         title = "What all these prompts begin and end with is shown once:"
@@ -258,6 +259,7 @@ def split_shared(prompts: Sequence[str]) -> tuple[str, list[str], str]:
     # Of a single prompt, or of equal ones, everything would be shared and nothing shown.
     if len(set(prompts)) < 2:
         return "", list(prompts), ""
+    # Whole lines: a common beginning of words would tear the prompts apart in the middle of a sentence.
     start = _whole_lines(os.path.commonprefix(list(prompts)))
     rests = [prompt[len(start) :] for prompt in prompts]
     # The common beginning of the reversed texts, looked for behind the shared start, so that both cannot overlap.

@@ -42,8 +42,7 @@ def profile_steps(
     paths = TrainingPaths(tokens=tokenized_examples, checkpoints=profile_work, plans=batch_plans)
     with show_progress() as on_progress:
         profile = profiling.profile_training(paths, settings, folder=profile_work, on_progress=on_progress)
-    written = _show(profile, report.run_facts(settings), output=output)
-    return report.profile_figures(profile), written, profile.trace
+    return report.profile_figures(profile), _show(profile, report.run_facts(settings), output=output), profile.trace
 
 
 def _show(profile: TrainingProfile, facts: dict[str, str], *, output: str) -> str:

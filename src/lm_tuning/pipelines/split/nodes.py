@@ -6,12 +6,13 @@ import logging
 from pathlib import Path
 
 from lm_tuning.data.records import RawExamples, RowSources
+from lm_tuning.data.report_records import RowsFacts, SplitsFacts
 from lm_tuning.data.split.records import SplitsSummary
 from lm_tuning.errors import MachineFault, UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.progress import show_progress
-from lm_tuning.reporting.records import ReportSection
+from lm_tuning.reporting.document import ReportSection
 from lm_tuning.secrets import remember_settings
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import SCHEMA_VERSION, FolderStore, StagedFolder, read_manifest
@@ -28,7 +29,7 @@ def check_examples(
     data: DataParameters,
     split: SplitParameters,
     task: str,
-) -> tuple[StagedFolder | Path, ReportSection]:
+) -> tuple[StagedFolder | Path, ReportSection[RowsFacts]]:
     """Read all files and check every row, or find that the same was done before.
 
     Bad rows and files that cannot be read are no error here, so that the report on them is stored before
@@ -63,7 +64,7 @@ def split_examples(
     seed: int,
     task: str,
     output: str,
-) -> tuple[StagedFolder | Path, SplitsSummary, ReportSection]:
+) -> tuple[StagedFolder | Path, SplitsSummary, ReportSection[SplitsFacts]]:
     """Divide the checked rows, or find that the same was done before.
 
     Args:

@@ -16,10 +16,10 @@ from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.pipelines import DIGEST_CACHE
 from lm_tuning.progress import show_progress
-from lm_tuning.reporting.records import ReportSection
+from lm_tuning.reporting.document import ReportSection
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import FolderStore, StagedFolder, read_manifest
-from lm_tuning.text.records import TokenManifest, TokenSources, TokenSummary
+from lm_tuning.text.records import TokenManifest, TokensFacts, TokenSources, TokenSummary
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ def tokenize_examples(
     train: TrainParameters,
     seed: int,
     task: str,
-) -> tuple[StagedFolder | Path, TokenSummary, bytes, ReportSection]:
+) -> tuple[StagedFolder | Path, TokenSummary, bytes, ReportSection[TokensFacts]]:
     """Tokenize the splits, or find that the same was done before.
 
     Args:
