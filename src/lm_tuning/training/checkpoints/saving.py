@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from lm_tuning.models.loading import transformers_bars_off
+from lm_tuning.models.hub import transformers_bars_off
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.records import BestRecord
 from lm_tuning.training.checkpoints.restoring import RestoresState
