@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.mixing import rows_per_epoch
+from lm_tuning.data.records import MixedSource
+from lm_tuning.data.split.records import DividedSource
 
 IntArray = npt.NDArray[np.int64]
+
+
+class TrainedSource(MixedSource):
+    """The same with the rows in the steps of a run, a repeated row counted each time."""
+
+    num_rows_trained: int
 
 
 class SourceMix:
@@ -76,15 +83,12 @@ class SourceMix:
         """
         return self._count(self._sources[rows])
 
-    def describe(self, sources: Sequence[Mapping[str, Any]], num_rows_trained: IntArray) -> list[dict[str, Any]]:
+    def describe(self, sources: Sequence[DividedSource], num_rows_trained: IntArray) -> list[TrainedSource]:
         """Return the counts beside the names of the sources, for reports.
 
         Args:
             sources: ``path`` and ``weight`` of each.
             num_rows_trained: rows of each source in the steps of a run, ``(sources,)``.
-
-        Returns:
-            By source: ``path``, ``weight``, ``num_rows``, ``rows_per_epoch``, ``num_rows_trained``.
         """
         counts = zip(self.num_rows.tolist(), self.rows_per_epoch.tolist(), num_rows_trained.tolist(), strict=True)
         return [

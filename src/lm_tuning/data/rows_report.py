@@ -23,6 +23,7 @@ from lm_tuning.reporting.document import (
     Words,
 )
 from lm_tuning.reporting.markdown import write_section
+from lm_tuning.reporting.records import ReportSection
 from lm_tuning.reporting.text import shorten_path, write_share
 from lm_tuning.wording import count_of, shorten
 
@@ -34,7 +35,7 @@ _MAX_NAME_CHARACTERS = 60
 _OUTCOMES = {"skipped": "left out", "refused": "refused: nothing is trained on before they are fixed", "kept": "kept"}
 
 
-def build_rows_section(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> dict[str, Any]:
+def build_rows_section(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> ReportSection:
     """Write the section of a folder of checked rows.
 
     Args:

@@ -15,6 +15,7 @@ from lm_tuning.data.split.class_shares import name_tied
 from lm_tuning.data.split.copies import describe_conflict
 from lm_tuning.reporting.document import Block, Heading, Item, Items, Paragraph, Section, Table
 from lm_tuning.reporting.markdown import write_section
+from lm_tuning.reporting.records import ReportSection
 from lm_tuning.reporting.text import write_share
 from lm_tuning.wording import count_of, noun_for, shorten
 
@@ -32,7 +33,7 @@ _HANDLING = {
 }
 
 
-def build_splits_section(summary: Mapping[str, Any], copies: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, Any]:
+def build_splits_section(summary: Mapping[str, Any], copies: Mapping[str, npt.NDArray[np.int64]]) -> ReportSection:
     """Make the section of the data report that tells of the splits.
 
     Args:

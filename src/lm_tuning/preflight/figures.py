@@ -9,6 +9,7 @@ from typing import Any
 
 from lm_tuning.batching.micro_batches import choose_batching, choose_micro_batch_tokens
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.records import SPLITS
 from lm_tuning.errors import UserError
 from lm_tuning.findings import SEVERITIES, SEVERITY_WORDS, Issue
 from lm_tuning.preflight.examples import decode_examples
@@ -20,7 +21,7 @@ from lm_tuning.preflight.schedule import describe_schedule, plan_steps
 from lm_tuning.preflight.special_tokens import inspect_special_tokens, judge_special_tokens, measure_vocabulary
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.folders import read_manifest
-from lm_tuning.text.store.table import SPLITS, open_split
+from lm_tuning.text.store.table import open_split
 from lm_tuning.text.tokenizers.counts import DROPPED
 from lm_tuning.wording import count_of
 

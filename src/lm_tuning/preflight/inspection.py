@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from lm_tuning.models.record import BaseModelRecord, location_of
 from lm_tuning.models.structure import position_limit
 from lm_tuning.parameters import ModelParameters, PreflightParameters, TokenizeParameters, TrainParameters
 from lm_tuning.preflight.figures import inspect_tokens
+from lm_tuning.preflight.records import EarlierReports
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.device import current_device
 
@@ -26,7 +26,7 @@ def inspect_run(
     splits: Path,
     base_model: BaseModelRecord,
     *,
-    reports: Mapping[str, Mapping[str, Any]],
+    reports: EarlierReports,
     model: ModelParameters,
     tokenize: TokenizeParameters,
     train: TrainParameters,

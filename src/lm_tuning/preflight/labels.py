@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow.compute as pc
 
+from lm_tuning.data.records import SPLITS
 from lm_tuning.data.split.class_shares import choose_shown, count_largest, list_moved, name_tied
 from lm_tuning.data.store import open_examples
 from lm_tuning.reporting.document import Bars, Block, Paragraph, Table
 from lm_tuning.reporting.text import write_percent
-from lm_tuning.text.store.table import SPLITS
 from lm_tuning.wording import count_of
 
 MAX_LISTED = 1000

@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.records import SPLITS
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.align.masks import added_around
 from lm_tuning.text.decoding import decode
-from lm_tuning.text.store.table import SPLITS, Int32Array, Int64Array, open_split
+from lm_tuning.text.store.table import Int32Array, Int64Array, open_split
 from lm_tuning.training.health.table_reading import find_outside_ids, find_rows_with
 from lm_tuning.wording import count_of
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from lm_tuning.data.split.records import DividedSource
     from lm_tuning.models.record import BaseModelRecord
 
 NO_LABEL = -1
@@ -189,14 +190,6 @@ class TokenizerFacts(TypedDict):
     pad_token_id: int | None
 
 
-class TrainingSource(TypedDict):
-    """One of the files of ``data.path``: its weight, and its training rows before tokenizing."""
-
-    path: str
-    weight: float
-    num_rows: int
-
-
 class TokenSummary(TypedDict):
     """The summary of a folder of tokens, ``summary.json``.
 
@@ -232,7 +225,7 @@ class TokenSummary(TypedDict):
     template_arguments: NotRequired[JsonObject]
     tokenizer: TokenizerFacts
     end_token_ids: list[int]
-    sources: list[TrainingSource]
+    sources: list[DividedSource]
     label_map: dict[str, int] | None
     splits: dict[str, SplitTokens]
 

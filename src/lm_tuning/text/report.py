@@ -24,6 +24,7 @@ from lm_tuning.reporting.document import (
     Words,
 )
 from lm_tuning.reporting.markdown import write_section
+from lm_tuning.reporting.records import ReportSection
 from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED, NUM_DETAILS, SplitCounts
 from lm_tuning.wording import count_of, shorten
 
@@ -36,7 +37,7 @@ _MAX_DETAIL_CHARACTERS = 160
 
 def build_tokens_section(
     summary: Mapping[str, Any], counts: Mapping[str, SplitCounts], positions: RowPositions
-) -> dict[str, Any]:
+) -> ReportSection:
     """Describe the tokens of all splits.
 
     Args:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any
 
 from lm_tuning.batching.losses import LossShape
+from lm_tuning.batching.mixing import TrainedSource
 from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.progress import OnProgress
 from lm_tuning.text.store.table import TokenTable, open_split
@@ -49,6 +49,11 @@ class Job:
     shape: LossShape
     batch_plan: BatchPlan
 
+    @property
+    def may_split_again(self) -> bool:
+        """Return whether the size of micro-batches is ours to choose."""
+        return self.settings.train.micro_batch_tokens == "auto"
+
     def describe_memory(self) -> MemoryUse:
         """Return what the training asks of the memory, kept up to date by the loop."""
         return MemoryUse(
@@ -74,6 +79,7 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
     Raises:
         UserError: settings, tokens or checkpoint do not fit together.
     """
+    # A resume that is refused must not replace the report of the run that it would have continued.
     if not settings.train.resume:
         health.begin()
     train_rows = open_split(paths.tokens, "train")
@@ -83,6 +89,7 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
     identity = identify_run(settings, plan)
     checkpoint = find_checkpoint(paths, settings, identity, plan)
     health.begin()
+    # Before the planner sends rows through the model; elsewhere these checks come once the model is loaded.
     if plans_on_device(settings):
         check_rows_before_planning(health, settings, paths.tokens, train_rows)
     shape = choose_loss_shape(settings, train_rows)
@@ -102,7 +109,7 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
 logger = logging.getLogger(__name__)
 
 
-def describe_sources(plan: StepPlan, settings: TrainingSettings) -> list[dict[str, Any]]:
+def describe_sources(plan: StepPlan, settings: TrainingSettings) -> list[TrainedSource]:
     """Return the facts of each source; none where all rows come from one file without a weight."""
     return plan.mix.describe(settings.sources, plan.rows_by_source(plan.total_steps)) if settings.sources else []
 

@@ -71,6 +71,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         # Several visible GPUs would make the Trainer wrap the model in DataParallel.
         trainer_arguments["args"]._n_gpu = min(trainer_arguments["args"].n_gpu, 1)
         super().__init__(train_dataset=steps, **trainer_arguments)
+        # It prints every dict of numbers to the terminal, into the progress display.
         self.remove_callback(PrinterCallback)
         self.steps = steps
         self.loop = loop
@@ -103,9 +104,11 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         self, epoch_iterator: Iterator[StepBatch], num_batches: int, device: torch.device
     ) -> tuple[list[StepBatch], None]:
         """Fetch the next step, and note how long that took."""
+        # The Trainer's own method counts labels for its division; a step brings its count along.
         before = time.perf_counter()
         batch = next(epoch_iterator, None)
         self.step_log.waited(time.perf_counter() - before)
+        # An empty list ends the epoch.
         return ([] if batch is None else [batch]), None
 
     def training_step(  # type: ignore[override]
@@ -181,6 +184,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
 
     def _run_micro_batches(self, model: torch.nn.Module, inputs: StepBatch) -> None:
         total = inputs.num_supervised
+        # Stays on the device: reading it would make the host wait for every micro-batch.
         nats = torch.zeros((), device=self.args.device)
         last = len(inputs.micro_batches) - 1
         self.loop.memory.begin_step(inputs.step + 1)
@@ -190,6 +194,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
             phases.enter("forward")
             self.loop.memory.begin_micro_batch(micro_batch)
             micro_batch = micro_batch.to(self.args.device)  # noqa: PLW2901 - the host copy is not needed any more
+            # Processes exchange gradients once a step, with its last micro-batch.
             with self.accelerator.no_sync(model) if index < last else nullcontext():
                 loss = self.micro_batch_loss(model, micro_batch, total)
                 phases.enter("backward")
@@ -210,6 +215,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
 
         began = time.perf_counter()
         self.loop.layers.compile_with(run, self.health.facts)
+        # Compiling ran a backward pass, of which the first step must see nothing.
         model.zero_grad(set_to_none=True)
         if self.loop.compiled_planner is not None and "compile_failure" not in self.health.facts:
             self.loop.compiled_planner.take(optimizer_is_made=bool(self.optimizer.state))

@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -20,6 +20,7 @@ from lm_tuning.training.health.report import HealthReport
 if TYPE_CHECKING:
     from lm_tuning.batching.step_loader import StepDataset
     from lm_tuning.training.loop import LoopSettings
+    from lm_tuning.training.records import StoredStepLog
     from lm_tuning.training.step_log import StepLog
 
 
@@ -113,8 +114,8 @@ class KeepsCheckpoints(RestoresState):
                 len(self.steps),
                 len(self.steps),
             )
-        log_file = checkpoint.path / checkpoints.STEP_LOG
-        self.step_log.restore(checkpoints.read_json_object(log_file), num_steps=checkpoint.step)
+        log = checkpoints.read_json_object(checkpoint.path / checkpoints.STEP_LOG)
+        self.step_log.restore(cast("StoredStepLog", log), num_steps=checkpoint.step)
         best = facts.get("best")
         if best is None or best["metric"] != self.best.metric:
             self.best = self._find_best()
@@ -137,7 +138,7 @@ class KeepsCheckpoints(RestoresState):
             if value is None or (self.loop.train.load_best and step not in kept):
                 continue  # not measured then, or its weights are gone
             if best.is_beaten_by(value):
-                best = BestCheckpoint(best.metric, value, step)
+                best = BestCheckpoint(best.metric, value, int(step))
         return best
 
     def _saves_at(self, step: int, *, last: bool) -> bool:
