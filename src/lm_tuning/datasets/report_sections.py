@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -136,7 +137,7 @@ class LiveReport:
         """Choose the file; nothing is written before the first report."""
         self.path = path
 
-    def write(self, report: dict[str, Any]) -> None:
+    def write(self, report: Mapping[str, Any]) -> None:
         """Replace the file; secrets of this run are masked.
 
         Args:

@@ -13,7 +13,8 @@ from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.resume import check_schedule, find_checkpoint, identify_run
 from lm_tuning.training.health.pre_checks import check_rows_before_planning
-from lm_tuning.training.health.report import Finding, HealthReport
+from lm_tuning.training.health.records import Finding
+from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.planning.out_of_memory import MemoryUse
 from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.planning.planner import choose_batches, plans_on_device

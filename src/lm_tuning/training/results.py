@@ -18,6 +18,7 @@ from lm_tuning.models.record import TuningRecord
 from lm_tuning.storage.atomic import sync_folder
 from lm_tuning.storage.write_failures import close_files_of, explain_full_disk
 from lm_tuning.training.checkpoints import format as checkpoints
+from lm_tuning.training.health.records import HealthRecord
 from lm_tuning.training.job import describe_sources
 from lm_tuning.training.profile.flops import count_flops, flops_per_token
 from lm_tuning.training.records import (
@@ -65,7 +66,7 @@ class TrainingResult:
     steps: list[TrainingRow]
     evaluations: list[EvaluationRow]
     efficiency: list[EfficiencyRow]
-    health: dict[str, Any]
+    health: HealthRecord
     summary: TrainingSummary
     batch_plan: BatchPlan
 
@@ -173,7 +174,7 @@ def summarize(
     """
     job, log, health = trainer.loop.job, trainer.step_log, trainer.health
     training_seconds = trainer.seconds_before + seconds
-    checked_before = health.facts.get("first_look_seconds", 0.0)
+    checked_before = health.pre_check_seconds
     losses = [row[log.loss_name] for row in log.steps]
     flops = flops_per_token(
         count_flops(model, task=job.settings.task), job.train_rows, job.plan, num_steps=finished_step

@@ -41,6 +41,7 @@ from lm_tuning.wording import count_of
 if TYPE_CHECKING:
     from lm_tuning.models.record import QuantizationRecord, TuningRecord
     from lm_tuning.training.health.first_loss import ExpectedFirstLoss
+    from lm_tuning.training.health.records import Fact
     from lm_tuning.training.records import TrainingSummary
     from lm_tuning.training.setup.model import ReadyModel
     from lm_tuning.training.trainer import StepPlanTrainer
@@ -193,7 +194,7 @@ def _run(
     fast.undo(ready.model)
     finished_step = trainer.state.global_step or job.plan.total_steps
     _take_best(trainer, settings, finished_step)
-    health.facts["sources"] = describe_sources(job.plan, settings)
+    health.facts["sources"] = cast("Fact", describe_sources(job.plan, settings))
     summary = summarize(
         trainer,
         ready.model,
@@ -284,27 +285,13 @@ def _say_what_is_trained(run: _Run) -> None:
 def _check_first_step(run: _Run) -> ExpectedFirstLoss | None:
     """Scale a fresh head, and look at the first rows before step 1; return what that step must log."""
     ready, settings, health = run.ready, run.job.settings, run.health
-    train = settings.train
     check_rows(health, ready.model, ready.tokenizer, run.steps)
     stop_if_needed(health)
     if ready.has_fresh_head:
         scale_head(ready, run.steps, settings, health)
-    if not train.health.probe:
+    if not settings.train.health.probe:
         return None
-    return measure_first_step(
-        health,
-        ready.model,
-        ready.tokenizer,
-        run.steps,
-        shape=run.job.shape,
-        has_fresh_head=ready.has_fresh_head,
-        has_noise=train.neftune_noise_alpha is not None,
-        device=settings.device,
-        compute_dtype=settings.compute_dtype,
-        learning_rate=train.learning_rate,
-        tolerance=train.health.tolerance_fraction,
-        severity=train.health.on_mismatch,
-    )
+    return measure_first_step(health, ready, run.steps, settings, run.job.shape)
 
 
 def _plan_compiled(run: _Run) -> CompiledPlanner | None:

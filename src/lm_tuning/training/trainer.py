@@ -30,7 +30,8 @@ from lm_tuning.training.health.first_gradient import check_logged_norm, norm_of
 from lm_tuning.training.health.learning_rates import check_planned_rates
 from lm_tuning.training.health.nonfinite import GuardsUpdates
 from lm_tuning.training.health.pre_checks import check_trained_parts
-from lm_tuning.training.health.report import Finding, HealthReport, stop_if_needed
+from lm_tuning.training.health.records import Finding
+from lm_tuning.training.health.report import HealthReport, stop_if_needed
 from lm_tuning.training.loop import LoopSettings, choose_workers
 from lm_tuning.training.planning.replanning import release
 from lm_tuning.training.step_log import StepLog
@@ -153,9 +154,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
 
     def _add_or_stop(self, findings: list[Finding]) -> None:
         """Add findings that are not there yet, and end the run if one asks for it."""
-        for finding in findings:
-            if not self.health.has(finding.code):
-                self.health.add(finding)
+        self.health.add_new(findings)
         if findings:
             stop_if_needed(self.health)
 

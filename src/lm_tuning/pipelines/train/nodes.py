@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from lm_tuning.datasets.metric_stream import MetricStream
 from lm_tuning.datasets.report_sections import LiveReport
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from lm_tuning.json_types import JsonObject
+    from lm_tuning.training.health.records import HealthRecord
     from lm_tuning.training.records import EfficiencyFigures, EfficiencyRow, TrainingRow
     from lm_tuning.training.results import TrainingResult
     from lm_tuning.training.settings import TrainingPaths, TrainingSettings
@@ -32,7 +33,7 @@ class TrainingOutputs(TypedDict):
     steps: list[TrainingRow]
     efficiency_of_steps: list[EfficiencyRow]
     efficiency: dict[str, EfficiencyFigures]
-    health: dict[str, Any]
+    health: HealthRecord
     loss_curve: Figure
     batch_plan: JsonObject
     batch_plan_curve: Figure

@@ -15,20 +15,22 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, cast
 
 from lm_tuning.errors import UserError
+from lm_tuning.json_types import JsonObject
 from lm_tuning.storage.atomic import sync_file, sync_folder
 from lm_tuning.storage.write_failures import close_files_of, explain_full_disk, folder_bytes
+from lm_tuning.training.checkpoints.records import IdentityRecord, MarkerRecord, Progress
 
 MARKER = "lm_tuning_checkpoint.json"
 STEP_LOG = "step_log.json"
+# Of what lies in a checkpoint. The first versions did not write it down.
 FORMAT_VERSION = 1
-"""Of what lies in a checkpoint. The first versions did not write it down."""
 
 _NAME = re.compile(r"checkpoint-([1-9]\d*)")
+# What libraries write beside a checkpoint and no resume needs.
 _NOT_READ = {MARKER, "README.md", "training_args.bin", "config.json", "generation_config.json"}
-"""What libraries write beside a checkpoint and no resume needs."""
 
 _JSON_KINDS = {
     list: "a list",
@@ -73,7 +75,7 @@ class RunIdentity:
         """Return the size of a step for a sentence; what is stored keeps its spelling, so that old checkpoints fit."""
         return "1 row" if self.effective_batch == "1 rows" else self.effective_batch
 
-    def differences(self, stored: dict[str, Any]) -> list[str]:
+    def differences(self, stored: IdentityRecord) -> list[str]:
         """Name every part in which a stored identity differs, with both values."""
         found: list[str] = []
         for name, meaning in self._explanations.items():
@@ -95,7 +97,7 @@ class Checkpoint:
 
     path: Path
     step: int
-    facts: dict[str, Any]
+    facts: MarkerRecord
 
 
 class UnreadableFileError(ValueError):
@@ -153,7 +155,7 @@ def list_unmarked(run_folder: Path) -> list[tuple[int, Path]]:
     return [(step, folder) for step, folder in _list_named(run_folder) if not _has_marker(folder)]
 
 
-def read_marker(folder: Path) -> dict[str, Any]:
+def read_marker(folder: Path) -> MarkerRecord:
     """Return what the marker of a checkpoint says.
 
     Args:
@@ -172,10 +174,11 @@ def read_marker(folder: Path) -> dict[str, Any]:
     if not isinstance(step, int) or isinstance(step, bool) or name is None or step != int(name[1]):
         shown = f"{step!r:.60}" if "step" in facts else "missing"
         raise UnreadableFileError(f"{MARKER}: step is {shown}, and the folder's name is {folder.name}.")
-    return facts
+    # What else it holds is checked where it is used: a marker that cannot be used is still one, and never deleted.
+    return cast("MarkerRecord", facts)
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> JsonObject:
     """Read a file of a checkpoint that must be one JSON object.
 
     Raises:
@@ -279,7 +282,7 @@ def describe_way_on(run_folder: Path) -> str:
 
 
 def publish_checkpoint(
-    staging: Path, run_folder: Path, *, step: int, identity: RunIdentity, run_id: str | None, facts: dict[str, Any]
+    staging: Path, run_folder: Path, *, step: int, identity: RunIdentity, run_id: str | None, progress: Progress
 ) -> Checkpoint:
     """Turn a written folder into a complete checkpoint.
 
@@ -289,15 +292,15 @@ def publish_checkpoint(
         step: optimizer steps done.
         identity: what a resume will compare.
         run_id: the tracking run to go on with; ``None`` without tracking.
-        facts: anything else worth knowing, JSON values.
+        progress: how far the run has come.
     """
-    content = {
-        **facts,
+    content: MarkerRecord = {
+        **progress,
         "format_version": FORMAT_VERSION,
         "complete": True,
         "step": step,
         "mlflow_run_id": run_id,
-        "identity": asdict(identity),
+        "identity": cast("IdentityRecord", asdict(identity)),
         "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "files": _list_sizes(staging),
     }

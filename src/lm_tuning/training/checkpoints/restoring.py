@@ -19,6 +19,7 @@ from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
+# What PyTorch, safetensors, peft and transformers raise for a file whose content is not what they wrote.
 _DAMAGE = (
     AttributeError,
     EOFError,
@@ -30,7 +31,6 @@ _DAMAGE = (
     SafetensorError,
     pickle.UnpicklingError,
 )
-"""What PyTorch, safetensors, peft and transformers raise for a file whose content is not what they wrote."""
 
 _FIX = (
     "Copy its files again if they are kept elsewhere, or move that folder out of its run's folder and give the same "

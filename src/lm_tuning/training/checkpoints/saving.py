@@ -6,15 +6,16 @@ import json
 import logging
 import math
 import time
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from lm_tuning.models.loading import transformers_bars_off
 from lm_tuning.training.checkpoints import format as checkpoints
+from lm_tuning.training.checkpoints.records import BestRecord
 from lm_tuning.training.checkpoints.restoring import RestoresState
-from lm_tuning.training.health.report import Finding, HealthReport
+from lm_tuning.training.health.report import HealthReport
 
 if TYPE_CHECKING:
     from lm_tuning.batching.step_loader import StepDataset
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from lm_tuning.training.step_log import StepLog
 
 
+# Every figure that a checkpoint can be the best by, and which way is better.
 HIGHER_IS_BETTER = {"nats_per_token": False, "nats_per_row": False, "accuracy": True, "macro_f1": True}
-"""Every figure that a checkpoint can be the best by, and which way is better."""
 
 
 @dataclass
@@ -40,6 +41,10 @@ class BestCheckpoint:
     metric: str
     value: float | None = None
     step: int = 0
+
+    def to_json(self) -> BestRecord | None:
+        """Return what a checkpoint keeps of it; ``None`` before the first evaluation."""
+        return None if self.value is None else {"metric": self.metric, "value": self.value, "step": self.step}
 
     def is_beaten_by(self, value: float) -> bool:
         """Return whether another figure is better; one that is not a number never is."""
@@ -92,21 +97,13 @@ class KeepsCheckpoints(RestoresState):
         """Restore the log and the best figure of a checkpoint; ``train`` then starts at its step."""
         self.check_trainer_state(checkpoint.path)
         self.start_step = self._recorded_step = checkpoint.step
-        health = checkpoint.facts.get("health", {"facts": {}, "findings": []})
-        # The checks before a resume come once too, however long the run then is.
-        first = health["facts"].get("first_look_seconds", 0.0) + self.health.seconds
-        self.health.facts = {**health["facts"], "resumed_from_step": checkpoint.step, "first_look_seconds": first}
-        known = {field.name for field in fields(Finding)}
-        self.health.findings = [
-            Finding(**{name: value for name, value in finding.items() if name in known})
-            for finding in health["findings"]
-        ]
-        self.health.seconds += checkpoint.facts.get("health_seconds", 0.0)
-        self.owes_evaluation = checkpoint.facts.get("owes_evaluation", False)
-        self.seconds_before = checkpoint.facts.get("training_seconds", 0.0)
+        facts = checkpoint.facts
+        self.health.go_on_from(facts.get("health"), step=checkpoint.step, seconds=facts.get("health_seconds", 0.0))
+        self.owes_evaluation = facts.get("owes_evaluation", False)
+        self.seconds_before = facts.get("training_seconds", 0.0)
         # Checkpoints of earlier versions do not have the whole time.
-        self.total_seconds_before = checkpoint.facts.get("total_seconds", self.seconds_before)
-        before = checkpoint.facts.get("total_steps")
+        self.total_seconds_before = facts.get("total_seconds", self.seconds_before)
+        before = facts.get("total_steps")
         if before != len(self.steps):
             logger.warning(
                 "The run was laid out for %s steps and now has %d: the learning rate follows the schedule of %d steps "
@@ -117,7 +114,7 @@ class KeepsCheckpoints(RestoresState):
             )
         log = checkpoints.read_json_object(checkpoint.path / checkpoints.STEP_LOG)
         self.step_log.restore(cast("StoredStepLog", log), num_steps=checkpoint.step)
-        best = checkpoint.facts.get("best")
+        best = facts.get("best")
         if best is None or best["metric"] != self.best.metric:
             self.best = self._find_best()
         elif self.loop.train.load_best and best["step"] not in self._list_kept_steps():
@@ -153,7 +150,6 @@ class KeepsCheckpoints(RestoresState):
             UserError: the disk is full, or takes no files for another reason; earlier checkpoints are kept.
         """
         step = self.state.global_step
-        best = None if self.best.value is None else asdict(self.best)
         with checkpoints.writing_checkpoint(
             self.loop.run_folder, step, estimated_bytes=self._estimate_checkpoint_bytes
         ) as staging:
@@ -170,9 +166,9 @@ class KeepsCheckpoints(RestoresState):
                 step=step,
                 identity=self.loop.job.identity,
                 run_id=self.loop.job.settings.run_id,
-                facts={
+                progress={
                     "total_steps": len(self.steps),
-                    "best": best,
+                    "best": self.best.to_json(),
                     "health": self.health.to_json(),
                     "training_seconds": self.seconds_before + time.perf_counter() - self.began,
                     "total_seconds": self.total_seconds_before + time.perf_counter() - self.run_began,

@@ -20,12 +20,12 @@ from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
+# What compiling a layer and looking at larger micro-batches afterwards take at most: 8 to 15 s and 4 to 9 s on H100
+# machines that had never compiled.
 COMPILE_SECONDS = 30.0
-"""What compiling a layer and looking at larger micro-batches afterwards take at most: 8 to 15 s and 4 to 9 s on H100
-machines that had never compiled."""
 
+# Share of the time that compiled layers save: 0.39 and 0.40 were seen on an H100, LoRA on 4B and all of 1.7B.
 SAVED_FRACTION = 0.35
-"""Share of the time that compiled layers save: 0.39 and 0.40 were seen on an H100, LoRA on 4B and all of 1.7B."""
 
 
 def find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:

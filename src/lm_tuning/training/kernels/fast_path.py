@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Matrix products on a GPU run in tiles of 128 rows.
 _GPU_POSITION_MULTIPLE = 128
-"""Matrix products on a GPU run in tiles of 128 rows."""
 
 _ROWS_TRIED = 64
+# Operations per second that 16-bit training reaches without compiling, by the major compute capability, roughly.
 _EAGER_FLOPS = {9: 250e12, 8: 100e12}
-"""Operations per second that 16-bit training reaches without compiling, by the major compute capability, roughly."""
 _OLDER_FLOPS = 30e12
 
 

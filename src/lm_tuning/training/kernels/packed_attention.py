@@ -20,8 +20,8 @@ from lm_tuning.models.structure import inner_model
 from lm_tuning.runtime.ranges import ATTENTION, work_range
 from lm_tuning.wording import count_of
 
+# How transformers' models ask for it.
 NAME = "lm_tuning_packed"
-"""How transformers' models ask for it."""
 
 _KERNEL_TYPES = (torch.bfloat16, torch.float16)
 _MAX_KERNEL_HEAD = 256
@@ -109,65 +109,39 @@ def packed_attention(
     if unknown or attention_mask is not None:
         raise ValueError(f"attention over packed rows knows no {', '.join(unknown) or 'mask'}")
     with work_range(ATTENTION):
-        attended = _attend(
-            query, key, value, bounds=cu_seq_lens_q, longest=max_length_q, scaling=scaling, dropout=dropout
-        )
-    return attended, None
-
-
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    bounds: torch.Tensor | None,
-    longest: int | None,
-    scaling: float | None,
-    dropout: float,
-) -> torch.Tensor:
-    """Run the kernel that takes these tensors; see :func:`packed_attention` for shapes."""
-    grouped = query.shape[1] != key.shape[1]
-    if bounds is None:
-        out = scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=query.shape[2] > 1, scale=scaling, enable_gqa=grouped
-        )
-        return out.transpose(1, 2)
-    if torch.is_autocast_enabled(query.device.type):
-        # What autocast does before PyTorch's own attention; norms of float32 weights leave float32 queries and keys.
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if query.is_cuda and query.dtype in _KERNEL_TYPES and query.shape[-1] <= _MAX_KERNEL_HEAD and not dropout:
-        assert longest is not None
-        return _varlen(query, key, value, bounds=bounds, longest=longest, scaling=scaling)
-    rows = [
-        scaled_dot_product_attention(
-            query[:, :, a:b],
-            key[:, :, a:b],
-            value[:, :, a:b],
-            dropout_p=dropout,
-            is_causal=True,
-            scale=scaling,
-            enable_gqa=grouped,
-        )
-        for a, b in pairwise(bounds.tolist())
-        if b > a
-    ]
-    return torch.cat(rows, dim=2).transpose(1, 2)
-
-
-def _varlen(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    bounds: torch.Tensor,
-    longest: int,
-    scaling: float | None,
-) -> torch.Tensor:
-    """Run the variable-length kernel; its heads come second and a batch of 1 is left out."""
-    query, key, value = (part.transpose(1, 2).squeeze(0) for part in (query, key, value))
-    out = _KERNEL(query, key, value, bounds, bounds, longest, longest, scale=scaling, **_KERNEL_OPTIONS)
-    return out.unsqueeze(0)  # type: ignore[no-any-return]
+        grouped = query.shape[1] != key.shape[1]  # several query heads share a key head
+        if cu_seq_lens_q is None:
+            # A causal mask begins at the first key: a single query, as while answers are generated, would see it alone.
+            is_causal = query.shape[2] > 1
+            out = scaled_dot_product_attention(
+                query, key, value, dropout_p=dropout, is_causal=is_causal, scale=scaling, enable_gqa=grouped
+            )
+            return out.transpose(1, 2), None  # (batch, tokens, heads, head)
+        if torch.is_autocast_enabled(query.device.type):
+            # What autocast does before PyTorch's own attention: norms of float32 weights leave queries in float32.
+            dtype = torch.get_autocast_dtype(query.device.type)
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        if query.is_cuda and query.dtype in _KERNEL_TYPES and query.shape[-1] <= _MAX_KERNEL_HEAD and not dropout:
+            longest = max_length_q
+            assert longest is not None
+            # The kernel takes (tokens, heads, head): heads come second, and the batch of 1 is left out.
+            flat = [part.transpose(1, 2).squeeze(0) for part in (query, key, value)]
+            out = _KERNEL(*flat, cu_seq_lens_q, cu_seq_lens_q, longest, longest, scale=scaling, **_KERNEL_OPTIONS)
+            return out.unsqueeze(0), None
+        rows = [
+            scaled_dot_product_attention(
+                query[:, :, a:b],  # (1, heads, tokens of the row, head)
+                key[:, :, a:b],
+                value[:, :, a:b],
+                dropout_p=dropout,
+                is_causal=True,
+                scale=scaling,
+                enable_gqa=grouped,
+            )
+            for a, b in pairwise(cu_seq_lens_q.tolist())  # which waits for a GPU, in float32 alone
+            if b > a
+        ]
+        return torch.cat(rows, dim=2).transpose(1, 2), None
 
 
 def _read_options(known: Any) -> dict[str, Any]:
