@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from lm_tuning.text.align.masks import RowEncoder, added_prefix, bare_backend, inner_span, token_span, tokenize_row
+from lm_tuning.text.align.masks import RowEncoder, added_around, bare_backend, inner_span, token_span, tokenize_row
 from lm_tuning.text.render.plain import RenderedRow, render_plain, render_text
 from tests.support.tiny import ASSISTANT, BOS, END, USER, ids, make_tokenizer
 
@@ -100,8 +100,8 @@ def test_the_backend_is_given_back_as_it_was():
 
 
 def test_the_prefix_is_what_the_tokenizer_adds_in_front():
-    assert added_prefix(make_tokenizer(adds_bos=True)) == [BOS]
-    assert added_prefix(make_tokenizer()) == []
+    assert added_around(make_tokenizer(adds_bos=True)) == ([BOS], [])
+    assert added_around(make_tokenizer()) == ([], [])
 
 
 def tokens(row: RenderedRow, *, loss_on: str = "assistant", prefix: list[int] | None = None) -> Any:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, TypedDict
 
 import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.mixing import rows_per_epoch
+from lm_tuning.data.records import MixedSource
+from lm_tuning.data.split.records import DividedSource
 
 IntArray = npt.NDArray[np.int64]
 
 
-class SourceFacts(TypedDict):
-    """What one source gives: its rows, those of an epoch by its weight, and those in the steps of a run."""
+class TrainedSource(MixedSource):
+    """The same with the rows in the steps of a run, a repeated row counted each time."""
 
-    path: str
-    weight: float
-    num_rows: int
-    rows_per_epoch: int
     num_rows_trained: int
 
 
@@ -86,7 +83,7 @@ class SourceMix:
         """
         return self._count(self._sources[rows])
 
-    def describe(self, sources: Sequence[Mapping[str, Any]], num_rows_trained: IntArray) -> list[SourceFacts]:
+    def describe(self, sources: Sequence[DividedSource], num_rows_trained: IntArray) -> list[TrainedSource]:
         """Return the counts beside the names of the sources, for reports.
 
         Args:

@@ -146,6 +146,7 @@ class FileRows(ReadRows):
     exploded: NotRequired[ExplodedRows]
 
 
+@final
 class UnbegunFile(TypedDict):
     """A file that nothing was read of, since reading broke off before, see ``write_unread``."""
 

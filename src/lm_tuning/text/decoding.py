@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from lm_tuning.data.format.conventions import CAUSAL_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.records import SPLITS
 from lm_tuning.text.records import TokenPreview, TokenRow
-from lm_tuning.text.store.table import SPLITS, TokenTable, open_split
+from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.wording import SUPERVISED_MARKS
 
 _NUM_PREVIEW_ROWS = 5

@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NotRequired, Required, TypeAlias, TypedDict
 
+from lm_tuning.data.records import FoundRow
 from lm_tuning.json_types import JsonObject, JsonValue
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from lm_tuning.data.split.records import DividedSource
     from lm_tuning.models.record import BaseModelRecord
 
 NO_LABEL = -1
@@ -189,16 +191,8 @@ class TokenizerFacts(TypedDict):
     pad_token_id: int | None
 
 
-class TrainingSource(TypedDict):
-    """One of the files of ``data.path``: its weight, and its training rows before tokenizing."""
-
-    path: str
-    weight: float
-    num_rows: int
-
-
-class TokenSummary(TypedDict):
-    """The summary of a folder of tokens, ``summary.json``.
+class TokenFacts(TypedDict):
+    """What a folder of tokens says of itself.
 
     Attributes:
         task: the ``task`` parameter.
@@ -215,7 +209,6 @@ class TokenSummary(TypedDict):
         tokenizer: its vocabulary and special tokens.
         end_token_ids: ids that answers end in, the most frequent first.
         sources: where the training rows come from.
-        label_map: id by name of the classes; ``None`` without classes.
         splits: by name.
     """
 
@@ -232,9 +225,32 @@ class TokenSummary(TypedDict):
     template_arguments: NotRequired[JsonObject]
     tokenizer: TokenizerFacts
     end_token_ids: list[int]
-    sources: list[TrainingSource]
-    label_map: dict[str, int] | None
+    sources: list[DividedSource]
     splits: dict[str, SplitTokens]
+
+
+class TokenSummary(TokenFacts):
+    """The summary of a folder of tokens, ``summary.json``; ``label_map`` is ``None`` without classes."""
+
+    label_map: dict[str, int] | None
+
+
+class RowsOutcome(TypedDict):
+    """Rows of a split that were dropped, or changed, for one reason: the first of them, and the numbers of all."""
+
+    split: str
+    kind: str
+    meaning: str
+    num_rows: int
+    rows: list[FoundRow]
+    row_numbers: dict[str, list[int]]
+
+
+class TokensFacts(TokenFacts):
+    """The facts of the section ``tokens`` of the data report."""
+
+    dropped: list[RowsOutcome]
+    changed: list[RowsOutcome]
 
 
 class TokenPreview(TypedDict):

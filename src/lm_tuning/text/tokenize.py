@@ -18,21 +18,23 @@ import pyarrow.compute as pc
 
 from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION, find_format_problem
+from lm_tuning.data.records import SPLITS
 from lm_tuning.data.split.folder import read_summary
 from lm_tuning.data.store import ExampleTable, open_examples
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.reporting.document import ReportSection
 from lm_tuning.runtime.threads import tokenizer_parallelism
 from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.text.decoding import preview_tokens
-from lm_tuning.text.records import TokenizerFacts, TokenSummary
+from lm_tuning.text.records import TokenizerFacts, TokensFacts, TokenSummary
 from lm_tuning.text.render.control_tokens import TYPED
 from lm_tuning.text.render.plain import ALTERED, RenderedRows
 from lm_tuning.text.render.template_bounds import describe_origin
 from lm_tuning.text.report import REPORT_NAME, build_tokens_section
 from lm_tuning.text.store.summary import summarize_split
-from lm_tuning.text.store.table import SPLITS, TokenColumns, TokenTableWriter, open_split, split_path
+from lm_tuning.text.store.table import TokenColumns, TokenTable, TokenTableWriter, open_split, split_path
 from lm_tuning.text.tokenizers.base import TaskTokenizer
 from lm_tuning.text.tokenizers.causal_lm import RowTokenizer
 from lm_tuning.text.tokenizers.classification import ClassTokenizer, refuse_unknown_classes
@@ -94,7 +96,7 @@ def write_tokens(
             or hold control tokens and that is to be an error, a class is in no training row, the chat template does not
             know an argument, or no row of a split, or of all classes but one, is left.
     """
-    tables = {split: open_examples(examples, split) for split in SPLITS}
+    tables: dict[str, ExampleTable] = {split: open_examples(examples, split) for split in SPLITS}
     splits = read_summary(examples)
     label_map: dict[str, int] | None = splits.get("label_map")
     positions = RowPositions(splits["files"])
@@ -104,14 +106,14 @@ def write_tokens(
             logger.warning(
                 "tokenize.%s is %d, but the model is made for %d tokens at most.", name, limit, max_positions
             )
-    _refuse_unfit_rows(examples, tables["train"], splits, task=task)
+    _refuse_unfit_rows(examples, tables["train"], task=task, has_template=bool(splits.get("template")))
     if task == SEQUENCE_CLASSIFICATION:
         refuse_unknown_classes(tables, label_map, positions, max_rows=splits.get("max_rows"))
     row_tokenizer = _row_tokenizer(tokenizer, settings, tables["train"].format, task=task, label_map=label_map or {})
     counts = _write_tables(folder, tables, row_tokenizer, on_progress)
     for split in SPLITS:
         counts[split].warn(split, positions)
-    written = {split: open_split(folder, split) for split in SPLITS}
+    written: dict[str, TokenTable] = {split: open_split(folder, split) for split in SPLITS}
     fault = find_template_fault(counts, positions, template=describe_origin(tokenizer))
     lost = find_lost_splits(counts, written, positions, settings, task=task, max_positions=max_positions)
     lost_classes, warnings = find_lost_classes(tables["train"], written["train"], label_map, settings, task=task)
@@ -168,21 +170,22 @@ def read_token_summary(folder: Path) -> TokenSummary:
     return summary
 
 
-def read_token_report(folder: Path) -> dict[str, Any]:
+def read_token_report(folder: Path) -> ReportSection[TokensFacts]:
     """Return the section of the data report that tells what tokenizing did.
 
     Args:
         folder: what the tokenize pipeline stored.
     """
-    return dict(json.loads((Path(folder) / REPORT_NAME).read_text(encoding="utf-8")))
+    section: ReportSection[TokensFacts] = json.loads((Path(folder) / REPORT_NAME).read_text(encoding="utf-8"))
+    return section
 
 
-def _refuse_unfit_rows(examples: Path, table: ExampleTable, splits: Mapping[str, Any], *, task: str) -> None:
+def _refuse_unfit_rows(examples: Path, table: ExampleTable, *, task: str, has_template: bool) -> None:
     """Refuse rows that the task cannot learn from, and those that were stored without what tokenizing asks for."""
     format_problem = find_format_problem(table.format, task=task, path=str(examples))
     if format_problem:
         raise UserError(format_problem)
-    if splits.get("template") and not table.is_composed:
+    if has_template and not table.is_composed:
         raise UserError(
             f"The stored splits in {examples} were made by an earlier version, which did not note where the columns of "
             "data.template stand in the text. Make them again: kedro run --pipelines=split"
@@ -205,7 +208,7 @@ def _write_tables(
 ) -> dict[str, SplitCounts]:
     """Tokenize all splits into their files; return what happened to their rows."""
     total = sum(map(len, tables.values()))
-    counts = {split: SplitCounts() for split in SPLITS}
+    counts: dict[str, SplitCounts] = {split: SplitCounts() for split in SPLITS}
     done = 0
     with tokenizer_parallelism(enabled=True), _heap_set_aside(), row_tokenizer:
         on_progress("Tokenizing", 0, total, "rows")

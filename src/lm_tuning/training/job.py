@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from lm_tuning.batching.losses import LossShape
-from lm_tuning.batching.mixing import SourceFacts
+from lm_tuning.batching.mixing import TrainedSource
 from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.progress import OnProgress
 from lm_tuning.text.store.table import TokenTable, open_split
@@ -109,7 +109,7 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
 logger = logging.getLogger(__name__)
 
 
-def describe_sources(plan: StepPlan, settings: TrainingSettings) -> list[SourceFacts]:
+def describe_sources(plan: StepPlan, settings: TrainingSettings) -> list[TrainedSource]:
     """Return the facts of each source; none where all rows come from one file without a weight."""
     return plan.mix.describe(settings.sources, plan.rows_by_source(plan.total_steps)) if settings.sources else []
 

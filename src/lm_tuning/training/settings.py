@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from lm_tuning.batching.step_plan import StepPlan
+from lm_tuning.data.split.records import DividedSource
 from lm_tuning.models.record import BaseModelRecord, RenderingRecord
 from lm_tuning.parameters.base import TaskName
 from lm_tuning.parameters.train import TrainParameters
-from lm_tuning.text.records import TrainingSource
 from lm_tuning.text.store.table import TokenTable
 
 
@@ -61,7 +61,7 @@ class TrainingSettings:
     compute_dtype: str
     device: str
     seed: int
-    sources: list[TrainingSource] = field(default_factory=list)
+    sources: list[DividedSource] = field(default_factory=list)
     task: TaskName = "causal_lm"
     label_map: dict[str, int] | None = None
     rendering: RenderingRecord = field(default_factory=RenderingRecord)

@@ -9,9 +9,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeAlias, TypedDict
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from lm_tuning.batching.batch import MicroBatch
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from lm_tuning.text.store.table import TokenTable
 
 Unit = Literal["token", "row"]
+Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,25 @@ class Packing:
 
     by_bounds: bool = False
     position_multiple: int = 1
+
+
+class LaidOut(TypedDict):
+    """What a :class:`MicroBatch` holds of a decoder's inputs."""
+
+    input_ids: torch.Tensor
+    position_ids: torch.Tensor | None
+    row_bounds: NotRequired[torch.Tensor]
+    longest_row_tokens: NotRequired[int]
+
+
+class ModelInputs(TypedDict):
+    """What a decoder is called with."""
+
+    input_ids: torch.Tensor
+    use_cache: bool
+    position_ids: NotRequired[torch.Tensor]
+    cu_seq_lens_q: NotRequired[torch.Tensor]
+    max_length_q: NotRequired[int | None]
 
 
 class TrainingTask(ABC):
@@ -75,7 +96,7 @@ class TrainingTask(ABC):
         """Group rows into micro-batches, see :func:`lm_tuning.batching.micro_batches.split_rows`."""
         return split_rows(rows, table.lengths[rows], budget_tokens=budget_tokens, batching=batching)
 
-    def _lay_out_inputs(self, examples: list[TokenRow], *, batching: Batching) -> tuple[dict[str, Any], Any]:
+    def _lay_out_inputs(self, examples: list[TokenRow], *, batching: Batching) -> tuple[LaidOut, Int64Array]:
         """Return what :class:`MicroBatch` holds of a decoder's inputs, and the lengths of the rows."""
         lengths = np.array([len(example.input_ids) for example in examples])
         if batching == "padded":
@@ -84,14 +105,14 @@ class TrainingTask(ABC):
         filling = -int(lengths.sum()) % self.packing.position_multiple
         parts = [*(example.input_ids for example in examples), np.full(filling, self.pad_id)]
         part_lengths = np.append(lengths, filling) if filling else lengths
-        inputs: dict[str, Any] = {
+        inputs: LaidOut = {
             "input_ids": torch.from_numpy(np.concatenate(parts).astype(np.int64)[None]),
             "position_ids": torch.from_numpy(np.concatenate([np.arange(length) for length in part_lengths])[None]),
         }
         if self.packing.by_bounds:
             bounds = np.concatenate([[0], np.cumsum(part_lengths)]).astype(np.int32)
             longest = 1 << max(int(part_lengths.max()) - 1, 1).bit_length()
-            inputs |= {"row_bounds": torch.from_numpy(bounds), "longest_row_tokens": longest}
+            inputs["row_bounds"], inputs["longest_row_tokens"] = torch.from_numpy(bounds), longest
         return inputs, lengths
 
     @abstractmethod
@@ -192,12 +213,12 @@ def padded(rows: list[Any], fill: int) -> Any:
     return grid
 
 
-def model_inputs(batch: MicroBatch) -> dict[str, Any]:
+def model_inputs(batch: MicroBatch) -> ModelInputs:
     """Return what a decoder is called with."""
-    inputs: dict[str, Any] = {"input_ids": batch.input_ids, "use_cache": False}
+    inputs: ModelInputs = {"input_ids": batch.input_ids, "use_cache": False}
     if batch.position_ids is not None:
         inputs["position_ids"] = batch.position_ids
     if batch.row_bounds is not None:
         # Under the names that transformers hands on to attention functions.
-        inputs |= {"cu_seq_lens_q": batch.row_bounds, "max_length_q": batch.longest_row_tokens}
+        inputs["cu_seq_lens_q"], inputs["max_length_q"] = batch.row_bounds, batch.longest_row_tokens
     return inputs

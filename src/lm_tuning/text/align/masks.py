@@ -85,18 +85,6 @@ def bare_backend(tokenizer: Any) -> Iterator[Any]:
             backend.enable_padding(**padding)
 
 
-def added_prefix(tokenizer: Any) -> list[int]:
-    """Return the ids that the tokenizer itself puts before a text, such as a beginning-of-text token.
-
-    Args:
-        tokenizer: a transformers tokenizer.
-
-    Returns:
-        The ids, mostly one or none.
-    """
-    return added_around(tokenizer)[0]
-
-
 def added_around(tokenizer: Any, *, is_target: bool = False) -> tuple[list[int], list[int]]:
     """Return the ids that the tokenizer itself puts before and behind a text.
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
-from lm_tuning.data.store import COLUMN_RANGES
 from lm_tuning.text.records import CharRange, Conversation, Message
 from lm_tuning.text.store.table import Int16Array, Int32Array, Int64Array
 
@@ -106,22 +104,6 @@ class RenderedRows:
     labels: Int32Array | None = None
     targets: list[RenderedRow] | None = None
     columns: pa.ListArray | None = None
-
-    @classmethod
-    def select(cls, batch: pa.RecordBatch, positions: list[int], rows: list[RenderedRow], **more: Any) -> RenderedRows:
-        """Collect the rendered rows of a batch with what the batch says of them.
-
-        Args:
-            batch: rows of a stored split.
-            positions: of the rows that could be rendered, ascending.
-            rows: those.
-            **more: further attributes.
-        """
-        columns = None
-        if COLUMN_RANGES in batch.schema.names:
-            columns = batch.column(COLUMN_RANGES).take(pa.array(positions, pa.int64()))
-        row_ids, sources = (batch.column(name).to_numpy()[positions] for name in ("row_id", "source"))
-        return cls(row_ids, sources, rows, columns=columns, **more)
 
     def columns_of(self, position: int) -> list[CharRange]:
         """Return the character ranges of the columns in the prompt or text of a row; empty where that is one column.

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lm_tuning.data.records import SPLITS
 from lm_tuning.errors import UserError
 from lm_tuning.text.records import NO_LABEL, Span, TokenRow
 
 IGNORE_INDEX = -100
 """Label of a position that no loss is taken of (the default of PyTorch's cross entropy)."""
 
-SPLITS = ("train", "validation", "test")
 BATCH_ROWS = 8192
 BATCH_TOKENS = 1 << 24
 """A file is written in batches of about so many rows or tokens: each costs a moment whenever the file is opened."""

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from lm_tuning.data.store import COLUMN_RANGES
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.text.align.bytes import ByteTable, is_byte_level
 from lm_tuning.text.align.masks import Encoded, RowEncoder, bare_backend, inner_span
@@ -129,6 +130,15 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
                 continue
             positions.append(position)
         return positions, made
+
+    @staticmethod
+    def _collect(batch: pa.RecordBatch, positions: list[int], rows: list[RenderedRow], **more: Any) -> RenderedRows:
+        """Put rendered rows together with what their batch says of them; ``positions`` are theirs in it, ascending."""
+        columns = None
+        if COLUMN_RANGES in batch.schema.names:
+            columns = batch.column(COLUMN_RANGES).take(pa.array(positions, pa.int64()))
+        row_ids, sources = (batch.column(name).to_numpy()[positions] for name in ("row_id", "source"))
+        return RenderedRows(row_ids, sources, rows, columns=columns, **more)
 
     def _look_through(self, row: RenderedRow) -> RenderedRow:
         """Settle what happens to control tokens typed in a text that no template writes."""

@@ -14,7 +14,7 @@ from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.text.align.bytes import AlignedRows, build_byte_table
-from lm_tuning.text.align.masks import Encoded, Encoding, TokenizedRow, added_prefix, find_unlike, tokenize_row
+from lm_tuning.text.align.masks import Encoded, Encoding, TokenizedRow, added_around, find_unlike, tokenize_row
 from lm_tuning.text.records import CharRange, Conversation, Message, Span, Tools
 from lm_tuning.text.render.chat import ChatRenderer
 from lm_tuning.text.render.plain import (
@@ -108,7 +108,7 @@ class RowTokenizer(TaskTokenizer):
         self._merges_system = settings.system_turn == "merge_into_user"
         self._format = format
         self._render = self._renderer(format)
-        self._prefix = added_prefix(tokenizer)
+        self._prefix = added_around(tokenizer)[0]
         self._end_id: int | None = tokenizer.eos_token_id
         # Running text is supervised whole, so nothing has to be found in it.
         self._bytes = None if format == "text" else build_byte_table(tokenizer.backend_tokenizer)
@@ -118,7 +118,7 @@ class RowTokenizer(TaskTokenizer):
         """Write rows as text, with the chat template where there is one."""
         positions, made = self._render_each(batch, FIELDS[self._format], self._render, counts)
         conversations = [conversation for _, conversation in made]
-        return RenderedRows.select(batch, positions, [row for row, _ in made], conversations=conversations)
+        return self._collect(batch, positions, [row for row, _ in made], conversations=conversations)
 
     def encode(self, rendered: RenderedRows) -> list[Any]:
         """Tokenize rendered rows, with the characters of each token where those have to be known."""

@@ -15,7 +15,7 @@ from lm_tuning.data.format.labels import describe_unknown_classes
 from lm_tuning.data.store import ExampleTable
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.text import TokenizeParameters
-from lm_tuning.text.align.masks import added_prefix
+from lm_tuning.text.align.masks import added_around
 from lm_tuning.text.render.plain import RenderedRows, render_text
 from lm_tuning.text.store.columns import begins_with, cut_ends, flatten_ids, keep_rows, put_around
 from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns
@@ -41,7 +41,7 @@ class ClassTokenizer(TaskTokenizer):
             label_map: id by name of all classes that occur, from 0 without gaps.
         """
         super().__init__(tokenizer, settings)
-        self._prefix = added_prefix(tokenizer)
+        self._prefix = added_around(tokenizer)[0]
         names = sorted(label_map, key=label_map.__getitem__)
         assert [label_map[name] for name in names] == [*range(len(names))], "ids of classes have gaps"
         self._names = pa.array(names, type=pa.string())
@@ -53,7 +53,7 @@ class ClassTokenizer(TaskTokenizer):
         )
         labels = pc.index_in(batch.column("label"), value_set=self._names)
         assert not labels.null_count, "refuse_unknown_classes comes first"
-        return RenderedRows.select(batch, positions, rows, labels=labels.to_numpy()[positions])
+        return self._collect(batch, positions, rows, labels=labels.to_numpy()[positions])
 
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
         """Build what belongs before each text and as many of its tokens as the limit allows."""

@@ -83,7 +83,7 @@ class PairTokenizer(TaskTokenizer):
         """Render the prompts, each behind its system message, and the responses."""
         positions, pairs = self._render_each(batch, ("prompt", "response", "system"), self._render_pair, counts)
         sources, targets = [source for source, _ in pairs], [target for _, target in pairs]
-        return RenderedRows.select(batch, positions, sources, targets=targets)
+        return self._collect(batch, positions, sources, targets=targets)
 
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
         """Join both sides of each row, within their limits."""

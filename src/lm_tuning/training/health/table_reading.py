@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from lm_tuning.data.records import SPLITS
 from lm_tuning.errors import UserError
 from lm_tuning.models.record import ModelLocation, location_of
 from lm_tuning.text.records import NO_LABEL
-from lm_tuning.text.store.table import SPLITS, TokenTable, open_split
+from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.training.health.records import name_some
 from lm_tuning.wording import count_of, noun_for
 
