@@ -16,6 +16,7 @@ import torch
 
 from lm_tuning.batching.batch import MicroBatch, StepBatch
 from lm_tuning.storage.atomic import write_json_atomic
+from lm_tuning.training.health.records import Facts
 
 # Stored as lists of integers, since a file of JSON is read without running anything.
 _TENSORS = (
@@ -84,9 +85,7 @@ class GuardsUpdates:
         return norm
 
 
-def save_reproduction(
-    folder: Path, step: int, batch: StepBatch, *, seed: int, facts: dict[str, Any] | None = None
-) -> Path:
+def save_reproduction(folder: Path, step: int, batch: StepBatch, *, seed: int, facts: Facts | None = None) -> Path:
     """Write what a step was made of, so that it can be run again.
 
     Args:

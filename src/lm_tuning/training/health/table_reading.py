@@ -9,9 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from lm_tuning.data.records import SPLITS
 from lm_tuning.errors import UserError
@@ -22,6 +23,8 @@ from lm_tuning.training.health.records import name_some
 from lm_tuning.wording import count_of, noun_for
 
 SHOWN_ROWS = 5
+
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 
 @dataclass
@@ -105,7 +108,7 @@ def name_rows(row_ids: list[int]) -> str:
     return f"{noun_for(len(row_ids), 'row')} {name_some(row_ids, shown=SHOWN_ROWS)}"
 
 
-def _contradictions(batch: Any, task: str) -> dict[str, Any]:
+def _contradictions(batch: Any, task: str) -> dict[str, BoolArray]:
     """Compare the columns of a batch; return by description which rows are wrong, ``(rows,)`` booleans."""
     _, starts, stops = _parts(batch.column("input_ids"))
     spans, span_starts, span_stops = _parts(batch.column("spans"))
@@ -113,7 +116,7 @@ def _contradictions(batch: Any, task: str) -> dict[str, Any]:
     lengths = batch.column("length").to_numpy()
     labels = batch.column("label").to_numpy()
     supervised = batch.column("num_supervised").to_numpy()
-    found: dict[str, Any] = {"the column of lengths does not count the tokens": lengths != stops - starts}
+    found: dict[str, BoolArray] = {"the column of lengths does not count the tokens": lengths != stops - starts}
     is_odd = (span_stops - span_starts) % 2 == 1
     found["spans have a start without an end"] = is_odd
     if is_odd.any() or (span_starts % 2).any():
