@@ -117,6 +117,7 @@ def measure_constant(class_rows: IntArray, references: IntArray) -> ConstantAnsw
         references: class of each evaluated row, ``(rows,)``.
     """
     assert class_rows.any(), "a class is chosen from some rows"
+    # The first of equal ones, so that the choice does not depend on the order of the rows.
     class_id = int(class_rows.argmax())
     counts = count_classes(references, np.full_like(references, class_id), num_classes=len(class_rows))
     return ConstantAnswer(

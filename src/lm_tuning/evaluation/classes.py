@@ -79,9 +79,11 @@ def compare_with_majority(job: EvaluationJob) -> Comparison:
     model = load_tuned(job.tuned_folder, **settings.loading)
     names = class_names(model)
     held_out = measure_loss(job, model, tokenizer, rows, num_classes=len(names), label="Classes by the tuned model")
+    # What it predicted is all that is needed from here on.
     del model
     predictions = held_out.predictions
     assert predictions is not None, "the task is a classification"
+    # Of the rows that were scored: those without a class are left out by the measurement.
     references = table.labels[predictions.rows].astype(np.int64)  # (scored rows,)
     class_rows = np.bincount(labels, minlength=len(names))  # (classes,)
     # One guess knows the training rows, as a model does. The other knows the evaluated ones, so that no constant answer

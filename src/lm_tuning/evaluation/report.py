@@ -277,4 +277,5 @@ def _name_tied(constant: ConstantFigures | MajorityFigures) -> str:
 
 
 def _name(text: str) -> str:
+    # Classes have their names from rows, of any length and with whatever is in them.
     return keep_ends(on_one_line(text), _NAME_CHARACTERS)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lm_tuning.errors import UserError
 from lm_tuning.models.folders import check_tokenizer_files, check_weight_files, existing_folder, is_local
 from lm_tuning.models.generation_settings import clean_generation_settings
-from lm_tuning.models.hub import check_hub_weights, may_download, transformers_bars_off, user_errors
+from lm_tuning.models.hub import check_hub_weights, may_download, user_errors
 from lm_tuning.models.padding import choose_pad_token
 from lm_tuning.models.quantization import Quantization, check_quantization, prepare_quantized
 from lm_tuning.models.structure import (
@@ -26,16 +26,6 @@ from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-__all__ = [
-    "Quantization",
-    "build_skeleton",
-    "check_model",
-    "load_model",
-    "load_tokenizer",
-    "read_config",
-    "transformers_bars_off",
-]
 
 logger = logging.getLogger(__name__)
 

@@ -190,7 +190,7 @@ def _write_block(block: Block) -> Iterator[str]:
         case Example():
             yield f"<h3>{_text(block.title)}</h3>"
             yield f"<p>{_text(block.caption)}</p>"
-            label = f"{_text(block.title)}, decoded"
+            label = f"{_attribute(block.title)}, decoded"
             yield f'<pre tabindex="0" role="region" aria-label="{label}">{"".join(_write_parts(block))}</pre>'
 
 
@@ -283,7 +283,7 @@ def _write_histogram(histogram: Histogram) -> str:
         panels.append(
             f'<div class="panel-name">{_text(name)} <span>highest bar {most:,}</span></div>'
             f'<svg viewBox="0 0 {_HISTOGRAM_WIDTH} {_HISTOGRAM_HEIGHT}" preserveAspectRatio="none" role="img" '
-            f'aria-label="{_text(alt)}">{"".join(_draw(histogram, counts))}</svg>'
+            f'aria-label="{_attribute(alt)}">{"".join(_draw(histogram, counts))}</svg>'
         )
     middle = (first + last) // 2
     axis = (

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.models.generation_settings import complete_adapter_config, write_card
-from lm_tuning.models.loading import transformers_bars_off
+from lm_tuning.models.hub import transformers_bars_off
 from lm_tuning.models.record import TuningRecord
 from lm_tuning.storage.atomic import sync_folder
 from lm_tuning.storage.write_failures import close_files_of, explain_full_disk

@@ -126,7 +126,7 @@ def _run(
     with explain_out_of_memory(memory):
         ceiling = find_ceiling(settings.device, settings.compute_dtype)  # before the model takes the memory
         ready = set_up_model(settings)
-        check_before_any_row(health, ready, settings, rows=job.train_rows, plan=job.plan, tokens=paths.tokens)
+        check_before_any_row(health, ready, job)
         fast = prepare_fast_path(ready, settings, job.train_rows, job.plan)
         steps = StepDataset(
             job.train_rows,

@@ -41,7 +41,7 @@ SPLIT_KEYS: Mapping[str, str] = {
 }
 """Parameter that names the rows of a split."""
 
-HELD_OUT = -1
+_NO_SOURCE = -1
 """Source number of files that are not read for training."""
 
 HubSetting: TypeAlias = Literal["config", "split", "revision"]
@@ -94,7 +94,7 @@ def describe_files(
                 continue
             source["num_files"] = len(part)
             source["path"] = storable_path(source["path"])
-            found += [{**file, "source": index if split == "train" else HELD_OUT} for file in part]
+            found += [{**file, "source": index if split == "train" else _NO_SOURCE} for file in part]
         if not sources:
             problems.append(f"{SPLIT_KEYS[split]} is an empty list; name at least one source of rows.")
         files[split], named[split] = found, [source for _, source in sources]

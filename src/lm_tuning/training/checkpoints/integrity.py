@@ -65,6 +65,7 @@ def require_latest(checkpoints: Path) -> Checkpoint:
         UserError: there is none, or it is damaged.
     """
     for run in sorted(checkpoints.glob("run-*"), reverse=True):
+        # Newest first, and no further than the first marked one that is whole or damaged.
         for step, folder in reversed(list_marked(run)):
             damage = list(find_damage(folder))
             if damage:
@@ -85,6 +86,7 @@ def list_passed_over(checkpoint: Checkpoint) -> list[Path]:
         checkpoint: that a run goes on from.
     """
     run = checkpoint.path.parent
+    # Runs that were begun since, and ended before their first checkpoint was whole.
     later = [folder for folder in sorted(run.parent.glob("run-*")) if folder.name > run.name]
     unmarked = [path for step, path in list_unmarked(run) if step > checkpoint.step]
     return unmarked + [path for folder in later for _, path in list_unmarked(folder)]
@@ -135,6 +137,7 @@ def find_damage(folder: Path) -> Iterator[str]:
     if problems:
         yield from (f"{MARKER}: {problem}" for problem in problems)
         return
+    # Of earlier versions there are none, and a file is only opened.
     sizes = facts.get("files", {})
     for name in list_needed(folder, facts):
         problem = _check_file(folder, name, sizes.get(name), step=facts["step"])
@@ -151,6 +154,7 @@ def list_needed(folder: Path, facts: MarkerRecord) -> list[str]:
     """
     if not facts["identity"]["method"].startswith("full"):
         weights = [ADAPTER_CONFIG, ADAPTER_WEIGHTS]
+    # The order in which transformers looks for them.
     elif (folder / WEIGHTS_INDEX).exists() and not (folder / WEIGHTS).exists():
         weights = [WEIGHTS_INDEX, *_list_shards(folder / WEIGHTS_INDEX)]
     else:
@@ -200,6 +204,7 @@ def _check_file(folder: Path, name: str, num_bytes: int | None, *, step: int) ->
     try:
         if not path.is_file():
             return "is no file." if path.exists() else "is missing."
+        # Sizes first: a file cut short by a full disk or a broken copy is found without being read.
         found = path.stat().st_size
         if num_bytes is not None and found != num_bytes:
             return f"has {count_of(found, 'byte')}, and {num_bytes:,} were written."
@@ -217,6 +222,8 @@ def _check_content(path: Path, step: int) -> str | None:
     if path.suffix == ".safetensors":
         return _check_safetensors(path)
     if path.suffix in {".pt", ".pth"}:
+        # torch.save writes a zip archive. Opening it reads its directory alone; loading it would unpickle what is
+        # inside.
         with zipfile.ZipFile(path) as archive:  # its directory stands at the end, which a file cut short lacks
             return None if archive.namelist() else "is empty."
     return _check_json(path, step) if path.suffix == ".json" else None
@@ -254,6 +261,7 @@ def _check_step_log(log: JsonObject, step: int) -> Iterator[str]:
             continue
         found = (problem for index, row in enumerate(rows) for problem in find_misfits(row, hints, f"{name}[{index}]."))
         problem = next(found, None)
+        # Evaluations come every so many steps; of the other lists a resume needs one row per step.
         numbers = [row.get("step") for row in rows if isinstance(row, dict)]
         if problem is not None:
             yield problem

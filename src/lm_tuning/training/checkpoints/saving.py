@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from lm_tuning.models.loading import transformers_bars_off
+from lm_tuning.models.hub import transformers_bars_off
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.records import BestRecord
 from lm_tuning.training.checkpoints.restoring import RestoresState
@@ -95,6 +95,7 @@ class KeepsCheckpoints(RestoresState):
 
     def continue_from(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Restore the log and the best figure of a checkpoint; ``train`` then starts at its step."""
+        # Before anything of this run is changed.
         self.check_trainer_state(checkpoint.path)
         self.start_step = self._recorded_step = checkpoint.step
         facts = checkpoint.facts
@@ -104,6 +105,7 @@ class KeepsCheckpoints(RestoresState):
         # Checkpoints of earlier versions do not have the whole time.
         self.total_seconds_before = facts.get("total_seconds", self.seconds_before)
         before = facts.get("total_steps")
+        # It is allowed: a longer run goes on from a shorter one's end.
         if before != len(self.steps):
             logger.warning(
                 "The run was laid out for %s steps and now has %d: the learning rate follows the schedule of %d steps "
@@ -153,12 +155,14 @@ class KeepsCheckpoints(RestoresState):
         with checkpoints.writing_checkpoint(
             self.loop.run_folder, step, estimated_bytes=self._estimate_checkpoint_bytes
         ) as staging:
+            # transformers shows a bar of its own for every file of weights.
             with transformers_bars_off():
                 self.save_model(str(staging), _internal_call=True)
             self._save_optimizer_and_scheduler(str(staging))
             self._save_scaler(str(staging))
             self._save_rng_state(str(staging))
             self.state.save_to_json(str(staging / "trainer_state.json"))
+            # This waits for the figures of the step, which are on their way from the device.
             (staging / checkpoints.STEP_LOG).write_text(json.dumps(self.step_log.to_json()))
             written = checkpoints.publish_checkpoint(
                 staging,
@@ -176,6 +180,7 @@ class KeepsCheckpoints(RestoresState):
                     **({"owes_evaluation": True} if self.owes_evaluation else {}),
                 },
             )
+        # The best so far may be older than all that are kept.
         protected = self.loop.run_folder / f"checkpoint-{self.best.step}" if self.loop.train.load_best else None
         checkpoints.prune(self.loop.run_folder, keep=self.loop.train.keep_checkpoints, protect=protected)
         self.loop.on_checkpoint()
@@ -186,6 +191,7 @@ class KeepsCheckpoints(RestoresState):
         """Return the size of the weights that are saved and of the optimizer's state, in bytes."""
         model = self.accelerator.unwrap_model(self.model)
         saves_all = not hasattr(model, "peft_config")
+        # Before the first step there is no state yet, and the estimate is too low by it.
         state = [value for values in self.optimizer.state.values() for value in values.values()]
         tensors = [
             *(weight for weight in model.parameters() if saves_all or weight.requires_grad),

@@ -26,8 +26,8 @@ from lm_tuning.training.settings import TrainingSettings
 from lm_tuning.training.setup.freezing import find_frozen_parameters
 
 if TYPE_CHECKING:
-    from lm_tuning.batching.step_plan import StepPlan
     from lm_tuning.text.store.table import TokenTable
+    from lm_tuning.training.job import Job
     from lm_tuning.training.setup.model import ReadyModel
 
 
@@ -70,40 +70,29 @@ def check_rows_before_planning(
     stop_if_needed(health)
 
 
-def check_before_any_row(
-    health: HealthReport,
-    ready: ReadyModel,
-    settings: TrainingSettings,
-    *,
-    rows: TokenTable,
-    plan: StepPlan,
-    tokens: Path,
-) -> None:
+def check_before_any_row(health: HealthReport, ready: ReadyModel, job: Job) -> None:
     """Check rows, tokenizer and what is trained, before kernels are tried and rows measured.
 
     Args:
         health: receives facts and findings.
         ready: the model as it will be trained.
-        settings: of the training.
-        rows: that are trained on.
-        plan: which of them form each step.
-        tokens: folder of all splits.
+        job: settings and rows of the training, and its plan.
 
     Raises:
         UserError: a finding says stop.
     """
-    model, tokenizer, task = ready.model, ready.tokenizer, settings.task
+    model, tokenizer, task = ready.model, ready.tokenizer, job.settings.task
     with health.timing():
-        facts, found = check_table(rows, model, tokenizer, task=task)
+        facts, found = check_table(job.train_rows, model, tokenizer, task=task)
         health.facts.update(facts)
-        if plan.total_steps:
-            found += check_step_supervision(rows, plan.rows_of_step(0))
-        found += _check_held_out(tokens, model, tokenizer, task)
+        if job.plan.total_steps:
+            found += check_step_supervision(job.train_rows, job.plan.rows_of_step(0))
+        found += _check_held_out(job.paths.tokens, model, tokenizer, task)
         about_tokenizer = check_tokenizer(tokenizer, model)
         # Rows that hold the added tokens show the same fault, and name them.
         if any(finding.code == "id-beyond-vocabulary" for finding in found):
             about_tokenizer = [known for known in about_tokenizer if known.code != "more-tokens-than-embeddings"]
-        health.add_new([*about_tokenizer, *found, *check_trained_parts(model, settings)])
+        health.add_new([*about_tokenizer, *found, *check_trained_parts(model, job.settings)])
     stop_if_needed(health)
 
 

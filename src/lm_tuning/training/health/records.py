@@ -108,14 +108,7 @@ class Finding:
 
     def to_json(self) -> FindingRecord:
         """Return what is stored of it."""
-        return {
-            "code": self.code,
-            "measured": self.measured,
-            "expected": self.expected,
-            "cause": self.cause,
-            "change": self.change,
-            "severity": self.severity,
-        }
+        return cast("FindingRecord", {name: getattr(self, name) for name in FindingRecord.__annotations__})
 
 
 Checks = ParamSpec("Checks")

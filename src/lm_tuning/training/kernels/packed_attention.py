@@ -9,8 +9,9 @@ PyTorch's causal attention, which computes the same.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Container
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch.nn.attention import varlen
@@ -25,8 +26,10 @@ NAME = "lm_tuning_packed"
 
 _KERNEL_TYPES = (torch.bfloat16, torch.float16)
 _MAX_KERNEL_HEAD = 256
+# Settings of layers that change the scores; a model that passes one must not be run without it.
 _UNREADABLE = ("softcap", "s_aux", "attn_logit_softcapping", "position_bias")
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")
+# Parts of names of layer types that have a state, which would run on from row to row.
 _LINEAR_LAYERS = ("linear_attention", "mamba", "conv", "recurrent", "chunked_attention")
 
 
@@ -52,17 +55,20 @@ def why_not(model: Any, *, device: str, longest_row_tokens: int) -> str | None:
     kind = type(inner).__name__
     if not getattr(inner, "_supports_attention_backend", False) or not _takes_kwargs(inner):
         return f"{kind} does not hand attention over to a function of ours"
+    # Of a model that sees images too, the part that reads text.
     config = inner.config.get_text_config()
     layers = getattr(config, "layer_types", None) or []
     linear = sorted({layer for layer in layers if any(part in layer for part in _LINEAR_LAYERS)})
     if linear:
         return f"{kind} has layers of the kind {', '.join(linear)}, which carry a state from row to row"
     window = getattr(config, "sliding_window", None)
+    # Without a list of layer types, older configurations have a switch for all layers.
     slides = "sliding_attention" in layers or (not layers and getattr(config, "use_sliding_window", True))
     if window is not None and slides and longest_row_tokens > window:
         return f"{kind} looks back {count_of(window, 'token')} at most and the longest row has {longest_row_tokens}"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return f"{kind} caps its attention logits (soft-capping), which the kernel for packed rows does not"
+    # By name, since each family of models has one of its own.
     dropped = max(getattr(config, name, None) or 0.0 for name in _DROPOUTS)
     if device == "cuda" and dropped:
         return f"{kind} drops {dropped:.0%} of its attention weights, which the kernel for packed rows does not"
@@ -144,10 +150,18 @@ def packed_attention(
         return torch.cat(rows, dim=2).transpose(1, 2), None
 
 
-def _read_options(known: Any) -> dict[str, Any]:
+class _Options(TypedDict, total=False):
+    window_size: tuple[int, int]
+    is_causal: bool
+    enable_gqa: bool
+
+
+def _read_options(known: Container[str]) -> _Options:
     """Return how this PyTorch is told to look back only, and that query heads share keys; both changed over time."""
-    options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
-    return options | ({"enable_gqa": True} if "enable_gqa" in known else {})
+    options: _Options = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    if "enable_gqa" in known:
+        options["enable_gqa"] = True
+    return options
 
 
 # Read once, since a compiled layer cannot read signatures.
@@ -157,6 +171,7 @@ _KERNEL_OPTIONS = _read_options(inspect.signature(_KERNEL).parameters)
 
 def _takes_kwargs(model: Any) -> bool:
     """Return whether what is passed to the model reaches its attention layers."""
+    # The head passes everything on; what counts is whether the layers below it do.
     backbone = getattr(model, model.base_model_prefix, model)
     parameters = inspect.signature(type(backbone).forward).parameters.values()
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

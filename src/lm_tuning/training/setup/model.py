@@ -150,6 +150,6 @@ def scale_head(ready: ReadyModel, steps: StepDataset, settings: TrainingSettings
 def _quantization(settings: TrainingSettings) -> Any:
     if settings.train.method != "qlora":
         return None
-    from lm_tuning.models.loading import Quantization
+    from lm_tuning.models.quantization import Quantization
 
     return Quantization(**settings.train.qlora.model_dump(), compute_dtype=settings.compute_dtype)
