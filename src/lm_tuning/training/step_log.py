@@ -1,9 +1,7 @@
 """Numbers of every step, appended to lists while training runs and written once at its end.
 
 Values that live on the device are copied without waiting and read one step later, so logging never makes the host wait
-for the device. That also holds for the times of forward, backward and optimizer: on a GPU the host runs ahead, and what
-it measures itself is how long work takes to queue. So a mark is an event in the device's own queue there, and the times
-are read once a later event of the same queue is known to have passed.
+for the device. That also holds for the times of forward, backward and optimizer.
 """
 
 from __future__ import annotations
@@ -113,6 +111,8 @@ class PhaseClock:
         if self.device != "cuda":
             self._marks.append(now)
             return
+        # On a GPU the host runs ahead, and what it measures itself is how long work takes to queue. So a mark is an
+        # event in the device's own queue, whose time is read once a later one is known to have passed.
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         self._marks.append(event)
@@ -122,6 +122,7 @@ class PhaseClock:
         if self._range is not None:
             self._range.__exit__(None, None, None)
             self._range = None
+        # A range costs time where nobody records it too.
         if phase is not None and torch.autograd.profiler._is_profiler_enabled:
             self._range = torch.profiler.record_function(phase)
             self._range.__enter__()

@@ -64,12 +64,12 @@ class CompiledPlanner:
     def take(self, *, optimizer_is_made: bool) -> None:
         """Measure from the planned size upwards until nothing is gained, and take what is fastest.
 
-        Gradients are thrown away, and the run's random state is left as it was. A plan that was not measured is left as
-        it is: then something is unusual, and a training is not the place to find out what.
+        Gradients are thrown away, and the run's random state is left as it was. A plan that was not measured stays.
 
         Args:
             optimizer_is_made: whether the optimizer's state is in memory already, as after a resume.
         """
+        # Where nothing could be measured something is unusual, and a training is not the place to find out what.
         if not any(point.outcome == "measured" for point in self.plan.curve):
             return
         file = Path(self.plan.file).with_suffix(".compiled.json") if self.plan.file else None

@@ -180,7 +180,7 @@ def count_parameters(model: torch.nn.Module) -> tuple[int, int]:
     return trainable, total
 
 
-def _linear_layers(model: Any) -> dict[str, Any]:
+def _linear_layers(model: Any) -> dict[str, torch.nn.Module]:
     """Return the layers that an adapter can go on, by name; GPT-2 has its own kind."""
     from transformers.pytorch_utils import Conv1D
 
@@ -197,7 +197,7 @@ def _is_head(model: Any, module: Any) -> bool:
     return module is output or module is getattr(model, HEAD, None)
 
 
-def _targeted_layers(model: Any, targets: str | list[str]) -> dict[str, Any]:
+def _targeted_layers(model: Any, targets: str | list[str]) -> dict[str, torch.nn.Module]:
     """Return the layers that get an adapter, by name."""
     return {
         name: module
@@ -206,9 +206,10 @@ def _targeted_layers(model: Any, targets: str | list[str]) -> dict[str, Any]:
     }
 
 
-def _check_rank(targeted: Mapping[str, torch.nn.Linear], lora: LoraParameters) -> None:
+def _check_rank(targeted: Mapping[str, torch.nn.Module], lora: LoraParameters) -> None:
     """Refuse a rank that is larger than a target's smaller side: a weight has no more singular values."""
     for name, module in targeted.items():
+        assert isinstance(module.weight, torch.Tensor)  # (outputs, inputs), or the other way round in GPT-2
         smaller = min(module.weight.shape)
         if lora.r > smaller:
             raise UserError(
