@@ -133,7 +133,7 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
 
     @staticmethod
     def _collect(batch: pa.RecordBatch, positions: list[int], rows: list[RenderedRow], **more: Any) -> RenderedRows:
-        """Put rendered rows together with what their batch says of them; ``positions`` are theirs in it, ascending."""
+        """Build the record of rendered rows; ``positions`` are theirs in the batch, ascending."""
         columns = None
         if COLUMN_RANGES in batch.schema.names:
             columns = batch.column(COLUMN_RANGES).take(pa.array(positions, pa.int64()))
