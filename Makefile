@@ -80,7 +80,7 @@ viz: PORT := 4141
 viz: $(RUN_READY) ## open the graph in Kedro-Viz (HOST=127.0.0.1 PORT=4141, ARGS="--env smoke" for a recipe)
 	@$(PY) -m kedro viz run --host $(HOST) --port $(PORT) $(ARGS)
 
-schema: $(RUN_READY) ## write the JSON schema and the reference page of the parameters again
+schema: $(RUN_READY) ## write the JSON schema and reference page of the parameters again, and what transformers takes
 	@$(PY) -m kedro schema
 
 clean: ## remove .venv, caches and the built site; data/, models and MLflow runs stay

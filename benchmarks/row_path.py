@@ -107,7 +107,7 @@ def holds_ids(value: Any, types: set[str], depth: int) -> bool:
     """Return whether a list holds the mark's ids one after another, or a list in it does."""
     if not isinstance(value, list | tuple) or not value:
         return depth > 0 and not isinstance(value, list | tuple) and holds(value, types, depth - 1)
-    if isinstance(value[0], int):
+    if all(isinstance(item, int) for item in value[: len(MARK_IDS)]):
         first = MARK_IDS[0]
         end = len(value) - len(MARK_IDS) + 1
         return any(value[at] == first and list(value[at : at + len(MARK_IDS)]) == MARK_IDS for at in range(end))

@@ -241,7 +241,7 @@ def schema(metadata: ProjectMetadata, check: bool) -> None:
 
     folder = metadata.project_path / "docs" / "reference"
     texts = {folder / "parameters.schema.json": editor_schema(), folder / "parameters.md": render_reference()}
-    # Of an installed package the table belongs to its release. Reading it anew takes seconds, for transformers.
+    # Of an installed package the table belongs to its release. Reading it again takes seconds, for transformers.
     if TABLE_FILE.is_relative_to(metadata.project_path):
         from lm_tuning.training.transformers_table import render_table
 

@@ -7,6 +7,7 @@ libraries. It is shown as it is. Only what has no shape, or could drive a termin
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 SUPERVISED_MARKS = ("⟦", "⟧")
 
@@ -66,6 +67,17 @@ def unit_for(number: int, plural: str) -> str:
     if plural.endswith(("sses", "xes", "ches", "shes")):  # not "sizes" or "phases"
         return plural[:-2]
     return plural.removesuffix("s")
+
+
+def name_first(names: Sequence[object], most: int) -> str:
+    """Write the first of some names, and how many more there are.
+
+    Args:
+        names: as they are shown.
+        most: how many are written out.
+    """
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
 
 
 def visible(text: str) -> str:

@@ -7,20 +7,32 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.data.format.columns import check_mapping, choose_mapping, describe_mapping
+from lm_tuning.data.format.columns import ColumnMapping, Header, check_mapping, choose_mapping, describe_mapping
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.data import DataParameters
 
 PATH = "rows.jsonl"
 
 
+def choose_from(
+    available: list[str],
+    *,
+    path: str = PATH,
+    task: str = "causal_lm",
+    told: dict[str, Any] | None = None,
+    **settings: Any,
+) -> ColumnMapping:
+    return choose_mapping(Header(available, path, **(told or {})), DataParameters(**settings), task=task)
+
+
 def choose(available: list[str], **settings: Any) -> tuple[str, dict[str, str]]:
-    mapping = choose_mapping(available, path=PATH, **settings)
+    mapping = choose_from(available, **settings)
     return mapping.format, mapping.columns
 
 
 def problems_of(available: list[str], *, path: str = PATH, **settings: Any) -> list[str]:
     with pytest.raises(UserError) as caught:
-        choose_mapping(available, path=path, **settings)
+        choose_from(available, path=path, **settings)
     return caught.value.problems
 
 
@@ -73,7 +85,7 @@ def test_a_needed_part_may_bear_its_own_name():
 
 
 def test_a_template_takes_the_place_of_the_prompt():
-    mapping = choose_mapping(["a", "b", "c"], path=PATH, columns={"response": "c"}, template="{a}: {b} {a} {{x}}")
+    mapping = choose_from(["a", "b", "c"], columns={"response": "c"}, template="{a}: {b} {a} {{x}}")
     assert mapping.format == "prompt_response"
     assert mapping.used_columns == ["c", "a", "b"]
 
@@ -114,9 +126,9 @@ def test_what_does_not_go_together_is_refused(settings, expected):
 
 
 def test_what_a_file_says_of_a_missing_column_ends_the_message():
-    problems = problems_of(["body"], columns={"text": "text"}, explain=lambda column: f" No {column} here.")
+    problems = problems_of(["body"], columns={"text": "text"}, told={"explain": lambda column: f" No {column} here."})
     assert problems[0].endswith("Its columns: 'body'. No text here.")
-    problems = problems_of(["x"], inside=lambda: " Look inside.")
+    problems = problems_of(["x"], told={"inside": lambda: " Look inside."})
     assert "no usual names of a format are there. Look inside. Name the columns" in problems[0]
 
 
@@ -149,7 +161,7 @@ def test_summaries_are_known_by_their_usual_names(source, target):
 )
 def test_instructions_take_their_input_along_and_the_log_says_so(available, columns, appended, caplog):
     caplog.set_level(logging.INFO)
-    mapping = choose_mapping(available, path=PATH)
+    mapping = choose_from(available)
     assert (mapping.columns, mapping.appended) == (columns, appended)
     assert not appended or f"{appended!r} behind the prompt after an empty line" in caplog.text
     assert appended is None or appended in mapping.used_columns
@@ -179,8 +191,8 @@ def test_unused_columns_are_logged_and_warned_of_when_a_model_should_see_them(ca
 
 
 def test_an_appended_column_may_be_missing_from_another_file():
-    mapping = choose_mapping(["instruction", "input", "output"], path=PATH)
-    check_mapping(mapping, ["output", "instruction"], path="other.jsonl")
+    mapping = choose_from(["instruction", "input", "output"])
+    check_mapping(mapping, Header(["output", "instruction"], "other.jsonl"))
 
 
 def test_other_names_of_labels_count_when_classes_are_the_task():
@@ -203,18 +215,18 @@ def test_a_system_or_tools_column_may_be_named_for_conversations():
 
 
 def test_a_mapping_is_described_in_words():
-    mapping = choose_mapping(["a", "b", "c"], path=PATH, columns={"response": "c"}, template="{a} {b}")
+    mapping = choose_from(["a", "b", "c"], columns={"response": "c"}, template="{a} {b}")
     assert describe_mapping(mapping) == "prompt from the template with 'a', 'b', response from 'c'"
-    mapping = choose_mapping(["instruction", "input", "output"], path=PATH)
+    mapping = choose_from(["instruction", "input", "output"])
     assert describe_mapping(mapping) == (
         "prompt from 'instruction', 'input' behind the prompt after an empty line, response from 'output'"
     )
 
 
 def test_a_file_that_other_column_names_do_not_fit_is_told_where_they_were_read_off():
-    mapping = choose_mapping(["prompt", "response"], path="a.jsonl")
+    mapping = choose_from(["prompt", "response"], path="a.jsonl")
     with pytest.raises(UserError) as caught:
-        check_mapping(mapping, ["question", "answer"], path="other.jsonl")
+        check_mapping(mapping, Header(["question", "answer"], "other.jsonl"))
     origin = "(read off the column names of a.jsonl) names the column"
     there = "which other.jsonl does not have. Its columns: 'question', 'answer'."
     assert caught.value.problems == [

@@ -11,8 +11,9 @@ import sys
 import pyarrow as pa
 import pytest
 
+from lm_tuning.data.settings import find_staleness
 from lm_tuning.data.sources.describe import describe_files
-from lm_tuning.data.split.folder import describe_splits, find_staleness, read_copies
+from lm_tuning.data.split.folder import describe_splits, read_copies
 from lm_tuning.data.splits_report import build_splits_section
 from lm_tuning.data.store import ExampleTable, open_examples
 from lm_tuning.errors import UserError

@@ -157,7 +157,7 @@ def class_result() -> dict[str, Any]:
         "task": "sequence_classification",
         "num_rows": 300,
         "num_split_rows": 3080,
-        "base": {"accuracy": 0.05, "macro_f1": 0.003, "nats_per_row": 3.4, "class": "class_7"},
+        "base": {"accuracy": 0.05, "macro_f1": 0.003, "nats_per_row": 3.4, "class": "class_7", "num_tied_classes": 1},
         "tuned": {"accuracy": 0.91, "macro_f1": 0.9, "nats_per_row": 0.34},
         "improvement": {"accuracy_difference": 0.86, "macro_f1_difference": 0.897, "nats_per_row_fraction": 0.9},
         "per_class": [
@@ -172,6 +172,9 @@ def class_result() -> dict[str, Any]:
             for number in range(30)
         ],
         "confusions": [{"reference": "class_0", "predicted": "a|b [x]", "num_rows": 1234, "fraction": 0.25}],
+        "class_shares": [{"class": "class_9", "num_train_rows": 20, "num_rows": 54}],
+        "num_train_rows": 600,
+        "best_constant": {"accuracy": 0.18, "macro_f1": 0.01, "class": "class_9", "num_tied_classes": 1},
         "samples": [
             {
                 "row_id": 7,
@@ -205,7 +208,7 @@ def test_markdown_has_every_class_and_confusion(class_result: dict[str, Any]) ->
     assert "| Macro-F1 (0 to 1) | 0.0030 | 0.9000 | +0.8970 |" in text
     assert "| Held-out loss (nats per row) | 3.4000 | 0.3400 | -90.0% |" in text
     assert "| class_0 | 10 | 0 | – | 0.0000 | 0.0000 |" in text  # noqa: RUF001
-    assert sum(line.startswith("| class_") for line in text.splitlines()) == 30 + 1
+    assert sum(line.startswith("| class_") for line in text.splitlines()) == 30 + 2, "and a confusion and a share"
     assert r"| class_0 | a\|b \[x\] | 1,234 | 25.0% |" in text
     assert "### Row 7: class_0, taken for class_1 (probability 0.88)" in text
     assert "### Row 8: class_2, rightly (probability 0.50)" in text
@@ -227,11 +230,6 @@ def test_the_terminal_shows_the_twenty_worst_classes(class_result: dict[str, Any
 
 
 def test_constant_answers_and_the_largest_classes_are_shown(class_result: dict[str, Any]) -> None:
-    class_result |= {
-        "num_train_rows": 600,
-        "best_constant": {"accuracy": 0.18, "macro_f1": 0.01, "class": "class_9", "num_tied_classes": 1},
-        "class_shares": [{"class": "class_9", "num_train_rows": 20, "num_rows": 54}],
-    }
     class_result["base"]["num_tied_classes"] = 30
     text = as_markdown(class_result, **FACTS)
     tied = "class_7, one of 30 equally frequent classes"

@@ -36,7 +36,7 @@ def hurry(monkeypatch: pytest.MonkeyPatch, *, at_start: bool = True) -> None:
     """Wait little for a server that is away. One that answers is given the time that a busy machine takes."""
     for name in PATIENCE if at_start else ["END_PATIENCE_SECONDS"]:
         monkeypatch.setattr(mlflow_run, name, PATIENCE[name])
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "3" if at_start else "60")
 
 
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,6 +44,13 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in PATIENCE:
         monkeypatch.setattr(mlflow_run, name, PATIENCE_SECONDS)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", str(round(PATIENCE_SECONDS)))
+    monkeypatch.setattr(sender, "MAX_OPEN_SECONDS", PATIENCE_SECONDS)
+
+
+def recover(server: TrackingServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server answer again, and give it the time that a busy machine takes."""
+    server.behave("ok")
+    be_patient(monkeypatch)
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +202,7 @@ def test_a_server_that_is_away_costs_seconds_and_is_told_later(
         assert any("away" in line or "does not let this run in" in line for line in said), said
     _, problems = send(project) if mode != "hang" else ([], ["it would take its time"])
     assert len(problems) == 1
-    server.behave("ok")
+    recover(server, monkeypatch)
     lines, problems = send(project)
     assert problems == []
     assert len(lines) == 1 and "of run 'all default'" in lines[0]
@@ -215,7 +222,7 @@ def test_an_answer_without_end_keeps_no_run_from_its_nodes(
     run_in(project, "endless")
     assert (project / "data/default/evaluation.json").is_file()
     assert waited(said) < 100, "the answer goes on for two minutes"
-    server.behave("ok")
+    recover(server, monkeypatch)
     assert send(project)[1] == []
     (run,) = runs(server, "endless")
     assert run.info.status == "FINISHED"
@@ -274,8 +281,7 @@ def test_a_resume_finds_its_run_whether_or_not_the_server_has_made_it(
     with pytest.raises(UserError, match="on_unreachable"):
         run_session(project, pipelines=["train"], params={**resume, "tracking": {"on_unreachable": "stop"}})
     assert len(kept(project)) == 1, "a refused run costs nothing of the earlier ones"
-    server.behave("ok")
-    be_patient(monkeypatch)
+    recover(server, monkeypatch)
     assert send(project)[1] == []
     (run,) = runs(server, "resumed")
     assert (run.info.status, run.data.tags["resume.count"]) == ("FAILED", "1")

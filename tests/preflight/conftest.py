@@ -11,6 +11,7 @@ import pytest
 
 from lm_tuning.data.check.checked import read_findings
 from lm_tuning.data.split.folder import write_splits
+from lm_tuning.parameters import TrainParameters
 from lm_tuning.parameters.data import SplitParameters
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.preflight.figures import inspect_tokens
@@ -38,6 +39,14 @@ RUN: dict[str, Any] = {
     "load_best": False,
     "num_examples": 3,
 }
+
+
+def as_parameters(settings: dict[str, Any]) -> dict[str, Any]:
+    """Put the settings that belong to training into its group."""
+    given = {name: value for name, value in settings.items() if name in TrainParameters.model_fields}
+    others = {name: value for name, value in settings.items() if name not in {*given, "warmup_steps"}}
+    given["micro_batch_tokens"] = given["micro_batch_tokens"] or "auto"
+    return {**others, "train": TrainParameters(**given, trainer={"warmup_steps": settings["warmup_steps"]})}
 
 
 @pytest.fixture
@@ -78,7 +87,7 @@ def look(tmp_path: Path) -> Look:
             split_summary=split_summary,
             findings=read_findings(rows_folder),
             max_length_tokens=limits["max_length_tokens"],
-            **RUN | settings,
+            **as_parameters(RUN | settings),
         )
 
     return run

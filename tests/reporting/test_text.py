@@ -3,7 +3,11 @@ from __future__ import annotations
 import pytest
 
 from lm_tuning.reporting.markdown import write_inline
-from lm_tuning.reporting.text import PARAMETER, shorten_middle
+from lm_tuning.reporting.text import PARAMETER, reveal, shorten_middle
+
+
+def test_a_decoded_row_hides_nothing():
+    assert reveal("\u0645\u200c\u062e 👩\u200d👧\x1b\n") == "\u0645\\u200c\u062e 👩\\u200d👧\\u001b\n"
 
 
 def test_the_middle_of_a_long_text_is_left_out_and_counted():

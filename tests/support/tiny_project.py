@@ -67,6 +67,8 @@ if os.environ.get("TINY_POOL"):
 def turn_server(node):
     at, _, mode = os.environ.get("TINY_SERVER", "").partition(" ")
     if at == node:
+        # Until now the server was sound and given time; from here on a request waits for nothing.
+        os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = "60" if mode == "ok" else "3"
         file = Path(os.environ["TINY_SERVER_FILE"])
         aside = file.with_suffix(".tiny")
         aside.write_text(mode)

@@ -172,18 +172,10 @@ def test_balanced_weights_leave_the_loss_of_an_uninformed_model_where_it_is() ->
     assert sum(weight * count for weight, count in zip(weights, counts, strict=True)) == pytest.approx(12)
 
 
-@pytest.mark.parametrize(
-    ("weights", "words"),
-    [
-        ({"wolf": 2.0}, r"train.class_weights.wolf = 2: no training row has the class 'wolf'(.*\n)*.*cat, dog, bird"),
-        ({"cat": 0.0, "dog": 0.0, "bird": 0.0}, "weight of 0"),
-    ],
-)
-def test_class_weights_are_checked_against_the_classes(
-    folders: dict[str, Path], tmp_path: Path, weights: dict[str, float], words: str
-) -> None:
+def test_class_weights_are_checked_against_the_classes(folders: dict[str, Path], tmp_path: Path) -> None:
+    words = r"train.class_weights.wolf = 2: no training row has the class 'wolf'(.*\n)*.*cat, dog, bird"
     with pytest.raises(UserError, match=words):
-        train(folders, tmp_path, "sequence_classification", class_weights=weights)
+        train(folders, tmp_path, "sequence_classification", class_weights={"wolf": 2.0})
 
 
 def test_class_weights_change_what_is_supervised_and_not_the_first_loss_by_much(

@@ -179,9 +179,9 @@ def test_a_run_goes_on_with_the_size_that_was_found(
     settings = vary(settings, effective_batch_rows=20, max_steps=12, num_epochs=None, micro_batch_tokens=64)
     plain = run_training(paths, settings)
 
-    def look(job: Any, ready: Any, fast: Any, steps: Any, *, memory: Any, health: Any) -> CompiledPlanner:
-        open_to_choice = vary(job.settings, micro_batch_tokens="auto")
-        return CompiledPlanner(ready, open_to_choice, steps, memory, health, planned(tmp_path))
+    def look(run: Any) -> CompiledPlanner:
+        open_to_choice = vary(run.job.settings, micro_batch_tokens="auto")
+        return CompiledPlanner(run.ready, open_to_choice, run.steps, run.memory, run.health, planned(tmp_path))
 
     monkeypatch.setattr(run_module, "_plan_compiled", look)
 

@@ -131,7 +131,7 @@ def test_no_checkpoint_is_lost_and_the_message_goes_on_from_the_last(use: Memory
             step=step,
             identity=RunIdentity("t", "b", "p", "4 rows", "lora"),
             run_id=None,
-            facts={},
+            progress={},
         )
     said = str(fail(use, torch.OutOfMemoryError(GPU_MESSAGE)))
     assert f"step 6 is kept in {tmp_path / 'checkpoint-6'}" in said

@@ -15,8 +15,8 @@ import torch
 
 from lm_tuning.errors import UserError
 from lm_tuning.models import quantization
-from lm_tuning.models.loading import Quantization, load_model
-from lm_tuning.models.quantization import check_quantization, quantized_bits
+from lm_tuning.models.loading import load_model
+from lm_tuning.models.quantization import Quantization, check_quantization, quantized_bits
 from lm_tuning.models.tuned import attach_adapter, load_tuned
 from lm_tuning.parameters import LoraParameters
 from lm_tuning.training.setup.adapters import add_lora, count_parameters, save_adapter

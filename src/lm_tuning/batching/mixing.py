@@ -91,9 +91,6 @@ class SourceMix:
         Args:
             sources: ``path`` and ``weight`` of each.
             num_rows_trained: rows of each source in the steps of a run, ``(sources,)``.
-
-        Returns:
-            By source: ``path``, ``weight``, ``num_rows``, ``rows_per_epoch``, ``num_rows_trained``.
         """
         counts = zip(self.num_rows.tolist(), self.rows_per_epoch.tolist(), num_rows_trained.tolist(), strict=True)
         return [

@@ -110,7 +110,7 @@ def _documented_functions(path: Path) -> Iterator[tuple[str, str]]:
     try:
         text = path.read_text(encoding="utf-8")
         with warnings.catch_warnings():
-            # Invalid escapes in other people's code are no concern of whoever makes the example.
+            # Invalid escapes in other people's code matter to nobody who makes the example.
             warnings.simplefilter("ignore", SyntaxWarning)
             tree = ast.parse(text)
     except (SyntaxError, ValueError):  # a few files are there to show broken syntax or another encoding

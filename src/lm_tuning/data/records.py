@@ -20,23 +20,8 @@ SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
 HELD_OUT: tuple[HeldOutName, ...] = ("validation", "test")
 """The splits that nothing is trained on, in the order of ``SPLITS``."""
 
-Cell: TypeAlias = Union[
-    bool,
-    int,
-    float,
-    str,
-    bytes,
-    datetime,
-    date,
-    time,
-    timedelta,
-    Decimal,
-    UUID,
-    "list[Cell]",
-    "tuple[Cell, ...]",
-    "dict[str, Cell]",
-    None,
-]
+Scalar: TypeAlias = bool | int | float | str | bytes | datetime | date | time | timedelta | Decimal | UUID | None
+Cell: TypeAlias = Union[Scalar, "list[Cell]", "tuple[Cell, ...]", "dict[str, Cell]"]
 """A value as a reader gives it. Text formats have the types of JSON; the others are those of Arrow, whose maps come as
 lists of pairs."""
 
@@ -146,6 +131,7 @@ class FileRows(ReadRows):
     exploded: NotRequired[ExplodedRows]
 
 
+@final
 class UnbegunFile(TypedDict):
     """A file that nothing was read of, since reading broke off before, see ``write_unread``."""
 

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
 
 from lm_tuning.data.check.policy import ALWAYS_SKIPPED
 from lm_tuning.data.format.examples import JSON_FIELDS
+from lm_tuning.data.records import (
+    CheckedClasses,
+    ClassCounts,
+    ExplodedRows,
+    FileRows,
+    FindingsByKind,
+    RowsSummary,
+    TextLength,
+    UnbegunFile,
+    UnreadSummary,
+)
+from lm_tuning.data.report_records import RowsFacts
 from lm_tuning.reporting.document import (
     Block,
     Code,
@@ -17,6 +28,7 @@ from lm_tuning.reporting.document import (
     Items,
     Paragraph,
     Preformatted,
+    ReportSection,
     Section,
     Strong,
     Table,
@@ -34,24 +46,34 @@ _MAX_NAME_CHARACTERS = 60
 _OUTCOMES = {"skipped": "left out", "refused": "refused: nothing is trained on before they are fixed", "kept": "kept"}
 
 
-def build_rows_section(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> dict[str, Any]:
+def build_rows_section(summary: RowsSummary | UnreadSummary, findings: FindingsByKind) -> ReportSection[RowsFacts]:
     """Write the section of a folder of checked rows.
 
     Args:
         summary: see ``write_checked_rows``.
         findings: see ``read_findings``.
-
-    Returns:
-        ``facts``, ``metrics`` and ``markdown``.
     """
     counts = summary["num_rows"]
     bad_fraction = counts["skipped"] / counts["read"] if counts["read"] else 0.0
-    facts = {
+    facts: RowsFacts = {
         "num_rows": counts,
         "bad_fraction": bad_fraction,
-        **{name: summary[name] for name in _COPIED},
-        "text_lengths": summary.get("text_lengths"),
-        "is_unread": summary.get("is_unread", False),
+        "format": summary["format"],
+        "reading": summary["reading"],
+        "columns": summary["columns"],
+        "appended": summary["appended"],
+        "template": summary["template"],
+        "not_used": summary["not_used"],
+        "on_bad_row": summary["on_bad_row"],
+        "max_bad_fraction": summary["max_bad_fraction"],
+        "files": summary["files"],
+        "mixing": summary["mixing"],
+        "refused": summary["refused"],
+        "label_map": summary["label_map"],
+        "classes": summary["classes"],
+        # Rows that an earlier version has checked have no lengths, and those that were not read to the end none either.
+        "text_lengths": None if "is_unread" in summary else summary.get("text_lengths"),
+        "is_unread": "is_unread" in summary,
         "findings": findings,
     }
     metrics = {
@@ -61,53 +83,38 @@ def build_rows_section(summary: Mapping[str, Any], findings: Mapping[str, Any]) 
         "data_bad_fraction": bad_fraction,
         **{f"data_finding_{kind}": found["num_rows"] for kind, found in findings.items()},
     }
-    section = Section("rows", "Rows", list(_blocks(summary, findings)))
+    section = Section("rows", "Rows", list(_blocks(facts)))
     return {"facts": facts, "metrics": metrics, "markdown": write_section(section)}
 
 
-_COPIED = (
-    "format",
-    "reading",
-    "columns",
-    "appended",
-    "template",
-    "not_used",
-    "on_bad_row",
-    "max_bad_fraction",
-    "files",
-    "mixing",
-    "refused",
-    "label_map",
-    "classes",
-)
-
-
-def _blocks(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> Iterator[Block]:
-    is_unread = summary.get("is_unread", False)
-    yield Paragraph(_told_counts(summary["num_rows"], summary))
-    if summary["refused"]:
+def _blocks(facts: RowsFacts) -> Iterator[Block]:
+    is_unread, findings = facts["is_unread"], facts["findings"]
+    yield Paragraph(_told_counts(facts))
+    if facts["refused"]:
         yield Paragraph((Strong("The run stopped here"), ", for this reason:"))
-        yield Items(_first(map(Item, summary["refused"]), len(summary["refused"])))
-    if not is_unread:
-        yield Paragraph(("Read as ", Code(summary["format"]), f": {summary['reading']}."))
-    if summary["template"]:
-        yield Preformatted(summary["template"], "The template:")
-    if summary["not_used"]:
-        yield Paragraph(f"Columns that nothing reads: {', '.join(map(repr, summary['not_used']))}.")
-    yield from _file_blocks(summary["files"])
-    if len(summary["mixing"]) > 1 or any(source["weight"] != 1 for source in summary["mixing"]):
+        yield Items(_first(map(Item, facts["refused"]), len(facts["refused"])))
+    if facts["format"] is not None:
+        yield Paragraph(("Read as ", Code(facts["format"]), f": {facts['reading']}."))
+    if facts["template"]:
+        yield Preformatted(facts["template"], "The template:")
+    if facts["not_used"]:
+        yield Paragraph(f"Columns that nothing reads: {', '.join(map(repr, facts['not_used']))}.")
+    yield from _file_blocks(facts["files"])
+    if len(facts["mixing"]) > 1 or any(source["weight"] != 1 for source in facts["mixing"]):
         yield Table(
             "Sources",
             ("Source", "Weight", "Rows", "Rows per epoch, before any are held out"),
-            [(one["path"], f"{one['weight']:g}", one["num_rows"], one["rows_per_epoch"]) for one in summary["mixing"]],
+            [(one["path"], f"{one['weight']:g}", one["num_rows"], one["rows_per_epoch"]) for one in facts["mixing"]],
         )
-    yield from _length_blocks(summary.get("text_lengths"))
-    if summary["classes"]:
-        yield from _class_blocks(summary["classes"], summary["label_map"] or {})
+    yield from _length_blocks(facts["text_lengths"])
+    if facts["classes"]:
+        yield from _class_blocks(facts["classes"], facts["label_map"] or {})
+    # Last, since it is the longest part, and the figures above are of use without it.
     yield Heading("Findings")
-    has_mixed_labels = len((summary["classes"] or {}).get("types", ())) > 1
-    if has_mixed_labels:
-        yield _mixed_labels(summary["classes"])
+    classes = facts["classes"]
+    has_mixed_labels = classes is not None and len(classes.get("types", ())) > 1
+    if classes and has_mixed_labels:
+        yield _mixed_labels(classes)
     if findings:
         yield from _finding_blocks(findings)
     elif not has_mixed_labels:
@@ -115,8 +122,9 @@ def _blocks(summary: Mapping[str, Any], findings: Mapping[str, Any]) -> Iterator
         yield Paragraph("None in the rows that were read." if is_unread else nothing)
 
 
-def _told_counts(counts: Mapping[str, int], summary: Mapping[str, Any]) -> Inline:
-    if summary.get("is_unread", False):
+def _told_counts(facts: RowsFacts) -> Inline:
+    counts = facts["num_rows"]
+    if facts["is_unread"]:
         return (
             Strong("The rows could not be read to the end."),
             " Nothing below is about a whole set of rows, and nothing is trained on. Rows read before: ",
@@ -126,28 +134,29 @@ def _told_counts(counts: Mapping[str, int], summary: Mapping[str, Any]) -> Inlin
             ".",
         )
     return (
-        f"Rows read from {count_of(len(summary['files']), 'file')}: ",
+        f"Rows read from {count_of(len(facts['files']), 'file')}: ",
         Strong(f"{counts['read']:,}"),
         ". Good ones: ",
         Strong(f"{counts['kept']:,}"),
         ". ",
-        *_told_bad(counts, summary),
+        *_told_bad(facts),
     )
 
 
-def _told_bad(counts: Mapping[str, int], summary: Mapping[str, Any]) -> tuple[Words, ...]:
+def _told_bad(facts: RowsFacts) -> tuple[Words, ...]:
+    counts = facts["num_rows"]
     if not counts["skipped"]:
         return ("None is bad.",)
     num_bad, share = Strong(f"{counts['skipped']:,}"), write_share(counts["skipped"], counts["read"])
-    if summary["on_bad_row"] == "error":
+    if facts["on_bad_row"] == "error":
         return "Bad ones: ", num_bad, f" ({share}); data.on_bad_row: error lets none pass."
-    limit = f"data.max_bad_fraction lets {summary['max_bad_fraction']:.2%} pass"
-    if summary["max_bad_fraction"]:
+    limit = f"data.max_bad_fraction lets {facts['max_bad_fraction']:.2%} pass"
+    if facts["max_bad_fraction"]:
         limit += f", and up to {ALWAYS_SKIPPED} rows of a file whatever their share"
     return "Bad ones, left out: ", num_bad, f" ({share}); {limit}."
 
 
-def _file_blocks(files: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
+def _file_blocks(files: Sequence[FileRows | UnbegunFile]) -> Iterator[Block]:
     yield Table(
         "Files",
         ("File", "Split", "Rows read", "Good", "Bad", "First row id"),
@@ -156,20 +165,21 @@ def _file_blocks(files: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
     )
     if len(files) > _MAX_SHOWN_FILES:
         yield Paragraph(f"and {count_of(len(files) - _MAX_SHOWN_FILES, 'more file')}.")
-    for file in [file for file in files if file.get("exploded")][:_MAX_SHOWN_FILES]:
-        yield _exploded(file, file["exploded"])
+    exploded = [(file["path"], file["rows_read"], file["exploded"]) for file in files if "exploded" in file]
+    yield from (_exploded(*told) for told in exploded[:_MAX_SHOWN_FILES])
 
 
-def _counts_of_file(file: Mapping[str, Any]) -> tuple[int | str, ...]:
+def _counts_of_file(file: FileRows | UnbegunFile) -> tuple[int | str, ...]:
     """Return the last four cells of a file's line; dashes where reading was not begun."""
+    # Dashes rather than zeros: nothing is known of a file that was not begun.
     if file["rows_read"] is None:
         return ("-",) * 4
     return file["rows_read"], file["rows_kept"], sum(file["rows_skipped"].values()), file["first_row_id"]
 
 
-def _exploded(file: Mapping[str, Any], told: Mapping[str, Any]) -> Paragraph:
+def _exploded(path: str, num_rows: int | None, told: ExplodedRows) -> Paragraph:
     """Describe what became of the lists of a file that were exploded."""
-    before, after = count_of(told["rows_in_file"], "row"), count_of(file["rows_read"], "row")
+    before, after = count_of(told["rows_in_file"], "row"), count_of(num_rows or 0, "row")
     lists = [part for name in told["lists"] for part in (", ", Code(name))][1:]
     empty = ""
     if told["rows_with_empty_lists"]:
@@ -181,29 +191,29 @@ def _exploded(file: Mapping[str, Any], told: Mapping[str, Any]) -> Paragraph:
         )
     return Paragraph(
         (
-            f"{shorten_path(file['path'])}: {before} of the file became {after} by data.explode (",
+            f"{shorten_path(path)}: {before} of the file became {after} by data.explode (",
             *lists,
             f"). Row numbers here count the rows after it.{empty}",
         )
     )
 
 
-def _length_blocks(lengths: Mapping[str, Mapping[str, int | float]] | None) -> Iterator[Block]:
+def _length_blocks(lengths: dict[str, TextLength] | None) -> Iterator[Block]:
     if lengths:
-        figures = ("num_rows", "mean", "p50", "p90", "p99", "longest")
         yield Table(
             "Lengths of texts, in characters",
             ("Field", "Rows", "Mean", "Median", "90 % up to", "99 % up to", "Longest"),
-            [
-                ((Code(name), " (as JSON)" * (name in JSON_FIELDS)), *(one[figure] for figure in figures))
-                for name, one in lengths.items()
-            ],
+            [((Code(name), " (as JSON)" * (name in JSON_FIELDS)), *_cells_of(one)) for name, one in lengths.items()],
         )
 
 
-def _class_blocks(classes: Mapping[str, Any], label_map: Mapping[str, int]) -> Iterator[Block]:
+def _cells_of(one: TextLength) -> tuple[int | float, ...]:
+    return one["num_rows"], one["mean"], one["p50"], one["p90"], one["p99"], one["longest"]
+
+
+def _class_blocks(classes: ClassCounts, label_map: Mapping[str, int]) -> Iterator[Block]:
     num_rows = sum(classes["num_rows"].values())
-    listed = list(classes["num_rows"].items())[:_MAX_SHOWN_CLASSES]
+    listed = list(classes["num_rows"].items())[:_MAX_SHOWN_CLASSES]  # the largest first
     yield Heading("Classes")
     yield Paragraph(
         f"{count_of(classes['num_classes'], 'class')} in column {classes['column']!r}; always guessing the largest "
@@ -227,10 +237,10 @@ def _class_blocks(classes: Mapping[str, Any], label_map: Mapping[str, int]) -> I
     )
     if classes["num_classes"] > len(listed):
         smaller = count_of(classes["num_classes"] - len(listed), "smaller one")
-        yield Paragraph(f"and {smaller}; the smallest is {shorten(classes['smallest'], _MAX_NAME_CHARACTERS)}.")
+        yield Paragraph(f"and {smaller}; the smallest is {shorten(str(classes['smallest']), _MAX_NAME_CHARACTERS)}.")
 
 
-def _mixed_labels(classes: Mapping[str, Any]) -> Paragraph:
+def _mixed_labels(classes: CheckedClasses) -> Paragraph:
     counts = ", ".join(f"{kind}: {count_of(number, 'row')}" for kind, number in classes["types"].items())
     joined = ""
     if classes["joined"]:
@@ -247,7 +257,7 @@ def _mixed_labels(classes: Mapping[str, Any]) -> Paragraph:
     )
 
 
-def _finding_blocks(findings: Mapping[str, Any]) -> Iterator[Block]:
+def _finding_blocks(findings: FindingsByKind) -> Iterator[Block]:
     yield Table(
         "",
         ("Finding", "Rows", "Outcome", "What it means"),
@@ -256,6 +266,7 @@ def _finding_blocks(findings: Mapping[str, Any]) -> Iterator[Block]:
     )
     for kind, one in findings.items():
         yield Heading((Code(kind), f": {count_of(one['num_rows'], 'row')} {_OUTCOMES[one['fate']]}"), level=4)
+        # The first thousand are kept with their reason; of the others the JSON file has the numbers.
         rows = [
             Item(f"{shorten_path(row['file'])}, row {row['row']:,}: {shorten(row['reason'], _MAX_SHOWN_CHARACTERS)}")
             for row in one["rows"]

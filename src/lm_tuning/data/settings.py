@@ -7,7 +7,7 @@ from pathlib import Path
 from lm_tuning.data.check.checked import ROWS_VERSION
 from lm_tuning.data.example import example_settings, is_example
 from lm_tuning.data.records import RowSources
-from lm_tuning.data.split.folder import find_staleness
+from lm_tuning.data.sources.changes import find_changed_sources
 from lm_tuning.errors import UserError
 from lm_tuning.json_types import JsonObject
 from lm_tuning.parameters.data import ColumnParameters, DataParameters, SplitParameters
@@ -119,16 +119,12 @@ def refuse_other_rows(checked_rows: Path, data: DataParameters, split: SplitPara
     """
     # Nodes can be run one by one, so the rows that lie here may be those of another run.
     stored, settings = read_manifest(checked_rows)["facts"]["settings"], check_settings(data, split, task=task)
-    changed = [
-        f"  - {name}: the stored rows were checked with {stored.get(name)!r}, the parameters say {settings.get(name)!r}"
-        for name in dict.fromkeys([*stored, *settings])
-        if stored.get(name) != settings.get(name)
-    ]
+    changed = _differences(stored, settings, made="the stored rows were checked")
     if changed:
         raise UserError(
             [
                 f"The checked rows in {checked_rows} do not belong to the present parameters:",
-                *changed,
+                *(f"  - {difference}" for difference in changed),
                 "Run the whole split pipeline: kedro run --pipelines=split (the same --env and --params).",
             ]
         )
@@ -163,3 +159,36 @@ def refuse_other_splits(
                 "that, set them back.",
             ]
         )
+
+
+def find_staleness(
+    facts: RowSources, data: DataParameters, settings: JsonObject, *, digest_cache: Path | None
+) -> list[str]:
+    """Name what stored splits were made from and the present parameters or files do not say.
+
+    Args:
+        facts: of the splits' manifest.
+        data: names the present files.
+        settings: what the split pipeline would work with now.
+        digest_cache: see ``digest_file``.
+
+    Returns:
+        One sentence a difference. A raw file that is gone since cannot have changed, so it is none.
+    """
+    changes = find_changed_sources(
+        facts["files"],
+        train=data.path,
+        validation=data.validation_path,
+        test=data.test_path,
+        digest_cache=digest_cache,
+    )
+    return [*_differences(facts["settings"], settings, made="the stored splits were made"), *changes]
+
+
+def _differences(stored: JsonObject, present: JsonObject, *, made: str) -> list[str]:
+    # A setting that one side lacks is None: settings which came later are left out where they change nothing.
+    return [
+        f"{name}: {made} with {stored.get(name)!r}, the parameters say {present.get(name)!r}"
+        for name in dict.fromkeys([*stored, *present])
+        if stored.get(name) != present.get(name)
+    ]

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.mixing import rows_per_epoch
-from lm_tuning.data.records import SPLITS
+from lm_tuning.data.records import HELD_OUT, SPLITS
+from lm_tuning.data.report_records import SplitsFacts
 from lm_tuning.data.split.class_shares import name_tied
 from lm_tuning.data.split.copies import describe_conflict
-from lm_tuning.reporting.document import Block, Heading, Item, Items, Paragraph, Section, Table
+from lm_tuning.data.split.records import LabelConflicts, LargestClasses, ListedRows, SplitsSummary
+from lm_tuning.reporting.document import Block, Heading, Item, Items, Paragraph, ReportSection, Section, Table
 from lm_tuning.reporting.markdown import write_section
 from lm_tuning.reporting.text import write_share
 from lm_tuning.wording import count_of, noun_for, shorten
@@ -22,7 +23,6 @@ _MAX_CLASSES = 30
 _MAX_ROWS = 20
 _MAX_CHARACTERS = 80
 _MAX_SENTENCE = 1000
-_HELD_OUT = SPLITS[1:]
 
 _HANDLING = {
     "keep_together": "kept on one side",
@@ -32,30 +32,15 @@ _HANDLING = {
 }
 
 
-def build_splits_section(summary: Mapping[str, Any], copies: Mapping[str, npt.NDArray[np.int64]]) -> dict[str, Any]:
+def build_splits_section(
+    summary: SplitsSummary, copies: Mapping[str, npt.NDArray[np.int64]]
+) -> ReportSection[SplitsFacts]:
     """Make the section of the data report that tells of the splits.
 
     Args:
         summary: see ``write_splits``.
         copies: see ``read_copies``.
-
-    Returns:
-        ``facts`` for the JSON report, ``metrics`` by name, and ``markdown``.
     """
-    names = (
-        *("rows", "seed", "key", "wanted_rows", "folds", "duplicates", "near_duplicates", "overlap", "overlap_rows"),
-        *(
-            "overlap_other_labels",
-            "leakage",
-            "groups",
-            "classes",
-            "class_shares",
-            "untrained_classes",
-            "sources",
-            "label_map",
-            "warnings",
-        ),
-    )
     positions = RowPositions(summary["files"])
     blocks: list[Block] = [
         *_split_rows(summary),
@@ -69,14 +54,37 @@ def build_splits_section(summary: Mapping[str, Any], copies: Mapping[str, npt.ND
         *_warnings(summary),
     ]
     return {
-        "facts": {name: summary[name] for name in names}
-        | {"copies": {kind: dict(positions.by_file(ids)) for kind, ids in copies.items()}},
+        "facts": _facts(summary, {kind: dict(positions.by_file(ids)) for kind, ids in copies.items()}),
         "metrics": _metrics(summary),
         "markdown": write_section(Section("splits", "Splits", blocks)),
     }
 
 
-def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+def _facts(summary: SplitsSummary, copies: dict[str, dict[str, list[int]]]) -> SplitsFacts:
+    return {
+        "rows": summary["rows"],
+        "seed": summary["seed"],
+        "key": summary["key"],
+        "wanted_rows": summary["wanted_rows"],
+        "folds": summary["folds"],
+        "duplicates": summary["duplicates"],
+        "near_duplicates": summary["near_duplicates"],
+        "overlap": summary["overlap"],
+        "overlap_rows": summary["overlap_rows"],
+        "overlap_other_labels": summary["overlap_other_labels"],
+        "leakage": summary["leakage"],
+        "groups": summary["groups"],
+        "classes": summary["classes"],
+        "class_shares": summary["class_shares"],
+        "untrained_classes": summary["untrained_classes"],
+        "sources": summary["sources"],
+        "label_map": summary["label_map"],
+        "warnings": summary["warnings"],
+        "copies": copies,
+    }
+
+
+def _metrics(summary: SplitsSummary) -> dict[str, float]:
     near = summary["near_duplicates"]
     metrics: dict[str, float] = {f"data_{name}_rows": summary["rows"][name] for name in SPLITS}
     metrics["data_duplicate_rows"] = summary["duplicates"]["num_copies"]
@@ -91,14 +99,14 @@ def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     return metrics
 
 
-def _split_rows(summary: Mapping[str, Any]) -> Iterator[Block]:
+def _split_rows(summary: SplitsSummary) -> Iterator[Block]:
     rows, total = summary["rows"], sum(summary["rows"].values())
     way = f"by the key {shorten(repr(summary['key']), _MAX_CHARACTERS)} and seed" if summary["key"] else "by seed"
     yield Paragraph(f"Divided {way} {summary['seed']}.")
     yield Table("", ("split", "rows", "share"), [(name, rows[name], write_share(rows[name], total)) for name in SPLITS])
 
 
-def _folds(summary: Mapping[str, Any]) -> Iterator[Block]:
+def _folds(summary: SplitsSummary) -> Iterator[Block]:
     folds = summary["folds"]
     if folds:
         counts = ", ".join(f"{count:,}" for count in folds["num_rows_by_fold"])
@@ -109,7 +117,7 @@ def _folds(summary: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def _duplicates(
-    summary: Mapping[str, Any], found: Mapping[str, npt.NDArray[np.int64]], positions: RowPositions
+    summary: SplitsSummary, found: Mapping[str, npt.NDArray[np.int64]], positions: RowPositions
 ) -> Iterator[Block]:
     yield Heading("Duplicates")
     copies, near = summary["duplicates"], summary["near_duplicates"]
@@ -124,6 +132,7 @@ def _duplicates(
         "exact": "Rows of the splits that repeat an earlier one there",
         "near": "Rows of the splits that are almost like an earlier one there",
     }
+    # Near copies are there only if somebody looked for them.
     for kind, what in kinds.items():
         ids = found.get(kind, ())
         if len(ids):
@@ -144,7 +153,7 @@ def _duplicates(
         yield Paragraph(f"The largest unit has {count_of(largest['num_rows'], 'row')}: {_listed(largest, positions)}.")
 
 
-def _conflicts(conflicts: Mapping[str, Any] | None, positions: RowPositions) -> Iterator[Block]:
+def _conflicts(conflicts: LabelConflicts | None, positions: RowPositions) -> Iterator[Block]:
     """List the texts that stand in the splits under more than one label."""
     if not conflicts or not conflicts["num_texts"]:
         return
@@ -158,10 +167,10 @@ def _conflicts(conflicts: Mapping[str, Any] | None, positions: RowPositions) -> 
     yield Items([*items, *([Item(f"and {count_of(more, 'more text')}")] if more else [])])
 
 
-def _leakage(summary: Mapping[str, Any], positions: RowPositions) -> Iterator[Block]:
+def _leakage(summary: SplitsSummary, positions: RowPositions) -> Iterator[Block]:
     leakage, near = summary["leakage"], summary["near_duplicates"]
     yield Heading("Leakage")
-    total = sum(summary["rows"][name] for name in _HELD_OUT)
+    total = sum(summary["rows"][name] for name in HELD_OUT)
     yield Paragraph(
         f"Held-out rows that stand in train too, as copies{' or near duplicates' if near else ''}: "
         f"{leakage['num_rows']:,} of {total:,} ({leakage['fraction']:.2%})."
@@ -169,9 +178,9 @@ def _leakage(summary: Mapping[str, Any], positions: RowPositions) -> Iterator[Bl
     items = [
         f"{name}: rows with {what} in train: {side['num_rows']:,} "
         f"({write_share(side['num_rows'], summary['rows'][name])}): {_listed(side, positions)}"
-        for name in _HELD_OUT
-        for kind, what in (("exact", "a copy"), ("near", "a near duplicate"))
-        if (side := leakage[name][kind]) and side["num_rows"]
+        for name in HELD_OUT
+        for side, what in ((leakage[name]["exact"], "a copy"), (leakage[name]["near"], "a near duplicate"))
+        if side and side["num_rows"]
     ]
     if summary["overlap"]["validation_test"]:
         sides = summary["overlap_rows"]["validation_test"]
@@ -183,37 +192,38 @@ def _leakage(summary: Mapping[str, Any], positions: RowPositions) -> Iterator[Bl
         yield Items([Item(item) for item in items])
 
 
-def _groups(summary: Mapping[str, Any]) -> Iterator[Block]:
+def _groups(summary: SplitsSummary) -> Iterator[Block]:
     groups = summary["groups"]
     if groups:
         counts = ", ".join(f"{count:,} in {name}" for name, count in groups["num_groups_by_split"].items())
         largest = groups["largest"]
-        yield _heading("Groups", groups)
+        yield _heading("Groups", groups["column"])
         yield Paragraph(
             f"{count_of(groups['num_groups'], 'group')}, each kept whole ({counts}); the largest, "
             f"{shorten(largest['value'], _MAX_CHARACTERS)}, has {count_of(largest['num_rows'], 'row')}."
         )
 
 
-def _classes(summary: Mapping[str, Any]) -> Iterator[Block]:
+def _classes(summary: SplitsSummary) -> Iterator[Block]:
     """Show the classes of the labels, and of the strata where those are others."""
     shares, classes = summary["class_shares"], summary["classes"]
     if shares:
-        yield _heading("Classes", shares)
+        yield _heading("Classes", shares["column"])
         yield Paragraph(" ".join(_largest(name, one) for name, one in shares["splits"].items() if one["num_rows"]))
         totals = {name: facts["num_rows"] for name, facts in shares["splits"].items()}
         yield from _class_table(shares["shown"], totals, num_classes=shares["num_classes"])
-    if classes and classes["column"] != shares["column"]:
-        yield _heading("Strata", classes)
+    # Strata are the classes of the labels as a rule, and then one table is enough.
+    if classes and not (shares and classes["column"] == shares["column"]):
+        yield _heading("Strata", classes["column"])
         shown = dict(list(classes["rows_by_split"].items())[:_MAX_CLASSES])
         yield from _class_table(shown, summary["rows"], num_classes=classes["num_classes"])
 
 
-def _heading(what: str, facts: Mapping[str, Any]) -> Heading:
-    return Heading(f"{what}: {shorten(facts['column'], _MAX_CHARACTERS)}")
+def _heading(what: str, column: str) -> Heading:
+    return Heading(f"{what}: {shorten(column, _MAX_CHARACTERS)}")
 
 
-def _largest(split: str, facts: Mapping[str, Any]) -> str:
+def _largest(split: str, facts: LargestClasses) -> str:
     """Name the largest class of a split, and those that are as large."""
     first = facts["largest"][0]
     return (
@@ -239,11 +249,11 @@ def _class_table(
         yield Paragraph(f"Smaller classes that are not shown: {num_classes - len(rows):,}.")
 
 
-def _untrained(summary: Mapping[str, Any], positions: RowPositions) -> Iterator[Block]:
+def _untrained(summary: SplitsSummary, positions: RowPositions) -> Iterator[Block]:
     untrained = summary["untrained_classes"]
     if not untrained:
         return
-    yield _heading("Classes without a training row", untrained)
+    yield _heading("Classes without a training row", untrained["column"])
     yield Paragraph(
         f"The division held out all rows of {count_of(untrained['num_classes'], 'class')} "
         f"({_listed(untrained, positions)}), so they are never learned."
@@ -258,7 +268,7 @@ def _untrained(summary: Mapping[str, Any], positions: RowPositions) -> Iterator[
         yield Paragraph(f"{more:,} more are in the JSON report (up to 1,000 in all).")
 
 
-def _sources(summary: Mapping[str, Any]) -> Iterator[Block]:
+def _sources(summary: SplitsSummary) -> Iterator[Block]:
     sources = summary["sources"]
     if len(sources) > 1 or any(source["weight"] != 1 for source in sources):
         yield Table(
@@ -276,18 +286,19 @@ def _sources(summary: Mapping[str, Any]) -> Iterator[Block]:
         )
 
 
-def _warnings(summary: Mapping[str, Any]) -> Iterator[Block]:
+def _warnings(summary: SplitsSummary) -> Iterator[Block]:
     if summary["warnings"]:
         yield Heading("Warnings")
         yield Items([Item(shorten(warning, _MAX_SENTENCE)) for warning in summary["warnings"]])
 
 
-def _listed(rows: Mapping[str, Any], positions: RowPositions) -> str:
+def _listed(rows: ListedRows, positions: RowPositions) -> str:
     return _named(rows["first_row_ids"], rows["num_rows"], positions)
 
 
 def _named(row_ids: Sequence[int] | npt.NDArray[np.int64], num_rows: int, positions: RowPositions) -> str:
     """Name the first rows of a list, each file once."""
+    # By file, so that a path of a hundred letters is written once for all of its rows.
     first = row_ids[:_MAX_ROWS]
     named = "; ".join(
         f"{shorten(path, 300)}, {noun_for(len(numbers), 'row')} {' · '.join(f'{number:,}' for number in numbers)}"

@@ -8,14 +8,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from lm_tuning.data.check.findings import shorten
+from lm_tuning.data.arrays import Splits
 from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.data.records import SPLITS, Preview, RowsBySplit
 from lm_tuning.errors import UserError
+from lm_tuning.wording import shorten
 
 StoredRow: TypeAlias = dict[str, str | int | list[int] | None]
 """A row as it is stored: texts, ``row_id`` and ``source``, and perhaps column ranges."""
@@ -239,7 +238,7 @@ def open_examples(folder: Path, split: str) -> ExampleTable:
 
 
 def write_selected(
-    source: ExampleTable, folder: Path, assignment: npt.NDArray[np.int8], *, on_rows: Callable[[int], None]
+    source: ExampleTable, folder: Path, assignment: Splits, *, on_rows: Callable[[int], None]
 ) -> RowsBySplit:
     """Write one file per split, each in the order of the source.
 

@@ -75,6 +75,7 @@ class CatalogEntry:
         Returns:
             A sentence or two that name entry, path, node and pipeline as far as they are known.
         """
+        # Without a hook, as in a notebook, an entry does not know its key, and the path has to do.
         name = f"'{self.entry_name}' is not stored yet: " if self.entry_name else ""
         maker = find_maker(self.entry_name) if self.entry_name else None
         if maker is None:

@@ -45,6 +45,7 @@ class JSONDataset(CatalogEntry, KedroJSONDataset):
             UserError: if the file is missing, naming entry, path and the pipeline that makes it (as the cause of
                 Kedro's ``DatasetError``).
         """
+        # Not upstream's reader: it raises about a missing file in fsspec's words.
         self.require(Path(self._filepath), self._exists())
         return json.loads(Path(self._get_load_path()).read_text(encoding="utf-8"))
 
@@ -59,6 +60,7 @@ class JSONDataset(CatalogEntry, KedroJSONDataset):
         """Return the value as JSON that a browser can parse: NaN and infinities become their names."""
         if not self._exists():
             return None
+        # Python writes NaN as it is, which no browser parses.
         return JSONPreview(json.dumps(_name_non_finite(self.load()), ensure_ascii=False))
 
 

@@ -151,7 +151,7 @@ class MetricStream:
             self._sender.start()
             self._journal = journal
             self._owner = os.getpid()
-            atexit.register(self.close)
+            atexit.register(self.close)  # a notebook may never close it
         return self._journal
 
     def __reduce__(self) -> tuple[Callable[..., MetricStream], tuple[str | None, str | None]]:
@@ -183,6 +183,7 @@ class MetricStreamDataset(CatalogEntry, AbstractDataset[NoReturn, MetricStream])
         """Return a stream into the run of now, or into the one that the user has made MLflow's active one."""
         import mlflow
 
+        # The journal takes metrics also while the store is away, and MLflow has no active run then.
         journal = current_journal()
         if journal is not None:
             return MetricStream(journal.run_id, mlflow.get_tracking_uri(), journal=journal)

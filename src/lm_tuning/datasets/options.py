@@ -35,6 +35,7 @@ OPTIONS: dict[str, frozenset[str]] = {
 MARKS = frozenset(Marks.__annotations__)
 
 _KEPT_BY_KEDRO = {"type", "metadata", "launch"}
+# Of 0 to 1, as difflib counts; below it the suggestions are another word.
 _CLOSE_ENOUGH = 0.75
 _VERSIONED = (
     "versioned is not supported: a result is kept whole or not at all, and MLflow keeps that of every run. Take the "
@@ -69,6 +70,7 @@ def check_entries(config_loader: AbstractConfigLoader) -> None:
             f"The catalog cannot be put together: {reason}. An entry of an overlay is read without the file that it "
             "replaces: keys that start with _ have to be written there too."
         ) from error
+    # All of them before the first node, since what is wrong with a report shows only when it is saved.
     problems = [problem for name, entry in catalog.items() for problem in _problems_of(str(name), entry)]
     problems += _unused(catalog)
     problems += _foreign_folders(catalog)
@@ -94,6 +96,7 @@ def _problems_of(name: str, entry: Any) -> Iterator[str]:
             allowed = ", ".join(sorted(known | {"type", "metadata"}))
             yield f"{where}: {kind.rpartition('.')[2]} has no option {key}. Options: {allowed}."
     path = str(entry.get("filepath", ""))
+    # file:// is the local disk too.
     protocol = path.partition("://")[0] if "://" in path else ""
     if protocol and protocol != "file":
         yield f"{where}: filepath = {path}: {_REMOTE}."
@@ -125,6 +128,7 @@ def _unused(catalog: JsonObject) -> list[str]:
     """List entries that no pipeline uses and whose name comes near one that does: the setting would be left out."""
     used = _used_names()
     problems = []
+    # Entries that begin with _ are templates, those with braces patterns; any other unknown name may be a user's own.
     for name in map(str, catalog):
         if name in used or name.startswith("_") or "{" in name:
             continue

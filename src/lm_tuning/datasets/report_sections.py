@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kedro.io import AbstractDataset
 from kedro_datasets._typing import HTMLPreview
 
-from lm_tuning.datasets.entry import CatalogEntry
+from lm_tuning.datasets.entry import PathDataset
 from lm_tuning.datasets.handed import HandedDataset
+from lm_tuning.json_types import JsonObject
+from lm_tuning.reporting.document import ReportSection
 from lm_tuning.reporting.markdown import join_sections
 from lm_tuning.secrets import mask_known, mask_report
 from lm_tuning.storage.atomic import write_json_atomic, write_text_atomic
@@ -19,7 +21,7 @@ from lm_tuning.storage.atomic import write_json_atomic, write_text_atomic
 _EARLIER = "> **This is the report of an earlier run.** A later one began and ended before it had read its rows."
 
 
-class ReportSectionDataset(CatalogEntry, AbstractDataset[dict[str, Any], dict[str, Any]]):
+class ReportSectionDataset(PathDataset[ReportSection[JsonObject], ReportSection[JsonObject]]):
     """A named section of a JSON file, and the same section of a Markdown file beside it.
 
     Nodes that run one after the other describe one thing in one report. Saving a section drops the sections after it,
@@ -43,7 +45,7 @@ class ReportSectionDataset(CatalogEntry, AbstractDataset[dict[str, Any], dict[st
         section: str,
         sections: list[str],
         title: str,
-        metadata: dict[str, Any] | None = None,
+        metadata: JsonObject | None = None,
     ) -> None:
         """Point at a section.
 
@@ -56,11 +58,10 @@ class ReportSectionDataset(CatalogEntry, AbstractDataset[dict[str, Any], dict[st
         """
         if section not in sections:
             raise ValueError(f"section {section!r} is not one of {sections}")
-        self._filepath = Path(filepath)
+        super().__init__(filepath, metadata)
         self._section = section
         self._sections = sections
         self._title = title
-        self.metadata = metadata
 
     @property
     def artifact_paths(self) -> list[Path]:
@@ -72,7 +73,7 @@ class ReportSectionDataset(CatalogEntry, AbstractDataset[dict[str, Any], dict[st
         """Return whether the report begins with this section."""
         return self._section == self._sections[0]
 
-    def load(self) -> dict[str, Any]:
+    def load(self) -> ReportSection[JsonObject]:
         """Return the section.
 
         Raises:
@@ -81,17 +82,19 @@ class ReportSectionDataset(CatalogEntry, AbstractDataset[dict[str, Any], dict[st
         """
         stored = self._read()
         self.require(self._filepath, self._section in stored)
-        return dict(stored[self._section])
+        return stored[self._section]
 
-    def save(self, data: dict[str, Any]) -> None:
+    def save(self, data: ReportSection[JsonObject]) -> None:
         """Replace the section in both files and drop the ones after it; secrets of this run are masked."""
         position = self._sections.index(self._section)
         stored = self._read()
         kept = {name: stored[name] for name in self._sections[:position] if name in stored}
+        # Only secrets that this run knows: what merely looks like one may be a row, which is shown as it is.
         facts, markdown = mask_report(data["facts"]), mask_known(data["markdown"])
         kept[self._section] = {"facts": facts, "metrics": data["metrics"], "markdown": markdown}
         encoded = json.dumps(kept, indent=1, ensure_ascii=False)
         text = join_sections(self._title, (section["markdown"] for section in kept.values()))
+        # JSON last: it says which sections there are, so it must not name one whose text is not written yet.
         write_text_atomic(self._filepath.with_suffix(".md"), text)
         write_text_atomic(self._filepath, encoded + "\n")
 
@@ -110,17 +113,14 @@ class ReportSectionDataset(CatalogEntry, AbstractDataset[dict[str, Any], dict[st
             return None
         return HTMLPreview(f"<pre>{html.escape(stored[self._section]['markdown'])}</pre>")
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, ReportSection[JsonObject]]:
         if not self._filepath.is_file():
             return {}
-        stored: dict[str, Any] = json.loads(self._filepath.read_text(encoding="utf-8"))
+        stored: dict[str, ReportSection[JsonObject]] = json.loads(self._filepath.read_text(encoding="utf-8"))
         return stored
 
     def _exists(self) -> bool:
         return self._section in self._read()
-
-    def _describe(self) -> dict[str, Any]:
-        return {"filepath": self._filepath, "section": self._section}
 
 
 class LiveReport:
@@ -136,7 +136,7 @@ class LiveReport:
         """Choose the file; nothing is written before the first report."""
         self.path = path
 
-    def write(self, report: dict[str, Any]) -> None:
+    def write(self, report: Mapping[str, Any]) -> None:
         """Replace the file; secrets of this run are masked.
 
         Args:

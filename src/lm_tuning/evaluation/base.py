@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm_tuning.batching.held_out_loss import HeldOutLoss, Int64Array, measure_held_out
+from lm_tuning.batching.held_out_loss import HeldOut, HeldOutLoss, Int64Array, measure_held_out
+from lm_tuning.batching.tasks.registry import task_of
 from lm_tuning.evaluation.records import (
     ClassRowsRecord,
     ClassSample,
@@ -32,8 +33,6 @@ from lm_tuning.text.store.table import TokenTable
 
 if TYPE_CHECKING:
     from pandas import DataFrame
-
-    from lm_tuning.batching.tasks.base import TrainingTask
 
 SKIPPED = "Neither test nor validation has rows to evaluate on: set split.test or split.validation."
 
@@ -98,14 +97,12 @@ class HeldOutRows:
     """The rows that every compared model is measured on.
 
     Attributes:
-        table: the evaluated split.
         loss_rows: indices of the rows whose loss is measured.
         prompts: rows to answer; empty when no row has a prompt.
         references: the true answer to each prompt, as text.
     """
 
-    table: TokenTable
-    loss_rows: Int64Array
+    loss_rows: Int64Array  # (rows,)
     prompts: list[Prompt]
     references: list[str]
 
@@ -156,68 +153,79 @@ class Measurement:
         return figures, rouge.row_rouge_l
 
 
+# Of a split without rows. Its figures come out as missing ones and not as 0, which would look like a perfect loss.
 NOTHING_MEASURED = Measurement(HeldOutLoss(nats=0.0, num_supervised=0, num_rows=0), answers=[])
 
 
 def measure_model(
-    task: TrainingTask,
-    model: Any,
-    tokenizer: Any,
-    rows: HeldOutRows,
-    settings: EvaluationSettings,
-    *,
-    name: str,
-    has_own_ends: bool,
-    on_progress: OnProgress,
+    job: EvaluationJob, model: Any, tokenizer: Any, rows: HeldOutRows, *, name: str, has_own_ends: bool = False
 ) -> Measurement:
     """Measure held-out loss and answers of a model.
 
     Args:
-        task: how rows become tensors, and which logits carry loss.
+        job: the evaluated split and how it is measured.
         model: a language model on the device, wrapped or not.
         tokenizer: the one that made the rows, with its pad token set.
         rows: what to measure on.
-        settings: how it is measured.
         name: how progress calls the model, such as ``base model``.
         has_own_ends: whether the model's own settings say where answers begin and end, as those of a tuned model do;
             otherwise the answers in the rows show it.
-        on_progress: told the rows done.
     """
+    settings = job.settings
+    answers: list[list[int]] = []
+    # Of the text part, which is the whole config for a model of text alone.
     num_classes = model.config.get_text_config().vocab_size
-    with autocast(settings.device, settings.compute_dtype):
-        held_out = measure_held_out(
-            task,
-            model,
-            rows.table,
-            rows.loss_rows,
-            micro_batch_tokens=settings.micro_batch_tokens(rows.table, num_classes=num_classes),
-            device=settings.device,
-            on_progress=on_progress,
-            label=f"Held-out loss of the {name}",
-        )
-        answers: list[list[int]] = []
-        if rows.prompts:
-            # The settings of a base model may name another token than the one that ends these rows; those of a tuned
-            # model were written from its rows when it was stored.
-            stop_ids = find_stop_ids(model, tokenizer, [] if has_own_ends else rows.prompts)
-            first_id = (
-                own_first_id(model) if has_own_ends else find_first_id(tokenizer, rows.prompts, stop_ids=stop_ids)
-            )
+    held_out = measure_loss(
+        job, model, tokenizer, rows.loss_rows, num_classes=num_classes, label=f"Held-out loss of the {name}"
+    )
+    if rows.prompts:
+        # The settings of a base model may name another token than the one that ends these rows; those of a tuned model
+        # were written from its rows when it was stored.
+        stop_ids = find_stop_ids(model, tokenizer, [] if has_own_ends else rows.prompts)
+        first_id = own_first_id(model) if has_own_ends else find_first_id(tokenizer, rows.prompts, stop_ids=stop_ids)
+        with autocast(settings.device, settings.compute_dtype):
             answers = generate_answers(
                 model,
                 [prompt.input_ids for prompt in rows.prompts],
                 max_new_tokens=settings.evaluate.max_new_tokens,
                 batch_rows=settings.evaluate.generate_batch_rows,
                 stop_ids=stop_ids,
-                pad_id=task.pad_id,
+                pad_id=int(tokenizer.pad_token_id),
                 device=settings.device,
                 num_beams=settings.evaluate.num_beams,
                 first_id=first_id,
                 special_ids=special_ids(tokenizer),
-                on_progress=on_progress,
+                on_progress=job.on_progress,
                 label=f"Answers of the {name}",
             )
     return Measurement(loss=held_out.loss, answers=decode_answers(tokenizer, answers))
+
+
+def measure_loss(
+    job: EvaluationJob, model: Any, tokenizer: Any, rows: Int64Array, *, num_classes: int, label: str
+) -> HeldOut:
+    """Measure the held-out loss of a model, and of a classifier what it predicts.
+
+    Args:
+        job: the evaluated split and how it is measured.
+        model: of the task, on the device, wrapped or not.
+        tokenizer: the one that made the rows, with its pad token set.
+        rows: row indices, ``(rows,)``.
+        num_classes: logits of one position: the vocabulary of a language model, classes of a classifier.
+        label: what progress calls it.
+    """
+    settings = job.settings
+    with autocast(settings.device, settings.compute_dtype):
+        return measure_held_out(
+            task_of(model, job.tuning["task"], pad_id=int(tokenizer.pad_token_id)),
+            model,
+            job.table,
+            rows,
+            micro_batch_tokens=settings.micro_batch_tokens(job.table, num_classes=num_classes),
+            device=settings.device,
+            on_progress=job.on_progress,
+            label=label,
+        )
 
 
 def decode_answers(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str]:
@@ -227,6 +235,7 @@ def decode_answers(tokenizer: Any, answers: Sequence[Sequence[int]]) -> list[str
 
 def finite(value: float) -> float | None:
     """Return the value, ``None`` where JSON has no number for it."""
+    # json.dumps would write NaN and Infinity, which no other reader of JSON takes.
     return value if math.isfinite(value) else None
 
 
@@ -235,8 +244,8 @@ def difference(before: float | None, after: float | None) -> float | None:
     return None if before is None or after is None else after - before
 
 
+# Raise it when a model is measured in another way, so that older base evaluations are not reused.
 BASE_EVALUATION_VERSION = 3
-"""Raise it when a model is measured in another way, so that older base evaluations are not reused."""
 
 MEASUREMENT_NAME = "measurement.json"
 
@@ -255,8 +264,7 @@ def stage_base_evaluation(
     key: str,
     values: MeasurementRecord | ClassRowsRecord | None,
     *,
-    columns: Sequence[str],
-    rows: Sequence[Sequence[str | int]],
+    preview: Mapping[str, Sequence[str | int]],
 ) -> StagedFolder:
     """Write a base evaluation where publishing finds it.
 
@@ -264,11 +272,12 @@ def stage_base_evaluation(
         cache: where base evaluations are kept.
         key: see :func:`base_evaluation_key`.
         values: the measurement; ``None`` where there was nothing to measure.
-        columns: titles of the preview.
-        rows: the preview's rows.
+        preview: columns of a table for the graph, by their titles.
     """
+    # Not published here: the catalog does that when the node has returned, so a run that fails leaves nothing.
     staged = cache.stage(key)
-    (staged.path / MEASUREMENT_NAME).write_text(json.dumps(values, ensure_ascii=False), encoding="utf-8")
-    preview = {"columns": list(columns), "data": [list(row) for row in rows]}
-    (staged.path / "preview.json").write_text(json.dumps(preview, ensure_ascii=False), encoding="utf-8")
+    # As kedro viz shows a table.
+    table = {"columns": list(preview), "data": list(zip(*preview.values(), strict=True))}
+    for name, content in ((MEASUREMENT_NAME, values), ("preview.json", table)):
+        (staged.path / name).write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
     return staged

@@ -7,6 +7,7 @@ that is in neither says nothing about the model, and would pull the mean down by
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,22 +32,21 @@ def tabulate_classes(counts: ClassCounts, names: Sequence[str]) -> list[ClassSco
         ``recall`` (``None`` for one without rows) and ``f1`` of each class among the rows or the predictions. Of
         equally good ones the larger comes first.
     """
-    f1 = counts.f1
-    occurring = np.flatnonzero(counts.rows + counts.predicted).tolist()
-    table: list[ClassScores] = []
-    for class_id in sorted(occurring, key=lambda class_id: (f1[class_id], -counts.rows[class_id], class_id)):
-        rows, predicted, right = (int(part[class_id]) for part in (counts.rows, counts.predicted, counts.right))
-        table.append(
-            {
-                "class": names[class_id],
-                "num_rows": rows,
-                "num_predicted": predicted,
-                "precision": right / predicted if predicted else None,
-                "recall": right / rows if rows else None,
-                "f1": float(f1[class_id]),
-            }
-        )
-    return table
+    columns = (counts.rows.tolist(), counts.predicted.tolist(), counts.right.tolist(), counts.f1.tolist())
+    table: list[ClassScores] = [
+        {
+            "class": names[class_id],
+            "num_rows": rows,
+            "num_predicted": predicted,
+            "precision": right / predicted if predicted else None,
+            "recall": right / rows if rows else None,
+            "f1": f1,
+        }
+        for class_id, (rows, predicted, right, f1) in enumerate(zip(*columns, strict=True))
+        # A class of the label map that is among neither says nothing about the model, and has no line.
+        if rows or predicted
+    ]
+    return sorted(table, key=lambda line: (line["f1"], -line["num_rows"]))
 
 
 def list_confusions(
@@ -63,22 +63,20 @@ def list_confusions(
     Returns:
         ``reference``, ``predicted``, ``num_rows`` and ``fraction`` (of the reference's rows) of each pair.
     """
-    wrong = references != predictions
-    pairs = references[wrong].astype(np.int64) * len(names) + predictions[wrong]
-    found, num_rows = np.unique(pairs, return_counts=True)
-    rows_of_class = np.bincount(references, minlength=len(names))
-    confusions: list[Confusion] = []
-    for pair in np.argsort(-num_rows, kind="stable")[:max_confusions]:
-        reference, predicted = divmod(int(found[pair]), len(names))
-        confusions.append(
-            {
-                "reference": names[reference],
-                "predicted": names[predicted],
-                "num_rows": int(num_rows[pair]),
-                "fraction": int(num_rows[pair]) / int(rows_of_class[reference]),
-            }
+    is_wrong = references != predictions  # (rows,)
+    # Pairs that occur, rather than a matrix of all: with 50,000 classes that would have 2.5 billion cells.
+    pairs = Counter(zip(references[is_wrong].tolist(), predictions[is_wrong].tolist(), strict=True))
+    rows_of_class = np.bincount(references, minlength=len(names)).tolist()
+    most_frequent = sorted(pairs.items(), key=lambda item: (-item[1], item[0]))[:max_confusions]
+    return [
+        Confusion(
+            reference=names[reference],
+            predicted=names[predicted],
+            num_rows=num_rows,
+            fraction=num_rows / rows_of_class[reference],
         )
-    return confusions
+        for (reference, predicted), num_rows in most_frequent
+    ]
 
 
 @dataclass(frozen=True)
@@ -119,6 +117,7 @@ def measure_constant(class_rows: IntArray, references: IntArray) -> ConstantAnsw
         references: class of each evaluated row, ``(rows,)``.
     """
     assert class_rows.any(), "a class is chosen from some rows"
+    # The first of equal ones, so that the choice does not depend on the order of the rows.
     class_id = int(class_rows.argmax())
     counts = count_classes(references, np.full_like(references, class_id), num_classes=len(class_rows))
     return ConstantAnswer(
@@ -136,6 +135,6 @@ def measure_majority(class_rows: IntArray, references: IntArray) -> MajorityClas
     constant = measure_constant(class_rows, references)
     nats = math.nan
     if len(references):
-        seen = class_rows[references]
+        seen = class_rows[references]  # (rows,)
         nats = float(-np.log(seen / int(class_rows.sum())).mean()) if seen.all() else math.inf
     return MajorityClass(**vars(constant), nats_per_row=nats)

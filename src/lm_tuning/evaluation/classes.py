@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from lm_tuning.batching.class_counts import Int64Array, count_classes
-from lm_tuning.batching.held_out_loss import HeldOut, Predictions, choose_rows, measure_held_out
-from lm_tuning.batching.tasks.registry import task_of
+from lm_tuning.batching.held_out_loss import HeldOut, Predictions, choose_rows
 from lm_tuning.data.split.class_shares import choose_shown, describe_moved, list_moved
 from lm_tuning.evaluation.base import (
     Comparison,
@@ -17,6 +16,7 @@ from lm_tuning.evaluation.base import (
     base_evaluation_key,
     difference,
     finite,
+    measure_loss,
     stage_base_evaluation,
 )
 from lm_tuning.evaluation.class_scores import (
@@ -36,23 +36,19 @@ from lm_tuning.evaluation.records import (
     ConstantFigures,
     MajorityFigures,
 )
-from lm_tuning.evaluation.settings import EvaluationSettings
 from lm_tuning.models.loading import load_tokenizer
 from lm_tuning.models.record import location_of
 from lm_tuning.models.tuned import load_tuned
-from lm_tuning.progress import OnProgress
-from lm_tuning.runtime.precision import autocast
 from lm_tuning.text.decoding import decode
-from lm_tuning.text.store.table import TokenTable, open_split
+from lm_tuning.text.records import NO_LABEL
+from lm_tuning.text.store.table import open_split
 
 logger = logging.getLogger(__name__)
 
-SAMPLE_COLUMNS = ("row_id", "text", "reference", "base", "tuned", "probability")
-BASE_COLUMNS = ("class id", "training rows")
+SAMPLE_COLUMNS = tuple(ClassSample.__annotations__)
 
+# Most misclassified rows that are kept, those that the model was surest of.
 MAX_WRONG_ROWS = 1000
-"""Most misclassified rows that are kept, those that the model was surest of."""
-
 NUM_RIGHT_ROWS = 20
 MAX_SHARES = 20
 
@@ -64,15 +60,15 @@ def compare_with_majority(job: EvaluationJob) -> Comparison:
         job: models, rows and settings. Where the base evaluations are kept, the counts of training rows are.
     """
     labels = open_split(job.tokens_folder, "train").labels  # (rows,)
-    labels = labels[labels >= 0]  # a row that was cut down to nothing supervised has no class
-    class_rows = np.bincount(labels)  # (classes up to the last that occurs,)
+    labels = labels[labels != NO_LABEL]
+    # Up to the last class that occurs: how many there are is known once the model is loaded, and this is done without.
+    class_rows = np.bincount(labels)  # (classes that may occur,)
     key = base_evaluation_key(task="sequence_classification", tokens=job.tokens_key)
     stored = job.base_cache.find(key) or stage_base_evaluation(
         job.base_cache,
         key,
         {"class_rows": class_rows.tolist()},
-        columns=BASE_COLUMNS,
-        rows=list(enumerate(class_rows.tolist())),
+        preview={"class id": range(len(class_rows)), "training rows": class_rows.tolist()},
     )
     if job.split is None:
         return Comparison(_describe_nothing(job), [], SAMPLE_COLUMNS, stored)
@@ -82,12 +78,16 @@ def compare_with_majority(job: EvaluationJob) -> Comparison:
     logger.info("Evaluating on %d of %d %s rows.", len(rows), len(table), job.split)
     model = load_tuned(job.tuned_folder, **settings.loading)
     names = class_names(model)
-    held_out = measure_classifier(model, tokenizer, table, rows, settings, on_progress=job.on_progress)
+    held_out = measure_loss(job, model, tokenizer, rows, num_classes=len(names), label="Classes by the tuned model")
+    # What it predicted is all that is needed from here on.
     del model
     predictions = held_out.predictions
     assert predictions is not None, "the task is a classification"
+    # Of the rows that were scored: those without a class are left out by the measurement.
     references = table.labels[predictions.rows].astype(np.int64)  # (scored rows,)
     class_rows = np.bincount(labels, minlength=len(names))  # (classes,)
+    # One guess knows the training rows, as a model does. The other knows the evaluated ones, so that no constant answer
+    # is right more often.
     majority = measure_majority(class_rows, references)
     best = measure_constant(np.bincount(references, minlength=len(names)), references)
     counts = count_classes(references, predictions.classes, num_classes=len(names))
@@ -134,39 +134,6 @@ def compare_with_majority(job: EvaluationJob) -> Comparison:
     return Comparison(result, answers, SAMPLE_COLUMNS, stored)
 
 
-def measure_classifier(
-    model: Any,
-    tokenizer: Any,
-    table: TokenTable,
-    rows: Int64Array,
-    settings: EvaluationSettings,
-    *,
-    on_progress: OnProgress,
-) -> HeldOut:
-    """Classify rows and measure the loss of their classes.
-
-    Args:
-        model: a classifier on the device, wrapped or not.
-        tokenizer: the one that made the rows, with its pad token set.
-        table: where the rows lie.
-        rows: row indices.
-        settings: how it is measured.
-        on_progress: told the rows done.
-    """
-    num_classes = int(model.config.num_labels)
-    with autocast(settings.device, settings.compute_dtype):
-        return measure_held_out(
-            task_of(model, "sequence_classification", pad_id=int(tokenizer.pad_token_id)),
-            model,
-            table,
-            rows,
-            micro_batch_tokens=settings.micro_batch_tokens(table, num_classes=num_classes),
-            device=settings.device,
-            label="Classes by the tuned model",
-            on_progress=on_progress,
-        )
-
-
 def class_names(model: Any) -> list[str]:
     """Return the names of a classifier's classes, in the order of their ids.
 
@@ -179,16 +146,15 @@ def class_names(model: Any) -> list[str]:
 def sort_out(predictions: Predictions, references: Int64Array, *, seed: int) -> tuple[list[int], list[int]]:
     """Return the indices of all wrong rows, the surest first, and of a few right ones, spread over the split.
 
-    A confident mistake is either a gap in what the model has learned or a row with a wrong label: both are worth
-    reading first.
-
     Args:
         predictions: of a classifier.
         references: class of each row, ``(rows,)``.
         seed: decides which right rows are taken.
     """
-    is_wrong = predictions.classes != references
+    is_wrong = predictions.classes != references  # (rows,)
     wrong, right = np.flatnonzero(is_wrong), np.flatnonzero(~is_wrong)
+    # A confident mistake is either a gap in what the model has learned or a row with a wrong label: both are worth
+    # reading first. Stable, so that equally sure ones stay in the order of the rows.
     wrong = wrong[np.argsort(-predictions.probabilities[wrong], kind="stable")]
     return wrong.tolist(), right[choose_rows(len(right), NUM_RIGHT_ROWS, seed)].tolist()
 
@@ -201,6 +167,7 @@ def choose_samples(wrong: list[int], right: list[int], num_samples: int) -> list
         right: indices of right rows.
         num_samples: how many of both.
     """
+    # As many right rows as wrong ones leave room for, and one in any case, to compare with.
     num_right = min(len(right), max(num_samples - len(wrong), 1 if num_samples > 1 else 0))
     return [*wrong[: num_samples - num_right], *right[:num_right]]
 
@@ -231,11 +198,12 @@ def _describe_nothing(job: EvaluationJob) -> ClassEvaluation:
 
 
 def _improvement(base: MajorityFigures, tuned: ClassFigures) -> ClassImprovement:
-    """Say how much better the tuned model is; positive is better."""
+    """Compare the figures; positive is better."""
     nats = difference(base["nats_per_row"], tuned["nats_per_row"])
     return {
         "accuracy_difference": difference(base["accuracy"], tuned["accuracy"]),
         "macro_f1_difference": difference(base["macro_f1"], tuned["macro_f1"]),
+        # A base whose loss is infinite has none in the result, and one of 0 cannot be undercut.
         "nats_per_row_fraction": -nats / base["nats_per_row"] if nats is not None and base["nats_per_row"] else None,
     }
 
@@ -281,6 +249,7 @@ def _warnings(
             f"{num_unseen:,} evaluated {are} without a training row. The model cannot have learned that, and the loss "
             "of the class frequencies is infinite, so it is left out."
         )
+    # One of both is enough: the best constant answer is right for at least as many rows as the majority class.
     if held_out.metrics["accuracy"] <= majority.accuracy:
         warnings.append(
             "The tuned model is right no more often than always saying the most frequent class of the training rows: "

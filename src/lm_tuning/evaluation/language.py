@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from lm_tuning.batching.held_out_loss import choose_rows
-from lm_tuning.batching.tasks.registry import task_of
 from lm_tuning.evaluation.base import (
     MEASUREMENT_NAME,
     NOTHING_MEASURED,
@@ -42,9 +41,7 @@ from lm_tuning.text.decoding import decode
 
 logger = logging.getLogger(__name__)
 
-SAMPLE_COLUMNS = ("row_id", "prompt", "reference", "base", "tuned")
-ANSWER_COLUMNS = (*SAMPLE_COLUMNS, "base_rouge_l", "tuned_rouge_l")
-BASE_COLUMNS = ("answer of the base model",)
+ANSWER_COLUMNS = tuple(LanguageAnswer.__annotations__)
 
 
 def compare_language_models(job: EvaluationJob) -> Comparison:
@@ -54,6 +51,7 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
         job: models, rows and settings.
     """
     settings, evaluate, base = job.settings, job.settings.evaluate, job.tuning["base"]
+    # All that the figures depend on and nothing else: how many rows share a batch only changes speed.
     key = base_evaluation_key(
         task=job.tuning["task"],
         base=[base["digest"], base["tokenizer_digest"], job.tuning["quantization"]],
@@ -75,12 +73,13 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
     where = location_of(base)
     tokenizer = load_tokenizer(**where)
     rows = choose_held_out(job, tokenizer)
+    # By the config alone, before minutes go into the loss of the base model.
     if rows.prompts:
         check_answer_room(read_config(**where), max_new_tokens=evaluate.max_new_tokens)
     logger.info(
         "Evaluating on %d of %d %s rows, answering %d.",
         len(rows.loss_rows),
-        len(rows.table),
+        len(job.table),
         job.split,
         len(rows.prompts),
     )
@@ -106,7 +105,6 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
     shown = [samples[index] for index in choose_rows(len(samples), evaluate.num_samples, settings.seed)]
     result = _describe(job, before.loss.num_rows, base_figures, tuned_figures, samples=shown)
     num_beams = evaluate.num_beams
-    # A text, since numbers become metrics.
     result["generation"] = "greedy" if num_beams == 1 else f"beam search with {num_beams} beams"
     return Comparison(result, answers, ANSWER_COLUMNS, stored)
 
@@ -119,6 +117,7 @@ def choose_held_out(job: EvaluationJob, tokenizer: Any) -> HeldOutRows:
         tokenizer: decodes the references.
     """
     seed, evaluate, num_rows = job.settings.seed, job.settings.evaluate, len(job.table)
+    # Apart from the rows for the loss, and fewer: an answer takes a forward pass for each of its tokens.
     wanted = choose_rows(num_rows, evaluate.num_generate_rows, seed)
     prompts = collect_prompts(job.table, wanted)
     if len(prompts) < len(wanted):
@@ -126,7 +125,6 @@ def choose_held_out(job: EvaluationJob, tokenizer: Any) -> HeldOutRows:
             "Rows without a prompt to answer, left out of ROUGE: %d of %d.", len(wanted) - len(prompts), len(wanted)
         )
     return HeldOutRows(
-        table=job.table,
         loss_rows=choose_rows(num_rows, evaluate.max_loss_rows, seed),
         prompts=prompts,
         references=decode_answers(tokenizer, [prompt.reference_ids for prompt in prompts]),
@@ -137,22 +135,15 @@ def _measure_both(
     job: EvaluationJob, tokenizer: Any, rows: HeldOutRows, *, key: str
 ) -> tuple[Measurement, Measurement, StagedFolder | Path]:
     """Measure the base model, unless that was done before, and the tuned one; never hold two models."""
-    settings, tuning, pad_id = job.settings, job.tuning, int(tokenizer.pad_token_id)
-
-    def measure(model: Any, name: str, *, has_own_ends: bool = False) -> Measurement:
-        return measure_model(
-            task_of(model, tuning["task"], pad_id=pad_id),
-            model,
-            tokenizer,
-            rows,
-            settings,
-            name=name,
-            has_own_ends=has_own_ends,
-            on_progress=job.on_progress,
-        )
+    settings, tuning = job.settings, job.tuning
 
     def load() -> Any:
-        return load_base(tuning, pad_token_id=pad_id, compute_dtype=settings.compute_dtype, **settings.loading)
+        return load_base(
+            tuning,
+            pad_token_id=int(tokenizer.pad_token_id),
+            compute_dtype=settings.compute_dtype,
+            **settings.loading,
+        )
 
     base_model: Any = None
     stored: StagedFolder | Path | None = job.base_cache.find(key)
@@ -161,29 +152,28 @@ def _measure_both(
         before = Measurement.from_json(json.loads((stored / MEASUREMENT_NAME).read_text(encoding="utf-8")))
     else:
         base_model = load()
-        before = measure(base_model, "base model")
+        before = measure_model(job, base_model, tokenizer, rows, name="base model")
         stored = _stage(job, key, before)
     if tuning["method"] == "full":
+        # The last reference to it: two models at once may be more than the memory holds.
         base_model = None
         _free_memory(settings.device)
         tuned_model = load_tuned(job.tuned_folder, **settings.loading)
     else:
+        # The adapter goes into the base that is loaded already, which is no base any more from here on.
         tuned_model = attach_adapter(load() if base_model is None else base_model, job.tuned_folder)
     # Models that an earlier version has tuned were stored with the settings of their base.
-    after = measure(tuned_model, "tuned model", has_own_ends=tuning.get("stop_token_ids") is not None)
+    has_own_ends = tuning.get("stop_token_ids") is not None
+    after = measure_model(job, tuned_model, tokenizer, rows, name="tuned model", has_own_ends=has_own_ends)
     del base_model, tuned_model
     _free_memory(settings.device)
     return before, after, stored
 
 
 def _stage(job: EvaluationJob, key: str, measurement: Measurement | None) -> StagedFolder:
-    return stage_base_evaluation(
-        job.base_cache,
-        key,
-        None if measurement is None else measurement.to_json(),
-        columns=BASE_COLUMNS,
-        rows=[] if measurement is None else [[answer] for answer in measurement.answers],
-    )
+    preview = {"answer of the base model": measurement.answers if measurement else []}
+    values = None if measurement is None else measurement.to_json()
+    return stage_base_evaluation(job.base_cache, key, values, preview=preview)
 
 
 def _free_memory(device: str) -> None:
@@ -204,6 +194,7 @@ def _describe(
 ) -> LanguageEvaluation:
     """Gather figures and say how much better the tuned model is; positive is better."""
 
+    # A share of the base's figure, which says the same for a loss of 4 and one of 0.4; there is none of a loss of 0.
     def fall(before: float | None, after: float | None) -> float | None:
         return (before - after) / before if before and after is not None else None
 

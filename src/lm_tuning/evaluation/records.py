@@ -39,7 +39,9 @@ class LanguageFigures(TypedDict):
     rouge_l: float | None
     rouge_1: float | None
     rouge_2: float | None
+    # What the loss is divided by.
     num_tokens: int
+    # What the means of ROUGE are over; an answer without a single word is in them as 0.
     num_generated: int
     num_empty: int
 
@@ -77,7 +79,7 @@ class ClassFigures(TypedDict):
     nats_per_row: float | None
 
 
-# Not a class, as "class" is a key.
+# Here and below: not a class statement, since "class" is a key, and keys of stored results stay.
 ConstantFigures = TypedDict(
     "ConstantFigures",
     {
@@ -147,8 +149,10 @@ class EvaluationContext(TypedDict):
 
     split: str | None
     tuned_method: Literal["full", "lora", "qlora"]
+    # Names rows and tokenizer: figures of two keys are figures of two tests.
     tokens_key: str
     warnings: list[str]
+    # Why nothing was measured. All figures are missing then.
     skipped: str | None
 
 
@@ -161,6 +165,7 @@ class LanguageEvaluation(EvaluationContext):
     tuned: LanguageFigures
     improvement: LanguageImprovement
     samples: list[LanguageSample]
+    # Missing where nothing was measured; a text, since numbers become metrics.
     generation: NotRequired[str]
 
 
@@ -177,6 +182,7 @@ class ClassEvaluation(EvaluationContext):
     confusions: list[Confusion]
     class_shares: list[ClassShare]
     samples: list[ClassSample]
+    # Missing where nothing was measured.
     num_train_rows: NotRequired[int]
     best_constant: ConstantFigures
 

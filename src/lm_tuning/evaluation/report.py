@@ -1,4 +1,4 @@
-"""Say what an evaluation found: the figures of both models, tables, samples, and where to go on."""
+"""Report what an evaluation found: the figures of both models, tables, samples, and where to go on."""
 
 from __future__ import annotations
 
@@ -98,46 +98,33 @@ _Figure = tuple[str, str, str, str]
 
 def _figures(result: EvaluationRecord) -> list[_Figure]:
     """Return the figures that are shown: name with unit, value of both models, and the change."""
-    # What is between 0 and 1 is compared by difference: a share of a score near 0 says nothing.
     if result["task"] == "sequence_classification":
         majority, classifier, gain = result["base"], result["tuned"], result["improvement"]
         return [
-            _figure(
-                "Accuracy (0 to 1)",
-                majority["accuracy"],
-                classifier["accuracy"],
-                write_difference(gain["accuracy_difference"]),
-            ),
-            _figure(
-                "Macro-F1 (0 to 1)",
-                majority["macro_f1"],
-                classifier["macro_f1"],
-                write_difference(gain["macro_f1_difference"]),
-            ),
-            _figure(
-                "Held-out loss (nats per row)",
-                majority["nats_per_row"],
-                classifier["nats_per_row"],
-                write_fall(gain["nats_per_row_fraction"]),
-            ),
+            _score("Accuracy (0 to 1)", majority["accuracy"], classifier["accuracy"], gain["accuracy_difference"]),
+            _score("Macro-F1 (0 to 1)", majority["macro_f1"], classifier["macro_f1"], gain["macro_f1_difference"]),
+            _loss("nats per row", majority["nats_per_row"], classifier["nats_per_row"], gain["nats_per_row_fraction"]),
         ]
     base, tuned, change = result["base"], result["tuned"], result["improvement"]
     return [
-        _figure(
-            "Held-out loss (nats per token)",
-            base["nats_per_token"],
-            tuned["nats_per_token"],
-            write_fall(change["nats_per_token_fraction"]),
+        _loss("nats per token", base["nats_per_token"], tuned["nats_per_token"], change["nats_per_token_fraction"]),
+        (
+            "Perplexity",
+            write_number(base["perplexity"], 2),
+            write_number(tuned["perplexity"], 2),
+            write_fall(change["perplexity_fraction"]),
         ),
-        _figure(
-            "Perplexity", base["perplexity"], tuned["perplexity"], write_fall(change["perplexity_fraction"]), decimals=2
-        ),
-        _figure("ROUGE-L (0 to 1)", base["rouge_l"], tuned["rouge_l"], write_difference(change["rouge_l_difference"])),
+        _score("ROUGE-L (0 to 1)", base["rouge_l"], tuned["rouge_l"], change["rouge_l_difference"]),
     ]
 
 
-def _figure(name: str, base: float | None, tuned: float | None, change: str, *, decimals: int = 4) -> _Figure:
-    return name, write_number(base, decimals), write_number(tuned, decimals), change
+def _score(name: str, base: float | None, tuned: float | None, difference: float | None) -> _Figure:
+    # What is between 0 and 1 is compared by difference: a share of a score near 0 says nothing.
+    return name, write_number(base, 4), write_number(tuned, 4), write_difference(difference)
+
+
+def _loss(unit: str, base: float | None, tuned: float | None, fraction: float | None) -> _Figure:
+    return f"Held-out loss ({unit})", write_number(base, 4), write_number(tuned, 4), write_fall(fraction)
 
 
 def _describe_rows(result: EvaluationRecord) -> str:
@@ -162,33 +149,32 @@ def _describe_answers(result: LanguageEvaluation) -> str:
 def _describe_classes(result: ClassEvaluation) -> str:
     num_rows, num_split_rows = result["num_rows"], result["num_split_rows"]
     rows = count_of(num_split_rows, "row") if num_rows == num_split_rows else f"{num_rows:,} of {num_split_rows:,} rows"
-    base, best = result["base"], result.get("best_constant")
-    said = f"The majority class of the training rows is {_name_tied(base)}"
-    # A result that an earlier version stored has none.
-    if best:
-        always, most = base["accuracy"] or 0.0, best["accuracy"] or 0.0
-        said += f"; always answering it is right for {always:.2%}"
-        if most > always:
-            said += f". The best constant answer on this split is {_name_tied(best)}, right for {most:.2%}"
-        else:
-            said += ", and no other constant answer for more"
+    base, best = result["base"], result["best_constant"]
+    # Without a value there is no row, and then no report of them.
+    always, most = base["accuracy"] or 0.0, best["accuracy"] or 0.0
+    said = (
+        f"The majority class of the training rows is {_name_tied(base)}; always answering it is right for {always:.2%}"
+    )
+    if most > always:
+        said += f". The best constant answer on this split is {_name_tied(best)}, right for {most:.2%}"
+    else:
+        said += ", and no other constant answer for more"
     return f"{rows}, {count_of(len(result['per_class']), 'class')} in them or predicted. {said}"
 
 
 def _class_sections(result: ClassEvaluation) -> Iterator[Section]:
     """Yield the tables of a classifier: constant answers, every class, confusions, and the largest classes."""
-    if "best_constant" in result:
-        constants = (("training rows", result["base"]), (f"these {result['split']} rows", result["best_constant"]))
-        yield _section(
-            "constants",
-            "Always answering one class",
-            ("Most frequent among", "Class", "Accuracy", "Macro-F1"),
-            [
-                (rows, _name_tied(one), write_number(one["accuracy"], 4), write_number(one["macro_f1"], 4))
-                for rows, one in constants
-            ],
-            num_text_columns=2,
-        )
+    constants = (("training rows", result["base"]), (f"these {result['split']} rows", result["best_constant"]))
+    yield _section(
+        "constants",
+        "Always answering one class",
+        ("Most frequent among", "Class", "Accuracy", "Macro-F1"),
+        [
+            (rows, _name_tied(one), write_number(one["accuracy"], 4), write_number(one["macro_f1"], 4))
+            for rows, one in constants
+        ],
+        num_text_columns=2,
+    )
     yield _section(
         "classes",
         "Classes, the lowest F1 first",
@@ -214,22 +200,21 @@ def _class_sections(result: ClassEvaluation) -> Iterator[Section]:
             ],
             num_text_columns=2,
         )
-    if "class_shares" in result:
-        yield _section(
-            "shares",
-            f"Largest classes in train and {result['split']}",
-            ("Class", "Training rows", "Share", "Rows", "Share"),
-            [
-                (
-                    _name(line["class"]),
-                    line["num_train_rows"],
-                    write_share(line["num_train_rows"], result["num_train_rows"]),
-                    line["num_rows"],
-                    write_share(line["num_rows"], result["num_rows"]),
-                )
-                for line in result["class_shares"]
-            ],
-        )
+    yield _section(
+        "shares",
+        f"Largest classes in train and {result['split']}",
+        ("Class", "Training rows", "Share", "Rows", "Share"),
+        [
+            (
+                _name(line["class"]),
+                line["num_train_rows"],
+                write_share(line["num_train_rows"], result["num_train_rows"]),
+                line["num_rows"],
+                write_share(line["num_rows"], result["num_rows"]),
+            )
+            for line in result["class_shares"]
+        ],
+    )
 
 
 def _section(
@@ -246,6 +231,7 @@ def _samples(result: EvaluationRecord) -> Iterator[Block]:
             title = f"Row {row['row_id']}: {verdict} (probability {row['probability']:.2f})"
             yield Sample(title, "Text", keep_ends(row["text"], _TEXT_CHARACTERS))
         return
+    # The template and a fixed instruction can be longer than all the rest, and would be all that the samples show.
     shared, questions, ending = split_shared([sample["prompt"] for sample in result["samples"]])
     if shared or ending:
         title = "What all these prompts begin and end with is shown once:"
@@ -270,10 +256,13 @@ def split_shared(prompts: Sequence[str]) -> tuple[str, list[str], str]:
         The shared start and end, in whole lines, and what lies between them in each prompt. Nothing is shared by a
         single prompt.
     """
+    # Of a single prompt, or of equal ones, everything would be shared and nothing shown.
     if len(set(prompts)) < 2:
         return "", list(prompts), ""
+    # Whole lines: a common beginning of words would tear the prompts apart in the middle of a sentence.
     start = _whole_lines(os.path.commonprefix(list(prompts)))
     rests = [prompt[len(start) :] for prompt in prompts]
+    # The common beginning of the reversed texts, looked for behind the shared start, so that both cannot overlap.
     ending = _whole_lines(os.path.commonprefix([rest[::-1] for rest in rests]))[::-1]
     return start, [rest[: len(rest) - len(ending)] for rest in rests], ending
 
@@ -284,9 +273,9 @@ def _whole_lines(text: str) -> str:
 
 
 def _name_tied(constant: ConstantFigures | MajorityFigures) -> str:
-    # A result that an earlier version stored does not say how many classes are tied.
-    return name_tied(_name(str(constant["class"])), constant.get("num_tied_classes") or 1)
+    return name_tied(_name(str(constant["class"])), constant["num_tied_classes"] or 1)
 
 
 def _name(text: str) -> str:
+    # Classes have their names from rows, of any length and with whatever is in them.
     return keep_ends(on_one_line(text), _NAME_CHARACTERS)

@@ -62,6 +62,7 @@ def evaluate_models(
         base_cache=base_cache,
         on_progress=on_progress,
     )
+    # An encoder-decoder is a language model here: loss by token and answers, only that it reads the prompt apart.
     is_classifier = tuning["task"] == "sequence_classification"
     compared = compare_with_majority(job) if is_classifier else compare_language_models(job)
     for warning in compared.result["warnings"]:
@@ -76,6 +77,7 @@ def choose_split(tokens_folder: Path) -> tuple[str | None, TokenTable]:
         The split's name, ``None`` when neither has any, and its table.
     """
     table = open_split(tokens_folder, "test")
+    # By what is supervised and not by rows: of a row without any nothing can be measured.
     if table.num_supervised.any():
         return "test", table
     table = open_split(tokens_folder, "validation")
@@ -83,6 +85,7 @@ def choose_split(tokens_folder: Path) -> tuple[str | None, TokenTable]:
 
 
 def _check_tokens(tuned_folder: Path, trained_on: str | None, tokens_key: str) -> None:
+    # No question of caching: where the split was drawn again, rows of the test may have been learned by heart.
     if trained_on != tokens_key:
         raise UserError(
             f"{tuned_folder} was trained on the token set {trained_on}, but the present one is {tokens_key}: rows that "

@@ -6,7 +6,6 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 _ASCII_WORD = re.compile(r"[a-z0-9]+")
 
@@ -59,6 +58,7 @@ class UnicodeTokenizer:
         Args:
             text: any text; composed and decomposed letters count as the same.
         """
+        # One form for each letter first: decomposed Hangul or accents would be other words than composed ones.
         text = unicodedata.normalize("NFC", text).lower()
         if text.isascii():
             return _ASCII_WORD.findall(text)
@@ -66,6 +66,7 @@ class UnicodeTokenizer:
         joins_letter = joins_mark = False
         for character in text:
             category = unicodedata.category(character)[0]
+            # A mark (an accent, a vowel sign) belongs to the letter before it, in spaceless scripts too.
             if category == "M":
                 if joins_mark:
                     words[-1] += character
@@ -94,23 +95,27 @@ def score_rouge(references: Sequence[str], predictions: Sequence[str]) -> RougeS
     from rouge_score.rouge_scorer import RougeScorer
 
     tokenizer = UnicodeTokenizer()
+    # No stemmer: there is one for English alone, which would bend the words of every other language.
     scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=False, tokenizer=tokenizer)
-    scores: list[dict[str, Any]] = [
-        scorer.score(reference, prediction) for reference, prediction in zip(references, predictions, strict=True)
+    # F-measures by kind. Precision or recall alone would reward answers for being short or long.
+    scores = [
+        {kind: float(score.fmeasure) for kind, score in scorer.score(reference, prediction).items()}
+        for reference, prediction in zip(references, predictions, strict=True)
     ]
 
-    def mean(name: str) -> float | None:
-        return sum(score[name].fmeasure for score in scores) / len(scores) if scores else None
+    def mean(kind: str) -> float | None:
+        return sum(row[kind] for row in scores) / len(scores) if scores else None
 
     return RougeScores(
         rouge_1=mean("rouge1"),
         rouge_2=mean("rouge2"),
         rouge_l=mean("rougeL"),
         num_empty=sum(not tokenizer.tokenize(prediction) for prediction in predictions),
-        row_rouge_l=[float(score["rougeL"].fmeasure) for score in scores],
+        row_rouge_l=[row["rougeL"] for row in scores],
     )
 
 
 def _is_spaceless(character: str) -> bool:
+    # Latin, Greek, Cyrillic, Arabic and the scripts of India lie below the first range and need no search.
     code = ord(character)
     return code >= _SPACELESS_RANGES[0][0] and any(first <= code <= last for first, last in _SPACELESS_RANGES)

@@ -101,7 +101,8 @@ def choose_settings(
         evaluate=evaluate,
         tf32=environment.tf32,
         attention=model.attention,
-        memory_bytes=device.memory_bytes or None,  # 0 stands for unknown
+        # Of a device, 0 stands for unknown.
+        memory_bytes=device.memory_bytes or None,
     )
 
 

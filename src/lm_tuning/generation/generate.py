@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.models.generation_settings import plain_settings, stop_ids_of
@@ -53,6 +54,7 @@ def collect_prompts(table: TokenTable, rows: Iterable[int]) -> list[Prompt]:
     prompts = []
     for index in rows:
         row = table[index]
+        # The last span alone: earlier answers of a conversation are a part of what the last one replies to.
         if row.spans and row.spans[-1][0] > 1:
             start, end = row.spans[-1]
             ids = row.input_ids.tolist()
@@ -171,11 +173,13 @@ def generate_answers(
     answers: list[list[int]] = [[] for _ in prompts]
     # Longest first: neighbours need little padding, and what does not fit into memory fails at once.
     order = sorted(range(len(kept)), key=lambda index: -len(kept[index]))
+    # Answers differ in length, so a bar of rows would stand still for minutes: tokens are what takes the time.
     counter = _TokenCounter(
         stop_ids, max_new_tokens=max_new_tokens, num_waiting=len(order), num_beams=num_beams, device=device
     )
     on_progress(label, 0, counter.most_tokens, "tokens")
     counter.on_step = lambda: on_progress(label, counter.num_tokens, counter.most_tokens, "tokens")
+    # What the model's own settings say of sampling or penalties is set aside, so that two models answer by one rule.
     config = plain_settings(
         use_cache=True,
         max_new_tokens=max_new_tokens,
@@ -201,6 +205,7 @@ def generate_answers(
             counter.end_batch()
             # ``generate`` gives back what it was given too: the prompt, or the token that a decoder starts from.
             num_given = 1 if reads_apart else input_ids.shape[1]
+            # One copy to the host for the batch, after the last token.
             for index, tokens in zip(chosen, output[:, num_given:].tolist(), strict=True):
                 answers[index] = cut_at(tokens, stop_ids)
     return answers
@@ -238,6 +243,7 @@ class _TokenCounter:
     @property
     def most_tokens(self) -> int:
         """Tokens in the end if no answer ends early from here on."""
+        # Rows of this batch from the present step on, and those of later batches from their first.
         left = self._num_running * (self._max_new_tokens - self._steps) + self._num_waiting * self._max_new_tokens
         return self.num_tokens + left
 
@@ -254,6 +260,7 @@ class _TokenCounter:
             self.on_step()
 
     def __call__(self, input_ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
+        # Beams change their order from step to step, so which of them has ended cannot be told by its index.
         if not self._has_beams:
             # input_ids: (batch, tokens so far). What follows a stop token is padding, so a row never runs again.
             self._is_running &= ~torch.isin(input_ids[:, -1], self._stops)  # (batch,)
@@ -279,14 +286,9 @@ def pad_prompts(
         ``input_ids`` and ``attention_mask``, both ``(batch, sequence)``; the mask comes from lengths, so a prompt
         may hold the pad id itself.
     """
-    width = max(map(len, prompts))
-    input_ids = torch.full((len(prompts), width), pad_id, dtype=torch.long)  # (batch, sequence)
-    attention_mask = torch.zeros((len(prompts), width), dtype=torch.long)  # (batch, sequence)
-    for index, prompt in enumerate(prompts):
-        start = width - len(prompt) if side == "left" else 0
-        part = slice(start, start + len(prompt))
-        input_ids[index, part] = torch.tensor(prompt, dtype=torch.long)
-        attention_mask[index, part] = 1
+    rows = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
+    input_ids = pad_sequence(rows, batch_first=True, padding_value=pad_id, padding_side=side)
+    attention_mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
     return input_ids, attention_mask
 
 
@@ -299,7 +301,7 @@ def cut_at(tokens: Sequence[int], stop_ids: Iterable[int]) -> list[int]:
 
 @contextmanager
 def _generating_by(model: Any, config: Any) -> Iterator[None]:
-    """Put settings in place of the model's own, which ``generate`` would merge in and warn about."""
+    """Replace the model's own settings, which ``generate`` would merge in and warn about."""
     # An adapter's wrapper has settings of its own, which it hands to the model inside.
     owners = [model] if inner_model(model) is model else [model, inner_model(model)]
     before = [owner.generation_config for owner in owners]

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.hooks.locking import LOCK_FOLDER
@@ -17,10 +17,10 @@ from lm_tuning.tracking.active_run import enter_run, leave_run, set_current
 from lm_tuning.tracking.address import bounded_requests
 from lm_tuning.tracking.delivery import Delivery, now_ms
 from lm_tuning.tracking.journal import JOURNAL_FOLDER, Journal, describe_count, find_journal, is_stand_in, read_run_id
-from lm_tuning.tracking.records import Experiment, RunHeader
+from lm_tuning.tracking.records import RunHeader
 from lm_tuning.tracking.run_description import flatten_settings
 from lm_tuning.tracking.sender import Sender
-from lm_tuning.tracking.trouble import describe_trouble, strip_passwords
+from lm_tuning.tracking.trouble import describe_trouble
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -36,38 +36,21 @@ STOP_PATIENCE_SECONDS = 1.5
 MAX_STOP_SECONDS = 2.0
 
 
-class RunPlan(NamedTuple):
-    """What is known of a run before it is opened.
-
-    Attributes:
-        uri: the tracking store.
-        experiment: that a new run goes to.
-        name: of the run.
-        run_id: of the run to go on with, or that the user has opened; a stand-in for one that an earlier process could
-            not make; None for a new run.
-        is_ours: whether we end the run.
-    """
-
-    uri: str
-    experiment: Experiment
-    name: str
-    run_id: str | None
-    is_ours: bool
-
-
 class MlflowRun:
     """Write settings, tags, figures and files of a run, new or resumed; none of it waits for the tracking store."""
 
-    def __init__(self, root: Path, plan: RunPlan) -> None:
+    def __init__(self, root: Path, uri: str, header: RunHeader) -> None:
         """Resume the journal and start to send; ``open`` waits for the store.
 
         Args:
             root: project folder.
-            plan: of the run.
+            uri: the tracking store, with its password.
+            header: what is known of the run. Its ``run_id`` is that of the run to go on with, or that the user has
+                opened; a stand-in for one that an earlier process could not make; None for a new run.
         """
         self._root = root
-        self._plan = plan
-        self._resumed = plan.run_id
+        self._header = header
+        self._resumed = header["run_id"]
         self._is_taken_up = False
         self._exit = ExitStack()
         self._exit.enter_context(bounded_requests())
@@ -75,7 +58,7 @@ class MlflowRun:
         self.journal = journal
         # Before the sender: the first fact of this process tells a resume from what an earlier one has left.
         journal.add({"kind": "begin"})
-        self._sender = Sender(journal, Delivery(journal, plan.uri, locks=root / LOCK_FOLDER))
+        self._sender = Sender(journal, Delivery(journal, uri, locks=root / LOCK_FOLDER))
         self._sender.on_open = self._note_open
 
     @property
@@ -100,9 +83,9 @@ class MlflowRun:
         self._sender.start()
         if self._sender.wait_until_open(OPEN_PATIENCE_SECONDS):
             assert self.run is not None, "it is open"
-            verb = "Going on with" if self._resumed == self.run_id and self._plan.is_ours else "Started"
+            verb = "Going on with" if self._resumed == self.run_id and self._header["is_ours"] else "Started"
             logger.info("%s MLflow run '%s' (%s).", verb, self.run.info.run_name, self.run_id)
-            if self._plan.is_ours:
+            if self._header["is_ours"]:
                 enter_run(self.run)
         else:
             trouble = self._sender.trouble
@@ -188,9 +171,9 @@ class MlflowRun:
             timeout_seconds: the longest wait for another thread that writes to the journal; -1 for no limit.
         """
         # A run that the user has opened goes on after ours, and the user ends it.
-        if status is not None and self._plan.is_ours:
+        if status is not None and self._header["is_ours"]:
             self.journal.add({"kind": "end", "status": status, "time": now_ms()})
-        if self._plan.is_ours:
+        if self._header["is_ours"]:
             leave_run(self.run_id)
             self._end_monitor()
         set_current(None)
@@ -253,8 +236,7 @@ class MlflowRun:
 
     def _take_up_journal(self) -> Journal:
         """Return a new journal, or that of the run to go on with where the store has not made it yet."""
-        plan, journals = self._plan, self._root / JOURNAL_FOLDER
-        run_id = plan.run_id
+        journals, run_id = self._root / JOURNAL_FOLDER, self._header["run_id"]
         if run_id is not None and is_stand_in(run_id):
             # Either what it had to tell is still here and goes on in the same journal, or it has been sent since, and
             # the store's id was noted.
@@ -266,17 +248,10 @@ class MlflowRun:
                     return journal
             run_id = read_run_id(journals, run_id)
             if run_id is None:
-                logger.warning("The MLflow run of %s is gone, so a new one is started.", plan.run_id)
+                logger.warning("The MLflow run of %s is gone, so a new one is started.", self._header["run_id"])
             self._resumed = run_id
-        header: RunHeader = {
-            "uri": strip_passwords(plan.uri),
-            "experiment": plan.experiment,
-            "run_name": mask(plan.name),
-            "run_id": run_id,
-            "is_ours": plan.is_ours,
-            "start_time": now_ms(),
-            "tags": _context_tags(plan.name),
-        }
+        tags = _context_tags(self._header["run_name"])
+        header: RunHeader = {**self._header, "run_id": run_id, "start_time": now_ms(), "tags": tags}
         journal = Journal.create(journals, header)
         journal.hold()
         return journal
@@ -290,7 +265,7 @@ class MlflowRun:
         from mlflow import environment_variables
 
         is_wanted: Any = environment_variables.MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING.get
-        if self._plan.is_ours and is_wanted():
+        if self._header["is_ours"] and is_wanted():
             from mlflow.system_metrics import system_metrics_monitor
             from mlflow.tracking import fluent
 

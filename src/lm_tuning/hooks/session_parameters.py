@@ -16,7 +16,7 @@ def settle_parameters(context: KedroContext) -> Settled:
     """Return what the configuration of a session comes to; files are read and checked at the first call only.
 
     Args:
-        context: of the session. It keeps the answer, so another session in the same process reads its files anew.
+        context: of the session. It keeps the answer, so another session in the same process reads its files again.
 
     Raises:
         UserError: with every problem at once, see :func:`lm_tuning.parameters.loading.read_settled`.

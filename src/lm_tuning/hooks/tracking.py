@@ -17,14 +17,16 @@ from kedro.framework.hooks import hook_impl
 from lm_tuning.datasets.entry import read_marks
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.hooks.mlflow_config import set_up_mlflow
-from lm_tuning.hooks.mlflow_run import MlflowRun, RunPlan
+from lm_tuning.hooks.mlflow_run import MlflowRun
 from lm_tuning.hooks.session_parameters import settle_parameters
 from lm_tuning.hooks.stopping import StopSignals, was_interrupted
 from lm_tuning.models.tuned import read_tuning
 from lm_tuning.runtime.facts import environment_facts, run_facts
 from lm_tuning.runtime.stopping import last_words, stop_if_requested
-from lm_tuning.tracking.records import RunParams
+from lm_tuning.secrets import mask
+from lm_tuning.tracking.records import RunHeader, RunParams
 from lm_tuning.tracking.run_description import data_digests, name_pipelines, numbers_of, rerun_command
+from lm_tuning.tracking.trouble import strip_passwords
 from lm_tuning.training.checkpoints.format import find_latest
 
 if TYPE_CHECKING:
@@ -51,11 +53,13 @@ class TrackingHook:
     sends it. Trouble with the store is a warning: it never costs a result.
     """
 
+    # Known once there is a context, which Kedro makes before it calls any other hook.
+    _plugin: MlflowHook
+    _config: KedroMlflowConfig
+    _parameters: Parameters
+
     def __init__(self) -> None:
         """Begin without a run; MLflow is imported with the first session."""
-        self._plugin: MlflowHook | None = None
-        self._config: KedroMlflowConfig | None = None
-        self._parameters: Parameters | None = None
         self._root = Path()
         self._signals = StopSignals()
         self._catalog: CatalogProtocol | None = None
@@ -95,7 +99,6 @@ class TrackingHook:
         load_versions: dict[str, str],
     ) -> None:
         """Let the plugin name the metric datasets that a user may have added."""
-        assert self._plugin is not None, "the context comes before the catalog"
         self._plugin.after_catalog_created(catalog, conf_catalog, conf_creds, parameters, save_version, load_versions)
 
     @hook_impl(trylast=True)
@@ -188,7 +191,6 @@ class TrackingHook:
 
     def _is_enabled(self, run_params: RunParams) -> bool:
         """Respect ``tracking.disable_tracking.pipelines`` of ``mlflow.yml``."""
-        assert self._config is not None, "the context comes before the pipeline"
         disabled = self._config.tracking.disable_tracking.pipelines
         return not all(name in disabled for name in run_params.get("pipeline_names") or ["__default__"])
 
@@ -196,7 +198,6 @@ class TrackingHook:
         """Start a run, or go on with that of the checkpoint to resume, or log into one that the user has opened."""
         import mlflow
 
-        assert self._config is not None and self._parameters is not None, "the context comes before the pipeline"
         active, tracking = mlflow.active_run(), self._parameters.tracking
         # The variable names a run to go on with, once, as for mlflow.start_run.
         run_id = os.environ.pop("MLFLOW_RUN_ID", None) if active is None else str(active.info.run_id)
@@ -205,18 +206,19 @@ class TrackingHook:
             if checkpoint is not None and checkpoint.facts.get("mlflow_run_id"):
                 run_id, self._held = checkpoint.facts["mlflow_run_id"], []
         creation = self._config.tracking.experiment.create_experiment_kwargs
-        plan = RunPlan(
-            uri=str(self._config.server.mlflow_tracking_uri),
-            experiment={
+        uri = str(self._config.server.mlflow_tracking_uri)
+        header: RunHeader = {
+            "uri": strip_passwords(uri),
+            "experiment": {
                 "name": tracking.experiment,
                 "artifact_location": creation.artifact_location,
                 "tags": creation.tags,
             },
-            name=tracking.run_name or f"{name_pipelines(run_params)} {self._parameters.output}",
-            run_id=run_id,
-            is_ours=active is None,
-        )
-        self._run = run = MlflowRun(self._root, plan)
+            "run_name": mask(tracking.run_name or f"{name_pipelines(run_params)} {self._parameters.output}"),
+            "run_id": run_id,
+            "is_ours": active is None,
+        }
+        self._run = run = MlflowRun(self._root, uri, header)
         self._exit.enter_context(last_words(self._say_last_words))
         try:
             run.open(must_answer=tracking.on_unreachable == "stop")
@@ -227,7 +229,7 @@ class TrackingHook:
 
     def _log_settings(self) -> None:
         """Log every parameter with its value of now, also those that no file names."""
-        assert self._run is not None and self._parameters is not None, "the run is open"
+        assert self._run is not None, "the run is open"
         self._run.log_settings(self._parameters.model_dump(mode="json"))
 
     def _log_start(self, run_params: RunParams) -> None:
@@ -253,7 +255,6 @@ class TrackingHook:
 
     def _log_artifact(self, run: MlflowRun, path: Path, folder: str, what: str) -> None:
         """Copy a file, or a model's folder if ``tracking.log_model`` finds its weights worth the space."""
-        assert self._parameters is not None, "the context comes before the pipeline"
         choice = self._parameters.tracking.log_model
         is_wanted = path.is_file() or choice == "always"
         if is_wanted or (choice == "adapter" and read_tuning(path)["method"] in ADAPTER_METHODS):
@@ -266,7 +267,7 @@ class TrackingHook:
             marks, path = read_marks(dataset), Path(getattr(dataset, "_filepath", ""))
             if not marks.get("also_on_failure") or path in self._logged or not path.is_file():
                 continue
-            # An earlier run's file lies in the same place.
+            # An earlier run's file has the same path.
             if path.stat().st_mtime >= self._began and self._run is not None:
                 run, what = self._run, f"a copy of '{name}'"
                 self._try(what, lambda path=path, what=what: run.log_artifact(path, marks["mlflow_artifact"], what))  # type: ignore[misc]  # noqa: B023

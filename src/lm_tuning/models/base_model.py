@@ -16,6 +16,7 @@ from lm_tuning.storage.digests import digest_file, digest_values
 
 logger = logging.getLogger(__name__)
 
+# Digests that are remembered take no time, and nobody wants to see a bar for them.
 _QUIET_SECONDS = 1.0
 
 
@@ -57,8 +58,10 @@ def describe_base_model(
             raise UserError(f"model.revision is {revision!r}, but {name_or_path} is a folder, which has no revisions.")
         folder = existing_folder(name_or_path)
         digest, tokenizer_digest = _digest_folder(folder, digest_cache, on_progress)
+        # As it was typed, only with forward slashes: a relative path stays valid where the whole project moves to.
         name_or_path = folder.as_posix()
     else:
+        # A commit fixes every file, so nothing has to be read to know that weights and tokenizer are the same.
         revision = digest = tokenizer_digest = find_commit(name_or_path, revision)
     return {
         "name_or_path": name_or_path,
@@ -87,6 +90,7 @@ def find_commit(name: str, revision: str | None) -> str:
 
     with user_errors(name, "model"):
         path = hf_hub_download(name, "config.json", revision=revision, local_files_only=not may_download(name))
+    # The cache keeps the files of a commit in snapshots/<commit>/.
     return Path(path).parent.name
 
 
@@ -94,6 +98,7 @@ def _digest_folder(folder: Path, digest_cache: Path | None, on_progress: OnProgr
     """Return the digests of model and tokenizer, or all problems of both."""
     problems: list[str] = []
     checked: list[list[Path]] = []
+    # Both are checked before either is refused, so that one run names everything that is missing.
     for check in (check_weight_files, check_tokenizer_files):
         try:
             checked.append(check(folder))
@@ -101,6 +106,7 @@ def _digest_folder(folder: Path, digest_cache: Path | None, on_progress: OnProgr
             problems += error.problems
     if problems:
         raise UserError(problems)
+    # The config is a part of the model: the same numbers under another activation are another one.
     weights, tokenizer = [folder / "config.json", *checked[0]], checked[1]
     files = [*weights, *tokenizer]
     digests = {}
@@ -108,7 +114,6 @@ def _digest_folder(folder: Path, digest_cache: Path | None, on_progress: OnProgr
     is_shown = False
     for done, path in enumerate(files, 1):
         digests[path] = digest_file(path, digest_cache)
-        # Digests that are remembered take no time, and nobody wants to see a bar for them.
         if time.monotonic() - began > _QUIET_SECONDS:
             if not is_shown:
                 on_progress("Checking model files", 0, len(files), "files")
@@ -116,6 +121,7 @@ def _digest_folder(folder: Path, digest_cache: Path | None, on_progress: OnProgr
             on_progress("Checking model files", done, len(files), "files")
 
     def together(group: list[Path]) -> str:
+        # Names relative to the folder, so that a copy elsewhere is the same model, and swapped shards are not.
         return digest_values({path.relative_to(folder).as_posix(): digests[path] for path in group})
 
     return together(weights), together(tokenizer)

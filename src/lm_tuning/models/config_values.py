@@ -34,17 +34,9 @@ _SIZES = (
     "n_ctx",
 )
 _SHARES = (
-    "attention_dropout",
-    "hidden_dropout",
-    "dropout",
-    "activation_dropout",
-    "resid_pdrop",
-    "embd_pdrop",
-    "attn_pdrop",
-    "hidden_dropout_prob",
-    "attention_probs_dropout_prob",
-    "classifier_dropout",
-    "dropout_rate",
+    *("attention_dropout", "hidden_dropout", "dropout", "activation_dropout", "classifier_dropout", "dropout_rate"),
+    # Names from GPT-2 and from BERT for the same quantities.
+    *("resid_pdrop", "embd_pdrop", "attn_pdrop", "hidden_dropout_prob", "attention_probs_dropout_prob"),
 )
 _NULL_MEANS_DEFAULT = {"head_dim", "num_key_value_heads", "n_inner"}
 _ROPE = ("rope_parameters", "rope_scaling")

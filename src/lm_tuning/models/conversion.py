@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.hub import transformers_bars_off
@@ -37,6 +37,13 @@ MODEL_MAX_LENGTH_TOKENS = 8192
 NUM_STEPS = 4
 
 
+class _FileRecord(TypedDict):
+    """What the record of a conversion says of one file."""
+
+    num_bytes: int
+    sha256: str
+
+
 def is_embedded(name_or_path: str) -> bool:
     """Return whether a model name means the default model's folder, which may have to be made first.
 
@@ -46,6 +53,7 @@ def is_embedded(name_or_path: str) -> bool:
     Returns:
         Whether the path ends in the embedded model's folder.
     """
+    # By the end of the path, since notebooks and other working folders give it in full.
     parts = Path(EMBEDDED_MODEL).parts
     return Path(name_or_path).parts[-len(parts) :] == parts
 
@@ -76,12 +84,14 @@ def convert_embedded_model(
         logger.warning("%s is incomplete or was changed; converting the model again.", folder)
     source = find_embedded_gguf()
     _remove_stale(folder)
+    # Beside the target, which it only has to be renamed to. By the process id later runs know whether it is still used.
     staged = folder.with_name(f".staging-{folder.name}-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with explain_full_disk(folder):
             staged.mkdir(parents=True)
             _write_model(source, staged, f"Converting {folder.name}", on_progress)
-        if not is_converted(folder):  # else another process was faster, and its folder may be in use
+        # Else another process was faster, and its folder may be in use.
+        if not is_converted(folder):
             replace_folder(staged, folder)
     finally:
         shutil.rmtree(staged, ignore_errors=True)
@@ -102,12 +112,14 @@ def is_converted(folder: Path, *, digest_cache: Path | None = None) -> bool:
         record = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
         if record["version"] != CONVERSION_VERSION:
             return False
-        files: dict[str, dict[str, Any]] = record["files"]
+        files: dict[str, _FileRecord] = record["files"]
+        # Sizes first: they find most changes without half a gigabyte being read.
         return all(
             (folder / name).stat().st_size == facts["num_bytes"]
             and digest_file(folder / name, digest_cache) == facts["sha256"]
             for name, facts in files.items()
         )
+    # A record that is damaged or has another shape vouches for nothing, so the model is converted again.
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -121,6 +133,7 @@ def find_embedded_gguf() -> Path:
     Raises:
         UserError: the package is not installed, with the command that installs it.
     """
+    # Without dependencies the package cannot be imported, but its folder can be found.
     spec = importlib.util.find_spec(PACKAGE)
     files = [
         path
@@ -156,6 +169,7 @@ def quick_gguf_parsing(on_progress: OnProgress = ignore_progress) -> Iterator[No
         on_progress("Unpacking weights", len(tensors), len(tensors), "tensors")
 
     with (
+        # A model is read from one file, so a cache of one is enough; dropping the cache unmaps the file.
         _replaced(gguf, "GGUFReader", functools.lru_cache(1)(gguf.GGUFReader)),
         _replaced(gguf, "get_tensor_name_map", functools.lru_cache(8)(gguf.get_tensor_name_map)),
         _replaced(modeling_gguf_pytorch_utils, "tqdm", report),
@@ -195,6 +209,7 @@ def _write_model(source: Path, staged: Path, what: str, on_progress: OnProgress)
         tokenizer.save_pretrained(staged)
         model.save_pretrained(staged)
     on_progress(what, 3, NUM_STEPS, "steps")
+    # The record comes last and vouches for the rest, so the rest has to be on the disk before.
     sync_folder(staged)
     record = {
         "version": CONVERSION_VERSION,

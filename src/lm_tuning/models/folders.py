@@ -18,9 +18,9 @@ TOKENIZER_SIDE_FILES = (
     "additional_chat_templates/*.jinja",
 )
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json")
+# An embedding that is so many times larger than all weights would be made up, and may not fit into memory.
 _MOST_EXCESS = 4
-"""An embedding that is so many times larger than all weights would be made up, and may not fit into memory."""
-
+# Pickles: reading one can run any code.
 UNSAFE_WEIGHT_PATTERNS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
@@ -56,7 +56,8 @@ def check_weight_files(folder: Path) -> list[Path]:
             )
         raise UserError(f"{folder} has no config.json, so it is not a model folder.")
     check_config_values(folder)
-    if (folder / "model.safetensors").is_file():  # transformers takes it even where there is an index
+    # In the order of transformers, which takes the single file even where there is an index beside it.
+    if (folder / "model.safetensors").is_file():
         return _check_headers([folder / "model.safetensors"])
     index = folder / "model.safetensors.index.json"
     if index.is_file():
@@ -94,6 +95,7 @@ def read_weight_index(index: Path) -> list[str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise UserError(f"{index} has no weight_map, which says in which file each weight lies. Copy it again.")
     names = sorted({str(name) for name in weight_map.values()})
+    # With backslashes read as Windows does, so that a path out of the folder is none on any system.
     bad = [name for name in names if not name.endswith(".safetensors") or Path(name.replace("\\", "/")).name != name]
     if bad:
         raise UserError(
@@ -112,6 +114,7 @@ def _check_headers(files: list[Path]) -> list[Path]:
     num_held = 0
     for file in files:
         try:
+            # numpy, since shapes need no torch, and the header alone is read until a tensor is asked for.
             with safe_open(file, framework="np") as opened:
                 num_held += sum(math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())
         except (SafetensorError, OSError) as error:
@@ -144,6 +147,7 @@ def check_tokenizer_files(folder: Path) -> list[Path]:
             f"{folder} has no tokenizer: looked for {', '.join(TOKENIZER_FILES)}. Copy the tokenizer's files there, or "
             "point model.name_or_path at a folder or hub name that has them."
         )
+    # Also those that only some tokenizers read: each of them may change what a text becomes.
     patterns = (*TOKENIZER_FILES, *TOKENIZER_SIDE_FILES)
     return sorted(path for pattern in patterns for path in folder.glob(pattern) if path.is_file())
 

@@ -14,12 +14,13 @@ from typing import Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.folders import is_local
-from lm_tuning.models.record import ModelLocation
+from lm_tuning.models.record import ModelLocation, QuantizationRecord, TuningRecord
 from lm_tuning.models.structure import AUTO_CLASSES, has_encoder, inner_model
 from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
+# Settings that sampling, beams, a cache or a detailed output alone reads, as GenerationConfig.validate groups them.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff")
 _BEAMS = ("early_stopping", "length_penalty")
 _CACHES = ("cache_implementation", "cache_config")
@@ -45,24 +46,20 @@ def clean_generation_settings(model: Any, name_or_path: str) -> list[str]:
     settings = getattr(model, "generation_config", None)
     if settings is None or not _reasons(settings):
         return []
-    without_effect: list[str] = []
-    if settings.do_sample is not True:
-        without_effect += _SAMPLING
-    if settings.num_beams in (None, 1):
-        without_effect += _BEAMS
-    if settings.return_dict_in_generate is not True:
-        without_effect += _OUTPUTS
-    if settings.use_cache is False:
-        without_effect += _CACHES
-    removed = []
+    without_effect = [
+        *(_SAMPLING if settings.do_sample is not True else ()),
+        *(_BEAMS if settings.num_beams in (None, 1) else ()),
+        *(_OUTPUTS if settings.return_dict_in_generate is not True else ()),
+        *(_CACHES if settings.use_cache is False else ()),
+    ]
+    removed: dict[str, str] = {}
     for key in without_effect:
         before = getattr(settings, key, None)
-        if before is None:
-            continue
         # A value that is as good as none is no problem; only what makes the settings invalid is named.
-        if f"`{key}`" in _reasons(settings):
+        if before is not None and f"`{key}`" in _reasons(settings):
             setattr(settings, key, None)
-            removed.append(f"{key} = {before}")
+            removed[key] = f"{key} = {before}"
+    # What is left contradicts itself in a way that nothing here can decide.
     reasons = _reasons(settings)
     if reasons:
         raise UserError(
@@ -73,18 +70,20 @@ def clean_generation_settings(model: Any, name_or_path: str) -> list[str]:
         "generation_config.json of %s has settings without effect, which transformers would refuse to save: %s. They "
         "are left out (do_sample = %s, num_beams = %s).",
         name_or_path,
-        ", ".join(removed),
+        ", ".join(removed.values()),
         settings.do_sample,
         settings.num_beams,
     )
-    return [entry.partition(" ")[0] for entry in removed]
+    return list(removed)
 
 
 def _reasons(settings: Any) -> str:
     """Return what transformers would say when it saves the settings, in one line; empty when nothing."""
+    # strict is what save_pretrained checks by; without it, the same findings are only logged.
     try:
         settings.validate(strict=True)
     except ValueError as error:
+        # Without its heading and its closing remark on where settings come from: the message here names the file.
         lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
         told = [line for line in lines if line != "GenerationConfig is invalid:" and not line.startswith("If you're")]
         return " ".join(told)
@@ -121,6 +120,7 @@ def settings_of_answers(
     """
     inner = inner_model(model)
     known = stop_ids_of(inner, tokenizer)
+    # Chat templates often end a turn with another token than the text's, and only the text's is among the settings.
     missing = sorted(set(supervised_stop_ids) - known)
     if missing:
         logger.info(
@@ -130,6 +130,7 @@ def settings_of_answers(
             GENERATION_NAME,
         )
     reads_apart = has_encoder(inner.config)
+    # No limit on new tokens: servers take one for a limit on every request.
     return plain_settings(
         num_beams=num_beams,
         bos_token_id=getattr(inner.generation_config, "bos_token_id", None),
@@ -159,6 +160,7 @@ def stop_ids_of(model: Any, tokenizer: Any) -> set[int]:
         model: a language model, not wrapped.
         tokenizer: the model's.
     """
+    # Either may name one token, several or none, and often they do not agree: generate stops at any of them.
     stops: set[int] = set()
     configured = getattr(model.generation_config, "eos_token_id", None)
     for ids in (tokenizer.eos_token_id, configured):
@@ -188,13 +190,14 @@ def complete_adapter_config(folder: Path, base: ModelLocation) -> None:
     """
     path = folder / "adapter_config.json"
     config = json.loads(path.read_text(encoding="utf-8"))
+    # A relative path would be looked for from the working folder of whoever loads the adapter.
     name = base["name_or_path"]
     config["base_model_name_or_path"] = str(Path(name).expanduser().absolute()) if is_local(name) else name
     config["revision"] = base["revision"]
     path.write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
-def write_card(folder: Path, facts: dict[str, Any], *, label_map: dict[str, int] | None, pad_id: int) -> None:
+def write_card(folder: Path, facts: TuningRecord, *, label_map: dict[str, int] | None, pad_id: int) -> None:
     """Write a README for people who use the model without this project: what it is, and the calls that load it.
 
     Args:
@@ -219,6 +222,7 @@ def write_card(folder: Path, facts: dict[str, Any], *, label_map: dict[str, int]
         "",
     ]
     if facts["task"] != "sequence_classification":
+        # peft reads no generation settings from an adapter's folder, so whoever loads one has to pass them.
         lines += [
             f"`{GENERATION_NAME}` holds the settings that the model is evaluated with: the EOS tokens that it learned, "
             "and no sampling.",
@@ -232,18 +236,16 @@ def write_card(folder: Path, facts: dict[str, Any], *, label_map: dict[str, int]
     (folder / CARD_NAME).write_text("\n".join(lines), encoding="utf-8")
 
 
-def _loading_code(facts: dict[str, Any], *, label_map: dict[str, int] | None, pad_id: int) -> list[str]:
+def _loading_code(facts: TuningRecord, *, label_map: dict[str, int] | None, pad_id: int) -> list[str]:
     """Return lines that set ``tokenizer`` and ``model``, given ``folder``."""
     is_full, generates = facts["method"] == "full", facts["task"] != "sequence_classification"
     loader = AUTO_CLASSES[facts["task"]]
     if not is_full:
         loader = loader.replace("Auto", "AutoPeft", 1)
-    names = ["AutoTokenizer"]
-    names += [loader] if is_full else []
-    names += ["GenerationConfig"] if generates and not is_full else []
     held = facts["quantization"]
-    if held is not None:
-        names.append("BitsAndBytesConfig")
+    names = ["AutoTokenizer", *([loader] if is_full else [])]
+    names += ["GenerationConfig"] if generates and not is_full else []
+    names += ["BitsAndBytesConfig"] if held is not None else []
     lines = ["import torch"] if held is not None else []
     lines += [] if is_full else [f"from peft import {loader}"]
     lines += [f"from transformers import {', '.join(sorted(names))}", "", 'folder = "."  # where this file lies']
@@ -252,7 +254,7 @@ def _loading_code(facts: dict[str, Any], *, label_map: dict[str, int] | None, pa
     if label_map is not None and not is_full:
         options.append(f"num_labels={len(label_map)}")
     if held is not None:
-        options.append(f"quantization_config=BitsAndBytesConfig({_quantization_code(facts)})")
+        options.append(f"quantization_config=BitsAndBytesConfig({_quantization_code(held, facts['compute_dtype'])})")
     if facts["base"].get("trust_remote_code"):
         options.append("trust_remote_code=True  # the base model comes with code of its own")
     if not options:
@@ -272,11 +274,10 @@ def _loading_code(facts: dict[str, Any], *, label_map: dict[str, int] | None, pa
     return lines
 
 
-def _quantization_code(facts: dict[str, Any]) -> str:
-    held = facts["quantization"]
+def _quantization_code(held: QuantizationRecord, compute_dtype: str) -> str:
     if held["bits"] == 8:
         return "load_in_8bit=True"
     return (
         f'load_in_4bit=True, bnb_4bit_quant_type="{held["quant_type"]}", '
-        f"bnb_4bit_use_double_quant={held['double_quant']}, bnb_4bit_compute_dtype=torch.{facts['compute_dtype']}"
+        f"bnb_4bit_use_double_quant={held['double_quant']}, bnb_4bit_compute_dtype=torch.{compute_dtype}"
     )

@@ -36,9 +36,11 @@ def hub_answers() -> bool:
     import huggingface_hub
     from huggingface_hub import constants
 
+    # Read at import by the client, so the variable itself may have changed since.
     if constants.HF_HUB_OFFLINE:
         return False
     try:
+        # By the client's session, so that proxies and certificates that were set up for it hold here too.
         huggingface_hub.get_session().head(constants.ENDPOINT, timeout=HUB_PROBE_SECONDS)
     except Exception as error:  # whatever the client raises means that there is no answer
         logger.info("The model hub does not answer (%s); looking in the local cache only.", error)
@@ -51,6 +53,7 @@ def transformers_bars_off() -> Iterator[None]:
     """Keep transformers' own bars for loading and saving out of ours."""
     from transformers.utils import logging
 
+    # Its functions are not typed.
     bars: Any = logging
     was_on = bars.is_progress_bar_enabled()
     bars.disable_progress_bar()
@@ -88,6 +91,7 @@ def user_errors(name_or_path: str, what: str) -> Iterator[None]:
         raise UserError(f"The weights of {name_or_path} are damaged ({error}). Copy or download them again.") from error
     except ImportError as error:
         raise UserError(f"The {what} {name_or_path} needs a package that is missing: {_first_line(error)}") from error
+    # What transformers raises for names, files and settings; the hub's errors are OSErrors too.
     except (OSError, ValueError, KeyError) as error:
         if "trust_remote_code" in str(error):
             raise UserError(
@@ -124,14 +128,16 @@ def check_hub_weights(name: str, *, revision: str | None) -> None:
             index = hf_hub_download(
                 name, "model.safetensors.index.json", revision=revision, local_files_only=not may_download(name)
             )
+        # One file, or none: transformers says which.
         except EntryNotFoundError:
-            return  # one file, or none: transformers says which
+            return
     read_weight_index(Path(index))
 
 
 def _hub_problem(name_or_path: str, what: str, error: Exception) -> str:
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
+    # transformers wraps what the client raised, which alone tells a closed model from a missing one.
     causes = list(_causes(error))
     if any(isinstance(cause, GatedRepoError) for cause in causes):
         return (
@@ -153,6 +159,7 @@ def _hub_problem(name_or_path: str, what: str, error: Exception) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    # Chains of exceptions can be circular.
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lm_tuning.errors import UserError
 from lm_tuning.models.folders import check_tokenizer_files, check_weight_files, existing_folder, is_local
 from lm_tuning.models.generation_settings import clean_generation_settings
-from lm_tuning.models.hub import check_hub_weights, may_download, transformers_bars_off, user_errors
+from lm_tuning.models.hub import check_hub_weights, may_download, user_errors
 from lm_tuning.models.padding import choose_pad_token
 from lm_tuning.models.quantization import Quantization, check_quantization, prepare_quantized
 from lm_tuning.models.structure import (
@@ -26,16 +26,6 @@ from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-__all__ = [
-    "Quantization",
-    "build_skeleton",
-    "check_model",
-    "load_model",
-    "load_tokenizer",
-    "read_config",
-    "transformers_bars_off",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -72,8 +62,10 @@ def load_tokenizer(name_or_path: str, *, revision: str | None = None, trust_remo
             f"The tokenizer of {name_or_path} has no fast version (tokenizer.json), whose character positions the "
             "loss masks are made from. Convert it once with transformers and save it into the model folder."
         )
-    tokenizer.init_kwargs.pop("local_files_only", None)  # a fact of this moment; it would be saved with the tokenizer
+    # A fact of this moment, which would be saved with the tokenizer.
+    tokenizer.init_kwargs.pop("local_files_only", None)
     tokenizer.padding_side = "right"
+    # An existing token: a new one would need a larger embedding.
     tokenizer.pad_token = choose_pad_token(tokenizer).token
     return tokenizer
 
@@ -119,6 +111,7 @@ def load_model(
     if is_local(name_or_path):
         check_weight_files(existing_folder(name_or_path))
     else:
+        # Only the index: from_pretrained would download everything before it opens what the index names.
         check_hub_weights(name_or_path, revision=revision)
     if pad_token_id is None:
         tokenizer = load_tokenizer(name_or_path, revision=revision, trust_remote_code=trust_remote_code)
@@ -140,7 +133,8 @@ def load_model(
             attn_implementation=None if attention == "auto" else attention,
             trust_remote_code=trust_remote_code,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # told by _check_complete, which says how to fix it
+            # Told by _check_complete, which says how to fix it.
+            ignore_mismatched_sizes=True,
             output_loading_info=True,
             device_map=device_map,
             quantization_config=None if quantization is None else quantization.to_config(),
@@ -159,16 +153,15 @@ def load_model(
     if quantization is not None:
         prepare_quantized(model)
     _set_padding(model, pad_token_id, name_or_path)
+    # Now, since transformers would only refuse when the trained model is saved.
     clean_generation_settings(model, name_or_path)
     return model.eval()  # type: ignore[no-any-return]
 
 
 @contextmanager
 def _without_load_report() -> Iterator[None]:
-    """Keep transformers' table of missing and unexpected weights out of the log.
-
-    A new head is missing by design, and everything else in it is an error that ``_check_complete`` words.
-    """
+    """Keep transformers' table of missing and unexpected weights out of the log."""
+    # A new head is missing by design, and everything else in the table is an error that _check_complete words.
     log = logging.getLogger("transformers.modeling_utils")
 
     def keep(record: logging.LogRecord) -> bool:
@@ -209,6 +202,7 @@ def build_skeleton(
     config, auto_class, *_ = _prepare(
         name_or_path, task=task, label_map=label_map, revision=revision, trust_remote_code=trust_remote_code
     )
+    # On this device weights have a shape and no numbers, so that a model of any size takes no memory.
     with user_errors(name_or_path, "model"), torch.device("meta"):
         model = auto_class.from_config(config, trust_remote_code=trust_remote_code)
     if task == "sequence_classification":
@@ -274,6 +268,7 @@ def _prepare(
 
     config = check_model(name_or_path, task=task, revision=revision, trust_remote_code=trust_remote_code)
     auto_class: Any = getattr(transformers, AUTO_CLASSES[task])
+    # Asked before the labels are written: afterwards every config looks like that of a classifier.
     was_classifier = stored_labels(config) is not None
     keeps_head = task == "sequence_classification" and write_labels(config, label_map, name_or_path)
     return config, auto_class, keeps_head, was_classifier
@@ -289,6 +284,7 @@ def _check_architecture(config: Any, auto_class: Any, name_or_path: str, task: s
             f"{name_or_path} ({config.model_type}) is {is_kind}, and task = {task} needs {wanted}: set task = "
             f"{'seq2seq_lm' if reads_apart else 'causal_lm'}, or take another model."
         )
+    # Architectures that transformers does not know come with code, and name their class for the task in auto_map.
     own_code = getattr(config, "auto_map", None) or {}
     if type(config) not in auto_class._model_mapping and auto_class.__name__ not in own_code:
         raise UserError(
@@ -297,6 +293,7 @@ def _check_architecture(config: Any, auto_class: Any, name_or_path: str, task: s
         )
     stored = getattr(config, "quantization_config", None)
     if stored is not None:
+        # A dict as read from config.json, or what transformers made of it.
         method = stored.get("quant_method") if isinstance(stored, dict) else getattr(stored, "quant_method", None)
         raise UserError(
             f"The weights in {name_or_path} are stored quantized ({method}), which decides their precision for good. "
@@ -321,13 +318,10 @@ def _check_complete(name_or_path: str, *, missing: list[str], mismatched: list[s
 
 
 def _set_padding(model: Any, pad_token_id: int, name_or_path: str) -> None:
-    """Write the pad id wherever the model looks for one.
-
-    Embeddings forget theirs: torch gives that row no gradient, and where a model was published with its EOS token as
-    padding, the EOS token would never be supervised. Real padding gets no gradient anyway, since no loss depends on it.
-    """
+    """Write the pad id wherever the model looks for one."""
     import torch
 
+    # (vocabulary, width); often more rows than the tokenizer has tokens, since sizes are rounded up.
     num_embeddings = model.get_input_embeddings().weight.shape[0]
     if pad_token_id >= num_embeddings:
         raise UserError(
@@ -338,6 +332,8 @@ def _set_padding(model: Any, pad_token_id: int, name_or_path: str) -> None:
     for config in configs:
         if config is not None:
             config.pad_token_id = pad_token_id
+    # Embeddings forget theirs: torch gives that row no gradient, and where a model was published with its EOS token as
+    # padding, the EOS token would never be learned. Real padding gets no gradient anyway, since no loss depends on it.
     for module in model.modules():
         if isinstance(module, torch.nn.Embedding):
             module.padding_idx = None

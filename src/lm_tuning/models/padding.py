@@ -56,7 +56,9 @@ def choose_pad_token(tokenizer: Any) -> PadChoice:
     pad, eos = tokenizer.pad_token, tokenizer.eos_token
     if pad is not None and pad != eos:
         return PadChoice(pad, int(tokenizer.pad_token_id), "the tokenizer's own, distinct from the EOS token")
+    # What the template writes belongs to the text. Several templates come as a mapping, which is not searched.
     template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+    # Control tokens alone: padding with an ordinary one would look like text to whoever reads a batch.
     special = {str(token): int(index) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     unk = tokenizer.unk_token
     if unk is not None and tokenizer.unk_token_id is not None:

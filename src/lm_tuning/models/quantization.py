@@ -32,15 +32,13 @@ class Quantization:
     compute_dtype: str = "float32"
 
     def to_config(self) -> Any:
-        """Return what transformers loads by.
-
-        Nothing is named to be left out, so that transformers leaves out what it knows about: the head of language
-        models and classifiers and everything that shares its weights. Embeddings are no linear layers.
-        """
+        """Return what transformers loads by."""
         import torch
         from transformers import BitsAndBytesConfig
 
         make: Any = BitsAndBytesConfig  # not typed
+        # Nothing is named to be left out, so that transformers leaves out what it knows about: the head of language
+        # models and classifiers and everything that shares its weights. Embeddings are no linear layers.
         if self.bits == 8:
             return make(load_in_8bit=True)
         return make(
@@ -73,6 +71,7 @@ def check_quantization(device: str) -> None:
         )
     from bitsandbytes import cextension
 
+    # Without its compiled part bitsandbytes can be imported, and fails where that is called first.
     if isinstance(cextension.lib, cextension.ErrorHandlerMockBNBNativeLibrary):
         raise UserError(
             "train.method = qlora needs the compiled part of bitsandbytes, which cannot be loaded here "
@@ -82,10 +81,6 @@ def check_quantization(device: str) -> None:
 
 def prepare_quantized(model: Any) -> None:
     """Make a model that was just quantized fit for training, and check what was quantized.
-
-    On CPUs with AVX512-BF16, bitsandbytes 0.50 packs 4-bit weights again when a layer runs in evaluation mode, for a
-    kernel that has no derivative. Every training step after an evaluation would then have wrong gradients without an
-    error, so the kernel is switched off. 8-bit layers log a line about their input's type on every call; one is enough.
 
     Args:
         model: as transformers loaded it.
@@ -97,9 +92,13 @@ def prepare_quantized(model: Any) -> None:
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     kept = (head, getattr(model, "score", None), model.get_input_embeddings())
     assert not any(module in kept for _, module in linear), "head and embeddings stay as they are"
+    # On CPUs with AVX512-BF16, bitsandbytes 0.50 packs 4-bit weights again when a layer runs in evaluation mode, for a
+    # kernel that has no derivative. Every training step after an evaluation would then have wrong gradients without an
+    # error, so the kernel is switched off.
     for _, module in linear:
         if isinstance(module, Linear4bit):
             module.support_avx512bf16_for_cpu = False
+    # 8-bit layers log a line about their input's type on every call; one is enough.
     messages = logging.getLogger("bitsandbytes.autograd._functions")
     if not any(isinstance(each, _Once) for each in messages.filters):
         messages.addFilter(_Once())
@@ -112,6 +111,7 @@ def quantized_bits(model: Any) -> int | None:
 
 
 def _is_quantized(module: Any) -> bool:
+    # By name, so that a model which is not quantized costs no import of bitsandbytes.
     return type(module).__module__.startswith("bitsandbytes.") and hasattr(module, "in_features")
 
 

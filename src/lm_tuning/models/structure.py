@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# By task, the class of transformers that loads a model for it. peft calls its own ``AutoPeftModelFor…``.
 AUTO_CLASSES = {
     "causal_lm": "AutoModelForCausalLM",
     "sequence_classification": "AutoModelForSequenceClassification",
     "seq2seq_lm": "AutoModelForSeq2SeqLM",
 }
-"""By task, the class of transformers that loads a model for it. peft calls its own ``AutoPeftModelFor…``."""
+# Name of the head in every causal classifier of transformers.
 HEAD = "score"
-"""Name of the head in every causal classifier of transformers."""
+# Standard deviation of new weights where a config has none, as in most of transformers.
 _USUAL_SPREAD = 0.02
 
 
@@ -32,6 +33,7 @@ def stored_labels(config: Any) -> dict[str, int] | None:
     Args:
         config: of a model folder.
     """
+    # Every config has a label2id, two made-up classes if nothing else, so the architecture has to tell.
     architectures = getattr(config, "architectures", None) or []
     if not any(name.endswith("ForSequenceClassification") for name in architectures):
         return None
@@ -94,9 +96,6 @@ def check_head(model: Any, name_or_path: str) -> None:
 def settle_head(model: Any, *, is_fresh: bool, was_stored: bool) -> None:
     """Draw a new head where a stored one belongs to other classes, and hold it in float32.
 
-    The head is a few thousand numbers, and what is trained of it in 16 bits would round to nothing. Hidden states in
-    16 bits are turned into its type on the way in, so that the model runs with and without autocast.
-
     Args:
         model: a loaded classifier.
         is_fresh: whether its head is new; noted as ``model.lm_tuning_fresh_head``.
@@ -107,13 +106,15 @@ def settle_head(model: Any, *, is_fresh: bool, was_stored: bool) -> None:
         # Not by the model's own initialization, which passes over weights that were read from a file.
         spread = getattr(model.config.get_text_config(), "initializer_range", _USUAL_SPREAD)
         head.weight.data.normal_(mean=0.0, std=spread)
+    # A few thousand numbers: float32 costs nothing, and in 16 bits small updates of them would round to nothing. Hidden
+    # states in 16 bits become float32 on the way in, so that the model runs with and without autocast.
     head.float()
     head.register_forward_pre_hook(_take_own_type)
     model.lm_tuning_fresh_head = is_fresh
 
 
 def _take_own_type(head: Any, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    hidden, *others = arguments
+    hidden, *others = arguments  # (batch, sequence, width) or, of chosen positions, (rows, width)
     return (hidden.to(head.weight.dtype), *others)
 
 
@@ -151,6 +152,7 @@ def position_limit(config: Any) -> int | None:
     limit = getattr(config, "max_position_embeddings", None)
     if not isinstance(limit, int) or limit <= 0:
         return None
+    # Of these kinds the config may name the positions before stretching; of others, such as llama3, those after it.
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") in _STRETCHED_ROPE:
         original = rope.get("original_max_position_embeddings") or limit
@@ -167,6 +169,7 @@ def find_positions(model: Any) -> Positions | None:
     limit = position_limit(model.config)
     if limit is None:
         return None
+    # Rotary embeddings have no table, and the table of tokens has another name.
     are_learned = any(
         hasattr(module, "num_embeddings") and _is_position(name) for name, module in model.named_modules()
     )
@@ -181,9 +184,6 @@ def _is_position(name: str) -> bool:
 def check_answer_room(config: Any, *, max_new_tokens: int) -> None:
     """Refuse answers that leave no room for a prompt in the positions of a model.
 
-    The last token of an answer is not read again, so a decoder of its own has room for as many as its positions; a
-    causal model reads one token of the prompt at least.
-
     Args:
         config: of transformers.
         max_new_tokens: ``evaluate.max_new_tokens``.
@@ -195,6 +195,8 @@ def check_answer_room(config: Any, *, max_new_tokens: int) -> None:
     if limit is None:
         return
     reads_apart = has_encoder(config)
+    # The last token of an answer is not read again, so a decoder of its own has room for as many as its positions; a
+    # causal model reads one token of the prompt at least.
     most = limit if reads_apart else limit - 1
     if max_new_tokens <= most:
         return
@@ -222,9 +224,10 @@ def keeps_logits(model: Any) -> bool:
     return _forward_keeps_logits(model_class)
 
 
+# Once per class, since this is asked for every micro-batch.
 @functools.cache
 def _forward_keeps_logits(model_class: Any) -> bool:
-    """Read it off the signature, once per class: this is asked for every micro-batch."""
+    """Read it off the signature."""
     return "logits_to_keep" in inspect.signature(model_class.forward).parameters
 
 

@@ -44,6 +44,7 @@ def read_tuning(folder: Path) -> TuningRecord:
         raise UserError(f"{folder} is not a tuned model: it has no readable {FACTS_NAME}.") from error
     if method not in METHODS:
         raise UserError(f"{folder} was tuned by the method {method!r}; this version knows {', '.join(METHODS)}.")
+    # What models of earlier versions do not say.
     tuning.setdefault("task", "causal_lm")
     tuning.setdefault("quantization", None)
     tuning.setdefault("rendering", {})
@@ -133,17 +134,15 @@ def load_base(
 
 @contextmanager
 def without_peft_warning() -> Iterator[None]:
-    """Hide that peft 0.21 reads a property which transformers 5.24 has renamed: no user can fix it."""
+    """Hide that peft 0.21 reads a property which transformers 5.24 has renamed."""
+    # Whoever runs this project can do nothing about it.
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*is_gradient_checkpointing.*", category=FutureWarning)
         yield
 
 
 def attach_adapter(base: PreTrainedModel, folder: Path) -> Any:
-    """Add a stored adapter to a loaded base model, frozen.
-
-    Training here never adds tokens, but an adapter from elsewhere may have been trained on a vocabulary that was made
-    larger, and brings the larger embedding along. The base is then resized to it first.
+    """Add a stored adapter to a loaded base model, frozen; the base gets the adapter's vocabulary if that is another.
 
     Args:
         base: the model that the adapter was trained on; it gets wrapped in place.
@@ -164,6 +163,7 @@ def attach_adapter(base: PreTrainedModel, folder: Path) -> Any:
     if missing:
         raise UserError(f"{folder} has no adapter: {' and '.join(missing)} missing.")
     try:
+        # Training here never adds tokens, but an adapter from elsewhere may have been trained on a larger vocabulary.
         _match_vocabulary(base, folder)
         with without_peft_warning():
             model = PeftModel.from_pretrained(base, str(folder), is_trainable=False)
@@ -171,6 +171,7 @@ def attach_adapter(base: PreTrainedModel, folder: Path) -> Any:
         return model.requires_grad_(False).eval()
     except SafetensorError as error:
         raise UserError(f"The adapter in {folder} is damaged ({error}). Train again or copy it again.") from error
+    # torch's list of names and shapes that do not fit is long; its first line says what is wrong.
     except (RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(f"The adapter in {folder} does not fit its base model: {first}") from error
@@ -180,7 +181,8 @@ def _match_vocabulary(base: Any, folder: Path) -> None:
     """Resize the base's embedding to the one that an adapter brings along, or say that none comes for added tokens."""
     from safetensors import safe_open
 
-    rows = base.get_input_embeddings().weight.shape[0]
+    rows = base.get_input_embeddings().weight.shape[0]  # of (vocabulary, width)
+    # By its ending, since peft puts a path of wrappers before a weight's name.
     with safe_open(folder / "adapter_model.safetensors", framework="pt") as file:
         stored = {file.get_slice(key).get_shape()[0] for key in file.keys() if key.endswith(_EMBEDDINGS)}
     if stored:
@@ -189,8 +191,10 @@ def _match_vocabulary(base: Any, folder: Path) -> None:
             logger.info(
                 "The adapter in %s has an embedding of %d tokens; the base's %d are made so many.", folder, wanted, rows
             )
+            # Without drawing new rows around the mean of the old ones: the adapter's embedding replaces them all.
             base.resize_token_embeddings(wanted, mean_resizing=False)
         return
+    # A vocabulary that grew without its embedding: ids beyond the table would end the first forward pass.
     num_tokens = _count_tokens(folder)
     if num_tokens > rows:
         raise UserError(

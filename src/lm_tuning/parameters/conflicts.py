@@ -74,6 +74,7 @@ def _check_batch(parameters: ParameterGroups) -> Iterator[Conflict]:
         longest += tokenize.max_target_tokens
         length_keys.append("tokenize.max_target_tokens")
         lengths += f" with tokenize.max_target_tokens = {tokenize.max_target_tokens}, {longest} together"
+    # A value of conf/base that an overlay's alternative replaces is null by now, see loading.settle_alternatives().
     both = ("train.effective_batch_rows", "train.effective_batch_tokens")
     if train.effective_batch_rows is None and train.effective_batch_tokens is None:
         yield Conflict(both, f"{both[0]} and {both[1]} are both null: set exactly one of them.")
@@ -232,6 +233,7 @@ def _check_best_checkpoint(parameters: ParameterGroups) -> Iterator[Conflict]:
 
 
 def _has_no_validation(parameters: ParameterGroups) -> bool:
+    # Folds make validation one of them, whatever split.validation says.
     split = parameters.split
     return split.validation == 0 and parameters.data.validation_path is None and split.num_folds is None
 
@@ -254,6 +256,7 @@ def _check_warmup(parameters: ParameterGroups) -> Iterator[Conflict]:
 
 def _check_schedule(parameters: ParameterGroups) -> Iterator[Conflict]:
     train, trainer = parameters.train, parameters.train.trainer
+    # What is left out keeps the Trainer's default, which the arguments have to go with all the same.
     schedule, given = trainer.get("lr_scheduler_type", DEFAULT_SCHEDULE), trainer.get("lr_scheduler_kwargs", {})
     keys = ("train.trainer.lr_scheduler_type", "train.trainer.lr_scheduler_kwargs")
     for problem in find_schedule_problems(schedule, given, learning_rate=train.learning_rate):

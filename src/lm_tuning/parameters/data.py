@@ -66,6 +66,7 @@ class SourceParameters(ParameterGroup):
 
 def _kind_of_rows(value: object) -> str:
     """Tell pydantic which alternative a value means, so that messages speak of that one alone."""
+    # An instance comes from code that builds the classes itself.
     if isinstance(value, list):
         return "#several"
     return "#source" if isinstance(value, dict | SourceParameters) else "#path"
@@ -147,6 +148,7 @@ class DataParameters(ParameterGroup):
     """Unicode form of all text: nfc makes composed and decomposed letters equal, none keeps the bytes of the file."""
 
 
+# Every field decides who goes where, so all of them count for the key of the splits.
 class SplitParameters(ParameterGroup):
     """How rows are divided into train, validation and test."""
 

@@ -186,12 +186,12 @@ def _read(config_loader: OmegaConfigLoader, key: str, root: Path) -> JsonObject:
         raise UserError(
             describe_unreadable(error, _folders(config_loader), root) or f"The {key} cannot be read: {error}"
         ) from error
-    except OmegaConfBaseException as error:
+    except OmegaConfBaseException as error:  # an interpolation of something that is not there
         hint = "Where ${ is meant as text, write \\${."
         raise UserError(f"The {key} cannot be put together: {str(error).splitlines()[0]} {hint}") from error
     except ValueError as error:
         raise UserError(f"The {key} cannot be read: {error}") from error
-    except AttributeError as error:
+    except AttributeError as error:  # the loader asks a list for its keys
         raise UserError(f"The {key} cannot be read: the top level of a file must be keys with values.") from error
 
 
@@ -250,6 +250,7 @@ def parse_parameters(text: str) -> JsonObject:
     for item in split_items(text):
         key, equals, value = item.partition("=")
         key = key.strip()
+        # A key that exists is masked by its name wherever it is shown.
         if find_entry(key.split(".")) is None and is_secret_name(key.rpartition(".")[2]):
             remember([value.strip(), value.strip().strip("'\"")])  # a mistyped key; the error log holds its value
         if not equals or not key:

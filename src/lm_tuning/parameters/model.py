@@ -28,6 +28,7 @@ class ModelParameters(ParameterGroup):
     """Run Python code that comes with the model: only for models whose code has been read."""
 
 
+# Read by the hook before torch is imported, so nothing in here may need it.
 class EnvironmentParameters(ParameterGroup):
     """Threads, matrix precision and determinism: what decides speed before the first step."""
 

@@ -17,6 +17,7 @@ class PreflightParameters(ParameterGroup):
 class EvaluateParameters(ParameterGroup):
     """How much is measured on held-out rows, for the base model and for the tuned one."""
 
+    # The defaults of this group keep an evaluation on a CPU to minutes; recipes for a GPU raise them.
     max_loss_rows: Count | None = 128
     """Held-out rows for loss and perplexity, or for a classifier's accuracy and macro-F1; null takes all."""
 
@@ -39,6 +40,7 @@ class EvaluateParameters(ParameterGroup):
     """Rows shown in the report, each with both models' answers or with its class."""
 
 
+# None of these decides a result, so a resumed run may have others.
 class TrackingParameters(ParameterGroup):
     """What MLflow keeps of a run."""
 

@@ -151,6 +151,7 @@ def describe_allowed(entry: Schema) -> str:
     """Describe in words what an entry allows, such as ``auto, or an integer of at least 1``."""
     if "anyOf" in entry:
         return join_words([describe_allowed(choice) for choice in entry["anyOf"]], always_comma=True)
+    # Of a pattern, words say more than the expression.
     if "x-words" in entry or "const" in entry:
         return str(entry.get("x-words", entry.get("const")))
     if "enum" in entry:
@@ -226,6 +227,7 @@ def _render_group(name: str, group: Schema) -> Iterator[str]:
         yield from _render_group(f"{name}.{key}" if name else key, entry)
 
 
+# The sources of data.path and its kin are the same group, which needs one section.
 def _groups_in_lists(values: dict[str, Schema]) -> dict[str, Schema]:
     """Return the groups that stand in lists, by the first key that takes such a list."""
     found: dict[str, Schema] = {}

@@ -146,6 +146,7 @@ def describe_numeral(text: str) -> str:
     Args:
         text: see :func:`is_other_base`.
     """
+    # Both readings are offered: who wrote 010 may have meant 10 or known what it is.
     read = yaml.safe_load(text)
     sign = "-" if text.startswith("-") else ""
     plain = text.lstrip("+-0").replace("_", "")

@@ -14,6 +14,7 @@ GIVEN_TO_TEMPLATES = ("messages", "tools", "documents", "add_generation_prompt",
 
 def _refuse_taken_names(arguments: dict[str, Any]) -> dict[str, Any]:
     """Refuse arguments that would take the place of what a row is rendered from."""
+    # apply_chat_template() would take the argument in place of the row, and render every row the same.
     taken = [name for name in arguments if name in GIVEN_TO_TEMPLATES]
     if taken:
         raise ValueError(
@@ -23,6 +24,8 @@ def _refuse_taken_names(arguments: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
+# Any value, since a template may want a list or a mapping. What it makes of the value is seen
+# when it is called.
 TemplateArguments = Annotated[dict[str, Any], AfterValidator(_refuse_taken_names)]
 
 

@@ -132,7 +132,7 @@ _LIMITS = {
 
 
 def _limit(name: str, signature: Signature) -> Argument:
-    """Put what transformers declares of an argument and our limits together."""
+    """Build an argument of what transformers declares of it and our limits."""
     limits = _LIMITS.get(name, Argument())
     if limits is _ABOVE_ZERO and signature["kind"] == "integer":
         limits = _FROM_ONE
@@ -197,6 +197,7 @@ def find_schedule_problems(schedule: str, given: Mapping[str, JsonValue], *, lea
             problems.append(
                 f"{SCHEDULE_KEY}.{name} = {write_value(value)} is not allowed. It takes {argument.describe()}."
             )
+        # With such an end the rate would rise after the warm-up, which no schedule here is for.
         elif name in _END_RATES and isinstance(value, int | float) and value >= learning_rate:
             problems.append(
                 f"{SCHEDULE_KEY}.{name} = {value:g} is the rate at the end, which must be below the peak, "

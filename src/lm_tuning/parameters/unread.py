@@ -46,6 +46,7 @@ def find_unread_files(
                 f"{show_path(file, root)} is read by nothing: move it into the folder of an environment, such "
                 f"as {show_path(conf, root)}/base/{nearest}."
             )
+    # Every file below, since the loader's patterns go into folders as well.
     for folder in dict.fromkeys(folders):
         for file in sorted(item for item in folder.rglob("*") if item.is_file()):
             name = file.relative_to(folder).as_posix()

@@ -99,7 +99,7 @@ def validate_parameters(raw: JsonObject, sources: Sources | None = None) -> Para
     Raises:
         UserError: with every problem, each naming the key, the value given and what is allowed.
     """
-    repaired = copy.deepcopy(dict(raw))
+    repaired = copy.deepcopy(dict(raw))  # the loader keeps the groups, and wrong values are taken out below
     checked = first = _check(repaired)
     # Checks between groups run only when every value is valid alone. So take the wrong values out, letting their
     # defaults stand in, and check again: what is then wrong between the others is a problem of its own.
@@ -154,6 +154,7 @@ def _describe_unknown(path: KeyPath) -> str:
     parts = [str(part) for part in path]
     if parts[:2] == ["train", "trainer"] and parts[-1] in OWNED_BY_US:
         return f"{write_path(path)} is set by this project. {as_sentence(OWNED_BY_US[parts[-1]])}"
+    # Where nothing comes near, the keys that there are say what the group is for.
     hint = suggest(parts)
     if not hint:
         group = find_entry(path[:-1]) or {}

@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+# What is the same in all of them. A namespace groups the nodes of a pipeline in kedro viz. Entries of the catalog and
+# parameters keep their names in it (prefix_datasets_with_namespace=False), since these are what people type. The tags
+# "torch" and "tokenizers" tell the environment hook what to set before a node; "gpu" and "reports" are for --tags.
+
 #: Digests of files that were read before, which nodes share.
 DIGEST_CACHE = Path("data/.cache/digests.json")
 
@@ -12,6 +16,7 @@ def datasets(*names: str) -> dict[str, str]:
     Args:
         names: keys in the catalog.
     """
+    # By name, not by position: a node with a dozen inputs would mix two of them up unseen.
     return {name: name for name in names}
 
 
@@ -21,4 +26,5 @@ def params(*groups: str) -> dict[str, str]:
     Args:
         groups: top-level keys of the parameters.
     """
+    # Whole groups: Kedro makes the class of the hint out of a group, and leaves would lose their type.
     return {group: f"params:{group}" for group in groups}

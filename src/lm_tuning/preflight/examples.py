@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 
 from lm_tuning.data.check.findings import RowPositions
+from lm_tuning.data.split.records import SplitsSummary
+from lm_tuning.preflight.records import DecodedRow
+from lm_tuning.reporting.document import Part
 from lm_tuning.text.decoding import decode
 from lm_tuning.text.records import NO_LABEL, TokenRow
 from lm_tuning.text.store.table import TokenTable
@@ -17,11 +20,11 @@ from lm_tuning.text.store.table import TokenTable
 def decode_examples(
     table: TokenTable,
     tokenizer: Any,
-    split_summary: Mapping[str, Any],
+    split_summary: SplitsSummary,
     *,
     num_examples: int,
     label_map: Mapping[str, int] | None = None,
-) -> list[dict[str, Any]]:
+) -> list[DecodedRow]:
     """Decode the first rows.
 
     Args:
@@ -32,13 +35,12 @@ def decode_examples(
         label_map: id by name of the classes, for rows that have one.
 
     Returns:
-        For each row ``row_id``, ``file`` and ``row`` (from 1), ``num_tokens``, ``num_supervised``, ``parts``: see
-        ``decode_parts``, and ``label`` and its ``label_id``, which are None for rows without a class.
+        One record for each row; ``parts`` come from ``decode_parts``.
     """
     names = {index: name for name, index in (label_map or {}).items()}
     positions = RowPositions(split_summary["files"])
     special = {int(index) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
-    examples = []
+    examples: list[DecodedRow] = []
     for row in (table[index] for index in range(min(num_examples, len(table)))):
         file, number = positions.find(row.row_id)
         examples.append(
@@ -56,7 +58,7 @@ def decode_examples(
     return examples
 
 
-def decode_parts(row: TokenRow, tokenizer: Any, special: set[int]) -> list[dict[str, Any]]:
+def decode_parts(row: TokenRow, tokenizer: Any, special: set[int]) -> list[Part]:
     """Decode a row in segments that are supervised or not, and control tokens or not.
 
     Args:
@@ -65,13 +67,15 @@ def decode_parts(row: TokenRow, tokenizer: Any, special: set[int]) -> list[dict[
         special: ids of control tokens.
 
     Returns:
-        ``text``, ``is_learned`` and ``is_control`` of each segment, in order. A control token is a segment of its own.
+        The segments in order. A control token is a segment of its own.
     """
-    supervised = np.zeros(len(row.input_ids), dtype=bool)
+    supervised = np.zeros(len(row.input_ids), dtype=bool)  # (tokens,)
     for start, end in row.spans:
         supervised[start:end] = True
     tokens = [(int(token), bool(flag)) for token, flag in zip(row.input_ids, supervised, strict=True)]
-    parts = []
+    parts: list[Part] = []
+    # Tokens are decoded in runs, not one by one: a character may be spread over several of them. The key of a control
+    # token is its position, so that two in a row do not join.
     for (index, flag), group in groupby(
         enumerate(tokens), key=lambda item: (item[0] if item[1][0] in special else -1, item[1][1])
     ):

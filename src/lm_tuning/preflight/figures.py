@@ -9,24 +9,28 @@ from typing import Any
 
 from lm_tuning.batching.micro_batches import choose_batching, choose_micro_batch_tokens
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
-from lm_tuning.data.records import SPLITS
+from lm_tuning.data.records import SPLITS, FindingFacts
+from lm_tuning.data.split.records import SplitsSummary
 from lm_tuning.errors import UserError
 from lm_tuning.findings import SEVERITIES, SEVERITY_WORDS, Issue
+from lm_tuning.parameters import TrainParameters
 from lm_tuning.preflight.examples import decode_examples
 from lm_tuning.preflight.issues import find_issues, store_issue
 from lm_tuning.preflight.labels import count_labels
 from lm_tuning.preflight.lengths import measure_lengths
 from lm_tuning.preflight.padding import choose_steps, measure_padding
+from lm_tuning.preflight.records import Inspection, Outcome, PreflightFigures, RowAccount
 from lm_tuning.preflight.schedule import describe_schedule, plan_steps
 from lm_tuning.preflight.special_tokens import inspect_special_tokens, judge_special_tokens, measure_vocabulary
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.folders import read_manifest
+from lm_tuning.text.records import TokenSummary
 from lm_tuning.text.store.table import open_split
 from lm_tuning.text.tokenizers.counts import DROPPED
 from lm_tuning.wording import count_of
 
 
-def account_for_rows(split_summary: Mapping[str, Any], token_summary: Mapping[str, Any]) -> dict[str, Any]:
+def account_for_rows(split_summary: SplitsSummary, token_summary: TokenSummary) -> RowAccount:
     """Follow the rows from the files to the training.
 
     Args:
@@ -43,10 +47,12 @@ def account_for_rows(split_summary: Mapping[str, Any], token_summary: Mapping[st
     for file in files:
         skipped.update(file["rows_skipped"])
     outcomes = [_outcome("skipped", kind.replace("_", " "), num_rows) for kind, num_rows in skipped.most_common()]
-    for name, reason in (("duplicates", "copy of another row"), ("near_duplicates", "almost a copy of another row")):
-        outcomes.append(
-            _outcome("left out of the splits", reason, (split_summary.get(name) or {}).get("num_dropped", 0))
-        )
+    near = split_summary["near_duplicates"]
+    # None means that nobody looked for near duplicates, so none were left out.
+    outcomes += [
+        _outcome("left out of the splits", "copy of another row", split_summary["duplicates"]["num_dropped"]),
+        _outcome("left out of the splits", "almost a copy of another row", near["num_dropped"] if near else 0),
+    ]
     used = []
     for split in SPLITS:
         facts = token_summary["splits"][split]
@@ -56,22 +62,20 @@ def account_for_rows(split_summary: Mapping[str, Any], token_summary: Mapping[st
         for reason, num_rows in facts["dropped"].items():
             outcomes.append(_outcome(f"dropped in tokenizing ({split})", DROPPED.get(reason, reason), num_rows))
         used.append(_outcome("used", "trained on" if split == "train" else split, facts["num_rows"]))
+    # What is used is listed even without rows: an empty test split is worth seeing.
     outcomes = [outcome for outcome in outcomes if outcome["num_rows"]] + used
+    # An invariant of ours, not the user's doing: a row that is lost between two stages is a bug, and must not pass.
     total = sum(outcome["num_rows"] for outcome in outcomes)
     assert total == num_read, f"{num_read} rows were read, but their outcomes add up to {total}: {outcomes}"
     return {"num_rows_read": num_read, "fates": outcomes}
 
 
-def _outcome(stage: str, reason: str, num_rows: int) -> dict[str, Any]:
+def _outcome(stage: str, reason: str, num_rows: int) -> Outcome:
     return {"stage": stage, "reason": reason, "num_rows": int(num_rows)}
 
 
 # What transformers gives where a tokenizer's files name no longest text is about 1e30.
 _NO_LIMIT = 10**12
-_COPIED = (
-    *("rows", "duplicates", "near_duplicates", "leakage", "overlap", "groups", "folds", "untrained_classes"),
-    *("class_shares", "warnings"),
-)
 
 
 def inspect_tokens(
@@ -80,28 +84,19 @@ def inspect_tokens(
     tokenizer: Any,
     *,
     model_name: str,
-    token_summary: Mapping[str, Any],
-    split_summary: Mapping[str, Any],
-    findings: Mapping[str, Any],
+    token_summary: TokenSummary,
+    split_summary: SplitsSummary,
+    findings: Mapping[str, FindingFacts],
     device: str,
     attention: str,
     max_length_tokens: int,
     max_positions: int | None = None,
+    train: TrainParameters,
     seed: int,
-    effective_batch_rows: int | None,
-    effective_batch_tokens: int | None,
-    num_epochs: int | None,
-    max_steps: int | None,
-    micro_batch_tokens: int | None,
-    batching: Any,
-    warmup_steps: float,
-    eval_every_steps: int | None,
-    save_every_steps: int | None,
-    load_best: bool,
     num_examples: int,
     num_embeddings: int | None = None,
     on_progress: OnProgress = ignore_progress,
-) -> dict[str, Any]:
+) -> PreflightFigures:
     """Look at stored tokens as training will use them. Needs neither torch nor the model's weights.
 
     Args:
@@ -116,17 +111,8 @@ def inspect_tokens(
         attention: see ``choose_batching``.
         max_length_tokens: the limit that the tokens were made with.
         max_positions: positions in the model's config; ``None`` where it names none.
+        train: the ``train`` parameters: steps, epochs and micro-batches, and what happens between the steps.
         seed: order of rows.
-        effective_batch_rows: rows of a step; this or ``effective_batch_tokens``.
-        effective_batch_tokens: most tokens of a step.
-        num_epochs: passes over the rows; ``None`` means as many as ``max_steps`` needs.
-        max_steps: cap on the steps; ``None`` means none.
-        micro_batch_tokens: most positions of a micro-batch; ``None`` chooses by device.
-        batching: ``auto``, ``packed`` or ``padded``.
-        warmup_steps: a number of steps, or below 1 a fraction of all.
-        eval_every_steps: steps between held-out measurements; ``None`` for none.
-        save_every_steps: steps between checkpoints; ``None`` for none.
-        load_best: whether the weights with the lowest held-out loss are taken.
         num_examples: rows to decode.
         num_embeddings: token ids that the model embeds, as its configuration says; ``None`` where it does not.
         on_progress: receives rows and steps looked at.
@@ -138,6 +124,7 @@ def inspect_tokens(
     Raises:
         UserError: the tokens were made from other splits, or the parameters allow no plan.
     """
+    # Row ids of other splits would name other rows, and nothing further on would notice.
     made_from, present = read_manifest(tokens)["facts"]["sources"]["splits"], read_manifest(splits)["key"]
     if made_from != present:
         raise UserError(
@@ -145,41 +132,57 @@ def inspect_tokens(
             "Run all pre-training checks: kedro run --pipelines=preflight."
         )
     task = token_summary["task"]
-    if task == SEQ2SEQ_LM and batching == "packed":
+    if task == SEQ2SEQ_LM and train.batching == "packed":
         raise UserError(
             "train.batching: packed cannot be used with task: seq2seq_lm, since an encoder would see the neighbours of "
             "a source. Set it to auto or padded."
         )
     table = open_split(tokens, "train")
     sources = token_summary["sources"]
-    asked = {"effective_batch_rows": effective_batch_rows, "effective_batch_tokens": effective_batch_tokens}
-    asked |= {"num_epochs": num_epochs, "max_steps": max_steps}
-    plan = plan_steps(table, sources=sources, seed=seed, **asked)
+    plan = plan_steps(table, sources=sources, seed=seed, train=train)
+    # The same steps for padding and schedule, so that the report speaks of one sample.
     steps = choose_steps(plan)
-    budget = choose_micro_batch_tokens(micro_batch_tokens, device=device)
-    chosen = choose_batching(batching, device=device, attention=attention, can_pack=task != SEQ2SEQ_LM)
+    asked = None if train.micro_batch_tokens == "auto" else train.micro_batch_tokens
+    budget = choose_micro_batch_tokens(asked, device=device)
+    chosen = choose_batching(train.batching, device=device, attention=attention, can_pack=task != SEQ2SEQ_LM)
     of_train = token_summary["splits"]["train"]
     max_target_tokens = token_summary.get("max_target_tokens")
     special = inspect_special_tokens(tokens, tokenizer, task=task, on_progress=on_progress)
-    figures: dict[str, Any] = {
+    figures: Inspection = {
         "task": task,
         "model": model_name,
         "device": device,
         "format": split_summary["format"],
         "rendering": token_summary["rendering"],
+        # Either may be the tighter one, and both are only what the files say: training warns, and does not refuse.
         "context_tokens": min(
             (limit for limit in (tokenizer.model_max_length, max_positions) if limit and limit < _NO_LIMIT),
             default=None,
         ),
         "num_rows": {split: token_summary["splits"][split]["num_rows"] for split in SPLITS},
         "num_tokens": {split: token_summary["splits"][split]["num_tokens"] for split in SPLITS},
-        "files": [{name: file[name] for name in ("path", "split", "rows_read")} for file in split_summary["files"]],
+        "files": [
+            {"path": file["path"], "split": file["split"], "rows_read": file["rows_read"]}
+            for file in split_summary["files"]
+        ],
         "rows": account_for_rows(split_summary, token_summary),
         "findings": {
-            kind: {name: one[name] for name in ("num_rows", "meaning", "fate")} for kind, one in findings.items()
+            kind: {"num_rows": one["num_rows"], "meaning": one["meaning"], "fate": one["fate"]}
+            for kind, one in findings.items()
         },
         "changed": of_train["changed"],
-        "splits": {name: split_summary[name] for name in _COPIED},
+        "splits": {
+            "rows": split_summary["rows"],
+            "duplicates": split_summary["duplicates"],
+            "near_duplicates": split_summary["near_duplicates"],
+            "leakage": split_summary["leakage"],
+            "overlap": split_summary["overlap"],
+            "groups": split_summary["groups"],
+            "folds": split_summary["folds"],
+            "untrained_classes": split_summary["untrained_classes"],
+            "class_shares": split_summary["class_shares"],
+            "warnings": split_summary["warnings"],
+        },
         "lengths": measure_lengths(
             table.lengths,
             table.num_supervised,
@@ -199,17 +202,7 @@ def inspect_tokens(
             max_target_tokens=max_target_tokens or 0,
             on_progress=on_progress,
         ),
-        "schedule": describe_schedule(
-            plan,
-            table,
-            steps,
-            sources=sources,
-            **asked,
-            warmup_steps=warmup_steps,
-            eval_every_steps=eval_every_steps,
-            save_every_steps=save_every_steps,
-            load_best=load_best,
-        ),
+        "schedule": describe_schedule(plan, table, steps, sources=sources, train=train),
         "labels": count_labels(splits, split_summary, rows_by_class=_rows_by_class(token_summary)),
         "vocabulary": measure_vocabulary(tokens, tokenizer, num_embeddings=num_embeddings),
         "special_tokens": {**special, "judgements": judge_special_tokens(special)},
@@ -221,22 +214,22 @@ def inspect_tokens(
     return {"metrics": _metrics(figures, issues), "concerns": [store_issue(issue) for issue in issues], **figures}
 
 
-def _rows_by_class(token_summary: Mapping[str, Any]) -> dict[str, dict[str, int]] | None:
+def _rows_by_class(token_summary: TokenSummary) -> dict[str, dict[str, int]] | None:
     """Return the rows with tokens by split and class, where classes are what is supervised."""
     if token_summary["task"] != SEQUENCE_CLASSIFICATION:
         return None
     return {split: token_summary["splits"][split]["rows_by_class"] for split in SPLITS}
 
 
-def describe_preflight(figures: Mapping[str, Any]) -> list[str]:
+def describe_preflight(figures: PreflightFigures) -> list[str]:
     """Describe the outcome in a few lines for the log.
 
     Args:
         figures: see ``inspect_tokens``.
     """
     schedule, lengths, padding = figures["schedule"], figures["lengths"], figures["padding"]
-    if figures["task"] == SEQUENCE_CLASSIFICATION:
-        labels = figures["labels"]
+    labels = figures["labels"]
+    if labels and figures["task"] == SEQUENCE_CLASSIFICATION:
         supervised = (
             f"{count_of(labels['num_classes'], 'class')}, the largest with {labels['majority_fraction']:.1%} "
             "of the rows"
@@ -259,7 +252,7 @@ def describe_preflight(figures: Mapping[str, Any]) -> list[str]:
     return [*lines, "All of it, with every example: preflight.html and preflight.md, beside the data report."]
 
 
-def _metrics(figures: Mapping[str, Any], issues: list[Issue]) -> dict[str, float]:
+def _metrics(figures: Inspection, issues: list[Issue]) -> dict[str, float]:
     lengths, schedule, padding = figures["lengths"], figures["schedule"], figures["padding"]
     fractions = {choice["name"]: choice["padding_fraction"] for choice in padding["choices"]}
     metrics = {
@@ -280,10 +273,11 @@ def _metrics(figures: Mapping[str, Any], issues: list[Issue]) -> dict[str, float
     }
     if figures["labels"]:
         metrics["data_majority_fraction"] = figures["labels"]["majority_fraction"]
+    # MLflow takes numbers only; what does not apply to the task is left out rather than logged as 0.
     return {name: float(value) for name, value in metrics.items() if value is not None}
 
 
-def _target_metrics(figures: Mapping[str, Any]) -> dict[str, float]:
+def _target_metrics(figures: Inspection) -> dict[str, float]:
     """Tell the lengths of source and target apart, for rows that have them."""
     if figures["task"] != SEQ2SEQ_LM:
         return {}

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.findings import SEVERITY_WORDS, Issue, gravest_first
-from lm_tuning.preflight.records import StoredIssue
-from lm_tuning.preflight.row_issues import LIMITS, about_labels, about_rows, about_splits, advise_limit
+from lm_tuning.preflight.records import (
+    Inspection,
+    LengthFigures,
+    PaddingFigures,
+    ScheduleFigures,
+    StoredIssue,
+    VocabularyFigures,
+)
+from lm_tuning.preflight.row_issues import about_labels, about_rows, about_splits, advise_limit
 from lm_tuning.wording import count_of
 
 _FEW_STEPS = 20
 
 
-def find_issues(figures: Mapping[str, Any]) -> list[Issue]:
+def find_issues(figures: Inspection) -> list[Issue]:
     """Look through all figures.
 
     Args:
@@ -25,7 +31,7 @@ def find_issues(figures: Mapping[str, Any]) -> list[Issue]:
     """
     found: list[Issue] = [
         *_about_schedule(figures["schedule"], figures["num_rows"], figures["lengths"]["quantiles"]["row"]["max"]),
-        *_about_vocabulary(figures.get("vocabulary")),
+        *_about_vocabulary(figures["vocabulary"]),
         *_about_tokens(figures),
         *_about_lengths(figures["lengths"], figures["task"], context_tokens=figures["context_tokens"]),
         *_about_context(figures["lengths"], figures["context_tokens"]),
@@ -48,12 +54,7 @@ def store_issue(issue: Issue) -> StoredIssue:
     Args:
         issue: see `find_issues`.
     """
-    return {
-        "level": SEVERITY_WORDS[issue.severity],
-        "section": issue.kind,
-        "text": issue.message,
-        "advice": issue.fix,
-    }
+    return {"level": SEVERITY_WORDS[issue.severity], "section": issue.kind, "text": issue.message, "advice": issue.fix}
 
 
 def read_issue(stored: StoredIssue) -> Issue:
@@ -66,10 +67,11 @@ def read_issue(stored: StoredIssue) -> Issue:
     return Issue(severity, stored["section"], stored["text"], stored["advice"])
 
 
-def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longest: int) -> Iterator[Issue]:
+def _about_schedule(facts: ScheduleFigures, num_rows: Mapping[str, int], longest: int) -> Iterator[Issue]:
     steps, per_epoch, warmup = facts["total_steps"], facts["steps_per_epoch"], facts["warmup_steps_of_run"]
     rows, tokens = facts["effective_batch_rows"], facts["effective_batch_tokens"]
     rows_per_step = facts["rows_per_epoch"] / per_epoch
+    # The same condition as in training, which refuses: the rate would never reach its peak.
     if warmup and warmup >= steps:
         yield Issue(
             "stop",
@@ -77,6 +79,7 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
             f"The warm-up takes {count_of(warmup, 'step')}, but the run has {steps:,}: training refuses to start.",
             "Lower train.trainer.warmup_steps (below 1 it is a fraction of all steps), or train for longer.",
         )
+    # More than half at a rising rate leaves little of a schedule that was meant to fall.
     elif warmup > steps // 2:
         yield Issue(
             "warn",
@@ -91,6 +94,7 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
             "train.load_best compares validation losses, and there are no validation rows: training refuses to start.",
             "Set split.validation or data.validation_path, or train.load_best to false.",
         )
+    # Epochs are counted in steps, so this holds whatever the batch is measured in.
     if facts["epochs"] < 1:
         yield Issue(
             "warn",
@@ -106,6 +110,7 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
             "single step.",
             "Lower train.effective_batch_rows to at most a tenth of the rows.",
         )
+    # A run that ends before has no such step, and an epoch of a single one has no others to compare it with.
     elif per_epoch > 1 and steps >= per_epoch and facts["last_step_rows"] * 2 < rows_per_step:
         yield Issue(
             "note",
@@ -114,6 +119,7 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
             f"{rows_per_step:,.0f}: its gradient is noisier.",
             "It weighs as much as any other step; a batch size that divides the rows evenly avoids it.",
         )
+    # No row is split over steps, so the batch does not bound a row that is longer.
     if tokens is not None and tokens < longest:
         yield Issue(
             "warn",
@@ -129,20 +135,24 @@ def _about_schedule(facts: Mapping[str, Any], num_rows: Mapping[str, int], longe
             f"The whole run has {count_of(steps, 'step')}, which is few for a schedule to mean anything.",
             "Lower the effective batch, or train for more epochs.",
         )
-    for name, what in (("eval_every_steps", "validation loss is measured"), ("save_every_steps", "checkpoint is made")):
-        if facts[name] and facts[name] > steps:
+    for name, every, what in (
+        ("eval_every_steps", facts["eval_every_steps"], "validation loss is measured"),
+        ("save_every_steps", facts["save_every_steps"], "checkpoint is made"),
+    ):
+        if every and every > steps:
             yield Issue(
                 "note",
                 "schedule",
-                f"train.{name} is {facts[name]:,}, but the run has {count_of(steps, 'step')}: no {what} on the way.",
+                f"train.{name} is {every:,}, but the run has {count_of(steps, 'step')}: no {what} on the way.",
                 f"Lower train.{name}.",
             )
 
 
-def _about_vocabulary(facts: Mapping[str, Any] | None) -> Iterator[Issue]:
-    if facts is None or facts["num_embeddings"] is None:
+def _about_vocabulary(facts: VocabularyFigures) -> Iterator[Issue]:
+    if facts["num_embeddings"] is None:
         return
     num_tokens, num_embeddings = facts["num_tokens"], facts["num_embeddings"]
+    # Held-out rows as well: the embedding is asked for their ids when their loss is measured.
     beyond = {split: number for split, number in facts["num_rows_beyond"].items() if number}
     advice = (
         "Take the tokenizer that belongs to the model, or enlarge the embedding once (resize_token_embeddings) and "
@@ -159,6 +169,7 @@ def _about_vocabulary(facts: Mapping[str, Any] | None) -> Iterator[Issue]:
             f"the model does not know, such as {ids} in row {first}. Training refuses to start.",
             advice,
         )
+    # The other way round is usual: embeddings are padded to a round size for the sake of speed.
     elif num_tokens > num_embeddings:
         yield Issue(
             "stop",
@@ -169,7 +180,7 @@ def _about_vocabulary(facts: Mapping[str, Any] | None) -> Iterator[Issue]:
         )
 
 
-def _about_tokens(figures: Mapping[str, Any]) -> Iterator[Issue]:
+def _about_tokens(figures: Inspection) -> Iterator[Issue]:
     advice = {
         "Does the model learn to stop?": "Use a chat template that ends each answer with the model's EOS token; where "
         "ends were cut, raise tokenize.max_length_tokens as far as the model goes, or shorten the rows.",
@@ -181,6 +192,7 @@ def _about_tokens(figures: Mapping[str, Any]) -> Iterator[Issue]:
         "Does each source end?": "Tokenize again: kedro run --pipelines=tokenize.",
         "Is padding told apart from the end?": "Nothing to do here.",
     }
+    # What is only worth a note stands in the table of questions and would drown the rest here.
     for judgement in figures["special_tokens"]["judgements"]:
         if judgement["verdict"] == "bad":
             yield Issue("warn", "special_tokens", judgement["answer"], advice[judgement["question"]])
@@ -193,7 +205,8 @@ def _about_tokens(figures: Mapping[str, Any]) -> Iterator[Issue]:
             "Look at tokenize.loss_on.",
         )
     supervised_fraction = figures["lengths"]["supervised_fraction"]
-    if figures["task"] == CAUSAL_LM and supervised_fraction < 0.02:
+    # Of other tasks the share says little of the time: a classifier has none, and an encoder reads a source only once.
+    if supervised_fraction is not None and figures["task"] == CAUSAL_LM and supervised_fraction < 0.02:
         yield Issue(
             "note",
             "lengths",
@@ -203,11 +216,11 @@ def _about_tokens(figures: Mapping[str, Any]) -> Iterator[Issue]:
         )
 
 
-def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int | None) -> Iterator[Issue]:
+def _about_lengths(facts: LengthFigures, task: str, *, context_tokens: int | None) -> Iterator[Issue]:
     cut, num_rows = facts["num_rows_cut"], facts["num_rows"]
-    limits = {name: f"tokenize.{name}={facts[name]}" for name in LIMITS if name in facts}
-    by_length, by_target = limits["max_length_tokens"], limits.get("max_target_tokens", "")
+    by_length = f"tokenize.max_length_tokens={facts['max_length_tokens']}"
     advice = advise_limit(facts, context_tokens=context_tokens)
+    # A cut end of what is supervised is worth a warning from the first row on: it teaches to stop in the middle.
     if task == SEQUENCE_CLASSIFICATION:
         shortened = cut["end_cut"] + cut["text_shortened"]
         yield from _about_cut("text", shortened, num_rows, f"{by_length}.", advice)
@@ -217,7 +230,7 @@ def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int |
             "end of the target",
             cut["target_cut"],
             num_rows,
-            f"{by_target}: the model learns to stop in the middle.",
+            f"tokenize.max_target_tokens={facts['max_target_tokens']}: the model learns to stop in the middle.",
             advise_limit(facts, "max_target_tokens", context_tokens=context_tokens),
             tolerated=0.0,
         )
@@ -230,6 +243,7 @@ def _about_lengths(facts: Mapping[str, Any], task: str, *, context_tokens: int |
             advice,
             tolerated=0.0,
         )
+        # A row may count under both, so the sum would count some twice.
         shortened = max(cut["prompt_shortened"], cut["old_turns_dropped"])
         yield from _about_cut("prompt", shortened, num_rows, f"{by_length}.", advice)
     emptied = cut["prompt_emptied"]
@@ -256,7 +270,7 @@ def _about_cut(
         )
 
 
-def _about_context(facts: Mapping[str, Any], context_tokens: int | None) -> Iterator[Issue]:
+def _about_context(facts: LengthFigures, context_tokens: int | None) -> Iterator[Issue]:
     quantiles = facts["quantiles"]
     # An encoder-decoder has room for a source and, apart from that, for a target.
     parts = {"source": "max_length_tokens", "target": "max_target_tokens"}
@@ -274,18 +288,14 @@ def _about_context(facts: Mapping[str, Any], context_tokens: int | None) -> Iter
             )
 
 
-def _about_padding(padding: Mapping[str, Any]) -> Iterator[Issue]:
+def _about_padding(padding: PaddingFigures) -> Iterator[Issue]:
     chosen = next(choice for choice in padding["choices"] if choice["name"] == padding["batching"])
+    # A packed batch has no padding at all, so this is about padded ones.
     if chosen["padding_fraction"] > 0.2:
         advice = "A larger effective batch lets rows of like length come together."
         if any(choice["name"] == "packed" for choice in padding["choices"]):
             advice = f"train.batching=packed leaves none; {advice[0].lower()}{advice[1:]}"
-        yield Issue(
-            "warn",
-            "padding",
-            f"{chosen['padding_fraction']:.0%} of all positions would be padding.",
-            advice,
-        )
+        yield Issue("warn", "padding", f"{chosen['padding_fraction']:.0%} of all positions would be padding.", advice)
     if padding["num_rows_over_budget"]:
         yield Issue(
             "note",

@@ -6,14 +6,15 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
 
 from lm_tuning.data.records import SPLITS
 from lm_tuning.data.split.class_shares import choose_shown, count_largest, list_moved, name_tied
+from lm_tuning.data.split.records import SplitsSummary
 from lm_tuning.data.store import open_examples
+from lm_tuning.preflight.records import ClassCount, LabelFigures
 from lm_tuning.reporting.document import Bars, Block, Paragraph, Table
 from lm_tuning.reporting.text import write_percent
 from lm_tuning.wording import count_of
@@ -23,8 +24,8 @@ MAX_SHOWN = 30
 
 
 def count_labels(
-    splits: Path, split_summary: Mapping[str, Any], *, rows_by_class: Mapping[str, Mapping[str, int]] | None = None
-) -> dict[str, Any] | None:
+    splits: Path, split_summary: SplitsSummary, *, rows_by_class: Mapping[str, Mapping[str, int]] | None = None
+) -> LabelFigures | None:
     """Count rows by class and split: by the label of labelled rows, else by the column that strata come from.
 
     Args:
@@ -43,6 +44,7 @@ def count_labels(
     """
     tables = {split: open_examples(splits, split) for split in SPLITS}
     counts: dict[str, Counter[str]] = {}
+    # What is supervised comes first: tokenizing may have dropped the rows that the splits still hold.
     if rows_by_class is not None:
         column = _label_column(split_summary)
         counts = {split: Counter(rows_by_class[split]) for split in SPLITS}
@@ -51,20 +53,25 @@ def count_labels(
         for split, table in tables.items():
             counts[split] = Counter()
             for batch in table.batches():
+                # Counted by Arrow: a Python loop over millions of labels would take longer than all the rest.
                 for item in pc.value_counts(batch.column("label")).to_pylist():
                     counts[split][item["values"]] += item["counts"]
-    elif split_summary.get("classes"):
-        classes = split_summary["classes"]
+    elif classes := split_summary["classes"]:
         column = classes["column"]
         for split in SPLITS:
             counts[split] = Counter({name: rows[split] for name, rows in classes["rows_by_split"].items()})
     else:
         return None
+    # By name where rows are equal, so that the order does not hang on that of a set.
     names = sorted(set().union(*counts.values()), key=lambda name: (-counts["train"][name], name))
     train = counts["train"]
     present = [name for name in names if train[name]]
+    # (classes,), in the order of the names
     by_split = {split: np.array([counts[split][name] for name in names], dtype=np.int64) for split in SPLITS}
-    listed = [{"name": name, **{split: counts[split][name] for split in SPLITS}} for name in names]
+    listed: list[ClassCount] = [
+        {"name": name, "train": train[name], "validation": counts["validation"][name], "test": counts["test"][name]}
+        for name in names
+    ]
     return {
         "column": column,
         "num_classes": len(names),
@@ -93,7 +100,7 @@ def count_labels(
     }
 
 
-def lay_out_labels(facts: Mapping[str, Any], *, are_supervised: bool) -> Iterator[Block]:
+def lay_out_labels(facts: LabelFigures, *, are_supervised: bool) -> Iterator[Block]:
     """Write what the report shows of the classes.
 
     Args:
@@ -105,6 +112,7 @@ def lay_out_labels(facts: Mapping[str, Any], *, are_supervised: bool) -> Iterato
         num_classes = facts["num_classes"]
         yield Paragraph(
             f"Learned is one of {num_classes:,} classes for each row. A model that knows nothing starts at "
+            # Of even odds; frequencies that are far from even make the best constant guess cheaper.
             f"a loss of about log({num_classes}) = {math.log(num_classes):.2f} nats per row."
         )
     yield Paragraph(
@@ -118,6 +126,7 @@ def lay_out_labels(facts: Mapping[str, Any], *, are_supervised: bool) -> Iterato
         )
     )
     classes = facts["classes"]
+    # Both ends: a class with one row is as telling as the one that most rows have.
     shown = classes if len(classes) <= MAX_SHOWN else [*classes[: MAX_SHOWN // 2], *classes[-MAX_SHOWN // 2 :]]
     title = "Training rows by class"
     if len(shown) < facts["num_classes"]:
@@ -128,18 +137,20 @@ def lay_out_labels(facts: Mapping[str, Any], *, are_supervised: bool) -> Iterato
         [one["train"] for one in shown],
         [f"{one['train']:,} ({write_percent(one['train'] / max(facts['num_rows'], 1))})" for one in shown],
     )
-    splits = list(facts["num_rows_by_split"])
     of_split = {split: max(num_rows, 1) for split, num_rows in facts["num_rows_by_split"].items()}
     title = "Rows by class and split"
     if len(facts["shown"]) < facts["num_classes"]:
         title += " (the largest of each split)"
     yield Table(
         title,
-        ["class", *splits],
+        ["class", *SPLITS],
         [
             [
                 one["name"],
-                *(f"{one[split]:,} ({write_percent(one[split] / of_split[split])})" for split in splits),
+                *(
+                    f"{count:,} ({write_percent(count / of_split[split])})"
+                    for split, count in zip(SPLITS, (one["train"], one["validation"], one["test"]), strict=True)
+                ),
             ]
             for one in facts["shown"]
         ],
@@ -147,5 +158,5 @@ def lay_out_labels(facts: Mapping[str, Any], *, are_supervised: bool) -> Iterato
     )
 
 
-def _label_column(split_summary: Mapping[str, Any]) -> str:
+def _label_column(split_summary: SplitsSummary) -> str:
     return (split_summary.get("columns") or {}).get("label") or "label"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.preflight.records import LengthFigures, LimitChoice
+from lm_tuning.text.records import BeyondLimit, SplitTokens
 from lm_tuning.text.store.summary import length_quantiles
 from lm_tuning.text.store.table import Int32Array
 
@@ -32,10 +33,10 @@ def measure_lengths(
     num_supervised: Int32Array,
     *,
     max_length_tokens: int,
-    summary: Mapping[str, Any],
+    summary: SplitTokens,
     task: str = CAUSAL_LM,
     max_target_tokens: int | None = None,
-) -> dict[str, Any]:
+) -> LengthFigures:
     """Describe the lengths of the training rows.
 
     Args:
@@ -55,11 +56,13 @@ def measure_lengths(
     """
     parts = zip(_PARTS[task], (lengths - num_supervised, num_supervised), strict=False)
     measured: dict[str, Int32Array] = {"row": lengths, **dict(parts)}
+    # An encoder-decoder has a limit for each side; that of the source is the one that all tasks have.
     limited = measured.get("source", lengths)
     num_tokens = int(lengths.sum(dtype=np.int64))
+    # 64 bits: three million rows of a thousand tokens are more than 32 hold.
     supervised_tokens = int(num_supervised.sum(dtype=np.int64)) if _PARTS[task] else None
     at_limit = int((limited >= max_length_tokens).sum())
-    facts: dict[str, Any] = {
+    facts: LengthFigures = {
         "num_rows": len(lengths),
         "num_tokens": num_tokens,
         "num_supervised_tokens": supervised_tokens,
@@ -69,12 +72,15 @@ def measure_lengths(
         "num_rows_at_limit": at_limit,
         "at_limit_fraction": at_limit / max(len(lengths), 1),
         "num_rows_cut": {name: summary["changed"].get(name, 0) for name in SHORTENED[task]},
-        "quantiles": {name: length_quantiles(values) for name, values in measured.items()},
+        "quantiles": {
+            name: quantiles for name, values in measured.items() if (quantiles := length_quantiles(values)) is not None
+        },
         "histogram": draw_histogram({name: measured[name] for name in _DRAWN[task]}),
         "limits": compare_limits(
             limited,
             present=max_length_tokens,
             beyond=summary["too_long"],
+            # Dropped rows have no length any more, but were beyond the limit, so they count as over it.
             num_dropped=sum(summary["dropped"].get(name, 0) for name in ("too_long", "no_answer_left")),
         ),
     }
@@ -101,6 +107,7 @@ def draw_histogram(parts: Mapping[str, Int32Array]) -> dict[str, list[int]]:
         bin.
     """
     longest = max(int(lengths.max(initial=0)) for lengths in parts.values())
+    # Whole tokens to a bin, and one axis for all parts, so that their panels can be compared.
     width = math.ceil((longest + 1) / NUM_BINS)
     num_bins = math.ceil((longest + 1) / width)
     return {
@@ -109,9 +116,7 @@ def draw_histogram(parts: Mapping[str, Int32Array]) -> dict[str, list[int]]:
     }
 
 
-def compare_limits(
-    lengths: Int32Array, *, present: int, beyond: Mapping[str, Any], num_dropped: int
-) -> list[dict[str, Any]]:
+def compare_limits(lengths: Int32Array, *, present: int, beyond: BeyondLimit, num_dropped: int) -> list[LimitChoice]:
     """Describe what each choice of a limit, such as ``tokenize.max_length_tokens``, would cut.
 
     Args:
@@ -129,7 +134,7 @@ def compare_limits(
     """
     known_over = {int(power): num_rows for power, num_rows in beyond["rows_over"].items()}
     known_tokens = {int(power): num_tokens for power, num_tokens in beyond["tokens_over"].items()}
-    if beyond["num_rows"]:  # the longest row of all fits itself
+    if beyond["max_length_tokens"] is not None:  # the longest row of all fits itself
         known_over[beyond["max_length_tokens"]] = known_tokens[beyond["max_length_tokens"]] = 0
     num_rows = len(lengths) + num_dropped
     lost = beyond["tokens_over_limit"]
@@ -144,12 +149,14 @@ def compare_limits(
         if quantile == present:
             continue  # such rows may have been longer
         names.setdefault(quantile, []).append(name)
+    # A limit that cuts more than half of the rows is no choice that anyone would make.
     shortest_of_use = int(np.quantile(lengths, 0.5, method="lower")) if len(lengths) else 0
-    found = []
+    found: list[LimitChoice] = []
     for limit in sorted(names):
         if limit < shortest_of_use and limit != present:
             continue
         if limit < present:
+            # Rows that were cut lie at the present limit now, but what was cut of them is known only as a sum.
             over = max(int((lengths > limit).sum()) + num_dropped, beyond["num_rows"])
             reaching = int(np.maximum(lengths - limit, 0).sum(dtype=np.int64))
             tokens = reaching + num_dropped * (present - limit) + lost

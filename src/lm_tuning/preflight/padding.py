@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.batching.micro_batches import Batching, split_pairs, split_rows
 from lm_tuning.batching.step_plan import StepPlan
+from lm_tuning.preflight.records import PaddingChoice, PaddingFigures
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.store.table import Int32Array
 
@@ -29,7 +29,8 @@ def choose_steps(plan: StepPlan, *, sample_rows: int = SAMPLE_ROWS) -> list[int]
     """
     num_steps = min(plan.steps_per_epoch, plan.total_steps)
     rows_per_step = plan.rows_per_epoch / plan.steps_per_epoch
-    num_chosen = min(num_steps, max(2, round(sample_rows / rows_per_step)))
+    num_chosen = min(num_steps, max(2, round(sample_rows / rows_per_step)))  # the first and the last at least
+    # The last step of an epoch is the one that may be short, so it must be among them.
     return np.unique(np.linspace(0, num_steps - 1, num_chosen).round().astype(np.int64)).tolist()  # type: ignore[no-any-return]
 
 
@@ -44,7 +45,7 @@ def measure_padding(
     targets: Int32Array | None = None,
     max_target_tokens: int = 0,
     on_progress: OnProgress = ignore_progress,
-) -> dict[str, Any]:
+) -> PaddingFigures:
     """Compare ways to bring rows of different lengths together.
 
     Args:
@@ -65,17 +66,20 @@ def measure_padding(
         steps and rows this rests on.
     """
     pair = np.zeros_like(lengths) if targets is None else targets
-    parts = np.stack([lengths - pair, pair])
+    # A row of one text is a pair whose second part is empty, so that both kinds are added up alike.
+    parts = np.stack([lengths - pair, pair])  # (2, rows)
     cut: dict[Batching, list[int]] = {"padded": [0, 0], "packed": [0, 0]}  # positions, micro-batches
     if targets is not None:
         del cut["packed"]
     num_tokens = as_they_come = num_rows = 0
     on_progress("Cutting steps", 0, len(steps), "steps")
+    # The step plan decides which rows meet, so the share is that of the run, not of an estimate from lengths.
     for done, step in enumerate(steps, start=1):
         rows = plan.rows_of_step(step)
-        of_step = parts[:, rows]
+        of_step = parts[:, rows]  # (2, rows of the step)
         num_rows += len(rows)
         num_tokens += int(of_step.sum(dtype=np.int64))
+        # Source and target are padded each to its own longest, so the two maxima may be of different rows.
         as_they_come += len(rows) * int(of_step.max(axis=1).sum())
         for way, sums in cut.items():
             if targets is None:
@@ -110,6 +114,7 @@ def _cut(lengths: npt.NDArray[np.int32], budget_tokens: int, batching: Batching)
     """Return the positions and the micro-batches of one step."""
     as_list = lengths.tolist()
     groups = split_rows(range(len(as_list)), as_list, budget_tokens=budget_tokens, batching=batching)
+    # Packed rows lie end to end: the micro-batch is as long as its tokens, and nothing is padding.
     if batching == "packed":
         return sum(as_list), len(groups)
     return sum(len(group) * max(as_list[row] for row in group) for group in groups), len(groups)
@@ -123,9 +128,5 @@ def _split_pairs(parts: npt.NDArray[np.int32], budget_tokens: int) -> tuple[int,
     return sum(len(group) * width for group, width in zip(groups, widths, strict=True)), len(groups)
 
 
-def _choice(name: str, padding_fraction: float, micro_batches_per_step: float | None = None) -> dict[str, Any]:
-    return {
-        "name": name,
-        "padding_fraction": padding_fraction,
-        "micro_batches_per_step": micro_batches_per_step,
-    }
+def _choice(name: str, padding_fraction: float, micro_batches_per_step: float | None = None) -> PaddingChoice:
+    return {"name": name, "padding_fraction": padding_fraction, "micro_batches_per_step": micro_batches_per_step}

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.preflight.issues import read_issue
 from lm_tuning.preflight.labels import lay_out_labels
-from lm_tuning.reporting.document import Block, Example, Histogram, Issues, Paragraph, Report, Section, Table
+from lm_tuning.preflight.records import (
+    DecodedRow,
+    Inspection,
+    LengthFigures,
+    LimitChoice,
+    PaddingFigures,
+    PreflightFigures,
+    ScheduledSource,
+    ScheduleFigures,
+    SpecialTokenFigures,
+)
+from lm_tuning.reporting.document import Block, Cell, Example, Histogram, Issues, Paragraph, Report, Section, Table
 from lm_tuning.reporting.text import shorten_path, write_large, write_percent
 from lm_tuning.wording import count_of
 
@@ -43,7 +53,7 @@ _PARTS = {
 _DRAWN = {"row": "whole row", "answer": "supervised part", "source": "source", "target": "target"}
 
 
-def compose_report(figures: Mapping[str, Any]) -> Report:
+def compose_report(figures: PreflightFigures) -> Report:
     """Lay out the whole report.
 
     Args:
@@ -62,6 +72,7 @@ def compose_report(figures: Mapping[str, Any]) -> Report:
         Section("special_tokens", "BOS, EOS and PAD", list(_special_tokens(figures["special_tokens"]))),
     ]
     labels = figures["labels"]
+    # Classes may be there without being supervised: rows divided by a column have its values.
     if labels:
         sections.insert(4, Section("labels", "Classes", list(lay_out_labels(labels, are_supervised=has_classes))))
     return Report(
@@ -71,8 +82,8 @@ def compose_report(figures: Mapping[str, Any]) -> Report:
             ("rows trained on", f"{lengths['num_rows']:,}"),
             ("tokens per epoch", write_large(schedule["tokens_per_epoch"])),
             ("classes", f"{labels['num_classes']:,}")
-            if has_classes
-            else ("supervised tokens", write_percent(lengths["supervised_fraction"])),
+            if labels and has_classes
+            else ("supervised tokens", write_percent(lengths["supervised_fraction"] or 0.0)),
             ("steps in all", f"{schedule['total_steps']:,}"),
             ("epochs", f"{schedule['epochs']:.2f}"),
             ("padding", write_percent(_fraction_of(padding, padding["batching"]))),
@@ -81,7 +92,7 @@ def compose_report(figures: Mapping[str, Any]) -> Report:
     )
 
 
-def _examples(figures: Mapping[str, Any]) -> Iterator[Block]:
+def _examples(figures: Inspection) -> Iterator[Block]:
     if figures["task"] == SEQUENCE_CLASSIFICATION:
         supervised = "What is supervised is the class that stands above each, from the last token."
     elif figures["task"] == SEQ2SEQ_LM:
@@ -92,6 +103,7 @@ def _examples(figures: Mapping[str, Any]) -> Iterator[Block]:
         f"The first training rows, decoded from their tokens. {supervised} Line breaks and control tokens are shown, "
         "since a missing one is easily overlooked."
     )
+    # Numbered rather than named by row id: the id is in the caption, and a heading is what one speaks of.
     for number, example in enumerate(figures["examples"], start=1):
         yield Example(
             title=f"Example {number}",
@@ -101,7 +113,7 @@ def _examples(figures: Mapping[str, Any]) -> Iterator[Block]:
         )
 
 
-def _describe_size(example: Mapping[str, Any], task: str) -> str:
+def _describe_size(example: DecodedRow, task: str) -> str:
     num_tokens, num_supervised = example["num_tokens"], example["num_supervised"]
     if task == SEQUENCE_CLASSIFICATION:
         return f"{count_of(num_tokens, 'token')}, class {example['label']!r} (id {example['label_id']})"
@@ -110,7 +122,7 @@ def _describe_size(example: Mapping[str, Any], task: str) -> str:
     return f"{count_of(num_tokens, 'token')}, {num_supervised:,} supervised"
 
 
-def _rows(figures: Mapping[str, Any]) -> Iterator[Block]:
+def _rows(figures: Inspection) -> Iterator[Block]:
     facts = figures["rows"]
     total = facts["num_rows_read"]
     yield Table(
@@ -140,40 +152,29 @@ def _rows(figures: Mapping[str, Any]) -> Iterator[Block]:
         yield Paragraph(f"and {count_of(len(files) - _MAX_FILES, 'more file')}.")
 
 
-def _splits(figures: Mapping[str, Any]) -> Iterator[Block]:
+def _splits(figures: Inspection) -> Iterator[Block]:
     splits = figures["splits"]
     total = max(sum(splits["rows"].values()), 1)
     yield Table(
         "Rows by split",
         ["split", "rows", "share", "rows with tokens", "tokens"],
         [
-            [
-                name,
-                rows,
-                write_percent(rows / total),
-                figures["num_rows"][name],
-                figures["num_tokens"][name],
-            ]
+            [name, rows, write_percent(rows / total), figures["num_rows"][name], figures["num_tokens"][name]]
             for name, rows in splits["rows"].items()
         ],
     )
     copies, near, leakage = splits["duplicates"], splits["near_duplicates"], splits["leakage"]
-    rows = [
+    rows: list[list[Cell]] = [
         ["rows read that repeat another", copies["num_copies"], f"split.duplicates: {copies['handling']}"],
         ["left out for it", copies["num_dropped"], ""],
     ]
+    # None where rows have no label.
     conflicts = copies["conflicts"]
     if conflicts:
         texts = count_of(conflicts["num_texts"], "text")
         rows.append(["rows of a text with more than one label", conflicts["num_rows"], texts])
     if near:
-        rows.append(
-            [
-                "rows almost like another",
-                near["num_near_copies"],
-                f"split.near_duplicates: {near['handling']}",
-            ]
-        )
+        rows.append(["rows almost like another", near["num_near_copies"], f"split.near_duplicates: {near['handling']}"])
     else:
         rows.append(["rows almost like another", "not looked for", "split.near_duplicates: ignore"])
     share = f"{write_percent(leakage['fraction'])} of the held-out rows"
@@ -181,16 +182,22 @@ def _splits(figures: Mapping[str, Any]) -> Iterator[Block]:
     yield Table("Copies", ["what", "rows", ""], rows, text_columns=(0, 2))
 
 
-def _lengths(facts: Mapping[str, Any]) -> Iterator[Block]:
+def _lengths(facts: LengthFigures) -> Iterator[Block]:
     quantiles, histogram = facts["quantiles"], facts["histogram"]
-    names = list(quantiles["row"])
-    limits = {name: facts[name] for name in ("max_length_tokens", "max_target_tokens") if name in facts}
     yield Table(
         "Tokens per row",
-        ["part", *names],
-        [[_PARTS[part], *(f"{of_part[name]:,.0f}" for name in names)] for part, of_part in quantiles.items()],
+        ["part", "min", "p50", "p90", "p95", "p99", "max", "mean"],
+        [
+            (
+                _PARTS[part],
+                *(one["min"], one["p50"], one["p90"], one["p95"], one["p99"], one["max"]),
+                f"{one['mean']:,.0f}",
+            )
+            for part, one in quantiles.items()
+        ],
     )
-    limit = limits["max_length_tokens"]
+    # A limit far beyond the longest row would squeeze all bars into a corner, so it is drawn only within the edges.
+    limit = facts["max_length_tokens"]
     yield Histogram(
         "Training rows by length",
         "tokens",
@@ -207,18 +214,18 @@ def _lengths(facts: Mapping[str, Any]) -> Iterator[Block]:
         f"({write_percent(facts['at_limit_fraction'])}) {'is' if num_at_limit == 1 else 'are'} as long as "
         f"tokenize.max_length_tokens: {limit} allows"
     )
-    if "max_target_tokens" in limits:
+    if "max_target_tokens" in facts:
         at_limit += (
             f", and {count_of(facts['num_targets_at_limit'], 'target')} as long as tokenize.max_target_tokens: "
-            f"{limits['max_target_tokens']} allows"
+            f"{facts['max_target_tokens']} allows"
         )
     yield Paragraph(f"{size}. {at_limit}.")
-    for name, key in (("max_length_tokens", "limits"), ("max_target_tokens", "target_limits")):
-        if key in facts:
-            yield _limits_table(name, facts[key])
+    yield _limits_table("max_length_tokens", facts["limits"])
+    if "target_limits" in facts:
+        yield _limits_table("max_target_tokens", facts["target_limits"])
 
 
-def _limits_table(name: str, choices: list[dict[str, Any]]) -> Table:
+def _limits_table(name: str, choices: list[LimitChoice]) -> Table:
     return Table(
         f"What another tokenize.{name} would cut",
         ["limit", "", "rows cut", "share", "tokens cut", "share"],
@@ -237,7 +244,7 @@ def _limits_table(name: str, choices: list[dict[str, Any]]) -> Table:
     )
 
 
-def _padding(facts: Mapping[str, Any], ways: Mapping[str, str]) -> Iterator[Block]:
+def _padding(facts: PaddingFigures, ways: Mapping[str, str]) -> Iterator[Block]:
     yield Table(
         "Share of positions that are padding",
         ["way to batch", "padding", "micro-batches per step", ""],
@@ -259,7 +266,7 @@ def _padding(facts: Mapping[str, Any], ways: Mapping[str, str]) -> Iterator[Bloc
     )
 
 
-def _schedule(facts: Mapping[str, Any]) -> Iterator[Block]:
+def _schedule(facts: ScheduleFigures) -> Iterator[Block]:
     if facts["effective_batch_rows"] is not None:
         batch = f"train.effective_batch_rows: {facts['effective_batch_rows']}"
     else:
@@ -268,12 +275,7 @@ def _schedule(facts: Mapping[str, Any]) -> Iterator[Block]:
         "The run",
         ["", "steps", "rows", "tokens"],
         [
-            [
-                "per epoch",
-                facts["steps_per_epoch"],
-                facts["rows_per_epoch"],
-                facts["tokens_per_epoch"],
-            ],
+            ["per epoch", facts["steps_per_epoch"], facts["rows_per_epoch"], facts["tokens_per_epoch"]],
             [
                 f"the run ({facts['epochs']:.2f} epochs)",
                 facts["total_steps"],
@@ -284,19 +286,20 @@ def _schedule(facts: Mapping[str, Any]) -> Iterator[Block]:
         ],
     )
     rows = [
-        [name, *(f"{value[part]:,.0f}" for part in ("min", "mean", "max"))]
+        [name, *(f"{size:,.0f}" for size in (value["min"], value["mean"], value["max"]))]
         for name, value in (
             ("rows", facts["rows_per_step"]),
             ("tokens", facts["tokens_per_step"]),
             ("supervised tokens", facts["supervised_tokens_per_step"]),
         )
-        if value["max"]
+        if value["max"]  # classes are supervised by row, and have no supervised tokens
     ]
     yield Table(f"A step ({batch})", ["", "least", "mean", "most"], rows)
     measured = facts["steps_measured"]
     num_steps = count_of(measured["num_steps"], "step")
     spread = "spread over" if measured["is_sample"] else "that make up"
     yield Paragraph(f"Least, mean and most are of {num_steps} {spread} the {measured['of']}.")
+    # One source as often as it is there needs no table.
     if len(facts["sources"]) > 1 or any(source["weight"] != 1 for source in facts["sources"]):
         yield Table(
             "Sources",
@@ -317,7 +320,7 @@ def _schedule(facts: Mapping[str, Any]) -> Iterator[Block]:
         )
 
 
-def _times(source: Mapping[str, Any]) -> str:
+def _times(source: ScheduledSource) -> str:
     """Describe how often a row of the source comes up in an epoch."""
     whole, drawn = source["times_each"], source["rows_drawn"]
     always = {0: "", 1: "once", 2: "twice"}.get(whole, f"{whole} times")
@@ -327,7 +330,8 @@ def _times(source: Mapping[str, Any]) -> str:
     return f"{always}, and {draw} once more" if always else draw
 
 
-def _special_tokens(facts: Mapping[str, Any]) -> Iterator[Block]:
+def _special_tokens(facts: SpecialTokenFigures) -> Iterator[Block]:
+    # In the file a verdict is a grade; to a reader "note" would look like a heading of the answer.
     words = {"good": "good", "note": "mind", "bad": "bad"}
     yield Table(
         "Questions",
@@ -342,6 +346,7 @@ def _special_tokens(facts: Mapping[str, Any]) -> Iterator[Block]:
         ["token", "id", "rows", "share", ""],
         [
             [
+                # Quoted, since an ordinary token may be a space, a quote or a line break.
                 end["token"] if end["is_control"] else repr(end["token"]),
                 str(end["id"]),
                 end["num_rows"],
@@ -354,5 +359,5 @@ def _special_tokens(facts: Mapping[str, Any]) -> Iterator[Block]:
     )
 
 
-def _fraction_of(padding: Mapping[str, Any], name: str) -> float:
+def _fraction_of(padding: PaddingFigures, name: str) -> float:
     return next(float(one["padding_fraction"]) for one in padding["choices"] if one["name"] == name)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Literal
 
 from lm_tuning.data.format.conventions import SEQUENCE_CLASSIFICATION
 from lm_tuning.data.split.class_shares import describe_moved
+from lm_tuning.data.split.records import ShareFacts, UntrainedFacts
 from lm_tuning.findings import Issue
+from lm_tuning.preflight.records import DivisionFigures, Inspection, LabelFigures, LengthFigures
 from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED
 from lm_tuning.wording import count_of
 
@@ -22,19 +24,25 @@ _TOLD = {
     *_LOST,
 }
 
-LIMITS = {"max_length_tokens": "limits", "max_target_tokens": "target_limits"}
-"""Where the lengths' figures say what other limits would cut."""
+LimitName = Literal["max_length_tokens", "max_target_tokens"]
+"""The parameters of ``tokenize`` that limit how long a row, or its target, may be."""
 _FEW_ROWS_CUT = 0.01
+_LIMIT_OF_REASON: dict[str, LimitName] = {
+    DROPPED["too_long"]: "max_length_tokens",
+    DROPPED["target_too_long"]: "max_target_tokens",
+}
 
 
-def advise_limit(facts: Mapping[str, Any], name: str = "max_length_tokens", *, context_tokens: int | None) -> str:
+def advise_limit(facts: LengthFigures, name: LimitName = "max_length_tokens", *, context_tokens: int | None) -> str:
     """Name the lowest limit that cuts next to nothing, or the highest that the model takes."""
-    choices = [choice for choice in facts[LIMITS[name]] if choice["limit"] > facts[name]]
+    compared = facts["limits"] if name == "max_length_tokens" else facts["target_limits"]
+    choices = [choice for choice in compared if choice["limit"] > facts[name]]
     within = [choice for choice in choices if context_tokens is None or choice["limit"] <= context_tokens]
     for choice in within:
         if choice["rows_fraction"] <= _FEW_ROWS_CUT:
             what = f"cut {count_of(choice['rows_over'], 'row')}" if choice["rows_over"] else "hold every row"
             return f"tokenize.{name}={choice['limit']} would {what}, if model and memory allow."
+    # None of the known limits cuts little enough, and the model is not what stands in the way.
     if len(within) == len(choices) or context_tokens is None:
         return f"Raise tokenize.{name}."
     apart = "shorten or split the longer rows, or take a model for longer ones"
@@ -44,28 +52,29 @@ def advise_limit(facts: Mapping[str, Any], name: str = "max_length_tokens", *, c
     return f"The model takes {context_tokens:,} tokens at most: tokenize.{name}={context_tokens}{left}; else {apart}."
 
 
-def about_rows(figures: Mapping[str, Any]) -> Iterator[Issue]:
+def about_rows(figures: Inspection) -> Iterator[Issue]:
     """Yield what reading and tokenizing did to the rows.
 
     Args:
         figures: what ``inspect_tokens`` has gathered.
     """
     num_read = figures["rows"]["num_rows_read"]
+    # One line a kind, however many rows: the data report lists them.
     for kind, finding in figures["findings"].items():
         is_lost = finding["fate"] == "skipped"
+        # Of all files together; each file has its own limit in data.max_bad_fraction, which was checked before.
         share = finding["num_rows"] / max(num_read, 1)
-        outcome = "left out" if is_lost else "kept as they are"
+        what_became = "left out" if is_lost else "kept as they are"
         yield Issue(
             "warn" if is_lost and share > 0.01 else "note",
             "rows",
-            f"{count_of(finding['num_rows'], 'row')} ({share:.2%}) {outcome}: {finding['meaning']} ({kind}).",
+            f"{count_of(finding['num_rows'], 'row')} ({share:.2%}) {what_became}: {finding['meaning']} ({kind}).",
             "Their files, numbers and reasons are in the data report.",
         )
     for outcome in figures["rows"]["fates"]:
         if outcome["stage"].startswith("dropped"):
             share = outcome["num_rows"] / max(num_read, 1)
-            reasons = {DROPPED["too_long"]: "max_length_tokens", DROPPED["target_too_long"]: "max_target_tokens"}
-            limit = reasons.get(outcome["reason"])
+            limit = _LIMIT_OF_REASON.get(outcome["reason"])
             context_tokens = figures["context_tokens"]
             advice = f"{advise_limit(figures['lengths'], limit, context_tokens=context_tokens)} " if limit else ""
             yield Issue(
@@ -84,7 +93,7 @@ def about_rows(figures: Mapping[str, Any]) -> Iterator[Issue]:
             )
 
 
-def about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Iterator[Issue]:
+def about_splits(splits: DivisionFigures, num_rows: Mapping[str, int]) -> Iterator[Issue]:
     """Yield what the division of the rows left.
 
     Args:
@@ -93,6 +102,7 @@ def about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Iter
     """
     for warning in splits["warnings"]:
         yield Issue("warn", "splits", warning, "See the part on splits in the data report.")
+    # Rows with tokens: tokenizing may have dropped the few that were split off.
     held_out = num_rows["validation"] + num_rows["test"]
     if not held_out:
         yield Issue(
@@ -110,6 +120,7 @@ def about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Iter
         )
     copies = splits["duplicates"]
     total = sum(splits["rows"].values())
+    # A few copies are in any set of texts; a tenth of them weighs those texts more than the others.
     if copies["num_kept"] > 0.1 * total:
         # Rows of one text under several labels stay unless the text alone makes a copy.
         keys = ["split.duplicates=drop"] if copies["handling"] != "drop" else []
@@ -124,11 +135,7 @@ def about_splits(splits: Mapping[str, Any], num_rows: Mapping[str, int]) -> Iter
 
 
 def about_labels(
-    labels: Mapping[str, Any] | None,
-    task: str,
-    *,
-    untrained: Mapping[str, Any] | None,
-    shares: Mapping[str, Any] | None,
+    labels: LabelFigures | None, task: str, *, untrained: UntrainedFacts | None, shares: ShareFacts | None
 ) -> Iterator[Issue]:
     """Yield what the classes of the rows are like.
 
@@ -170,6 +177,7 @@ def about_labels(
                 f"{describe_moved(moved, split=split)}.",
                 "Divide with split.stratify, or make the shares of files of your own alike.",
             )
+    # An accuracy below this share looks good and is worse than no model.
     if labels["majority_fraction"] > 0.8 and labels["num_classes"] > 1:
         yield Issue(
             "warn",

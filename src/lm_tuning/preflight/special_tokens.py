@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,15 @@ import pyarrow as pa
 
 from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.records import SPLITS
+from lm_tuning.preflight.records import (
+    BosCount,
+    Ending,
+    Judgement,
+    PadCount,
+    SpecialTokenCounts,
+    Verdict,
+    VocabularyFigures,
+)
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.align.masks import added_around
 from lm_tuning.text.decoding import decode
@@ -25,7 +34,7 @@ _NO_TOKEN = -1  # no id equals it
 
 def inspect_special_tokens(
     tokens: Path, tokenizer: Any, *, task: str = CAUSAL_LM, on_progress: OnProgress = ignore_progress
-) -> dict[str, Any]:
+) -> SpecialTokenCounts:
     """Count how the training rows begin and end.
 
     Args:
@@ -45,13 +54,15 @@ def inspect_special_tokens(
     bos, eos, pad = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
     special = {int(index) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
     special |= {int(token) for token in (bos, eos, pad) if token is not None}
+    # A token that is missing is looked for all the same, so that one code path counts nothing of it.
     wanted = {
         name: _NO_TOKEN if token is None else token for name, token in {"bos": bos, "eos": eos, "pad": pad}.items()
     }
     counts: Counter[str] = Counter()
     of_sides: dict[str, Counter[str]] = {"source": Counter(), "target": Counter()}
-    endings = np.zeros(0, dtype=np.int64)
+    endings = np.zeros(0, dtype=np.int64)  # rows by the id of their last supervised token, (ids,)
     on_progress("Looking at tokens", 0, len(table), "rows")
+    # Whole batches of Arrow buffers, as their ids lie there: a loop over rows would take minutes for millions.
     for batch in table.batches():
         ids, starts, last_supervised = _parts(batch)
         counts.update(_count_rows(ids, starts, **wanted))
@@ -61,19 +72,21 @@ def inspect_special_tokens(
         endings = _add(endings, np.bincount(ids[last_supervised]))
         on_progress("Looking at tokens", counts["rows"], len(table), "rows")
     assert counts["rows"] == len(table), "a batch of the table was not looked at"
-    found = [
+    found: list[Ending] = [
         {
             "id": int(token),
             "token": decode(tokenizer, [int(token)]),
             "num_rows": int(endings[token]),
             "is_control": int(token) in special,
         }
+        # Stable, so that of equally frequent tokens the lower id comes first on every machine.
         for token in np.argsort(-endings, kind="stable")[:_NUM_ENDINGS]
         if endings[token]
     ]
+    # Any control token counts as an end: templates end turns with another one than EOS.
     num_ended = sum(int(endings[token]) for token in special if token < len(endings))
     is_added = {name: bos is not None and bos in around for name, around in _prefixes(tokenizer).items()}
-    facts = {
+    facts: SpecialTokenCounts = {
         "num_rows": len(table),
         "pad": {"token": tokenizer.pad_token, "id": pad, "num_rows_with": counts["pad"], "is_eos": pad == eos},
         "eos": {"token": tokenizer.eos_token, "id": eos, "num_rows_with": counts["eos"]},
@@ -94,7 +107,7 @@ def _prefixes(tokenizer: Any) -> dict[str, list[int]]:
     return {side: added_around(tokenizer, is_target=side == "target")[0] for side in ("source", "target")}
 
 
-def _describe_bos(tokenizer: Any, counts: Mapping[str, int], *, is_added: bool) -> dict[str, Any]:
+def _describe_bos(tokenizer: Any, counts: Mapping[str, int], *, is_added: bool) -> BosCount:
     return {
         "token": tokenizer.bos_token,
         "id": tokenizer.bos_token_id,
@@ -110,8 +123,9 @@ def _sides(batch: pa.RecordBatch) -> dict[str, tuple[Int32Array, Int64Array]]:
     """Return the ids of sources and of targets, and where each row starts in them ``(rows + 1,)``."""
     ids, spans = batch.column("input_ids"), batch.column("spans")
     values, lengths = ids.values.to_numpy(), np.diff(ids.offsets.to_numpy())
-    source_lengths = spans.values.to_numpy()[::2]
-    indices = np.arange(len(values)) - np.repeat(ids.offsets.to_numpy()[:-1], lengths)
+    # Each row has one span, its target, so that what lies before its start is the source.
+    source_lengths = spans.values.to_numpy()[::2]  # (rows,)
+    indices = np.arange(len(values)) - np.repeat(ids.offsets.to_numpy()[:-1], lengths)  # within the row, (tokens,)
     is_target = indices >= np.repeat(source_lengths, lengths)
     return {
         "source": (values[~is_target], np.cumsum([0, *source_lengths])),
@@ -123,7 +137,8 @@ def _parts(batch: pa.RecordBatch) -> tuple[Int32Array, Int32Array, Int32Array]:
     """Return a batch's ids, where each row starts in them ``(rows + 1,)``, and where its last supervised one is."""
     ids, spans = batch.column("input_ids"), batch.column("spans")
     starts, span_starts, edges = ids.offsets.to_numpy(), spans.offsets.to_numpy(), spans.values.to_numpy()
-    with_span = np.flatnonzero(np.diff(span_starts))
+    with_span = np.flatnonzero(np.diff(span_starts))  # rows with something supervised
+    # The edges are start, end, start, end …: the last number of a row's is where its last span ends.
     ends = edges[span_starts[1:][with_span] - 1]
     return ids.values.to_numpy(), starts, starts[:-1][with_span] + ends - 1
 
@@ -140,6 +155,7 @@ def _count_rows(ids: Int32Array, starts: Int32Array | Int64Array, *, bos: int, e
         "bos": int((of_bos > 0).sum()),
         "bos_first": int(begins.sum()),
         "bos_twice": int((begins & goes_on).sum()),
+        # More of them than stand at the beginning, which is 0 or 1.
         "bos_later": int((of_bos > begins).sum()),
         "pad": int((_count_in_rows(ids, starts, pad) > 0).sum()),
         "eos": int((_count_in_rows(ids, starts, eos) > 0).sum()),
@@ -150,6 +166,7 @@ def _count_rows(ids: Int32Array, starts: Int32Array | Int64Array, *, bos: int, e
 def _count_in_rows(ids: Int32Array, starts: Int32Array | Int64Array, token: int) -> Int64Array:
     """Count a token in each row, ``(rows,)``."""
     indices = np.flatnonzero(ids == token)
+    # No row is empty, so the start that lies last at or before a position is that of its row.
     rows = np.searchsorted(starts, indices, side="right") - 1
     return np.bincount(rows, minlength=len(starts) - 1)
 
@@ -162,14 +179,14 @@ def _add(sums: Int64Array, counts: Int64Array) -> Int64Array:
     return result
 
 
-def judge_special_tokens(facts: dict[str, Any]) -> Sequence[dict[str, str]]:
+def judge_special_tokens(facts: SpecialTokenCounts) -> list[Judgement]:
     """Describe for each question about these tokens what was found and whether it is well.
 
     Args:
         facts: see ``inspect_special_tokens``.
 
     Returns:
-        ``question``, ``answer`` and ``verdict``: ``good``, ``note`` or ``bad``.
+        One for each question.
     """
     num_rows = facts["num_rows"]
     has_classes = facts["end_learned_fraction"] is None
@@ -186,7 +203,7 @@ def judge_special_tokens(facts: dict[str, Any]) -> Sequence[dict[str, str]]:
     ]
 
 
-def _judge_pad(pad: dict[str, Any], *, has_classes: bool) -> dict[str, str]:
+def _judge_pad(pad: PadCount, *, has_classes: bool) -> Judgement:
     question = "Is padding told apart from the end?"
     if pad["is_eos"]:
         if has_classes:
@@ -204,11 +221,11 @@ def _judge_pad(pad: dict[str, Any], *, has_classes: bool) -> dict[str, str]:
     return _verdict(question, answer, "good")
 
 
-def _judge_end(facts: dict[str, Any]) -> dict[str, str]:
+def _judge_end(facts: SpecialTokenCounts) -> Judgement:
     question = "Does the model learn to stop?"
     if not facts["endings"]:
         return _verdict(question, "No row has a supervised token.", "bad")
-    share = facts["end_learned_fraction"]
+    share = facts["end_learned_fraction"] or 0.0
     names = ", ".join(end["token"] for end in facts["endings"] if end["is_control"]) or "EOS token"
     answer = f"{share:.1%} of the rows end in a supervised {names}."
     if share >= 0.999:
@@ -222,7 +239,7 @@ def _judge_end(facts: dict[str, Any]) -> dict[str, str]:
     return _verdict(question, answer, "bad")
 
 
-def _judge_sources_end(facts: dict[str, Any]) -> dict[str, str]:
+def _judge_sources_end(facts: SpecialTokenCounts) -> Judgement:
     ended, num_rows = facts["num_sources_ended"], facts["num_rows"]
     answer = (
         f"{ended:,} of {count_of(num_rows, 'source')} {'ends' if ended == 1 else 'end'} in {facts['eos']['token']}."
@@ -230,11 +247,12 @@ def _judge_sources_end(facts: dict[str, Any]) -> dict[str, str]:
     return _verdict("Does each source end?", answer, "good" if ended == num_rows else "bad")
 
 
-def _judge_begin(bos: dict[str, Any], num_rows: int, *, noun: str = "row") -> dict[str, str]:
+def _judge_begin(bos: BosCount, num_rows: int, *, noun: str = "row") -> Judgement:
     question = f"Does each {noun} begin once?"
     if bos["token"] is None:
         return _verdict(question, "The tokenizer has no token for the beginning of a text, and none is used.", "good")
     added = "the tokenizer adds it" if bos["added_by_tokenizer"] else "the tokenizer adds none"
+    # From a template that writes the token and a tokenizer that adds it; one row of it shows that both are at work.
     doubled = bos["num_rows_beginning_with_two"]
     if doubled:
         answer = (
@@ -254,14 +272,14 @@ def _judge_begin(bos: dict[str, Any], num_rows: int, *, noun: str = "row") -> di
     return _verdict(question, answer, "good")
 
 
-def _verdict(question: str, answer: str, verdict: str) -> dict[str, str]:
+def _verdict(question: str, answer: str, verdict: Verdict) -> Judgement:
     return {"question": question, "answer": answer, "verdict": verdict}
 
 
 _SHOWN = 5
 
 
-def measure_vocabulary(tokens: Path, tokenizer: Any, *, num_embeddings: int | None) -> dict[str, Any]:
+def measure_vocabulary(tokens: Path, tokenizer: Any, *, num_embeddings: int | None) -> VocabularyFigures:
     """Count rows with token ids that the model does not embed.
 
     Args:
@@ -273,17 +291,19 @@ def measure_vocabulary(tokens: Path, tokenizer: Any, *, num_embeddings: int | No
         ``num_tokens`` of the tokenizer, ``num_embeddings``, and of the rows of each split that hold other ids
         ``num_rows_beyond``, ``rows_beyond`` (the first row ids) and ``ids_beyond`` (ids with their tokens).
     """
-    facts: dict[str, Any] = {"num_tokens": len(tokenizer), "num_embeddings": num_embeddings}
     beyond: dict[str, list[int]] = {split: [] for split in SPLITS}
     ids: set[int] = set()
     if num_embeddings is not None:
         for split in SPLITS:
             table = open_split(tokens, split)
+            # As a rule there are none, and then no row has to be looked for.
             found = find_outside_ids(table, 0, num_embeddings)
             ids.update(found)
             if found:
                 beyond[split] = find_rows_with(table, 0, num_embeddings)
-    return facts | {
+    return {
+        "num_tokens": len(tokenizer),
+        "num_embeddings": num_embeddings,
         "num_rows_beyond": {split: len(rows) for split, rows in beyond.items()},
         "rows_beyond": {split: rows[:_SHOWN] for split, rows in beyond.items()},
         "ids_beyond": {str(token_id): tokenizer.convert_ids_to_tokens(token_id) for token_id in sorted(ids)[:_SHOWN]},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypedDict
+from typing import Generic, TypedDict, TypeVar
 
 from lm_tuning.findings import Notice
 
@@ -31,6 +31,7 @@ class Strong:
     text: str
 
 
+# Plain strings, not markup of our own: whatever stands in a row can be put into a block without escaping it first.
 Words = str | Code | Strong
 Inline = Words | tuple[Words, ...]
 """Running text. A string is plain text, foreign or not; names of parameters are set apart where the output can."""
@@ -255,3 +256,20 @@ class Report:
     summary: Sequence[Block] = ()
     sections: Sequence[Section] = ()
     closing: Sequence[Block] = ()
+
+
+Facts = TypeVar("Facts")
+
+
+class ReportSection(TypedDict, Generic[Facts]):
+    """A section of a report that several nodes write, as the JSON file beside the Markdown holds it.
+
+    Attributes:
+        facts: everything that is known, whatever JSON can hold.
+        metrics: numbers for tracking, by name.
+        markdown: the text, see :func:`lm_tuning.reporting.markdown.write_section`.
+    """
+
+    facts: Facts
+    metrics: dict[str, float]
+    markdown: str

@@ -31,7 +31,7 @@ from lm_tuning.reporting.document import (
     Table,
     Words,
 )
-from lm_tuning.reporting.text import NO_ISSUES, shorten_middle, words_of
+from lm_tuning.reporting.text import NO_ISSUES, reveal, shorten_middle, words_of
 from lm_tuning.wording import visible
 
 STYLE = """
@@ -190,7 +190,7 @@ def _write_block(block: Block) -> Iterator[str]:
         case Example():
             yield f"<h3>{_text(block.title)}</h3>"
             yield f"<p>{_text(block.caption)}</p>"
-            label = f"{_text(block.title)}, decoded"
+            label = f"{_attribute(block.title)}, decoded"
             yield f'<pre tabindex="0" role="region" aria-label="{label}">{"".join(_write_parts(block))}</pre>'
 
 
@@ -209,7 +209,8 @@ def _write_item(item: Item) -> str:
 
 def _write_parts(example: Example) -> Iterator[str]:
     for part in example.parts:
-        text = _show_space(visible(shorten_middle(part["text"], MAX_PART_CHARACTERS)))
+        # Shortened first: an escape such as \u200b that is cut in two would be read as other text.
+        text = _show_space(reveal(shorten_middle(part["text"], MAX_PART_CHARACTERS)))
         if part["is_control"]:
             text = f'<span class="control">{text}</span>'
         yield f"<mark>{text}</mark>" if part["is_learned"] else text
@@ -218,6 +219,7 @@ def _write_parts(example: Example) -> Iterator[str]:
 def _show_space(text: str) -> str:
     """Escape a text and put signs where space would be overlooked; a screen reader does not read them."""
     signs = {"\n": '<span class="space" aria-hidden="true">↵</span>\n', "\t": _sign("→")}
+    # What lies between the signs is escaped segment by segment, so that no entity is mistaken for text of a row.
     chunks, at = [], 0
     for found in _SPACE.finditer(text):
         chunks.append(html.escape(text[at : found.start()]))
@@ -250,11 +252,12 @@ def _write_table(table: Table) -> str:
 
 def _head_cell(name: str, *, is_number: bool) -> str:
     kind = ' class="number"' if is_number else ""
+    # An empty heading is none: screen readers would announce it before every cell of the column.
     return f'<th scope="col"{kind}>{_text(name)}</th>' if name else f"<td{kind}></td>"
 
 
 def _write_bars(bars: Bars) -> str:
-    longest = max(bars.values, default=0) or 1
+    longest = max(bars.values, default=0) or 1  # all 0 makes bars of no width, not a division by 0
     rows = "".join(
         f'<tr><th scope="row">{_text(shorten_middle(name, 80))}</th>'
         f'<td class="bar" aria-hidden="true"><div style="width:{100 * value / longest:.2f}%"></div></td>'
@@ -276,10 +279,11 @@ def _write_histogram(histogram: Histogram) -> str:
             f"Histogram of {name} in {histogram.unit}: {_describe_peak(histogram.edges, counts)}, from {first:,} to "
             f"{last:,}"
         )
+        # Stretched to the width of the page, which text inside the drawing would be as well; so names stand outside.
         panels.append(
             f'<div class="panel-name">{_text(name)} <span>highest bar {most:,}</span></div>'
             f'<svg viewBox="0 0 {_HISTOGRAM_WIDTH} {_HISTOGRAM_HEIGHT}" preserveAspectRatio="none" role="img" '
-            f'aria-label="{_text(alt)}">{"".join(_draw(histogram, counts))}</svg>'
+            f'aria-label="{_attribute(alt)}">{"".join(_draw(histogram, counts))}</svg>'
         )
     middle = (first + last) // 2
     axis = (
@@ -296,6 +300,7 @@ def _draw(histogram: Histogram, counts: Sequence[int]) -> Iterator[str]:
     width = _HISTOGRAM_WIDTH / max(len(counts), 1)
     for index, count in enumerate(counts):
         if count:
+            # A bin with one row among thousands would be lower than a pixel, and look empty.
             height = max(count / most * (_HISTOGRAM_HEIGHT - 2), 1.5)
             yield (
                 f'<rect x="{index * width:.2f}" y="{_HISTOGRAM_HEIGHT - height:.2f}" width="{width * 0.92:.2f}" '
@@ -325,7 +330,7 @@ def _text(text: Inline) -> str:
 
 
 def _attribute(text: Inline) -> str:
-    """Escape running text for a place where no markup may stand."""
+    """Escape running text for an attribute or the title, in which no markup may stand."""
     return html.escape("".join(words if isinstance(words, str) else words.text for words in words_of(text)))
 
 

@@ -27,7 +27,7 @@ from lm_tuning.reporting.document import (
     Table,
     Words,
 )
-from lm_tuning.reporting.text import NO_ISSUES, shorten_middle, words_of
+from lm_tuning.reporting.text import NO_ISSUES, reveal, shorten_middle, words_of
 from lm_tuning.wording import SUPERVISED_MARKS, visible
 
 MAX_RUN_CHARACTERS = 1500
@@ -47,6 +47,7 @@ def write_markdown(report: Report) -> str:
     Args:
         report: what a package composed.
     """
+    # Blocks are parted by one empty line, and the file ends in a line break: what diffs and editors expect.
     parts = [f"# {write_inline(report.title)}"]
     if report.subtitle:
         parts.append(write_inline(report.subtitle))
@@ -187,6 +188,7 @@ def _escape_first(found: re.Match[str]) -> str:
 
 def _span(line: str) -> str:
     """Write one line as code, whatever backticks are in it."""
+    # A run of backticks of another length does not end the code, and no backslash escapes one inside.
     longest = max(map(len, re.findall("`+", line)), default=0)
     mark = "`" * (longest + 1)
     # A space at each end, which Markdown takes off again, keeps a backtick at the edge from joining the mark.
@@ -200,6 +202,7 @@ def fence(text: str) -> str:
     Args:
         text: foreign text of any number of lines.
     """
+    # A fence ends at one of the same length or longer, so any shorter run inside is text.
     longest = max(map(len, re.findall("`+", text)), default=0)
     mark = "`" * max(3, longest + 1)
     return f"{mark}text\n{visible(text)}\n{mark}"
@@ -217,10 +220,12 @@ def marked_runs(example: Example, *, max_characters: int) -> list[tuple[str, boo
         Text and whether it is supervised, of each run.
     """
     opening, closing = SUPERVISED_MARKS
+    # Parts are told apart by control tokens too, which Markdown does not show: they are joined into longer runs.
     runs = []
     for is_supervised, parts in groupby(example.parts, key=lambda part: bool(part["is_learned"])):
         text = shorten_middle("".join(part["text"] for part in parts), max_characters)
-        text = visible(text).replace(opening, "\\u27e6").replace(closing, "\\u27e7").replace("\n", "↵\n")
+        # What stands in a row must not pass for the marks, or a reader would take it for supervised.
+        text = reveal(text).replace(opening, "\\u27e6").replace(closing, "\\u27e7").replace("\n", "↵\n")
         runs.append((f"{opening}{text}{closing}" if is_supervised else text, is_supervised))
     return runs
 
@@ -235,7 +240,7 @@ def histogram_lines(histogram: Histogram) -> list[tuple[str, str, list[str]]]:
         For each line its span in the unit, a bar of the first quantity, and the counts of all quantities.
     """
     num_bins = len(histogram.edges) - 1
-    joined = -(-num_bins // HISTOGRAM_LINES)
+    joined = -(-num_bins // HISTOGRAM_LINES)  # bins to a line, rounded up
     starts = range(0, num_bins, joined)
     counts = [[sum(values[start : start + joined]) for start in starts] for values in histogram.counts.values()]
     lines = []
@@ -253,5 +258,6 @@ def draw_bars(values: Sequence[float]) -> list[str]:
         values: not negative.
     """
     longest = max(values, default=0) or 1
+    # There are signs for an eighth of a column, from ▏ to █; one eighth is the least that anything gets.
     eighths = [max(round(value / longest * BAR_CHARACTERS * 8), value > 0) for value in values]
     return ["█" * (size // 8) + ["", *"▏▎▍▌▋▊▉"][size % 8] for size in eighths]

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.text import Text
 
+# Less than Markdown has: what scrolls by is read once, and the file keeps the rest.
 MAX_RUN_CHARACTERS = 400
 MAX_CELL_CHARACTERS = 60
 MAX_SAMPLE_CHARACTERS = 200
@@ -56,6 +57,7 @@ def build_summary(report: Report) -> RenderableType:
     parts: list[RenderableType] = [_plain(report.subtitle), Text("")] if report.subtitle else []
     groups = [("", report.summary), *((section.title, section.blocks) for section in report.sections)]
     # Issues come last, where a reader's eye is when the run ends.
+    # Also where they stand in the middle of a section, such as the warnings of an evaluation.
     for wants_issues in (False, True):
         for title, blocks in groups:
             shown = [block for block in blocks if isinstance(block, Issues) is wants_issues]
@@ -80,6 +82,7 @@ def _render_all(blocks: Iterable[Block]) -> Iterator[RenderableType]:
     num_shown: Counter[type[Block]] = Counter()
     for block in blocks:
         num_shown[type(block)] += 1
+        # Ten decoded rows would push everything else off the screen; the files have them all.
         if num_shown[type(block)] <= _MAX_IN_SECTION.get(type(block), num_shown[type(block)]):
             yield from _render(block)
 
@@ -132,6 +135,7 @@ def _table(block: Table) -> Iterator[RenderableType]:
         yield _plain(block.title, style="italic")
     table = RichTable()
     for index, name in enumerate(block.head):
+        # Folded, not cut: a class name of which only the beginning is shown could be any of several.
         table.add_column(_plain(name), justify="left" if index in block.text_columns else "right", overflow="fold")
     for row in block.rows[:MAX_ROWS]:
         table.add_row(*map(_cell, row))
@@ -152,6 +156,7 @@ def _grid(rows: Sequence[Sequence[str]]) -> RenderableType:
     from rich.table import Table as RichTable
 
     grid = RichTable.grid(padding=(0, 2))
+    # Name, bar, figures: a bar that wraps is no bar.
     for index in range(len(rows[0]) if rows else 0):
         grid.add_column(justify="right" if index > 1 else "left", no_wrap=index == 1)
     for row in rows:
@@ -173,6 +178,7 @@ def _sample(sample: Sample) -> RenderableType:
 def _inline(text: Inline) -> Text:
     from rich.text import Text
 
+    # Code has no style of its own here: backticks would be taken for a part of it, and colours are for severity.
     styled = [(words, "bold" if isinstance(words, Strong) else "") for words in words_of(text)]
     return Text.assemble(
         *((protect(words if isinstance(words, str) else words.text), style) for words, style in styled)
@@ -187,4 +193,5 @@ def _plain(text: str, style: str = "") -> Text:
 
 
 def _clean(text: str) -> str:
+    # Without secrets: what a terminal has shown lies in logs of CI and schedulers for good.
     return on_one_line(protect(text))

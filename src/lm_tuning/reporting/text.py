@@ -47,12 +47,22 @@ def words_of(text: Inline) -> Iterator[Words]:
 
 def _set_apart(line: str) -> Iterator[Words]:
     """Yield plain text with the names of parameters as code."""
+    # Foreign text may hold such a name too; set apart it is still shown as it is.
     start = 0
     for found in PARAMETER.finditer(line):
         yield line[start : found.start()]
         yield Code(found.group())
         start = found.end()
     yield line[start:]
+
+
+def reveal(text: str) -> str:
+    r"""Write a decoded row so that nothing in it is hidden: joiners without width, too, become ``\u200d``.
+
+    Args:
+        text: what stands in a row. Elsewhere joiners stay, since emoji and Persian need them.
+    """
+    return visible(text).replace("\u200c", "\\u200c").replace("\u200d", "\\u200d")
 
 
 def keep_ends(text: str, max_characters: int) -> str:
@@ -64,6 +74,7 @@ def keep_ends(text: str, max_characters: int) -> str:
     """
     if len(text) <= max_characters:
         return text
+    # More of the start, which says what a text is; the sign in the middle counts too.
     end = max_characters // 3
     return text[: max_characters - end - 1] + "…" + text[-end:]
 
@@ -108,6 +119,7 @@ def write_large(number: float) -> str:
     Args:
         number: not negative.
     """
+    # Three digits, so that 1,234,567 is 1.23 M; the units of reports are tokens and rows, never bytes.
     for size, letter in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
         if number >= size:
             return f"{number / size:.3g} {letter}"
@@ -120,6 +132,7 @@ def write_percent(fraction: float) -> str:
     Args:
         fraction: from 0 to 1.
     """
+    # The bounds are where rounding to one decimal would write 0.0 and 100.0.
     if 0 < fraction < 0.0005:
         return "< 0.1%"
     if 0.9995 <= fraction < 1:
@@ -149,6 +162,7 @@ def write_difference(value: float | None) -> str:
 
 def _signed(value: float, decimals: int) -> str:
     """Write a change with its sign; what is 0 with three more digits has none."""
+    # A change of -0.00002 written as -0.0000 would be a sign without a number.
     for shown in range(decimals, decimals + 4):
         if round(value, shown):
             return f"{value:+.{shown}f}"

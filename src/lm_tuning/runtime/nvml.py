@@ -11,8 +11,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import fmean
 from types import TracebackType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +53,15 @@ def list_cards() -> list[Card]:
     return cards
 
 
+class CardFigures(TypedDict, total=False):
+    """What a driver tells of a card, by the names that reports use; what it does not tell is missing."""
+
+    gpu_utilization_fraction: float
+    gpu_memory_used_bytes: int
+    gpu_power_watts: float
+    gpu_memory_total_bytes: int
+
+
 @dataclass(frozen=True)
 class CardReading:
     """A card at one moment.
@@ -69,14 +79,15 @@ class CardReading:
     utilization_fraction: float | None = None
     power_watts: float | None = None
 
-    def figures(self) -> dict[str, float]:
-        """Return what is known by the names that reports use."""
-        named = {
-            "gpu_utilization_fraction": self.utilization_fraction,
-            "gpu_memory_used_bytes": self.memory_used_bytes,
-            "gpu_power_watts": self.power_watts,
-        }
-        return {name: value for name, value in named.items() if value is not None}
+    def figures(self) -> CardFigures:
+        """Return all but the memory that there is, which does not change."""
+        figures = CardFigures()
+        if self.utilization_fraction is not None:
+            figures["gpu_utilization_fraction"] = self.utilization_fraction
+        figures["gpu_memory_used_bytes"] = self.memory_used_bytes
+        if self.power_watts is not None:
+            figures["gpu_power_watts"] = self.power_watts
+        return figures
 
 
 def read_card(uuid: str | None = None) -> CardReading | None:
@@ -150,24 +161,20 @@ class CardSampler:
         if self._thread is not None:
             self._thread.join(_MOST_WAITED_SECONDS)
 
-    def summary(self) -> dict[str, float]:
-        """Return mean utilization and power and the most memory over all readings; nothing without a card.
-
-        Returns:
-            The names of :meth:`CardReading.figures`, and ``gpu_memory_total_bytes``.
-        """
+    def summary(self) -> CardFigures:
+        """Return mean utilization and power and the most memory over all readings; nothing without a card."""
         if not self._readings:
             return {}
-        values: dict[str, list[float]] = {}
-        for reading in self._readings:
-            for name, value in reading.figures().items():
-                values.setdefault(name, []).append(value)
         # A reading may lack what others have, so each figure is averaged over the readings that have it.
-        means = {name: sum(each) / len(each) for name, each in values.items()}
-        return means | {
-            "gpu_memory_used_bytes": max(values["gpu_memory_used_bytes"]),
-            "gpu_memory_total_bytes": self._readings[0].memory_total_bytes,
-        }
+        busy = [each.utilization_fraction for each in self._readings if each.utilization_fraction is not None]
+        watts = [each.power_watts for each in self._readings if each.power_watts is not None]
+        mean = CardReading(
+            max(each.memory_used_bytes for each in self._readings),
+            self._readings[0].memory_total_bytes,
+            fmean(busy) if busy else None,
+            fmean(watts) if watts else None,
+        )
+        return {**mean.figures(), "gpu_memory_total_bytes": mean.memory_total_bytes}
 
     def _read_forever(self) -> None:
         with _open_library():  # so that the readings find it open

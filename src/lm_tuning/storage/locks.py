@@ -108,6 +108,7 @@ def one_at_a_time(path: Path) -> Iterator[None]:
     Args:
         path: the lock file.
     """
+    # The file stays: removing it would let a third process lock a new one while a second still waits for the old.
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:

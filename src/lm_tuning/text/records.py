@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NotRequired, Required, TypeAlias, TypedDict
 
+from lm_tuning.data.records import FoundRow
 from lm_tuning.json_types import JsonObject, JsonValue
 
 if TYPE_CHECKING:
@@ -190,8 +191,8 @@ class TokenizerFacts(TypedDict):
     pad_token_id: int | None
 
 
-class TokenSummary(TypedDict):
-    """The summary of a folder of tokens, ``summary.json``.
+class TokenFacts(TypedDict):
+    """What a folder of tokens says of itself.
 
     Attributes:
         task: the ``task`` parameter.
@@ -208,7 +209,6 @@ class TokenSummary(TypedDict):
         tokenizer: its vocabulary and special tokens.
         end_token_ids: ids that answers end in, the most frequent first.
         sources: where the training rows come from.
-        label_map: id by name of the classes; ``None`` without classes.
         splits: by name.
     """
 
@@ -226,8 +226,31 @@ class TokenSummary(TypedDict):
     tokenizer: TokenizerFacts
     end_token_ids: list[int]
     sources: list[DividedSource]
-    label_map: dict[str, int] | None
     splits: dict[str, SplitTokens]
+
+
+class TokenSummary(TokenFacts):
+    """The summary of a folder of tokens, ``summary.json``; ``label_map`` is ``None`` without classes."""
+
+    label_map: dict[str, int] | None
+
+
+class RowsOutcome(TypedDict):
+    """Rows of a split that were dropped, or changed, for one reason: the first of them, and the numbers of all."""
+
+    split: str
+    kind: str
+    meaning: str
+    num_rows: int
+    rows: list[FoundRow]
+    row_numbers: dict[str, list[int]]
+
+
+class TokensFacts(TokenFacts):
+    """The facts of the section ``tokens`` of the data report."""
+
+    dropped: list[RowsOutcome]
+    changed: list[RowsOutcome]
 
 
 class TokenPreview(TypedDict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Any
+from typing import cast
 
 import numpy as np
 
@@ -19,11 +19,13 @@ from lm_tuning.reporting.document import (
     Item,
     Items,
     Paragraph,
+    ReportSection,
     Section,
     Table,
     Words,
 )
 from lm_tuning.reporting.markdown import write_section
+from lm_tuning.text.records import RowsOutcome, SplitTokens, TokensFacts, TokenSummary
 from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED, NUM_DETAILS, SplitCounts
 from lm_tuning.wording import count_of, shorten
 
@@ -35,8 +37,8 @@ _MAX_DETAIL_CHARACTERS = 160
 
 
 def build_tokens_section(
-    summary: Mapping[str, Any], counts: Mapping[str, SplitCounts], positions: RowPositions
-) -> dict[str, Any]:
+    summary: TokenSummary, counts: Mapping[str, SplitCounts], positions: RowPositions
+) -> ReportSection[TokensFacts]:
     """Describe the tokens of all splits.
 
     Args:
@@ -45,23 +47,19 @@ def build_tokens_section(
         positions: where rows stand in their files.
 
     Returns:
-        ``facts``, ``metrics`` and ``markdown``. Every dropped or changed row is named in the facts.
+        The section; every dropped or changed row is named in its facts.
     """
     dropped = _outcomes(counts, DROPPED, positions)
     changed = _outcomes(counts, CHANGED, positions)
-    facts = {
-        **{key: value for key, value in summary.items() if key != "label_map"},
-        "dropped": dropped,
-        "changed": changed,
-    }
-    splits = summary["splits"]
+    # The names of all classes are in the summary; here they would hide what the section is about.
+    told = {key: value for key, value in summary.items() if key != "label_map"}
+    facts = cast("TokensFacts", {**told, "dropped": dropped, "changed": changed})
     metrics = {
-        f"{split}_{name}": value
-        for split, part in splits.items()
-        for name in ("num_rows", "num_tokens", "num_supervised_tokens", "supervised_fraction", "majority_fraction")
-        if (value := part.get(name)) is not None
+        f"data_{split}_{name}": value
+        for split, part in summary["splits"].items()
+        for name, value in _numbers_of(part).items()
+        if value is not None
     }
-    metrics = {f"data_{name.replace('num_', '')}": value for name, value in metrics.items()}
     metrics["data_rows_dropped_by_tokenizing"] = sum(outcome["num_rows"] for outcome in dropped)
     # A row may be changed in more than one way.
     metrics["data_rows_changed_by_tokenizing"] = sum(
@@ -71,11 +69,21 @@ def build_tokens_section(
     return {"facts": facts, "metrics": metrics, "markdown": write_section(section) + "\n"}
 
 
+def _numbers_of(part: SplitTokens) -> dict[str, float | None]:
+    return {
+        "rows": part["num_rows"],
+        "tokens": part["num_tokens"],
+        "supervised_tokens": part.get("num_supervised_tokens"),
+        "supervised_fraction": part.get("supervised_fraction"),
+        "majority_fraction": part.get("majority_fraction"),
+    }
+
+
 def _outcomes(
     counts: Mapping[str, SplitCounts], reasons: Mapping[str, str], positions: RowPositions
-) -> list[dict[str, Any]]:
+) -> list[RowsOutcome]:
     """Return one entry a split and reason that has rows."""
-    outcomes = []
+    outcomes: list[RowsOutcome] = []
     for split, of_split in counts.items():
         for reason, meaning in reasons.items():
             rows = of_split.rows(reason)
@@ -95,12 +103,11 @@ def _outcomes(
     return outcomes
 
 
-def _blocks(
-    summary: Mapping[str, Any], dropped: list[dict[str, Any]], changed: list[dict[str, Any]]
-) -> Iterator[Block]:
+def _blocks(summary: TokenSummary, dropped: list[RowsOutcome], changed: list[RowsOutcome]) -> Iterator[Block]:
+    tokenizer = summary["tokenizer"]
+    tokens = {"BOS": tokenizer["bos_token"], "EOS": tokenizer["eos_token"], "PAD": tokenizer["pad_token"]}
     special: list[Words] = []
-    for name in ("BOS", "EOS", "PAD"):
-        token = summary["tokenizer"][f"{name.lower()}_token"]
+    for name, token in tokens.items():
         special += [", " * bool(special), *([f"{name} ", Code(token)] if token else [f"no {name}"])]
     yield Paragraph(
         (
@@ -110,7 +117,7 @@ def _blocks(
     )
     yield _split_table(summary)
     if summary["task"] == SEQUENCE_CLASSIFICATION:
-        yield from _class_blocks(summary)
+        yield from _class_blocks(summary, summary["label_map"] or {})
     if summary["sources"]:
         yield Table(
             "",
@@ -125,58 +132,57 @@ def _blocks(
         yield Items([_describe_outcome(outcome) for outcome in outcomes]) if outcomes else Paragraph("None.")
 
 
-def _describe_limits(summary: Mapping[str, Any]) -> tuple[Words, ...]:
+def _describe_limits(summary: TokenSummary) -> tuple[Words, ...]:
     """Describe how long rows may be and what is supervised of them."""
     limit = f"at most {count_of(summary['max_length_tokens'], 'token')}"
     cut = (" (", Code(summary["truncation"]), ")")
     if summary["task"] == SEQUENCE_CLASSIFICATION:
-        classes = count_of(len(summary["label_map"]), "class")
+        classes = count_of(len(summary["label_map"] or ()), "class")
         return f"{limit} per row", *cut, f", each with one of {classes} to learn"
     if summary["task"] == SEQ2SEQ_LM:
         return f"{limit} per source and {summary['max_target_tokens']:,} per target", *cut, ", loss on the target"
     return f"{limit} per row", *cut, ", loss on ", Code(summary["loss_on"])
 
 
-def _split_table(summary: Mapping[str, Any]) -> Table:
+def _split_table(summary: TokenSummary) -> Table:
     """Write what each split holds: rows and tokens, what is supervised, and how long rows are."""
-    task = summary["task"]
-    # Title and key of what is measured in tokens, and of what stands between that and the counts.
-    measured = {"length": "length_tokens"}
-    supervised = {"supervised": "supervised_fraction"}
-    if task == SEQUENCE_CLASSIFICATION:
-        supervised = {"classes": "num_classes", "largest class": "majority_fraction"}
-    elif task == SEQ2SEQ_LM:
-        supervised = {}
-        measured = {"source": "source_tokens", "target": "target_tokens"}
-    head = ["split", "rows read", "rows kept", "tokens", *supervised]
+    columns, measured = ["supervised"], ["length"]
+    if summary["task"] == SEQUENCE_CLASSIFICATION:
+        columns = ["classes", "largest class"]
+    elif summary["task"] == SEQ2SEQ_LM:
+        columns, measured = [], ["source", "target"]
+    head = ["split", "rows read", "rows kept", "tokens", *columns]
     for title in measured:
         head += [f"{title} p50", "p90", "p99", "longest"]
     rows: list[list[Cell]] = []
     for split, part in summary["splits"].items():
-        cells: list[Cell] = [split, *(part[name] for name in ("num_rows_read", "num_rows", "num_tokens"))]
-        cells += [_count_or_share(part[name]) for name in supervised.values()]
-        for name in measured.values():
-            lengths = part[name] or {}
-            cells += [lengths.get(quantile, 0) for quantile in ("p50", "p90", "p99", "max")]
+        cells: list[Cell] = [split, part["num_rows_read"], part["num_rows"], part["num_tokens"]]
+        lengths = [part["length_tokens"]]
+        if summary["task"] == SEQUENCE_CLASSIFICATION:
+            cells += [part["num_classes"], _share(part["majority_fraction"])]
+        elif summary["task"] == SEQ2SEQ_LM:
+            lengths = [part["source_tokens"], part["target_tokens"]]
+        else:
+            cells.append(_share(part["supervised_fraction"]))
+        for one in lengths:
+            cells += [one["p50"], one["p90"], one["p99"], one["max"]] if one else [0, 0, 0, 0]
         rows.append(cells)
     return Table("", head, rows)
 
 
-def _class_blocks(summary: Mapping[str, Any]) -> Iterator[Block]:
+def _class_blocks(summary: TokenSummary, label_map: dict[str, int]) -> Iterator[Block]:
     """Write how many rows of each class the splits hold: the largest of each split, those of train first."""
     rows = {split: part["rows_by_class"] for split, part in summary["splits"].items()}
-    names = sorted(summary["label_map"], key=lambda name: (-rows["train"][name], name))
+    # By name where rows are equal, so that the same tokens give the same report.
+    names = sorted(label_map, key=lambda name: (-rows["train"][name], name))
+    # (classes,) for each split
     counts = [np.array([of_split[name] for name in names], dtype=np.int64) for of_split in rows.values()]
     shown = [names[position] for position in choose_shown(counts, most=_MAX_CLASSES)]
     yield Table(
         "",
         ("class", "id", *rows),
         [
-            (
-                shorten(name, _MAX_DETAIL_CHARACTERS),
-                summary["label_map"][name],
-                *(of_split[name] for of_split in rows.values()),
-            )
+            (shorten(name, _MAX_DETAIL_CHARACTERS), label_map[name], *(of_split[name] for of_split in rows.values()))
             for name in shown
         ],
     )
@@ -185,16 +191,15 @@ def _class_blocks(summary: Mapping[str, Any]) -> Iterator[Block]:
         yield Paragraph(f"Classes that are not shown here, but in the JSON report: {hidden:,}.")
 
 
-def _count_or_share(value: float | None) -> Cell:
-    """Return a count, or a share as percent; nothing for what cannot be said of no rows."""
-    if value is None:
-        return ""
-    return value if isinstance(value, int) else f"{value:.1%}"
+def _share(fraction: float | None) -> str:
+    """Return a share as percent; nothing for what cannot be said of no rows."""
+    return "" if fraction is None else f"{fraction:.1%}"
 
 
-def _describe_outcome(outcome: Mapping[str, Any]) -> Item:
+def _describe_outcome(outcome: RowsOutcome) -> Item:
     rows = [
         f"{row['file']}, row {row['row']}"
+        # The reason is the meaning itself unless there is more to say of this row.
         + (f": {shorten(row['reason'], _MAX_DETAIL_CHARACTERS)}" if row["reason"] != outcome["meaning"] else "")
         for row in outcome["rows"][:_NUM_ROWS_SHOWN]
     ]

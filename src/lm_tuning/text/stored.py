@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from lm_tuning.models.loading import load_tokenizer, read_config
 from lm_tuning.models.record import BaseModelRecord, location_of
@@ -11,9 +11,10 @@ from lm_tuning.models.structure import position_limit
 from lm_tuning.parameters.data import DataParameters
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.reporting.document import ReportSection
 from lm_tuning.storage.folders import SCHEMA_VERSION, read_manifest
 from lm_tuning.text import tokenize as tokenizing
-from lm_tuning.text.records import TokenizeSettings, TokenSources, TokenSummary
+from lm_tuning.text.records import TokenizeSettings, TokensFacts, TokenSources, TokenSummary
 from lm_tuning.text.store.summary import read_lengths, write_lengths
 from lm_tuning.text.tokenizers.limit_losses import refuse_losses
 
@@ -105,7 +106,7 @@ def refuse_stored_losses(folder: Path, base_model: BaseModelRecord, tokenize: To
     )
 
 
-def read_outputs(folder: Path) -> tuple[TokenSummary, bytes, dict[str, Any]]:
+def read_outputs(folder: Path) -> tuple[TokenSummary, bytes, ReportSection[TokensFacts]]:
     """Return what stored tokens come with: their summary, a picture of the lengths, and a section of the data report.
 
     Args:

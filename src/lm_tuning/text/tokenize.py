@@ -24,10 +24,11 @@ from lm_tuning.data.store import ExampleTable, open_examples
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.reporting.document import ReportSection
 from lm_tuning.runtime.threads import tokenizer_parallelism
 from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.text.decoding import preview_tokens
-from lm_tuning.text.records import TokenizerFacts, TokenSummary
+from lm_tuning.text.records import TokenizerFacts, TokensFacts, TokenSummary
 from lm_tuning.text.render.control_tokens import TYPED
 from lm_tuning.text.render.plain import ALTERED, RenderedRows
 from lm_tuning.text.render.template_bounds import describe_origin
@@ -169,13 +170,14 @@ def read_token_summary(folder: Path) -> TokenSummary:
     return summary
 
 
-def read_token_report(folder: Path) -> dict[str, Any]:
+def read_token_report(folder: Path) -> ReportSection[TokensFacts]:
     """Return the section of the data report that tells what tokenizing did.
 
     Args:
         folder: what the tokenize pipeline stored.
     """
-    return dict(json.loads((Path(folder) / REPORT_NAME).read_text(encoding="utf-8")))
+    section: ReportSection[TokensFacts] = json.loads((Path(folder) / REPORT_NAME).read_text(encoding="utf-8"))
+    return section
 
 
 def _refuse_unfit_rows(examples: Path, table: ExampleTable, *, task: str, has_template: bool) -> None:

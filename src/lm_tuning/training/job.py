@@ -13,7 +13,8 @@ from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.resume import check_schedule, find_checkpoint, identify_run
 from lm_tuning.training.health.pre_checks import check_rows_before_planning
-from lm_tuning.training.health.report import Finding, HealthReport
+from lm_tuning.training.health.records import Finding
+from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.planning.out_of_memory import MemoryUse
 from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.planning.planner import choose_batches, plans_on_device
@@ -48,6 +49,11 @@ class Job:
     shape: LossShape
     batch_plan: BatchPlan
 
+    @property
+    def may_split_again(self) -> bool:
+        """Return whether the size of micro-batches is ours to choose."""
+        return self.settings.train.micro_batch_tokens == "auto"
+
     def describe_memory(self) -> MemoryUse:
         """Return what the training asks of the memory, kept up to date by the loop."""
         return MemoryUse(
@@ -73,6 +79,7 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
     Raises:
         UserError: settings, tokens or checkpoint do not fit together.
     """
+    # A resume that is refused must not replace the report of the run that it would have continued.
     if not settings.train.resume:
         health.begin()
     train_rows = open_split(paths.tokens, "train")
@@ -82,6 +89,7 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
     identity = identify_run(settings, plan)
     checkpoint = find_checkpoint(paths, settings, identity, plan)
     health.begin()
+    # Before the planner sends rows through the model; elsewhere these checks come once the model is loaded.
     if plans_on_device(settings):
         check_rows_before_planning(health, settings, paths.tokens, train_rows)
     shape = choose_loss_shape(settings, train_rows)

@@ -86,9 +86,11 @@ def choose_evaluation(
         return None
     from lm_tuning.batching.held_out_loss import choose_rows, measure_held_out
 
+    # The same rows every time, so that evaluations can be compared.
     rows = choose_rows(len(table), settings.train.eval_max_rows, settings.seed)
 
     def evaluate() -> dict[str, float]:
+        # Evaluations have shapes of their own, for which layers would be compiled again.
         paused = fast.layers.paused() if fast.layers is not None else nullcontext()
         with paused, autocast(settings.device, settings.compute_dtype):
             held_out = measure_held_out(
@@ -113,6 +115,7 @@ def training_arguments(job: Job, run_folder: Path) -> Any:
     return TrainingArguments(
         output_dir=str(run_folder),
         max_steps=job.plan.total_steps,
+        # One item of the loader is a whole step.
         per_device_train_batch_size=1,
         gradient_accumulation_steps=1,
         learning_rate=train.learning_rate,
@@ -123,13 +126,17 @@ def training_arguments(job: Job, run_folder: Path) -> Any:
         # The library's present name; the older one is deprecated.
         activation_checkpointing=job.batch_plan.gradient_checkpointing,
         neftune_noise_alpha=train.neftune_noise_alpha,
+        # Logging, evaluation and checkpoints are ours.
         logging_strategy="no",
         eval_strategy="no",
         save_strategy="no",
         report_to="none",
         disable_tqdm=True,
+        # It would put the mean of the steps before in the place of a NaN.
         logging_nan_inf_filter=False,
+        # Our items are no dicts of columns.
         remove_unused_columns=False,
+        # The loader begins at the step to go on from by itself.
         ignore_data_skip=True,
         **train.trainer,
     )

@@ -5,66 +5,47 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 
-from lm_tuning.batching.mixing import TrainedSource
 from lm_tuning.models.generation_settings import complete_adapter_config, write_card
-from lm_tuning.models.loading import transformers_bars_off
+from lm_tuning.models.hub import transformers_bars_off
+from lm_tuning.models.record import TuningRecord
 from lm_tuning.storage.atomic import sync_folder
 from lm_tuning.storage.write_failures import close_files_of, explain_full_disk
 from lm_tuning.training.checkpoints import format as checkpoints
-from lm_tuning.training.setup.adapters import save_adapter
-from lm_tuning.training.step_log import PHASES
+from lm_tuning.training.health.records import HealthRecord
+from lm_tuning.training.job import describe_sources
+from lm_tuning.training.profile.flops import count_flops, flops_per_token
+from lm_tuning.training.records import (
+    EfficiencyFigures,
+    EfficiencyRow,
+    EvaluationRow,
+    SpeedFigures,
+    TrainingRow,
+    TrainingSummary,
+)
+from lm_tuning.training.setup.adapters import count_parameters, save_adapter
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from lm_tuning.batching.step_plan import StepPlan
     from lm_tuning.runtime.peak import Ceiling
     from lm_tuning.training.planning.plan import BatchPlan
     from lm_tuning.training.step_log import StepLog
+    from lm_tuning.training.trainer import StepPlanTrainer
 
 logger = logging.getLogger(__name__)
 
+PhaseColumn: TypeAlias = Literal["forward_seconds", "backward_seconds", "optimizer_seconds"]
+
 _WARM_STEPS = 2
 _WINDOWS = 10
-_EFFICIENCY = (
-    "tokens_per_second",
-    "samples_per_second",
-    "steps_per_second",
-    "step_seconds_p10",
-    "step_seconds_median",
-    "step_seconds_p90",
-    "step_seconds_p99",
-    "padding_fraction",
-    "loader_wait_fraction",
-    *(f"{phase}_fraction" for phase in PHASES),
-    "logging_fraction",
-    "health_fraction",
-    "peak_memory_bytes",
-    "gpu_utilization_fraction",
-    "gpu_power_watts",
-    "gpu_memory_used_bytes",
-    "gpu_memory_total_bytes",
-    "model_flops_per_token",
-    "model_flops_per_second",
-    "device_name",
-    "number_format",
-    "known_peak_flops",
-    "measured_matmul_flops",
-    "mfu",
-    "mfu_of_measured",
-    "training_seconds",
-    "health_seconds",
-    "first_look_seconds",
-    "total_seconds",
-)
 
 
 @dataclass(frozen=True)
@@ -82,11 +63,11 @@ class TrainingResult:
     """
 
     model_folder: Path
-    steps: list[dict[str, Any]]
-    evaluations: list[dict[str, Any]]
-    efficiency: list[dict[str, Any]]
-    health: dict[str, Any]
-    summary: dict[str, Any]
+    steps: list[TrainingRow]
+    evaluations: list[EvaluationRow]
+    efficiency: list[EfficiencyRow]
+    health: HealthRecord
+    summary: TrainingSummary
     batch_plan: BatchPlan
 
 
@@ -95,7 +76,7 @@ def save_tuned_model(
     tokenizer: Any,
     folder: Path,
     *,
-    facts: dict[str, Any],
+    facts: TuningRecord,
     generation: Any = None,
     label_map: dict[str, int] | None = None,
 ) -> Path:
@@ -112,8 +93,10 @@ def save_tuned_model(
     Raises:
         UserError: the disk is full, or takes no files for another reason.
     """
+    # It was off while training; whoever loads the model generates with it.
     model.config.use_cache = True
     if label_map is not None:
+        # Without it a config names its classes LABEL_0, LABEL_1, …
         model.config.id2label = {position: name for name, position in label_map.items()}
         model.config.label2id = dict(label_map)
     run_folder = folder.parent
@@ -136,6 +119,7 @@ def save_tuned_model(
             close_files_of(error)
             shutil.rmtree(staging, ignore_errors=True)
             raise
+        # A folder cannot be renamed onto one that is not empty.
         if folder.exists():
             shutil.rmtree(folder)
         staging.rename(folder)
@@ -147,7 +131,7 @@ def _write_model(
     tokenizer: Any,
     staging: Path,
     *,
-    facts: dict[str, Any],
+    facts: TuningRecord,
     generation: Any,
     label_map: dict[str, int] | None,
 ) -> None:
@@ -163,87 +147,77 @@ def _write_model(
     tokenizer.save_pretrained(staging)
     write_card(staging, facts, label_map=label_map, pad_id=int(tokenizer.pad_token_id))
     if generation is not None:
-        facts = {**facts, "stop_token_ids": generation.eos_token_id}
+        facts["stop_token_ids"] = generation.eos_token_id
     (staging / "tuning.json").write_text(json.dumps(facts, indent=2))
     if label_map is not None:
         (staging / "label_map.json").write_text(json.dumps(label_map, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def summarize(
-    log: StepLog,
+    trainer: StepPlanTrainer,
+    model: Any,
     *,
-    plan: StepPlan,
     finished_step: int,
-    settings_method: str,
-    training_seconds: float,
+    seconds: float,
     total_seconds: float,
-    health_seconds: float,
-    pre_check_seconds: float,
-    trainable_parameters: int,
-    best_step: int | None,
-    sources: list[TrainedSource],
-    model_flops_per_token: float | None = None,
-    ceiling: Ceiling | None = None,
-) -> dict[str, Any]:
-    """Gather the figures of a run.
+    ceiling: Ceiling,
+) -> TrainingSummary:
+    """Gather the figures of a run, with the times from before a resume.
 
     Args:
-        log: of all steps, those before a resume included.
-        plan: which rows form them.
+        trainer: that has run.
+        model: what it trained.
         finished_step: the last step; before the plan's last one if the training stopped early.
-        settings_method: ``full``, ``lora`` or ``qlora``.
-        training_seconds: of this run's loop, with those before a resume.
-        total_seconds: of the whole training, loading and checks included, with those before a resume.
-        health_seconds: of all health checks, with those before a resume.
-        pre_check_seconds: of them, those up to the end of step 1, which a longer run does not have more of. The share
-            of the checks in the training's time leaves them out.
-        trainable_parameters: how many numbers were trained.
-        best_step: step of the best held-out figure; ``None`` without one.
-        sources: what :meth:`SourceMix.describe` says.
-        model_flops_per_token: see :func:`lm_tuning.training.profile.flops.flops_per_token`; ``None`` when it
-            cannot be counted.
-        ceiling: how fast the device can be; ``None`` when it was not asked.
+        seconds: of this run's loop.
+        total_seconds: of this run, loading and checks included.
+        ceiling: how fast the device can be.
     """
+    job, log, health = trainer.loop.job, trainer.step_log, trainer.health
+    training_seconds = trainer.seconds_before + seconds
+    checked_before = health.pre_check_seconds
+    losses = [row[log.loss_name] for row in log.steps]
+    flops = flops_per_token(
+        count_flops(model, task=job.settings.task), job.train_rows, job.plan, num_steps=finished_step
+    )
     return {
-        "method": settings_method,
+        "method": job.settings.train.method,
         "num_steps": len(log.steps),
         "total_steps": finished_step,
-        "epochs": plan.epoch_at(finished_step),
-        "stopped_early": finished_step < plan.total_steps,
+        "epochs": job.plan.epoch_at(finished_step),
+        "stopped_early": finished_step < job.plan.total_steps,
         "unit": log.unit,
-        f"first_{log.loss_name}": log.steps[0][log.loss_name] if log.steps else None,
-        f"last_{log.loss_name}": log.steps[-1][log.loss_name] if log.steps else None,
-        **summarize_efficiency(log, model_flops_per_token=model_flops_per_token, ceiling=ceiling),
+        "first_loss": losses[0] if losses else None,
+        "last_loss": losses[-1] if losses else None,
+        **summarize_efficiency(log, model_flops_per_token=flops, ceiling=ceiling),
         "logging_fraction": _fraction(log.own_seconds + log.phases.own_seconds, training_seconds),
-        "health_fraction": _fraction(health_seconds - pre_check_seconds, training_seconds),
+        # Without the checks up to the end of step 1, which a longer run does not have more of.
+        "health_fraction": _fraction(health.seconds - checked_before, training_seconds),
         "training_seconds": training_seconds,
-        "health_seconds": health_seconds,
-        "first_look_seconds": pre_check_seconds,
-        "total_seconds": total_seconds,
-        "trainable_parameters": trainable_parameters,
-        "best_step": best_step,
-        "sources": sources,
+        "health_seconds": health.seconds,
+        "first_look_seconds": checked_before,
+        "total_seconds": trainer.total_seconds_before + total_seconds,
+        "trainable_parameters": count_parameters(model)[0],
+        "best_step": trainer.best.step or None,
+        "sources": describe_sources(job.plan, job.settings),
     }
 
 
 def summarize_efficiency(
     log: StepLog, *, model_flops_per_token: float | None = None, ceiling: Ceiling | None = None
-) -> dict[str, Any]:
+) -> SpeedFigures:
     """Describe how fast a training was, where its time went, and how near it came to what the device can do.
 
-    All is taken over the steps' own time, evaluation and checkpoints left out, without the first steps when there are
-    enough (they carry one-time set-up). A sample is a row. What remains of 1 when the four fractions are taken off is
-    the host's work between steps, and on a GPU the time in which it had nothing queued.
+    All is taken over the steps' own time, evaluation and checkpoints left out. A sample is a row. What remains of 1
+    when the four fractions are taken off is the host's work between steps, and on a GPU the time in which it had
+    nothing queued.
 
     Args:
         log: of all steps.
-        model_flops_per_token: floating-point operations that a real token takes; ``None`` when not known.
+        model_flops_per_token: floating-point operations that a real token takes, see
+            :func:`lm_tuning.training.profile.flops.flops_per_token`; ``None`` when not known.
         ceiling: how fast the device can be; ``None`` when not known.
-
-    Returns:
-        Figures by name; ``None`` for each one that could not be had. Those that a card's driver tells, whose names
-        begin with ``gpu``, are there only with one.
     """
+    # The first steps carry one-time set-up; a short run has no others.
     rows = log.efficiency[_WARM_STEPS:] if len(log.efficiency) > 2 * _WARM_STEPS else log.efficiency
     durations = [row["seconds"] for row in rows]
     seconds = sum(durations)
@@ -264,12 +238,14 @@ def summarize_efficiency(
         "samples_per_second": _fraction(sum(row["num_rows"] for row in rows), seconds),
         "steps_per_second": _fraction(len(rows), seconds),
         "step_seconds_p10": _quantile(durations, 0.10),
-        "step_seconds_median": statistics.median(durations) if rows else None,
+        "step_seconds_median": _quantile(durations, 0.50),
         "step_seconds_p90": _quantile(durations, 0.90),
         "step_seconds_p99": _quantile(durations, 0.99),
         "padding_fraction": _padding_fraction(log.efficiency),
         "loader_wait_fraction": _fraction(sum(row["loader_wait_seconds"] for row in rows), seconds),
-        **{f"{phase}_fraction": _phase_fraction(rows, phase) for phase in PHASES},
+        "forward_fraction": _phase_fraction(rows, "forward_seconds"),
+        "backward_fraction": _phase_fraction(rows, "backward_seconds"),
+        "optimizer_fraction": _phase_fraction(rows, "optimizer_seconds"),
         "peak_memory_bytes": max((row["peak_memory_bytes"] for row in log.efficiency), default=None),
         **log.card.summary(),
         "model_flops_per_token": model_flops_per_token,
@@ -278,23 +254,26 @@ def summarize_efficiency(
         "number_format": None if ceiling is None else ceiling.dtype,
         "known_peak_flops": known,
         "measured_matmul_flops": measured,
-        "mfu": attained / known if attained is not None and known else None,
-        "mfu_of_measured": attained / measured if attained is not None and measured else None,
+        "mfu": _fraction(attained, known),
+        "mfu_of_measured": _fraction(attained, measured),
     }
 
 
-def efficiency_figures(summary: dict[str, Any]) -> dict[str, Any]:
+def efficiency_figures(summary: TrainingSummary) -> dict[str, EfficiencyFigures]:
     """Return what a summary says of efficiency, for a file and for tracking.
 
     Args:
-        summary: see :func:`summarize`.
+        summary: of a :class:`TrainingResult`.
     """
-    return {"efficiency": {name: summary[name] for name in _EFFICIENCY if name in summary}}
+    known = dict(summary)
+    # A class of typed keys names those that it inherits too, in the order of their declaration.
+    figures = {name: known[name] for name in EfficiencyFigures.__annotations__ if name in known}
+    return {"efficiency": cast("EfficiencyFigures", figures)}
 
 
-def _fraction(part: float, whole: float) -> float | None:
-    """Divide; ``None`` by nothing."""
-    return part / whole if whole else None
+def _fraction(part: float | None, whole: float | None) -> float | None:
+    """Return the part of the whole; ``None`` of nothing, and where one of them is not known."""
+    return part / whole if part is not None and whole else None
 
 
 def _quantile(values: list[float], fraction: float) -> float | None:
@@ -302,20 +281,20 @@ def _quantile(values: list[float], fraction: float) -> float | None:
     return float(np.quantile(values, fraction)) if values else None
 
 
-def _padding_fraction(rows: list[dict[str, Any]]) -> float | None:
+def _padding_fraction(rows: list[EfficiencyRow]) -> float | None:
     """Return the share of all computed positions that held no token."""
+    # Not the mean of the steps' fractions: large steps have more positions than small ones.
     positions = sum(row["num_tokens"] / (1 - row["padding_fraction"]) for row in rows)
     return 1 - sum(row["num_tokens"] for row in rows) / positions if positions else None
 
 
-def _phase_fraction(rows: list[dict[str, Any]], phase: str) -> float | None:
+def _phase_fraction(rows: list[EfficiencyRow], phase: PhaseColumn) -> float | None:
     """Return a phase's share of the time of the steps that it was measured in; those before an older resume lack it."""
-    timed = [row for row in rows if row.get(f"{phase}_seconds") is not None]
-    seconds = sum(row["seconds"] for row in timed)
-    return sum(row[f"{phase}_seconds"] for row in timed) / seconds if seconds else None
+    timed = [row for row in rows if row.get(phase) is not None]
+    return _fraction(sum(row[phase] or 0.0 for row in timed), sum(row["seconds"] for row in timed))
 
 
-def draw_loss_curve(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]], *, unit: str = "token") -> Figure:
+def draw_loss_curve(steps: list[TrainingRow], evaluations: list[EvaluationRow], *, unit: str = "token") -> Figure:
     """Draw training loss, held-out loss and learning rate over the steps.
 
     Args:
@@ -327,11 +306,15 @@ def draw_loss_curve(steps: list[dict[str, Any]], evaluations: list[dict[str, Any
 
     figure = Figure(figsize=(8, 4.5), layout="constrained")
     axes = figure.subplots()
-    numbers = [row["step"] for row in steps]
-    losses = [row[f"loss_nats_per_{unit}"] for row in steps]
+
+    def column(name: str) -> npt.NDArray[np.float64]:
+        return np.array([row[name] for row in steps], dtype=np.float64)  # (steps,)
+
+    numbers, losses = column("step"), column(f"loss_nats_per_{unit}")
     window = max(len(losses) // _WINDOWS, 1)
     axes.plot(numbers, losses, label="training, each step", color="C0", alpha=0.35, linewidth=1)
-    means = [statistics.fmean(losses[max(end - window, 0) : end]) for end in range(1, len(losses) + 1)]
+    # Over the steps up to each one, so that the line is as long as the losses and needs nothing from ahead.
+    means = [losses[max(end - window, 0) : end].mean() for end in range(1, len(losses) + 1)]
     axes.plot(numbers, means, label=f"training, mean of {count_of(window, 'step')}", color="C0", linewidth=1.5)
     if evaluations:
         points = [(row["step"], row[f"validation_nats_per_{unit}"]) for row in evaluations]
@@ -341,7 +324,7 @@ def draw_loss_curve(steps: list[dict[str, Any]], evaluations: list[dict[str, Any
     axes.grid(alpha=0.3)
     axes.legend(loc="upper right")
     rate = axes.twinx()
-    rate.plot(numbers, [row["learning_rate"] for row in steps], color="gray", linestyle=":", linewidth=1)
+    rate.plot(numbers, column("learning_rate"), color="gray", linestyle=":", linewidth=1)
     rate.set_ylabel("learning rate (dotted)")
     rate.set_ylim(bottom=0)
     return figure

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lm_tuning.batching.step_loader import StepDataset, explain_lost_worker
 from lm_tuning.models.generation_settings import settings_of_answers
@@ -31,7 +31,6 @@ from lm_tuning.training.planning.compiled import CompiledPlanner
 from lm_tuning.training.planning.memory import count_memory, say_memory
 from lm_tuning.training.planning.out_of_memory import MemoryUse, explain_out_of_memory
 from lm_tuning.training.planning.replanning import Replanner
-from lm_tuning.training.profile.flops import count_flops, flops_per_token
 from lm_tuning.training.results import TrainingResult, save_tuned_model, summarize
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 from lm_tuning.training.setup.adapters import count_parameters
@@ -40,8 +39,10 @@ from lm_tuning.training.step_log import OnMetrics, PhaseClock, StepLog, ignore_m
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
-    from lm_tuning.training.checkpoints.signals import StopRequest
+    from lm_tuning.models.record import QuantizationRecord, TuningRecord
     from lm_tuning.training.health.first_loss import ExpectedFirstLoss
+    from lm_tuning.training.health.records import Fact
+    from lm_tuning.training.records import TrainingSummary
     from lm_tuning.training.setup.model import ReadyModel
     from lm_tuning.training.trainer import StepPlanTrainer
 
@@ -88,6 +89,27 @@ def run_training(
     return replace(result, health=health.to_json())
 
 
+@dataclass
+class _Run:
+    """What one training is made of, once its model is there.
+
+    Attributes:
+        job: what was settled before.
+        ready: model and task.
+        fast: what makes the steps fast.
+        steps: one item an optimizer step.
+        memory: what is asked of the memory, kept up to date.
+        health: collects facts and findings.
+    """
+
+    job: Job
+    ready: ReadyModel
+    fast: FastPath
+    steps: StepDataset
+    memory: MemoryUse
+    health: HealthReport
+
+
 def _run(
     paths: TrainingPaths,
     settings: TrainingSettings,
@@ -100,12 +122,11 @@ def _run(
     """Run the training itself."""
     began = time.perf_counter()
     job = settle(paths, settings, health, on_progress)
-    settings, checkpoint = job.settings, job.checkpoint
-    memory = job.describe_memory()
+    checkpoint, memory = job.checkpoint, job.describe_memory()
     with explain_out_of_memory(memory):
         ceiling = find_ceiling(settings.device, settings.compute_dtype)  # before the model takes the memory
         ready = set_up_model(settings)
-        check_before_any_row(health, ready, job.settings, rows=job.train_rows, plan=job.plan, tokens=job.paths.tokens)
+        check_before_any_row(health, ready, job)
         fast = prepare_fast_path(ready, settings, job.train_rows, job.plan)
         steps = StepDataset(
             job.train_rows,
@@ -114,39 +135,52 @@ def _run(
             micro_batch_tokens=job.batch_plan.micro_batch_tokens,
             batching=fast.batching,
         )
-        _say_what_is_trained(job, ready, steps)
+        run = _Run(job, ready, fast, steps, memory, health)
+        _say_what_is_trained(run)
         parts = count_memory(ready.model, settings, job.batch_plan)
         say_memory(parts.table(job.batch_plan))
         health.facts["fast_path"] = fast.facts
         say_sources(health, job.plan, settings)
         memory.doing = "before step 1"
-        first_loss = None if checkpoint is not None else _check_first_step(job, ready, steps, health)
+        first_loss = None if checkpoint is not None else _check_first_step(run)
         # Not before all checks have passed: a refused run leaves no empty folder.
-        memory.run_folder = checkpoint.path.parent if checkpoint else checkpoints.new_run_folder(paths.checkpoints)
-        monitor = _set_up_monitor(job, health, steps, memory.run_folder)
+        run_folder = checkpoint.path.parent if checkpoint else checkpoints.new_run_folder(paths.checkpoints)
+        memory.run_folder = run_folder
+        monitor = _set_up_monitor(run, run_folder)
         log = StepLog(
             on_metrics,
             unit=ready.task.unit,
-            on_step=lambda row: monitor.step(**row),
+            on_step=lambda numbers: monitor.step(**asdict(numbers)),
             phases=PhaseClock(settings.device),
             card=CardSampler(find_card(settings.device)),
         )
         with stop_on_signal() as stop:
-            compiled_planner = _plan_compiled(job, ready, fast, steps, memory=memory, health=health)
-            trainer = _set_up_trainer(
-                job,
-                ready,
-                fast,
-                steps,
-                memory=memory,
-                health=health,
+            # Importing it takes seconds, which a run that was refused before should not wait for.
+            from lm_tuning.training.trainer import StepPlanTrainer
+
+            compiled_planner = _plan_compiled(run)
+            trainer = StepPlanTrainer(
+                model=ready.model,
+                args=training_arguments(job, run_folder),
+                steps=steps,
+                loop=LoopSettings(
+                    job=job,
+                    run_folder=run_folder,
+                    evaluate=choose_evaluation(ready.model, job.validation_rows, steps, settings, fast),
+                    best_metric=_name_best_metric(run),
+                    first_loss=first_loss,
+                    memory=memory,
+                    replanner=Replanner(steps, memory, health, may_lower=job.may_split_again),
+                    layers=fast.layers,
+                    compiled_planner=compiled_planner,
+                    on_checkpoint=on_checkpoint,
+                ),
                 log=log,
+                health=health,
                 stop=stop,
-                first_loss=first_loss,
-                compiled_planner=compiled_planner,
                 on_progress=on_progress,
-                on_checkpoint=on_checkpoint,
             )
+            # Rare while packages loaded; from here on a cycle may hold tensors, and should be freed soon.
             restore_collection()
             trainer.run_began = began
             if checkpoint is not None:
@@ -160,22 +194,13 @@ def _run(
     fast.undo(ready.model)
     finished_step = trainer.state.global_step or job.plan.total_steps
     _take_best(trainer, settings, finished_step)
-    sources = health.facts["sources"] = describe_sources(job.plan, settings)
+    health.facts["sources"] = cast("Fact", describe_sources(job.plan, settings))
     summary = summarize(
-        log,
-        plan=job.plan,
+        trainer,
+        ready.model,
         finished_step=finished_step,
-        settings_method=settings.train.method,
-        training_seconds=trainer.seconds_before + seconds,
-        total_seconds=trainer.total_seconds_before + time.perf_counter() - began,
-        health_seconds=health.seconds,
-        pre_check_seconds=health.facts.get("first_look_seconds", 0.0),
-        trainable_parameters=count_parameters(ready.model)[0],
-        best_step=trainer.best.step or None,
-        sources=sources,
-        model_flops_per_token=flops_per_token(
-            count_flops(ready.model, task=settings.task), job.train_rows, job.plan, num_steps=finished_step
-        ),
+        seconds=seconds,
+        total_seconds=time.perf_counter() - began,
         # A run that was finished before has its speed from then; what a product takes now says nothing of it.
         ceiling=ceiling if seconds else replace(ceiling, measured_flops=None),
     )
@@ -183,20 +208,8 @@ def _run(
         model_folder=save_tuned_model(
             trainer.accelerator.unwrap_model(trainer.model),
             ready.tokenizer,
-            memory.run_folder / "finished",
-            facts={
-                "method": settings.train.method,
-                "task": settings.task,
-                "quantization": settings.train.qlora.model_dump() if settings.train.method == "qlora" else None,
-                "base": settings.base,
-                "tokens_key": settings.tokens_key,
-                "rendering": settings.rendering or {},
-                "compute_dtype": settings.compute_dtype,
-                "finished_step": finished_step,
-                **{f"{what}_per_second": summary[f"{what}_per_second"] for what in ("tokens", "samples", "steps")},
-                "run_folder": str(memory.run_folder),
-                "mlflow_run_id": settings.run_id,
-            },
+            run_folder / "finished",
+            facts=_describe_tuning(run, summary, run_folder),
             generation=_settings_of_answers(job, ready),
             label_map=settings.label_map,
         ),
@@ -207,6 +220,27 @@ def _run(
         summary=summary,
         batch_plan=parts.complete(compiled_planner.plan if compiled_planner is not None else job.batch_plan),
     )
+
+
+def _describe_tuning(run: _Run, summary: TrainingSummary, run_folder: Path) -> TuningRecord:
+    """Return what a tuned model's folder says of how it was made."""
+    settings = run.job.settings
+    train = settings.train
+    return {
+        "method": train.method,
+        "task": settings.task,
+        "quantization": cast("QuantizationRecord", train.qlora.model_dump()) if train.method == "qlora" else None,
+        "base": settings.base,
+        "tokens_key": settings.tokens_key,
+        "rendering": settings.rendering,
+        "compute_dtype": settings.compute_dtype,
+        "finished_step": summary["total_steps"],
+        "tokens_per_second": summary["tokens_per_second"],
+        "samples_per_second": summary["samples_per_second"],
+        "steps_per_second": summary["steps_per_second"],
+        "run_folder": str(run_folder),
+        "mlflow_run_id": settings.run_id,
+    }
 
 
 def _settings_of_answers(job: Job, ready: ReadyModel) -> Any:
@@ -224,120 +258,67 @@ def _settings_of_answers(job: Job, ready: ReadyModel) -> Any:
     )
 
 
-def _say_what_is_trained(job: Job, ready: ReadyModel, steps: StepDataset) -> None:
-    trainable, parameters = count_parameters(ready.model)
+def _say_what_is_trained(run: _Run) -> None:
+    job, settings = run.job, run.job.settings
+    trainable, parameters = count_parameters(run.ready.model)
     logger.info(
         "%s of %s: %s, %s (%d per epoch) of %s, %s micro-batches of at most %s; "
         "%s of %s parameters trained; %s weights, %s compute on %s",
-        {"lora": "LoRA", "qlora": "QLoRA", "full": "Full fine-tuning"}[job.settings.train.method],
-        job.settings.base["name_or_path"],
+        {"lora": "LoRA", "qlora": "QLoRA", "full": "Full fine-tuning"}[settings.train.method],
+        settings.base["name_or_path"],
         count_of(job.plan.num_rows, "row"),
         count_of(job.plan.total_steps, "step"),
         job.plan.steps_per_epoch,
         job.identity.describe_batch(),
-        steps.batching,
-        count_of(steps.micro_batch_tokens, "token"),
+        run.steps.batching,
+        count_of(run.steps.micro_batch_tokens, "token"),
         f"{trainable:,}",
         f"{parameters:,}",
-        job.settings.weights_dtype,
-        job.settings.compute_dtype,
-        job.settings.device,
+        settings.weights_dtype,
+        settings.compute_dtype,
+        settings.device,
     )
     if job.batch_plan.gradient_checkpointing:
         logger.info("Gradient checkpointing is on, which takes less memory and more time.")
 
 
-def _check_first_step(
-    job: Job, ready: ReadyModel, steps: StepDataset, health: HealthReport
-) -> ExpectedFirstLoss | None:
+def _check_first_step(run: _Run) -> ExpectedFirstLoss | None:
     """Scale a fresh head, and look at the first rows before step 1; return what that step must log."""
-    settings = job.settings
-    check_rows(health, ready.model, ready.tokenizer, steps)
+    ready, settings, health = run.ready, run.job.settings, run.health
+    check_rows(health, ready.model, ready.tokenizer, run.steps)
     stop_if_needed(health)
     if ready.has_fresh_head:
-        scale_head(ready, steps, settings, health)
-    train = settings.train
-    if not train.health.probe:
+        scale_head(ready, run.steps, settings, health)
+    if not settings.train.health.probe:
         return None
-    return measure_first_step(
-        health,
-        ready.model,
-        ready.tokenizer,
-        steps,
-        shape=job.shape,
-        has_fresh_head=ready.has_fresh_head,
-        has_noise=train.neftune_noise_alpha is not None,
-        device=settings.device,
-        compute_dtype=settings.compute_dtype,
-        learning_rate=train.learning_rate,
-        tolerance=train.health.tolerance_fraction,
-        severity=train.health.on_mismatch,
-    )
+    return measure_first_step(health, ready, run.steps, settings, run.job.shape)
 
 
-def _plan_compiled(
-    job: Job, ready: ReadyModel, fast: FastPath, steps: StepDataset, *, memory: MemoryUse, health: HealthReport
-) -> CompiledPlanner | None:
+def _plan_compiled(run: _Run) -> CompiledPlanner | None:
     """Look for larger micro-batches once layers are compiled, where their size is ours to choose and was measured."""
-    if fast.layers is None or job.settings.train.micro_batch_tokens != "auto" or job.settings.device != "cuda":
+    job = run.job
+    if run.fast.layers is None or not job.may_split_again or job.settings.device != "cuda":
         return None
-    return CompiledPlanner(ready, job.settings, steps, memory, health, job.batch_plan)
+    return CompiledPlanner(run.ready, job.settings, run.steps, run.memory, run.health, job.batch_plan)
 
 
-def _set_up_monitor(job: Job, health: HealthReport, steps: StepDataset, run_folder: Path) -> TrainingMonitor:
-    seed = job.settings.seed
+def _name_best_metric(run: _Run) -> str:
+    """Name the held-out figure that the best checkpoint has the best of."""
+    metric = run.job.settings.train.best_metric
+    return f"nats_per_{run.ready.task.unit}" if metric == "loss" else metric
+
+
+def _set_up_monitor(run: _Run, run_folder: Path) -> TrainingMonitor:
+    settings, steps = run.job.settings, run.steps
     return TrainingMonitor(
-        health,
-        total_steps=job.plan.total_steps,
-        max_grad_norm=float(job.settings.train.trainer.get("max_grad_norm", 1.0)),
-        learning_rate=job.settings.train.learning_rate,
-        device=job.settings.device,
-        card_uuid=find_card(job.settings.device),
-        has_scaler=job.settings.compute_dtype == "float16",
-        reproduce=lambda step: save_reproduction(run_folder / "not_finite", step, steps[step - 1], seed=seed),
-    )
-
-
-def _set_up_trainer(
-    job: Job,
-    ready: ReadyModel,
-    fast: FastPath,
-    steps: StepDataset,
-    *,
-    memory: MemoryUse,
-    health: HealthReport,
-    log: StepLog,
-    stop: StopRequest,
-    first_loss: ExpectedFirstLoss | None,
-    compiled_planner: CompiledPlanner | None,
-    on_progress: OnProgress,
-    on_checkpoint: Callable[[], object],
-) -> StepPlanTrainer:
-    # Importing it takes seconds, which a run that was refused before should not wait for.
-    from lm_tuning.training.trainer import StepPlanTrainer
-
-    assert memory.run_folder is not None
-    settings, unit = job.settings, ready.task.unit
-    return StepPlanTrainer(
-        model=ready.model,
-        args=training_arguments(job, memory.run_folder),
-        steps=steps,
-        loop=LoopSettings(
-            job=job,
-            run_folder=memory.run_folder,
-            evaluate=choose_evaluation(ready.model, job.validation_rows, steps, settings, fast),
-            layers=fast.layers,
-            compiled_planner=compiled_planner,
-            replanner=Replanner(steps, memory, health, may_lower=settings.train.micro_batch_tokens == "auto"),
-            best_metric=f"nats_per_{unit}" if settings.train.best_metric == "loss" else settings.train.best_metric,
-            first_loss=first_loss,
-            memory=memory,
-            on_checkpoint=on_checkpoint,
-        ),
-        log=log,
-        health=health,
-        stop=stop,
-        on_progress=on_progress,
+        run.health,
+        total_steps=run.job.plan.total_steps,
+        max_grad_norm=settings.train.trainer.get("max_grad_norm", 1.0),
+        learning_rate=settings.train.learning_rate,
+        device=settings.device,
+        card_uuid=find_card(settings.device),
+        has_scaler=settings.compute_dtype == "float16",
+        reproduce=lambda step: save_reproduction(run_folder / "not_finite", step, steps[step - 1], seed=settings.seed),
     )
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 
 from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.data.split.records import DividedSource
-from lm_tuning.models.record import BaseModelRecord
+from lm_tuning.models.record import BaseModelRecord, RenderingRecord
 from lm_tuning.parameters.base import TaskName
 from lm_tuning.parameters.train import TrainParameters
-from lm_tuning.text.records import RenderingSettings
 from lm_tuning.text.store.table import TokenTable
 
 
@@ -48,7 +47,7 @@ class TrainingSettings:
             once per epoch.
         task: ``causal_lm``, ``sequence_classification`` or ``seq2seq_lm``.
         label_map: id of each class by its name, kept with the tuned model; ``None`` without classes.
-        rendering: how the chat template was called for the rows, kept with the tuned model; ``None`` where no template
+        rendering: how the chat template was called for the rows, kept with the tuned model; empty where no template
             wrote them.
         attention: ``auto``, ``sdpa``, ``eager`` or ``flash_attention_2``.
         num_beams: number of beams that the tuned model is evaluated with; stored with it.
@@ -65,7 +64,7 @@ class TrainingSettings:
     sources: list[DividedSource] = field(default_factory=list)
     task: TaskName = "causal_lm"
     label_map: dict[str, int] | None = None
-    rendering: RenderingSettings | None = None
+    rendering: RenderingRecord = field(default_factory=RenderingRecord)
     attention: str = "auto"
     num_beams: int = 1
     run_id: str | None = None

@@ -8,17 +8,27 @@ are read once a later event of the same queue is known to have passed.
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 
 from lm_tuning.batching.batch import StepBatch
-from lm_tuning.runtime.nvml import CardSampler
+from lm_tuning.batching.tasks.base import Unit
+from lm_tuning.runtime.nvml import CardFigures, CardSampler
+from lm_tuning.training.health.monitors import StepNumbers
+from lm_tuning.training.records import (
+    EfficiencyRow,
+    EvaluationRow,
+    StepRow,
+    StoredStepLog,
+    TrainingRow,
+)
 from lm_tuning.wording import write_speed
 
 Phase = Literal["forward", "backward", "optimizer"]
@@ -127,10 +137,12 @@ def ignore_metrics(step: int, metrics: dict[str, float]) -> None:
 
 @dataclass
 class _Pending:
-    """A step whose device values are still on their way."""
+    """A step whose loss and gradient norm are still on their way; ``numbers`` has NaN instead."""
 
-    facts: dict[str, Any]
-    values: torch.Tensor
+    numbers: StepNumbers
+    batch: StepBatch
+    epoch: float
+    values: torch.Tensor  # (2,): loss and gradient norm
     ready: torch.cuda.Event | None
     phases: StepPhases
 
@@ -142,7 +154,7 @@ class StepLog:
     Attributes:
         on_metrics: receives loss, gradient norm, learning rate and speed of each step, one step late.
         unit: what the loss is divided by, ``token`` or ``row``.
-        on_step: receives the same and what the step cost as one row, for the checks that watch the training.
+        on_step: receives the same and what the step cost, for the checks that watch the training.
         phases: splits each step into forward, backward and optimizer; the training loop says when each begins.
         card: reads the graphics card from a thread of its own, where there is one.
         steps: one row per step: what was learned.
@@ -152,13 +164,13 @@ class StepLog:
     """
 
     on_metrics: OnMetrics = ignore_metrics
-    unit: str = "token"
-    on_step: Callable[[dict[str, Any]], object] = lambda row: None
+    unit: Unit = "token"
+    on_step: Callable[[StepNumbers], object] = lambda numbers: None
     phases: PhaseClock = field(default_factory=PhaseClock)
     card: CardSampler = field(default_factory=lambda: CardSampler(None))
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    efficiency: list[dict[str, Any]] = field(default_factory=list)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[StepRow] = field(default_factory=list)
+    efficiency: list[EfficiencyRow] = field(default_factory=list)
+    evaluations: list[EvaluationRow] = field(default_factory=list)
     own_seconds: float = 0.0
     _pending: _Pending | None = None
     _clock: float = 0.0
@@ -204,30 +216,26 @@ class StepLog:
         values = torch.stack([loss.detach().float(), norm.detach().float()])
         ready = None
         if values.is_cuda:
+            # Pinned memory alone is copied to without the host waiting for the copy.
             host = torch.empty(2, pin_memory=True)
             host.copy_(values, non_blocking=True)
+            # Recorded behind the copy in the stream: once it has passed, the host may read.
             ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
             ready.record()
             values = host
         before = self._pending
-        self._pending = _Pending(
-            {
-                "step": batch.step + 1,
-                "epoch": epoch,
-                "learning_rate": learning_rate,
-                "seconds": seconds,
-                "wait_seconds": self._waited,
-                "num_tokens": batch.num_tokens,
-                "num_supervised": batch.num_supervised,
-                "num_slots": batch.num_positions,
-                "row_ids": batch.row_ids,
-                "num_micro_batches": len(batch.micro_batches),
-                "memory_bytes": _peak_memory_bytes(values.is_pinned() if ready else False),
-            },
-            values,
-            ready,
-            phases,
+        numbers = StepNumbers(
+            step=batch.step + 1,
+            loss=math.nan,
+            gradient_norm=math.nan,
+            learning_rate=learning_rate,
+            seconds=seconds,
+            wait_seconds=self._waited,
+            num_tokens=batch.num_tokens,
+            memory_bytes=_peak_memory_bytes(on_gpu=ready is not None),
+            row_ids=batch.row_ids,
         )
+        self._pending = _Pending(numbers, batch, epoch, values, ready, phases)
         self._waited = 0.0
         self.own_seconds += time.perf_counter() - now
         if before is not None:
@@ -271,7 +279,7 @@ class StepLog:
         self.evaluations.append({"step": step, "epoch": epoch, **named, "seconds": seconds})
         self.on_metrics(step, named)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> StoredStepLog:
         """Return everything noted so far, for a checkpoint."""
         self.flush()
         return {
@@ -281,13 +289,15 @@ class StepLog:
             "own_seconds": self.own_seconds + self.phases.own_seconds,
         }
 
-    def restore(self, content: dict[str, Any], *, num_steps: int) -> None:
+    def restore(self, content: StoredStepLog, *, num_steps: int) -> None:
         """Restore the steps noted before a resume, up to the checkpoint's step."""
-        for name in ("steps", "efficiency", "evaluations"):
-            getattr(self, name)[:] = [row for row in content[name] if row["step"] <= num_steps]
+        # In place, since others hold these lists.
+        self.steps[:] = [row for row in content["steps"] if row["step"] <= num_steps]
+        self.efficiency[:] = [row for row in content["efficiency"] if row["step"] <= num_steps]
+        self.evaluations[:] = [row for row in content["evaluations"] if row["step"] <= num_steps]
         self.own_seconds += content.get("own_seconds", 0.0)
 
-    def training_rows(self) -> list[dict[str, Any]]:
+    def training_rows(self) -> list[TrainingRow]:
         """Return one row per step, with the held-out figures where they were measured."""
         names = [self.held_out_loss_name]
         for row in self.evaluations:
@@ -299,61 +309,64 @@ class StepLog:
         began = time.perf_counter()
         if pending.ready is not None:
             pending.ready.synchronize()  # already passed: the step after it has been queued since
-        loss, gradient_norm = pending.values.tolist()
-        facts = pending.facts
-        step, tokens, seconds = facts["step"], facts["num_tokens"], facts["seconds"]
-        speed, row_speed, step_speed = (
-            count / seconds if seconds > 0 else float("nan") for count in (tokens, len(facts["row_ids"]), 1)
-        )
+        now, batch = pending.numbers, pending.batch
+        now.loss, now.gradient_norm = pending.values.tolist()
+        learning = {
+            self.loss_name: now.loss,
+            "gradient_norm": now.gradient_norm,
+            "learning_rate": now.learning_rate,
+        }
         self.steps.append(
             {
-                "step": step,
-                "epoch": round(facts["epoch"], 6),
-                self.loss_name: loss,
-                "gradient_norm": gradient_norm,
-                "learning_rate": facts["learning_rate"],
-                f"num_supervised_{self.unit}s": facts["num_supervised"],
+                "step": now.step,
+                "epoch": round(pending.epoch, 6),
+                **learning,
+                f"num_supervised_{self.unit}s": batch.num_supervised,
             }
         )
-        padding = 1 - tokens / facts["num_slots"]
-        phases = pending.phases.seconds()
-        card = {} if self.card.latest is None else self.card.latest.figures()
+        speed, row_speed, step_speed = (
+            count / now.seconds if now.seconds > 0 else math.nan for count in (now.num_tokens, len(now.row_ids), 1)
+        )
+        phases = {phase: round(seconds, 6) for phase, seconds in pending.phases.seconds().items()}
+        card = CardFigures() if self.card.latest is None else self.card.latest.figures()
         self.efficiency.append(
             {
-                "step": step,
-                "seconds": round(seconds, 6),
+                "step": now.step,
+                "seconds": round(now.seconds, 6),
                 "tokens_per_second": round(speed, 2),
                 "samples_per_second": round(row_speed, 4),
                 "steps_per_second": round(step_speed, 6),
-                "num_tokens": tokens,
-                "num_rows": len(facts["row_ids"]),
-                "num_micro_batches": facts["num_micro_batches"],
-                "padding_fraction": round(padding, 6),
-                "loader_wait_seconds": round(facts["wait_seconds"], 6),
-                **{f"{phase}_seconds": round(phases[phase], 6) if phases else None for phase in PHASES},
-                "peak_memory_bytes": facts["memory_bytes"],
+                "num_tokens": now.num_tokens,
+                "num_rows": len(now.row_ids),
+                "num_micro_batches": len(batch.micro_batches),
+                "padding_fraction": round(1 - now.num_tokens / batch.num_positions, 6),
+                "loader_wait_seconds": round(now.wait_seconds, 6),
+                "forward_seconds": phases.get("forward"),
+                "backward_seconds": phases.get("backward"),
+                "optimizer_seconds": phases.get("optimizer"),
+                "peak_memory_bytes": now.memory_bytes,
                 **card,
             }
         )
         self.on_metrics(
-            step,
+            now.step,
             {
-                self.loss_name: loss,
-                "gradient_norm": gradient_norm,
-                "learning_rate": facts["learning_rate"],
+                **learning,
                 "tokens_per_second": speed,
                 "samples_per_second": row_speed,
                 "steps_per_second": step_speed,
-                "epoch": facts["epoch"],
-                **card,
+                "epoch": pending.epoch,
+                **cast("dict[str, float]", card),
             },
         )
         self.own_seconds += time.perf_counter() - began
-        self.on_step({**facts, "loss": loss, "gradient_norm": gradient_norm})
+        # Outside of our own time: the checks count theirs.
+        self.on_step(now)
 
 
 def _peak_memory_bytes(on_gpu: bool) -> int:
     """Return the most memory held so far: the GPU's allocator, or the process on a CPU."""
     if on_gpu:
         return torch.cuda.max_memory_allocated()
+    # Linux counts it in KiB.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -30,7 +30,8 @@ from lm_tuning.training.health.first_gradient import check_logged_norm, norm_of
 from lm_tuning.training.health.learning_rates import check_planned_rates
 from lm_tuning.training.health.nonfinite import GuardsUpdates
 from lm_tuning.training.health.pre_checks import check_trained_parts
-from lm_tuning.training.health.report import Finding, HealthReport, stop_if_needed
+from lm_tuning.training.health.records import Finding
+from lm_tuning.training.health.report import HealthReport, stop_if_needed
 from lm_tuning.training.loop import LoopSettings, choose_workers
 from lm_tuning.training.planning.replanning import release
 from lm_tuning.training.step_log import StepLog
@@ -70,6 +71,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         # Several visible GPUs would make the Trainer wrap the model in DataParallel.
         trainer_arguments["args"]._n_gpu = min(trainer_arguments["args"].n_gpu, 1)
         super().__init__(train_dataset=steps, **trainer_arguments)
+        # It prints every dict of numbers to the terminal, into the progress display.
         self.remove_callback(PrinterCallback)
         self.steps = steps
         self.loop = loop
@@ -102,9 +104,11 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         self, epoch_iterator: Iterator[StepBatch], num_batches: int, device: torch.device
     ) -> tuple[list[StepBatch], None]:
         """Fetch the next step, and note how long that took."""
+        # The Trainer's own method counts labels for its division; a step brings its count along.
         before = time.perf_counter()
         batch = next(epoch_iterator, None)
         self.step_log.waited(time.perf_counter() - before)
+        # An empty list ends the epoch.
         return ([] if batch is None else [batch]), None
 
     def training_step(  # type: ignore[override]
@@ -150,9 +154,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
 
     def _add_or_stop(self, findings: list[Finding]) -> None:
         """Add findings that are not there yet, and end the run if one asks for it."""
-        for finding in findings:
-            if not self.health.has(finding.code):
-                self.health.add(finding)
+        self.health.add_new(findings)
         if findings:
             stop_if_needed(self.health)
 
@@ -182,6 +184,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
 
     def _run_micro_batches(self, model: torch.nn.Module, inputs: StepBatch) -> None:
         total = inputs.num_supervised
+        # Stays on the device: reading it would make the host wait for every micro-batch.
         nats = torch.zeros((), device=self.args.device)
         last = len(inputs.micro_batches) - 1
         self.loop.memory.begin_step(inputs.step + 1)
@@ -191,6 +194,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
             phases.enter("forward")
             self.loop.memory.begin_micro_batch(micro_batch)
             micro_batch = micro_batch.to(self.args.device)  # noqa: PLW2901 - the host copy is not needed any more
+            # Processes exchange gradients once a step, with its last micro-batch.
             with self.accelerator.no_sync(model) if index < last else nullcontext():
                 loss = self.micro_batch_loss(model, micro_batch, total)
                 phases.enter("backward")
@@ -211,6 +215,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
 
         began = time.perf_counter()
         self.loop.layers.compile_with(run, self.health.facts)
+        # Compiling ran a backward pass, of which the first step must see nothing.
         model.zero_grad(set_to_none=True)
         if self.loop.compiled_planner is not None and "compile_failure" not in self.health.facts:
             self.loop.compiled_planner.take(optimizer_is_made=bool(self.optimizer.state))

@@ -44,7 +44,7 @@ def read_table() -> TransformersTable:
 
 
 def _text(name: Any) -> str:
-    """Return the text of a name, which transformers keeps as an enumeration in some places and as text in others."""
+    """Return the text of a name, which transformers keeps as an enumeration here and as text there."""
     return str(getattr(name, "value", name))
 
 

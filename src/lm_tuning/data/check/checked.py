@@ -11,11 +11,12 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from lm_tuning.data.arrays import Digests, Ints, Splits
 from lm_tuning.data.check.collect import CollectedRows, OpenedFile, collect_rows
 from lm_tuning.data.check.policy import find_refusals, log_skipped
 from lm_tuning.data.check.unread import FINDINGS_NAME, SUMMARY_NAME, count_rows, write_account
 from lm_tuning.data.check.values import read_names, write_names
-from lm_tuning.data.format.columns import ColumnMapping, check_mapping, choose_mapping, describe_mapping, missing_column
+from lm_tuning.data.format.columns import ColumnMapping, check_mapping, choose_mapping, describe_mapping
 from lm_tuning.data.format.conventions import CAUSAL_LM
 from lm_tuning.data.format.labels import MAX_CLASSES, build_label_map, count_classes, trained_names
 from lm_tuning.data.format.template import template_columns
@@ -58,12 +59,17 @@ class CheckedRows:
     """
 
     files: npt.NDArray[np.int16]
-    contents: npt.NDArray[np.uint64]
-    wholes: npt.NDArray[np.uint64]
-    values: dict[str, npt.NDArray[np.int64]]
+    contents: Digests
+    wholes: Digests
+    values: dict[str, Ints]
     names: dict[str, Sequence[str]]
     sources: list[FileRows] = field(default_factory=list)
-    keys: npt.NDArray[np.uint64] | None = None
+    keys: Digests | None = None
+
+    @property
+    def file_splits(self) -> Splits:
+        """Return the split of the file that each row stands in, ``(rows,)``."""
+        return np.array([SPLITS.index(file["split"]) for file in self.sources], dtype=np.int8)[self.files]
 
 
 def open_checked(folder: Path) -> CheckedRows:
@@ -150,20 +156,10 @@ def write_checked_rows(
     # By parameter, as messages name them. Two of them may name one column.
     keyed = {"split.group": split.group, "split.stratify": split.stratify, "split.key": split.key}
     files = _open_files(raw_examples, data)
-    given = data.columns.model_dump()
-    _add_paths(files, [*given.values(), *_columns_of(data.template), *keyed.values()])
+    _add_paths(files, [*data.columns.model_dump().values(), *_columns_of(data.template), *keyed.values()])
     # All files are read as the first one is; one that lacks a column is refused, not read in another way.
     first = files[0].rows
-    mapping = choose_mapping(
-        first.columns,
-        path=first.path,
-        format=data.format,
-        columns=given,
-        template=data.template,
-        task=task,
-        explain=first.explain_missing,
-        inside=first.describe_inside,
-    )
+    mapping = choose_mapping(first.header, data, task=task)
     label = mapping.columns.get("label")
     _check_columns(files, mapping, {column: parameter for parameter, column in keyed.items() if column})
     rows = collect_rows(
@@ -251,7 +247,7 @@ def _open_files(raw_examples: RawExamples, data: DataParameters) -> list[OpenedF
             # A field that stands beside its file means that file alone, and so comes first.
             rows = open_rows(file if data.field is None else {"field": data.field, **file}, settings=settings)
             problems += [
-                missing_column("data.explode", root, rows.columns, path=rows.path)
+                rows.header.missing("data.explode", root, is_explained=False)
                 for root in (rows.exploding.roots if rows.exploding else [])
                 if root not in rows.columns
             ]
@@ -291,16 +287,14 @@ def _check_columns(files: Sequence[OpenedFile], mapping: ColumnMapping, keyed: M
     """Refuse files without a column that is used; held-out files need none of those that training rows go by."""
     problems: list[str] = []
     for file in files:
-        columns, path = file.rows.columns, file.rows.path
+        header = file.rows.header
         try:
-            check_mapping(mapping, columns, path=path, explain=file.rows.explain_missing)
+            check_mapping(mapping, header)
         except UserError as error:
             problems += error.problems
         if file.split == "train":
             problems += [
-                missing_column(parameter, column, columns, path=path, more=file.rows.explain_missing(column))
-                for column, parameter in keyed.items()
-                if column not in columns
+                header.missing(parameter, column) for column, parameter in keyed.items() if column not in header.columns
             ]
     if problems:
         raise UserError(problems)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lm_tuning.data.arrays import Digests, Ints, Mask
 from lm_tuning.data.check.findings import MAX_REPORTED, Findings, RowPositions, RowProblem, list_columns
 from lm_tuning.data.check.unread import ReadingBrokeOff
 from lm_tuning.data.check.values import number_values, value_writer
@@ -75,7 +76,7 @@ class CollectedRows:
     """
 
     facts: dict[str, npt.NDArray[Any]]
-    values: dict[str, npt.NDArray[np.int64]]
+    values: dict[str, Ints]
     names: dict[str, pa.LargeStringArray]
     files: list[FileRows]
     findings: Findings
@@ -192,7 +193,7 @@ class _Collector:
         self._key = key
         self._read_key = value_reader(key, normalize=normalize) if key else None
         self._json_fields = [(name, name in JSON_FIELDS) for name in FIELDS[mapping.format]]
-        # Growing buffers of 2 + 16 + 16 bytes a row, and 16 more with a key, which numpy looks at without a copy; as
+        # Growing buffers of 2 + 16 + 16 bytes per row, and 16 more with a key, which numpy looks at without a copy; as
         # Python objects they would take several times as much.
         self._files = array("h")
         self._contents = bytearray()
@@ -297,7 +298,7 @@ class _Collector:
                     row_id = batch.column("row_id")[index].as_py()
                     self.findings.add(row_id, kind, f"{name} {reason}", is_bad=False)
 
-    def drop_repeats(self, path: Path) -> npt.NDArray[np.bool_] | None:
+    def drop_repeats(self, path: Path) -> Mask | None:
         """Remove rows whose key an earlier training row has from the file; return which rows stay, None for all."""
         table = ExampleTable(path)
         digests = _digests(self._keys)
@@ -330,7 +331,7 @@ class _Collector:
         kept_path.replace(path)
         return keep
 
-    def facts(self, keep: npt.NDArray[np.bool_] | None) -> dict[str, npt.NDArray[Any]]:
+    def facts(self, keep: Mask | None) -> dict[str, npt.NDArray[Any]]:
         """Return the arrays of the rows that stay."""
         found: dict[str, npt.NDArray[Any]] = {
             "files": np.frombuffer(self._files, dtype=np.int16),
@@ -366,6 +367,6 @@ def _warn_of_late_columns(path: str, late: Mapping[int, set[str]]) -> None:
         )
 
 
-def _digests(digests: bytearray) -> npt.NDArray[np.uint64]:
+def _digests(digests: bytearray) -> Digests:
     """Return digests of 16 bytes as pairs of numbers, ``(rows, 2)``, without copying them."""
     return np.frombuffer(digests, dtype=np.uint64).reshape(-1, 2)

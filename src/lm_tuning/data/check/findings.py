@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from lm_tuning.data.records import Cell, FileRows, FindingsByKind, Row
+from lm_tuning.wording import name_first, shorten
 
 MAX_REASONS = 1000
 """Findings of a kind that are kept with their reason; of the others the row number is."""
@@ -70,10 +71,6 @@ class Findings:
     def counts(self) -> dict[str, int]:
         """Count the rows by kind."""
         return {kind: len(ids) for kind, ids in self._ids.items()}
-
-    def is_bad(self, kind: str) -> bool:
-        """Return whether the rows of a kind cannot be used."""
-        return kind in self._bad_kinds
 
     def describe(self, sources: Sequence[FileRows], *, bad_outcome: str) -> FindingsByKind:
         """Return everything as JSON holds it, bad rows first.
@@ -158,7 +155,6 @@ class RowPositions:
 
 
 MAX_REPORTED = 20
-_MAX_SHOWN_CHARACTERS = 40
 
 
 class RowProblem(ValueError):
@@ -182,7 +178,7 @@ class RowProblem(ValueError):
 
 
 NumberedRow: TypeAlias = tuple[int, Row | RowProblem]
-"""A row with its 1-based number, or in its place what is wrong with it."""
+"""A row with its 1-based number, or else what is wrong with it."""
 
 
 def describe_value(value: Cell) -> str:
@@ -207,21 +203,22 @@ def describe_value(value: Cell) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def shorten(text: str, limit: int = _MAX_SHOWN_CHARACTERS) -> str:
-    """Cut a text for a message.
+def wrong_type(subject: str, value: Cell, wanted: str, *, kind: str = "wrong_type") -> RowProblem:
+    """Report a value of another type than is wanted.
 
     Args:
-        text: what to show.
-        limit: characters that stay.
+        subject: the beginning of the reason, up to the verb.
+        value: what is there.
+        wanted: what should be, with its article.
+        kind: short name that counts go by.
     """
-    return text if len(text) <= limit else f"{text[:limit]}…"
+    return RowProblem(kind, f"{subject} {describe_value(value)}, where {wanted} is wanted.")
 
 
-def list_columns(columns: list[str]) -> str:
+def list_columns(columns: Sequence[str]) -> str:
     """Write column names for a message: at most 30 of them, each shortened."""
     # A file of one line without a separator has its whole text for a column name.
-    shown = ", ".join(repr(shorten(column)) for column in columns[:30])
-    return f"{shown} and {len(columns) - 30} more" if len(columns) > 30 else shown
+    return name_first([repr(shorten(column)) for column in columns], 30)
 
 
 def too_long(num_bytes: int, max_row_bytes: int) -> RowProblem:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import overload
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
+from lm_tuning.data.arrays import Ints, Mask
 from lm_tuning.data.store import RowWriter
 
 # Beyond this many names of a column a list of them costs more memory than a look-up costs time.
@@ -29,8 +29,8 @@ def value_writer(path: Path, columns: Sequence[str]) -> RowWriter:
 
 
 def number_values(
-    path: Path, columns: Sequence[str], keep: npt.NDArray[np.bool_] | None
-) -> tuple[dict[str, npt.NDArray[np.int64]], dict[str, pa.LargeStringArray]]:
+    path: Path, columns: Sequence[str], keep: Mask | None
+) -> tuple[dict[str, Ints], dict[str, pa.LargeStringArray]]:
     """Number the values of each column in the order in which they first appear; missing ones are -1.
 
     Args:
@@ -46,7 +46,7 @@ def number_values(
     table = pa.ipc.open_file(pa.memory_map(str(path), "r")).read_all()
     if keep is not None:
         table = table.filter(pa.array(keep))
-    values: dict[str, npt.NDArray[np.int64]] = {}
+    values: dict[str, Ints] = {}
     names: dict[str, pa.LargeStringArray] = {}
     for index, column in enumerate(columns):
         # All chunks share one dictionary, in the order in which its values first appear in any of them.

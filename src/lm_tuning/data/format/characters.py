@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from lm_tuning.data.arrays import Mask
 from lm_tuning.data.records import TextLength
 from lm_tuning.json_types import JsonValue
 
@@ -128,7 +129,7 @@ class TextLengths:
             # 32 bits: a text of 2 GB is far beyond the limit of a row.
             lengths.append(counted.to_numpy(zero_copy_only=False).astype(np.int32))
 
-    def describe(self, keep: npt.NDArray[np.bool_] | None = None) -> dict[str, TextLength]:
+    def describe(self, keep: Mask | None = None) -> dict[str, TextLength]:
         """Return by field what its texts are like, without fields that no row has.
 
         Args:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from difflib import get_close_matches
 
-from lm_tuning.data.check.findings import NumberedRow, RowProblem, describe_value, list_columns
+from lm_tuning.data.check.findings import NumberedRow, RowProblem, describe_value
 from lm_tuning.data.records import Cell, Row
-from lm_tuning.wording import count_of
+from lm_tuning.wording import count_of, name_first, shorten
 
 Step = str | int
 """A key of an object, or the 0-based index of an element of a list (negative ones count from its end)."""
@@ -247,10 +247,7 @@ def _filled(row: Row, paths: list[tuple[str, tuple[Step, ...]]]) -> Row | RowPro
 
 
 def _no_key(value: Row, steps: tuple[Step, ...], depth: int) -> str:
-    keys = list(value)
-    listed = list_columns(keys[:_MAX_LISTED_KEYS])
-    more = f" and {len(keys) - _MAX_LISTED_KEYS:,} more" if len(keys) > _MAX_LISTED_KEYS else ""
-    has = f"its keys: {listed}{more}" if keys else "it is empty"
+    has = f"its keys: {name_first([repr(shorten(key)) for key in value], _MAX_LISTED_KEYS)}" if value else "it is empty"
     return f"{_at(steps, depth)} has no key {str(steps[depth])!r} ({has})"
 
 

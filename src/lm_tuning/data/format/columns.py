@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 
 from lm_tuning.data.check.findings import list_columns
 from lm_tuning.data.format.conventions import (
+    CAUSAL_LM,
     CONTENT_NAMES,
     MESSAGES,
     OPTIONAL_NAMES,
@@ -22,6 +23,7 @@ from lm_tuning.data.format.conventions import (
 )
 from lm_tuning.data.format.template import template_columns
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.data import DataParameters
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +43,37 @@ _RENDERED_PART: Mapping[str, str] = {TEXT: "text", PROMPT_RESPONSE: "prompt", TE
 _MAX_COMPARED = 1000
 
 
-def _nothing(column: str) -> str:
-    """Add nothing about a column."""
-    return ""
+@dataclass(frozen=True)
+class Header:
+    """The columns of a file, and what it can say of those that it lacks.
+
+    Attributes:
+        columns: their names, in the order of the file.
+        path: the file, as messages name it.
+        explain: says more about a column that is not there, see ``RowSource.explain_missing``.
+        inside: says how values inside the columns are named, see ``RowSource.describe_inside``.
+    """
+
+    columns: Sequence[str]
+    path: str
+    explain: Callable[[str], str] = lambda column: ""
+    inside: Callable[[], str] = lambda: ""
+
+    def missing(self, key: str, column: str, *, is_explained: bool = True) -> str:
+        """Write the message for a column that is not there.
+
+        Args:
+            key: the parameter that names it.
+            column: its name.
+            is_explained: add what is there instead.
+        """
+        more = self.explain(column) if is_explained else ""
+        nearest = get_close_matches(column, self.columns[:_MAX_COMPARED], n=1)
+        suggestion = f" Did you mean {nearest[0]!r}?" if nearest and "Did you mean" not in more else ""
+        return (
+            f"{key} names the column {column!r}, which {self.path} does not have.{suggestion} "
+            f"Its columns: {list_columns(self.columns)}.{more}"
+        )
 
 
 @dataclass(frozen=True)
@@ -77,28 +107,13 @@ class ColumnMapping:
         return list(dict.fromkeys([*self.columns.values(), *rendered, *appended]))
 
 
-def choose_mapping(
-    available: list[str],
-    *,
-    path: str,
-    format: str = "auto",
-    columns: Mapping[str, str | None] | None = None,
-    template: str | None = None,
-    task: str = "causal_lm",
-    explain: Callable[[str], str] = _nothing,
-    inside: Callable[[], str] = lambda: "",
-) -> ColumnMapping:
+def choose_mapping(header: Header, data: DataParameters, *, task: str = CAUSAL_LM) -> ColumnMapping:
     """Decide on format and columns from what the user says and, where that is nothing, from the column names.
 
     Args:
-        available: the column names of the file.
-        path: the file, as messages name it.
-        format: one of ``FORMATS``; ``auto`` finds it out.
-        columns: column by part, as in ``data.columns``; None where not given.
-        template: ``data.template``.
+        header: the columns of the file.
+        data: ``format``, where ``auto`` finds it out, ``columns`` and ``template``.
         task: text with a label is only chosen by itself for ``sequence_classification``.
-        explain: says more about a column that is not there, see ``RowSource.explain_missing``.
-        inside: says how values inside the columns are named, see ``RowSource.describe_inside``.
 
     Returns:
         The mapping; every column in it is available.
@@ -107,73 +122,41 @@ def choose_mapping(
         UserError: columns that are not there, parts that are missing or do not go together, a template that does not
             parse, names that fit no format, or a format that the task cannot learn from.
     """
-    given = {part: column for part, column in (columns or {}).items() if column is not None}
+    given = data.columns.model_dump(exclude_none=True)
     # Anything that is said switches conventions off altogether: half of a mapping that is guessed is worse than an
     # error.
-    if given or template is not None:
-        mapping = _given_mapping(given, template, format, available, task=task, inside=inside)
+    if given or data.template is not None:
+        mapping = _given_mapping(given, data.template, data.format, header, task=task)
     else:
-        mapping = _conventional_mapping(available, path=path, format=format, task=task, inside=inside)
-    problem = find_format_problem(mapping.format, task=task, path=path)
+        mapping = _conventional_mapping(header, format=data.format, task=task)
+    problem = find_format_problem(mapping.format, task=task, path=header.path)
     if problem:
         raise UserError(problem)
-    check_mapping(mapping, available, path=path, explain=explain)
+    check_mapping(mapping, header)
     return mapping
 
 
-def check_mapping(
-    mapping: ColumnMapping, available: list[str], *, path: str, explain: Callable[[str], str] = _nothing
-) -> None:
+def check_mapping(mapping: ColumnMapping, header: Header) -> None:
     """Refuse a mapping that names columns which a file does not have.
 
     Args:
         mapping: see ``choose_mapping``.
-        available: the column names of the file.
-        path: the file, as messages name it.
-        explain: says more about a column that is not there.
+        header: the columns of the file.
 
     Raises:
         UserError: naming each column, its parameter, the nearest name and the columns that are there.
     """
     origin = f" (read off the column names of {mapping.read_off})" if mapping.read_off else ""
-    indices = [(f"data.columns.{part}{origin}", column) for part, column in mapping.columns.items()]
+    named = [(f"data.columns.{part}{origin}", column) for part, column in mapping.columns.items()]
     if mapping.template:
-        indices += [("data.template", column) for column in template_columns(mapping.template)]
-    problems = [
-        missing_column(key, column, available, path=path, more=explain(column))
-        for key, column in indices
-        if column not in available
-    ]
+        named += [("data.template", column) for column in template_columns(mapping.template)]
+    problems = [header.missing(key, column) for key, column in named if column not in header.columns]
     if problems:
         raise UserError(problems)
 
 
-def missing_column(key: str, column: str, available: list[str], *, path: str, more: str = "") -> str:
-    """Write the message for a column that is not there.
-
-    Args:
-        key: the parameter that names it.
-        column: its name.
-        available: the column names of the file.
-        path: the file.
-        more: sentences about what is there instead.
-    """
-    nearest = get_close_matches(column, available[:_MAX_COMPARED], n=1)
-    suggestion = f" Did you mean {nearest[0]!r}?" if nearest and "Did you mean" not in more else ""
-    return (
-        f"{key} names the column {column!r}, which {path} does not have.{suggestion} "
-        f"Its columns: {list_columns(available)}.{more}"
-    )
-
-
 def _given_mapping(
-    given: dict[str, str],
-    template: str | None,
-    wanted: str,
-    available: list[str],
-    *,
-    task: str,
-    inside: Callable[[], str],
+    given: dict[str, str], template: str | None, wanted: str, header: Header, *, task: str
 ) -> ColumnMapping:
     """Build the mapping from the parameters; a needed part that they leave out may bear its own name in the file."""
     problems: list[str] = []
@@ -199,12 +182,12 @@ def _given_mapping(
     for part in _NEEDED_PARTS[chosen]:
         if part in given or (template is not None and part == rendered):
             continue
-        if part in available:
+        if part in header.columns:
             given = {**given, part: part}
         else:
             problems.append(
                 f"The format {chosen!r} needs data.columns.{part}: the column that holds the {part}. Columns that are "
-                f"there: {list_columns(available)}.{inside()}"
+                f"there: {list_columns(header.columns)}.{header.inside()}"
             )
     allowed = (*_NEEDED_PARTS[chosen], *OPTIONAL_NAMES.get(chosen, ()))
     problems += [
@@ -230,28 +213,24 @@ def _format_of(parts: set[str], *, task: str) -> str | None:
     return PROMPT_RESPONSE if task == SEQ2SEQ_LM else None
 
 
-def _conventional_mapping(
-    available: list[str], *, path: str, format: str, task: str, inside: Callable[[], str]
-) -> ColumnMapping:
+def _conventional_mapping(header: Header, *, format: str, task: str) -> ColumnMapping:
     """Find the one format whose usual column names are all there, and say what is read as what."""
-    found = find_conventions(available, format=format, task=task)
+    found = find_conventions(header.columns, format=format, task=task)
+    has = f"{header.path} has the columns {list_columns(header.columns)}"
     if not found:
         asked = "a format" if format == "auto" else f"the format {format!r}"
-        raise UserError(
-            f"{path} has the columns {list_columns(available)}; no usual names of {asked} are there.{inside()} {_WAYS}"
-        )
+        raise UserError(f"{has}; no usual names of {asked} are there.{header.inside()} {_WAYS}")
     if len(found) > 1:
         listed = "; or ".join(f"{one.describe()} ({one.format})" for one in found)
         keys = list(dict.fromkeys(f"data.columns.{part}" for one in found for part in one.columns))
         raise UserError(
-            f"{path} has the columns {list_columns(available)}, which can be read in {len(found)} ways: {listed}. Say "
-            f"which columns are meant: {', '.join(keys)}."
+            f"{has}, which can be read in {len(found)} ways: {listed}. Say which columns are meant: {', '.join(keys)}."
         )
     (convention,) = found
     columns = {**convention.columns}
-    columns |= {part: part for part in OPTIONAL_NAMES.get(convention.format, ()) if part in available}
-    mapping = ColumnMapping(convention.format, columns, appended=convention.appended, read_off=path)
-    _log_reading(mapping, available, path=path)
+    columns |= {part: part for part in OPTIONAL_NAMES.get(convention.format, ()) if part in header.columns}
+    mapping = ColumnMapping(convention.format, columns, appended=convention.appended, read_off=header.path)
+    _log_reading(mapping, header)
     return mapping
 
 
@@ -270,13 +249,13 @@ def describe_mapping(mapping: ColumnMapping) -> str:
     return ", ".join(said)
 
 
-def _log_reading(mapping: ColumnMapping, available: list[str], *, path: str) -> None:
-    rest = [column for column in available if column not in mapping.used_columns]
+def _log_reading(mapping: ColumnMapping, header: Header) -> None:
+    rest = [column for column in header.columns if column not in mapping.used_columns]
     telling = [column for column in rest if column.strip().lower() in CONTENT_NAMES]
     logger.log(
         logging.WARNING if telling else logging.INFO,
         "Read %s as %s, by the column names: %s%s.%s",
-        path,
+        header.path,
         mapping.format,
         describe_mapping(mapping),
         f"; not used: {list_columns(rest)}" if rest else "",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
-from lm_tuning.data.check.findings import RowProblem, describe_value
+from lm_tuning.data.check.findings import RowProblem, wrong_type
 from lm_tuning.data.format.column_paths import explain_missing
 from lm_tuning.data.format.columns import ColumnMapping
 from lm_tuning.data.format.conventions import MESSAGES, PROMPT_RESPONSE, TEXT, TEXT_LABEL
@@ -278,4 +278,4 @@ def _wrong_value(row: Row, column: str, wanted: str) -> RowProblem:
     if column not in row:
         reason = explain_missing(row, column)
         return RowProblem("missing_column", f"has no column {column!r}{f': {reason}' if reason else ''}.")
-    return RowProblem("wrong_type", f"column {column!r} holds {describe_value(row[column])}, where {wanted} is wanted.")
+    return wrong_type(f"column {column!r} holds", row[column], wanted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from lm_tuning.data.check.findings import NumberedRow, RowProblem, describe_value
+from lm_tuning.data.check.findings import NumberedRow, RowProblem, wrong_type
 from lm_tuning.data.format.column_paths import NotThere, Step, format_path, parse_path, reach
 from lm_tuning.data.records import Cell, ExplodedRows, Row
 from lm_tuning.errors import UserError
@@ -118,11 +118,9 @@ class Exploding:
             yield elements, RowProblem(kind, f"has no list at {format_path(steps)!r} (data.explode): {error.reason}.")
             return
         if not isinstance(values, list):
+            subject = f"column {format_path(steps)!r} (data.explode) holds"
             kind = "missing_value" if values is None else "wrong_type"
-            reason = (
-                f"column {format_path(steps)!r} (data.explode) holds {describe_value(values)}, where a list is wanted."
-            )
-            yield elements, RowProblem(kind, reason)
+            yield elements, wrong_type(subject, values, "a list", kind=kind)
             return
         if not values:
             yield elements, None

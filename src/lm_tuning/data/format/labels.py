@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 
 import numpy as np
-import numpy.typing as npt
 
-from lm_tuning.data.check.findings import RowPositions, shorten
+from lm_tuning.data.arrays import Ints, Mask
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.records import Cell, ClassCounts, LabelMap, LabelTypeCounts
 from lm_tuning.errors import UserError
-from lm_tuning.wording import count_of
+from lm_tuning.wording import count_of, name_first, shorten
 
 MAX_CLASSES = 50_000
 """More different labels than this are taken for free text in the wrong column."""
@@ -82,7 +82,7 @@ def build_label_map(names: Iterable[str]) -> LabelMap:
     return {name: index for index, name in enumerate(listed)}
 
 
-def trained_names(ids: npt.NDArray[np.int64], names: list[str], *, is_train: npt.NDArray[np.bool_]) -> list[str]:
+def trained_names(ids: Ints, names: list[str], *, is_train: Mask) -> list[str]:
     """Return the names of the classes that training files have: a model knows no others.
 
     Args:
@@ -95,9 +95,7 @@ def trained_names(ids: npt.NDArray[np.int64], names: list[str], *, is_train: npt
     return [name for name, count in zip(names, counts.tolist(), strict=True) if count]
 
 
-def count_classes(
-    ids: npt.NDArray[np.int64], names: list[str], *, is_train: npt.NDArray[np.bool_], column: str
-) -> ClassCounts:
+def count_classes(ids: Ints, names: list[str], *, is_train: Mask, column: str) -> ClassCounts:
     """Count the rows of each class in the training files, for reports.
 
     Args:
@@ -229,10 +227,8 @@ def refuse_unknown_weights(
         if name not in label_map
     ]
     if problems:
-        listed = ", ".join(shorten(name, 100) for name in list(label_map)[:_MAX_NAMED])
-        num_more = len(label_map) - _MAX_NAMED
-        more = f" and {num_more:,} more" if num_more > 0 else ""
-        raise UserError([*problems, f"The classes are {listed}{more}; those without a weight count as 1."])
+        listed = name_first([shorten(name, 100) for name in label_map], _MAX_NAMED)
+        raise UserError([*problems, f"The classes are {listed}; those without a weight count as 1."])
 
 
 def _suggest(name: str, label_map: Mapping[str, int]) -> str:

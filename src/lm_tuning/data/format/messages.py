@@ -9,8 +9,9 @@ from typing import TypeAlias
 
 import orjson
 
-from lm_tuning.data.check.findings import RowProblem, describe_value, shorten
+from lm_tuning.data.check.findings import RowProblem, describe_value, wrong_type
 from lm_tuning.data.records import Cell
+from lm_tuning.wording import shorten
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -87,7 +88,7 @@ def read_tools(value: Cell, *, column: str) -> list[Message] | None:
     tools: list[Message] = []
     for index, tool in enumerate(_read_list(value, column, "tools"), 1):
         if not isinstance(tool, dict):
-            raise RowProblem("wrong_type", f"tool {index} is {describe_value(tool)}, where an object is wanted.")
+            raise wrong_type(f"tool {index} is", tool, "an object")
         tools.append(tool)
     return tools or None
 
@@ -202,7 +203,7 @@ def _read_list(value: Cell, column: str, what: str) -> list[Cell]:
 
 def _read_message(message: Cell, index: int) -> Message:
     if not isinstance(message, dict):
-        raise RowProblem("wrong_type", f"message {index} is {describe_value(message)}, where an object is wanted.")
+        raise wrong_type(f"message {index} is", message, "an object")
     # Arrow gives every message of a column all keys, with null for those that it did not have.
     rest: Message = {key: value for key, value in message.items() if value is not None}
     # ShareGPT's names of the two keys.
@@ -219,9 +220,7 @@ def _read_message(message: Cell, index: int) -> Message:
         return {"role": role, "content": content, **rest}
     if content is None and rest.get("tool_calls"):
         return {"role": role, **rest}
-    raise RowProblem(
-        "wrong_type", f"the content of message {index} ({role}) is {describe_value(content)}, where text is wanted."
-    )
+    raise wrong_type(f"the content of message {index} ({role}) is", content, "text")
 
 
 def _find_role(name: Cell, index: int) -> str:
@@ -267,10 +266,7 @@ def _join_parts(parts: list[Cell], index: int, role: str) -> str:
             )
         text = part.get("text")
         if not isinstance(text, str):
-            raise RowProblem(
-                "wrong_type",
-                f"a part of the content of message {index} ({role}) is {describe_value(text)}, where text is wanted.",
-            )
+            raise wrong_type(f"a part of the content of message {index} ({role}) is", text, "text")
         texts.append(text)
     return "".join(texts)
 

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable
 from string import Formatter
 
-from lm_tuning.data.check.findings import RowProblem, describe_value
+from lm_tuning.data.check.findings import RowProblem, wrong_type
 from lm_tuning.data.records import Cell, Row
 
 _Part = tuple[str, str | None]
@@ -111,6 +111,4 @@ def _written(column: str, value: Cell) -> str:
         return ""
     if isinstance(value, bool | int | float):
         return json.dumps(value)
-    raise RowProblem(
-        "wrong_type", f"column {column!r} holds {describe_value(value)}, where text or a number is wanted."
-    )
+    raise wrong_type(f"column {column!r} holds", value, "text or a number")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from lm_tuning.data.check.findings import NumberedRow, RowProblem, list_columns
 from lm_tuning.data.format.column_paths import PathColumns, explain_missing, nested_names, parse_path, suggest_path
+from lm_tuning.data.format.columns import Header
 from lm_tuning.data.format.exploding import Exploding
 from lm_tuning.data.records import Row
 from lm_tuning.data.sources.opening import RawFile
@@ -170,6 +171,11 @@ class RowSource(ABC):
         self._selected = None
         # All that was read so far was a look, which progress does not count.
         self.raw.forget()
+
+    @property
+    def header(self) -> Header:
+        """Return the columns, with what the file can say of others."""
+        return Header(self.columns, self.path, self.explain_missing, self.describe_inside)
 
     def explain_missing(self, column: str) -> str:
         """Describe what the first row holds where a column was looked for, and what was probably meant.

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from io import TextIOWrapper
 
-from lm_tuning.data.check.findings import NumberedRow, RowProblem, shorten, too_long
+from lm_tuning.data.check.findings import NumberedRow, RowProblem, too_long
 from lm_tuning.data.readers.base import (
     DEFAULT_SETTINGS,
     MAX_COLUMNS,
@@ -22,7 +22,7 @@ from lm_tuning.data.readers.base import (
 from lm_tuning.data.readers.csv_delimiters import AUTO, Trial, choose_delimiter, describe_delimiter
 from lm_tuning.data.sources.opening import RawFile, locate_undecodable
 from lm_tuning.errors import UserError
-from lm_tuning.wording import count_of
+from lm_tuning.wording import count_of, shorten
 
 # Read at a time while a record that is too long is passed by, of which nothing is kept.
 _CHUNK_CHARACTERS = 1 << 20

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Sequence
 from io import TextIOWrapper
 from typing import IO
 
-from lm_tuning.data.check.findings import NumberedRow, RowProblem, list_columns, shorten
+from lm_tuning.data.check.findings import NumberedRow, RowProblem, list_columns
 from lm_tuning.data.format.column_paths import Step, format_path, parse_path
 from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, beyond_row, peek_columns
 from lm_tuning.data.readers.json_values import JsonRows, JsonWindow, explain_error, found, parse_line
 from lm_tuning.data.records import Cell, Row
 from lm_tuning.data.sources.opening import RawFile, locate_undecodable, peek_bytes, skip_mark
 from lm_tuning.errors import UserError
+from lm_tuning.wording import shorten
 
 # Lists that a message suggests, and how deep in objects they are looked for.
 _MAX_LISTS = 10

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from lm_tuning.data.check.findings import NumberedRow, RowProblem, shorten, too_long
+from lm_tuning.data.check.findings import NumberedRow, RowProblem, too_long
 from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, beyond_row, peek_columns
 from lm_tuning.data.readers.json_array import describe_lists, lists_in
 from lm_tuning.data.readers.json_values import JsonRows, explain_error, parse_line
 from lm_tuning.data.sources.opening import RawFile, skip_mark
+from lm_tuning.wording import shorten
 
 _CHUNK_BYTES = 1 << 20
 

@@ -14,15 +14,17 @@ from typing import NoReturn
 
 import orjson
 
-from lm_tuning.data.check.findings import RowProblem, describe_value, shorten, too_long
+from lm_tuning.data.check.findings import RowProblem, too_long, wrong_type
 from lm_tuning.data.readers.base import RowSource
 from lm_tuning.data.records import Cell, Row
+from lm_tuning.wording import shorten
 
 # Answer of the count of keys where a float may be an integer that was rounded: no text has so many colons.
 _UNSURE = -1
 _SIMPLE = frozenset({str, int, bool, type(None)})
 # White space that JSON allows between a key and its colon.
 _GAPS = (" :", "\t:", "\n:", "\r:")
+_GAPS_OF_LINE = (b" :", b"\t:", b"\r:")
 
 
 def parse_line(line: bytes) -> Cell:
@@ -55,12 +57,7 @@ def parse_line(line: bytes) -> Cell:
         if line.count(b":") == num_keys:
             return row
         # Texts hold colons too. The same follows when only those behind a quote are counted and none stands off.
-        if (
-            line.count(b'":') == num_keys
-            and b" :" not in line
-            and (b"\t" not in line or b"\t:" not in line)
-            and (b"\r" not in line or b"\r:" not in line)
-        ):
+        if line.count(b'":') == num_keys and not any(gap in line for gap in _GAPS_OF_LINE):
             return row
     return parse_exactly(line.decode())
 
@@ -351,7 +348,7 @@ class JsonRows(RowSource):
                 self._by_position = True
                 return {str(position): item for position, item in enumerate(value)}
         wanted = "a list, as in the first row," if self._by_position else "an object with columns"
-        return RowProblem("not_an_object", f"holds {describe_value(value)}, where {wanted} is wanted.")
+        return wrong_type("holds", value, wanted, kind="not_an_object")
 
     def describe_inside(self) -> str:
         """Describe how the columns of lists are named, see ``RowSource``."""

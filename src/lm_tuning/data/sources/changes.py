@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from lm_tuning.data.records import SPLITS, NamedSource, RawExamples, SourceFile
-from lm_tuning.data.sources.describe import HUB_SETTINGS, SPLIT_KEYS, Named, list_sources, name_some, storable_path
+from lm_tuning.data.sources.describe import HUB_SETTINGS, NUM_SHOWN, SPLIT_KEYS, Named, list_sources, storable_path
 from lm_tuning.data.sources.paths import find_local, resolve_path
 from lm_tuning.data.sources.remote import is_address
 from lm_tuning.errors import UserError
 from lm_tuning.storage.digests import digest_files
+from lm_tuning.wording import name_first
 
 
 def find_changed_sources(
@@ -78,7 +79,8 @@ def _changes(files: Sequence[SourceFile], source: NamedSource, split: str, cache
     for names, what in (([name for name in now if name not in before], "new"), ([*(before.keys() - now)], "gone")):
         if names:
             changes.append(
-                f"{where} {name_some(sorted(names))} of {source['path']} is {what} since the stored splits were made"
+                f"{where} {name_first(sorted(names), NUM_SHOWN)} of {source['path']} is {what} since the stored splits "
+                "were made"
             )
     return changes
 
@@ -107,4 +109,4 @@ def _written(sources: Sequence[NamedSource] | None) -> str:
         given += [f"field {source['field']}"] if source.get("field") is not None else []
         given += [f"weight {source['weight']}"] if source["weight"] != 1.0 else []
         texts.append(f"{_resolved(source)} ({', '.join(given)})" if given else _resolved(source))
-    return name_some(texts)
+    return name_first(texts, NUM_SHOWN)

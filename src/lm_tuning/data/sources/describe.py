@@ -24,7 +24,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import SourceParameters
 from lm_tuning.secrets import conceal_address
 from lm_tuning.storage.digests import digest_file, digest_files
-from lm_tuning.wording import count_of
+from lm_tuning.wording import count_of, name_first
 
 __all__ = ["describe_file", "describe_files", "resolve_path"]
 
@@ -41,13 +41,13 @@ SPLIT_KEYS: Mapping[str, str] = {
 }
 """Parameter that names the rows of a split."""
 
-HELD_OUT = -1
+_NO_SOURCE = -1
 """Source number of files that are not read for training."""
 
 HubSetting: TypeAlias = Literal["config", "split", "revision"]
 HUB_SETTINGS: tuple[HubSetting, ...] = ("config", "split", "revision")
 _HELD_OUT_WORDS = frozenset({"dev", "eval", "test", "val", "valid", "validation"})
-_NUM_SHOWN = 3
+NUM_SHOWN = 3
 
 
 def describe_files(
@@ -94,7 +94,7 @@ def describe_files(
                 continue
             source["num_files"] = len(part)
             source["path"] = storable_path(source["path"])
-            found += [{**file, "source": index if split == "train" else HELD_OUT} for file in part]
+            found += [{**file, "source": index if split == "train" else _NO_SOURCE} for file in part]
         if not sources:
             problems.append(f"{SPLIT_KEYS[split]} is an empty list; name at least one source of rows.")
         files[split], named[split] = found, [source for _, source in sources]
@@ -242,7 +242,7 @@ def _log_choice(found: LocalFiles, text: str, *, key: str, split: str) -> None:
     logger.info("%s: %s stands for %s%s", key, text, count_of(len(found.paths), "file"), others)
     if found.empty:
         what = "1 empty file is" if len(found.empty) == 1 else f"{len(found.empty):,} empty files are"
-        logger.warning("%s: %s left out: %s", key, what, name_some(found.empty))
+        logger.warning("%s: %s left out: %s", key, what, name_first(found.empty, NUM_SHOWN))
     held_out = [path for path in found.paths if not _HELD_OUT_WORDS.isdisjoint(re.split(r"[\W_]+", path.stem.lower()))]
     if split == "train" and held_out and len(held_out) < len(found.paths):
         logger.warning(
@@ -251,7 +251,7 @@ def _log_choice(found: LocalFiles, text: str, *, key: str, split: str) -> None:
             key,
             len(held_out),
             len(found.paths),
-            name_some(held_out),
+            name_first(held_out, NUM_SHOWN),
         )
 
 
@@ -314,16 +314,6 @@ def _refuse_repeated(part: Sequence[SourceFile], before: Sequence[SourceFile], k
     repeated = [file["path"] for file in part if identity(file) in known]
     if repeated:
         raise UserError(
-            f"{key} reads {name_some(repeated)} a second time. Name a file once; a weight lets its rows come up more "
-            "often."
+            f"{key} reads {name_first(repeated, NUM_SHOWN)} a second time. Name a file once; a weight lets its rows "
+            "come up more often."
         )
-
-
-def name_some(names: Sequence[object]) -> str:
-    """Write the first few names.
-
-    Args:
-        names: paths, or texts.
-    """
-    shown = ", ".join(map(str, names[:_NUM_SHOWN]))
-    return f"{shown} and {len(names) - _NUM_SHOWN} more" if len(names) > _NUM_SHOWN else shown

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import IO, TYPE_CHECKING, TypedDict
 
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.secrets import conceal_address, mask, reveal_address
@@ -12,6 +12,8 @@ from lm_tuning.storage.digests import digest_values
 
 if TYPE_CHECKING:
     import aiohttp
+    from _typeshed import WriteableBuffer
+    from fsspec import AbstractFileSystem
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 # fsspec reads these itself, through a package of another name; the name of any other driver's package begins its class.
@@ -21,7 +23,7 @@ _CONTENT_MARKS = frozenset(
     "etag checksum md5hash crc32c content_md5 sha256 blob_id versionid generation lastmodified last_modified updated "
     "mtime created".split()
 )
-# Seconds until a server has to answer, and between two pieces of what it sends.
+# Seconds until a server has to answer, and between two parts of what it sends.
 _CONNECT_SECONDS = 15.0
 _SILENCE_SECONDS = 120.0
 
@@ -122,7 +124,7 @@ def has_pattern(path: str) -> bool:
     return any(mark in path for mark in ("*", "[")) or ("?" in path and not path.startswith(("http://", "https://")))
 
 
-def _connect(address: str, problem: str) -> tuple[Any, str]:
+def _connect(address: str, problem: str) -> tuple[AbstractFileSystem, str]:
     """Return the file system of an address and the path in it; ``problem`` begins the messages."""
     import fsspec
 
@@ -169,7 +171,7 @@ def _patient_client() -> dict[str, aiohttp.ClientTimeout]:
 class _Guarded(io.RawIOBase):
     """A driver's file whose errors are all ``OSError``."""
 
-    def __init__(self, file: Any, system: Any) -> None:
+    def __init__(self, file: IO[bytes], system: AbstractFileSystem) -> None:
         self._file = file
         self._system = system  # an archive is closed with the last mention of its file system
 
@@ -190,7 +192,7 @@ class _Guarded(io.RawIOBase):
             self._file.close()
         super().close()
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer).cast("B")
         try:
             # Drivers' files need not have readinto.

@@ -11,6 +11,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
+from lm_tuning.data.arrays import Digests, Ints, Splits
 from lm_tuning.errors import UserError
 from lm_tuning.wording import count_of
 
@@ -21,8 +22,6 @@ _HELD_OUT = ((VALIDATION, "validation"), (TEST, "test"))
 _CHUNK_UNITS = 65_536
 _PLURAL = re.compile(r"\b(unit|row|group)s\b")
 
-Ints = npt.NDArray[np.int64]
-Marks = npt.NDArray[np.uint64]
 
 # Both below 0, so that ``folds >= 0`` picks the rows of folds.
 IN_TEST, ALWAYS_IN_TRAIN = -2, -1
@@ -37,7 +36,7 @@ class Assignment:
         rare_classes: classes that are too small to be divided and stay in train, with their number of rows.
     """
 
-    splits: npt.NDArray[np.int8]
+    splits: Splits
     rare_classes: dict[int, int] = field(default_factory=dict)
 
 
@@ -108,7 +107,7 @@ def assign_splits(
     sizes: Sequence[int],
     seed: int,
     classes: Ints | None = None,
-    marks: Marks | None = None,
+    marks: Digests | None = None,
     min_class_units: int = 0,
     unit_name: str = "units",
     explanation: str = "each stays whole.",
@@ -187,7 +186,7 @@ def assign_folds(
     test_rows: int,
     seed: int,
     classes: Ints | None = None,
-    marks: Marks | None = None,
+    marks: Digests | None = None,
     unit_name: str = "units",
     explanation: str = "each stays whole.",
 ) -> Folds:
@@ -278,7 +277,7 @@ def _deal(folds: npt.NDArray[np.int16], order: Ints, unit_sizes: Ints, strata: I
     return min(totals) > 0
 
 
-def _fill(chosen: npt.NDArray[np.int8], order: Ints, unit_sizes: Ints, strata: Ints, targets: Ints) -> None:
+def _fill(chosen: Splits, order: Ints, unit_sizes: Ints, strata: Ints, targets: Ints) -> None:
     """Give units that fit to validation, else to test, until the targets ``(2, strata)`` are used up."""
     validation, test = targets[0].tolist(), targets[1].tolist()
     missing = sum(validation) + sum(test)
@@ -298,7 +297,7 @@ def _fill(chosen: npt.NDArray[np.int8], order: Ints, unit_sizes: Ints, strata: I
                 return
 
 
-def _come_closer(chosen: npt.NDArray[np.int8], order: Ints, unit_sizes: Ints, index: int, wanted: int) -> None:
+def _come_closer(chosen: Splits, order: Ints, unit_sizes: Ints, index: int, wanted: int) -> None:
     """Move the smallest unit of train if the split comes closer to its size by it, or is empty."""
     # Train keeps a unit whatever the size of the other splits.
     free = order[chosen[order] == TRAIN]
@@ -310,14 +309,14 @@ def _come_closer(chosen: npt.NDArray[np.int8], order: Ints, unit_sizes: Ints, in
         chosen[unit] = index
 
 
-def _seeded_order(count: int, seed: int, marks: Marks | None = None) -> Ints:
+def _seeded_order(count: int, seed: int, marks: Digests | None = None) -> Ints:
     """Shuffle 0 to ``count - 1``: the same for a seed whatever the version of numpy, whose own shuffles may change."""
     # Seeds 0, 1 and 2 differ in a bit or two; mixed, they are nothing alike.
     start = np.uint64(mixed(np.array([seed % 2**64], dtype=np.uint64))[0])
     if marks is None:
         return np.argsort(mixed(np.arange(count, dtype=np.uint64) ^ start), kind="stable")
     assert marks.shape == (count, 2), marks.shape
-    # Sorted by a hash of seed and mark, a unit's place among the others does not depend on which others there are: a
+    # Sorted by a hash of seed and mark, a unit's position among the others does not depend on which others there are: a
     # row that is added moves none of the old ones past each other.
     return np.lexsort((marks[:, 1], mixed(marks[:, 0] ^ start)))
 

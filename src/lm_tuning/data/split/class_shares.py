@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 
-from lm_tuning.data.check.findings import shorten
+from lm_tuning.data.arrays import Ints
 from lm_tuning.data.split.records import LargestClasses, MovedClass
+from lm_tuning.wording import name_first, shorten
 
 MAX_LARGEST = 10
 """Classes of a split that are listed as its largest."""
@@ -24,10 +24,8 @@ _DIGITS = 12
 _MAX_CHANCE = 1e-3
 _MAX_NAMED = 5
 
-Counts = npt.NDArray[np.int64]
 
-
-def find_moved_classes(reference: Counts, others: Counts) -> list[int]:
+def find_moved_classes(reference: Ints, others: Ints) -> list[int]:
     """Find the classes whose share of the rows differs a lot between two sets, and by more than chance.
 
     Chance is what Fisher's exact test says of dividing the rows of both sets at random, times two for both directions
@@ -91,7 +89,7 @@ def _log_choose(total: int, chosen: int) -> float:
     return math.lgamma(total + 1) - math.lgamma(chosen + 1) - math.lgamma(total - chosen + 1)
 
 
-def choose_shown(rows_by_split: Sequence[Counts], *, most: int) -> list[int]:
+def choose_shown(rows_by_split: Sequence[Ints], *, most: int) -> list[int]:
     """Choose the classes that a table shows: the largest of each split, then those with most rows in the first one.
 
     Args:
@@ -116,7 +114,7 @@ def choose_shown(rows_by_split: Sequence[Counts], *, most: int) -> list[int]:
     return sorted(chosen, key=lambda index: tuple(-int(rows[index]) for rows in rows_by_split))[:most]
 
 
-def summarize_classes(rows: Counts, names: Sequence[str]) -> LargestClasses:
+def summarize_classes(rows: Ints, names: Sequence[str]) -> LargestClasses:
     """Describe which classes of a set are largest.
 
     Args:
@@ -136,7 +134,7 @@ def summarize_classes(rows: Counts, names: Sequence[str]) -> LargestClasses:
     }
 
 
-def count_largest(rows: Iterable[int] | Counts) -> int:
+def count_largest(rows: Iterable[int] | Ints) -> int:
     """Count the classes that share the largest number of rows; 0 without rows.
 
     Args:
@@ -164,15 +162,15 @@ def describe_moved(moved: Sequence[MovedClass], *, split: str) -> str:
         moved: ``class``, ``fraction_of_train`` and ``fraction`` of each, see ``list_moved``.
         split: the other set.
     """
-    listed = ", ".join(
+    named = [
         f"{shorten(str(one['class']))!r} ({one['fraction_of_train']:.1%} of the training rows, {one['fraction']:.1%} "
         f"of the {split} rows)"
-        for one in moved[:_MAX_NAMED]
-    )
-    return listed + (f" and {len(moved) - _MAX_NAMED:,} more" if len(moved) > _MAX_NAMED else "")
+        for one in moved
+    ]
+    return name_first(named, _MAX_NAMED)
 
 
-def list_moved(train: Counts, others: Counts, names: Sequence[str]) -> list[MovedClass]:
+def list_moved(train: Ints, others: Ints, names: Sequence[str]) -> list[MovedClass]:
     """Return what there is to say of the classes that ``find_moved_classes`` finds.
 
     Args:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import numpy as np
-import numpy.typing as npt
 
+from lm_tuning.data.arrays import Ints, Mask, Splits
 from lm_tuning.data.check.checked import CheckedRows
-from lm_tuning.data.check.findings import RowPositions, shorten
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.format.conventions import SEQUENCE_CLASSIFICATION
 from lm_tuning.data.format.labels import describe_unknown_classes
 from lm_tuning.data.records import HELD_OUT, SPLITS, RowsBySplit, SplitName
@@ -18,16 +18,13 @@ from lm_tuning.data.split.copies import count_by_split, list_rows
 from lm_tuning.data.split.records import ClassFacts, DivisionFacts, ShareFacts, UntrainedFacts
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import SplitParameters
-from lm_tuning.wording import count_of
+from lm_tuning.wording import count_of, name_first, shorten
 
 # In the JSON summary; then in tables, in warnings, and of rare classes in one of them.
 _MAX_LISTED_CLASSES = 1000
 _MAX_SHOWN_CLASSES = 30
 _MAX_WARNED_CLASSES = 10
 _MAX_RARE_CLASSES = 20
-
-Ints = npt.NDArray[np.int64]
-Splits = npt.NDArray[np.int8]
 
 
 def class_facts(rows: CheckedRows, stratify: str | None, splits: Splits, rare: Mapping[int, int]) -> ClassFacts | None:
@@ -256,15 +253,14 @@ def _describe_single(rows: CheckedRows, splits: Splits, label: str, *, position:
     names, ids = rows.names[label], rows.values[label]
     num_left = int(((ids == position) & (splits == TRAIN)).sum())
     has_file = {file["split"] for file in rows.sources}
-    from_train = np.array([file["split"] == SPLITS[TRAIN] for file in rows.sources], dtype=bool)[rows.files]
+    from_train = rows.file_splits == TRAIN
     others = np.flatnonzero(_count_in_training_files(rows, label))
     others = others[others != position]
     is_other = np.isin(ids, others) & from_train
     dropped = int((is_other & (splits < 0)).sum())
     outcomes = [f"{name} {count:,}" for name, count in count_by_split(splits[is_other]).items() if count]
     outcomes += [f"left out as copies {dropped:,}"] if dropped else []
-    listed = ", ".join(repr(shorten(names[other])) for other in others[:_MAX_WARNED_CLASSES].tolist())
-    more = f" and {len(others) - _MAX_WARNED_CLASSES:,} more" if len(others) > _MAX_WARNED_CLASSES else ""
+    listed = name_first([repr(shorten(names[other])) for other in others.tolist()], _MAX_WARNED_CLASSES)
     ways = []
     if int(is_other.sum()) > dropped:
         ways += _ways_to_divide(rows, label, from_train & (splits >= 0), has_file, settings)
@@ -277,7 +273,7 @@ def _describe_single(rows: CheckedRows, splits: Splits, label: str, *, position:
     return (
         f"Only one class is left in train: {shorten(names[position], 100)!r} ({count_of(num_left, 'row')}), and at "
         f"least 2 are needed to tell them apart. The {count_of(int(is_other.sum()), 'row')} of the other "
-        f"{'class' if len(others) == 1 else f'{len(others):,} classes'} in column {label!r} ({listed}{more}) went "
+        f"{'class' if len(others) == 1 else f'{len(others):,} classes'} in column {label!r} ({listed}) went "
         f"elsewhere: {', '.join(outcomes)}. Fix: {'; or '.join(ways)}."
     )
 
@@ -285,7 +281,7 @@ def _describe_single(rows: CheckedRows, splits: Splits, label: str, *, position:
 def _ways_to_divide(
     rows: CheckedRows,
     label: str,
-    in_pool: npt.NDArray[np.bool_],
+    in_pool: Mask,
     has_file: set[SplitName],
     settings: SplitParameters,
 ) -> list[str]:
@@ -319,8 +315,7 @@ def _by_name(counts: Ints) -> RowsBySplit:
 
 def _count_in_training_files(rows: CheckedRows, label: str) -> Ints:
     ids = rows.values[label]
-    from_train = np.array([file["split"] == SPLITS[TRAIN] for file in rows.sources], dtype=bool)[rows.files]
-    return np.bincount(ids[(ids >= 0) & from_train], minlength=len(rows.names[label]))
+    return np.bincount(ids[(ids >= 0) & (rows.file_splits == TRAIN)], minlength=len(rows.names[label]))
 
 
 def _rows_of_class(

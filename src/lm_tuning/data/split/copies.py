@@ -7,21 +7,18 @@ from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
-import numpy.typing as npt
 
-from lm_tuning.data.check.findings import RowPositions, shorten
+from lm_tuning.data.arrays import Ints, Mask, Splits
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.records import SPLITS, FileRows, RowsBySplit
 from lm_tuning.data.split.duplicates import is_later_copy
 from lm_tuning.data.split.records import CopyFacts, DivisionFacts, LabelConflict, LabelConflicts, ListedRows
-from lm_tuning.wording import count_of
+from lm_tuning.parameters.data import SplitParameters
+from lm_tuning.wording import count_of, shorten
 
 _MAX_LISTED_ROWS = 20
 _MAX_LISTED_TEXTS = 20
 _MAX_ROWS_OF_TEXT = 4
-
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-Splits = npt.NDArray[np.int8]
 
 
 def num_different(ids: Ints) -> int:
@@ -100,21 +97,14 @@ def list_rows(rows: Mask, row_ids: Ints) -> ListedRows:
 
 
 def copy_facts(
-    rows: DividedRows,
-    *,
-    is_dropped: Mask,
-    handling: str,
-    by: str,
-    labels: Ints | None,
-    names: Sequence[str],
+    rows: DividedRows, split: SplitParameters, *, is_dropped: Mask, labels: Ints | None, names: Sequence[str]
 ) -> CopyFacts:
     """Count the copies before the division and after it.
 
     Args:
         rows: all rows.
+        split: what is done with copies.
         is_dropped: ``(rows,)``: rows left out as copies.
-        handling: ``split.duplicates``.
-        by: ``split.duplicates_by``.
         labels: ``(rows,)``: number of the row's label; None where rows have none.
         names: what the numbers of ``labels`` stand for.
 
@@ -127,8 +117,8 @@ def copy_facts(
     is_kept = rows.splits >= 0
     kept_texts, kept_wholes = (len(np.unique(ids[is_kept])) for ids in (rows.contents, rows.wholes))
     return {
-        "handling": handling,
-        "by": by,
+        "handling": split.duplicates,
+        "by": split.duplicates_by,
         "num_copies": len(rows.contents) - num_different(rows.contents),
         "num_dropped": int(is_dropped.sum()),
         "num_dropped_by_file": count_by_split(rows.file_splits[is_dropped]),
@@ -216,7 +206,8 @@ def copy_warnings(facts: DivisionFacts, sources: Sequence[FileRows]) -> Iterator
     """
     copies = facts["duplicates"]
     conflicts = copies["conflicts"]
-    if conflicts and conflicts["num_texts"]:
+    has_conflicts = conflicts is not None and conflicts["num_texts"] > 0
+    if conflicts and has_conflicts:
         counts = ", ".join(f"{name} {count:,}" for name, count in conflicts["num_rows_by_split"].items() if count)
         first = describe_conflict(conflicts["first"][0], RowPositions(sources))
         key = "split.duplicates_by: text"
@@ -234,7 +225,9 @@ def copy_warnings(facts: DivisionFacts, sources: Sequence[FileRows]) -> Iterator
         if count:
             num_rows = {name: side["num_rows"] for name, side in facts["overlap_rows"][pair].items()}
             others = facts["overlap_other_labels"][pair]
-            yield _describe_shared(count, num_rows, others, has_file=has_file, handling=copies["handling"])
+            yield _describe_shared(
+                count, num_rows, others, has_file=has_file, handling=copies["handling"], has_conflicts=has_conflicts
+            )
 
 
 def describe_conflict(conflict: LabelConflict, positions: RowPositions, *, max_characters: int = 40) -> str:
@@ -254,7 +247,13 @@ def describe_conflict(conflict: LabelConflict, positions: RowPositions, *, max_c
 
 
 def _describe_shared(
-    num_texts: int, num_rows: Mapping[str, int], others: Mapping[str, int], *, has_file: set[str], handling: str
+    num_texts: int,
+    num_rows: Mapping[str, int],
+    others: Mapping[str, int],
+    *,
+    has_file: set[str],
+    handling: str,
+    has_conflicts: bool,
 ) -> str:
     """Describe what two splits share, and what takes it away."""
     first, second = num_rows
@@ -276,7 +275,8 @@ def _describe_shared(
         )
     if handling == "drop":
         return f"{said} Fix: set split.duplicates_by: text, which leaves them out of {giver} whatever their label."
-    key = "split.duplicates: drop" + (" with split.duplicates_by: text" if num_other else "")
+    # What is left after dropping is drawn again, so a text under two labels may come to both splits then.
+    key = "split.duplicates: drop" + (" with split.duplicates_by: text" if num_other or has_conflicts else "")
     return f"{said} Fix: set {key}, which leaves them out of {giver}."
 
 

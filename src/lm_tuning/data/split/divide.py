@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
+from lm_tuning.data.arrays import Ints, Mask, Splits
 from lm_tuning.data.check.checked import CheckedRows
 from lm_tuning.data.records import SPLITS, SplitName
 from lm_tuning.data.split.assign import IN_TEST, TEST, TRAIN, VALIDATION, assign_folds, assign_splits, split_sizes
@@ -29,9 +29,6 @@ from lm_tuning.parameters.data import SplitParameters
 
 LEFT_OUT = -1
 
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-
 
 @dataclass(frozen=True)
 class Division:
@@ -45,7 +42,7 @@ class Division:
             dropped as copies, and ``near`` when somebody looked.
     """
 
-    splits: npt.NDArray[np.int8]
+    splits: Splits
     facts: DivisionFacts
     warnings: list[str]
     copies: dict[str, Ints]
@@ -53,7 +50,7 @@ class Division:
 
 @dataclass(frozen=True)
 class _Choice:
-    splits: npt.NDArray[np.int8]
+    splits: Splits
     rare_classes: Mapping[int, int]
     wanted: Mapping[SplitName, int]
     folds: FoldFacts | None = None
@@ -66,7 +63,7 @@ def key_order(rows: CheckedRows) -> Ints:
         rows: with ``keys``.
     """
     assert rows.keys is not None, "rows are ordered by a key that they do not have"
-    return np.lexsort((rows.keys[:, 1], rows.keys[:, 0], splits_of_files(rows) != TRAIN))
+    return np.lexsort((rows.keys[:, 1], rows.keys[:, 0], rows.file_splits != TRAIN))
 
 
 def take_rows(rows: CheckedRows, order: Ints) -> CheckedRows:
@@ -84,12 +81,6 @@ def take_rows(rows: CheckedRows, order: Ints) -> CheckedRows:
         values={column: values[order] for column, values in rows.values.items()},
         keys=None if rows.keys is None else rows.keys[order],
     )
-
-
-def splits_of_files(rows: CheckedRows) -> npt.NDArray[np.int8]:
-    """Return the split of the file that each row stands in, ``(rows,)``: ``TRAIN`` for rows that are divided."""
-    splits = np.array([SPLITS.index(file["split"]) for file in rows.sources], dtype=np.int8)
-    return splits[rows.files]
 
 
 def divide_rows(
@@ -127,7 +118,7 @@ def divide_rows(
     Raises:
         UserError: too few rows, groups or classes for what was asked.
     """
-    file_splits = splits_of_files(rows)  # (rows,)
+    file_splits = rows.file_splits  # (rows,)
     from_train = file_splits == TRAIN
     # The copy with the lowest number stays: a test row before a validation row before a training row.
     priority = np.int8(len(SPLITS)) - file_splits
@@ -168,9 +159,8 @@ def divide_rows(
         "wanted_rows": {name: choice.wanted.get(name, got[name]) for name in SPLITS},
         "duplicates": copy_facts(
             divided,
+            split,
             is_dropped=is_copy,
-            handling=split.duplicates,
-            by=split.duplicates_by,
             labels=rows.values[label] if label else None,
             names=rows.names[label] if label else (),
         ),
@@ -191,7 +181,7 @@ def divide_rows(
     return Division(splits, facts, describe_warnings(facts, rows, splits), copies)
 
 
-def _is_later_near_copy(units: Ints, labels: Ints | None, is_copy: Mask, priority: npt.NDArray[np.int8]) -> Mask:
+def _is_later_near_copy(units: Ints, labels: Ints | None, is_copy: Mask, priority: Splits) -> Mask:
     """Return for each row whether another one of its unit, and with its label, is the one to keep."""
     kept = np.flatnonzero(~is_copy)
     # Unit and label as one number; labels begin at -1, for rows without one.

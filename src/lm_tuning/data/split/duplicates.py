@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-Ids = npt.NDArray[np.int64]
-Digests = npt.NDArray[np.uint64]
+from lm_tuning.data.arrays import Digests, Ints, Mask, Splits
 
 
-def number_equal(digests: Digests) -> Ids:
+def number_equal(digests: Digests) -> Ints:
     """Give equal digests the same number.
 
     Args:
@@ -36,7 +34,7 @@ def number_equal(digests: Digests) -> Ids:
     return ids
 
 
-def is_later_copy(ids: Ids, priority: npt.NDArray[np.int8] | None = None) -> npt.NDArray[np.bool_]:
+def is_later_copy(ids: Ints, priority: Splits | None = None) -> Mask:
     """Return for each row whether an equal one comes before it.
 
     Args:
@@ -53,7 +51,7 @@ def is_later_copy(ids: Ids, priority: npt.NDArray[np.int8] | None = None) -> npt
     return is_copy
 
 
-def join_units(first: Ids, second: Ids) -> Ids:
+def join_units(first: Ints, second: Ints) -> Ints:
     """Number the rows that belong together by either of two relations, directly or through other rows.
 
     Args:
@@ -89,7 +87,7 @@ def join_units(first: Ids, second: Ids) -> Ids:
     return number_by_appearance(second)
 
 
-def number_by_appearance(ids: Ids) -> Ids:
+def number_by_appearance(ids: Ints) -> Ints:
     """Renumber from 0 without gaps, in the order in which the numbers first appear.
 
     Args:
@@ -101,10 +99,7 @@ def number_by_appearance(ids: Ids) -> Ids:
     return rank[inverse]
 
 
-Positions = npt.NDArray[np.int64]
-
-
-def find_repeats(digests: npt.NDArray[np.uint64], is_train: npt.NDArray[np.bool_]) -> tuple[Positions, Positions]:
+def find_repeats(digests: Digests, is_train: Mask) -> tuple[Ints, Ints]:
     """Find the training rows that repeat the key of an earlier one.
 
     Args:

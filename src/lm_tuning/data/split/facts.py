@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import numpy.typing as npt
 
+from lm_tuning.data.arrays import Ints, Splits
 from lm_tuning.data.check.checked import CheckedRows
-from lm_tuning.data.check.findings import shorten
 from lm_tuning.data.records import HELD_OUT, SPLITS, RowsBySplit
 from lm_tuning.data.split.assign import TEST, TRAIN, VALIDATION
 from lm_tuning.data.split.classes import class_warnings
@@ -24,11 +23,7 @@ from lm_tuning.data.split.copies import (
 from lm_tuning.data.split.near_duplicates import NearDuplicates
 from lm_tuning.data.split.records import DivisionFacts, GroupFacts, HeldOutLeakage, Leakage, NearFacts
 from lm_tuning.parameters.data import SplitParameters
-from lm_tuning.wording import count_of
-
-Ints = npt.NDArray[np.int64]
-Mask = npt.NDArray[np.bool_]
-Splits = npt.NDArray[np.int8]
+from lm_tuning.wording import count_of, shorten
 
 
 def measure_leakage(rows: DividedRows, near: NearDuplicates | None) -> Leakage:

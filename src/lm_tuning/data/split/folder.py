@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
+from lm_tuning.data.arrays import Ints
 from lm_tuning.data.check.collect import count_skipped
 from lm_tuning.data.format.conventions import CAUSAL_LM
 from lm_tuning.data.records import (
@@ -17,7 +18,6 @@ from lm_tuning.data.records import (
     SPLITS,
     FileRows,
     Preview,
-    RowSources,
     TrainingSource,
 )
 from lm_tuning.data.split.assign import TRAIN
@@ -25,8 +25,7 @@ from lm_tuning.data.split.copies import describe_copies
 from lm_tuning.data.split.records import DividedSource, Leakage, NearFacts, SplitsSummary
 from lm_tuning.data.store import ExampleTable, open_examples, preview_rows, write_selected
 from lm_tuning.errors import UserError
-from lm_tuning.json_types import JsonObject
-from lm_tuning.parameters.data import DataParameters, SplitParameters
+from lm_tuning.parameters.data import SplitParameters
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.wording import count_of
@@ -169,7 +168,7 @@ def has_present_facts(folder: Path) -> bool:
     return bool(read_summary(folder).get("facts_version") == FACTS_VERSION)
 
 
-def read_copies(folder: Path) -> dict[str, npt.NDArray[np.int64]]:
+def read_copies(folder: Path) -> dict[str, Ints]:
     """Return the ids of copies: ``exact`` and perhaps ``near`` ones in the splits, and those that were ``left_out``.
 
     Args:
@@ -219,39 +218,6 @@ def _describe_near(near: NearFacts, leakage: Leakage) -> str:
     return f"{found} kept together"
 
 
-def find_staleness(
-    facts: RowSources, data: DataParameters, settings: JsonObject, *, digest_cache: Path | None
-) -> list[str]:
-    """Name what stored splits were made from and the present parameters or files do not say.
-
-    Args:
-        facts: of the splits' manifest: ``settings``, and ``files`` as ``describe_files`` gave them.
-        data: names the present files.
-        settings: what the split pipeline would work with now.
-        digest_cache: see ``digest_file``.
-
-    Returns:
-        One sentence a difference. A raw file that is gone since cannot have changed, so it is none.
-    """
-    from lm_tuning.data.sources.changes import find_changed_sources
-
-    found = [
-        f"{name}: the stored splits were made with {facts['settings'].get(name)!r}, the parameters say "
-        f"{settings.get(name)!r}"
-        # A setting that one side lacks is None: settings which came later are left out where they change nothing.
-        for name in dict.fromkeys([*facts["settings"], *settings])
-        if facts["settings"].get(name) != settings.get(name)
-    ]
-    found += find_changed_sources(
-        facts["files"],
-        train=data.path,
-        validation=data.validation_path,
-        test=data.test_path,
-        digest_cache=digest_cache,
-    )
-    return found
-
-
 def _check_folds(split: SplitParameters, *, has_validation: bool) -> None:
     num_folds, fold = split.num_folds, split.fold
     problems = []
@@ -269,7 +235,7 @@ def _check_folds(split: SplitParameters, *, has_validation: bool) -> None:
         raise UserError(problems)
 
 
-def _row_ids(table: ExampleTable) -> npt.NDArray[np.int64]:
+def _row_ids(table: ExampleTable) -> Ints:
     parts = [batch.column("row_id").to_numpy() for batch in table.batches()]
     return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 

@@ -22,10 +22,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from lm_tuning.data.arrays import Ints, Mask
 from lm_tuning.data.format.conventions import MESSAGES
 from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.data.split.assign import mixed
 from lm_tuning.data.store import ExampleTable
+from lm_tuning.json_types import JsonObject
 from lm_tuning.progress import OnProgress, ignore_progress
 
 # Slots of a signature. The estimate of a similarity s has the deviation sqrt(s * (1 - s) / 128), at most 0.044.
@@ -52,10 +54,8 @@ _MAX_CHAIN_FRACTION = 0.01
 # Characters that only say that a row is a conversation must not make two short ones similar.
 _NOT_COMPARED = ("label", "tools")
 
-Ints = npt.NDArray[np.int64]
 Positions = npt.NDArray[np.int32]
 Signatures = npt.NDArray[np.uint16]
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def sign_texts(texts: list[bytes]) -> Signatures:
     return slots.reshape(-1, NUM_SLOTS).astype(np.uint16)
 
 
-def _message_texts(messages: list[dict[str, Any]]) -> Iterator[str]:
+def _message_texts(messages: list[JsonObject]) -> Iterator[str]:
     for message in messages:
         if isinstance(content := message.get("content"), str):
             yield content
@@ -361,7 +361,7 @@ class _Joiner:
             self._is_cut[one] = self._is_cut[other] = True
             self._cut.extend((one, other))
 
-    def _are_similar(self, left: npt.NDArray[Any], right: npt.NDArray[Any]) -> Mask:
+    def _are_similar(self, left: Positions | Ints, right: Positions | Ints) -> Mask:
         similar = np.zeros(len(left), dtype=bool)
         for start in range(0, len(left), _CHUNK_PAIRS):
             part = slice(start, start + _CHUNK_PAIRS)

@@ -15,6 +15,7 @@ def create_pipeline() -> Pipeline:
         [
             Node(
                 func=inspect_examples,
+                # All sections of the data report, so that a run of several pipelines writes them first.
                 inputs=datasets(
                     "tokenized_examples",
                     "example_splits",

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 from lm_tuning.data.records import RawExamples, RowSources
+from lm_tuning.data.report_records import RowsFacts, SplitsFacts
 from lm_tuning.data.split.records import SplitsSummary
 from lm_tuning.errors import MachineFault, UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.progress import show_progress
+from lm_tuning.reporting.document import ReportSection
 from lm_tuning.secrets import remember_settings
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import SCHEMA_VERSION, FolderStore, StagedFolder, read_manifest
@@ -28,7 +29,7 @@ def check_examples(
     data: DataParameters,
     split: SplitParameters,
     task: str,
-) -> tuple[StagedFolder | Path, dict[str, Any]]:
+) -> tuple[StagedFolder | Path, ReportSection[RowsFacts]]:
     """Read all files and check every row, or find that the same was done before.
 
     Bad rows and files that cannot be read are no error here, so that the report on them is stored before
@@ -47,7 +48,8 @@ def check_examples(
     from lm_tuning.data.check.checked import read_checked_summary, read_findings
     from lm_tuning.data.rows_report import build_rows_section
 
-    remember_settings(data.model_dump())  # stored addresses have no passwords; the parameters do
+    # Stored addresses have no passwords; the parameters do, and a node may be run in a process of its own.
+    remember_settings(data.model_dump())
     rows, folder = _find_or_check(check_cache, raw_examples, data, split, task=task)
     return rows, build_rows_section(read_checked_summary(folder), read_findings(folder))
 
@@ -62,7 +64,7 @@ def split_examples(
     seed: int,
     task: str,
     output: str,
-) -> tuple[StagedFolder | Path, SplitsSummary, dict[str, Any]]:
+) -> tuple[StagedFolder | Path, SplitsSummary, ReportSection[SplitsFacts]]:
     """Divide the checked rows, or find that the same was done before.
 
     Args:
@@ -86,6 +88,7 @@ def split_examples(
     from lm_tuning.data.split.folder import read_copies, read_summary
     from lm_tuning.data.splits_report import build_splits_section
 
+    # In this order: rows of other parameters have findings that say nothing of the present ones.
     refuse_other_rows(checked_examples, data, split, task=task)
     _refuse_bad_rows(checked_examples, train, output=output)
     splits, folder = _find_or_divide(split_cache, checked_examples, data, split, seed=seed, task=task)
@@ -105,8 +108,9 @@ def _find_or_check(
     def check(staged: StagedFolder) -> None:
         with show_progress() as on_progress:
             write_checked_rows(staged.path, raw_examples, *as_read(data, split), task=task, on_progress=on_progress)
-        staged.facts = {**sources}
+        staged.facts = sources
 
+    # The settings are a part of the facts too, since a key tells that something differs, and not what.
     key = rows_key(sources)
     try:
         rows, folder = store.find_or_make(key, check)
@@ -114,7 +118,7 @@ def _find_or_check(
         raise
     except UserError as error:
         return _account_for_unread(error, sources, data, store=store, key=key)
-    outcome = "reused" if isinstance(rows, Path) else "checked"
+    outcome = "reused" if isinstance(rows, Path) else "checked"  # a path is what was stored before
     logger.info("Rows %s: %s, in %s", outcome, describe_checked(read_checked_summary(folder)), store.root / key)
     return rows, folder
 
@@ -127,7 +131,8 @@ def _account_for_unread(
 
     with store.stage(f"{key}.unread") as staged:
         write_unread(staged.path, sources["files"], error, data=data)
-        staged.facts = {**sources}
+        staged.facts = sources
+    # An error in the log and none raised: Kedro would not store the report, and split_examples refuses the rows.
     logger.error("The rows could not be read. What is known of them is in the data report.")
     return staged, staged.path
 
@@ -137,6 +142,7 @@ def _refuse_bad_rows(folder: Path, train: TrainParameters, *, output: str) -> No
     from lm_tuning.data.check.checked import read_checked_summary
     from lm_tuning.data.format.labels import refuse_unknown_weights
 
+    # The check itself has decided, by on_bad_row and max_bad_fraction; both are in the key of the rows.
     checked = read_checked_summary(folder)
     if checked["refused"]:
         hint = [_REPORT_HINT.format(output=output)] if checked["findings"] else []
@@ -151,6 +157,7 @@ def _find_or_divide(
     from lm_tuning.data.settings import as_read, division_settings, split_settings
     from lm_tuning.data.split.folder import has_present_facts, write_splits
 
+    # More than the key needs: what the rows were read with is compared when the splits are used.
     settings, manifest = split_settings(data, split, seed=seed, task=task), read_manifest(rows)
     _, split = as_read(data, split)
 
@@ -161,6 +168,7 @@ def _find_or_divide(
 
     division = division_settings(split, seed=seed)
     key = digest_values({"schema_version": SCHEMA_VERSION, "rows": manifest["key"], "settings": division})
+    # An earlier version may have divided the same way and said less of it: its splits are divided again.
     splits, folder = store.find_or_make(key, divide, is_usable=has_present_facts)
     _log_splits(folder, store.root / key, is_reused=isinstance(splits, Path))
     return splits, folder
@@ -172,5 +180,6 @@ def _log_splits(folder: Path, stored_at: Path, *, is_reused: bool) -> None:
 
     summary = read_summary(folder)
     logger.info("Splits %s: %s, in %s", "reused" if is_reused else "made", describe_splits(summary), stored_at)
+    # Those that were just made have said it while they were made.
     for warning in summary["warnings"] if is_reused else ():
         logger.warning(warning)

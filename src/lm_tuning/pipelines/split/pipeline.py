@@ -19,6 +19,7 @@ def create_pipeline() -> Pipeline:
                 outputs=["checked_examples", "data_report"],
                 name="check_examples",
             ),
+            # Apart, so that the report on bad rows is stored before they end the run.
             Node(
                 func=split_examples,
                 inputs=datasets("checked_examples", "split_cache")

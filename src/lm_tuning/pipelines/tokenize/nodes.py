@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.record import BaseModelRecord, location_of
@@ -17,9 +16,10 @@ from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.pipelines import DIGEST_CACHE
 from lm_tuning.progress import show_progress
+from lm_tuning.reporting.document import ReportSection
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import FolderStore, StagedFolder, read_manifest
-from lm_tuning.text.records import TokenSources, TokenSummary
+from lm_tuning.text.records import TokenManifest, TokensFacts, TokenSources, TokenSummary
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ def prepare_base_model(model: ModelParameters, evaluate: EvaluateParameters, tas
             digest_cache=DIGEST_CACHE,
             on_progress=on_progress,
         )
+    # The config alone: loading the weights only to refuse them would take minutes for a large model.
     config = check_model(**location_of(base_model), task=task)
     if evaluate.num_generate_rows and task != "sequence_classification":
         check_answer_room(config, max_new_tokens=evaluate.max_new_tokens)
@@ -70,7 +71,7 @@ def tokenize_examples(
     train: TrainParameters,
     seed: int,
     task: str,
-) -> tuple[StagedFolder | Path, TokenSummary, bytes, dict[str, Any]]:
+) -> tuple[StagedFolder | Path, TokenSummary, bytes, ReportSection[TokensFacts]]:
     """Tokenize the splits, or find that the same was done before.
 
     Args:
@@ -97,6 +98,7 @@ def tokenize_examples(
     sources = token_sources(example_splits, base_model, tokenize, task=task)
     make = partial(make_tokens, splits=example_splits, base_model=base_model, tokenize=tokenize, data=data, task=task)
     tokens, folder = _find_or_make(token_cache, sources, base_model, tokenize, make)
+    # Before the outputs are read: rows that a model cannot take end the training later, after hours at worst.
     _warn_of_long_rows(folder, base_model, task=task)
     return tokens, *read_outputs(folder)
 
@@ -109,6 +111,7 @@ def _refuse_unfit_splits(
     from lm_tuning.data.settings import refuse_other_splits
     from lm_tuning.data.split.folder import read_summary
 
+    # Somebody may run this pipeline alone, after the parameters or the files have changed.
     refuse_other_splits(splits, data, split, seed=seed, task=task, digest_cache=DIGEST_CACHE)
     refuse_unknown_weights(train.class_weights, read_summary(splits).get("label_map"))
 
@@ -124,13 +127,15 @@ def _find_or_make(
     from lm_tuning.text.stored import refuse_stored_losses
 
     def fill(staged: StagedFolder) -> None:
-        _warn_of_older_tokens(store)
+        _warn_of_older_tokens(store)  # only where tokens are made: reused ones are of this version
         with show_progress() as on_progress:
             make(staged.path, on_progress=on_progress)
-        staged.facts = {"sources": sources, "base_model": base_model}
+        facts: TokenManifest = {"sources": sources, "base_model": base_model}
+        staged.facts = facts
 
     key = digest_values(sources)
     tokens, folder = store.find_or_make(key, fill)
+    # tokenize.max_lost_fraction is no part of the key, so stored tokens may lose more than is allowed today.
     if is_reused := isinstance(tokens, Path):
         refuse_stored_losses(folder, base_model, tokenize)
     _log_tokens(folder, store.root / key, is_reused=is_reused)
@@ -150,10 +155,12 @@ def _warn_of_older_tokens(token_cache: FolderStore) -> None:
     """Log why tokens are rebuilt where another version has stored others of the same rows."""
     from lm_tuning.text.tokenize import TOKENS_VERSION
 
+    # The newest folder, whatever its key: the key holds the version, so it cannot be looked up by another one.
     try:
         current = token_cache.current()
     except UserError:  # none, or a damaged one: there is nothing to compare with
         return
+    # The first versions of this project stored no sources.
     version = read_manifest(current)["facts"].get("sources", {}).get("tokens_version")
     if version is not None and version != TOKENS_VERSION:
         logger.warning(
@@ -168,6 +175,7 @@ def _warn_of_long_rows(folder: Path, base_model: BaseModelRecord, *, task: str) 
     from lm_tuning.text.stored import positions_of
     from lm_tuning.training.health.table_reading import find_long_rows
 
+    # None of a model whose config names no limit, such as one with relative positions.
     limit = positions_of(base_model)
     for rows in find_long_rows(folder, limit, task=task) if limit else ():
         logger.warning(

@@ -13,6 +13,7 @@ def create_pipeline() -> Pipeline:
     """Wire tokenizing."""
     return Pipeline(
         [
+            # It needs no rows, so a missing model is found before any is read.
             Node(
                 func=prepare_base_model,
                 inputs=params("model", "evaluate", "task"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict
 
 from lm_tuning.datasets.metric_stream import MetricStream
 from lm_tuning.datasets.report_sections import LiveReport
@@ -15,10 +17,28 @@ from lm_tuning.pipelines.train.run_settings import gather_settings
 from lm_tuning.progress import show_progress
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from lm_tuning.json_types import JsonObject
+    from lm_tuning.training.health.records import HealthRecord
+    from lm_tuning.training.records import EfficiencyFigures, EfficiencyRow, TrainingRow
     from lm_tuning.training.results import TrainingResult
     from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 
 logger = logging.getLogger(__name__)
+
+
+class TrainingOutputs(TypedDict):
+    """What the node returns, by the names that the pipeline gives to catalog entries."""
+
+    model_folder: Path
+    steps: list[TrainingRow]
+    efficiency_of_steps: list[EfficiencyRow]
+    efficiency: dict[str, EfficiencyFigures]
+    health: HealthRecord
+    loss_curve: Figure
+    batch_plan: JsonObject
+    batch_plan_curve: Figure
 
 
 def train_model(
@@ -34,30 +54,30 @@ def train_model(
     evaluate: EvaluateParameters,
     seed: int,
     task: TaskName,
-) -> dict[str, Any]:
+) -> TrainingOutputs:
     """Train; return the tuned model's folder, the logs of steps, and what they and the planning come to, by name."""
     from lm_tuning.training.settings import TrainingPaths
 
-    parameters = {"train": train, "model": model, "seed": seed, "task": task, "num_beams": evaluate.num_beams}
-    settings = _gather(tokenized_examples, base_model, parameters, metric_stream, live_health)
+    gather = partial(gather_settings, tokenized_examples, base_model, train=train, model=model, seed=seed, task=task)
+    settings = _gather(gather, evaluate, metric_stream, live_health, is_resume=train.resume)
     paths = TrainingPaths(tokens=tokenized_examples, checkpoints=checkpoints, plans=batch_plans)
-    result = _train(paths, settings, metric_stream, live_health)
-    return _name_outputs(result)
+    return _name_outputs(_train(paths, settings, metric_stream, live_health))
 
 
 def _gather(
-    tokens: Path,
-    base_model: BaseModelRecord,
-    parameters: dict[str, Any],
+    gather: Callable[..., TrainingSettings],
+    evaluate: EvaluateParameters,
     metric_stream: MetricStream,
     live_health: LiveReport,
+    *,
+    is_resume: bool,
 ) -> TrainingSettings:
     """Gather the settings; a run that is refused here leaves a health report too."""
     from lm_tuning.training.health.report import telling_refusals
 
-    run_id, is_resume = metric_stream.run_id, parameters["train"].resume
+    run_id = metric_stream.run_id
     with telling_refusals(live_health.write, run_id=run_id, is_resume=is_resume):
-        return gather_settings(tokens, base_model, **parameters, run_id=run_id)
+        return gather(num_beams=evaluate.num_beams, run_id=run_id)
 
 
 def _train(
@@ -78,12 +98,13 @@ def _train(
                 on_health=live_health.write,
             )
     finally:
+        # Also where the training failed: what it measured until then is worth most then.
         metric_stream.close()
     logger.info("%s", describe_result(result.summary))
     return result
 
 
-def _name_outputs(result: TrainingResult) -> dict[str, Any]:
+def _name_outputs(result: TrainingResult) -> TrainingOutputs:
     """Return what the training leaves, by the names that the pipeline gives to catalog entries."""
     from lm_tuning.training.planning.report import draw_plan
     from lm_tuning.training.results import draw_loss_curve, efficiency_figures

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lm_tuning.errors import UserError
-from lm_tuning.models.record import BaseModelRecord
+from lm_tuning.models.record import BaseModelRecord, RenderingRecord
 from lm_tuning.parameters import ModelParameters, TrainParameters
 from lm_tuning.parameters.base import TaskName
 
 if TYPE_CHECKING:
-    from lm_tuning.text.records import RenderingSettings, TokenSummary
+    from lm_tuning.text.records import TokenSummary
     from lm_tuning.training.settings import TrainingSettings
 
 logger = logging.getLogger(__name__)
@@ -101,8 +101,8 @@ def gather_settings(
     return settings
 
 
-def _rendering(tokens: TokenSummary) -> RenderingSettings | None:
-    """Return how the chat template was called for the rows; ``None`` where no template wrote them."""
+def _rendering(tokens: TokenSummary) -> RenderingRecord:
+    """Return how the chat template was called for the rows; empty where no template wrote them."""
     if tokens.get("rendering") != "chat template":
-        return None
+        return {}
     return {"template_arguments": tokens["template_arguments"], "system_turn": tokens["system_turn"]}

@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable
 from typing import TypeAlias
 
-from lm_tuning.data.check.findings import shorten
 from lm_tuning.json_types import JsonValue
 from lm_tuning.text.records import Message, Tools
 from lm_tuning.text.render.plain import RowRefused
 from lm_tuning.text.render.template_call import TemplateCall, attempt
+from lm_tuning.wording import shorten
 
 NOT_JSON = "tool_arguments_not_json"
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 import pyarrow.compute as pc
 
-from lm_tuning.data.check.findings import RowPositions, shorten
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.store import ExampleTable
 from lm_tuning.errors import UserError
@@ -16,7 +16,7 @@ from lm_tuning.text.records import LimitLosses, TokenSummary
 from lm_tuning.text.store.table import Int32Array, TokenTable
 from lm_tuning.text.tokenizers.counts import LongRows, SplitCounts
 from lm_tuning.text.tokenizers.truncation import CUTTING
-from lm_tuning.wording import count_of
+from lm_tuning.wording import count_of, shorten
 
 # What tokenizing counts for rows that were made to fit; the whole row was too long, or its source or target.
 _SHORTENED = (

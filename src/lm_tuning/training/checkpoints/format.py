@@ -15,21 +15,24 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar, cast
 
 from lm_tuning.errors import UserError
+from lm_tuning.json_types import JsonObject
 from lm_tuning.storage.atomic import sync_file, sync_folder
 from lm_tuning.storage.write_failures import close_files_of, explain_full_disk, folder_bytes
+from lm_tuning.training.checkpoints.records import IdentityRecord, MarkerRecord, Progress
 
 MARKER = "lm_tuning_checkpoint.json"
 STEP_LOG = "step_log.json"
+# Of what lies in a checkpoint. The first versions did not write it down.
 FORMAT_VERSION = 1
-"""Of what lies in a checkpoint. The first versions did not write it down."""
 
 _NAME = re.compile(r"checkpoint-([1-9]\d*)")
+# What libraries write beside a checkpoint and no resume needs.
 _NOT_READ = {MARKER, "README.md", "training_args.bin", "config.json", "generation_config.json"}
-"""What libraries write beside a checkpoint and no resume needs."""
 
+# By exact type, since in Python a boolean is an integer.
 _JSON_KINDS = {
     list: "a list",
     str: "a string",
@@ -73,11 +76,12 @@ class RunIdentity:
         """Return the size of a step for a sentence; what is stored keeps its spelling, so that old checkpoints fit."""
         return "1 row" if self.effective_batch == "1 rows" else self.effective_batch
 
-    def differences(self, stored: dict[str, Any]) -> list[str]:
+    def differences(self, stored: IdentityRecord) -> list[str]:
         """Name every part in which a stored identity differs, with both values."""
         found: list[str] = []
         for name, meaning in self._explanations.items():
             old, new = stored.get(name, getattr(type(self), name, None)), getattr(self, name)
+            # In the order of the table, so that the digest of the plan is looked at last.
             if old != new and not (name == "plan_digest" and found):  # the others change the order of rows too
                 found.append(f"{meaning}: the checkpoint has {old!r}, this run {new!r}")
         return found
@@ -95,7 +99,7 @@ class Checkpoint:
 
     path: Path
     step: int
-    facts: dict[str, Any]
+    facts: MarkerRecord
 
 
 class UnreadableFileError(ValueError):
@@ -116,6 +120,7 @@ def new_run_folder(checkpoints: Path) -> Path:
 
 def find_latest(checkpoints: Path) -> Checkpoint | None:
     """Return the last complete checkpoint of the newest run that has one, else ``None``."""
+    # Names sort by start time; the clock of the files would change with a copy.
     for run in sorted(checkpoints.glob("run-*"), reverse=True):
         complete = list_complete(run)
         if complete:
@@ -153,7 +158,7 @@ def list_unmarked(run_folder: Path) -> list[tuple[int, Path]]:
     return [(step, folder) for step, folder in _list_named(run_folder) if not _has_marker(folder)]
 
 
-def read_marker(folder: Path) -> dict[str, Any]:
+def read_marker(folder: Path) -> MarkerRecord:
     """Return what the marker of a checkpoint says.
 
     Args:
@@ -168,14 +173,16 @@ def read_marker(folder: Path) -> dict[str, Any]:
     facts = read_json_object(folder / MARKER)
     if not isinstance(facts.get("complete"), bool):
         raise UnreadableFileError(f"{MARKER}: complete is missing or no boolean.")
+    # Compared with the folder: a copy under another step's name would bring the schedule and the weights apart.
     step, name = facts.get("step"), _NAME.fullmatch(folder.name)
     if not isinstance(step, int) or isinstance(step, bool) or name is None or step != int(name[1]):
         shown = f"{step!r:.60}" if "step" in facts else "missing"
         raise UnreadableFileError(f"{MARKER}: step is {shown}, and the folder's name is {folder.name}.")
-    return facts
+    # What else it holds is checked where it is used: a marker that cannot be used is still one, and never deleted.
+    return cast("MarkerRecord", facts)
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> JsonObject:
     """Read a file of a checkpoint that must be one JSON object.
 
     Raises:
@@ -201,6 +208,7 @@ def _list_named(run_folder: Path) -> list[tuple[int, Path]]:
 
 
 def _has_marker(folder: Path) -> bool:
+    # A link that leads nowhere is a damaged marker, and not a checkpoint that is half written.
     return os.path.lexists(folder / MARKER)
 
 
@@ -251,6 +259,7 @@ def writing_checkpoint(run_folder: Path, step: int, *, estimated_bytes: Callable
         wanted_bytes=wanted_bytes,
         go_on=lambda: describe_way_on(run_folder),
     ):
+        # Killed between deleting its marker and the rest, a folder would hold disk space for good.
         half_deleted = [folder for _, folder in list_unmarked(run_folder)]
         for leftover in [*run_folder.glob(".writing-*"), *half_deleted]:
             shutil.rmtree(leftover)
@@ -258,6 +267,7 @@ def writing_checkpoint(run_folder: Path, step: int, *, estimated_bytes: Callable
         try:
             yield folder
         except BaseException as error:
+            # The traceback holds open files, whose space a full disk gets back only once they are closed.
             close_files_of(error)
             shutil.rmtree(folder, ignore_errors=True)
             raise
@@ -279,7 +289,7 @@ def describe_way_on(run_folder: Path) -> str:
 
 
 def publish_checkpoint(
-    staging: Path, run_folder: Path, *, step: int, identity: RunIdentity, run_id: str | None, facts: dict[str, Any]
+    staging: Path, run_folder: Path, *, step: int, identity: RunIdentity, run_id: str | None, progress: Progress
 ) -> Checkpoint:
     """Turn a written folder into a complete checkpoint.
 
@@ -289,24 +299,27 @@ def publish_checkpoint(
         step: optimizer steps done.
         identity: what a resume will compare.
         run_id: the tracking run to go on with; ``None`` without tracking.
-        facts: anything else worth knowing, JSON values.
+        progress: how far the run has come.
     """
-    content = {
-        **facts,
+    content: MarkerRecord = {
+        **progress,
         "format_version": FORMAT_VERSION,
         "complete": True,
         "step": step,
         "mlflow_run_id": run_id,
-        "identity": asdict(identity),
+        "identity": cast("IdentityRecord", asdict(identity)),
         "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "files": _list_sizes(staging),
     }
+    # Last of all: what is there before it does not count, whatever happens meanwhile.
     (staging / MARKER).write_text(json.dumps(content, indent=2))
     sync_folder(staging)
     target = run_folder / f"checkpoint-{step}"
     if target.exists():  # the same step again, after a resume: equal by construction
         _delete(target)
+    # Within one folder, so that it is one operation of the file system: there or not there.
     staging.rename(target)
+    # The folder's own entry reaches the disk too, or a power failure could undo the renaming.
     sync_file(run_folder)
     return Checkpoint(target, step, content)
 
@@ -320,6 +333,7 @@ def prune(run_folder: Path, *, keep: int, protect: Path | None = None) -> list[P
         protect: a checkpoint that stays whatever its age (the best one).
     """
     removed = []
+    # With keep = 0 the slice [:-0] would be empty, while all of them are meant.
     for checkpoint in list_complete(run_folder)[: -keep or None]:
         if checkpoint.path != protect:
             _delete(checkpoint.path)

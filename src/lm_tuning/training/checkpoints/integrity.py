@@ -8,12 +8,12 @@ was written, and whether it can be opened. Nothing is unpickled here, and torch 
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import NotRequired
 
 from lm_tuning.errors import UserError
+from lm_tuning.json_types import JsonObject
 from lm_tuning.training.checkpoints.format import (
     FORMAT_VERSION,
     MARKER,
@@ -25,86 +25,32 @@ from lm_tuning.training.checkpoints.format import (
     read_json_object,
     read_marker,
 )
+from lm_tuning.training.checkpoints.records import FactsRead, MarkerRecord
+from lm_tuning.training.checkpoints.typed_values import Hints, find_misfits, hints_of, show
 from lm_tuning.wording import count_of
 
 TRAINER_STATE = "trainer_state.json"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 ADAPTER_WEIGHTS, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+# Every optimizer and every schedule of transformers has a state of its own, also those that keep nothing by weight.
 STATE_FILES = ("optimizer.pt", "scheduler.pt", "rng_state.pth")
-"""Every optimizer and every schedule of transformers has a state of its own, also those that keep nothing by weight."""
 
-_KINDS: dict[str, Callable[[Any], bool]] = {
-    "a string": lambda value: isinstance(value, str),
-    "a boolean": lambda value: isinstance(value, bool),
-    "an integer": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "a number": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "a mapping": lambda value: isinstance(value, dict),
-    "a list": lambda value: isinstance(value, list),
+# What a resume reads of the rows in the log of the steps, by the name of their list.
+_ROWS: dict[str, Hints] = {
+    "steps": {"step": int, "loss_nats_per_*": float, "gradient_norm": float, "learning_rate": float},
+    "efficiency": {
+        "step": int,
+        "seconds": float,
+        "num_tokens": float,
+        "num_rows": float,
+        "padding_fraction": float,
+        "loader_wait_seconds": float,
+        "peak_memory_bytes": float,
+    },
+    "evaluations": {"step": int, "validation_nats_per_*": float},
 }
 
-
-@dataclass(frozen=True)
-class _Key:
-    """A key that a resume reads.
-
-    Attributes:
-        name: of the key; with ``*`` at its end for ``token`` or ``row``, whichever the task's losses are per.
-        kind: of its value, one of ``_KINDS``.
-        is_required: whether it must be there; earlier versions wrote fewer.
-        may_be_null: whether ``null`` stands for nothing.
-    """
-
-    name: str
-    kind: str
-    is_required: bool = True
-    may_be_null: bool = False
-
-    def spellings(self) -> list[str]:
-        """Return the names that the key may have."""
-        return [self.name[:-1] + unit for unit in ("token", "row")] if self.name.endswith("*") else [self.name]
-
-
-_MARKER_KEYS = (
-    _Key("identity", "a mapping"),
-    _Key("mlflow_run_id", "a string", is_required=False, may_be_null=True),
-    _Key("total_steps", "an integer", is_required=False),
-    _Key("best", "a mapping", is_required=False, may_be_null=True),
-    _Key("health", "a mapping", is_required=False),
-    _Key("training_seconds", "a number", is_required=False),
-    _Key("total_seconds", "a number", is_required=False),
-    _Key("health_seconds", "a number", is_required=False),
-    _Key("owes_evaluation", "a boolean", is_required=False),
-    _Key("files", "a mapping", is_required=False),
-)
-_IDENTITY_KEYS = (
-    *(_Key(name, "a string") for name in ("tokens_key", "base_digest", "plan_digest", "effective_batch", "method")),
-    _Key("weights", "a string", is_required=False),
-)
-_BEST_KEYS = (_Key("metric", "a string"), _Key("value", "a number"), _Key("step", "an integer"))
-_HEALTH_KEYS = (_Key("facts", "a mapping"), _Key("findings", "a list"))
-_FACT_KEYS = (
-    _Key("first_look_seconds", "a number", is_required=False),
-    _Key("steps_not_finite", "a list", is_required=False),
-)
-_FINDING_KEYS = tuple(
-    _Key(name, "a string") for name in ("code", "severity", "measured", "expected", "cause", "change")
-)
-_LOG_KEYS = {
-    "steps": tuple(_Key(name, "a number") for name in ("loss_nats_per_*", "gradient_norm", "learning_rate")),
-    "efficiency": tuple(
-        _Key(name, "a number")
-        for name in (
-            "seconds",
-            "num_tokens",
-            "num_rows",
-            "padding_fraction",
-            "loader_wait_seconds",
-            "peak_memory_bytes",
-        )
-    ),
-    "evaluations": (_Key("validation_nats_per_*", "a number"),),
-}
-_MAX_SHOWN = 60
+_LOG: Hints = {"steps": list, "efficiency": list, "evaluations": list, "own_seconds": NotRequired[float]}
 
 
 def require_latest(checkpoints: Path) -> Checkpoint:
@@ -119,6 +65,7 @@ def require_latest(checkpoints: Path) -> Checkpoint:
         UserError: there is none, or it is damaged.
     """
     for run in sorted(checkpoints.glob("run-*"), reverse=True):
+        # Newest first, and no further than the first marked one that is whole or damaged.
         for step, folder in reversed(list_marked(run)):
             damage = list(find_damage(folder))
             if damage:
@@ -139,6 +86,7 @@ def list_passed_over(checkpoint: Checkpoint) -> list[Path]:
         checkpoint: that a run goes on from.
     """
     run = checkpoint.path.parent
+    # Runs that were begun since, and ended before their first checkpoint was whole.
     later = [folder for folder in sorted(run.parent.glob("run-*")) if folder.name > run.name]
     unmarked = [path for step, path in list_unmarked(run) if step > checkpoint.step]
     return unmarked + [path for folder in later for _, path in list_unmarked(folder)]
@@ -189,14 +137,15 @@ def find_damage(folder: Path) -> Iterator[str]:
     if problems:
         yield from (f"{MARKER}: {problem}" for problem in problems)
         return
-    sizes: dict[str, int] = facts.get("files", {})
+    # Of earlier versions there are none, and a file is only opened.
+    sizes = facts.get("files", {})
     for name in list_needed(folder, facts):
         problem = _check_file(folder, name, sizes.get(name), step=facts["step"])
         if problem is not None:
             yield f"{name} {problem}"
 
 
-def list_needed(folder: Path, facts: Mapping[str, Any]) -> list[str]:
+def list_needed(folder: Path, facts: MarkerRecord) -> list[str]:
     """Name the files that a resume reads.
 
     Args:
@@ -205,6 +154,7 @@ def list_needed(folder: Path, facts: Mapping[str, Any]) -> list[str]:
     """
     if not facts["identity"]["method"].startswith("full"):
         weights = [ADAPTER_CONFIG, ADAPTER_WEIGHTS]
+    # The order in which transformers looks for them.
     elif (folder / WEIGHTS_INDEX).exists() and not (folder / WEIGHTS).exists():
         weights = [WEIGHTS_INDEX, *_list_shards(folder / WEIGHTS_INDEX)]
     else:
@@ -234,43 +184,18 @@ def _describe_ways_on(run: Path, damaged: Path) -> str:
     )
 
 
-def _check_marker(facts: Mapping[str, Any]) -> Iterator[str]:
+def _check_marker(facts: MarkerRecord) -> Iterator[str]:
     version = facts.get("format_version", FORMAT_VERSION)
     if version != FORMAT_VERSION:
         yield (
-            f"format_version = {_show(version)}, and this version of the project reads {FORMAT_VERSION}: another one "
+            f"format_version = {show(version)}, and this version of the project reads {FORMAT_VERSION}: another one "
             "wrote it. Go on with that one."
         )
         return
-    yield from _check_keys(facts, _MARKER_KEYS)
-    parts = {"identity": _IDENTITY_KEYS, "best": _BEST_KEYS, "health": _HEALTH_KEYS}
-    for name, keys in parts.items():
-        if isinstance(facts.get(name), dict):
-            yield from _check_keys(facts[name], keys, f"{name}.")
-    files = facts.get("files")
-    if isinstance(files, dict):
-        yield from _check_keys(files, [_Key(name, "an integer") for name in files], "files.")
+    yield from find_misfits(facts, hints_of(MarkerRecord))
     health = facts.get("health")
-    if not isinstance(health, dict):
-        return
-    if isinstance(health.get("facts"), dict):
-        yield from _check_keys(health["facts"], _FACT_KEYS, "health.facts.")
-    if isinstance(health.get("findings"), list):
-        for index, finding in enumerate(health["findings"]):
-            yield from _check_keys(finding, _FINDING_KEYS, f"health.findings[{index}].")
-
-
-def _check_keys(values: Any, keys: Iterable[_Key], prefix: str = "") -> Iterator[str]:
-    if not isinstance(values, dict):
-        yield f"{prefix.removesuffix('.')} = {_show(values)}, and it takes a mapping."
-        return
-    for key in keys:
-        name = next((name for name in key.spellings() if name in values), None)
-        if name is None:
-            if key.is_required:
-                yield f"{prefix}{' or '.join(key.spellings())} is missing."
-        elif not (values[name] is None and key.may_be_null) and not _KINDS[key.kind](values[name]):
-            yield f"{prefix}{name} = {_show(values[name])}, and it takes {key.kind}."
+    if isinstance(health, dict) and isinstance(health.get("facts"), dict):
+        yield from find_misfits(health["facts"], hints_of(FactsRead), "health.facts.")
 
 
 def _check_file(folder: Path, name: str, num_bytes: int | None, *, step: int) -> str | None:
@@ -279,6 +204,7 @@ def _check_file(folder: Path, name: str, num_bytes: int | None, *, step: int) ->
     try:
         if not path.is_file():
             return "is no file." if path.exists() else "is missing."
+        # Sizes first: a file cut short by a full disk or a broken copy is found without being read.
         found = path.stat().st_size
         if num_bytes is not None and found != num_bytes:
             return f"has {count_of(found, 'byte')}, and {num_bytes:,} were written."
@@ -296,6 +222,8 @@ def _check_content(path: Path, step: int) -> str | None:
     if path.suffix == ".safetensors":
         return _check_safetensors(path)
     if path.suffix in {".pt", ".pth"}:
+        # torch.save writes a zip archive. Opening it reads its directory alone; loading it would unpickle what is
+        # inside.
         with zipfile.ZipFile(path) as archive:  # its directory stands at the end, which a file cut short lacks
             return None if archive.namelist() else "is empty."
     return _check_json(path, step) if path.suffix == ".json" else None
@@ -316,7 +244,7 @@ def _check_json(path: Path, step: int) -> str | None:
     values = read_json_object(path)
     problems: list[str] = []
     if path.name == TRAINER_STATE:
-        problems = list(_check_keys(values, [_Key("global_step", "an integer")]))
+        problems = list(find_misfits(values, {"global_step": int}))
         if not problems and values["global_step"] != step:
             problems = [f"global_step = {values['global_step']}, and the checkpoint is at step {step}."]
     elif path.name == STEP_LOG:
@@ -324,22 +252,21 @@ def _check_json(path: Path, step: int) -> str | None:
     return f"does not fit: {' '.join(problems)}" if problems else None
 
 
-def _check_step_log(log: dict[str, Any], step: int) -> Iterator[str]:
+def _check_step_log(log: JsonObject, step: int) -> Iterator[str]:
     """Name what a resume would not find in the numbers of the steps so far; of each list the first bad row."""
-    yield from _check_keys(log, [*(_Key(name, "a list") for name in _LOG_KEYS), _Key("own_seconds", "a number", False)])
-    for name, keys in _LOG_KEYS.items():
+    yield from find_misfits(log, _LOG)
+    for name, hints in _ROWS.items():
         rows = log.get(name)
         if not isinstance(rows, list):
             continue
-        for index, row in enumerate(rows):
-            problem = next(_check_keys(row, [_Key("step", "an integer"), *keys], f"{name}[{index}]."), None)
-            if problem is not None:
-                yield problem
-                break
-        else:
-            numbers = [row["step"] for row in rows]
-            if name != "evaluations" and numbers != [*range(1, step + 1)]:
-                yield f"{name} has {count_of(len(numbers), 'row')}, not one of each step from 1 to {step}."
+        found = (problem for index, row in enumerate(rows) for problem in find_misfits(row, hints, f"{name}[{index}]."))
+        problem = next(found, None)
+        # Evaluations come every so many steps; of the other lists a resume needs one row per step.
+        numbers = [row.get("step") for row in rows if isinstance(row, dict)]
+        if problem is not None:
+            yield problem
+        elif name != "evaluations" and numbers != [*range(1, step + 1)]:
+            yield f"{name} has {count_of(len(rows), 'row')}, not one of each step from 1 to {step}."
 
 
 def _list_shards(index: Path) -> list[str]:
@@ -350,8 +277,3 @@ def _list_shards(index: Path) -> list[str]:
         return []
     names = weight_map.values() if isinstance(weight_map, dict) else ()
     return sorted({str(name) for name in names})
-
-
-def _show(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"

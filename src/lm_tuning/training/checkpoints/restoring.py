@@ -19,6 +19,7 @@ from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
+# What PyTorch, safetensors, peft and transformers raise for a file whose content is not what they wrote.
 _DAMAGE = (
     AttributeError,
     EOFError,
@@ -30,7 +31,6 @@ _DAMAGE = (
     SafetensorError,
     pickle.UnpicklingError,
 )
-"""What PyTorch, safetensors, peft and transformers raise for a file whose content is not what they wrote."""
 
 _FIX = (
     "Copy its files again if they are kept elsewhere, or move that folder out of its run's folder and give the same "
@@ -57,6 +57,7 @@ def naming_file(folder: str | Path, name: str) -> Iterator[None]:
     except _DAMAGE as error:
         if is_out_of_memory(error):
             raise
+        # Libraries write pages; their first line says what the file lacks.
         said = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
         raise _refuse(folder, name, f"cannot be used ({said:.200})") from error
 
@@ -123,6 +124,7 @@ class RestoresState:
         """
         if checkpoint is None:
             return
+        # The Trainer reads both files in one call; read alone first, each is named by what it is.
         with naming_file(checkpoint, "scheduler.pt"):
             torch.load(Path(checkpoint) / "scheduler.pt", map_location="cpu", weights_only=True)
         names = set(self.optimizer.param_groups[0]) - {"initial_lr"}  # which the schedule notes there
@@ -140,6 +142,7 @@ class RestoresState:
         scheduler = self.lr_scheduler
         if not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
             return
+        # LambdaLR alone keeps a base rate beside its factors, so that a new peak can be put under an old position.
         scheduler.base_lrs = [self.args.learning_rate for _ in scheduler.base_lrs]
         rates = [
             base * factor(scheduler.last_epoch)
@@ -147,6 +150,7 @@ class RestoresState:
         ]
         for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
             group["lr"], group["initial_lr"] = rate, self.args.learning_rate
+        # What the schedule reports as the rate of now, until it makes its next step.
         scheduler._last_lr = rates
 
     def _load_scaler(self, checkpoint: str | None) -> None:
@@ -172,6 +176,7 @@ def _check_adapter_names(model: Any, folder: Path) -> None:
     """Refuse an adapter that lacks a part of the present one; peft would leave that part fresh."""
     from peft import get_peft_model_state_dict
 
+    # Names as they are stored, without that of the adapter.
     expected = get_peft_model_state_dict(model, save_embedding_layers=False).keys()
     with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as opened:
         lacking = sorted(expected - set(opened.keys()))

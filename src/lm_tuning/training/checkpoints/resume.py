@@ -31,6 +31,7 @@ def identify_run(settings: TrainingSettings, plan: StepPlan) -> checkpoints.RunI
     details = train.lora.model_dump() if train.method != "full" else {}
     if train.method == "qlora":
         details |= train.qlora.model_dump()
+    # Sorted by name, so that the order of keys in YAML is no difference.
     shape = ", ".join(f"{key}={details[key]}" for key in sorted(details))
     return checkpoints.RunIdentity(
         tokens_key=settings.tokens_key,
@@ -72,6 +73,7 @@ def check_schedule(settings: TrainingSettings, plan: StepPlan, validation_rows: 
     """Refuse settings that only show as useless once the number of steps is known."""
     problems = []
     warmup = settings.train.trainer.get("warmup_steps", 0)
+    # As the Trainer reads it: below 1 it is a share of all steps.
     warmup_steps = math.ceil(warmup * plan.total_steps) if warmup < 1 else int(warmup)
     if warmup_steps and warmup_steps >= plan.total_steps:
         problems.append(

@@ -6,24 +6,26 @@ import json
 import logging
 import math
 import time
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from lm_tuning.models.loading import transformers_bars_off
+from lm_tuning.models.hub import transformers_bars_off
 from lm_tuning.training.checkpoints import format as checkpoints
+from lm_tuning.training.checkpoints.records import BestRecord
 from lm_tuning.training.checkpoints.restoring import RestoresState
-from lm_tuning.training.health.report import Finding, HealthReport
+from lm_tuning.training.health.report import HealthReport
 
 if TYPE_CHECKING:
     from lm_tuning.batching.step_loader import StepDataset
     from lm_tuning.training.loop import LoopSettings
+    from lm_tuning.training.records import StoredStepLog
     from lm_tuning.training.step_log import StepLog
 
 
+# Every figure that a checkpoint can be the best by, and which way is better.
 HIGHER_IS_BETTER = {"nats_per_token": False, "nats_per_row": False, "accuracy": True, "macro_f1": True}
-"""Every figure that a checkpoint can be the best by, and which way is better."""
 
 
 @dataclass
@@ -39,6 +41,10 @@ class BestCheckpoint:
     metric: str
     value: float | None = None
     step: int = 0
+
+    def to_json(self) -> BestRecord | None:
+        """Return what a checkpoint keeps of it; ``None`` before the first evaluation."""
+        return None if self.value is None else {"metric": self.metric, "value": self.value, "step": self.step}
 
     def is_beaten_by(self, value: float) -> bool:
         """Return whether another figure is better; one that is not a number never is."""
@@ -89,23 +95,17 @@ class KeepsCheckpoints(RestoresState):
 
     def continue_from(self, checkpoint: checkpoints.Checkpoint) -> None:
         """Restore the log and the best figure of a checkpoint; ``train`` then starts at its step."""
+        # Before anything of this run is changed.
         self.check_trainer_state(checkpoint.path)
         self.start_step = self._recorded_step = checkpoint.step
-        health = checkpoint.facts.get("health", {"facts": {}, "findings": []})
-        # The checks before a resume come once too, however long the run then is.
-        first = health["facts"].get("first_look_seconds", 0.0) + self.health.seconds
-        self.health.facts = {**health["facts"], "resumed_from_step": checkpoint.step, "first_look_seconds": first}
-        known = {field.name for field in fields(Finding)}
-        self.health.findings = [
-            Finding(**{name: value for name, value in finding.items() if name in known})
-            for finding in health["findings"]
-        ]
-        self.health.seconds += checkpoint.facts.get("health_seconds", 0.0)
-        self.owes_evaluation = checkpoint.facts.get("owes_evaluation", False)
-        self.seconds_before = checkpoint.facts.get("training_seconds", 0.0)
+        facts = checkpoint.facts
+        self.health.go_on_from(facts.get("health"), step=checkpoint.step, seconds=facts.get("health_seconds", 0.0))
+        self.owes_evaluation = facts.get("owes_evaluation", False)
+        self.seconds_before = facts.get("training_seconds", 0.0)
         # Checkpoints of earlier versions do not have the whole time.
-        self.total_seconds_before = checkpoint.facts.get("total_seconds", self.seconds_before)
-        before = checkpoint.facts.get("total_steps")
+        self.total_seconds_before = facts.get("total_seconds", self.seconds_before)
+        before = facts.get("total_steps")
+        # It is allowed: a longer run goes on from a shorter one's end.
         if before != len(self.steps):
             logger.warning(
                 "The run was laid out for %s steps and now has %d: the learning rate follows the schedule of %d steps "
@@ -114,9 +114,9 @@ class KeepsCheckpoints(RestoresState):
                 len(self.steps),
                 len(self.steps),
             )
-        log_file = checkpoint.path / checkpoints.STEP_LOG
-        self.step_log.restore(checkpoints.read_json_object(log_file), num_steps=checkpoint.step)
-        best = checkpoint.facts.get("best")
+        log = checkpoints.read_json_object(checkpoint.path / checkpoints.STEP_LOG)
+        self.step_log.restore(cast("StoredStepLog", log), num_steps=checkpoint.step)
+        best = facts.get("best")
         if best is None or best["metric"] != self.best.metric:
             self.best = self._find_best()
         elif self.loop.train.load_best and best["step"] not in self._list_kept_steps():
@@ -138,7 +138,7 @@ class KeepsCheckpoints(RestoresState):
             if value is None or (self.loop.train.load_best and step not in kept):
                 continue  # not measured then, or its weights are gone
             if best.is_beaten_by(value):
-                best = BestCheckpoint(best.metric, value, step)
+                best = BestCheckpoint(best.metric, value, int(step))
         return best
 
     def _saves_at(self, step: int, *, last: bool) -> bool:
@@ -152,16 +152,17 @@ class KeepsCheckpoints(RestoresState):
             UserError: the disk is full, or takes no files for another reason; earlier checkpoints are kept.
         """
         step = self.state.global_step
-        best = None if self.best.value is None else asdict(self.best)
         with checkpoints.writing_checkpoint(
             self.loop.run_folder, step, estimated_bytes=self._estimate_checkpoint_bytes
         ) as staging:
+            # transformers shows a bar of its own for every file of weights.
             with transformers_bars_off():
                 self.save_model(str(staging), _internal_call=True)
             self._save_optimizer_and_scheduler(str(staging))
             self._save_scaler(str(staging))
             self._save_rng_state(str(staging))
             self.state.save_to_json(str(staging / "trainer_state.json"))
+            # This waits for the figures of the step, which are on their way from the device.
             (staging / checkpoints.STEP_LOG).write_text(json.dumps(self.step_log.to_json()))
             written = checkpoints.publish_checkpoint(
                 staging,
@@ -169,9 +170,9 @@ class KeepsCheckpoints(RestoresState):
                 step=step,
                 identity=self.loop.job.identity,
                 run_id=self.loop.job.settings.run_id,
-                facts={
+                progress={
                     "total_steps": len(self.steps),
-                    "best": best,
+                    "best": self.best.to_json(),
                     "health": self.health.to_json(),
                     "training_seconds": self.seconds_before + time.perf_counter() - self.began,
                     "total_seconds": self.total_seconds_before + time.perf_counter() - self.run_began,
@@ -179,6 +180,7 @@ class KeepsCheckpoints(RestoresState):
                     **({"owes_evaluation": True} if self.owes_evaluation else {}),
                 },
             )
+        # The best so far may be older than all that are kept.
         protected = self.loop.run_folder / f"checkpoint-{self.best.step}" if self.loop.train.load_best else None
         checkpoints.prune(self.loop.run_folder, keep=self.loop.train.keep_checkpoints, protect=protected)
         self.loop.on_checkpoint()
@@ -189,6 +191,7 @@ class KeepsCheckpoints(RestoresState):
         """Return the size of the weights that are saved and of the optimizer's state, in bytes."""
         model = self.accelerator.unwrap_model(self.model)
         saves_all = not hasattr(model, "peft_config")
+        # Before the first step there is no state yet, and the estimate is too low by it.
         state = [value for values in self.optimizer.state.values() for value in values.values()]
         tensors = [
             *(weight for weight in model.parameters() if saves_all or weight.requires_grad),

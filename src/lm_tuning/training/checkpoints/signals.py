@@ -47,6 +47,7 @@ class StopRequest:
         if self._echo.repeats(number):
             return
         name = signal.Signals(number).name
+        # For whoever runs commands one after another: the next node must not begin.
         note_request(name)
         if not self._has_begun:
             stop_if_requested()
@@ -58,6 +59,7 @@ class StopRequest:
                 "train.resume=true goes on from the newest, if there is one.",
             )
         self.signal_name = name
+        # Nothing is lost by it: a resume measures again.
         if self._may_break_off:
             raise Interrupted(name, "What was under way is broken off.")
 
@@ -97,6 +99,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
         Interrupted: a signal had asked to stop before.
     """
     request = StopRequest()
+    # Python runs signal handlers in the main thread alone, and lets no other set them.
     if threading.current_thread() is not threading.main_thread():
         try:
             yield request

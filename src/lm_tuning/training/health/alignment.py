@@ -7,19 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.text.store.table import IGNORE_INDEX
-from lm_tuning.training.health.report import ROUNDING_NATS, Finding
+from lm_tuning.training.health.records import Finding
+from lm_tuning.training.health.report import ROUNDING_NATS
 
 if TYPE_CHECKING:
     from lm_tuning.batching.batch import MicroBatch, StepBatch
     from lm_tuning.batching.tasks.base import TrainingTask
     from lm_tuning.text.records import TokenRow
 
+# What a position may be made to learn, by the distance of the target.
 SHIFTS = {0: "its own token", 1: "the token after it", 2: "the token after the next", -1: "the token before it"}
-"""What a position may be made to learn, by the distance of the target."""
 
+# Relative difference up to which two losses of the same rows count as the same.
 LOSS_TOLERANCE = 0.02
-"""Relative difference up to which two losses of the same rows count as the same."""
 
 
 def check_targets(batch: StepBatch, *, decoder_start_id: int | None = None) -> Finding | None:
@@ -32,6 +34,7 @@ def check_targets(batch: StepBatch, *, decoder_start_id: int | None = None) -> F
     counts: dict[int, int] = dict.fromkeys(SHIFTS, 0)
     total = 0
     for micro_batch in batch.micro_batches:
+        # (rows, kept positions) of a language model, (rows,) of a classifier, which has no neighbours to be shifted to.
         if micro_batch.targets.dim() != 2:
             return None
         size, right = _count_shifts(micro_batch, decoder_start_id)
@@ -41,6 +44,7 @@ def check_targets(batch: StepBatch, *, decoder_start_id: int | None = None) -> F
     if total == 0 or counts[1] == total:
         return None
     shares = ", ".join(f"{SHIFTS[shift]} in {count / total:.1%}" for shift, count in counts.items() if count)
+    # Equal tokens side by side are right at several distances, so the shares may add up to more than one.
     likely = max(counts, key=lambda shift: counts[shift])
     return Finding(
         code="labels-shifted",
@@ -61,16 +65,20 @@ def _count_shifts(batch: MicroBatch, decoder_start_id: int | None) -> tuple[int,
         # A decoder reads its targets one position later, from the start token on.
         read = batch.decoder_input_ids
         starts = bool((read[:, 0] == decoder_start_id).all()) if decoder_start_id is not None else True
+        # (rows, target - 1) each: what is read at a position is the target of the one before.
         same = read[:, 1:] == targets[:, :-1]
         counted = is_target[:, 1:]
         right = int((same & counted).sum()) + (int(is_target[:, 0].sum()) if starts else 0)
+        # A decoder that reads its own targets copies them, and its loss falls to next to nothing.
         own = int(((read == targets) & is_target).sum())
         return int(is_target.sum()), {1: right, 0: own}
     ids, positions = batch.input_ids, batch.kept_positions
     counts = {}
     for shift in SHIFTS:
+        # (kept positions,): the micro-batch keeps the hidden states of these alone, for all of its rows.
         there = positions + shift
         inside = (there >= 0) & (there < ids.shape[1])
+        # (rows, kept positions); what lies outside is clamped into the row and left out by the mask.
         found = ids[:, there.clamp(0, ids.shape[1] - 1)]
         counts[shift] = int(((found == targets) & is_target & inside).sum())
     return int(is_target.sum()), counts
@@ -94,19 +102,17 @@ def check_alignment(
     """
     if task.name != "causal_lm" or not row.spans:
         return {}, None
-    was_training = model.training
-    model.eval()
     losses: dict[int, float] = {}
-    with torch.no_grad():
+    with evaluating(model):
         ids = torch.as_tensor(row.input_ids.astype("int64"), device=device)
         logits = model(input_ids=ids[None], use_cache=False).logits[0]  # (tokens, vocabulary)
+        # (supervised,): indices of the tokens to be predicted; the logits that predict them stand one earlier.
         supervised = torch.cat([torch.arange(start, end, device=device) for start, end in row.spans])
         for shift in SHIFTS:
             # The prediction of the token at t, made ``shift`` positions before it.
             at = supervised[(supervised - shift >= 0) & (supervised - shift < len(ids))]
             if len(at):
                 losses[shift] = float(torch.nn.functional.cross_entropy(logits[at - shift].float(), ids[at]))
-    model.train(was_training)
     facts = {f"distance {shift}": loss for shift, loss in losses.items()}
     if 1 not in losses or not math.isfinite(measured) or _is_close(measured, losses[1]):
         return facts, None

@@ -15,23 +15,23 @@ from typing import Any
 
 import torch
 
-from lm_tuning.training.health.report import Finding
+from lm_tuning.training.health.records import Finding
 
+# A norm this many times the measured one, or this part of it, is no rounding.
 FACTOR = 4.0
-"""A norm this many times the measured one, or this part of it, is no rounding."""
 
+# Likewise where dropout or noise makes the gradient of the step another one.
 RANDOM_FACTOR = 8.0
-"""Likewise where dropout or noise makes the gradient of the step another one."""
 
+# Relative difference of the logged norm from that of the gradients themselves: it is the same number.
 SAME_NORM = 0.05
-"""Relative difference of the logged norm from that of the gradients themselves: it is the same number."""
 
+# Logits of rows that go backward together; a longer row would need several gigabytes for them, which the training
+# itself never makes.
 MOST_LOGITS = {"cpu": 2**28, "cuda": 2**30}
-"""Logits of rows that go backward together; a longer row would need several gigabytes for them, which the training
-itself never makes."""
 
+# Small gradients vanish in float16 unless the loss is scaled up.
 FP16_SCALE = 1024.0
-"""Small gradients vanish in float16 unless the loss is scaled up."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +68,22 @@ class GradientMeasure:
         self.parameters = last_trained_parameters(model)
         self.is_complete = bool(self.parameters)
         self._model = model
+        # Logits (tokens, vocabulary) in float32 and their gradient are by far the largest tensors of a backward pass.
         self._most_tokens = MOST_LOGITS.get(device, MOST_LOGITS["cpu"]) // max(vocabulary, 1)
         self._scale = FP16_SCALE if compute_dtype == "float16" else 1.0
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Let nothing but the last layer ask for gradients, and throw these away afterwards."""
+        # By identity: tensors compare element by element, and tied weights are one parameter under two names.
         wanted = {id(parameter) for parameter in self.parameters}
         others = [
             parameter
             for parameter in self._model.parameters()
             if parameter.requires_grad and id(parameter) not in wanted
         ]
+        # Autograd then stops at the last layer: layers below it keep no activations, and the pass costs little more
+        # than one without gradient.
         for parameter in others:
             parameter.requires_grad_(False)
         try:
@@ -100,6 +104,8 @@ class GradientMeasure:
         if not nats.requires_grad:
             self.is_complete = False
             return
+        # Each call adds to .grad, so that the rows of a step need not be in memory together. The division by the step's
+        # count comes at the end, since the norm is linear in it.
         (self._scale * nats).backward()  # type: ignore[no-untyped-call]
 
     def finish(self, count: int, *, is_random: bool) -> ExpectedGradient | None:
@@ -121,11 +127,13 @@ def last_trained_parameters(model: Any) -> list[torch.nn.Parameter]:
     # The outermost list comes before those within its layers; a decoder's comes after its encoder's.
     outermost: list[list[torch.nn.Module]] = []
     inside: set[int] = set()
+    # model.modules() goes down before it goes on, so a list comes before what lies within its layers.
     for entries in layers:
         if id(entries[0]) not in inside:
             outermost.append(entries)
         for entry in entries:
             inside.update(id(part) for part in entry.modules())
+    # The nearest to the loss first: its gradient passes through the head alone.
     for entries in reversed(outermost):
         for layer in reversed(entries):
             trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
@@ -141,20 +149,22 @@ def norm_of(parameters: Sequence[torch.nn.Parameter]) -> float:
         for each in parameters
         if each.grad is not None
     ]
+    # The norm of norms is the norm of all elements; one number, so that the device is waited for once.
     return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
 
 
-def check_first_gradient(expected: ExpectedGradient, *, scale: float, num_micro_batches: int) -> Finding | None:
+def check_first_gradient(expected: ExpectedGradient, norm: float, *, num_micro_batches: int) -> Finding | None:
     """Compare the gradients of step 1, before clipping, with what is expected.
 
     Args:
         expected: what was measured before the step.
-        scale: by which float16's scaler has multiplied them.
+        norm: of the gradients of the same parameters, without the factor of float16's scaler.
         num_micro_batches: micro-batches of the step.
     """
-    norm = norm_of(expected.parameters) / scale
     factor = RANDOM_FACTOR if expected.is_random else FACTOR
     ratio = norm / expected.norm
+    # Wide bounds: the micro-batches' kernels round otherwise, while real faults are factors of ranks, micro-batches or
+    # a loss scale.
     if not math.isfinite(norm) or 1 / factor <= ratio <= factor:
         return None  # NaN and infinity are another check's
     cause = (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,24 +11,26 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lm_tuning.batching.batch import StepBatch
+from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.batching.losses import PLAIN, LossShape
+from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.batching.tasks.base import TrainingTask
 from lm_tuning.models.structure import classification_head
-from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.health.first_gradient import ExpectedGradient, GradientMeasure, check_first_gradient, norm_of
-from lm_tuning.training.health.movement import Movement
-from lm_tuning.training.health.report import HealthReport, Severity, check_first_step, check_layout, stop_if_needed
+from lm_tuning.training.health.movement import Movement, measuring
+from lm_tuning.training.health.report import HealthReport, check_first_step, check_layout, stop_if_needed
 
 if TYPE_CHECKING:
     from lm_tuning.text.records import TokenRow
+    from lm_tuning.training.settings import TrainingSettings
 
 logger = logging.getLogger(__name__)
 
+# Tokens of rows of one length that go through the model side by side: a GPU is hardly busy with one row.
 ALIKE_TOKENS = {"cpu": 512, "cuda": 2048}
-"""Tokens of rows of one length that go through the model side by side: a GPU is hardly busy with one row."""
 
+# Largest standard deviation of a fresh head's logits: above it the first loss lies visibly over log(classes).
 FRESH_HEAD_SPREAD = 0.1
-"""Largest standard deviation of a fresh head's logits: above it the first loss lies visibly over log(classes)."""
 
 
 @dataclass(frozen=True)
@@ -37,28 +38,22 @@ class ExpectedFirstLoss:
     """What the first step's loss must be, and what is said if it is something else.
 
     Attributes:
-        task: which logits carry loss.
+        steps: of the run; their task says which logits carry loss.
+        settings: of the training; they say how grave a difference is that the micro-batches do not explain.
         shape: label smoothing and class weights.
         nats: measured before the step by a plain forward pass, in nats per supervised token, or per row.
         tolerance: allowed relative difference.
-        severity: of a difference whose cause is not the layout of the micro-batches.
-        batching: how the micro-batches are laid out.
         fresh_head_classes: classes of a new classification head; ``None`` for other models.
-        device: ``cpu`` or ``cuda``.
-        compute_dtype: type of the forward pass.
         gradient: the gradient norm that is expected; ``None`` where it was not measured.
         movement: rows whose loss is measured again later; ``None`` for none.
     """
 
-    task: TrainingTask
+    steps: StepDataset
+    settings: TrainingSettings
     shape: LossShape
     nats: float
     tolerance: float
-    severity: Severity
-    batching: str
     fresh_head_classes: int | None
-    device: str
-    compute_dtype: str
     gradient: ExpectedGradient | None = None
     movement: Movement | None = None
 
@@ -75,10 +70,9 @@ class ExpectedFirstLoss:
         """
         if self.gradient is None or health.has("first-loss-off"):
             return  # what scales a loss scales its gradient too
-        began = time.perf_counter()
-        health.facts["last_layer_gradient_norm"] = norm_of(self.gradient.parameters) / scale
-        finding = check_first_gradient(self.gradient, scale=scale, num_micro_batches=len(batch.micro_batches))
-        health.seconds += time.perf_counter() - began
+        with health.timing():
+            norm = health.facts["last_layer_gradient_norm"] = norm_of(self.gradient.parameters) / scale
+            finding = check_first_gradient(self.gradient, norm, num_micro_batches=len(batch.micro_batches))
         if finding is not None:
             health.add(finding)
             stop_if_needed(health)
@@ -89,13 +83,14 @@ class ExpectedFirstLoss:
         Returns:
             Whether rows alone and rows in micro-batches agree.
         """
-        on_gpu = [torch.cuda.current_device()] if self.device == "cuda" else []
-        with torch.random.fork_rng(devices=on_gpu), autocast(self.device, self.compute_dtype):
-            path = measure_training_path(self.task, model, batch, shape=self.shape, device=self.device)
-        health.facts[f"first_step_through_micro_batches_nats_per_{self.task.unit}"] = path
+        task = self.steps.task
+        with measuring(self.settings):
+            path = measure_training_path(task, model, batch, shape=self.shape, device=self.settings.device)
+        health.facts[f"first_step_through_micro_batches_nats_per_{task.unit}"] = path
         if not math.isfinite(path):
             return True  # that is no matter of how rows lie beside each other
-        finding = check_layout(self.nats, path, tolerance=max(self.tolerance, 0.02), batching=self.batching)
+        # At 2 % at least: packed rows run through other kernels than rows alone, in 16 bits.
+        finding = check_layout(self.nats, path, tolerance=max(self.tolerance, 0.02), batching=self.steps.batching)
         if finding is not None:
             health.add(finding)
         return finding is None
@@ -112,26 +107,24 @@ class ExpectedFirstLoss:
         Raises:
             UserError: they differ, and the finding says stop.
         """
-        began = time.perf_counter()
-        health.facts[f"first_step_logged_nats_per_{self.task.unit}"] = logged
+        unit = self.steps.task.unit
+        health.facts[f"first_step_logged_nats_per_{unit}"] = logged
         if not math.isfinite(self.nats):
             return  # said before the step
-        finding = check_first_step(
-            self.nats,
-            logged,
-            tolerance=self.tolerance,
-            num_micro_batches=len(batch.micro_batches),
-            severity=self.severity,
-            unit=self.task.unit,
-            fresh_head_classes=self.fresh_head_classes,
-        )
-        if finding is None:
-            logger.info(
-                "Step 1 logged %.4f nats per %s, as measured before it (%.4f).", logged, self.task.unit, self.nats
+        with health.timing():
+            finding = check_first_step(
+                self.nats,
+                logged,
+                tolerance=self.tolerance,
+                num_micro_batches=len(batch.micro_batches),
+                severity=self.settings.train.health.on_mismatch,
+                unit=unit,
+                fresh_head_classes=self.fresh_head_classes,
             )
-        elif self.measure_layout(health, model, batch):
-            health.add(finding)
-        health.seconds += time.perf_counter() - began
+            if finding is None:
+                logger.info("Step 1 logged %.4f nats per %s, as measured before it (%.4f).", logged, unit, self.nats)
+            elif self.measure_layout(health, model, batch):
+                health.add(finding)
         stop_if_needed(health)
 
 
@@ -150,15 +143,14 @@ def scale_fresh_head(task: TrainingTask, model: Any, batch: StepBatch, *, device
     Returns:
         The standard deviation of the logits before scaling; ``None`` when it was small enough.
     """
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
+    # Without dropout, whose zeros would be measured as a part of the spread.
+    with evaluating(model):
         logits = [task.logits(model, micro_batch.to(device)).float() for micro_batch in batch.micro_batches]
+        # (rows, classes) of the whole step; over all of them at once, since a class may be offset from the others.
         spread = float(torch.cat(logits).std())
         if spread > FRESH_HEAD_SPREAD:
             for parameter in _head_parameters(model):
                 parameter.mul_(FRESH_HEAD_SPREAD / spread)
-    model.train(was_training)
     return spread if spread > FRESH_HEAD_SPREAD else None
 
 
@@ -222,37 +214,39 @@ def measure_plain_loss(
         device: where the model is.
         gradient: receives the loss of each of them, to be sent backward; ``None`` for no gradient.
     """
-    was_training = model.training
-    model.eval()
     nats, count = 0.0, 0
     statistics, weights, class_logits, labels = [], [], [], []
     shortest, shortest_nats = rows[0], math.nan
-    for alike in _group_alike(task, rows, torch.device(device).type):
-        goes_back = gradient is not None and gradient.takes(sum(len(row.input_ids) for row in alike))
-        with torch.set_grad_enabled(goes_back):
-            logits, targets = task.logits_of_alike(model, alike, device=device)
-            if not len(targets):
-                continue  # rows without anything supervised
-            summed = shape.sum_nats(logits, targets)
-            if goes_back and gradient is not None:
-                gradient.add(summed)
-        with torch.no_grad():
-            logits = logits.detach()
+    with evaluating(model):
+        for alike in _group_alike(task, rows, torch.device(device).type):
+            # Once a row is too long, none goes backward any more: a part of the gradient could be compared with
+            # nothing.
+            goes_back = gradient is not None and gradient.takes(sum(len(row.input_ids) for row in alike))
+            with torch.set_grad_enabled(goes_back):
+                logits, targets = task.logits_of_alike(model, alike, device=device)  # (targets, classes), (targets,)
+                if not len(targets):
+                    continue  # rows without anything supervised
+                summed = shape.sum_nats(logits, targets)
+                if goes_back and gradient is not None:
+                    gradient.add(summed)
+            # float() here, group by group, waits for the device; before step 1 nothing else could run meanwhile.
             nats += float(summed)
             count += len(targets)
-            values = logits.float()
+            # (targets, classes), still on the device: copying logits of a vocabulary to the host would take longer.
+            values = logits.detach().float()
             statistics.append(
                 torch.stack([values.mean(), values.var(dim=-1, correction=0).mean(), values.amin(), values.amax()])
             )
             weights.append(len(targets))
             if math.isnan(shortest_nats) or len(alike[0].input_ids) < len(shortest.input_ids):
+                # Rows of one shape may have different numbers of targets; those of the first row come first.
                 shortest, first = alike[0], slice(alike[0].num_supervised)
-                shortest_nats = float(PLAIN.sum_nats(logits[first], targets[first])) / max(len(targets[first]), 1)
+                shortest_nats = float(PLAIN.sum_nats(values[first], targets[first])) / max(len(targets[first]), 1)
             if task.unit == "row":
                 class_logits.append(values.cpu())
                 labels.append(targets.cpu())
-    model.train(was_training)
     table = torch.stack(statistics).cpu()
+    # (groups, 2) weighted by targets: groups of different sizes must not count alike.
     mean, variance = (table[:, :2] * torch.tensor(weights)[:, None]).sum(dim=0) / count
     described = {
         "mean": float(mean),
@@ -269,6 +263,7 @@ def measure_plain_loss(
 def _group_alike(task: TrainingTask, rows: Sequence[TokenRow], device: str) -> Iterator[list[TokenRow]]:
     """Group rows of the same shape, as many as a long row alone would take."""
     most = ALIKE_TOKENS.get(device, ALIKE_TOKENS["cpu"])
+    # Without padding, which is one of the things that the comparison is to find out about.
     by_shape: dict[tuple[int, ...], list[TokenRow]] = {}
     for row in rows:
         by_shape.setdefault(task.shape_of(row), []).append(row)
@@ -286,9 +281,6 @@ def measure_training_path(
     Returns:
         Nats per supervised token of the step, or per row.
     """
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
+    with evaluating(model):
         nats = sum(float(task.sum_nats(model, micro.to(device), shape)) for micro in batch.micro_batches)
-    model.train(was_training)
     return nats / batch.num_supervised

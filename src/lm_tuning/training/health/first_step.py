@@ -4,29 +4,27 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lm_tuning.batching.batch import StepBatch
+from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.batching.losses import PLAIN, LossShape
 from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.batching.tasks.base import TrainingTask
-from lm_tuning.runtime.precision import autocast
 from lm_tuning.text.decoding import decode
 from lm_tuning.text.records import NO_LABEL
 from lm_tuning.training.health.alignment import check_alignment
-from lm_tuning.training.health.batch_checks import SHOWN_NAMES, check_logits, expected_fresh_head_loss
+from lm_tuning.training.health.batch_checks import check_logits, expected_fresh_head_loss
 from lm_tuning.training.health.first_gradient import ExpectedGradient, GradientMeasure
 from lm_tuning.training.health.first_loss import ExpectedFirstLoss, PlainLoss, measure_plain_loss
-from lm_tuning.training.health.movement import begin_movement
+from lm_tuning.training.health.movement import begin_movement, measuring
+from lm_tuning.training.health.records import Facts, Finding, name_some
 from lm_tuning.training.health.report import (
     DROPOUT_TOLERANCE,
-    Finding,
     HealthReport,
-    Severity,
     has_dropout,
     mark_supervised,
     stop_if_needed,
@@ -37,46 +35,29 @@ from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from lm_tuning.text.records import TokenRow
+    from lm_tuning.training.settings import TrainingSettings
+    from lm_tuning.training.setup.model import ReadyModel
 
 logger = logging.getLogger(__name__)
 
+# Relative difference from which the loss that a model class returns counts as another one.
 MODEL_LOSS_TOLERANCE = 0.01
-"""Relative difference from which the loss that a model class returns counts as another one."""
 
+# A base model is suspicious when its loss is this many times that of an untrained head.
 WORSE_FACTOR = 1.1
-"""A base model is suspicious when its loss is this many times that of an untrained head."""
 
 
 def measure_first_step(
-    health: HealthReport,
-    model: Any,
-    tokenizer: Any,
-    steps: StepDataset,
-    *,
-    shape: LossShape,
-    has_fresh_head: bool,
-    has_noise: bool,
-    device: str,
-    compute_dtype: str,
-    learning_rate: float,
-    tolerance: float,
-    severity: Severity,
+    health: HealthReport, ready: ReadyModel, steps: StepDataset, settings: TrainingSettings, shape: LossShape
 ) -> ExpectedFirstLoss | None:
     """Fill the health report and say what is expected, without touching the run's random state.
 
     Args:
         health: receives facts and findings.
-        model: on its device, as it will be trained.
-        tokenizer: the model's.
+        ready: the model on its device, as it will be trained.
         steps: the run's steps.
+        settings: of the training.
         shape: label smoothing and class weights.
-        has_fresh_head: whether the classification head is new.
-        has_noise: whether training adds noise to embeddings.
-        device: ``cpu`` or ``cuda``.
-        compute_dtype: type of the forward pass.
-        learning_rate: the schedule's peak.
-        tolerance: allowed relative difference of losses.
-        severity: of a first loss that is off.
 
     Returns:
         The first step's loss and gradient by a plain forward and backward pass, to compare the first step with;
@@ -85,34 +66,36 @@ def measure_first_step(
     Raises:
         UserError: a check found what must not be trained on.
     """
-    began = time.perf_counter()
-    task = steps.task
+    task, model, tokenizer = steps.task, ready.model, ready.tokenizer
     batch = steps[0]
     rows = [steps.table[int(row)] for row in steps.plan.rows_of_step(0)]
     if not batch.num_supervised:
         return None  # there is no loss to measure, which the health report says
-    is_random = has_noise or has_dropout(model)
-    on_gpu = [torch.cuda.current_device()] if device == "cuda" else []
-    with torch.random.fork_rng(devices=on_gpu), autocast(device, compute_dtype):
-        plain, gradient = _measure(
-            task, model, rows, shape=shape, device=device, compute_dtype=compute_dtype, is_random=is_random
+    train, has_fresh_head = settings.train, ready.has_fresh_head
+    is_random = train.neftune_noise_alpha is not None or has_dropout(model)
+    num_classes = _num_classes(model, task)
+    with health.timing():
+        # Random numbers are put back afterwards, so that a run with the checks trains like one without.
+        with measuring(settings):
+            plain, gradient = _measure(task, model, rows, settings, shape, is_random=is_random)
+            row, row_nats = plain.shortest_row, plain.shortest_nats
+            # What transformers' own loss makes of the same row; it is not used, so a difference is no more than a note.
+            with evaluating(model):
+                own = task.model_loss(model, row, device=settings.device)
+            alignments, shifted = check_alignment(task, model, row, row_nats, device=settings.device)
+        tolerance = train.health.tolerance_fraction
+        expected = ExpectedFirstLoss(
+            steps=steps,
+            settings=settings,
+            shape=shape,
+            nats=plain.nats,
+            tolerance=max(tolerance, DROPOUT_TOLERANCE) if is_random else tolerance,
+            fresh_head_classes=num_classes if has_fresh_head else None,
         )
-        own = _ask_model_class(task, model, plain.shortest_row, device=device)
-        alignments, shifted = check_alignment(task, model, plain.shortest_row, plain.shortest_nats, device=device)
-    expected = ExpectedFirstLoss(
-        task=task,
-        shape=shape,
-        nats=plain.nats,
-        tolerance=max(tolerance, DROPOUT_TOLERANCE) if is_random else tolerance,
-        severity=severity,
-        batching=steps.batching,
-        fresh_head_classes=_num_classes(model, task) if has_fresh_head else None,
-        device=device,
-        compute_dtype=compute_dtype,
-    )
-    untrained = _untrained_nats(model, task, rows, shape)
-    health.facts.update(
-        {
+        # All classes equally likely: what a model of random weights has, and the line that no base model may pass by
+        # far.
+        untrained = _untrained_nats(num_classes, rows, shape)
+        facts: Facts = {
             "task": task.name,
             f"untrained_head_nats_per_{task.unit}": untrained,
             f"first_step_measured_nats_per_{task.unit}": plain.nats,
@@ -123,7 +106,7 @@ def measure_first_step(
             "first_step_padding_fraction": 1 - batch.num_tokens / batch.num_positions,
             "first_step_micro_batches": len(batch.micro_batches),
             "model_loss_of_shortest_row": own,
-            "our_loss_of_shortest_row": plain.shortest_nats,
+            "our_loss_of_shortest_row": row_nats,
             "logits": plain.logits,
             "pad_token": tokenizer.pad_token,
             "pad_token_id": tokenizer.pad_token_id,
@@ -134,67 +117,60 @@ def measure_first_step(
             "attention": _attention_path(model, steps),
             "first_example": _show_row(model, tokenizer, rows[0]),
         }
-    )
-    if alignments:
-        health.facts["nats_per_token_by_alignment"] = alignments
-    for finding in check_logits(plain.logits, dtype=compute_dtype, has_fresh_head=has_fresh_head):
-        is_broken = finding.code == "logits-not-finite"
-        health.add(_name_broken_weights(finding, model, compute_dtype=compute_dtype) if is_broken else finding)
-    if shifted is not None:
-        health.add(shifted)
-    # What is not a number, or of other labels, says nothing more of the rest: one cause, one finding.
-    is_sound = math.isfinite(plain.nats) and shifted is None
-    if is_sound:
-        _check_model_loss(health, own, plain.shortest_nats)
-    # Randomness makes the step itself a vague witness of its layout; without it, the step says as much as this would.
-    agrees = is_sound and (not is_random or expected.measure_layout(health, model, batch))
-    if agrees and has_fresh_head:
-        check_fresh_head(health, plain)
-    elif agrees and plain.nats > WORSE_FACTOR * untrained:
-        health.add(
-            Finding(
-                code="worse-than-untrained",
-                measured=f"the base model has {plain.nats:.3f} nats per {task.unit} on the first rows",
-                expected=f"less than the {untrained:.3f} of an untrained head, for which all "
-                f"{_num_classes(model, task)} are equally likely",
-                cause="The text is not what the model was trained on, or tokenizer and model do not belong together.",
-                change="Look at model.name_or_path and at the first example in the health report.",
+        health.facts.update(facts)
+        if alignments:
+            health.facts["nats_per_token_by_alignment"] = alignments
+        compute = settings.compute_dtype
+        for finding in check_logits(plain.logits, dtype=compute, has_fresh_head=has_fresh_head):
+            is_broken = finding.code == "logits-not-finite"
+            health.add(_name_broken_weights(finding, model, compute_dtype=compute) if is_broken else finding)
+        if shifted is not None:
+            health.add(shifted)
+        # What is not a number, or of other labels, says nothing more of the rest: one cause, one finding.
+        is_sound = math.isfinite(plain.nats) and shifted is None
+        if is_sound:
+            _check_model_loss(health, own, row_nats)
+        # Randomness makes the step itself a vague witness of its layout; without it, the step says as much as this.
+        agrees = is_sound and (not is_random or expected.measure_layout(health, model, batch))
+        if agrees and has_fresh_head:
+            check_fresh_head(health, plain)
+        elif agrees and plain.nats > WORSE_FACTOR * untrained:
+            health.add(
+                Finding(
+                    code="worse-than-untrained",
+                    measured=f"the base model has {plain.nats:.3f} nats per {task.unit} on the first rows",
+                    expected=f"less than the {untrained:.3f} of an untrained head, for which all {num_classes} are "
+                    "equally likely",
+                    cause="The text is not what the model was trained on, or tokenizer and model do not belong "
+                    "together.",
+                    change="Look at model.name_or_path and at the first example in the health report.",
+                )
             )
-        )
-    health.seconds += time.perf_counter() - began
-    _say(health, task)
+    _say(facts, batch, len(rows), unit=task.unit)
     health.tell()
     stop_if_needed(health)
     if not is_sound:
         return expected
     if gradient is not None:
         health.facts["last_layer_measured_gradient_norm"] = gradient.norm
-    movement = begin_movement(
-        task,
-        model,
-        plain.shortest_row,
-        plain.shortest_nats,
-        peak=learning_rate,
-        device=device,
-        compute_dtype=compute_dtype,
-    )
-    return replace(expected, gradient=gradient, movement=movement)
+    return replace(expected, gradient=gradient, movement=begin_movement(task, model, row, row_nats, settings))
 
 
 def _measure(
     task: TrainingTask,
     model: Any,
     rows: list[TokenRow],
-    *,
+    settings: TrainingSettings,
     shape: LossShape,
-    device: str,
-    compute_dtype: str,
+    *,
     is_random: bool,
 ) -> tuple[PlainLoss, ExpectedGradient | None]:
     """Measure loss and gradient of the first step's rows; the loss alone where memory does not suffice for both."""
     # Only language models have a logit for every token of a vocabulary at every position.
     vocabulary = 0 if task.unit == "row" else _num_classes(model, task)
-    measure = GradientMeasure(model, device=device, compute_dtype=compute_dtype, vocabulary=vocabulary)
+    device = settings.device
+    # One forward pass serves both: measured apart, the start would take nearly twice as long.
+    measure = GradientMeasure(model, device=device, compute_dtype=settings.compute_dtype, vocabulary=vocabulary)
     try:
         with measure.watching():
             plain = measure_plain_loss(task, model, rows, shape=shape, device=device, gradient=measure)
@@ -203,6 +179,7 @@ def _measure(
         if not is_out_of_memory(error):
             raise
     logger.info("The gradient before step 1 is not measured: it does not fit into the memory beside the model.")
+    # The allocator keeps what the failed pass had, in blocks of its sizes; the second try needs others.
     if device == "cuda":
         torch.cuda.empty_cache()
     return measure_plain_loss(task, model, rows, shape=shape, device=device), None
@@ -213,6 +190,7 @@ def _name_broken_weights(finding: Finding, model: torch.nn.Module, *, compute_dt
     broken = {
         name: parameter.dtype
         for name, parameter in model.named_parameters()
+        # Quantized weights are integers, which say nothing: what they stand for lies in their scales.
         if parameter.is_floating_point() and not bool(parameter.detach().isfinite().all())
     }
     if not broken:
@@ -220,22 +198,10 @@ def _name_broken_weights(finding: Finding, model: torch.nn.Module, *, compute_dt
             change = "Look at model.name_or_path: its weights are far too large."
             finding = replace(finding, change=change)
         return replace(finding, cause="The weights are numbers, and the forward pass overflows.")
-    names = list(broken)
-    shown = ", ".join(names[:SHOWN_NAMES]) + (f" and {len(names) - SHOWN_NAMES} more" * (len(names) > SHOWN_NAMES))
     change = "Look at model.name_or_path: it needs weights that are numbers, which no precision makes of these."
     if torch.float16 in broken.values():
         change += " Weights that are numbers in their file do not fit into float16: set model.dtype=float32."
-    return replace(finding, cause=f"The weights hold NaN or infinities: {shown}.", change=change)
-
-
-def _ask_model_class(task: TrainingTask, model: Any, row: TokenRow, *, device: str) -> float | None:
-    """Return the loss of one row as the model's class gives it."""
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
-        own = task.model_loss(model, row, device=device)
-    model.train(was_training)
-    return own
+    return replace(finding, cause=f"The weights hold NaN or infinities: {name_some([*broken])}.", change=change)
 
 
 def _check_model_loss(health: HealthReport, own: float | None, ours: float) -> None:
@@ -255,6 +221,7 @@ def _check_model_loss(health: HealthReport, own: float | None, ours: float) -> N
 def check_fresh_head(health: HealthReport, plain: PlainLoss) -> None:
     """Compare a fresh head's loss with what its own logits make likely: chance, plus what their spread costs."""
     assert plain.class_logits is not None and plain.labels is not None, "only classifiers have one"
+    # Without smoothing and class weights, for which the expectation would be another one.
     measured = float(PLAIN.sum_nats(plain.class_logits, plain.labels)) / len(plain.labels)
     expected, band = expected_fresh_head_loss(plain.class_logits, plain.labels)
     health.facts["fresh_head_expected_nats_per_row"] = expected
@@ -278,16 +245,16 @@ def _num_classes(model: Any, task: TrainingTask) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 
 
-def _untrained_nats(model: Any, task: TrainingTask, rows: list[TokenRow], shape: LossShape) -> float:
+def _untrained_nats(num_classes: int, rows: list[TokenRow], shape: LossShape) -> float:
     """Return the loss of these rows when all classes are equally likely; weights of few rows are not 1 in the mean."""
-    num_classes = _num_classes(model, task)
+    # With weights the mean over few rows depends on which classes they are of.
     if shape.class_weights is None:
         return math.log(num_classes)
     labels = torch.tensor([row.label for row in rows])
     return float(shape.sum_nats(torch.zeros(len(rows), num_classes), labels)) / len(rows)
 
 
-def _describe_supervision(task: TrainingTask, batch: StepBatch) -> dict[str, Any]:
+def _describe_supervision(task: TrainingTask, batch: StepBatch) -> Facts:
     if task.unit == "row":
         return {"first_step_labelled_rows": batch.num_supervised}
     return {
@@ -317,24 +284,19 @@ def _attention_path(model: Any, steps: StepDataset) -> str:
     return f"{implementation}, right-padded without a mask (flash kernel possible)"
 
 
-def _say(health: HealthReport, task: TrainingTask) -> None:
-    facts = health.facts
-    supervised = (
-        f"{facts['first_step_supervised_tokens']} supervised ({facts['first_step_supervised_fraction']:.1%})"
-        if task.unit == "token"
-        else "one class each"
-    )
+def _say(facts: Facts, batch: StepBatch, num_rows: int, *, unit: str) -> None:
+    supervised = f"{batch.num_supervised} supervised ({batch.num_supervised / batch.num_tokens:.1%})"
     logger.info(
         "Before step 1: measured loss %.4f nats/%s (an untrained head would have %.2f); %s, %s, "
         "%s, padding %.1f %%, %s; PAD %r (%s EOS %r); attention: %s",
-        facts[f"first_step_measured_nats_per_{task.unit}"],
-        task.unit,
-        facts[f"untrained_head_nats_per_{task.unit}"],
-        count_of(facts["first_step_rows"], "row"),
-        count_of(facts["first_step_tokens"], "token"),
-        supervised,
-        100 * facts["first_step_padding_fraction"],
-        count_of(facts["first_step_micro_batches"], "micro-batch"),
+        facts[f"first_step_measured_nats_per_{unit}"],
+        unit,
+        facts[f"untrained_head_nats_per_{unit}"],
+        count_of(num_rows, "row"),
+        count_of(batch.num_tokens, "token"),
+        supervised if unit == "token" else "one class each",
+        100 * (1 - batch.num_tokens / batch.num_positions),
+        count_of(len(batch.micro_batches), "micro-batch"),
         facts["pad_token"],
         "equals" if facts["pad_is_eos"] else "differs from",
         facts["eos_token"],

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from lm_tuning.training.health.monitors import Monitor, StepNumbers
-from lm_tuning.training.health.report import Finding, HealthReport, stop_if_needed
+from lm_tuning.training.health.records import Facts, Finding
+from lm_tuning.training.health.report import HealthReport, stop_if_needed
 from lm_tuning.wording import count_of
 
+# Share of the peak under which next to nothing is learned.
 TINY_FRACTION = 0.01
-"""Share of the peak under which next to nothing is learned."""
 
+# No optimizer in use learns anything at such a rate: weights of 0.01 would move by a hundred-thousandth of a percent a
+# step, which is less than their rounding.
 TINY_RATE = 1e-9
-"""No optimizer in use learns anything at such a rate: weights of 0.01 would move by a hundred-thousandth of a percent a
-step, which is less than their rounding."""
 
+# Share of the peak that counts as reached.
 PEAK_FRACTION = 0.99
-"""Share of the peak that counts as reached."""
 
 
 class LearningRates(Monitor):
@@ -36,6 +38,7 @@ class LearningRates(Monitor):
 
     def count(self, step: int, rate: float, *, is_made: bool = True) -> None:
         """Add the rate of a step (from 1), and whether its update was made."""
+        # Steps made before a resume are replayed, so only a log that lacks them begins later.
         if self.num_steps == 0:
             self.from_start = step == 1
         self.num_steps += 1
@@ -44,67 +47,60 @@ class LearningRates(Monitor):
         self.last = rate
         self.highest = max(self.highest, rate)
 
-    def findings(self, *, is_end: bool) -> list[Finding]:
+    def findings(self, *, is_end: bool) -> Iterator[Finding]:
         """Describe what the schedule came to; a run seen from its middle has had its peak before."""
         if not is_end or not self.num_steps or not self.from_start:
-            return []
-        rate = f"{self.highest:.3g}, {self.highest / self.peak:.3g} of the peak of {self.peak:.3g}"
+            return
+        steps = count_of(self.num_steps, "step")
+        highest = (
+            f"the highest learning rate of {steps} is {self.highest:.3g}, {self.highest / self.peak:.3g} of the peak "
+            f"of {self.peak:.3g}"
+        )
         shorter = (
-            "Shorten train.trainer.warmup_steps or raise train.num_epochs or train.max_steps, which are "
-            f"{count_of(self.num_steps, 'step')} here."
+            f"Shorten train.trainer.warmup_steps or raise train.num_epochs or train.max_steps, which are {steps} here."
         )
         if not self.num_updates:
             is_zero = self.highest == 0
-            return [
-                Finding(
-                    code="no-update-made",
-                    measured=f"none of {count_of(self.num_steps, 'step')} changed the weights",
-                    expected="an update per step",
-                    cause="The learning rate is 0 at every step: the warm-up starts from 0 and the run ends with it."
-                    if is_zero
-                    else "Every update was skipped for NaN or infinite numbers.",
-                    change=shorter
-                    if is_zero
-                    else "Look at the rows of the steps in the report, or set train.precision=bfloat16 or float32.",
-                )
-            ]
-        if self.peak < TINY_RATE:
-            return [describe_tiny_peak(self.peak)]
-        if self.highest < TINY_FRACTION * self.peak:
-            return [
-                Finding(
-                    code="learning-rate-tiny",
-                    measured=f"the highest learning rate of {count_of(self.num_steps, 'step')} is {rate}",
-                    expected="the peak itself",
-                    cause="The run is far shorter than its schedule, so that hardly anything is learned.",
-                    change=shorter,
-                )
-            ]
-        if self.highest < PEAK_FRACTION * self.peak and self.rises:
-            return [
-                Finding(
-                    code="warm-up-not-finished",
-                    measured="the run ends in its warm-up: the highest learning rate of "
-                    f"{count_of(self.num_steps, 'step')} is {rate}",
-                    expected="a warm-up that ends well before the run",
-                    cause="The warm-up has more steps than the run.",
-                    change=shorter,
-                )
-            ]
-        if self.highest < PEAK_FRACTION * self.peak:
-            return [
-                Finding(
-                    code="peak-rate-not-reached",
-                    measured=f"the highest learning rate of {count_of(self.num_steps, 'step')} is {rate}",
-                    expected="the peak itself at one step at least",
-                    cause="The schedule does not start from, or rise to, the rate that was asked for.",
-                    change="Look at train.trainer.lr_scheduler_type and its keyword arguments, or set "
-                    "train.learning_rate to what is wanted.",
-                )
-            ]
-        return []
+            yield Finding(
+                code="no-update-made",
+                measured=f"none of {steps} changed the weights",
+                expected="an update per step",
+                cause="The learning rate is 0 at every step: the warm-up starts from 0 and the run ends with it."
+                if is_zero
+                else "Every update was skipped for NaN or infinite numbers.",
+                change=shorter
+                if is_zero
+                else "Look at the rows of the steps in the report, or set train.precision=bfloat16 or float32.",
+            )
+        elif self.peak < TINY_RATE:
+            yield describe_tiny_peak(self.peak)
+        elif self.highest < TINY_FRACTION * self.peak:
+            yield Finding(
+                code="learning-rate-tiny",
+                measured=highest,
+                expected="the peak itself",
+                cause="The run is far shorter than its schedule, so that hardly anything is learned.",
+                change=shorter,
+            )
+        elif self.highest < PEAK_FRACTION * self.peak and self.rises:
+            yield Finding(
+                code="warm-up-not-finished",
+                measured=f"the run ends in its warm-up: {highest}",
+                expected="a warm-up that ends well before the run",
+                cause="The warm-up has more steps than the run.",
+                change=shorter,
+            )
+        elif self.highest < PEAK_FRACTION * self.peak:
+            yield Finding(
+                code="peak-rate-not-reached",
+                measured=highest,
+                expected="the peak itself at one step at least",
+                cause="The schedule does not start from, or rise to, the rate that was asked for.",
+                change="Look at train.trainer.lr_scheduler_type and its keyword arguments, or set "
+                "train.learning_rate to what is wanted.",
+            )
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Return the highest rate and the updates made."""
         return {"learning_rate_max": self.highest, "num_updates": self.num_updates} if self.num_steps else {}
 
@@ -137,17 +133,16 @@ def check_planned_rates(report: HealthReport, scheduler: Any, *, total_steps: in
         UserError: no step would change the weights, or another finding says stop.
     """
     lambdas = getattr(scheduler, "lr_lambdas", None)
-    if not lambdas:
-        if peak < TINY_RATE:
-            report.revise(describe_tiny_peak(peak))
-            stop_if_needed(report)
-        return
-    base = float(scheduler.base_lrs[0])
-    rates = LearningRates(peak)
-    for step in range(total_steps):
-        rates.count(step + 1, base * float(lambdas[0](step)))
-    found = rates.findings(is_end=True)
+    if lambdas:
+        rates = LearningRates(peak)
+        for step in range(total_steps):
+            # Group 0: the Trainer's second group, without decay, has the same rate.
+            rates.count(step + 1, float(scheduler.base_lrs[0]) * float(lambdas[0](step)))
+        found = list(rates.findings(is_end=True))
+    else:
+        found = [describe_tiny_peak(peak)] if peak < TINY_RATE else []
     for finding in found:
         report.revise(finding)
+    # Not without a new finding: what a resumed run was told before may say stop, and was let pass since.
     if found:
         stop_if_needed(report)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from lm_tuning.runtime.nvml import read_card
 from lm_tuning.training.health.monitors import Monitor, StepNumbers
-from lm_tuning.training.health.report import Finding
+from lm_tuning.training.health.records import Facts, Finding
 
 MEMORY_FRACTION = 0.92
 
+# Share of the card from which it counts as full: a driver keeps a little for itself.
 FULL_FRACTION = 0.995
-"""Share of the card from which it counts as full: a driver keeps a little for itself."""
 
 
 class Memory(Monitor):
@@ -49,23 +49,22 @@ class Memory(Monitor):
         """Keep the peak, and ask the card when it comes near the limit or beyond it."""
         if self.total_bytes is None:
             return False
-        was_near, was_beyond = self.fraction > MEMORY_FRACTION, self.is_beyond
+        before = self.fraction > MEMORY_FRACTION, self.is_beyond
         self.most_bytes = max(self.most_bytes, now.memory_bytes)
-        is_news = (not was_near and self.fraction > MEMORY_FRACTION) or (not was_beyond and self.is_beyond)
+        # A peak only rises, so neither becomes false again: the driver is asked twice at most.
+        is_news = (self.fraction > MEMORY_FRACTION, self.is_beyond) != before
         if is_news:
             self.card = read_card(self._card_uuid) or self.card
         return is_news
 
-    def findings(self, *, is_end: bool) -> list[Finding]:
+    def findings(self, *, is_end: bool) -> Iterator[Finding]:
         """Compare the peak with the memory that there is."""
         if self.total_bytes is None:
-            return []
+            return
         if self.is_beyond:
-            return [self._describe_beyond()]
-        if self.fraction <= MEMORY_FRACTION:
-            return []
-        return [
-            Finding(
+            yield self._describe_beyond()
+        elif self.fraction > MEMORY_FRACTION:
+            yield Finding(
                 code="memory-near-limit",
                 measured=f"{self.fraction:.1%} of the GPU's memory is used ({self.most_bytes / 2**30:.1f} of "
                 f"{self.total_bytes / 2**30:.1f} GiB)",
@@ -75,9 +74,9 @@ class Memory(Monitor):
                 change="Lower train.micro_batch_tokens or set train.gradient_checkpointing=true; the result stays "
                 "the same.",
             )
-        ]
 
     def _describe_beyond(self) -> Finding:
+        # The driver counts all programs together, and says so where the card is full of others.
         used = ""
         if self.card is not None:
             is_full = self.card.memory_used_bytes >= FULL_FRACTION * self.card.memory_total_bytes
@@ -97,7 +96,7 @@ class Memory(Monitor):
             "panel of Windows, CUDA - Sysmem Fallback Policy: Prefer No Sysmem Fallback makes it fail instead.",
         )
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Return the largest share of the memory that was held."""
         return {"peak_memory_fraction": self.fraction} if self.total_bytes else {}
 

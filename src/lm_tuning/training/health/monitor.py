@@ -7,34 +7,35 @@ said once, when it is seen; at the end the finding is put in terms of the whole 
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from lm_tuning.training.health.learning_rates import LearningRates
 from lm_tuning.training.health.loss_monitor import LossCourse
 from lm_tuning.training.health.memory_monitor import Memory
 from lm_tuning.training.health.monitors import GradientSize, LoaderWait, Monitor, StepNumbers, Throughput
-from lm_tuning.training.health.report import Finding, HealthReport, stop_if_needed
+from lm_tuning.training.health.records import Facts, Finding, name_some
+from lm_tuning.training.health.report import HealthReport, stop_if_needed
 from lm_tuning.wording import count_of
 
+# Skipped updates after which a run is not worth its time; float16 starts with some, searching for its loss scale.
 FAILURES_IN_A_ROW = {False: 10, True: 25}
-"""Skipped updates after which a run is not worth its time; float16 starts with some, searching for its loss scale."""
 
 OVERFLOWS_AT_START = 20
+# A loss scale of 2^16 needs at most some twenty halvings to fit; later it is tried out every 2000 steps.
 STEPS_AN_OVERFLOW = 500
-"""A loss scale of 2^16 needs at most some twenty halvings to fit; later it is tried out every 2000 steps."""
 
 SKIPPED_FRACTION = 0.5
+# Most updates skipped means that most of the run is lost; before so many steps it may be chance, until the end.
 MIN_STEPS_SKIPPED = 20
-"""Most updates skipped means that most of the run is lost; before so many steps it may be chance, until the end."""
 
+SHOWN_ROWS = 8
+
+# Steps that are saved to be run again; more of them say the same.
 KEPT_STEPS = 3
-"""Steps that are saved to be run again; more of them say the same."""
 
+# Writes what a step (from 1) was made of and returns the file.
 Reproduce = Callable[[int], Path]
-"""Writes what a step (from 1) was made of and returns the file."""
 
 
 class NotFinite(Monitor):
@@ -66,35 +67,38 @@ class NotFinite(Monitor):
     def replay(self, now: StepNumbers) -> None:
         """Count a step made before a resume; its rows and its file are in the report already."""
         self.num_steps += 1
-        if now.is_finite:
-            return
+        if not now.is_finite:
+            self._count(now)
+
+    def _count(self, now: StepNumbers) -> str | None:
+        """Count a failure and return its code; ``None`` for an overflow, with which a loss scale is searched for."""
+        # A finite loss with a gradient that is not is how float16 shows that its loss scale is too large.
         if self.has_scaler and math.isfinite(now.loss):
             self.num_overflows += 1
-        else:
-            self.counts["gradient-not-finite" if math.isfinite(now.loss) else "loss-not-finite"] += 1
+            return None
+        code = "gradient-not-finite" if math.isfinite(now.loss) else "loss-not-finite"
+        self.counts[code] += 1
+        return code
 
     def _see_failure(self, now: StepNumbers) -> bool:
         self.streak += 1
         self.longest_streak = max(self.longest_streak, self.streak)
-        if self.has_scaler and math.isfinite(now.loss):
-            self.num_overflows += 1
+        code = self._count(now)
+        if code is None:
             return self._fails_too_often() or self.num_overflows > self.allowed_overflows
-        code = "gradient-not-finite" if math.isfinite(now.loss) else "loss-not-finite"
-        self.counts[code] += 1
         path = self._keep(now)
         if code not in self.first:
             what = "its update was made" if math.isfinite(now.gradient_norm) else "its update was skipped"
             saved = "" if path is None else f"; saved in {path}"
             self.first[code] = (
                 f"step {now.step} has a loss of {now.loss:.4g} and a gradient norm of {now.gradient_norm:.4g}: {what}; "
-                f"{_name_rows(now.row_ids)}{saved}"
+                f"rows {name_some(now.row_ids, shown=SHOWN_ROWS) if now.row_ids else 'unknown'}{saved}"
             )
             return True
         return self._fails_too_often()
 
-    def findings(self, *, is_end: bool) -> list[Finding]:
+    def findings(self, *, is_end: bool) -> Iterator[Finding]:
         """Name the first step of each kind, and how many there were."""
-        found = []
         causes = {
             "loss-not-finite": "A row that the model cannot take, an overflow in the forward pass, or weights that "
             "went astray.",
@@ -102,51 +106,41 @@ class NotFinite(Monitor):
         }
         for code, first in self.first.items():
             further = self.counts[code] - 1
-            found.append(
-                Finding(
-                    code=code,
-                    measured=first
-                    + (f" (and {further} further of {count_of(self.num_steps, 'step')})" if further else ""),
-                    expected="numbers",
-                    cause=causes[code],
-                    change="Look at its rows, lower train.learning_rate, or set train.precision=bfloat16 or float32.",
-                )
+            yield Finding(
+                code=code,
+                measured=first + (f" (and {further} further of {count_of(self.num_steps, 'step')})" if further else ""),
+                expected="numbers",
+                cause=causes[code],
+                change="Look at its rows, lower train.learning_rate, or set train.precision=bfloat16 or float32.",
             )
         if self.num_overflows > self.allowed_overflows:
-            found.append(
-                Finding(
-                    code="fp16-overflows",
-                    measured=f"{self.num_overflows} of {count_of(self.num_steps, 'update')} were skipped for "
-                    "overflows in float16",
-                    expected=f"at most {self.allowed_overflows:.0f}, while the loss scale is searched for",
-                    cause="The model's activations or gradients do not fit into float16.",
-                    change="Set train.precision=bfloat16 or float32.",
-                )
+            yield Finding(
+                code="fp16-overflows",
+                measured=f"{self.num_overflows} of {count_of(self.num_steps, 'update')} were skipped for "
+                "overflows in float16",
+                expected=f"at most {self.allowed_overflows:.0f}, while the loss scale is searched for",
+                cause="The model's activations or gradients do not fit into float16.",
+                change="Set train.precision=bfloat16 or float32.",
             )
         if self.longest_streak >= FAILURES_IN_A_ROW[self.has_scaler]:
-            found.append(
-                Finding(
-                    code="updates-keep-failing",
-                    measured=f"{self.longest_streak} updates in a row were NaN or infinite",
-                    expected="an odd one at most",
-                    cause="The weights are broken, or the model overflows on every step: nothing is learned any more.",
-                    change="Start again from a checkpoint before it with a lower train.learning_rate, or with "
-                    "train.precision=bfloat16 or float32.",
-                )
+            yield Finding(
+                code="updates-keep-failing",
+                measured=f"{self.longest_streak} updates in a row were NaN or infinite",
+                expected="an odd one at most",
+                cause="The weights are broken, or the model overflows on every step: nothing is learned any more.",
+                change="Start again from a checkpoint before it with a lower train.learning_rate, or with "
+                "train.precision=bfloat16 or float32.",
             )
         elif self.loses_most and (self.num_failures < self.num_steps if is_end else self._has_lost):
-            found.append(
-                Finding(
-                    code="most-updates-skipped",
-                    measured=f"{self.num_failures} of {self.num_steps} updates were NaN or infinite",
-                    expected=f"an odd one, and at most {SKIPPED_FRACTION:.0%}",
-                    cause="Most rows were not learned from: a row that comes up often, or an overflow, makes them so.",
-                    change="Look at the rows of the steps in the health report, lower train.learning_rate, or set "
-                    "train.precision=bfloat16 or float32. train.health.severity={most-updates-skipped: warn} keeps the "
-                    "model all the same.",
-                )
+            yield Finding(
+                code="most-updates-skipped",
+                measured=f"{self.num_failures} of {self.num_steps} updates were NaN or infinite",
+                expected=f"an odd one, and at most {SKIPPED_FRACTION:.0%}",
+                cause="Most rows were not learned from: a row that comes up often, or an overflow, makes them so.",
+                change="Look at the rows of the steps in the health report, lower train.learning_rate, or set "
+                "train.precision=bfloat16 or float32. train.health.severity={most-updates-skipped: warn} keeps the "
+                "model all the same.",
             )
-        return found
 
     @property
     def num_failures(self) -> int:
@@ -159,20 +153,22 @@ class NotFinite(Monitor):
         return self.num_failures > SKIPPED_FRACTION * self.num_steps
 
     def _begins_to_lose(self) -> bool:
+        # Once: a run that recovers and loses again is told at its end.
         is_time = not self._has_lost and self.num_steps >= MIN_STEPS_SKIPPED and self.loses_most
         self._has_lost |= is_time
         return is_time
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Return the counts, where there are any."""
-        total = sum(self.counts.values())
-        return {"num_steps_not_finite": total} | ({"num_overflows": self.num_overflows} if self.has_scaler else {})
+        facts: Facts = {"num_steps_not_finite": sum(self.counts.values())}
+        return facts | {"num_overflows": self.num_overflows} if self.has_scaler else facts
 
     def _fails_too_often(self) -> bool:
         return self.streak == FAILURES_IN_A_ROW[self.has_scaler]
 
     def _keep(self, now: StepNumbers) -> Path | None:
         listed = self.report.facts.setdefault("steps_not_finite", [])
+        assert isinstance(listed, list), "a checkpoint with another value is refused"
         if len(listed) >= KEPT_STEPS:
             return None
         path = None if self.reproduce is None else self.reproduce(now.step)
@@ -224,6 +220,7 @@ class TrainingMonitor:
         self.report = report
         if memory_total_bytes is None or device != "cuda":
             memory_total_bytes = card_memory_bytes(device)
+        # In the order in which findings of one step are told: what is not a number explains most of the rest.
         self._monitors: list[Monitor] = [
             NotFinite(report, has_scaler=has_scaler, reproduce=reproduce),
             GradientSize(max_grad_norm),
@@ -266,27 +263,28 @@ class TrainingMonitor:
         Raises:
             UserError: a finding says stop.
         """
-        began = time.perf_counter()
-        now = StepNumbers(
-            step, loss, gradient_norm, learning_rate, seconds, wait_seconds, num_tokens, memory_bytes, row_ids
-        )
         says_something = False
-        for monitor in self._monitors:
-            if monitor.update(now):
-                says_something |= self._raise(monitor.findings(is_end=False))
-        self.report.seconds += time.perf_counter() - began
+        with self.report.timing():
+            now = StepNumbers(
+                step, loss, gradient_norm, learning_rate, seconds, wait_seconds, num_tokens, memory_bytes, row_ids
+            )
+            for monitor in self._monitors:
+                # Hot path: each takes constant time, and findings are put into words only where one has news.
+                if monitor.update(now):
+                    says_something |= self._raise(monitor.findings(is_end=False))
         if says_something:
             stop_if_needed(self.report)
 
-    def replay(self, steps: Iterable[Mapping[str, Any]]) -> None:
+    def replay(self, steps: Iterable[Mapping[str, float]]) -> None:
         """Add the steps that were made before a resume, without saying anything.
 
         Args:
             steps: rows of the step log: ``step``, ``loss_nats_per_…``, ``gradient_norm``, ``learning_rate``.
         """
         for row in steps:
+            # The column is named by the unit of the task's loss, token or row.
             loss = next(value for name, value in row.items() if name.startswith("loss_nats_per_"))
-            now = StepNumbers(row["step"], loss, row["gradient_norm"], row["learning_rate"], 0.0, 0.0, 0, 0, row_ids=())
+            now = StepNumbers(int(row["step"]), loss, row["gradient_norm"], row["learning_rate"], 0.0, 0.0, 0, 0, ())
             for monitor in self._monitors:
                 monitor.replay(now)
 
@@ -296,23 +294,21 @@ class TrainingMonitor:
         Raises:
             UserError: a finding says stop.
         """
-        began = time.perf_counter()
-        final = [finding for monitor in self._monitors for finding in monitor.findings(is_end=True)]
-        for finding in final:
-            self.report.revise(finding)
-        # What looked bad for a while and is not so over the whole run.
-        withdrawn = self._raised - {finding.code for finding in final}
-        self.report.findings = [known for known in self.report.findings if known.code not in withdrawn]
-        for monitor in self._monitors:
-            self.report.facts.update(monitor.facts())
-        self.report.seconds += time.perf_counter() - began
+        with self.report.timing():
+            final = [finding for monitor in self._monitors for finding in monitor.findings(is_end=True)]
+            for finding in final:
+                self.report.revise(finding)
+            # What looked bad for a while and is not so over the whole run.
+            withdrawn = self._raised - {finding.code for finding in final}
+            self.report.findings = [known for known in self.report.findings if known.code not in withdrawn]
+            for monitor in self._monitors:
+                self.report.facts.update(monitor.facts())
         stop_if_needed(self.report)
 
     def _raise(self, findings: Iterable[Finding]) -> bool:
-        """Add findings that were not said before; say whether there were any."""
-        fresh = [
-            finding for finding in findings if finding.code not in self._raised and not self.report.has(finding.code)
-        ]
+        """Add findings that were not said before; return whether there were any."""
+        # A code that the user switched off is never in the report.
+        fresh = [each for each in findings if each.code not in self._raised and not self.report.has(each.code)]
         for finding in fresh:
             self._raised.add(finding.code)
             self.report.add(finding)
@@ -330,10 +326,3 @@ def card_memory_bytes(device: str) -> int | None:
     import torch
 
     return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-
-
-def _name_rows(row_ids: Sequence[int], *, shown: int = 8) -> str:
-    if not row_ids:
-        return "rows unknown"
-    first = ", ".join(str(row_id) for row_id in row_ids[:shown])
-    return f"rows {first}" + (f" and {len(row_ids) - shown} more" if len(row_ids) > shown else "")

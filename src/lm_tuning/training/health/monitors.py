@@ -11,40 +11,39 @@ from abc import ABC, abstractmethod
 from array import array
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from lm_tuning.runtime.busy import LoadMonitor
-from lm_tuning.training.health.report import Finding
+from lm_tuning.training.health.records import Facts, Finding
 from lm_tuning.wording import count_of
 
+# Steps over which the usual gradient norm is taken.
 WINDOW_STEPS = 101
-"""Steps over which the usual gradient norm is taken."""
 
+# Steps before anything is said of shares and medians.
 MIN_STEPS = 20
-"""Steps before anything is said of shares and medians."""
 
+# A norm this many times the usual one is no ordinary hard batch.
 EXPLODED_FACTOR = 30.0
-"""A norm this many times the usual one is no ordinary hard batch."""
 
+# Usual norm over the clipping limit from which the limit decides the update's size at every step.
 FAR_ABOVE_LIMIT = 10.0
-"""Usual norm over the clipping limit from which the limit decides the update's size at every step."""
 
+# Below this loss nothing is left to learn, and a gradient of zero is right.
 NO_LOSS_NATS = 1e-6
-"""Below this loss nothing is left to learn, and a gradient of zero is right."""
 
 WAIT_FRACTION = 0.10
+# A smaller wait in total is not worth a word.
 WAIT_SECONDS = 5.0
-"""A smaller wait in total is not worth a word."""
+# Steps that wait for worker processes to start, and for kernels to be chosen.
 FIRST_STEPS = 5
-"""Steps that wait for worker processes to start, and for kernels to be chosen."""
 
 SLOWER_FRACTION = 0.25
+# Training time below which a change of speed is chance.
 THROUGHPUT_SECONDS = 60.0
-"""Training time below which a change of speed is chance."""
 
 
 @dataclass(slots=True)
@@ -82,8 +81,8 @@ class StepNumbers:
 class Monitor(ABC):
     """One thing that can go wrong while training, followed from step to step."""
 
+    # Whether steps made before a resume count; speed and memory are those of the process that measured them.
     replays = True
-    """Whether steps made before a resume count; speed and memory are those of the process that measured them."""
 
     @abstractmethod
     def update(self, now: StepNumbers) -> bool:
@@ -95,7 +94,7 @@ class Monitor(ABC):
             self.update(now)
 
     @abstractmethod
-    def findings(self, *, is_end: bool) -> list[Finding]:
+    def findings(self, *, is_end: bool) -> Iterator[Finding]:
         """Describe what is wrong by now.
 
         Args:
@@ -103,7 +102,7 @@ class Monitor(ABC):
         """
 
     @abstractmethod
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Return what was measured, right or wrong."""
 
 
@@ -145,69 +144,59 @@ class GradientSize(Monitor):
                 self.exploded_step, self.exploded_norm, self.exploded_usual = now.step, norm, usual
         if norm > self.largest:
             self.largest, self.largest_step = norm, now.step
+        # A sorted list beside the queue gives the median of the window without sorting at every step.
         if len(self._recent) == WINDOW_STEPS:
             del self._sorted[bisect_left(self._sorted, self._recent.popleft())]
         self._recent.append(norm)
         insort(self._sorted, norm)
         return news or self.num_steps in (5 * MIN_STEPS, 50 * MIN_STEPS)
 
-    def findings(self, *, is_end: bool) -> list[Finding]:
+    def findings(self, *, is_end: bool) -> Iterator[Finding]:
         """Name what was seen."""
-        found = []
         share = self.num_clipped / max(self.num_steps, 1)
         enough = self.num_steps >= (MIN_STEPS if is_end else 5 * MIN_STEPS)
         if enough and share >= 0.9 and self.usual > FAR_ABOVE_LIMIT * self.limit:
-            found.append(
-                Finding(
-                    code="gradients-far-above-limit",
-                    measured=f"{share:.0%} of {self.num_steps} updates were clipped, and the usual gradient norm is "
-                    f"{self.usual:.3g}, {self.usual / self.limit:.3g} times the limit of {self.limit:g}",
-                    expected=f"norms around the limit, which cuts off outliers (at most {FAR_ABOVE_LIMIT:g} times it)",
-                    cause="The loss is scaled up (a sum where a mean is expected), or the learning rate is too high.",
-                    change="Look at first_step_logged in the health report, then lower train.learning_rate or raise "
-                    "train.trainer.max_grad_norm.",
-                )
+            yield Finding(
+                code="gradients-far-above-limit",
+                measured=f"{share:.0%} of {self.num_steps} updates were clipped, and the usual gradient norm is "
+                f"{self.usual:.3g}, {self.usual / self.limit:.3g} times the limit of {self.limit:g}",
+                expected=f"norms around the limit, which cuts off outliers (at most {FAR_ABOVE_LIMIT:g} times it)",
+                cause="The loss is scaled up (a sum where a mean is expected), or the learning rate is too high.",
+                change="Look at first_step_logged in the health report, then lower train.learning_rate or raise "
+                "train.trainer.max_grad_norm.",
             )
         elif enough and share > 0.5 and self.usual > FAR_ABOVE_LIMIT * self.limit:
             # Norms a few times the limit are what most sound runs have, and nothing to tell a user.
-            found.append(
-                Finding(
-                    code="gradients-often-clipped",
-                    measured=f"{share:.0%} of {self.num_steps} updates were clipped at {self.limit:g}; the usual "
-                    f"gradient norm is {self.usual:.3g}",
-                    expected=f"less than half of them, or norms of at most {FAR_ABOVE_LIMIT:g} times the limit",
-                    cause="The limit sets the size of most updates, while others are far smaller.",
-                    change="Raise train.trainer.max_grad_norm or the rows of a step if the loss is unsteady.",
-                )
+            yield Finding(
+                code="gradients-often-clipped",
+                measured=f"{share:.0%} of {self.num_steps} updates were clipped at {self.limit:g}; the usual "
+                f"gradient norm is {self.usual:.3g}",
+                expected=f"less than half of them, or norms of at most {FAR_ABOVE_LIMIT:g} times the limit",
+                cause="The limit sets the size of most updates, while others are far smaller.",
+                change="Raise train.trainer.max_grad_norm or the rows of a step if the loss is unsteady.",
             )
         if self.num_exploded:
-            found.append(
-                Finding(
-                    code="gradient-exploded",
-                    measured=f"the gradient norm was {self.exploded_norm:.3g} at step {self.exploded_step}, "
-                    f"{_times(self.exploded_norm, self.exploded_usual)} the usual {self.exploded_usual:.3g}"
-                    + _so_often(self.num_exploded),
-                    expected=f"at most {EXPLODED_FACTOR:g} times it",
-                    cause="The learning rate is too high, or the step has rows unlike all others.",
-                    change="Lower train.learning_rate, lengthen train.trainer.warmup_steps, or look at the step's "
-                    "rows.",
-                )
+            yield Finding(
+                code="gradient-exploded",
+                measured=f"the gradient norm was {self.exploded_norm:.3g} at step {self.exploded_step}, "
+                f"{_times(self.exploded_norm, self.exploded_usual)} the usual {self.exploded_usual:.3g}"
+                + _so_often(self.num_exploded),
+                expected=f"at most {EXPLODED_FACTOR:g} times it",
+                cause="The learning rate is too high, or the step has rows unlike all others.",
+                change="Lower train.learning_rate, lengthen train.trainer.warmup_steps, or look at the step's rows.",
             )
         if self.num_zero:
-            found.append(
-                Finding(
-                    code="gradient-zero",
-                    measured=f"the gradient of step {self.first_zero} is exactly 0 although its loss is not"
-                    + _so_often(self.num_zero),
-                    expected="a gradient wherever there is a loss",
-                    cause="Nothing that is trained takes part in the loss, or small gradients vanish in float16.",
-                    change="Look at train.freeze and train.lora.target_modules, and set train.precision=bfloat16 or "
-                    "float32.",
-                )
+            yield Finding(
+                code="gradient-zero",
+                measured=f"the gradient of step {self.first_zero} is exactly 0 although its loss is not"
+                + _so_often(self.num_zero),
+                expected="a gradient wherever there is a loss",
+                cause="Nothing that is trained takes part in the loss, or small gradients vanish in float16.",
+                change="Look at train.freeze and train.lora.target_modules, and set train.precision=bfloat16 or "
+                "float32.",
             )
-        return found
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Return the share of clipped updates and the norms."""
         if not self.num_steps:
             return {}
@@ -236,6 +225,7 @@ class LoaderWait(Monitor):
 
     def update(self, now: StepNumbers) -> bool:
         """Add the step's time, but not that of the first ones."""
+        # After a resume too: the workers of the new process start again.
         self.num_seen += 1
         if self.num_seen <= FIRST_STEPS:
             return False
@@ -244,22 +234,20 @@ class LoaderWait(Monitor):
         self.waited += now.wait_seconds
         return self.num_counted in (5 * MIN_STEPS, 50 * MIN_STEPS)
 
-    def findings(self, *, is_end: bool) -> list[Finding]:
+    def findings(self, *, is_end: bool) -> Iterator[Finding]:
         """Compare the wait with the time of the steps."""
         if self.num_counted < MIN_STEPS or self.waited < WAIT_SECONDS or self.fraction <= WAIT_FRACTION:
-            return []
-        return [
-            Finding(
-                code="loader-starves-device",
-                measured=f"{self.fraction:.0%} of the training time went into waiting for batches "
-                f"({self.waited:.0f} of {self.seconds:.0f} s)",
-                expected=f"at most {WAIT_FRACTION:.0%}",
-                cause="Batches are prepared more slowly than they are trained on.",
-                change="Raise train.num_loader_workers, or put data/05_model_input on a faster disk.",
-            )
-        ]
+            return
+        yield Finding(
+            code="loader-starves-device",
+            measured=f"{self.fraction:.0%} of the training time went into waiting for batches "
+            f"({self.waited:.0f} of {self.seconds:.0f} s)",
+            expected=f"at most {WAIT_FRACTION:.0%}",
+            cause="Batches are prepared more slowly than they are trained on.",
+            change="Raise train.num_loader_workers, or put data/05_model_input on a faster disk.",
+        )
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Return the share of the time that was waited."""
         return {"loader_wait_fraction": self.fraction} if self.num_counted else {}
 
@@ -307,41 +295,41 @@ class Throughput(Monitor):
 
     def quarters(self) -> tuple[float, float] | None:
         """Return tokens per second of an early and of the last quarter; ``None`` when there are too few steps."""
+        # Compilation, the first kernels and the filling of queues fall into the first steps.
         warm = self.speeds[min(10, len(self.speeds) // 10) :]
         size = len(warm) // 4
         if size < MIN_STEPS // 2 or self.seconds < THROUGHPUT_SECONDS:
             return None
         return median(warm[:size]), median(warm[-size:])
 
-    def findings(self, *, is_end: bool) -> list[Finding]:
+    def findings(self, *, is_end: bool) -> Iterator[Finding]:
         """Compare the quarters."""
         quarters = self.quarters()
         if quarters is None or quarters[1] >= (1 - SLOWER_FRACTION) * quarters[0]:
-            return []
+            return
         early, late = quarters
         load = None if self._last_quarter is None else self._last_quarter.result()
         if is_end:
             # The steps since the last quarter's end may have been too few to say anything; then that quarter holds.
             load = self.load.describe() or load
-        return [
-            Finding(
-                code="throughput-falls",
-                measured=f"the last quarter of the steps ran at {late:,.0f} tokens per second, an early one at "
-                f"{early:,.0f} ({1 - late / early:.0%} slower)",
-                expected=f"at most {SLOWER_FRACTION:.0%} slower",
-                cause="The device is throttled by heat, shared with another program, or runs out of memory slowly."
-                if load is None
-                else f"Lately, {load}.",
-                change="Look at the device's clock and at other programs; compare memory in the step table.",
-            )
-        ]
+        yield Finding(
+            code="throughput-falls",
+            measured=f"the last quarter of the steps ran at {late:,.0f} tokens per second, an early one at "
+            f"{early:,.0f} ({1 - late / early:.0%} slower)",
+            expected=f"at most {SLOWER_FRACTION:.0%} slower",
+            cause="The device is throttled by heat, shared with another program, or runs out of memory slowly."
+            if load is None
+            else f"Lately, {load}.",
+            change="Look at the device's clock and at other programs; compare memory in the step table.",
+        )
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> Facts:
         """Return the speed of both quarters."""
         quarters = self.quarters()
         if quarters is None:
             return {}
-        return {"early_tokens_per_second": quarters[0], "late_tokens_per_second": quarters[1]}
+        early, late = quarters
+        return {"early_tokens_per_second": early, "late_tokens_per_second": late}
 
 
 def _so_often(count: int) -> str:

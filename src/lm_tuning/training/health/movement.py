@@ -4,33 +4,38 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.batching.losses import PLAIN
 from lm_tuning.batching.tasks.base import TrainingTask
 from lm_tuning.runtime.precision import autocast
-from lm_tuning.training.health.report import Finding, HealthReport
+from lm_tuning.training.health.records import Finding
+from lm_tuning.training.health.report import HealthReport
 
 if TYPE_CHECKING:
     from lm_tuning.text.records import TokenRow
+    from lm_tuning.training.settings import TrainingSettings
 
 logger = logging.getLogger(__name__)
 
+# Steps at the full learning rate, or as many more at a lower one, after which the loss is measured again.
 FULL_STEPS = 20.0
-"""Steps at the full learning rate, or as many more at a lower one, after which the loss is measured again."""
 
+# Relative change of the loss below which nothing was learned; twenty steps at 1e-7 change it a hundred times more.
 UNMOVED = 1e-5
-"""Relative change of the loss below which nothing was learned; twenty steps at 1e-7 change it a hundred times more."""
 
+# Below this loss there is nothing left to learn, and it need not move.
 NOTHING_LEFT_NATS = 1e-3
-"""Below this loss there is nothing left to learn, and it need not move."""
 
 
+# Findings that say already why nothing moves.
 _EXPLAINED_BY = ("learning-rate-tiny", "loss-not-finite", "gradient-not-finite", "fp16-overflows", "gradient-zero")
-"""Findings that say already why nothing moves."""
 
 
 @dataclass
@@ -41,9 +46,7 @@ class Movement:
         task: which logits carry loss.
         row: of the first step, the shortest.
         nats: its loss before step 1, per supervised token, or of the row.
-        peak: learning rate at its peak.
-        device: ``cpu`` or ``cuda``.
-        compute_dtype: type of the forward pass.
+        settings: of the training.
         summed_rates: of the steps so far.
         num_steps: steps so far.
         is_done: whether it was measured again; once per run.
@@ -52,9 +55,7 @@ class Movement:
     task: TrainingTask
     row: TokenRow
     nats: float
-    peak: float
-    device: str
-    compute_dtype: str
+    settings: TrainingSettings
     summed_rates: float = 0.0
     num_steps: int = 0
     is_done: bool = False
@@ -68,7 +69,9 @@ class Movement:
         """
         self.num_steps += 1
         self.summed_rates += learning_rate
-        is_time = self.summed_rates >= FULL_STEPS * self.peak or (is_last and self.num_steps >= FULL_STEPS)
+        # In units of the peak, so that a warm-up or a decay counts as the part of a full step that it is.
+        peak = self.settings.train.learning_rate
+        is_time = self.summed_rates >= FULL_STEPS * peak or (is_last and self.num_steps >= FULL_STEPS)
         return is_time and not self.is_done
 
     def check(self, health: HealthReport, model: Any) -> None:
@@ -79,7 +82,7 @@ class Movement:
             model: as trained by now.
         """
         self.is_done = True
-        after = measure_nats(self.task, model, self.row, device=self.device, compute_dtype=self.compute_dtype)
+        after = measure_nats(self.task, model, self.row, self.settings)
         unit = self.task.unit
         health.facts["shortest_row_before_and_after"] = {
             "step": self.num_steps,
@@ -87,19 +90,13 @@ class Movement:
             f"after_nats_per_{unit}": after,
         }
         finding = check_movement(self.nats, after, num_steps=self.num_steps, row_id=self.row.row_id, unit=unit)
+        # One cause, one finding: these say already why the weights stay.
         if finding is not None and not any(map(health.has, _EXPLAINED_BY)):
             health.add(finding)
 
 
 def begin_movement(
-    task: TrainingTask,
-    model: Any,
-    row: TokenRow,
-    nats: float,
-    *,
-    peak: float,
-    device: str,
-    compute_dtype: str,
+    task: TrainingTask, model: Any, row: TokenRow, nats: float, settings: TrainingSettings
 ) -> Movement | None:
     """Keep a row and its loss; ``None`` where its loss says nothing.
 
@@ -108,29 +105,37 @@ def begin_movement(
         model: before step 1.
         row: of the first step.
         nats: its loss, measured perhaps beside others of its length.
-        peak: learning rate at its peak.
-        device: ``cpu`` or ``cuda``.
-        compute_dtype: type of the forward pass.
+        settings: of the training.
     """
-    if device != "cpu" and math.isfinite(nats):
+    if settings.device != "cpu" and math.isfinite(nats):
         # Kernels round otherwise for one row than for several, and it is alone when it is measured again.
-        nats = measure_nats(task, model, row, device=device, compute_dtype=compute_dtype)
+        nats = measure_nats(task, model, row, settings)
     if not math.isfinite(nats) or nats < NOTHING_LEFT_NATS:
         return None
-    return Movement(task, row, nats, peak, device, compute_dtype)
+    return Movement(task, row, nats, settings)
 
 
-def measure_nats(task: TrainingTask, model: Any, row: TokenRow, *, device: str, compute_dtype: str) -> float:
+@contextmanager
+def measuring(settings: TrainingSettings) -> Iterator[None]:
+    """Compute as training does, and leave the run's random numbers as they were.
+
+    Args:
+        settings: of the training: device and compute dtype.
+    """
+    # Without a list, the states of all visible GPUs are copied, and each of them gets a context for it.
+    on_gpu = [torch.cuda.current_device()] if settings.device == "cuda" else []
+    with torch.random.fork_rng(devices=on_gpu), autocast(settings.device, settings.compute_dtype):
+        yield
+
+
+def measure_nats(task: TrainingTask, model: Any, row: TokenRow, settings: TrainingSettings) -> float:
     """Measure the plain loss of a row, without the run's random numbers.
 
     Returns:
         Nats per supervised token, or of the row.
     """
-    from lm_tuning.batching.held_out_loss import evaluating
-
-    on_gpu = [torch.cuda.current_device()] if device == "cuda" else []
-    with evaluating(model), torch.random.fork_rng(devices=on_gpu), autocast(device, compute_dtype):
-        logits, targets = task.logits_of_alike(model, [row], device=device)
+    with evaluating(model), measuring(settings):
+        logits, targets = task.logits_of_alike(model, [row], device=settings.device)  # (targets, classes), (targets,)
         return float(PLAIN.sum_nats(logits, targets)) / max(len(targets), 1)
 
 
@@ -144,6 +149,7 @@ def check_movement(before: float, after: float, *, num_steps: int, row_id: int, 
         row_id: of the row.
         unit: ``token`` or ``row``.
     """
+    # Relative to the loss: the same kernels measured the same row before, so rounding changes next to nothing.
     if not math.isfinite(after) or abs(after - before) > UNMOVED * before:
         return None
     return Finding(

@@ -17,6 +17,7 @@ import torch
 from lm_tuning.batching.batch import MicroBatch, StepBatch
 from lm_tuning.storage.atomic import write_json_atomic
 
+# Stored as lists of integers, since a file of JSON is read without running anything.
 _TENSORS = (
     "input_ids",
     "position_ids",
@@ -28,8 +29,8 @@ _TENSORS = (
 )
 _COUNTS = ("num_supervised", "num_tokens", "num_rows", "longest_row_tokens")
 
+# Who leaves the update out: the gradient scaler of float16, the optimizer on its device, or the host.
 Guard = Literal["scaler", "device", "host"]
-"""Who leaves the update out: the gradient scaler of float16, the optimizer on its device, or the host."""
 
 
 def guard_update(optimizer: Any, gradient_norm: torch.Tensor | float) -> Guard:
@@ -48,6 +49,7 @@ def guard_update(optimizer: Any, gradient_norm: torch.Tensor | float) -> Guard:
     Source:
         ``torch.amp.GradScaler.step`` hands ``found_inf`` to the same optimizers.
     """
+    # accelerate's wrapper of the optimizer has it. It looks at the gradients itself, and sets found_inf from that.
     if getattr(optimizer, "scaler", None) is not None:
         return "scaler"
     inner = getattr(optimizer, "optimizer", optimizer)
@@ -57,6 +59,7 @@ def guard_update(optimizer: Any, gradient_norm: torch.Tensor | float) -> Guard:
         # 0 times NaN or infinity is NaN, which differs from 0: half as many kernels per step as isfinite launches.
         inner.found_inf = (torch.as_tensor(gradient_norm).detach() * 0 != 0).float()
         return "device"
+    # This waits for the device at every step, which fused optimizers spare.
     if not math.isfinite(float(gradient_norm)):
         # Every optimizer passes over parameters without a gradient: no decay, no moments, no step count.
         for group in inner.param_groups:
@@ -130,6 +133,7 @@ def load_reproduction(path: Path) -> StepBatch:
     for micro in content["micro_batches"]:
         parts: dict[str, Any] = {name: micro[name] for name in _COUNTS}
         for name in _TENSORS:
+            # The variable-length kernel takes int32 alone.
             dtype = torch.int32 if name == "row_bounds" else torch.int64
             parts[name] = None if micro[name] is None else torch.tensor(micro[name], dtype=dtype)
         micro_batches.append(MicroBatch(**parts))

@@ -6,8 +6,7 @@ Trained parts are compared with what was asked for: layers frozen by mistake, ad
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,8 @@ import torch
 
 from lm_tuning.errors import UserError
 from lm_tuning.text.store.table import open_split, split_path
-from lm_tuning.training.health.report import Finding, HealthReport, stop_if_needed
+from lm_tuning.training.health.records import Finding, listing, name_some
+from lm_tuning.training.health.report import HealthReport, stop_if_needed
 from lm_tuning.training.health.table_checks import (
     check_held_out_rows,
     check_step_supervision,
@@ -26,8 +26,8 @@ from lm_tuning.training.settings import TrainingSettings
 from lm_tuning.training.setup.freezing import find_frozen_parameters
 
 if TYPE_CHECKING:
-    from lm_tuning.batching.step_plan import StepPlan
     from lm_tuning.text.store.table import TokenTable
+    from lm_tuning.training.job import Job
     from lm_tuning.training.setup.model import ReadyModel
 
 
@@ -51,120 +51,92 @@ def check_rows_before_planning(
     from lm_tuning.models.loading import load_tokenizer
     from lm_tuning.training.setup.model import build_skeleton_of
 
-    began = time.perf_counter()
     base = settings.base
-    try:
-        model = build_skeleton_of(settings)
-    except UserError:
-        return
-    tokenizer = load_tokenizer(
-        base["name_or_path"],
-        revision=base["revision"],
-        trust_remote_code=base["trust_remote_code"],
-    )
-    _, found = check_table(train_rows, model, tokenizer, task=settings.task)
-    found += _check_held_out(tokens, model, tokenizer, settings.task)
-    found += check_freeze(model, settings)
-    # The others are said once the model is there.
-    _add(health, (finding for finding in found if finding.severity == "stop"))
-    health.seconds += time.perf_counter() - began
+    with health.timing():
+        try:
+            # Shapes and names without weights, so that a fault is told before gigabytes are read.
+            model = build_skeleton_of(settings)
+        except UserError:
+            return
+        tokenizer = load_tokenizer(
+            base["name_or_path"],
+            revision=base["revision"],
+            trust_remote_code=base["trust_remote_code"],
+        )
+        _, found = check_table(train_rows, model, tokenizer, task=settings.task)
+        found += [*_check_held_out(tokens, model, tokenizer, settings.task), *check_freeze(model, settings)]
+        # The others are said once the model is there.
+        health.add_new(finding for finding in found if finding.severity == "stop")
     stop_if_needed(health)
 
 
-def check_before_any_row(
-    health: HealthReport,
-    ready: ReadyModel,
-    settings: TrainingSettings,
-    *,
-    rows: TokenTable,
-    plan: StepPlan,
-    tokens: Path,
-) -> None:
+def check_before_any_row(health: HealthReport, ready: ReadyModel, job: Job) -> None:
     """Check rows, tokenizer and what is trained, before kernels are tried and rows measured.
 
     Args:
         health: receives facts and findings.
         ready: the model as it will be trained.
-        settings: of the training.
-        rows: that are trained on.
-        plan: which of them form each step.
-        tokens: folder of all splits.
+        job: settings and rows of the training, and its plan.
 
     Raises:
         UserError: a finding says stop.
     """
-    began = time.perf_counter()
-    model, tokenizer, task = ready.model, ready.tokenizer, settings.task
-    facts, found = check_table(rows, model, tokenizer, task=task)
-    health.facts.update(facts)
-    if plan.total_steps:
-        found += check_step_supervision(rows, plan.rows_of_step(0))
-    found += _check_held_out(tokens, model, tokenizer, task)
-    about_tokenizer = check_tokenizer(tokenizer, model)
-    if any(finding.code == "id-beyond-vocabulary" for finding in found):
-        about_tokenizer = [known for known in about_tokenizer if known.code != "more-tokens-than-embeddings"]
-    _add(health, [*about_tokenizer, *found, *check_trained_parts(model, settings)])
-    health.seconds += time.perf_counter() - began
+    model, tokenizer, task = ready.model, ready.tokenizer, job.settings.task
+    with health.timing():
+        facts, found = check_table(job.train_rows, model, tokenizer, task=task)
+        health.facts.update(facts)
+        if job.plan.total_steps:
+            found += check_step_supervision(job.train_rows, job.plan.rows_of_step(0))
+        found += _check_held_out(job.paths.tokens, model, tokenizer, task)
+        about_tokenizer = check_tokenizer(tokenizer, model)
+        # Rows that hold the added tokens show the same fault, and name them.
+        if any(finding.code == "id-beyond-vocabulary" for finding in found):
+            about_tokenizer = [known for known in about_tokenizer if known.code != "more-tokens-than-embeddings"]
+        health.add_new([*about_tokenizer, *found, *check_trained_parts(model, job.settings)])
     stop_if_needed(health)
 
 
-def _check_held_out(tokens: Path, model: Any, tokenizer: Any, task: str) -> list[Finding]:
+def _check_held_out(tokens: Path, model: Any, tokenizer: Any, task: str) -> Iterator[Finding]:
     """Check the rows that are measured on while training and after it, as far as there are any."""
-    found = []
     for split in ("validation", "test"):
         if split_path(tokens, split).exists():
-            found += check_held_out_rows(open_split(tokens, split), model, tokenizer, task=task, split=split)
-    return found
+            yield from check_held_out_rows(open_split(tokens, split), model, tokenizer, task=task, split=split)
 
 
-def _add(health: HealthReport, findings: Iterable[Finding]) -> None:
-    """Add findings, but none whose code an earlier check has said; several splits may have the same."""
-    said = {known.code for known in health.findings}
-    for finding in findings:
-        if finding.code not in said:
-            health.add(finding)
-
-
-SHOWN_NAMES = 5
-
-
-def check_trained_parts(model: Any, settings: TrainingSettings) -> list[Finding]:
+@listing
+def check_trained_parts(model: Any, settings: TrainingSettings) -> Iterator[Finding]:
     """Check that all that should be trained asks for a gradient.
 
     Args:
         model: as it will be trained.
         settings: of the training: method, ``train.freeze``, adapter targets.
     """
+    # Asked of the model as it is, not of what was done to it: hooks and custom classes change it unseen.
     trained = sum(1 for parameter in model.parameters() if parameter.requires_grad)
     if not trained:
-        return check_freeze(model, settings) or [
-            _describe_nothing_trained(
-                model, "Everything is frozen.", "Look at what changes the model after it is loaded, or while it is."
-            )
-        ]
-    frozen = _unasked_frozen(model, settings)
-    if frozen:
+        other = "Look at what changes the model after it is loaded, or while it is."
+        yield from check_freeze(model, settings) or [_describe_nothing_trained(model, "Everything is frozen.", other)]
+    elif frozen := _unasked_frozen(model, settings):
+        # Ids, since the same parameter may stand under two names.
         where = _describe_layers(model, {id(parameter) for _, parameter in frozen})
         names = [name for name, _ in frozen]
-        return [
-            Finding(
-                code="layers-frozen",
-                measured=f"{len(frozen)} of {trained + len(frozen)} parameters that should be trained are "
-                f"frozen{where}: {_name(names)}",
-                expected="all of them trained: train.freeze does not name them"
-                if settings.train.method == "full"
-                else "every adapter trained",
-                cause="Something froze them after the model was loaded, or while it was.",
-                change="Freeze through train.freeze alone, which also tells the planner; look at code that sets "
-                "requires_grad.",
-            )
-        ]
-    if settings.train.method == "full":
-        return []
-    return _check_reach(model, settings.train.lora.target_modules)
+        yield Finding(
+            code="layers-frozen",
+            measured=f"{len(frozen)} of {trained + len(frozen)} parameters that should be trained are "
+            f"frozen{where}: {name_some(names)}",
+            expected="all of them trained: train.freeze does not name them"
+            if settings.train.method == "full"
+            else "every adapter trained",
+            cause="Something froze them after the model was loaded, or while it was.",
+            change="Freeze through train.freeze alone, which also tells the planner; look at code that sets "
+            "requires_grad.",
+        )
+    elif settings.train.method != "full":
+        yield from _check_reach(model, settings.train.lora.target_modules)
 
 
-def check_freeze(model: Any, settings: TrainingSettings) -> list[Finding]:
+@listing
+def check_freeze(model: Any, settings: TrainingSettings) -> Iterator[Finding]:
     """Check that ``train.freeze`` leaves something to train.
 
     Args:
@@ -172,12 +144,11 @@ def check_freeze(model: Any, settings: TrainingSettings) -> list[Finding]:
         settings: of the training: method and ``train.freeze``.
     """
     if settings.train.method != "full" or not settings.train.freeze:
-        return []
+        return
     asked = find_frozen_parameters(model, settings.train.freeze)
-    if any(id(parameter) not in asked for parameter in model.parameters()):
-        return []
-    cause = f"train.freeze = {list(settings.train.freeze)} freezes the whole model."
-    return [_describe_nothing_trained(model, cause, "Name fewer modules in train.freeze.")]
+    if all(id(parameter) in asked for parameter in model.parameters()):
+        cause = f"train.freeze = {list(settings.train.freeze)} freezes the whole model."
+        yield _describe_nothing_trained(model, cause, "Name fewer modules in train.freeze.")
 
 
 def _describe_nothing_trained(model: Any, cause: str, change: str) -> Finding:
@@ -216,26 +187,24 @@ def _frozen_by_design(settings: TrainingSettings) -> set[str]:
     return {name for name, parameter in build_skeleton_of(settings).named_parameters() if not parameter.requires_grad}
 
 
-def _check_reach(model: Any, targets: Any) -> list[Finding]:
+def _check_reach(model: Any, targets: Any) -> Iterator[Finding]:
     """Find layers that have no adapter where others of the same list have one."""
     if isinstance(targets, list) and any(re.search(r"(^|\.)\d+\.", target) for target in targets):
-        return []  # targets that name layers by their numbers are meant so
+        return  # targets that name layers by their numbers are meant so
     for name, layers in _layer_lists(model):
         reached = [any(parameter.requires_grad for parameter in layer.parameters()) for layer in layers]
         missing = [str(index) for index, is_reached in enumerate(reached) if not is_reached]
+        # All or none is a choice; some is what targets with one architecture's names do to layers of two kinds.
         if missing and len(missing) < len(layers):
-            return [
-                Finding(
-                    code="layers-frozen",
-                    severity="warn",
-                    measured=f"{len(missing)} of the {len(layers)} layers of {name} have no adapter: {_name(missing)}",
-                    expected="an adapter in every layer, or targets that name layers by their numbers",
-                    cause="The layers are not alike, and these have no module with the names in "
-                    "train.lora.target_modules.",
-                    change="Set train.lora.target_modules: all-linear, or add the names that these layers use.",
-                )
-            ]
-    return []
+            yield Finding(
+                code="layers-frozen",
+                severity="warn",
+                measured=f"{len(missing)} of the {len(layers)} layers of {name} have no adapter: {name_some(missing)}",
+                expected="an adapter in every layer, or targets that name layers by their numbers",
+                cause="The layers are not alike, and these have no module with the names in train.lora.target_modules.",
+                change="Set train.lora.target_modules: all-linear, or add the names that these layers use.",
+            )
+            return
 
 
 def _layer_lists(model: Any) -> Iterator[tuple[str, list[torch.nn.Module]]]:
@@ -260,15 +229,10 @@ def _describe_layers(model: Any, frozen: set[int]) -> str:
         ]
         if whole:
             plural = "s" if len(whole) > 1 else ""
-            return f", among them layer{plural} {_name(whole)} of {name} ({len(whole)} of {len(layers)})"
+            return f", among them layer{plural} {name_some(whole)} of {name} ({len(whole)} of {len(layers)})"
     return ""
 
 
 def _counts(parameter: torch.nn.Parameter, frozen: set[int]) -> bool:
     """Return whether a parameter is one that should be trained."""
     return parameter.requires_grad or id(parameter) in frozen
-
-
-def _name(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:SHOWN_NAMES])
-    return shown if len(names) <= SHOWN_NAMES else f"{shown} and {len(names) - SHOWN_NAMES} more"

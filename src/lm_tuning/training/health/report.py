@@ -4,89 +4,40 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from lm_tuning.errors import Interrupted, MachineFault, UserError
-from lm_tuning.findings import Severity
-from lm_tuning.parameters.health_codes import CODES
+from lm_tuning.findings import LOG_LEVELS, Severity
 from lm_tuning.text.decoding import decode
+from lm_tuning.training.health.records import Fact, Facts, Finding, HealthRecord, RunRecord, StoredHealth
 
 if TYPE_CHECKING:
     import torch
 
     from lm_tuning.text.records import TokenRow
 
-__all__ = [
-    "DROPOUT_TOLERANCE",
-    "ROUNDING_NATS",
-    "Finding",
-    "HealthReport",
-    "OnHealth",
-    "RunState",
-    "Severity",
-    "check_first_step",
-    "check_layout",
-    "has_dropout",
-    "ignore_health",
-    "mark_supervised",
-    "stop_if_needed",
-    "telling_refusals",
-]
-
 logger = logging.getLogger(__name__)
 
+# Difference of two losses in 16 bits that says nothing, in nats per token; it matters where the loss is near 0.
 ROUNDING_NATS = 0.01
-"""Difference of two losses in 16 bits that says nothing, in nats per token; it matters where the loss is near 0."""
 
+# Names in a config for dropout that models apply without a module of its own.
 FUNCTIONAL_DROPOUT = ("attention_dropout", "attn_pdrop", "dropout", "activation_dropout", "hidden_dropout")
-"""Names in a config for dropout that models apply without a module of its own."""
 
+# Allowed relative difference of the first loss when dropout draws random zeros in training.
 DROPOUT_TOLERANCE = 0.25
-"""Allowed relative difference of the first loss when dropout draws random zeros in training."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One thing that is not as expected.
-
-    Attributes:
-        code: stable name, one of :data:`lm_tuning.parameters.health_codes.CODES`.
-        measured: what was seen.
-        expected: what a sound run would have measured.
-        cause: the likely cause.
-        change: the parameter to change, or what to do.
-        severity: ``note``, ``warn`` or ``stop``; the code's own unless given.
-        is_fatal: whether the run could not go on with it: it would crash at the first such row. It stops whatever
-            ``train.health.severity`` says.
-    """
-
-    code: str
-    measured: str
-    expected: str
-    cause: str
-    change: str
-    severity: Severity | None = None
-    is_fatal: bool = False
-
-    def __post_init__(self) -> None:
-        """Keep the severity of the code where none is given."""
-        if self.severity is None:
-            object.__setattr__(self, "severity", CODES[self.code].severity)
-
-    def sentence(self) -> str:
-        """Write it in one line."""
-        return f"[{self.code}] {self.measured}; expected {self.expected}. {self.cause} {self.change}".strip()
+# Receives the whole report whenever there is something new in it.
+OnHealth = Callable[[HealthRecord], object]
 
 
-OnHealth = Callable[[dict[str, Any]], object]
-"""Receives the whole report, as JSON values, whenever there is something new in it."""
-
-
-def ignore_health(report: dict[str, Any]) -> None:
+def ignore_health(report: HealthRecord) -> None:
     """Drop a report."""
 
 
@@ -125,7 +76,7 @@ class HealthReport:
         on_change: receives the report when the run begins, with each finding and when the run ends.
     """
 
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
     findings: list[Finding] = field(default_factory=list)
     seconds: float = 0.0
     severities: Mapping[str, str] = field(default_factory=dict)
@@ -137,6 +88,21 @@ class HealthReport:
         if self.run.started is None:
             self.run.started = _now()
             self.on_change(self.to_json())
+
+    def go_on_from(self, record: StoredHealth | None, *, step: int, seconds: float) -> None:
+        """Restore what a run found before a resume.
+
+        Args:
+            record: as a checkpoint keeps it; ``None`` of a version that kept none.
+            step: of the checkpoint.
+            seconds: that the checks took until then.
+        """
+        facts: Facts = {} if record is None else record["facts"]
+        before = cast("float", facts.get("first_look_seconds", 0.0))
+        # The checks before a resume come once too, however long the run then is.
+        self.facts = {**facts, "resumed_from_step": step, "first_look_seconds": before + self.seconds}
+        self.findings = [] if record is None else [Finding.from_json(finding) for finding in record["findings"]]
+        self.seconds += seconds
 
     @contextmanager
     def closing(self) -> Iterator[None]:
@@ -156,6 +122,7 @@ class HealthReport:
         """Hand the report out as it is now; trouble with that must not end a training, or hide what ended it."""
         if self.run.started is None:
             return
+        # The disk may be what is broken; the run's own end is the news.
         try:
             self.on_change(self.to_json())
         except Interrupted:
@@ -169,9 +136,14 @@ class HealthReport:
         if wanted is None:
             return
         self.findings.append(wanted)
-        level = {"note": logging.INFO, "warn": logging.WARNING}.get(str(wanted.severity), logging.ERROR)
-        logger.log(level, "Health %s", wanted.sentence())
+        logger.log(LOG_LEVELS[wanted.severity], "Health %s", wanted.sentence())
         self.tell()
+
+    def add_new(self, findings: Iterable[Finding]) -> None:
+        """Add findings whose code was not said before: several checks, and several splits, may find the same."""
+        for finding in findings:
+            if not self.has(finding.code):
+                self.add(finding)
 
     def has(self, code: str) -> bool:
         """Return whether a finding of this code is there."""
@@ -186,16 +158,26 @@ class HealthReport:
         else:
             self.add(finding)
 
-    def to_json(self) -> dict[str, Any]:
+    @contextmanager
+    def timing(self) -> Iterator[None]:
+        """Count the time of a block as that of the checks."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds += time.perf_counter() - began
+
+    @property
+    def pre_check_seconds(self) -> float:
+        """Return the time of the checks up to the end of step 1; 0 before that."""
+        return cast("float", self.facts.get("first_look_seconds", 0.0))
+
+    def to_json(self) -> HealthRecord:
         """Return the report as JSON values; numbers that JSON does not know, such as NaN, become their names."""
-        facts: dict[str, Any] = _name_not_finite(self.facts)
         return {
-            "run": asdict(self.run),
-            "facts": facts,
-            "findings": [
-                {name: value for name, value in asdict(finding).items() if name != "is_fatal"}
-                for finding in self.findings
-            ],
+            "run": cast("RunRecord", asdict(self.run)),
+            "facts": {name: _name_not_finite(value) for name, value in self.facts.items()},
+            "findings": [finding.to_json() for finding in self.findings],
             "seconds": round(self.seconds, 3),
         }
 
@@ -209,6 +191,7 @@ class HealthReport:
         stops = sorted({finding.code for finding in self.findings if finding.severity == "stop"})
         if isinstance(error, UserError) and stops:
             return "stopped", ", ".join(stops)
+        # A message for users wraps what happened, and that is what the report keeps.
         cause = error if error.__cause__ is None else error.__cause__
         kind = type(cause).__name__
         if is_out_of_memory(cause):
@@ -222,17 +205,14 @@ class HealthReport:
 
     def _as_configured(self, finding: Finding) -> Finding | None:
         """Return the finding with the user's severity; ``None`` when it is off."""
-        severity = self.severities.get(finding.code)
+        wanted = self.severities.get(finding.code)
         if finding.is_fatal:
-            ignored = (
-                ""
-                if severity in {None, "stop"}
-                else (f" train.health.severity cannot make it {severity}: the run would crash.")
-            )
-            return replace(finding, severity="stop", change=finding.change + ignored)
-        if severity is None:
+            is_ignored = wanted not in {None, "stop"}
+            why = f" train.health.severity cannot make it {wanted}: the run would crash." if is_ignored else ""
+            return replace(finding, severity="stop", change=finding.change + why)
+        if wanted is None:
             return finding
-        return None if severity == "off" else replace(finding, severity=cast("Severity", severity))
+        return None if wanted == "off" else replace(finding, severity=cast("Severity", wanted))
 
 
 @contextmanager
@@ -260,9 +240,9 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def _name_not_finite(value: Any) -> Any:
+def _name_not_finite(value: Fact) -> Fact:
     """Return a value of JSON with NaN and infinities as text."""
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {name: _name_not_finite(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_name_not_finite(inner) for inner in value]
@@ -364,6 +344,7 @@ def _explain_factor(ratio: float, num_micro_batches: int, num_ranks: int, tolera
         1 / max(num_micro_batches, 1): f"1 / {num_micro_batches} micro-batches: the loss is divided twice.",
     }
     factors.pop(1, None)
+    # By ratio, not by difference: half and twice are equally far off.
     nearest = min(factors, key=lambda factor: abs(math.log(ratio / factor)), default=None)
     if nearest is None or not math.isclose(ratio, nearest, rel_tol=tolerance):
         return None

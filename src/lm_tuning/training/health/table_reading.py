@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from lm_tuning.data.records import SPLITS
 from lm_tuning.errors import UserError
 from lm_tuning.models.record import ModelLocation, location_of
 from lm_tuning.text.records import NO_LABEL
 from lm_tuning.text.store.table import TokenTable, open_split
-from lm_tuning.wording import count_of
+from lm_tuning.training.health.records import name_some
+from lm_tuning.wording import count_of, noun_for
 
 SHOWN_ROWS = 5
 
@@ -59,10 +61,12 @@ def read_rows(table: TokenTable, *, bos_id: int | None, end_ids: set[int], task:
         if not batch.num_rows:
             continue
         ids, starts, stops = _parts(batch.column("input_ids"))
+        # A batch is a view of a larger buffer: the values before its first row and after its last are other batches'.
         used = ids[starts[0] : stops[-1]]
         if len(used):
             seen.smallest_id = min(seen.smallest_id, int(used.min()))
             seen.largest_id = max(seen.largest_id, int(used.max()))
+        # What is named is the id of the row in the data, not its index in the table.
         row_ids = batch.column("row_id").to_numpy()
         for what, is_wrong in _contradictions(batch, task).items():
             wrong.setdefault(what, []).extend(row_ids[is_wrong].tolist())
@@ -79,6 +83,7 @@ def find_rows_with(table: TokenTable, low: int, high: int) -> list[int]:
     for batch in table.batches():
         ids, starts, stops = _parts(batch.column("input_ids"))
         is_outside = (ids < low) | (ids >= high)
+        # (tokens + 1,): how many ids lie outside before each token, so that a row's count is one difference.
         counts = np.concatenate([[0], np.cumsum(is_outside)])
         has_outside = counts[stops] > counts[starts]
         found += batch.column("row_id").to_numpy()[has_outside].tolist()
@@ -97,15 +102,14 @@ def find_outside_ids(table: TokenTable, low: int, high: int) -> list[int]:
 
 def name_rows(row_ids: list[int]) -> str:
     """Name rows by their ids, as the data reports number them."""
-    shown = ", ".join(str(row_id) for row_id in row_ids[:SHOWN_ROWS])
-    more = f" and {len(row_ids) - SHOWN_ROWS:,} more" if len(row_ids) > SHOWN_ROWS else ""
-    return f"row{'' if len(row_ids) == 1 else 's'} {shown}{more}"
+    return f"{noun_for(len(row_ids), 'row')} {name_some(row_ids, shown=SHOWN_ROWS)}"
 
 
 def _contradictions(batch: Any, task: str) -> dict[str, Any]:
     """Compare the columns of a batch; return by description which rows are wrong, ``(rows,)`` booleans."""
     _, starts, stops = _parts(batch.column("input_ids"))
     spans, span_starts, span_stops = _parts(batch.column("spans"))
+    # (rows,) each
     lengths = batch.column("length").to_numpy()
     labels = batch.column("label").to_numpy()
     supervised = batch.column("num_supervised").to_numpy()
@@ -114,14 +118,19 @@ def _contradictions(batch: Any, task: str) -> dict[str, Any]:
     found["spans have a start without an end"] = is_odd
     if is_odd.any() or (span_starts % 2).any():
         return found
+    # (spans, 2): start and end of each, in tokens of its row.
     pairs = spans[: len(spans) // 2 * 2].reshape(-1, 2).astype(np.int64)
     first, last = span_starts // 2, span_stops // 2
+    # (spans,): a flat list knows its rows by their offsets alone.
     row_of_pair = np.repeat(np.arange(len(first)), last - first)
     used = pairs[first[0] : last[-1]]
+    # A span from token 0 would have its first token predicted by nothing.
     is_bad = (used[:, 0] < 1) | (used[:, 1] <= used[:, 0]) | (used[:, 1] > (stops - starts)[row_of_pair])
+    # Spans of a row must ascend; the first one of each row has none before it.
     follows = np.zeros(len(used), dtype=bool)
     follows[1:] = (row_of_pair[1:] == row_of_pair[:-1]) & (used[1:, 0] < used[:-1, 1])
     found["spans lie outside their row or overlap"] = _rows_with(row_of_pair[is_bad | follows], len(first))
+    # (rows,): tokens in spans; a class counts as one, since a row has either.
     covered = np.bincount(row_of_pair, weights=used[:, 1] - used[:, 0], minlength=len(first))
     found["the column of supervised tokens does not count the spans"] = supervised != covered + (labels != NO_LABEL)
     if task == "seq2seq_lm":
@@ -148,6 +157,7 @@ def _look_at_ends(seen: SeenRows, batch: Any, bos_id: int | None, ends: Any) -> 
     if bos_id is not None:
         first = starts[stops - starts >= 2]
         seen.num_doubled_bos += int(((ids[first] == bos_id) & (ids[first + 1] == bos_id)).sum())
+    # (rows,) booleans, then one entry per row that has spans, of its last span.
     with_spans = span_stops > span_starts
     span_ends = spans[span_stops[with_spans] - 1]
     last_spans = spans[span_stops[with_spans] - 2]
@@ -160,6 +170,7 @@ def _look_at_ends(seen: SeenRows, batch: Any, bos_id: int | None, ends: Any) -> 
 
 
 def _spread_batches(table: TokenTable, num_tokens: int) -> Iterator[Any]:
+    # Whole batches are left out, not rows: what is not read costs nothing.
     stride = max(1, -(-int(table.lengths.sum(dtype=np.int64)) // num_tokens))
     return (batch for batch in islice(table.batches(), 0, None, stride) if batch.num_rows)
 
@@ -168,9 +179,6 @@ def _parts(column: Any) -> tuple[Any, Any, Any]:
     """Return the flat values of a list column, and where each row starts and stops in them."""
     offsets = column.offsets.to_numpy()
     return column.values.to_numpy(), offsets[:-1], offsets[1:]
-
-
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# Matrix products on a GPU run in tiles of 128 rows.
 _GPU_POSITION_MULTIPLE = 128
-"""Matrix products on a GPU run in tiles of 128 rows."""
 
+# Rows among which a short one is chosen, for trying the loss on.
 _ROWS_TRIED = 64
+# Operations per second that 16-bit training reaches without compiling, by the major compute capability, roughly.
 _EAGER_FLOPS = {9: 250e12, 8: 100e12}
-"""Operations per second that 16-bit training reaches without compiling, by the major compute capability, roughly."""
 _OLDER_FLOPS = 30e12
 
 
@@ -57,6 +58,7 @@ class FastPath:
 
     def undo(self, model: Any) -> None:
         """Leave the model as it was, so that what is stored or evaluated of it carries nothing of ours."""
+        # In the reverse order of what was put in place: a compiled layer holds on to the forward passes inside of it.
         if self.layers is not None:
             self.layers.switch_off()
         lora_forward.remove(model)
@@ -79,14 +81,17 @@ def prepare_fast_path(
         UserError: packing was asked for and the model carries a state from row to row.
     """
     model, task = ready.model, ready.task
+    # Of all rows, since a sliding window that no row reaches beyond is the same as none.
     longest = int(train_rows.lengths.max(initial=0))
     fast = _choose_batching(ready, settings, longest)
     if settings.train.method != "full":
+        # Before anything is compiled or tried, so that it is these forward passes that are.
         fused = lora_forward.install(model)
         fast.facts["adapters"] = (
             f"fused LoRA forward in {count_of(fused, 'layer')}" if fused else "the library's forward pass"
         )
     if task.name == "causal_lm":
+        # Tried as training runs it: what a kernel takes depends on the dtype that autocast gives it.
         with autocast(settings.device, settings.compute_dtype):
             task.head_loss, reason = choose_head_loss(
                 model,
@@ -115,6 +120,7 @@ def _choose_batching(ready: ReadyModel, settings: TrainingSettings, longest: int
         return FastPath("padded", {"batching": "padded, rows of like length together: an encoder looks both ways"})
     if wanted == "padded":
         return FastPath("padded", {"batching": "padded, as train.batching says"})
+    # A user's own choice of attention is kept, even where rows then need a mask that costs memory.
     if settings.attention != "auto":
         batching = choose_batching(wanted, device=settings.device, attention=settings.attention)
         what = "rows kept apart by a mask" if batching == "packed" else "rows of like length together"
@@ -126,12 +132,14 @@ def _choose_batching(ready: ReadyModel, settings: TrainingSettings, longest: int
             raise UserError(f"train.batching = packed cannot be had: {why_not}. Set train.batching to auto or padded.")
         reason = f"padded, rows of like length together, since {why_not}"
         return FastPath("padded", {"batching": reason})
+    # transformers looks an attention up by name at each call, so that setting the name is all there is to do.
     packed_attention.register()
     inner = inner_model(ready.model)
     before = inner.config._attn_implementation
     inner.set_attn_implementation(packed_attention.NAME)
     on_gpu = settings.device == "cuda"
     task.packing = Packing(by_bounds=True, position_multiple=_GPU_POSITION_MULTIPLE if on_gpu else 1)
+    # The kernel takes 16 bits alone; float32 on a GPU goes row by row as on a CPU.
     how = "one variable-length kernel" if on_gpu and settings.compute_dtype != "float32" else "row by row"
     return FastPath("packed", {"batching": f"packed without padding, attention {how}"}, _attention=before)
 
@@ -141,6 +149,7 @@ def _choose_compiling(
 ) -> tuple[CompiledLayers | None, str]:
     inner = inner_model(ready.model)
     layers = find_layers(inner)
+    # Made in any case, since making one changes nothing; it is switched on at the first step.
     compiled = CompiledLayers(layers, embeddings=inner.get_input_embeddings())
     if settings.train.compile is False:
         return None, "no, as train.compile says"
@@ -149,6 +158,7 @@ def _choose_compiling(
     if settings.train.compile == "auto":
         if settings.device != "cuda":
             return None, "no, since training runs on the CPU"
+        # Tokens over the whole run, by the mean: compiling is paid for once, and saves at every step.
         epochs = plan.total_steps / plan.steps_per_epoch
         num_tokens = epochs * float(train_rows.lengths.sum())
         parameters = sum(parameter.numel() for parameter in ready.model.parameters())

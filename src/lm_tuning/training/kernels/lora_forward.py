@@ -29,6 +29,7 @@ def install(model: torch.nn.Module) -> int:
     count = 0
     for module in model.modules():
         if _is_plain(module):
+            # On the instance, so that other models of the process, and the class, keep the library's.
             module.forward = MethodType(_forward, module)
             count += 1
     return count
@@ -37,18 +38,23 @@ def install(model: torch.nn.Module) -> int:
 def remove(model: torch.nn.Module) -> None:
     """Give every layer the library's forward pass back."""
     for module in model.modules():
+        # Other libraries put functions of their own there too, such as accelerate's wrapper; those stay.
         if getattr(module.__dict__.get("forward"), "__func__", None) is _forward:
             del module.forward
 
 
 def _forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     """Add the adapter's part to the frozen layer's result."""
+    # An evaluation of the base model switches adapters off; merged ones are in the frozen weights already.
     if self.disable_adapters or self.merged or args or kwargs:
         return type(self).forward(self, x, *args, **kwargs)  # type: ignore[no-any-return]
     [name] = self.active_adapters
     result = self.base_layer(x)
+    # (r, in) and (out, r): a thousandth of the activations (tokens, in), so that casting them costs next to nothing.
     down, up = self.lora_A[name].weight.to(result.dtype), self.lora_B[name].weight.to(result.dtype)
+    # (..., r)
     hidden = linear(x.to(result.dtype), down)
+    # Scaled on the small matrix, not on the activations, (..., out).
     return result + linear(hidden, up * self.scaling[name])  # type: ignore[no-any-return]
 
 
@@ -58,6 +64,7 @@ def _is_plain(module: Any) -> bool:
 
     if not isinstance(module, LoraLayer) or module.merged or module.lora_variant:
         return False
+    # Several adapters would be added up, or chosen among, by the library's own rules.
     names = list(module.lora_A)
     if len(names) != 1 or list(module.active_adapters) != names or module.lora_embedding_A:
         return False

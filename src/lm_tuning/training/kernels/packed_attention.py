@@ -9,8 +9,9 @@ PyTorch's causal attention, which computes the same.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Container
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch.nn.attention import varlen
@@ -20,13 +21,15 @@ from lm_tuning.models.structure import inner_model
 from lm_tuning.runtime.ranges import ATTENTION, work_range
 from lm_tuning.wording import count_of
 
+# How transformers' models ask for it.
 NAME = "lm_tuning_packed"
-"""How transformers' models ask for it."""
 
 _KERNEL_TYPES = (torch.bfloat16, torch.float16)
 _MAX_KERNEL_HEAD = 256
+# Settings of layers that change the scores; a model that passes one must not be run without it.
 _UNREADABLE = ("softcap", "s_aux", "attn_logit_softcapping", "position_bias")
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attn_dropout", "attention_probs_dropout_prob")
+# Parts of names of layer types that have a state, which would run on from row to row.
 _LINEAR_LAYERS = ("linear_attention", "mamba", "conv", "recurrent", "chunked_attention")
 
 
@@ -52,17 +55,20 @@ def why_not(model: Any, *, device: str, longest_row_tokens: int) -> str | None:
     kind = type(inner).__name__
     if not getattr(inner, "_supports_attention_backend", False) or not _takes_kwargs(inner):
         return f"{kind} does not hand attention over to a function of ours"
+    # Of a model that sees images too, the part that reads text.
     config = inner.config.get_text_config()
     layers = getattr(config, "layer_types", None) or []
     linear = sorted({layer for layer in layers if any(part in layer for part in _LINEAR_LAYERS)})
     if linear:
         return f"{kind} has layers of the kind {', '.join(linear)}, which carry a state from row to row"
     window = getattr(config, "sliding_window", None)
+    # Without a list of layer types, older configurations have a switch for all layers.
     slides = "sliding_attention" in layers or (not layers and getattr(config, "use_sliding_window", True))
     if window is not None and slides and longest_row_tokens > window:
         return f"{kind} looks back {count_of(window, 'token')} at most and the longest row has {longest_row_tokens}"
     if getattr(config, "attn_logit_softcapping", None) is not None:
         return f"{kind} caps its attention logits (soft-capping), which the kernel for packed rows does not"
+    # By name, since each family of models has one of its own.
     dropped = max(getattr(config, name, None) or 0.0 for name in _DROPOUTS)
     if device == "cuda" and dropped:
         return f"{kind} drops {dropped:.0%} of its attention weights, which the kernel for packed rows does not"
@@ -109,71 +115,53 @@ def packed_attention(
     if unknown or attention_mask is not None:
         raise ValueError(f"attention over packed rows knows no {', '.join(unknown) or 'mask'}")
     with work_range(ATTENTION):
-        attended = _attend(
-            query, key, value, bounds=cu_seq_lens_q, longest=max_length_q, scaling=scaling, dropout=dropout
-        )
-    return attended, None
+        grouped = query.shape[1] != key.shape[1]  # several query heads share a key head
+        if cu_seq_lens_q is None:
+            # A causal mask begins at the first key: a single query, as while answers are generated, would see it alone.
+            is_causal = query.shape[2] > 1
+            out = scaled_dot_product_attention(
+                query, key, value, dropout_p=dropout, is_causal=is_causal, scale=scaling, enable_gqa=grouped
+            )
+            return out.transpose(1, 2), None  # (batch, tokens, heads, head)
+        if torch.is_autocast_enabled(query.device.type):
+            # What autocast does before PyTorch's own attention: norms of float32 weights leave queries in float32.
+            dtype = torch.get_autocast_dtype(query.device.type)
+            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
+        if query.is_cuda and query.dtype in _KERNEL_TYPES and query.shape[-1] <= _MAX_KERNEL_HEAD and not dropout:
+            longest = max_length_q
+            assert longest is not None
+            # The kernel takes (tokens, heads, head): heads come second, and the batch of 1 is left out.
+            flat = [part.transpose(1, 2).squeeze(0) for part in (query, key, value)]
+            out = _KERNEL(*flat, cu_seq_lens_q, cu_seq_lens_q, longest, longest, scale=scaling, **_KERNEL_OPTIONS)
+            return out.unsqueeze(0), None
+        rows = [
+            scaled_dot_product_attention(
+                query[:, :, a:b],  # (1, heads, tokens of the row, head)
+                key[:, :, a:b],
+                value[:, :, a:b],
+                dropout_p=dropout,
+                is_causal=True,
+                scale=scaling,
+                enable_gqa=grouped,
+            )
+            for a, b in pairwise(cu_seq_lens_q.tolist())  # which waits for a GPU, in float32 alone
+            if b > a
+        ]
+        return torch.cat(rows, dim=2).transpose(1, 2), None
 
 
-def _attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    bounds: torch.Tensor | None,
-    longest: int | None,
-    scaling: float | None,
-    dropout: float,
-) -> torch.Tensor:
-    """Run the kernel that takes these tensors; see :func:`packed_attention` for shapes."""
-    grouped = query.shape[1] != key.shape[1]
-    if bounds is None:
-        out = scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=query.shape[2] > 1, scale=scaling, enable_gqa=grouped
-        )
-        return out.transpose(1, 2)
-    if torch.is_autocast_enabled(query.device.type):
-        # What autocast does before PyTorch's own attention; norms of float32 weights leave float32 queries and keys.
-        dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-    if query.is_cuda and query.dtype in _KERNEL_TYPES and query.shape[-1] <= _MAX_KERNEL_HEAD and not dropout:
-        assert longest is not None
-        return _varlen(query, key, value, bounds=bounds, longest=longest, scaling=scaling)
-    rows = [
-        scaled_dot_product_attention(
-            query[:, :, a:b],
-            key[:, :, a:b],
-            value[:, :, a:b],
-            dropout_p=dropout,
-            is_causal=True,
-            scale=scaling,
-            enable_gqa=grouped,
-        )
-        for a, b in pairwise(bounds.tolist())
-        if b > a
-    ]
-    return torch.cat(rows, dim=2).transpose(1, 2)
+class _Options(TypedDict, total=False):
+    window_size: tuple[int, int]
+    is_causal: bool
+    enable_gqa: bool
 
 
-def _varlen(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    *,
-    bounds: torch.Tensor,
-    longest: int,
-    scaling: float | None,
-) -> torch.Tensor:
-    """Run the variable-length kernel; its heads come second and a batch of 1 is left out."""
-    query, key, value = (part.transpose(1, 2).squeeze(0) for part in (query, key, value))
-    out = _KERNEL(query, key, value, bounds, bounds, longest, longest, scale=scaling, **_KERNEL_OPTIONS)
-    return out.unsqueeze(0)  # type: ignore[no-any-return]
-
-
-def _read_options(known: Any) -> dict[str, Any]:
+def _read_options(known: Container[str]) -> _Options:
     """Return how this PyTorch is told to look back only, and that query heads share keys; both changed over time."""
-    options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
-    return options | ({"enable_gqa": True} if "enable_gqa" in known else {})
+    options: _Options = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+    if "enable_gqa" in known:
+        options["enable_gqa"] = True
+    return options
 
 
 # Read once, since a compiled layer cannot read signatures.
@@ -183,6 +171,7 @@ _KERNEL_OPTIONS = _read_options(inspect.signature(_KERNEL).parameters)
 
 def _takes_kwargs(model: Any) -> bool:
     """Return whether what is passed to the model reaches its attention layers."""
+    # The head passes everything on; what counts is whether the layers below it do.
     backbone = getattr(model, model.base_model_prefix, model)
     parameters = inspect.signature(type(backbone).forward).parameters.values()
     return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)

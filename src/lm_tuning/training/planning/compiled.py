@@ -74,11 +74,13 @@ class CompiledPlanner:
             return
         file = Path(self.plan.file).with_suffix(".compiled.json") if self.plan.file else None
         known = read_plan(file, read_memory(self.settings.device)) if file else None
+        # A plan that went on from other measurements than these is another one.
         if known is not None and known.curve[: len(self.plan.curve)] == self.plan.curve:
             self._use(replace(known, cached=True, seconds=self.plan.seconds, file=self.plan.file))
             return
         began = time.time()
         on_gpu = [torch.cuda.current_device()] if self.settings.device == "cuda" else []
+        # The passes draw dropout, which must not move the random state that the run goes on with.
         with torch.random.fork_rng(devices=on_gpu):
             answer = self._measure(optimizer_is_made)
         self.ready.model.zero_grad(set_to_none=True)
@@ -102,11 +104,13 @@ class CompiledPlanner:
         """Measure sizes that a step can fill, the planned one first."""
         planned, checkpointing = self.plan.micro_batch_tokens, self.plan.gradient_checkpointing
         probe = BudgetProbe(self.ready, self.settings, self.steps.table, self.steps.batching)
+        # It is among the measured bytes then, and would be added once more.
         if optimizer_is_made:
             probe.held = replace(probe.held, optimizer_state=0)
         answer = ProbeAnswer(facts=self.plan.facts)
         fastest = 0.0
         budgets, _ = list_budgets(self.settings, self.steps.table, self.steps.plan)
+        # Upwards only: the planned size fits without compiled layers, which take more.
         for budget in [planned, *(size for size in budgets if size > planned)]:
             point = try_budget(
                 probe,

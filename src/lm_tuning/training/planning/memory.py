@@ -22,10 +22,13 @@ from lm_tuning.training.settings import TrainingSettings
 DEFAULT_OPTIMIZER = "adamw_torch_fused"
 """The Trainer's own choice."""
 
+# Numbers that are kept for each trained number, in its dtype: torch makes them like the parameter.
 _TORCH_MOMENTS = {"adamw_torch": 2, "adamw_torch_fused": 2, "adagrad": 1, "rmsprop": 1, "sgd": 0}
+# Those of bitsandbytes, by the beginning of the name; 32 bits each unless the name says 8.
 _MOMENTS = {"adamw": 2, "lion": 1}
 # Optimizers that go through all weights at once and hold a copy of them while they do.
 _COPYING = ("adamw_torch", "adagrad", "rmsprop", "sgd")
+# bitsandbytes keeps smaller tensors in 32 bits, and a scale in float32 for each block of larger ones.
 _SMALLEST_8_BIT = 4096
 _8_BIT_BLOCK = 256
 _FLOAT32_BYTES = 4
@@ -87,6 +90,7 @@ def measure_model(model: torch.nn.Module, trainer: TrainerSettings) -> ModelByte
         for parameter in model.parameters()
         if parameter.requires_grad
     ]
+    # parameters() and buffers() name a shared tensor once, as it lies in memory once.
     gradients = sum(parameter.numel * parameter.element_bytes for parameter in trained)
     return ModelBytes(
         weights=sum(tensor.numel() * tensor.element_size() for tensor in model.parameters()),
@@ -115,6 +119,7 @@ def count_optimizer_state(parameters: Iterable[Parameter], trainer: TrainerSetti
         moments = _TORCH_MOMENTS[name] + _extra_moments(name, trainer.get("optim_args", ""))
         return sum(moments * parameter.numel * parameter.element_bytes for parameter in parameters)
     plain = name.removeprefix("paged_")
+    # AdamW in float32 where the name is not known.
     moments = next((count for start, count in _MOMENTS.items() if plain.startswith(start)), 2)
     in_8_bits = "8bit" in plain
     return sum(moments * _moment_bytes(parameter.numel, in_8_bits) for parameter in parameters)

@@ -23,6 +23,8 @@ SAFE_FRACTION = 0.9
 """Share of the free memory that an estimate fills: what is left over serves fragments and longer rows."""
 
 _ROUNDING_POSITIONS = 64
+# Only torch's CUDA allocator raises a class of its own. Its CPU allocator and cuBLAS raise a RuntimeError, whose words
+# tell.
 _SAID_BY_LIBRARIES = re.compile(
     r"out of memory|can't allocate memory|cannot allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE
 )
@@ -159,6 +161,7 @@ def read_memory(device: str) -> MemoryReading:
     if device == "cuda":
         cuda: Any = torch.cuda
         free, total = cuda.mem_get_info()
+        # Neither free nor held by torch's allocator here: other programs, and CUDA's own context.
         others = max(total - free - cuda.memory_reserved(), 0)
         return MemoryReading(cuda.get_device_name(), total, used, peak, others)
     processor = read_processor()
@@ -175,6 +178,7 @@ def read_usage(device: str) -> tuple[int, int]:
         statistics = torch.cuda.memory_stats()
         return statistics.get("allocated_bytes.all.current", 0), statistics.get("allocated_bytes.all.peak", 0)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Where /proc does not say, the peak stands in, which is never too little.
     used = _resident_bytes() or peak
     return used, max(used, peak)
 
@@ -272,6 +276,7 @@ def _other_ways(use: MemoryUse) -> list[str]:
 
 
 def _describe_checkpoint(use: MemoryUse, fitting: int | None) -> str:
+    # Asked of the disk and not of the loop: a checkpoint that was being written does not count.
     complete = checkpoints.list_complete(use.run_folder) if use.run_folder is not None else []
     if not complete:
         return (
@@ -297,6 +302,7 @@ def _longest_row(batch: MicroBatch) -> int:
 def _resident_bytes() -> int:
     """Return what this process holds now, 0 where the system does not say."""
     try:
+        # size resident shared …, in pages
         pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     except OSError:
         return 0

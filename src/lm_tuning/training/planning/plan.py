@@ -113,6 +113,7 @@ def list_budgets(settings: TrainingSettings, table: TokenTable, steps: StepPlan)
         of_step = lengths[rows]
         # Padded, a whole step is one micro-batch only if all of its rows are as long as its longest.
         largest = max(largest, len(rows) * int(of_step.max()) if _may_pad(settings) else int(of_step.sum()))
+    # No row is ever divided, so nothing below the longest one changes how steps are split.
     fewest = max(_round_up(int(lengths.max(initial=1))), _FEWEST_TOKENS)
     first = max(START_TOKENS.get(settings.device, START_TOKENS["cpu"]), fewest)
     most = max(min(_round_up(largest), first << _MOST_DOUBLINGS), fewest)
@@ -233,6 +234,7 @@ def read_plan(file: Path, reading: MemoryReading) -> BatchPlan | None:
         plan = BatchPlan.from_json(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+    # Only more of it matters: beside fewer programs a plan fits all the more.
     more = reading.others - plan.facts.get("other_programs_bytes", 0)
     if more > _CHANGED_MEMORY_FRACTION * reading.total:
         logger.info("Other programs hold %.1f GiB more of the device than when %s was made.", more / 2**30, file)

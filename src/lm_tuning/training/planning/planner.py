@@ -107,6 +107,7 @@ def plan_batches(
     Raises:
         UserError: there are no rows, or the run has no end or no effective batch.
     """
+    # The clock of the wall, which the process that measures reads alike.
     began = time.time()
     table = open_split(paths.tokens, "train")
     budgets, start = list_budgets(settings, table, step_plan_of(settings, table))
@@ -175,6 +176,7 @@ def run_process(
         request_path.write_bytes(pickle.dumps(request))
         source = str(Path(lm_tuning.__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+        # -P keeps the folder that it is started in out of the search for modules.
         command = [sys.executable, "-P", "-m", "lm_tuning.training.planning.probe", str(request_path), str(answer_path)]
         try:
             with words.open("wb") as output:
@@ -289,6 +291,7 @@ def _key(question: _Question) -> str:
             "budgets": [*question.budgets, question.start],
             "checkpointing": question.modes,
             "longest_row_tokens": int(table.lengths.max(initial=0)),
+            # Rounded, so that a few rows more or less do not ask for a new plan.
             "mean_row_tokens": round(float(np.mean(table.lengths)), -1),
             "supervised_fraction": round(supervised, 1),
             "memory_fraction": float(train.memory_fraction),

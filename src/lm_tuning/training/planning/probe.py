@@ -49,12 +49,14 @@ if TYPE_CHECKING:
     from lm_tuning.batching.batch import MicroBatch
     from lm_tuning.training.setup.model import ReadyModel
 
+# Micro-batches that the timed ones are drawn from.
 _MOST_POOLED = 256
 _SPEED_SECONDS = (0.3, 1.0)
 """Least and most time for the speed of one budget."""
 _FEWEST_TIMED = 2
 _ROUNDS = (2, 20)
 """Least and most times that each of the timed micro-batches is run."""
+# A size is expected to take as much longer than the one before as it has more tokens, times this.
 _GROWTH_RESERVE = 1.3
 
 
@@ -81,9 +83,6 @@ class BudgetProbe:
     def measure(self, budget: int, *, seconds: float) -> tuple[float, int, int]:
         """Measure one budget: first the heaviest micro-batches, then the speed of ordinary ones.
 
-        Each of those is run several times, and its fastest time counts: what a host or an allocator is doing by the way
-        would otherwise speak against a size.
-
         Args:
             budget: most positions of a micro-batch.
             seconds: for the speed.
@@ -95,6 +94,8 @@ class BudgetProbe:
         pool = [group for groups in cut for group in groups][:_MOST_POOLED]
         extreme = [full_group(rows, self.table, self.task, self.batching, budget=budget) for rows in self.extremes]
         heavy = heaviest_groups([*pool, *extreme], self.table, self.task, self.batching)
+        # The heaviest first: they say what a size takes, and leave the allocator with all blocks that the timed ones
+        # need.
         reset_peak(self.settings.device)
         for group in heavy:
             self._run(self._lay_out(group))
@@ -107,6 +108,8 @@ class BudgetProbe:
         batches = [self._lay_out(group) for group in chosen]
         rounds = min(max(int(seconds / max(took * len(batches), 1e-6)), fewest), most)
         times = self._time(batches * rounds)
+        # The fastest time of each counts: what the host or the allocator does by the way would speak against a size.
+        # Rounds go through all of them in turn, so that one disturbance does not meet every run of the same one.
         fastest = [min(times[position :: len(batches)]) for position in range(len(batches))]
         return sum(batch.num_tokens for batch in batches) / max(sum(fastest), 1e-9), *peaks
 
@@ -124,6 +127,8 @@ class BudgetProbe:
                 self._run(batch)
                 ends.append(time.perf_counter())
             return [end - begin for begin, end in pairwise(ends)]
+        # (batches + 1,): the end of one is the beginning of the next. Waiting for the device between them would leave
+        # it idle while the host prepares, which training never does.
         marks: list[Any] = [torch.cuda.Event(enable_timing=True) for _ in range(len(batches) + 1)]  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         marks[0].record()
@@ -170,6 +175,7 @@ def probe_budgets(request: ProbeRequest, probe: BudgetProbe, answer: ProbeAnswer
             if answer.points and began + expected > request.ends_at:
                 answer.not_tried += upwards[position:]
                 break
+            # Half of a size's share is for its speed; its heaviest micro-batches take the rest.
             share = (request.ends_at - began) / (len(upwards) - position + 1)
             point = look(budget, share / 2)
             if position + 1 < len(upwards):
@@ -177,6 +183,7 @@ def probe_budgets(request: ProbeRequest, probe: BudgetProbe, answer: ProbeAnswer
             if not point.fits:
                 break
             first_fits = True
+        # Checkpointing costs time at every size, so it is tried only where the first size does not fit without.
         if first_fits:
             break
         for budget in reversed(request.budgets[: request.start]):
@@ -270,6 +277,7 @@ def try_budget(probe: BudgetProbe, answer: ProbeAnswer, point: ProbePoint, *, se
         if point.predicted_total_bytes > limit:
             return point
     least, most = _SPEED_SECONDS
+    # Said behind the block and not inside it: there the exception still holds the failed micro-batch's tensors.
     failed = False
     try:
         speed, peak, taken = probe.measure(budget, seconds=min(max(seconds, least), most))
@@ -313,12 +321,14 @@ def reset_peak(device: str) -> None:
     Args:
         device: ``cpu`` or ``cuda``.
     """
+    # Cycles keep tensors alive until they are collected, and blocks with them.
     gc.collect()
     if device == "cuda":
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         return
     try:
+        # 5 sets the high-water mark of resident memory (VmHWM) back to what is resident now.
         Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
     except OSError:
         return  # the peak then never falls, and budgets grow anyway
@@ -349,6 +359,7 @@ def main(arguments: Sequence[str]) -> int:
     Returns:
         0, also when the answer holds an error.
     """
+    # Until the model is there: packages leave many objects when they load, and hardly a cycle.
     collect_rarely()
     request_path, answer_path = map(Path, arguments)
     request: ProbeRequest = pickle.loads(request_path.read_bytes())  # noqa: S301 - written by the training itself

@@ -29,6 +29,7 @@ def sample_steps(plan: StepPlan, num_steps: int = SAMPLED_STEPS) -> list[IntArra
         num_steps: most steps.
     """
     last = min(plan.steps_per_epoch, plan.total_steps) - 1
+    # (num_steps,) at most: in a short run several fall on the same step
     positions = np.unique(np.linspace(0, last, num_steps).round().astype(np.int64))
     return [plan.rows_of_step(int(step)) for step in positions]
 
@@ -37,9 +38,6 @@ def heaviest_groups(
     groups: list[list[int]], table: TokenTable, task: TrainingTask, batching: Batching
 ) -> list[list[int]]:
     """Choose the micro-batches that take the most memory: by positions, and by positions that carry loss.
-
-    Layers keep something for every position, attention without a flash kernel something for every pair of positions of
-    a row, and a head that makes all logits at once a whole vocabulary for every supervised position.
 
     Args:
         groups: rows of each micro-batch.
@@ -52,7 +50,10 @@ def heaviest_groups(
     """
     positions = [_count_positions(group, table, task, batching) for group in groups]
     full = [position for position, count in enumerate(positions) if count >= _NEARLY_FULL * max(positions)]
+    # Of the fullest the one with the longest row: attention without a flash kernel keeps something for every pair of
+    # positions of a row.
     by_positions = max(full, key=lambda position: (int(table.lengths[groups[position]].max()), positions[position]))
+    # A head that makes all logits at once keeps a whole vocabulary for every supervised position.
     losses = [_count_losses(group, table, batching) for group in groups]
     by_loss = max(range(len(groups)), key=lambda position: (losses[position], position == by_positions))
     return [groups[position] for position in dict.fromkeys((by_positions, by_loss))]
@@ -108,11 +109,13 @@ def extreme_rows(plan: StepPlan, table: TokenTable, rows_of_step: int) -> list[I
         Row indices of each kind, those of the most tokens first.
     """
     lengths, losses = table.lengths.astype(np.int64), table.num_supervised.astype(np.int64)
+    # (rows,)
     met = np.ones(len(lengths), dtype=bool)
     if not plan.mix.is_plain:
         met = plan.mix.rows_per_epoch[table.sources] > 0
     rows = np.flatnonzero(met)
     shortest = rows[np.argsort(-lengths[rows], kind="stable")][-_FILLING_ROWS:]
+    # Short rows behind the extreme ones fill the gaps that those leave in a micro-batch.
     kinds = [rows[np.argsort(-values[rows], kind="stable")[:rows_of_step]] for values in (lengths, losses)]
     return [np.concatenate([most, shortest[~np.isin(shortest, most)]]) for most in kinds]
 

@@ -13,7 +13,8 @@ import torch
 
 from lm_tuning.batching.batch import StepBatch
 from lm_tuning.batching.step_loader import StepDataset
-from lm_tuning.training.health.report import Finding, HealthReport
+from lm_tuning.training.health.records import Finding
+from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.planning.out_of_memory import (
     MemoryUse,
     estimate_fitting_positions,

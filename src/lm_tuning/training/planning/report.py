@@ -45,6 +45,7 @@ def draw_plan(plan: BatchPlan) -> Figure:
         if plan.memory:
             _draw_parts(figure.add_axes((0.05, 0.2, 0.9, 0.2)), plan)
         return figure
+    # Figure rather than pyplot: no global state, no display, and nothing to close.
     figure = Figure(figsize=(8, 7.5 if plan.memory else 6), layout="constrained")
     if plan.memory:
         speed, memory, parts = figure.subplots(3, 1, height_ratios=[4, 4, 1])
@@ -55,8 +56,7 @@ def draw_plan(plan: BatchPlan) -> Figure:
     total = plan.facts.get("total_bytes")
     for mode in _MODES:
         points = sorted(
-            (point for point in plan.curve if _mode(point) == mode),
-            key=lambda point: point.micro_batch_tokens,
+            (point for point in plan.curve if _mode(point) == mode), key=lambda point: point.micro_batch_tokens
         )
         if points:
             _draw_mode(speed, memory, points, total=total)
@@ -67,6 +67,7 @@ def draw_plan(plan: BatchPlan) -> Figure:
         memory.axhline(limit, color="C3", linestyle="--", linewidth=1, label=f"share, {limit:.1f} GiB")
         memory.axhline(total / _GIB, color="black", linewidth=1, label=f"all there is, {total / _GIB:.1f} GiB")
     sizes = sorted({plan.micro_batch_tokens, *(point.micro_batch_tokens for point in plan.curve)})
+    # Sizes double as a rule, and the tick of each stands at the size itself, not at a power of two beside it.
     memory.set_xscale("log", base=2)
     memory.set_xticks(sizes, [f"{size:,}" for size in sizes], rotation=45)
     memory.minorticks_off()
@@ -155,6 +156,7 @@ def _draw_mode(speed: Axes, memory: Axes, points: list[ProbePoint], *, total: in
 
 def _row(point: ProbePoint, plan: BatchPlan, total: int | None) -> tuple[Cell, ...]:
     note: str = point.outcome if point.outcome != "measured" else ""
+    # The very point, not one of its size: the same size may be there compiled and not compiled.
     if point is plan.choice:
         note = "chosen"
     if point.outcome == "measured" and not point.fits:

@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     from lm_tuning.batching.step_plan import StepPlan
     from lm_tuning.text.store.table import TokenTable
 
+# Operations per weight and position: a multiplication and an addition each.
 _FORWARD = 2
 _INPUT_GRADIENT = 2
 _WEIGHT_GRADIENT = 2
 _SAMPLED_STEPS = 200
+# Names in BART and its kin, T5, and models with cross-attention added, such as GPT-2.
 _CROSS_ATTENTION = ("encoder_attn", "EncDecAttention", "crossattention", "cross_attention")
 _OF_SOURCE = ("k_proj", "v_proj", "k", "v", "key", "value")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -65,11 +67,12 @@ class ModelFlops:
             lengths: tokens of each row, ``(rows,)``; source and target together.
             num_supervised: supervised tokens of each row, ``(rows,)``; those of an encoder-decoder are its target.
         """
-        lengths = np.asarray(lengths, dtype=np.float64)
+        # Squares of lengths of millions of rows pass what 32 bits hold.
+        lengths = np.asarray(lengths, dtype=np.float64)  # (rows,)
         supervised = np.asarray(num_supervised, dtype=np.float64)
         predictions = float(len(lengths)) if self.predicts_rows else supervised.sum()
         sources = lengths - supervised if self.per_source_token else np.zeros_like(lengths)
-        read = lengths - sources
+        read = lengths - sources  # by the decoder, (rows,)
         return float(
             self.per_token * read.sum()
             + self.per_source_token * sources.sum()
@@ -111,12 +114,14 @@ def count_flops(model: Any, *, task: str) -> ModelFlops | None:
     supervised = {"encoder": 0.0, "decoder": 0.0}
     sizes = {"encoder": 0, "decoder": 0}
     for name, module, size, flops in _linear_layers(model):
+        # The head may be tied to the embedding: looked up for every token, multiplied only where there is a prediction.
         if _belongs_to(module, head):
             prediction += flops
             continue
         in_encoder = task == "seq2seq_lm" and "encoder" in name.split(".")
         stack = "encoder" if in_encoder else "decoder"
         sizes[stack] += size
+        # Weights that a gradient passes: attention between layers without one needs no backward pass either.
         supervised[stack] += size if flops > _FORWARD * size else 0
         if in_encoder or _reads_source(name):
             source += flops
@@ -183,9 +188,11 @@ def _linear_layers(model: Any) -> Iterator[tuple[str, Any, int, float]]:
         ),
         None,
     )
+    # named_modules() goes in the order of definition, which in transformers is that of the forward pass.
     is_behind_trained = False
     for name, module in modules:
         is_behind_trained = is_behind_trained or (first is not None and stack_of(name) == first)
+        # GPT-2 and its kin have Conv1D: a linear layer whose weight lies transposed.
         if isinstance(module, torch.nn.Linear | Conv1D):
             yield name, module, _size(module.weight), _flops(module.weight, is_behind_trained=is_behind_trained)
 
@@ -222,6 +229,7 @@ def _attention_channels(config: Any, task: str) -> dict[str, int]:
     layers = layers or first_of("num_hidden_layers", "num_layers") or 0
     width = first_of("hidden_size", "d_model") or 0
     heads = first_of("num_attention_heads", "decoder_attention_heads", "num_heads") or 1
+    # Heads need not divide the width: Qwen3 and Gemma name the channels of a head.
     size = first_of("head_dim", "d_kv") or width // heads
     channels = {"decoder": layers * heads * size}
     if task == "seq2seq_lm":

@@ -69,6 +69,7 @@ class _StepRecorder:
         if "tokens_per_second" not in metrics:
             return  # an evaluation's
         self.num_ended += 1
+        # A step under the profiler is slower, so its speed says nothing of the training.
         if self._profiler is None:
             self.speeds.append(metrics["tokens_per_second"])
         if self.num_ended == self.num_warm_up_steps:
@@ -91,6 +92,7 @@ class _StepRecorder:
     def _start(self) -> None:
         from torch.profiler import ProfilerActivity, profile
 
+        # The host too on a GPU: its operations say what the kernels that they queue are for.
         activities = [ProfilerActivity.CPU]
         if self.device == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -102,6 +104,7 @@ class _StepRecorder:
 
     def _finish(self) -> None:
         self._wait_for_device()
+        # Forgotten before it is stopped: an error in stopping must not make `stop` try it again.
         profiler, self._profiler = self._profiler, None
         with _without_profiler_warning():
             profiler.stop()
@@ -164,7 +167,7 @@ def profile_training(
     assert num_steps >= 1 and num_warm_up_steps >= 2, (num_steps, num_warm_up_steps)
     folder.mkdir(parents=True, exist_ok=True)
     trace = folder / TRACE_NAME
-    needed = num_warm_up_steps + num_steps + 1
+    needed = num_warm_up_steps + num_steps + 1  # metrics of the last one come at the end of a further step
     train = settings.train.model_copy(
         update={
             "save_every_steps": None,
@@ -180,6 +183,7 @@ def profile_training(
         trainer = {**train.trainer, "warmup_steps": 0}
         train = train.model_copy(update={"num_epochs": None, "max_steps": needed, "trainer": trainer})
     settings = replace(settings, train=train, run_id=None)
+    # A plan that is made for the profile is the training's own, so it is kept beside the training's, not in scratch.
     plans = paths.plans or paths.checkpoints / "batch_plans"
     recorder = _StepRecorder(trace, settings.device, num_steps, num_warm_up_steps)
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NotRequired, TypedDict
 
 import orjson
 
@@ -55,10 +55,7 @@ _NAMES = tuple(
         (LOSS, (r"cross_?entropy|nll|log_?softmax|_cce|lse|log_?sum_?exp",)),
         (
             PRODUCTS,
-            (
-                r"gemm|gemv|nvjet|cutlass|xmma|cublas|splitk|mkldnn|onednn|_mm_",
-                r"^aten::(\w*mm|linear|matmul|mv|dot)$",
-            ),
+            (r"gemm|gemv|nvjet|cutlass|xmma|cublas|splitk|mkldnn|onednn|_mm_", r"^aten::(\w*mm|linear|matmul|mv|dot)$"),
         ),
         (
             ELEMENTWISE,
@@ -70,6 +67,24 @@ _NAMES = tuple(
         ),
     )
 )
+
+
+# Not a class, as the keys are words.
+EventArguments = TypedDict(
+    "EventArguments", {"External id": int, "Sequence number": int, "Fwd thread id": int}, total=False
+)
+"""What links an event to others: to the operation that queued it, and to the backward pass of it."""
+
+
+class TraceEvent(TypedDict):
+    """An event of a Chrome trace that has a duration; times are in microseconds."""
+
+    name: str
+    ts: float
+    dur: float
+    cat: NotRequired[str]
+    tid: NotRequired[int | str]
+    args: NotRequired[EventArguments]
 
 
 @dataclass(frozen=True)
@@ -132,12 +147,13 @@ def read_trace(path: Path) -> TraceTable:
     return sum_up([event for event in events if event.get("ph") == "X" and "dur" in event])
 
 
-def sum_up(events: list[dict[str, Any]]) -> TraceTable:
+def sum_up(events: list[TraceEvent]) -> TraceTable:
     """Sum complete events of a trace up.
 
     Args:
         events: each with ``name``, ``cat``, ``ts`` and ``dur`` in microseconds, ``tid`` and ``args``.
     """
+    # Annotations of the host alone: the profiler repeats each on the GPU's track, as another category.
     steps = [event for event in events if event.get("cat") == "user_annotation" and _is_step(event["name"])]
     begin = min((event["ts"] for event in steps), default=0.0)
     end = max((event["ts"] + event["dur"] for event in steps), default=0.0)
@@ -150,9 +166,11 @@ def sum_up(events: list[dict[str, Any]]) -> TraceTable:
     if on_gpu:
         end = max(end, *(event["ts"] + event["dur"] for event in device))
         work = [(event["name"], _group_of_kernel(event, contexts), event["dur"]) for event in device]
+        # Streams run side by side, so durations add up to more than the time in which the device was busy.
         busy = _union((event["ts"], event["ts"] + event["dur"]) for event in device)
     else:
         work = own
+        # Annotations span Python as well, in which no operation runs; they would make the host look busy all along.
         busy = _union((event["ts"], event["ts"] + event["dur"]) for event in host if event["cat"] == "cpu_op")
     seconds: dict[tuple[str, str], float] = defaultdict(float)
     counts: dict[tuple[str, str], int] = defaultdict(int)
@@ -179,7 +197,7 @@ def _is_step(name: str) -> bool:
     return name.startswith(STEP_RANGE)
 
 
-def _own_times(host: list[dict[str, Any]], contexts: dict[int, str]) -> list[tuple[str, str, float]]:
+def _own_times(host: list[TraceEvent], contexts: dict[int, str]) -> list[tuple[str, str, float]]:
     """Collect from each operation what it called; note what each one is for under the id that its kernels name.
 
     Args:
@@ -190,24 +208,26 @@ def _own_times(host: list[dict[str, Any]], contexts: dict[int, str]) -> list[tup
         Name, group and microseconds of each operation.
     """
     found = []
-    by_thread: dict[Any, list[dict[str, Any]]] = defaultdict(list)
+    by_thread: dict[int | str | None, list[TraceEvent]] = defaultdict(list)
     for event in host:
         by_thread[event.get("tid")].append(event)
     forward: dict[int, str | None] = {}  # context by the number that an operation shares with its backward pass
     # The thread that makes the steps comes first: the backward pass looks its numbers up, on a GPU from another thread.
     for thread in sorted(by_thread.values(), key=_makes_no_steps):
         makes_steps = not _makes_no_steps(thread)
+        # Of two that begin together the longer one is the caller.
         thread.sort(key=lambda event: (event["ts"], -event["dur"]))
         open_events: list[tuple[float, str | None, list[float]]] = []  # end, context, microseconds taken by children
         for event in thread:
             while open_events and open_events[-1][0] <= event["ts"]:
                 open_events.pop()
-            arguments = event.get("args") or {}
+            arguments = event.get("args", {})
             number = arguments.get("Sequence number", -1)
             context = next((group for group, pattern in _CONTEXTS if pattern.search(event["name"])), None)
             if _is_backward(event):
                 context = context or forward.get(number)
             if open_events:
+                # Only what is called directly: its own children are taken from it in turn.
                 open_events[-1][2][0] += event["dur"]
                 context = open_events[-1][1] or context
             if number >= 0 and makes_steps and not _is_backward(event):
@@ -220,30 +240,33 @@ def _own_times(host: list[dict[str, Any]], contexts: dict[int, str]) -> list[tup
                 contexts[identity] = context
             if event["cat"] == "cpu_op":
                 found.append((event["name"], context or group_of(event["name"]), event["dur"], taken))
+    # Times are rounded, so children may add up to a little more than their caller.
     return [(name, group, max(duration - taken[0], 0.0)) for name, group, duration, taken in found]
 
 
-def _makes_no_steps(events: list[dict[str, Any]]) -> bool:
+def _makes_no_steps(events: list[TraceEvent]) -> bool:
     return not any(event["cat"] == "user_annotation" and _is_step(event["name"]) for event in events)
 
 
-def _is_backward(event: dict[str, Any]) -> bool:
+def _is_backward(event: TraceEvent) -> bool:
     """Whether an event is the backward pass of an operation, which then names its thread and shares its number."""
-    return bool((event.get("args") or {}).get("Fwd thread id"))
+    return bool(event.get("args", {}).get("Fwd thread id"))
 
 
-def _group_of_kernel(event: dict[str, Any], contexts: dict[int, str]) -> str:
+def _group_of_kernel(event: TraceEvent, contexts: dict[int, str]) -> str:
     """Tell a kernel's group by the operation that queued it, or else by its name."""
     by_name = group_of(event["name"])
+    # A copy between host and device is one, whatever asked for it; a kernel that copies belongs to its operation.
     if by_name == COPIES and event["cat"] != "kernel":
         return by_name
-    context = contexts.get((event.get("args") or {}).get("External id", -1))
+    context = contexts.get(event.get("args", {}).get("External id", -1))
     return context or by_name
 
 
 def _union(spans: Iterable[tuple[float, float]]) -> float:
     """Return how much is covered by any of the spans."""
     covered, reached = 0.0, float("-inf")
+    # In order of their begin, each adds what lies beyond the furthest end so far.
     for begin, end in sorted(spans):
         if end > reached:
             covered += end - max(begin, reached)

@@ -12,7 +12,6 @@ from lm_tuning.batching.losses import LossShape, balance_classes
 from lm_tuning.batching.tasks.base import TrainingTask
 from lm_tuning.batching.tasks.registry import task_of
 from lm_tuning.data.format.labels import refuse_unknown_weights
-from lm_tuning.errors import UserError
 from lm_tuning.models.record import location_of
 from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.health.first_loss import fresh_head_spread, scale_fresh_head
@@ -105,7 +104,7 @@ def choose_loss_shape(settings: TrainingSettings, train_rows: TokenTable) -> Los
     """Turn label smoothing and class weights into numbers.
 
     Raises:
-        UserError: a class weight is given to no class, or no class has a weight.
+        UserError: a class weight is given to no class.
     """
     weights = None
     given = settings.train.class_weights
@@ -119,9 +118,9 @@ def choose_loss_shape(settings: TrainingSettings, train_rows: TokenTable) -> Los
         if given != "balanced":
             refuse_unknown_weights(given, label_map)
             raw = [given.get(name, 1.0) for name in label_map]
-            mean = sum(weight * count for weight, count in zip(raw, counts, strict=True)) / max(sum(counts), 1)
-            if not mean:
-                raise UserError("train.class_weights gives every training row a weight of 0, so nothing is learned.")
+            # Over rows, so that weights move loss between classes and leave its size, and with it the rate, alone. Rows
+            # of no known class alone are refused once the model is there.
+            mean = sum(weight * count for weight, count in zip(raw, counts, strict=True)) / max(sum(counts), 1) or 1.0
             weights = tuple(weight / mean for weight in raw)
     return LossShape(label_smoothing=settings.train.label_smoothing, class_weights=weights)
 
@@ -151,6 +150,6 @@ def scale_head(ready: ReadyModel, steps: StepDataset, settings: TrainingSettings
 def _quantization(settings: TrainingSettings) -> Any:
     if settings.train.method != "qlora":
         return None
-    from lm_tuning.models.loading import Quantization
+    from lm_tuning.models.quantization import Quantization
 
     return Quantization(**settings.train.qlora.model_dump(), compute_dtype=settings.compute_dtype)

@@ -1,0 +1,140 @@
+"""What a training writes down: the numbers of its steps, and the figures of the whole run.
+
+Loads nothing heavy, so that whoever only declares these types pays for none of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict
+
+from lm_tuning.runtime.nvml import CardFigures
+
+if TYPE_CHECKING:
+    from lm_tuning.batching.mixing import TrainedSource
+
+StepRow: TypeAlias = dict[str, float]
+"""What a step learned: ``step``, ``epoch``, ``gradient_norm``, ``learning_rate``, and loss and supervised count under
+names that end in their unit, token or row."""
+
+EvaluationRow: TypeAlias = dict[str, float]
+"""One evaluation while training: ``step`` (0 is the base model), ``epoch``, ``seconds``, and each held-out figure by
+the name that it has elsewhere, with ``validation_`` before it."""
+
+TrainingRow: TypeAlias = dict[str, float | None]
+"""A row of ``training_summary.csv``: that of a step, and the held-out figures, ``None`` where they were not
+measured."""
+
+
+class EfficiencyRow(CardFigures):
+    """What a step cost, a row of ``efficiency_summary.csv``; a phase that nobody marked is ``None``."""
+
+    step: int
+    seconds: float
+    tokens_per_second: float
+    samples_per_second: float
+    steps_per_second: float
+    num_tokens: int
+    num_rows: int
+    num_micro_batches: int
+    padding_fraction: float
+    loader_wait_seconds: float
+    forward_seconds: NotRequired[float | None]  # a checkpoint of the first versions has no phases
+    backward_seconds: NotRequired[float | None]
+    optimizer_seconds: NotRequired[float | None]
+    peak_memory_bytes: int
+
+
+class StoredStepLog(TypedDict):
+    """The numbers of all steps as a checkpoint holds them; the first versions did not count our own time."""
+
+    steps: list[StepRow]
+    efficiency: list[EfficiencyRow]
+    evaluations: list[EvaluationRow]
+    own_seconds: NotRequired[float]
+
+
+class SpeedFigures(CardFigures):
+    """How fast the steps of a run were and where their time went; ``None`` for what could not be had.
+
+    Attributes:
+        step_seconds_p10: a tenth of the steps were faster.
+        padding_fraction: share of all positions that held no token.
+        peak_memory_bytes: the most held by the GPU's tensors, or by the process on a CPU.
+        number_format: dtype of the measured matrix product.
+        known_peak_flops: operations per second that the device's maker states.
+        measured_matmul_flops: operations per second of a matrix product before the training.
+        mfu: model FLOPs utilization, the share of the former.
+        mfu_of_measured: the share of the latter.
+    """
+
+    tokens_per_second: float | None
+    samples_per_second: float | None
+    steps_per_second: float | None
+    step_seconds_p10: float | None
+    step_seconds_median: float | None
+    step_seconds_p90: float | None
+    step_seconds_p99: float | None
+    padding_fraction: float | None
+    loader_wait_fraction: float | None
+    forward_fraction: float | None
+    backward_fraction: float | None
+    optimizer_fraction: float | None
+    peak_memory_bytes: int | None
+    model_flops_per_token: float | None
+    model_flops_per_second: float | None
+    device_name: str | None
+    number_format: str | None
+    known_peak_flops: float | None
+    measured_matmul_flops: float | None
+    mfu: float | None
+    mfu_of_measured: float | None
+
+
+class EfficiencyFigures(SpeedFigures):
+    """All that a run says of its cost, as ``efficiency.json`` has it.
+
+    Attributes:
+        logging_fraction: share of the training's time that writing numbers down took.
+        health_fraction: share that health checks took after step 1; a longer run has no more of those before it.
+        training_seconds: of the loop, with those before a resume, as all of the following.
+        health_seconds: of all health checks.
+        first_look_seconds: of those up to the end of step 1.
+        total_seconds: of the whole training, loading and checks included.
+    """
+
+    logging_fraction: float | None
+    health_fraction: float | None
+    training_seconds: float
+    health_seconds: float
+    first_look_seconds: float
+    total_seconds: float
+
+
+class TrainingSummary(EfficiencyFigures):
+    """The figures of a whole run.
+
+    Attributes:
+        method: ``full``, ``lora`` or ``qlora``.
+        num_steps: steps that have numbers.
+        total_steps: the last step; before the plan's last one if the training stopped early.
+        epochs: passes over the rows.
+        stopped_early: whether it did.
+        unit: what losses are divided by.
+        first_loss: logged by the first step; ``None`` without steps.
+        last_loss: likewise.
+        trainable_parameters: how many numbers were trained.
+        best_step: step of the best held-out figure; ``None`` without one.
+        sources: what each source gave.
+    """
+
+    method: str
+    num_steps: int
+    total_steps: int
+    epochs: float
+    stopped_early: bool
+    unit: str
+    first_loss: float | None
+    last_loss: float | None
+    trainable_parameters: int
+    best_step: int | None
+    sources: list[TrainedSource]
