@@ -35,10 +35,13 @@ class MicroBatch:
         longest_row_tokens: with ``row_bounds``, an upper bound of the rows' lengths that hardly ever changes.
     """
 
+    # (batch, sequence), int64; pad ids at the ends of rows, or of the whole sequence of packed rows
     input_ids: torch.Tensor
     position_ids: torch.Tensor | None
+    # (kept,), int64: a head over 150,000 tokens costs more than a layer, so it sees no more positions than are needed
     kept_positions: torch.Tensor
     targets: torch.Tensor
+    # Plain integers, not tensors: the host needs them for the divisor, and must not wait for the device to learn them.
     num_supervised: int
     num_tokens: int
     num_rows: int
@@ -54,6 +57,8 @@ class MicroBatch:
 
     def to(self, device: torch.device | str) -> MicroBatch:
         """Copy to a device without waiting for the copy."""
+        # `non_blocking` only helps from page-locked memory, which is what `pin_memory` is for; from other memory it
+        # waits.
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pin_memory(self) -> MicroBatch:
@@ -61,6 +66,7 @@ class MicroBatch:
         return self._map(torch.Tensor.pin_memory)
 
     def _map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> MicroBatch:
+        # What is no tensor (counts, bounds of lengths) stays as it is, so a new field needs no line here.
         changed: dict[str, Any] = {
             name: change(value) for name, value in vars(self).items() if isinstance(value, torch.Tensor)
         }

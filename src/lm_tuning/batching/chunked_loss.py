@@ -22,6 +22,7 @@ NUM_LIKELIEST = 5
 CHUNK_BYTES = {"cpu": 48 * 2**20, "cuda": 640 * 2**20}
 """Most that a chunk's logits may take, in the type of the products."""
 
+# Matrix products are fastest at multiples of their tiles.
 _ROUNDING = 128
 
 
@@ -33,6 +34,7 @@ def chunk_positions(vocabulary: int, *, device: str, bytes_per_logit: int) -> in
         device: ``cpu`` or ``cuda``.
         bytes_per_logit: of the type that the product is made in.
     """
+    # At least one multiple, however large a row of logits is: a chunk of no positions is none.
     fitting = CHUNK_BYTES.get(device, CHUNK_BYTES["cpu"]) // (vocabulary * bytes_per_logit)
     return int(max(fitting - fitting % _ROUNDING, _ROUNDING))
 
@@ -47,6 +49,7 @@ def count_hits(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     Returns:
         Both counts, ``(2,)``, integers on the device.
     """
+    # (positions, 5), best first; a tiny vocabulary has fewer tokens than five
     likeliest = logits.topk(min(NUM_LIKELIEST, logits.shape[-1]), dim=-1).indices
     is_hit = likeliest == targets[:, None]  # (positions, 5)
     return torch.stack([is_hit[:, 0].sum(), is_hit.sum()])
@@ -71,6 +74,7 @@ def plain_kernel(
     wide = logits.float()  # (positions, vocabulary)
     spread = torch.logsumexp(wide, dim=-1)  # (positions,)
     nats, positions = _nats_of_each(wide, spread, targets, label_smoothing)
+    # (positions, vocabulary): the softmax, without a second pass to find the maximum
     gradient = torch.exp(wide - spread[:, None])  # the softmax
     if label_smoothing:
         gradient -= label_smoothing / logits.shape[-1]
@@ -190,9 +194,11 @@ class _LinearSumNats(torch.autograd.Function):
                 if of_weight is not None:
                     _add_product(of_weight, gradient.t(), rows)
                 if of_bias is not None:
+                    # (chunk, vocabulary) to (vocabulary,)
                     of_bias += gradient.sum(dim=0, dtype=torch.float32)
                 # Else two chunks' logits would be there at once, while the next ones are made.
                 del logits, gradient
+        # The gradients are the size of hidden states and head; saving the logits instead would defeat all this.
         ctx.save_for_backward(of_hidden, of_weight, of_bias)
         ctx.weight_dtype, ctx.bias_dtype = weight.dtype, None if bias is None else bias.dtype
         return nats
@@ -248,6 +254,7 @@ def sum_nats_in_chunks(
     """
     from torch.utils.checkpoint import checkpoint
 
+    # (chunk, features) and (chunk,) to a scalar
     def chunk(rows: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         logits = head(rows)  # (chunk, vocabulary)
         if hits is not None:

@@ -31,6 +31,7 @@ class ClassCounts:
     def accuracy(self) -> float:
         """Share of the rows whose class was predicted, 0 to 1; NaN without rows."""
         num_rows = int(self.rows.sum())
+        # A micro average over classes is the accuracy, so none is kept beside it.
         return int(self.right.sum()) / num_rows if num_rows else math.nan
 
     @property
@@ -45,6 +46,7 @@ class ClassCounts:
     @property
     def f1(self) -> npt.NDArray[np.float64]:
         """Harmonic mean of precision and recall of each class, ``(classes,)``; 0 for one that does not occur."""
+        # 2PR / (P + R) with P = right / predicted and R = right / rows, without a division by zero for either.
         f1: npt.NDArray[np.float64] = 2 * self.right / np.maximum(self.rows + self.predicted, 1)
         return f1
 
@@ -60,5 +62,6 @@ def count_classes(references: IntArray, predictions: IntArray, *, num_classes: i
     return ClassCounts(
         rows=np.bincount(references, minlength=num_classes),
         predicted=np.bincount(predictions, minlength=num_classes),
+        # A row that was predicted right is counted under its class alone; (rows,) to (classes,).
         right=np.bincount(references[references == predictions], minlength=num_classes),
     )

@@ -108,10 +108,13 @@ def choose_head_loss(
     was_training = model.training
     model.eval()
     with torch.no_grad():
+        # (1, tokens)
         inputs = {"input_ids": torch.as_tensor(row, dtype=torch.int64, device=device)[None], "use_cache": False}
         hidden = backbone_of(model)(**inputs).last_hidden_state
+        # Both (1, tokens, vocabulary). One row tells: scaling, bounding or shifting logits changes every position.
         ours, theirs = head(hidden).float(), inner(**inputs).logits.float()
     model.train(was_training)
+    # Relative to the largest logit: absolute ones differ by a factor of a hundred between families.
     difference = float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1e-6))
     if difference > _SAME_LOGITS.get(hidden.dtype, _SAME_LOGITS_16_BITS):
         return None, (
@@ -119,6 +122,7 @@ def choose_head_loss(
             f"(by up to {difference:.1%} of the largest)"
         )
     dtype = getattr(torch, compute_dtype)
+    # A quantized or adapted head is a subclass, or wraps one: its weight is not what it multiplies with.
     if type(head) is not torch.nn.Linear:
         return HeadLoss(head, "head in chunks", None, dtype), f"in chunks through {type(head).__name__}"
     candidates = _candidates(head, dtype, device, label_smoothing)
@@ -183,12 +187,14 @@ def _try_all(
     label_smoothing: float,
 ) -> tuple[str, str]:
     """Time every candidate that is right on as many positions as a micro-batch may have; name the fastest."""
+    # The row is short; kernels are compared at a size at which they would be used. (tokens, features), repeated.
     repeats = -(-_TRIED_POSITIONS // len(hidden))
     hidden = hidden.detach().repeat(repeats, 1)[:_TRIED_POSITIONS]
     generator = torch.Generator(device=hidden.device).manual_seed(0)
     targets = torch.randint(
         head.weight.shape[0], (len(hidden),), device=hidden.device, generator=generator, dtype=torch.int64
     )
+    # Ignored positions are part of what an implementation has to get right.
     targets[::7] = IGNORE_INDEX
     wanted_nats, wanted_gradient = _reference(head, hidden, targets, label_smoothing)
     seconds: dict[str, float] = {}
@@ -196,6 +202,7 @@ def _try_all(
     for name, candidate in candidates.items():
         try:
             nats, gradient, took = _time(candidate, head, hidden, targets, label_smoothing)
+        # Whatever a foreign kernel raises on this card, another one does the work.
         except Exception as error:
             said.append(f"{name} failed ({type(error).__name__})")
             continue
@@ -217,6 +224,7 @@ def _reference(head: Any, hidden: torch.Tensor, targets: torch.Tensor, smoothing
     bias = None if head.bias is None else head.bias.detach().float()
     for start in range(0, len(hidden), _REFERENCE_POSITIONS):
         part = slice(start, start + _REFERENCE_POSITIONS)
+        # float32 throughout: autocast around this call would round what the others are compared with.
         with torch.enable_grad(), torch.autocast(hidden.device.type, enabled=False):
             leaf = hidden[part].float().requires_grad_()
             logits = linear(leaf, weight, bias)
@@ -234,10 +242,13 @@ def _time(
     candidate: Implementation, head: Any, hidden: torch.Tensor, targets: torch.Tensor, smoothing: float
 ) -> tuple[float, torch.Tensor, float]:
     """Return loss, gradient of the hidden states and seconds of the fastest round, the first one not counted."""
+    # Leaves of their own, so that the model's gradients stay what they are.
     weight = head.weight.detach().requires_grad_(head.weight.requires_grad)
     bias = None if head.bias is None else head.bias.detach().requires_grad_(head.bias.requires_grad)
+    # The fastest round: the others were disturbed, never helped, by what else the machine does.
     best, nats, gradient = float("inf"), 0.0, hidden
     for turn in range(_ROUNDS + 1):
+        # (positions, features)
         leaf = hidden.clone().requires_grad_()
         weight.grad = None
         torch.cuda.synchronize()
@@ -247,6 +258,7 @@ def _time(
             loss.backward()  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         took = time.perf_counter() - began
+        # The first round compiles, and chooses kernels.
         if turn:
             best = min(best, took)
         assert leaf.grad is not None

@@ -137,6 +137,7 @@ def measure_held_out(
     Returns:
         The sums over all rows, and what was predicted for them.
     """
+    # (rows,)
     scored = np.asarray(rows, dtype=np.int64)
     scored = scored[table.num_supervised[scored] > 0]
     groups = _split_all(task, table, scored, micro_batch_tokens=micro_batch_tokens, batching=batching)
@@ -151,6 +152,7 @@ def measure_held_out(
     with evaluating(model):
         for index, group in enumerate(groups):
             batch = task.lay_out(table, group, batching=batching).to(device)
+            # Views into the tensors of all rows, which are filled in place.
             part = slice(done, done + batch.num_rows)
             nats[index] = _measure_batch(task, model, batch, classes[part], probabilities[part], hits)
             num_supervised += batch.num_supervised
@@ -161,12 +163,15 @@ def measure_held_out(
         nats=float(nats.cpu().double().sum()), num_supervised=num_supervised, num_rows=len(scored), unit=task.unit
     )
     if hits is not None and num_supervised:
+        # The only wait for the device: .tolist() copies.
         likeliest, among_five = (count / num_supervised for count in hits.tolist())
         return HeldOut(loss, {"token_accuracy": likeliest, "top_5_accuracy": among_five})
     if not is_classifier:
         return HeldOut(loss)
     predictions = _in_order(scored, groups, classes, probabilities)
+    # (scored rows,), in the order asked for, as are the predictions
     references = table.labels[scored]
+    # A class may occur among the predictions alone, or among the references alone.
     num_classes = 1 + max(int(references.max(initial=0)), int(predictions.classes.max(initial=0)))
     counts = count_classes(references, predictions.classes, num_classes=num_classes)
     return HeldOut(loss, {"accuracy": counts.accuracy, "macro_f1": counts.macro_f1}, predictions)
@@ -213,6 +218,7 @@ def choose_rows(num_rows: int, max_rows: int | None, seed: int) -> Int64Array:
     """
     if max_rows is None or max_rows >= num_rows:
         return np.arange(num_rows, dtype=np.int64)
+    # (max_rows + 1,): stretches differ by a row at most
     bounds = np.linspace(0, num_rows, max_rows + 1).astype(np.int64)
     return np.random.default_rng(seed).integers(bounds[:-1], bounds[1:])
 
@@ -235,6 +241,7 @@ def choose_micro_batch_tokens(table: TokenTable, *, num_classes: int, on_gpu: bo
     supervised_fraction = float(table.num_supervised.sum()) / max(float(table.lengths.sum()), 1.0)
     room = memory_bytes * GPU_LOGITS_FRACTION if on_gpu and memory_bytes else CPU_LOGITS_BYTES
     smallest, largest = MICRO_BATCH_TOKENS_LIMITS["gpu" if on_gpu else "cpu"]
+    # The floor keeps a table with hardly anything supervised from batches that the hidden states alone would not fit.
     tokens = room / (num_classes * LOGIT_BYTES * max(supervised_fraction, 0.05))
     return int(min(max(tokens, smallest), largest))
 
@@ -251,6 +258,7 @@ def _measure_batch(  # noqa: PLR0917
     if not len(classes):
         return task.sum_nats(model, batch, PLAIN, hits=hits)
     logits = task.logits(model, batch)
+    # (rows, classes) to values and indices, (rows,) each
     chosen = torch.softmax(logits.float(), dim=-1).max(dim=-1)
     classes.copy_(chosen.indices)
     probabilities.copy_(chosen.values)
@@ -261,8 +269,10 @@ def _in_order(
     scored: Int64Array, groups: list[list[int]], classes: torch.Tensor, probabilities: torch.Tensor
 ) -> Predictions:
     """Order predictions, which came as the rows were split, like the rows asked for."""
+    # (rows,): the rows in the order in which they went through the model
     came = np.array([row for group in groups for row in group], dtype=np.int64)
     by_row = np.argsort(came, kind="stable")
+    # Where each asked row came; a row that is asked for twice is found twice.
     positions = by_row[np.searchsorted(came[by_row], scored)]
     return Predictions(scored, classes.cpu().numpy()[positions], probabilities.cpu().numpy()[positions])
 
@@ -275,9 +285,11 @@ def _split_all(
     Packing compares each row with every open micro-batch, so many rows are packed in parts, each with rows of
     every length.
     """
+    # Longest first: memory runs out at once or never, and not after an hour.
     rows = rows[np.argsort(-table.lengths[rows], kind="stable")]
     num_parts = max(1, -(-len(rows) // PACKED_CHUNK_ROWS)) if batching == "packed" else 1
     groups: list[list[int]] = []
     for part in range(num_parts):
+        # Every num_parts-th row, so that each part has rows of every length to pack with.
         groups += task.split(table, rows[part::num_parts], budget_tokens=micro_batch_tokens, batching=batching)
     return groups

@@ -37,7 +37,9 @@ class LossShape:
         Returns:
             A scalar in nats, float32.
         """
+        # (classes,), on the logits' device
         weights = None if self.class_weights is None else logits.new_tensor(self.class_weights, dtype=torch.float32)
+        # Summed, not averaged: cross_entropy would divide by this micro-batch's weights, and the step divides once.
         return cross_entropy(
             logits.flatten(0, -2).float(),
             targets.flatten(),
@@ -60,5 +62,6 @@ def balance_classes(counts: Any) -> tuple[float, ...]:
     Returns:
         Rows over classes with rows over the class's rows, so their mean over the rows is 1; 0 for a class without rows.
     """
+    # Classes without rows must not pull the mean of the others down.
     total, num_used = sum(counts), sum(1 for count in counts if count)
     return tuple(total / (num_used * count) if count else 0.0 for count in counts)

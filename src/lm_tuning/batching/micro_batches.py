@@ -63,11 +63,14 @@ def split_rows(
     Returns:
         The row indices of each micro-batch.
     """
+    # Stable, so rows of one length keep their order and the same step is split the same way in every process.
     pairs = sorted(zip(map(int, lengths), map(int, rows), strict=True), key=lambda pair: -pair[0])
     groups: list[list[int]] = []
     if batching == "packed":
         room: list[tuple[int, int]] = []  # (positions left, micro-batch), the fullest first
         for length, row in pairs:
+            # The fullest one that still has room for the row. Micro-batches count from 0, so (length, 0) sorts before
+            # all of that room.
             at = bisect_left(room, (length, 0))
             if at == len(room):
                 left, position = budget_tokens, len(groups)
@@ -76,7 +79,9 @@ def split_rows(
                 left, position = room.pop(at)
             groups[position].append(row)
             insort(room, (left - length, position))
+        # Best fit fills all but the last to the brim; spread evenly, the largest, which decides the memory, is smaller.
         return _spread_evenly(pairs, len(groups), budget_tokens) or groups
+    # The first row of a padded group is its longest, and all others are padded to it.
     longest = 0
     for length, row in pairs:
         if groups and longest * (len(groups[-1]) + 1) <= budget_tokens:
@@ -89,6 +94,7 @@ def split_rows(
 
 def _spread_evenly(pairs: list[tuple[int, int]], num_groups: int, budget_tokens: int) -> list[list[int]] | None:
     """Place rows, longest first, each into the emptiest of a number of groups; ``None`` where one gets too full."""
+    # (positions so far, group): a heap, the emptiest first
     filled = [(0, position) for position in range(num_groups)]
     groups: list[list[int]] = [[] for _ in range(num_groups)]
     for length, row in pairs:
@@ -121,6 +127,7 @@ def split_pairs(
     groups: list[list[int]] = []
     longest_source = longest_target = 0
     for source, target, row in sorted(triples, key=lambda triple: (-triple[0] - triple[1], -triple[0])):
+        # Both sides of a pair are padded on their own, so what a row costs depends on the longest of either.
         wider = max(longest_source, source) + max(longest_target, target)
         if groups and wider * (len(groups[-1]) + 1) <= budget_tokens:
             groups[-1].append(row)

@@ -66,9 +66,11 @@ class SourceMix:
         """
         parts = []
         for source, weight in enumerate(self._weights):
+            # (rows of the source,), ascending
             rows = np.flatnonzero(self._sources == source)
             repeats = math.floor(weight)
             num_more = int(self.rows_per_epoch[source]) - repeats * len(rows)
+            # Not shuffled here: the step plan draws the order of all sources together.
             parts += [np.tile(rows, repeats), random.choice(rows, num_more, replace=False, shuffle=False)]
         return np.concatenate(parts)
 
@@ -106,7 +108,9 @@ class SourceMix:
         """Return what tells two mixtures apart; nothing at all for one that changes nothing."""
         if self.is_plain:
             return b""
+        # The digest of a plan must not change for runs that use no weights, whatever is added to this.
         return b"|mix-1|" + ",".join(map(str, self._weights)).encode() + b"|" + self._sources.tobytes()
 
     def _count(self, sources: npt.NDArray[np.int16]) -> IntArray:
+        # (rows,) to (sources,), a source without rows included
         return np.bincount(sources, minlength=len(self._weights)).astype(np.int64)

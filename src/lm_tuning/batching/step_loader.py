@@ -73,9 +73,11 @@ class StepDataset(torch.utils.data.Dataset[StepBatch]):
     def __getitem__(self, step: int) -> StepBatch:
         """Build the micro-batches of a 0-based optimizer step."""
         rows, budget = self.plan.rows_of_step(step), self.micro_batch_tokens
+        # The budget is read once, so all micro-batches of a step are made for the same one.
         groups = self.task.split(self.table, rows, budget_tokens=budget, batching=self.batching)
         return StepBatch(
             step=step,
+            # Of the input rows, not of this table: reports and messages name rows by them.
             row_ids=[int(row_id) for row_id in self.table.row_ids[rows]],
             micro_batches=[self.task.lay_out(self.table, group, batching=self.batching) for group in groups],
             micro_batch_tokens=budget,

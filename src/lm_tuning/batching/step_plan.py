@@ -116,6 +116,7 @@ class StepPlan:
             Row indices, shape ``(rows in the step,)``, in the order of the epoch's draw.
         """
         epoch, position = divmod(step, self.steps_per_epoch)
+        # (rows_per_epoch,) and (steps_per_epoch + 1,)
         order, bounds = self._epoch(epoch)
         return order[bounds[position] : bounds[position + 1]]
 
@@ -137,6 +138,8 @@ class StepPlan:
 
         The number of steps is left out, so that a finished run can be made longer.
         """
+        # Lengths stand for the rows: tokens that were made again with the same lengths have another key, which is
+        # compared too.
         content = hashlib.sha256(self._lengths.tobytes())
         content.update(f"plan-1|{self.seed}|{self.effective_batch_rows}|{self.effective_batch_tokens}".encode())
         content.update(self.mix.identity())
@@ -149,6 +152,7 @@ class StepPlan:
 
     def _shuffled(self, *seeds: int) -> IntArray:
         """Draw an order of an epoch's rows, ``(rows_per_epoch,)``."""
+        # A sequence of seeds, not their sum: seed 1 at epoch 2 and seed 2 at epoch 1 must differ.
         random = np.random.default_rng([self.seed, *seeds])
         return random.permutation(self.num_rows if self.mix.is_plain else self.mix.draw_rows(random))
 
@@ -186,6 +190,7 @@ class StepPlan:
         """Keep the steps of epoch 0 and shuffle their order and the rows inside: never too many."""
         order, bounds = self._attempt(0)
         random = np.random.default_rng([self.seed, epoch, _REDRAWS, 1])
+        # Only the order inside and between the steps changes, so none of them can pass the limit.
         steps = [random.permutation(order[a:b]) for a, b in pairwise(bounds)]
         steps = [steps[index] for index in random.permutation(len(steps))]
         sizes = np.array([0, *(len(rows) for rows in steps)], dtype=np.int64)
@@ -211,19 +216,24 @@ def cut_at_limit(ends: IntArray, limit: int) -> IntArray:
         The steps' bounds, ``(steps + 1,)``, from 0 to the number of rows.
     """
     num_rows = len(ends)
+    # (rows,): the running total that a step which starts at a row must not pass
     limits = np.concatenate([[0], ends[:-1]]) + limit
     following = np.full(num_rows + 1, num_rows, dtype=np.int64)
+    # (rows + 1,): where the next step starts; at least one row further, so a row beyond the limit stands alone
     following[:-1] = np.maximum(np.searchsorted(ends, limits, side="right"), np.arange(1, num_rows + 1))
     jumps = [following]
     for _ in range(_DOUBLINGS):
+        # Composing a map with itself doubles its reach: 1, 2, 4, 8 and 16 steps.
         jumps.append(jumps[-1][jumps[-1]])
     jump, at, stops = jumps[-1].data, 0, []
     while at < num_rows:
         stops.append(at)
         at = jump[at]
     bounds = np.array(stops, dtype=np.int64)
+    # Between two stops lies, half way, what the next smaller jump reaches from the first.
     for smaller in reversed(jumps[:-1]):
         bounds = np.stack([bounds, smaller[bounds]], axis=1).ravel()
+    # Jumps beyond the end stay at the end; those repetitions are cut off.
     return np.append(bounds[: np.searchsorted(bounds, num_rows)], num_rows)
 
 
@@ -238,6 +248,7 @@ def split_fullest(bounds: IntArray, num_steps: int) -> IntArray:
     for _ in range(missing):
         size, start = heapq.heappop(heap)
         assert size < -1, "more steps than rows"
+        # Halves: the sizes of a split step stay as close as they can be.
         left = -size // 2
         cuts.append(start + left)
         heapq.heappush(heap, (-left, start))

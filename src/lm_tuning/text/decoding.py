@@ -31,6 +31,7 @@ def decode(tokenizer: Any, ids: Iterable[int], *, skip_special_tokens: bool = Fa
         ids: token ids, ``(tokens,)``.
         skip_special_tokens: leave control tokens out.
     """
+    # transformers tidies by itself as well, unless it is told not to.
     with _without_cleanup(tokenizer):
         text = tokenizer.decode(
             [int(token) for token in ids], skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
@@ -46,6 +47,7 @@ def _without_cleanup(tokenizer: Any) -> Iterator[None]:
         yield
         return
     assert decoder is not None, "only a decoder has the switch"
+    # The decoder is the tokenizer's own and shared, so it is switched back.
     decoder.cleanup = False
     try:
         yield
@@ -123,6 +125,7 @@ def special_ids(tokenizer: Any) -> set[int]:
     Args:
         tokenizer: a transformers tokenizer.
     """
+    # Templates end turns with added tokens that are none of the named ones, such as <|im_end|>.
     added = tokenizer.added_tokens_decoder.items()
     return {*tokenizer.all_special_ids, *(int(index) for index, token in added if token.special)}
 
@@ -148,6 +151,7 @@ def common_first_id(answers: Iterable[Sequence[int]], special: set[int], *, stop
     Returns:
         The token id; ``None`` when the answers begin with different tokens or with ordinary ones.
     """
+    # One odd answer is enough to say nothing: a forced first token would be wrong for it.
     firsts = {int(answer[0]) for answer in answers} - set(stop_ids)
     return firsts.pop() if len(firsts) == 1 and firsts <= special else None
 
@@ -160,9 +164,11 @@ def supervised_ends(table: TokenTable, tokenizer: Any) -> AnswerEnds:
         tokenizer: the tokenizer that made them.
     """
     special = special_ids(tokenizer)
+    # Evenly spread, since neighbours often come from one file; (rows looked at,)
     chosen = np.linspace(0, max(len(table) - 1, 0), min(len(table), MAX_ROWS)).astype(int)
     rows = (table[index] for index in chosen)
     answers = [row.input_ids[start:end].tolist() for row in rows for start, end in row.spans]
     counts = Counter(end for answer in answers if (end := end_of_answer(answer, special)) is not None)
+    # Rare ends are answers that a limit has cut behind some control token; generation must not stop at those.
     stop_ids = sorted(token for token, count in counts.items() if count >= MIN_FRACTION * len(answers))
     return AnswerEnds(stop_ids, common_first_id(answers, special, stop_ids=stop_ids))

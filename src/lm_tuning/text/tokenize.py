@@ -109,11 +109,13 @@ def write_tokens(
     _refuse_unfit_rows(examples, tables["train"], task=task, has_template=bool(splits.get("template")))
     if task == SEQUENCE_CLASSIFICATION:
         refuse_unknown_classes(tables, label_map, positions, max_rows=splits.get("max_rows"))
+    # Compiles the chat template and proves the byte table, so a template that cannot work is named before any row.
     row_tokenizer = _row_tokenizer(tokenizer, settings, tables["train"].format, task=task, label_map=label_map or {})
     counts = _write_tables(folder, tables, row_tokenizer, on_progress)
     for split in SPLITS:
         counts[split].warn(split, positions)
     written: dict[str, TokenTable] = {split: open_split(folder, split) for split in SPLITS}
+    # A template that refuses every row is one fault, not a million bad rows.
     fault = find_template_fault(counts, positions, template=describe_origin(tokenizer))
     lost = find_lost_splits(counts, written, positions, settings, task=task, max_positions=max_positions)
     lost_classes, warnings = find_lost_classes(tables["train"], written["train"], label_map, settings, task=task)
@@ -131,6 +133,7 @@ def write_tokens(
         problems.append(f"No training row is left after tokenizing with {limits}. Dropped: {reasons}.")
     if problems:
         raise UserError(problems)
+    # Over all splits: generation stops at whatever ends an answer anywhere.
     endings = counts["train"].endings + counts["validation"].endings + counts["test"].endings
     summary: TokenSummary = {
         "task": task,
@@ -234,6 +237,7 @@ def _tokenized(
     with ThreadPoolExecutor(max_workers=1) as pool:
         for chunk in _chunks(table):
             rendered = row_tokenizer.render(chunk, counts)
+            # Rendering holds the lock of Python, encoding does not: so both go on at once with a single further thread.
             running.append((chunk.num_rows, rendered, pool.submit(row_tokenizer.encode, rendered)))
             if len(running) > _NUM_AHEAD:
                 yield finish_first()
@@ -255,6 +259,8 @@ def _chunks(table: ExampleTable) -> Iterator[pa.RecordBatch]:
     """Cut the rows into chunks of some number of rows and bytes."""
     for batch in table.batches():
         sizes = np.zeros(batch.num_rows, dtype=np.int64)
+        # Rows of a long conversation and of a word differ a thousandfold, so chunks are bounded by bytes as well as by
+        # rows.
         for column in batch.columns:
             if pa.types.is_string(column.type):
                 sizes += pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False)
@@ -263,6 +269,7 @@ def _chunks(table: ExampleTable) -> Iterator[pa.RecordBatch]:
         while start < batch.num_rows:
             before = int(reached[start - 1]) if start else 0
             fitting = int(np.searchsorted(reached, before + _CHUNK_BYTES, side="right"))
+            # At least one row, however long.
             end = min(max(fitting, start + 1), start + _CHUNK_ROWS, batch.num_rows)
             yield batch.slice(start, end - start)
             start = end

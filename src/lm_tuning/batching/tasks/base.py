@@ -98,10 +98,12 @@ class TrainingTask(ABC):
 
     def _lay_out_inputs(self, examples: list[TokenRow], *, batching: Batching) -> tuple[LaidOut, Int64Array]:
         """Return what :class:`MicroBatch` holds of a decoder's inputs, and the lengths of the rows."""
+        # (rows,)
         lengths = np.array([len(example.input_ids) for example in examples])
         if batching == "padded":
             grid = padded([example.input_ids for example in examples], self.pad_id)
             return {"input_ids": torch.from_numpy(grid), "position_ids": None}, lengths
+        # Matrix products on a GPU run in tiles; the rest is one more row, which nothing is learned of.
         filling = -int(lengths.sum()) % self.packing.position_multiple
         parts = [*(example.input_ids for example in examples), np.full(filling, self.pad_id)]
         part_lengths = np.append(lengths, filling) if filling else lengths
@@ -110,7 +112,9 @@ class TrainingTask(ABC):
             "position_ids": torch.from_numpy(np.concatenate([np.arange(length) for length in part_lengths])[None]),
         }
         if self.packing.by_bounds:
+            # (parts + 1,), int32, which is what variable-length attention takes
             bounds = np.concatenate([[0], np.cumsum(part_lengths)]).astype(np.int32)
+            # Rounded up to a power of two: each other value would compile the attention once more.
             longest = 1 << max(int(part_lengths.max()) - 1, 1).bit_length()
             inputs["row_bounds"], inputs["longest_row_tokens"] = torch.from_numpy(bounds), longest
         return inputs, lengths
@@ -168,6 +172,7 @@ class TrainingTask(ABC):
         Returns:
             A scalar in nats, float32.
         """
+        # The head is the loss's part in a profile, though the model runs it.
         with module_range(self.head_of(model), LOSS):
             logits = self.logits(model, batch)
         with work_range(LOSS):
@@ -202,11 +207,13 @@ def row_of(ids: Any, device: torch.device | str) -> torch.Tensor:
 
 def stacked(rows: Sequence[Any], device: torch.device | str) -> torch.Tensor:
     """Return rows of one length as ``(rows, tokens)``."""
+    # int32 in the file, to save half of it; embeddings index by int64.
     return torch.from_numpy(np.stack(rows).astype(np.int64)).to(device)
 
 
 def padded(rows: list[Any], fill: int) -> Any:
     """Return rows as an array ``(rows, longest)``, filled up at their ends."""
+    # (rows, longest)
     grid = np.full((len(rows), max(map(len, rows))), fill, dtype=np.int64)
     for index, row in enumerate(rows):
         grid[index, : len(row)] = row

@@ -35,6 +35,7 @@ class CausalLanguageModeling(TrainingTask):
         """
         examples = [table[row] for row in rows]
         inputs, lengths = self._lay_out_inputs(examples, batching=batching)
+        # (batch, sequence), as the input
         label_grid = np.full(inputs["input_ids"].shape, IGNORE_INDEX, dtype=np.int64)
         labels = [labels_of(example) for example in examples]
         if batching == "packed":
@@ -45,6 +46,7 @@ class CausalLanguageModeling(TrainingTask):
         # Position p predicts token p + 1. The first token of a row is never a target (its label is ignored), so no
         # prediction crosses from one packed row into the next.
         targets = label_grid[:, 1:]
+        # (kept,): a column is kept where any row has a target, so that one selection serves all rows of the batch
         kept = np.flatnonzero((targets != IGNORE_INDEX).any(axis=0))
         targets = targets[:, kept]
         return MicroBatch(
@@ -69,6 +71,7 @@ class CausalLanguageModeling(TrainingTask):
         """Run the backbone, and the head a chunk of positions at a time where that gives the same."""
         if self.head_loss is None or shape.class_weights is not None:
             return super().sum_nats(model, batch, shape, hits=hits)
+        # (batch, sequence, features) to (batch, kept, features)
         hidden = backbone_of(model)(**model_inputs(batch)).last_hidden_state[:, batch.kept_positions]
         with work_range(LOSS):
             return self.head_loss(
@@ -79,8 +82,10 @@ class CausalLanguageModeling(TrainingTask):
         self, model: Any, rows: Sequence[TokenRow], *, device: torch.device | str
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Select the logits of all positions, then those before a supervised token."""
+        # (rows, tokens - 1): what positions 0 to the last but one predict
         labels = torch.from_numpy(np.stack([labels_of(row) for row in rows]))[:, 1:].to(device)
         logits = model(input_ids=stacked([row.input_ids for row in rows], device), use_cache=False).logits[:, :-1]
+        # (rows, tokens - 1), which selects (targets, vocabulary) and (targets,)
         scored = labels != IGNORE_INDEX
         return logits[scored], labels[scored]
 

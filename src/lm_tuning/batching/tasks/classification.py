@@ -33,7 +33,9 @@ class SequenceClassification(TrainingTask):
         """Lay rows out; the kept positions are those of the last tokens in the flattened grid."""
         examples = [table[row] for row in rows]
         inputs, lengths = self._lay_out_inputs(examples, batching=batching)
+        # (rows,): where each row begins in the flattened grid
         starts = np.arange(len(rows)) * inputs["input_ids"].shape[1]
+        # (rows,)
         last = np.cumsum(lengths) - 1 if batching == "packed" else starts + lengths - 1
         return MicroBatch(
             **inputs,
@@ -47,6 +49,7 @@ class SequenceClassification(TrainingTask):
     def logits(self, model: Any, batch: MicroBatch) -> torch.Tensor:
         """Run the backbone, and the head on the last tokens alone."""
         backbone, head = classifier_parts(model)
+        # (batch, sequence, features) to (rows, features)
         hidden = backbone(**model_inputs(batch)).last_hidden_state.flatten(0, 1)[batch.kept_positions]
         return _apply_head(head, hidden)
 

@@ -44,14 +44,18 @@ class SequenceToSequence(TrainingTask):
         parts = [_source_and_target(example) for example in examples]
         sources = padded([source for source, _ in parts], self.pad_id)
         targets = padded([target for _, target in parts], IGNORE_INDEX)
+        # (rows, longest target): the target one position later, behind the start token
         decoder_input = np.full_like(targets, self.pad_id)
         decoder_input[:, 0] = self.decoder_start_id
+        # IGNORE_INDEX is no token, so padding is given instead; a causal decoder never looks at it from before.
         decoder_input[:, 1:] = np.where(targets[:, :-1] == IGNORE_INDEX, self.pad_id, targets[:, :-1])
         lengths = np.array([len(source) for source, _ in parts])
+        # (rows, longest source), by lengths: a source may hold the pad id as a token of its own.
         mask = np.arange(sources.shape[1])[None] < lengths[:, None]
         return MicroBatch(
             input_ids=torch.from_numpy(sources),
             position_ids=None,
+            # Every position of the targets: the decoder sees nothing else.
             kept_positions=torch.arange(targets.shape[1]),
             targets=torch.from_numpy(targets),
             num_supervised=int((targets != IGNORE_INDEX).sum()),

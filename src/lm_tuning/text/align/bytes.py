@@ -42,6 +42,8 @@ class ByteTable:
         Args:
             ids: token ids, ``(tokens,)``.
         """
+        # Arrow copies only the bytes, into one buffer, so no Python object is made for a token. Its third buffer has
+        # the values; there is none without tokens.
         return self._values.take(pa.array(ids)).buffers()[2] or pa.py_buffer(b"")
 
 
@@ -57,6 +59,7 @@ def build_byte_table(backend: Any) -> ByteTable | None:
     if not is_byte_level(backend):
         return None
     tokens = [backend.id_to_token(index) for index in range(backend.get_vocab_size(with_added_tokens=True))]
+    # Ids without a token: they stay empty, and no row holds them.
     if None in tokens:  # a vocabulary with holes
         vocabulary = backend.get_vocab(with_added_tokens=True)
         tokens = [None] * (max(vocabulary.values()) + 1)
@@ -64,12 +67,15 @@ def build_byte_table(backend: Any) -> ByteTable | None:
             tokens[index] = token
     added = backend.get_added_tokens_decoder()
     letters = _byte_letters()
+    # Added tokens are matched as text before anything is split, so they are not written in letters for bytes.
     values = [_bytes_of(token, letters) if token else b"" for token in tokens]
     for index, token in added.items():
         values[index] = token.content.encode()
     ids = [index for index, token in enumerate(tokens) if token is not None and index not in added]
     for start in range(0, len(ids), _CHECKED_AT_ONCE):
         some = ids[start : start + _CHECKED_AT_ONCE]
+        # Many at once: decoding one by one takes seconds for a large vocabulary. Bytes that are no UTF-8 together are
+        # replaced alike on both sides.
         wanted = b"".join([values[index] for index in some]).decode(errors="replace")
         if backend.decode(some, skip_special_tokens=False) != wanted:
             return None
@@ -128,6 +134,7 @@ class AlignedTokens:
         Args:
             position: of the character; ``None`` comes back where no token holds it.
         """
+        # The first whose end is behind the character; it holds that unless its start is behind it too.
         token = int(np.searchsorted(self._ends, position, side="right"))
         return token if token < len(self.ids) and self._starts[token] <= position else None
 
@@ -167,15 +174,20 @@ class AlignedRows:
         # Where each character starts; not kept where every character is a byte.
         self._positions: Int64Array | None = None
         if len(data) != len(text):
+            # A byte of UTF-8 begins a character unless its upper bits are 10.
             is_start = (np.frombuffer(data, dtype=np.uint8) & 0xC0) != 0x80
             self._positions = np.append(np.flatnonzero(is_start), len(data))
+        # (rows + 1,): where each row starts in the bytes of all texts
         self._bytes = self._to_bytes(self._chars)
         lengths = table.lengths[ids]
+        # (tokens,): bytes up to the end of each token
         self._ends = np.cumsum(lengths, dtype=np.int64)
         self._starts = self._ends - lengths
+        # (rows + 1,): where each row would start by the bytes of its tokens
         spelled = np.concatenate([[0], self._ends])[offsets]
         buffer = table.spell(ids)
         self.proven: npt.NDArray[np.bool_]
+        # One comparison of two buffers for a chunk of a thousand rows; row by row only where they differ.
         if np.array_equal(spelled, self._bytes) and buffer.equals(pa.py_buffer(data)):
             self.proven = np.ones(len(texts), dtype=np.bool_)
         else:
@@ -194,9 +206,12 @@ class AlignedRows:
         Returns:
             First token of each range and the one behind it, counted from the start of the row, both ``(ranges,)``.
         """
+        # (ranges,): the first character of each range's row in the text of all rows
         chars = self._chars[rows]
+        # With its end at the first character a token is before it, with its start at the last edge behind.
         first = np.searchsorted(self._ends, self._to_bytes(chars + starts), side="right")
         after = np.searchsorted(self._starts, self._to_bytes(chars + ends), side="left")
+        # An empty range holds no token, also where a token lies across it.
         after = np.where(ends > starts, after, first)
         tokens = self.offsets[rows]
         return first - tokens, after - tokens
@@ -212,6 +227,7 @@ class AlignedRows:
             return np.zeros(0, dtype=np.bool_)
         at = self._to_bytes(self._chars[rows] + positions)
         token = np.searchsorted(self._ends, at, side="right")
+        # At the edges of a row nothing can cross: its neighbour is another row.
         inside = (at > self._bytes[rows]) & (at < self._bytes[rows + 1])
         crossed: npt.NDArray[np.bool_] = inside & (self._starts[np.minimum(token, len(self.ids) - 1)] < at)
         return crossed
@@ -225,6 +241,7 @@ class AlignedRows:
         part = slice(int(self.offsets[index]), int(self.offsets[index + 1]))
         starts, ends = self._starts[part], self._ends[part]
         if self._positions is not None:
+            # Bytes to characters: an edge inside a character moves out, so that the token holds all of it.
             starts = np.searchsorted(self._positions, starts, side="right") - 1
             ends = np.searchsorted(self._positions, ends, side="left")
         base = self._chars[index]
@@ -241,6 +258,7 @@ def _byte_letters() -> dict[int, int]:
     Printable characters of Latin-1 stand for themselves, the others follow each other from U+0100.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    # GPT-2's alphabet: bytes that print nothing borrow the letters from U+0100 on, in order.
     hidden = [byte for byte in range(256) if byte not in set(printable)]
     # What is not a letter of that alphabet must not pass for a byte.
     others = {byte: 0xFFFF for byte in hidden}

@@ -71,6 +71,7 @@ def bare_backend(tokenizer: Any) -> Iterator[Any]:
         tokenizer: a fast transformers tokenizer; it must not be used for anything else inside the block.
     """
     backend = tokenizer.backend_tokenizer
+    # Settings of the one shared tokenizer, so they are put back even after an error.
     processor, truncation, padding = backend.post_processor, backend.truncation, backend.padding
     backend.post_processor = None
     backend.no_truncation()
@@ -95,10 +96,12 @@ def added_around(tokenizer: Any, *, is_target: bool = False) -> tuple[list[int],
     Returns:
         The ids before and those behind.
     """
+    # A letter that every vocabulary can spell; what stands before and behind it in the full encoding was added.
     probe = "a"
     bare = tokenizer(probe, add_special_tokens=False)["input_ids"]
     whole = tokenizer(text_target=probe) if is_target else tokenizer(probe, add_special_tokens=True)
     full = whole["input_ids"]
+    # A tokenizer that spells the letter otherwise inside the whole is taken to add nothing.
     for start in range(len(full) - len(bare) + 1):
         if full[start : start + len(bare)] == bare:
             return list(full[:start]), list(full[start + len(bare) :])
@@ -140,9 +143,11 @@ class RowEncoder:
             try:
                 if row.as_text:
                     encodings[i] = self.encode_in_chunks(row, [])
+                # Only those rows are tokenized twice.
                 crossed = [position for position in row.openings if _is_crossed(encodings[i], position, len(row.text))]
                 if crossed:
                     joined = self.encode_in_chunks(row, crossed)
+                    # Some tokenizers put a space before each chunk, which would be another text than the row.
                     if self.decode(joined.ids) == self.decode(encodings[i].ids):
                         encodings[i] = joined
             except RowRefused as refusal:
@@ -163,6 +168,7 @@ class RowEncoder:
         starts: list[int] = []
         ends: list[int] = []
         typed = dict(row.as_text)
+        # Both edges of a typed token are cuts too, so that its letters join with nothing around them.
         edges = sorted({0, len(row.text), *cuts, *(edge for chars in row.as_text for edge in chars)})
         # A cut inside the letters of a typed token would be no cut between contents.
         edges = [edge for edge in edges if not any(start < edge < end for start, end in row.as_text)]
@@ -170,8 +176,11 @@ class RowEncoder:
             chunk = row.text[start:end]
             if start in typed:
                 found, positions = self._inside(self._letters_only(), chunk)
+                # A vocabulary may hold the token as an ordinary entry, which letters alone spell.
                 if not self._control_ids.isdisjoint(found):
                     raise RowRefused(UNSPELLABLE, f"the tokenizer cannot write {chunk!r} as letters")
+            # Not the first segment: at the start of a text the tokenizer may put a space before it, as in the whole
+            # row.
             elif row.as_text and start:
                 found, positions = self._inside(self._backend, chunk)
             else:
@@ -192,6 +201,7 @@ class RowEncoder:
 
     def _letters_only(self) -> Any:
         if self._letters is None:
+            # Without its added tokens nothing is matched before the letters are split.
             self._letters = Tokenizer(self._backend.model)
             if self._backend.normalizer is not None:
                 self._letters.normalizer = self._backend.normalizer
@@ -202,6 +212,7 @@ class RowEncoder:
     @staticmethod
     def _inside(tokenizer: Any, chunk: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Tokenize a segment from the middle of a text: behind a line break no tokenizer puts a space before it."""
+        # The line break has to come out as tokens of its own, else there is nothing to cut off.
         lead = tokenizer.encode("\n", add_special_tokens=False).ids
         encoding = tokenizer.encode("\n" + chunk, add_special_tokens=False)
         ids, positions = encoding.ids, encoding.offsets
@@ -233,6 +244,7 @@ def token_span(encoding: Encoding, chars: CharRange, num_chars: int) -> Span:
     start, end = chars
     num_tokens = len(encoding)
     if end <= start:
+        # An empty answer still has a position: its EOS token is supervised there.
         at = num_tokens if start >= num_chars else encoding.char_to_token(start)
         return (at, at) if at is not None else _span_by_offsets(encoding, chars)
     first = encoding.char_to_token(start)
@@ -242,6 +254,7 @@ def token_span(encoding: Encoding, chars: CharRange, num_chars: int) -> Span:
     if first is None or after is None:
         # A normalizer dropped that character, so no token stands for it.
         return _span_by_offsets(encoding, chars)
+    # That token begins inside the range, so it is part of it.
     if encoding.token_to_chars(after)[0] < end:
         after += 1
     return first, after
@@ -259,6 +272,7 @@ def inner_span(encoding: Encoding, chars: CharRange, num_chars: int) -> Span:
         Half-open token positions, possibly empty.
     """
     first, after = token_span(encoding, chars, num_chars)
+    # A token that reaches out of the range holds something that has to stay.
     if first < after and encoding.token_to_chars(first)[0] < chars[0]:
         first += 1
     if first < after and encoding.token_to_chars(after - 1)[1] > chars[1]:
@@ -269,6 +283,7 @@ def inner_span(encoding: Encoding, chars: CharRange, num_chars: int) -> Span:
 def _span_by_offsets(encoding: Encoding, chars: CharRange) -> Span:
     start, end = chars
     offsets = encoding.offsets
+    # By the positions alone, which a normalizer leaves ascending: slower, and right where a character has no token.
     first = next((i for i, (_, high) in enumerate(offsets) if high > start), len(offsets))
     after = next((i for i, (low, _) in enumerate(offsets) if low >= end), len(offsets))
     return first, max(first, after)
@@ -291,12 +306,14 @@ def tokenize_row(
     """
     num_chars = len(row.text)
     ids: list[int] = encoding.ids
+    # Chat templates write the beginning-of-text token themselves; twice would be a start that the model never saw.
     num_prefixed = 0 if ids[: len(prefix)] == prefix else len(prefix)
 
     def shifted(chars: CharRange) -> Span:
         start, end = token_span(encoding, chars, num_chars)
         return start + num_prefixed, end + num_prefixed
 
+    # The prefix is included: `scored_spans` drops position 0, which nothing predicts.
     if loss_on == "all":
         spans = [(0, num_prefixed + len(ids))]
     else:
@@ -304,6 +321,7 @@ def tokenize_row(
     if num_prefixed:
         ids = [*prefix, *ids]
     if not row.is_closed and end_id is not None:
+        # A row whose text ends with the token already is not ended twice.
         ids = ids if ids[-1:] == [end_id] else [*ids, end_id]
         # The end is supervised with the answer that it ends, even when that answer is empty.
         spans[-1] = (spans[-1][0], len(ids))
@@ -329,6 +347,7 @@ def find_unlike(backend: Any, rows: list[RenderedRow], encodings: dict[int, Enco
         ids, text = encoding.ids, rows[position].text
         for chars in rows[position].answers:
             span = token_span(encoding, chars, len(text))
+            # All answers are decoded in one call, which the library spreads over the cores.
             chunks.append(ids[span[0] : span[1]])
             origins.append((position, encoding, text, chars, span))
     failed: dict[int, str] = {}

@@ -63,6 +63,7 @@ def mark_messages(messages: list[Message], marks: Marks) -> list[Message]:
         message = given.copy()
         content = message.get("content", "")
         if content.strip():
+            # At the end: a template that finds a thought in the content cuts its start off.
             marks.of_content[turn] = marks.new()
             message["content"] = content + marks.of_content[turn]
         thoughts = [key for key in REASONING_FIELDS if _says_something(message.get(key))]
@@ -105,16 +106,19 @@ def find_alterations(call: TemplateCall, messages: list[Message], tools: Tools |
     """
     marks = Marks()
     marked, marked_tools = mark_messages(messages, marks), mark_tools(tools, marks)
+    # A second rendering, which only rows that no skeleton fits pay for.
     shown = attempt(call, marked, marked_tools)
     if not shown:  # the template judges what it is given, and what it shows cannot be told apart
         return []
     notes: dict[str, None] = {}
+    # Renderings that end with an earlier answer, made when first asked for
     earlier: dict[int, str] = {}
 
     def is_left_out(turn: int, mark: str) -> bool:
         """Return whether a part is missing for another reason than that later turns follow."""
         if mark in shown:
             return False
+        # Templates drop the reasoning of earlier answers; that is how the model is used, and no loss of the row.
         if messages[turn]["role"] == "assistant" and turn < len(messages) - 1:
             if turn not in earlier:
                 earlier[turn] = attempt(call, marked[: turn + 1], marked_tools)
@@ -130,6 +134,8 @@ def find_alterations(call: TemplateCall, messages: list[Message], tools: Tools |
         content = messages[turn]["content"]
         if is_left_out(turn, mark):
             notes[TURN_LEFT_OUT] = None
+        # Two proofs: the content as it is in the real text, and it right before its mark in the marked one. A short
+        # content may stand in the text for another reason.
         elif content not in text or (mark in shown and content + mark not in shown):
             is_last = messages[turn]["role"] != "assistant" or turn == len(messages) - 1
             before = "" if is_last else attempt(call, messages[: turn + 1], tools)
@@ -171,7 +177,9 @@ def _mark_call(call: JsonValue, marks: Marks) -> JsonValue:
         marked["name"] = name + marks.for_tool()
     if isinstance(arguments, dict) and arguments:
         mark = marks.for_tool()
+        # A pair of its own, since a template may show the names alone or the values alone.
         marked["arguments"] = {**arguments, mark: mark}
+    # Text behind JSON is no JSON any more; a template that parses it refuses, and then nothing is claimed.
     elif isinstance(arguments, str) and arguments.strip():
         marked["arguments"] = arguments + marks.for_tool()
     return marked
@@ -190,5 +198,6 @@ def _mark_tool(tool: JsonObject, marks: Marks) -> JsonObject:
     properties = parameters.get("properties") if isinstance(parameters, dict) else None
     if isinstance(parameters, dict) and isinstance(properties, dict) and properties:
         mark = marks.for_tool()
+        # The schema stays a valid one: a template may walk its properties by their types.
         marked["parameters"] = {**parameters, "properties": {**properties, mark: {"type": "string"}}}
     return marked

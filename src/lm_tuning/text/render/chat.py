@@ -74,12 +74,14 @@ class Skeleton:
         positions: list[CharRange] = []
         verbatim = True
         at = 0
+        # strict=False: there is one more literal than there are contents.
         for literal, after, message in zip(self.literals, self.literals[1:], self.order, strict=False):
             if not text.startswith(literal, at):
                 return None
             at += len(literal)
             variant = content = contents[message]
             if not (text.startswith(content, at) and text.startswith(after, at + len(content))):
+                # Trimming is the one change that is common enough to be known; any other is traced by the slow way.
                 for variant in (content.rstrip(), content.lstrip(), content.strip()):
                     if text.startswith(variant, at) and text.startswith(after, at + len(variant)):
                         break
@@ -88,6 +90,7 @@ class Skeleton:
                 verbatim = False
             positions.append((at, at + len(variant)))
             at += len(variant)
+        # All of the text has to be accounted for, else a content might have been found at the wrong position.
         if text[at:] != self.literals[-1]:
             return None
         return positions, verbatim
@@ -151,9 +154,11 @@ class ChatRenderer:
         # Conversations of a data set have few shapes; the limit is for one in which each has its own tools.
         self._skeleton_of = lru_cache(_MAX_SHAPES)(self._learn)
         self._arguments = dict(template_arguments or {})
+        # Templates that say themselves what is generated are believed: `{% generation %}` of transformers.
         self._has_markers = _GENERATION_PATTERN.search(self._call.source) is not None
         # A beginning-of-text token after an answer belongs to the next turn. SmolLM2 and others use one token for both.
         bos = tokenizer.bos_token if tokenizer.bos_token != tokenizer.eos_token else None
+        # Longest first: where one token is the start of another, the pattern must not stop at it.
         ends = sorted((str(token) for token in tokenizer.added_tokens_encoder if token != bos), key=len, reverse=True)
         self._end_of_turn = re.compile(r"\s*(?:" + "|".join(map(re.escape, ends)) + ")") if ends else re.compile("(?!)")
 
@@ -189,37 +194,39 @@ class ChatRenderer:
         if last < 0:
             raise RowRefused("no_assistant_turn")
         notes = [ANSWER_OF_WEIGHT_0] if unsupervised else []
+        # What follows the last answer is in no answer's prompt.
         if last + 1 < len(messages):
             notes.append(TRAILING_TURNS_CUT)
             messages = messages[: last + 1]
+        # The weight is for training, not for the template, and a turn without it can be traced by its skeleton.
         if unsupervised or "weight" in messages[last]:
             messages = [_without_weight(turn) for turn in messages]
         if has_calls:
             messages = self._tool_arguments.fit(messages, tools)
-        found = self._control.find_in_turns(messages) if self._control else None
-        if self._control and not found and tools:
-            found = self._control.find_in_tools(tools)
-        if self._control and found:
-            note = self._control.settle(found)
-            notes.append(note)
-            if note == TYPED_AS_TEXT:
-                hidden, hidden_tools, tokens = self._control.hide(messages, tools)
-                row = show(self._trace(hidden, hidden_tools, unsupervised), tokens)
-                row.notes += notes
-                return row
+        typed_as: dict[str, str] = {}
+        if self._control:
+            # Before rendering: afterwards a typed token looks like one that the template wrote.
+            found = self._control.find_in_turns(messages) or (self._control.find_in_tools(tools) if tools else None)
+            notes += [self._control.settle(found)] if found else []
+            if TYPED_AS_TEXT in notes:
+                messages, tools, typed_as = self._control.hide(messages, tools)
         row = self._trace(messages, tools, unsupervised)
+        if typed_as:
+            row = show(row, typed_as)
         row.notes += notes
         return row
 
     def _trace(self, messages: list[Message], tools: Tools | None, unsupervised: set[int]) -> RenderedRow:
         is_plain = True
         for message in messages:
+            # Cheaper than isinstance: every turn of every row passes here.
             if len(message) != 2 or message.get("content").__class__ is not str:
                 is_plain = False
                 break
         text = self._call(messages, tools, is_plain=is_plain)
         row = self._by_skeleton(messages, tools, text, unsupervised) if is_plain else None
         if row is None:
+            # Tool calls, reasoning and parts have no shape that could be learned from roles alone.
             row = self._by_beginnings(messages, tools, text, unsupervised)
             row.notes += find_alterations(self._call, messages, tools, text)
         return row
@@ -265,8 +272,10 @@ class ChatRenderer:
         expected = [i for i, role in enumerate(shape) if role == "assistant"]
         if answered != expected or not order or order[-1] != len(shape) - 1:
             return None
+        # Start and end of every marker in turn: even ones begin a literal, odd ones end it.
         edges = [0, *(position for gap in gaps for position in gap.span()), len(text)]
         literals = [text[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
+        # Only those that hold a whole content: other markers are the template's business.
         marked = self._call.marked_ranges(messages, tools) if self._has_markers else []
         leads = [0] * len(gaps)
         tails = [0] * len(gaps)
@@ -275,6 +284,7 @@ class ChatRenderer:
                 if start <= gap.start() and gap.end() <= end:
                     leads[i] = min(gap.start() - start, len(literals[i]))
                     tails[i] = min(end - gap.end(), len(literals[i + 1]))
+        # What follows the last content up to and with the first token that may end a turn
         closing = self._end_of_turn.match(literals[-1])
         extras: list[int | None] = [None] * len(gaps)
         for i in (i for i, message in enumerate(order) if shape[message] == "assistant"):
@@ -331,6 +341,7 @@ class ChatRenderer:
         self, messages: list[Message], tools: Tools | None, turn: int, text: str
     ) -> tuple[int, CharRange, bool]:
         """Return where generation of an answer begins, its range, and whether an end-of-turn token closes it."""
+        # Three renderings for one answer: the prompt, the conversation with it, and the prompt without the invitation.
         before = self._call(messages[:turn], tools, add_generation_prompt=True) if turn else ""
         upto = self._call(messages[: turn + 1], tools)
         start = len(before)
@@ -345,6 +356,7 @@ class ChatRenderer:
                 raise RowRefused(UNTRACEABLE, f"the content of turn {turn + 1} is not in the rendered text")
         elif self._ordinary.is_led(messages[turn], upto[start:]):
             start += len(self._ordinary.lead)
+        # With its end-of-turn token: a line break behind that belongs to the next turn.
         end, is_closed = self._end_of_answer(upto[start:])
         if not text.startswith(upto[: start + end] if is_closed else upto):
             raise RowRefused(UNTRACEABLE, f"the template writes turn {turn + 1} otherwise when more turns follow")
@@ -365,6 +377,7 @@ class ChatRenderer:
     def _end_of_answer(self, text: str) -> tuple[int, bool]:
         """Return where an answer ends in all that follows its prompt, and whether an end-of-turn token closes it."""
         closing = self._ordinary.closing
+        # From behind, since the answer itself may speak of the token as text.
         end = text.rfind(closing) + len(closing) if closing in text else 0
         if closing and end and not self._end_of_turn.sub("", text[end:]).strip():
             return end, True
@@ -378,6 +391,7 @@ class ChatRenderer:
             content = message.get("content")
             if message["role"] == "assistant" or not isinstance(content, str) or not content.strip():
                 continue
+            # In order, so that a prompt which repeats an earlier one is not found there.
             start = text.find(content.strip(), at)
             end = start + len(content.strip())
             if start >= 0 and any(low <= start and end <= high for low, high in ranges):

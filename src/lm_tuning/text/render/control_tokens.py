@@ -43,6 +43,7 @@ class ControlTokens:
         """
         added = {str(token): int(index) for index, token in tokenizer.added_tokens_decoder.items()}
         special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+        # A space or line break may be an added token, and is in every row.
         special = {token for token in special if token and not token.isspace()}
         written = {token for token in added if template and token.strip() and token in template}
         self._policy = policy
@@ -71,6 +72,7 @@ class ControlTokens:
             for key, value in message.items():
                 if key == "role":
                     continue
+                # Nearly every value is a text, and every turn of every row comes by here.
                 found = pattern.search(value) if value.__class__ is str else _search_inside(pattern, value)
                 if found:
                     return found[0]
@@ -119,6 +121,7 @@ class ControlTokens:
         Returns:
             Both with stand-ins, and the token of each stand-in.
         """
+        # As JSON, so that keys and nested values are looked through as well.
         written = json.dumps([messages, tools], ensure_ascii=False)
         base = next(
             (base for base in _STAND_INS if not any(base <= ord(character) < base + 0x10000 for character in written)),
@@ -126,6 +129,7 @@ class ControlTokens:
         )
         if base is None:
             raise RowRefused(TYPED, "holds a control token, and private-use characters of both planes")
+        # One character for each token: the template cannot take a part of it.
         stand_ins = {name: chr(base + position) for position, name in enumerate(self._names)}
         hidden = [self._hide_in(message, stand_ins) for message in messages]
         tools = _replace_inside(self._any, tools, stand_ins) if tools else tools
@@ -155,6 +159,7 @@ def show(row: RenderedRow, tokens: dict[str, str]) -> RenderedRow:
     as_text: list[CharRange] = []
     edges = [0]
     length = 0
+    # (characters + 1,) edges: a stand-in is one character and its token several, so every later position moves.
     for character in row.text:
         token = tokens.get(character, character)
         if token is not character:
@@ -173,6 +178,7 @@ def show(row: RenderedRow, tokens: dict[str, str]) -> RenderedRow:
 
 
 def _any_of(tokens: set[str]) -> re.Pattern[str]:
+    # An alternation takes the first that matches: what is the start of another token comes after it.
     longest_first = sorted(tokens, key=lambda token: (-len(token), token))
     return re.compile("|".join(map(re.escape, longest_first))) if tokens else _NEVER
 

@@ -124,6 +124,7 @@ class RenderedRows:
         prompts = row.prompts or [(0, len(row.text))]
         if not columns:
             return prompts
+        # Columns are counted from the start of the prompt, which is the last of the ranges.
         start = prompts[-1][0]
         return [*prompts[:-1], *((start + low, start + high) for low, high in columns)]
 
@@ -160,9 +161,11 @@ def render_plain(prompt: str, response: str, system: str | None = None) -> Rende
     """
     before = put_system(system, prompt)
     end = len(before)
+    # Else question and answer would be one word, and a token could lie across them.
     if before and response and not before[-1].isspace() and not response[0].isspace():
         before += "\n"
     text, start = before + response, len(before)
+    # Most vocabularies join a space with the word behind it. A cut there would split what every text has in one token.
     word_follows_space = before[-1:] == " " and not response[:1].isspace()
     return RenderedRow(
         text,
@@ -202,6 +205,7 @@ def merge_system_turns(messages: list[Message]) -> list[Message]:
         if waiting:
             system = "\n\n".join(waiting)
             waiting = []
+            # Not into a tool's or the assistant's turn: only the user's words come before what is to be answered.
             if message["role"] == "user":
                 merged.append({**message, "content": put_system(system, message.get("content") or "")})
                 continue

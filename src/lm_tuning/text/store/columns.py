@@ -30,6 +30,7 @@ def columns_of(
         labels: class of each row; ``None`` for rows without classes.
     """
     ids, id_offsets = flatten_ids(tokens)
+    # (rows + 1,): two edges a span
     span_offsets = np.cumsum([0, *(2 * len(row) for row in spans)])
     edges = chain.from_iterable(chain.from_iterable(spans))
     flat = np.fromiter(edges, dtype=np.int32, count=int(span_offsets[-1]))
@@ -117,11 +118,13 @@ def join_sides(
         Ids and offsets of the rows.
     """
     joined = np.empty(len(ids) + len(other_ids), dtype=np.int32)
+    # (rows + 1,): where each joined row starts
     moved = offsets + other_offsets
     for values, starts, positions in (
         (ids, offsets, moved[:-1]),
         (other_ids, other_offsets, moved[:-1] + np.diff(offsets)),
     ):
+        # (values,): each keeps its order, shifted by as much as its row has moved
         joined[np.arange(len(values)) + np.repeat(positions - starts[:-1], np.diff(starts))] = values
     return joined, moved
 
@@ -145,9 +148,11 @@ def put_around(
     if not has_after.any() and not (before and has_before.any()):
         return ids, offsets
     lengths = np.diff(offsets)
+    # (rows,): ids that each row gets in front
     leads = len(before) * has_before
     moved = np.concatenate([[0], np.cumsum(lengths + leads + has_after)])
     everything = np.empty(int(moved[-1]), dtype=np.int32)
+    # (tokens,): a scatter of all rows at once, then of what is put around them
     everything[np.arange(len(ids)) + np.repeat(moved[:-1] + leads - offsets[:-1], lengths)] = ids
     for position, token in enumerate(before):
         everything[moved[:-1][has_before] + position] = token
@@ -168,6 +173,7 @@ def cut_ends(ids: Int32Array, offsets: Int64Array, limit: int | Int64Array) -> t
     """
     lengths = np.diff(offsets)
     limits = np.broadcast_to(limit, lengths.shape)
+    # (tokens,): position in the row, below the limit of the row
     kept = np.arange(len(ids)) - np.repeat(offsets[:-1], lengths) < np.repeat(limits, lengths)
     return ids[kept], np.concatenate([[0], np.cumsum(np.minimum(lengths, limits))])
 
@@ -185,6 +191,7 @@ def begins_with(ids: Int32Array, offsets: Int64Array, prefix: list[int]) -> Bool
     same = np.ones(len(starts), dtype=np.bool_)
     for position, token in enumerate(prefix):
         same &= ids[starts + position] == token
+    # Only rows that are long enough were looked at; the others stay False.
     begins[begins] = same
     return begins
 
@@ -210,6 +217,7 @@ def hold_token(ids: Int32Array, offsets: Int64Array, token: int) -> BoolArray:
         offsets: where each row starts, the end included.
         token: the id.
     """
+    # Differences of running counts at the edges of the rows, so a row without tokens counts none.
     found: BoolArray = np.diff(np.concatenate([[0], np.cumsum(ids == token)])[offsets]) > 0
     return found
 
@@ -233,6 +241,7 @@ def score_spans(
     kept = ends > starts
     rows, starts, ends = rows[kept], starts[kept], ends[kept]
     if len(rows):
+        # Touching spans of a row become one, so that supervised positions are never counted twice.
         apart = np.concatenate([[True], (rows[1:] != rows[:-1]) | (starts[1:] > ends[:-1])])
         last = np.concatenate([apart[1:], [True]])
         rows, starts, ends = rows[apart], starts[apart], ends[last]

@@ -54,6 +54,7 @@ def scored_spans(spans: Sequence[Span], length: int) -> list[Span]:
     """
     kept: list[Span] = []
     for span in sorted(spans):
+        # Position 0 goes: nothing stands before it that could predict it.
         start, end = max(span[0], 1), min(span[1], length)
         if end <= start:
             continue
@@ -73,6 +74,7 @@ def labels_of(row: TokenRow) -> Int64Array:
     Returns:
         ``(length,)``: the token id inside the spans, ``IGNORE_INDEX`` everywhere else.
     """
+    # int64, as cross-entropy wants targets; the file has int32
     labels = np.full(len(row.input_ids), IGNORE_INDEX, dtype=np.int64)
     for start, end in row.spans:
         labels[start:end] = row.input_ids[start:end]
@@ -113,9 +115,11 @@ class TokenTable:
             raise UserError(f"{self.path} is not a token file of this version. Run the tokenize pipeline again.")
         self._reader = reader
         batches = list(self.batches())
+        # Views into the map, one pair of offsets and values a batch: nothing is read before a row is asked for.
         self._ids = [_list_parts(batch.column("input_ids")) for batch in batches]
         self._spans = [_list_parts(batch.column("spans")) for batch in batches]
         self._starts = np.cumsum([0, *(batch.num_rows for batch in batches)], dtype=np.int64)
+        # (rows,): what is small is held in memory, since every plan and report walks over it.
         self.lengths: Int32Array = _joined(batches, "length", np.int32)
         self.num_supervised: Int32Array = _joined(batches, "num_supervised", np.int32)
         self.row_ids: Int64Array = _joined(batches, "row_id", np.int64)
@@ -135,11 +139,14 @@ class TokenTable:
         Returns:
             The row; its ``input_ids`` are a read-only view.
         """
+        # numpy's integers come in too, and must not travel on as the row's.
         index = int(index)
         if index < 0:
             index += len(self)
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of a table of {len(self)} rows")
+        # Empty batches share their start with the next one; from the right the last of them is found, which has the
+        # row.
         batch = int(np.searchsorted(self._starts, index, side="right")) - 1
         row = index - int(self._starts[batch])
         spans = _slice(self._spans[batch], row).tolist()
@@ -303,13 +310,17 @@ class TokenTableWriter:
         )
 
     def _collect(self, columns: TokenColumns) -> None:
+        # (spans, 2)
         pairs = columns.spans.reshape(-1, 2)
+        # (spans + 1,): supervised positions before each span
         covered = np.concatenate([[0], np.cumsum(pairs[:, 1] - pairs[:, 0])])
+        # (rows + 1,): offsets count edges, and a span has two
         edges = columns.span_offsets // 2
         labels = columns.labels if columns.labels is not None else np.full(len(columns), NO_LABEL, dtype=np.int32)
         num_supervised = covered[edges[1:]] - covered[edges[:-1]] + (labels != NO_LABEL)
         arrays = [
             pa.array(columns.row_ids),
+            # int32 offsets: a batch stays far below two billion tokens.
             pa.ListArray.from_arrays(pa.array(columns.id_offsets.astype(np.int32)), pa.array(columns.ids)),
             pa.ListArray.from_arrays(pa.array(columns.span_offsets.astype(np.int32)), pa.array(columns.spans)),
             pa.array(np.diff(columns.id_offsets).astype(np.int32)),
@@ -327,6 +338,7 @@ class TokenTableWriter:
     def _write(self) -> None:
         """Write what is collected as one batch."""
         if self._batches:
+            # One batch in the file for many chunks: a reader pays for each batch whenever it opens the file.
             [whole] = pa.Table.from_batches(self._batches).combine_chunks().to_batches()
             self._writer.write_batch(whole)
         self._batches = []

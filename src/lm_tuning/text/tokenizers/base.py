@@ -69,6 +69,7 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
         """Borrow the backend."""
         self._backend = self._backend_block.__enter__()
         self._encoder = RowEncoder(self._backend, self._control.ids)
+        # Only now: subclasses have made their byte table by the time that the block begins.
         self._aligner = RowAligner(self._backend, self._encoder, self._bytes)
         return self
 
@@ -97,6 +98,7 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
         Returns:
             One encoding a row, and then one a target where rows have targets.
         """
+        # The fast call keeps no positions of characters, which take as long again.
         texts = [row.text for row in [*rendered.rows, *(rendered.targets or [])]]
         return list(self._backend.encode_batch_fast(texts, add_special_tokens=False))
 
@@ -121,6 +123,7 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
         counts.num_read += batch.num_rows
         positions: list[int] = []
         made: list[Rendered] = []
+        # Whole columns at once: a scalar of Arrow for each cell costs more than rendering it.
         values: Iterable[tuple[Any, ...]] = zip(*(batch.column(name).to_pylist() for name in fields), strict=True)
         for position, parts in enumerate(values):
             try:
@@ -133,7 +136,7 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
 
     @staticmethod
     def _collect(batch: pa.RecordBatch, positions: list[int], rows: list[RenderedRow], **more: Any) -> RenderedRows:
-        """Put rendered rows together with what their batch says of them; ``positions`` are theirs in it, ascending."""
+        """Build the record of rendered rows; ``positions`` are theirs in the batch, ascending."""
         columns = None
         if COLUMN_RANGES in batch.schema.names:
             columns = batch.column(COLUMN_RANGES).take(pa.array(positions, pa.int64()))
@@ -197,12 +200,15 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
             return
         for position in np.flatnonzero(is_cut & (room > 0)).tolist():
             row, num_kept = rendered.rows[position], int(room[position])
+            # Once more and with the characters of each token, for the few rows that are cut.
             [encoding] = self._encoder.encode([row])
             spans = [inner_span(encoding, chars, len(row.text)) for chars in rendered.yielding(position)]
+            # What yields may be less than what has to go.
             num_cut = min(len(tokens[position]) - num_kept, sum(end - start for start, end in spans))
             cuts = choose_cuts(spans, encoding.offsets, num_cut=num_cut, cut_at=self._settings.cut_prompt_at)
             if is_emptied(spans, cuts):
                 counts.add(PROMPT_EMPTIED, int(rendered.row_ids[position]))
+            # What is kept lies between the cuts, which are disjoint.
             edges = [0, *chain.from_iterable(sorted(cuts)), len(encoding.ids)]
             kept = [encoding.ids[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True)]
             # Fixed text alone may be too long.

@@ -112,6 +112,7 @@ class RowTokenizer(TaskTokenizer):
         self._end_id: int | None = tokenizer.eos_token_id
         # Running text is supervised whole, so nothing has to be found in it.
         self._bytes = None if format == "text" else build_byte_table(tokenizer.backend_tokenizer)
+        # Without a byte table only the library knows which characters a token holds, at the price of slower encoding.
         self._needs_offsets = format != "text" and self._bytes is None
 
     def render(self, batch: pa.RecordBatch, counts: SplitCounts) -> RenderedRows:
@@ -129,6 +130,7 @@ class RowTokenizer(TaskTokenizer):
         others: dict[int, Encoded] = {}
         if self._needs_offsets:
             others = dict(enumerate(encodings))
+            # Positions of the library are not taken on trust: each answer has to decode to itself.
             unlike = find_unlike(self._backend, rendered.rows, others)
             return self._one_by_one(rendered, others, unlike, counts)[0]
         if self._format == "text":
@@ -153,6 +155,7 @@ class RowTokenizer(TaskTokenizer):
         try:
             return self._chat.render(self._as_given(messages), tools), (messages, tools)
         except RowRefused as refusal:
+            # Whether merging would help is tried with the row itself, so the message promises nothing that is not so.
             if refusal.reason != REFUSED or self._merges_system or not self._takes_merged(messages, tools):
                 raise
             raise RowRefused(refusal.reason, f"{refusal.detail} {_MERGED_IS_TAKEN}") from refusal
@@ -202,6 +205,7 @@ class RowTokenizer(TaskTokenizer):
         is_open = np.fromiter((not text.is_closed for text in texts), dtype=np.bool_, count=num)
         ids, offsets, has_before = self._put_around(aligned.ids, aligned.offsets, is_open)
         lengths = np.diff(offsets)  # (rows,)
+        # (rows,): rows that need no closer look
         regular = lengths <= self._limit
         regular[np.fromiter(others, dtype=np.int64)] = False
         if self._loss_on == "all":
@@ -214,6 +218,7 @@ class RowTokenizer(TaskTokenizer):
             known = regular[owners]
             owners = owners[known]
             first, after = aligned.spans(owners, edges[::2][known], edges[1::2][known])
+            # (answers,): spans were found in the text, which the prefix is no part of
             shift = len(self._prefix) * has_before[owners]
             first, after = first + shift, after + shift
             if is_open.any() and len(owners):
@@ -233,6 +238,7 @@ class RowTokenizer(TaskTokenizer):
                 others[position] = aligned.row(position)
         added, positions = self._one_by_one(rendered, dict(sorted(others.items())), unlike, counts)
         chosen = np.flatnonzero(rows.mask)
+        # Back in the order of the chunk, so that row order never depends on which rows were long.
         joined = join_columns(take_rows(columns, chosen), added)
         return take_rows(joined, np.argsort(np.concatenate([chosen, positions]), kind="stable"))
 
@@ -316,8 +322,10 @@ class RowTokenizer(TaskTokenizer):
         notes = list(rendered.notes)
         if len(row.ids) <= self._limit:
             return row, notes
+        # As it was before anything is cut: reports say how long rows are, not how long they became.
         counts.long_rows.add(np.array([len(row.ids)]), limit=self._limit)
         messages, tools = all_rendered.conversations[position] or (None, None)
+        # By characters it should fit at once; tokens decide, so it may take another round.
         while messages and len(row.ids) > self._limit and self._settings.truncation == "truncate_prompt":
             later = later_exchanges(messages, 1 - self._limit / len(row.ids))
             if later is None:

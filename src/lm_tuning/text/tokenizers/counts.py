@@ -107,6 +107,7 @@ class LongRows:
         self.shortest = min(self.shortest or int(lengths.min()), int(lengths.min()))
         self.num_tokens += int(lengths.sum())
         self._tokens_over_limit += int((lengths - limit).sum())
+        # The next power of two above the limit, and those after it up to the longest row.
         power = 1 << limit.bit_length()
         while power < self._longest:
             over = lengths[lengths > power] - power
@@ -155,6 +156,7 @@ class SplitCounts:
             row_id: the row.
             detail: what happened; those of the first rows are kept.
         """
+        # Ids cost eight bytes each, so all are kept; details are text, so only the first are.
         self.counts[reason] += 1
         self._rows.setdefault(reason, array("q")).append(row_id)
         if detail:

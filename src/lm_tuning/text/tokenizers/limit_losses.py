@@ -40,6 +40,7 @@ def measure_losses(table: TokenTable, counts: SplitCounts, *, task: str) -> Limi
         ``num_tokens_lost``, and ``fraction`` of all tokens that the rows had; of a dropped row of source and target the
         part that was too long counts.
     """
+    # (rows,): what the limit is about
     whole = table.lengths - table.num_supervised if task == SEQ2SEQ_LM else table.lengths
     lost = _lost(counts.long_rows, whole, table, counts, _SHORTENED)
     if task == SEQ2SEQ_LM:
@@ -207,6 +208,7 @@ def find_lost_classes(
     """
     if task != SEQUENCE_CLASSIFICATION or not label_map or not len(written) or settings.truncation == "error":
         return [], []
+    # (classes,)
     before = np.zeros(len(label_map), dtype=np.int64)
     for batch in examples.batches():
         for item in pc.value_counts(batch.column("label")).to_pylist():
@@ -237,6 +239,7 @@ def _lost(
     beyond: LongRows, lengths: Int32Array, table: TokenTable, counts: SplitCounts, reasons: tuple[str, ...]
 ) -> int:
     """Return the tokens of the rows beyond a limit, without those that are left of them."""
+    # A row may be noted under several reasons, and counts once.
     shortened = np.fromiter({row_id for reason in reasons for row_id in counts.rows(reason)}, dtype=np.int64)
     left = int(lengths[np.isin(table.row_ids, shortened)].sum(dtype=np.int64))
     return beyond.num_tokens - left

@@ -67,6 +67,7 @@ def shorten_row(
     notes = [PROMPT_SHORTENED]
     if excess > num_prompt:
         notes = [ANSWER_SHORTENED]
+        # Half of the limit: an answer is little use without what it answers, and the other way round.
         excess = num_prompt - min(num_prompt, limit // 2)
     cuts = choose_cuts(spans, encoding.offsets, num_cut=excess, cut_at=cut_prompt_at)
     if is_emptied(spans, cuts):
@@ -97,6 +98,7 @@ def choose_cuts(spans: Sequence[Span], offsets: Sequence[CharRange], *, num_cut:
         num_head = {"middle": (num_kept + 1) // 2, "end": num_kept, "start": 0}[cut_at]
         first, after = start + num_head, end - (num_kept - num_head)
         if first < after:
+            # Tokens that share a character go together: half of its bytes is no text.
             while first > start and offsets[first][0] < offsets[first - 1][1]:
                 first -= 1
             while after < end and offsets[after][0] < offsets[after - 1][1]:
@@ -204,6 +206,7 @@ def later_exchanges(messages: list[Message], excess_fraction: float) -> list[Mes
     ]
     if not openings:
         return None
+    # Characters before each message: rendering every candidate to count its tokens would cost more than it saves.
     reached = [0, *accumulate(len(str(message.get("content") or "")) for message in messages)]
     wanted = excess_fraction * reached[-1]
     opening = next((i for i in openings if reached[i] - reached[num_system] >= wanted), openings[-1])
@@ -215,6 +218,7 @@ def _share_room(lengths: Sequence[int], room: int) -> list[int]:
     shares = [0] * len(lengths)
     by_length = sorted(range(len(lengths)), key=lambda span: lengths[span])
     for position, span in enumerate(by_length):
+        # The shortest first: what it leaves over is shared by all that are longer.
         shares[span] = min(lengths[span], room // (len(lengths) - position))
         room -= shares[span]
     return shares
@@ -229,6 +233,7 @@ def _cut_end(row: TokenizedRow, limit: int) -> TokenizedRow:
 
 def _cut_out(row: TokenizedRow, cuts: Sequence[Span]) -> TokenizedRow:
     """Remove ranges of tokens."""
+    # (tokens,); its running sum is where each position has moved to
     keep = [1] * len(row.ids)
     for start, end in cuts:
         keep[start:end] = [0] * (end - start)
