@@ -74,21 +74,24 @@ def plain_kernel(
     wide = logits.float()  # (positions, vocabulary)
     spread = torch.logsumexp(wide, dim=-1)  # (positions,)
     nats, positions = _nats_of_each(wide, spread, targets, label_smoothing)
-    # (positions, vocabulary): the softmax, without a second pass to find the maximum
-    gradient = torch.exp(wide - spread[:, None])  # the softmax
+    # (positions, vocabulary): the softmax, without a second pass to find the maximum. From here on in place: each copy
+    # would be as large as all logits of the chunk.
+    gradient = torch.exp(wide - spread[:, None])
     if label_smoothing:
         gradient -= label_smoothing / logits.shape[-1]
-    gradient = gradient.scatter_add(
-        1, positions, torch.full_like(positions, -(1 - label_smoothing), dtype=torch.float32)
-    )
+    gradient.scatter_add_(1, positions, torch.full_like(positions, -(1 - label_smoothing), dtype=torch.float32))
     kept = targets != IGNORE_INDEX  # (positions,)
-    return (nats * kept).sum(), (gradient * kept[:, None]).to(logits.dtype)
+    gradient *= kept[:, None]
+    return (nats * kept).sum(), gradient.to(logits.dtype)
 
 
 def _nats_of_each(
     wide: torch.Tensor, spread: torch.Tensor, targets: torch.Tensor, label_smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of each position, ``(positions,)``, ignored ones too, and its index, ``(positions, 1)``."""
+    """Return the loss of each position, ignored ones too, and the token ids looked up for it.
+
+    Shapes: ``(positions,)`` and ``(positions, 1)``.
+    """
     # IGNORE_INDEX is no index: those positions look up token 0, and their loss is thrown away afterwards.
     positions = targets.clamp(min=0)[:, None]
     nats = spread - wide.gather(1, positions).squeeze(1)
