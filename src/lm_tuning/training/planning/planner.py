@@ -273,7 +273,9 @@ def _key(question: _Question) -> str:
     return digest_values(
         {
             "version": VERSION,
-            "product": lm_tuning.__version__,
+            # Of the release that made the first plans. VERSION says what a plan is good for, so that a release does not
+            # cost half a minute of planning.
+            "product": "0.1.0",
             "base": settings.base["digest"],
             "method": train.method,
             "lora": train.lora.model_dump() if train.method != "full" else {},
