@@ -12,9 +12,12 @@ import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
+
+from lm_tuning.parameters.base import TaskName
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "lm_tuning"
@@ -118,6 +121,31 @@ def test_every_dotted_name_resolves(name: str) -> None:
             assert not rest or rest in names_in(file)
             return
     pytest.fail(f"there is no {name}")
+
+
+def names_a_task(node: ast.AST) -> bool:
+    """Return whether code that compares, or a mapping by task, names one: as text or by its constant."""
+    if isinstance(node, ast.Dict):
+        parts = [part for key in node.keys if key is not None for part in ast.walk(key)]
+    else:
+        parts = [*ast.walk(node)] if isinstance(node, ast.Compare) else []
+    names = set(get_args(TaskName))
+    return any(
+        (isinstance(part, ast.Constant) and part.value in names)
+        or (isinstance(part, ast.Name) and part.id.isupper() and part.id.lower() in names)
+        for part in parts
+    )
+
+
+def test_every_module_that_asks_for_a_task_by_name_is_listed() -> None:
+    asking = {
+        file.relative_to(PACKAGE).as_posix()
+        for file in PACKAGE.rglob("*.py")
+        if any(names_a_task(node) for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
+    }
+    listed = re.search(r"By package, they are\n\n(.*?)\n\n", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert listed is not None
+    assert set(re.findall(r"`([^`]+)`", listed[1])) == asking
 
 
 def test_every_catalog_entry_that_is_named_exists() -> None:

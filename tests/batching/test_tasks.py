@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from lm_tuning.batching.head_loss import choose_head_loss
+from lm_tuning.batching.losses import LossShape
 from lm_tuning.batching.tasks.registry import get_task, task_of
 from lm_tuning.models.loading import load_model
 from lm_tuning.models.structure import classification_head
@@ -105,6 +108,38 @@ def test_seq2seq_logits_are_those_of_each_row_alone(tmp_path: Path, pairs: Token
             alone, targets = task.logits_of_alike(model, [pairs[index]], device="cpu")
             assert batch.targets[index, : len(targets)].tolist() == targets.tolist()
             torch.testing.assert_close(logits[index, : len(targets)], alone, atol=1e-5, rtol=1e-5)
+
+
+@dataclass(frozen=True)
+class FocalShape(LossShape):
+    """A loss as somebody may add one: of a parameter that the head's loss in chunks knows nothing of."""
+
+    gamma: float = 0.0
+
+    def sum_nats(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Weigh the sum by gamma."""
+        return (1 + self.gamma) * super().sum_nats(logits, targets)
+
+
+def test_a_loss_that_chunks_do_not_compute_goes_through_all_logits(tmp_path: Path) -> None:
+    model = load_model(str(save_tiny_qwen3(tmp_path / "qwen3")))
+    with TokenTableWriter(tmp_path / "train.arrow") as writer:
+        writer.append(1, [1, 8, 9, 10, 11], [(2, 5)])
+    task = task_of(model, "causal_lm", pad_id=PAD)
+    batch = task.lay_out(TokenTable(tmp_path / "train.arrow"), [0], batching="padded")
+    ids = batch.input_ids[0].numpy()
+    task.head_loss, _ = choose_head_loss(model, ids, device="cpu", compute_dtype="float32", label_smoothing=0.1)
+    assert task.head_loss is not None, "this model's head runs apart"
+    with torch.no_grad():
+        logits = task.logits(model, batch)
+        for shape in (LossShape(), LossShape(label_smoothing=0.1), FocalShape(label_smoothing=0.1, gamma=2.0)):
+            torch.testing.assert_close(task.sum_nats(model, batch, shape), shape.sum_nats(logits, batch.targets))
+
+
+def test_only_label_smoothing_is_computed_in_chunks() -> None:
+    assert LossShape().fits_chunks and LossShape(label_smoothing=0.1).fits_chunks and FocalShape().fits_chunks
+    assert not LossShape(class_weights=(1.0, 1.0)).fits_chunks
+    assert not FocalShape(gamma=2.0).fits_chunks
 
 
 def test_a_row_alone_has_the_loss_of_its_supervised_tokens(tmp_path: Path) -> None:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from lm_tuning.errors import UserError
 from lm_tuning.parameters import conflicts, validate_parameters
+from lm_tuning.parameters.base import TASK_FORMATS, TaskName
+from lm_tuning.parameters.data import DataParameters
 from lm_tuning.wording import count_of
 
 
@@ -156,13 +158,12 @@ def test_rows_have_what_the_task_learns_from(valid: dict[str, Any], task: str, w
     assert problems(valid, data={"format": "messages"}) == []
 
 
-def test_the_formats_of_tasks_are_those_of_the_readers() -> None:
-    from lm_tuning.data.format.conventions import TASK_FORMATS
-    from lm_tuning.parameters.conflicts import FORMATS_BY_TASK
+def test_each_task_names_the_formats_that_it_learns_from() -> None:
+    from lm_tuning.data.format.columns import FORMATS
 
-    assert {task: (format,) for task, format in FORMATS_BY_TASK.items()} == {
-        task: formats for task, formats in TASK_FORMATS.items() if task != "causal_lm"
-    }
+    assert TASK_FORMATS.keys() == set(get_args(TaskName))
+    assert set(TASK_FORMATS["causal_lm"]) == set(FORMATS) >= {one for many in TASK_FORMATS.values() for one in many}
+    assert {"auto", *FORMATS} == set(get_args(DataParameters.model_fields["format"].annotation))
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])

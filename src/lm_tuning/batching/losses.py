@@ -27,6 +27,12 @@ class LossShape:
     label_smoothing: float = 0.0
     class_weights: tuple[float, ...] | None = None
 
+    @property
+    def fits_chunks(self) -> bool:
+        """Whether a head's loss in chunks computes it: nothing but label smoothing differs from the plain loss."""
+        # By what is allowed, not by what is not: a new field goes through all logits until the chunks know it too.
+        return self == type(self)(label_smoothing=self.label_smoothing)
+
     def sum_nats(self, logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Sum the loss of targets.
 

@@ -1,4 +1,4 @@
-"""Which rows form each optimizer step: a pure function of seed, epoch, lengths and effective batch.
+"""Which rows form each optimizer step: a pure function of seed, epoch, lengths, source weights and effective batch.
 
 Everything that makes a run faster (packing, token budgets, ranks, gradient checkpointing) only changes
 how a step is split into micro-batches. What the step computes is fixed here, so resuming is "start at step n".

@@ -1,6 +1,8 @@
 """Kedro datasets that are ours: they load, save and preview, and nothing else.
 
-A class is imported when the catalog first needs it, so a pipeline that writes no CSV does not pay for pandas.
+Promises that a save that fails leaves what was there before. May import Kedro, MLflow, ``tracking`` and what lies
+below. Entries: the classes, which catalog entries name. A class is imported when the catalog first needs it, so a
+pipeline that writes no CSV does not pay for pandas.
 """
 
 from __future__ import annotations

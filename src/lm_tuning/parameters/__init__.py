@@ -1,4 +1,8 @@
-"""What people type in YAML and behind ``--params``: one strict class for each group, checked together before a run."""
+"""What people type in YAML and behind ``--params``: one strict class for each group, checked together before a run.
+
+Promises that every value has the declared type and that all problems are reported at once, without torch. May import
+``errors`` and what lies below; ``loading`` alone imports Kedro. Entries: ``validate_parameters``, and the classes.
+"""
 
 from lm_tuning.parameters.data import ColumnParameters, DataParameters, SourceParameters, SplitParameters
 from lm_tuning.parameters.model import EnvironmentParameters, ModelParameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -50,3 +51,9 @@ Text = Annotated[str, Field(min_length=1)]
 PathText = Annotated[str, Field(min_length=1), AfterValidator(_use_slashes)]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 TaskName = Literal["causal_lm", "sequence_classification", "seq2seq_lm"]
+TASK_FORMATS: Mapping[str, tuple[str, ...]] = {
+    "causal_lm": ("text", "prompt_response", "messages", "text_label"),
+    "sequence_classification": ("text_label",),
+    "seq2seq_lm": ("prompt_response",),
+}
+"""Values of ``data.format`` that a task learns from."""

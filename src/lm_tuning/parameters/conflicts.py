@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
+from lm_tuning.parameters.base import TASK_FORMATS
 from lm_tuning.parameters.data import SourceParameters
 from lm_tuning.parameters.groups import ParameterGroups
 from lm_tuning.parameters.trainer_arguments import (
@@ -17,9 +18,6 @@ from lm_tuning.parameters.trainer_arguments import (
 )
 from lm_tuning.parameters.written import write_value
 from lm_tuning.wording import count_of
-
-# Of the tasks that do not learn from every format.
-FORMATS_BY_TASK = {"sequence_classification": "text_label", "seq2seq_lm": "prompt_response"}
 
 
 @dataclass(frozen=True)
@@ -107,8 +105,8 @@ def _check_task(parameters: ParameterGroups) -> Iterator[Conflict]:
                     f"{key} = {value} needs classes, but task = {task} has none: set {key} = {way}, or task = "
                     "sequence_classification.",
                 )
-    wanted = FORMATS_BY_TASK.get(task)
-    if wanted is not None and parameters.data.format not in ("auto", wanted):
+    if parameters.data.format not in ("auto", *TASK_FORMATS[task]):
+        wanted = " or ".join(TASK_FORMATS[task])
         yield Conflict(
             ("data.format", "task"),
             f"data.format = {parameters.data.format} has nothing for task = {task}, which learns from rows of "

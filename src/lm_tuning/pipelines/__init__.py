@@ -1,4 +1,9 @@
-"""The pipelines: each folder holds its graph, `pipeline.py`, and its functions, `nodes.py`."""
+"""The pipelines: each folder holds its graph, ``pipeline.py``, and its functions, ``nodes.py``.
+
+Promises that nodes only hand groups of parameters over, find out whether a result is stored, and let a domain package
+make it. May import Kedro, ``datasets`` and what lies below; not ``hooks`` or MLflow. Entry: ``create_pipeline`` of each
+folder, which ``lm_tuning.pipeline_registry`` names.
+"""
 
 from pathlib import Path
 

@@ -1,5 +1,6 @@
 """Look at the rows as training will see them: counts, lengths, padding, steps, labels, examples, and what is odd.
 
-Nothing here needs torch, model weights or Kedro; :func:`lm_tuning.preflight.figures.inspect_tokens` works from a
-notebook.
+Promises to need neither torch nor model weights, and to show the steps that training will make. May import ``training``
+and what lies below; neither Kedro nor MLflow. Entries: ``inspection.inspect_run``, or ``figures.inspect_tokens`` from a
+notebook; ``report.compose_report`` shows what they found.
 """

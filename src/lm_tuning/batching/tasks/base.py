@@ -96,16 +96,16 @@ class TrainingTask(ABC):
         """Group rows into micro-batches, see :func:`lm_tuning.batching.micro_batches.split_rows`."""
         return split_rows(rows, table.lengths[rows], budget_tokens=budget_tokens, batching=batching)
 
-    def _lay_out_inputs(self, examples: list[TokenRow], *, batching: Batching) -> tuple[LaidOut, Int64Array]:
+    def _lay_out_inputs(self, sequences: list[TokenRow], *, batching: Batching) -> tuple[LaidOut, Int64Array]:
         """Return what :class:`MicroBatch` holds of a decoder's inputs, and the lengths of the rows."""
         # (rows,)
-        lengths = np.array([len(example.input_ids) for example in examples])
+        lengths = np.array([len(sequence.input_ids) for sequence in sequences])
         if batching == "padded":
-            grid = padded([example.input_ids for example in examples], self.pad_id)
+            grid = padded([sequence.input_ids for sequence in sequences], self.pad_id)
             return {"input_ids": torch.from_numpy(grid), "position_ids": None}, lengths
         # Matrix products on a GPU run in tiles; the rest is one more row, which nothing is learned of.
         filling = -int(lengths.sum()) % self.packing.position_multiple
-        parts = [*(example.input_ids for example in examples), np.full(filling, self.pad_id)]
+        parts = [*(sequence.input_ids for sequence in sequences), np.full(filling, self.pad_id)]
         part_lengths = np.append(lengths, filling) if filling else lengths
         inputs: LaidOut = {
             "input_ids": torch.from_numpy(np.concatenate(parts).astype(np.int64)[None]),

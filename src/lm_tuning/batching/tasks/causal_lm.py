@@ -33,11 +33,11 @@ class CausalLanguageModeling(TrainingTask):
         Padding comes after every real token, so a causal model never sees it, and a mask would switch flash attention
         off.
         """
-        examples = [table[row] for row in rows]
-        inputs, lengths = self._lay_out_inputs(examples, batching=batching)
+        sequences = [table[row] for row in rows]
+        inputs, lengths = self._lay_out_inputs(sequences, batching=batching)
         # (batch, sequence), as the input
         label_grid = np.full(inputs["input_ids"].shape, IGNORE_INDEX, dtype=np.int64)
-        labels = [labels_of(example) for example in examples]
+        labels = [labels_of(sequence) for sequence in sequences]
         if batching == "packed":
             label_grid[0, : lengths.sum()] = np.concatenate(labels)
         else:
@@ -69,7 +69,7 @@ class CausalLanguageModeling(TrainingTask):
         self, model: Any, batch: MicroBatch, shape: LossShape = PLAIN, *, hits: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Run the backbone, and the head a chunk of positions at a time where that gives the same."""
-        if self.head_loss is None or shape.class_weights is not None:
+        if self.head_loss is None or not shape.fits_chunks:
             return super().sum_nats(model, batch, shape, hits=hits)
         # (batch, sequence, features) to (batch, kept, features)
         hidden = backbone_of(model)(**model_inputs(batch)).last_hidden_state[:, batch.kept_positions]

@@ -31,8 +31,8 @@ class SequenceClassification(TrainingTask):
 
     def lay_out(self, table: TokenTable, rows: Sequence[int], *, batching: Batching) -> MicroBatch:
         """Lay rows out; the kept positions are those of the last tokens in the flattened grid."""
-        examples = [table[row] for row in rows]
-        inputs, lengths = self._lay_out_inputs(examples, batching=batching)
+        sequences = [table[row] for row in rows]
+        inputs, lengths = self._lay_out_inputs(sequences, batching=batching)
         # (rows,): where each row begins in the flattened grid
         starts = np.arange(len(rows)) * inputs["input_ids"].shape[1]
         # (rows,)
@@ -40,7 +40,7 @@ class SequenceClassification(TrainingTask):
         return MicroBatch(
             **inputs,
             kept_positions=torch.from_numpy(last),
-            targets=torch.tensor([example.label for example in examples]),
+            targets=torch.tensor([sequence.label for sequence in sequences]),
             num_supervised=len(rows),
             num_tokens=int(lengths.sum()),
             num_rows=len(rows),

@@ -40,8 +40,8 @@ class SequenceToSequence(TrainingTask):
     def lay_out(self, table: TokenTable, rows: Sequence[int], *, batching: Batching) -> MicroBatch:
         """Lay sources and targets out; an encoder looks both ways, so padded sources need a mask."""
         assert batching == "padded", batching
-        examples = [table[row] for row in rows]
-        parts = [_source_and_target(example) for example in examples]
+        sequences = [table[row] for row in rows]
+        parts = [_source_and_target(sequence) for sequence in sequences]
         sources = padded([source for source, _ in parts], self.pad_id)
         targets = padded([target for _, target in parts], IGNORE_INDEX)
         # (rows, longest target): the target one position later, behind the start token
@@ -59,7 +59,7 @@ class SequenceToSequence(TrainingTask):
             kept_positions=torch.arange(targets.shape[1]),
             targets=torch.from_numpy(targets),
             num_supervised=int((targets != IGNORE_INDEX).sum()),
-            num_tokens=sum(len(example.input_ids) for example in examples),
+            num_tokens=sum(len(sequence.input_ids) for sequence in sequences),
             num_rows=len(rows),
             attention_mask=torch.from_numpy(mask.astype(np.int64)),
             decoder_input_ids=torch.from_numpy(decoder_input),

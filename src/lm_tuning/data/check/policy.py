@@ -24,7 +24,7 @@ HOW_TO_FIX = "Fix these rows, or leave them out and have them counted with data.
 
 
 def find_refusals(rows: CollectedRows, data: DataParameters, *, classes: ClassCounts | None) -> list[str]:
-    """Describe why the rows cannot be gone on with.
+    """Describe why the rows cannot be used further.
 
     Args:
         rows: what was read.

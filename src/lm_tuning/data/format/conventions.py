@@ -1,10 +1,12 @@
-"""Column names that mean only one thing, so that usual data sets need no parameters, and the formats a task takes."""
+"""Column names that mean only one thing, so that usual data sets need no parameters, and the tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+
+from lm_tuning.parameters.base import TASK_FORMATS
 
 TEXT, PROMPT_RESPONSE, MESSAGES, TEXT_LABEL = "text", "prompt_response", "messages", "text_label"
 
@@ -90,8 +92,7 @@ def find_conventions(available: Sequence[str], *, format: str, task: str) -> lis
     # A strict subset loses: instruction, input and output says more than input and output.
     best = [one for one in fitting if not any(one.names < other.names for other in fitting)]
     best = [one for one in best if one.format != TEXT] or best
-    wanted = {"sequence_classification": TEXT_LABEL, "seq2seq_lm": PROMPT_RESPONSE}.get(task)
-    best = [one for one in best if one.format == wanted] or best
+    best = [one for one in best if one.format in TASK_FORMATS[task]] or best
     return [
         Convention(
             convention.format,
@@ -103,13 +104,6 @@ def find_conventions(available: Sequence[str], *, format: str, task: str) -> lis
 
 
 CAUSAL_LM, SEQUENCE_CLASSIFICATION, SEQ2SEQ_LM = "causal_lm", "sequence_classification", "seq2seq_lm"
-
-TASK_FORMATS: Mapping[str, tuple[str, ...]] = {
-    CAUSAL_LM: (TEXT, PROMPT_RESPONSE, MESSAGES, TEXT_LABEL),
-    SEQUENCE_CLASSIFICATION: (TEXT_LABEL,),
-    SEQ2SEQ_LM: (PROMPT_RESPONSE,),
-}
-"""Formats by the ``task`` parameter."""
 
 _NEEDED = {
     SEQUENCE_CLASSIFICATION: "learns the class of a text, so rows need a text and a label: name their columns in "

@@ -81,7 +81,7 @@ def split_examples(
         The folder of splits to publish, its summary, and the section ``splits`` of the data report.
 
     Raises:
-        UserError: the rows cannot be gone on with, see ``find_refusals``; they were checked with other parameters; or a
+        UserError: the rows cannot be used further, see ``find_refusals``; they were checked with other parameters; or a
             class weight is that of no class.
     """
     from lm_tuning.data.settings import refuse_other_rows
@@ -138,7 +138,7 @@ def _account_for_unread(
 
 
 def _refuse_bad_rows(folder: Path, train: TrainParameters, *, output: str) -> None:
-    """Refuse rows that cannot be gone on with, and weights of classes that they do not have."""
+    """Refuse rows that cannot be used further, and weights of classes that they do not have."""
     from lm_tuning.data.check.checked import read_checked_summary
     from lm_tuning.data.format.labels import refuse_unknown_weights
 
