@@ -65,16 +65,26 @@ def test_the_fastest_product_counts_and_small_ones_are_made_for_a_while(monkeypa
     assert list(ticks) == [0.0, 9e-3]
 
 
-def test_sizes_grow_while_there_is_time_and_the_fastest_counts(monkeypatch):
-    tried = []
+@pytest.mark.parametrize(
+    ("seconds", "tried"),
+    [
+        ({256: 1e-3, 512: 4e-3, 1024: 9e-3, 2048: 80e-3}, [256, 512, 1024, 2048]),
+        ({256: 10e-3, 512: 11e-3, 1024: 16e-3, 2048: 50e-3}, [256, 512, 1024, 2048]),  # threads wait for other programs
+        ({256: 10e-3, 512: 80e-3, 1024: 640e-3}, [256, 512]),  # a slow processor
+    ],
+)
+def test_sizes_grow_while_there_is_time_and_the_fastest_counts(monkeypatch, seconds, tried):
+    clock, seen = [0.0], []
 
     def timed(device, dtype, size):
-        tried.append(size)
-        return {256: 1e-3, 512: 4e-3, 1024: 9e-3}[size]
+        seen.append(size)
+        clock[0] += 4 * seconds[size]  # as many products as are made of each
+        return seconds[size]
 
     monkeypatch.setattr(peak, "_time_on_host", timed)
-    assert measure_matmul("cpu", torch.float32) == pytest.approx(2 * 1024**3 / 9e-3)
-    assert tried == [256, 512, 1024]  # four of the next size would take 0.29 s
+    monkeypatch.setattr(peak.time, "perf_counter", lambda: clock[0])
+    assert measure_matmul("cpu", torch.float32) == pytest.approx(max(2 * size**3 / seconds[size] for size in tried))
+    assert seen == tried
 
 
 def test_the_factors_are_random_and_the_runs_random_state_stays():

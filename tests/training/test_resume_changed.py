@@ -99,6 +99,39 @@ def test_what_makes_it_another_run_is_refused(stopped_at_2: Stopped, other: dict
         run_training(paths, vary(settings, resume=True, **changed))
 
 
+def _group(checkpoint: Path) -> dict[str, Any]:
+    """Return the settings of the first group in a stored optimizer."""
+    stored = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
+    group: dict[str, Any] = stored["param_groups"][0]
+    return group
+
+
+def _with_optimizer(settings: TrainingSettings, **changes: Any) -> TrainingSettings:
+    return vary(settings, trainer={**settings.train.trainer, **changes}, save_every_steps=1)
+
+
+def test_settings_of_the_optimizer_hold_from_the_resume_on(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    """A warning and MLflow's tags say that they have changed, so they must."""
+    first = _with_optimizer(settings, optim="sgd", optim_args="momentum=0.1", weight_decay=0.0)
+    run_training(paths, vary(first, max_steps=2))
+    stored = checkpoints.find_latest(paths.checkpoints)
+    assert stored is not None
+    assert (_group(stored.path)["momentum"], _group(stored.path)["weight_decay"]) == (0.1, 0.0)
+    other = _with_optimizer(settings, optim="sgd", optim_args="momentum=0.9", weight_decay=0.5)
+    resumed = run_training(paths, vary(other, max_steps=4, resume=True))
+    stored = checkpoints.find_latest(paths.checkpoints)
+    assert stored is not None and stored.step == 4
+    assert (_group(stored.path)["momentum"], _group(stored.path)["weight_decay"]) == (0.9, 0.5)
+    assert len(resumed.steps) == 4
+
+
+def test_a_momentum_that_a_run_began_without_is_refused(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    run_training(paths, vary(_with_optimizer(settings, optim="rmsprop"), max_steps=2))
+    other = _with_optimizer(settings, optim="rmsprop", optim_args="momentum=0.9")
+    with pytest.raises(UserError, match=r"optimizer\.pt has no momentum, and train\.trainer.* asks for 0\.9 now"):
+        run_training(paths, vary(other, max_steps=4, resume=True))
+
+
 def test_the_checkpoint_of_an_older_run_is_explained(stopped_at_2: Stopped, caplog: pytest.LogCaptureFixture) -> None:
     paths, settings = stopped_at_2
     newest = checkpoints.new_run_folder(paths.checkpoints)  # a later run that ended before its first checkpoint

@@ -32,6 +32,13 @@ _DAMAGE = (
     pickle.UnpicklingError,
 )
 
+# Entries of an optimizer's groups that are set and not learned: a resume takes them from its parameters. All others
+# stay as stored: some optimizers count their steps there, and `amsgrad` or `centered` need a state of their own.
+_SETTINGS = frozenset(
+    {"alpha", "beta1", "betas", "clip_threshold", "dampening", "decay_rate", "eps", "lr_decay", "momentum", "nesterov"}
+    | {"weight_decay"}
+)
+
 _FIX = (
     "Copy its files again if they are kept elsewhere, or move that folder out of its run's folder and give the same "
     "command with train.resume=true, which goes on from the checkpoint before it, if there is one. train.resume=false "
@@ -118,9 +125,10 @@ class RestoresState:
             raise _refuse(self._restored_from, WEIGHTS, problem)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        """Restore both, then let the present learning rate and number of steps hold.
+        """Restore both, then let the present learning rate, number of steps and settings of the optimizer hold.
 
-        The stored scheduler would bring back the old peak rate, and the rate of a finished schedule is 0.
+        The stored scheduler would bring back the old peak rate, and the rate of a finished schedule is 0. The stored
+        optimizer would bring back its weight decay and the like.
         """
         if checkpoint is None:
             return
@@ -128,6 +136,7 @@ class RestoresState:
         with naming_file(checkpoint, "scheduler.pt"):
             torch.load(Path(checkpoint) / "scheduler.pt", map_location="cpu", weights_only=True)
         names = set(self.optimizer.param_groups[0]) - {"initial_lr"}  # which the schedule notes there
+        present = [{name: group[name] for name in _SETTINGS & group.keys()} for group in self.optimizer.param_groups]
         with naming_file(checkpoint, "optimizer.pt"):
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
         lacking = sorted(names - set(self.optimizer.param_groups[0]))
@@ -139,6 +148,17 @@ class RestoresState:
                 "Set train.trainer.optim back to what the run began with, or train.resume=false to start a new run "
                 "(nothing is deleted).",
             )
+        for group, settings in zip(self.optimizer.param_groups, present, strict=True):
+            # SGD begins a missing momentum with the next gradient; RMSprop looks it up.
+            if settings.get("momentum") and not group["momentum"] and "alpha" in group:
+                raise _refuse(
+                    checkpoint,
+                    "optimizer.pt",
+                    f"has no momentum, and train.trainer.optim_args asks for {settings['momentum']} now",
+                    "Set train.trainer.optim_args back to what the run began with, or train.resume=false to start a "
+                    "new run (nothing is deleted).",
+                )
+            group.update(settings)
         scheduler = self.lr_scheduler
         if not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
             return
