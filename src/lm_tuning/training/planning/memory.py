@@ -347,7 +347,7 @@ def count_memory(model: Any, settings: TrainingSettings, plan: BatchPlan) -> Mem
     )
 
 
-def say_memory(table: list[MemoryRow]) -> None:
+def log_memory(table: list[MemoryRow]) -> None:
     """Log a table of memory in one line.
 
     Args:
