@@ -24,7 +24,7 @@ IntArray = npt.NDArray[np.int64]
 _REDRAWS = 8
 # Epochs of a mixture whose steps are counted, to tell how many an epoch needs.
 _SAMPLED_EPOCHS = 2
-# Doublings of the reach with which the chain of steps is followed: 2^4 = 16 steps a jump.
+# Doublings of the reach with which the chain of steps is followed: 2^4 = 16 steps per jump.
 _DOUBLINGS = 4
 
 
@@ -204,7 +204,7 @@ def cut_at_limit(ends: IntArray, limit: int) -> IntArray:
     """Fill steps in order, each up to a limit; a row that is longer stands alone.
 
     Where a step ends when it starts at a row is looked up for all rows at once. Then the chain of steps is followed, 16
-    steps a jump, since a loop over single steps would take seconds for a million of them.
+    steps per jump, since a loop over single steps would take seconds for a million of them.
 
     Args:
         ends: running total of tokens, ``(rows,)``, at least one row.
