@@ -191,7 +191,7 @@ class ProgressDisplay:
         self._lock.acquire()
 
     def after_fork_in_parent(self) -> None:
-        """Go on drawing."""
+        """Release the locks that were held for the fork, so that bars are drawn again."""
         self._lock.release()
         self._drawing.release()
 

@@ -127,11 +127,13 @@ class TestAddedTokens:
         tokenizer.save_pretrained(folder)
         return logits(model.eval())
 
-    def test_it_brings_its_embedding_along(self, base, tmp_path):
+    def test_it_brings_its_embedding_along(self, base, tmp_path, caplog):
         trained = self.train_elsewhere(base, tmp_path / "adapter", saves=True)
         loaded = load_model(str(base))
         rows = loaded.get_input_embeddings().weight.shape[0]
-        model = attach_adapter(loaded, tmp_path / "adapter")
+        with caplog.at_level("INFO"):
+            model = attach_adapter(loaded, tmp_path / "adapter")
+        assert f"an embedding of {rows + 4} tokens; the base's embedding is resized from {rows}." in caplog.text
         assert model.get_input_embeddings().weight.shape[0] == rows + 4
         torch.testing.assert_close(logits(model), trained, atol=1e-5, rtol=1e-5)
         added = torch.tensor([[rows, rows + 3]])

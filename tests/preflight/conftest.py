@@ -11,10 +11,12 @@ import pytest
 
 from lm_tuning.data.check.checked import read_findings
 from lm_tuning.data.split.folder import write_splits
-from lm_tuning.parameters import TrainParameters
+from lm_tuning.models.record import BaseModelRecord
+from lm_tuning.parameters import ModelParameters, PreflightParameters, TrainParameters
 from lm_tuning.parameters.data import SplitParameters
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.preflight.figures import inspect_tokens
+from lm_tuning.preflight.records import StoredRows
 from lm_tuning.storage.folders import FolderStore
 from lm_tuning.text.tokenize import write_tokens
 from tests.support.raw_rows import check_rows, describe_raw
@@ -22,10 +24,16 @@ from tests.support.tiny import make_tokenizer
 
 Look = Callable[..., dict[str, Any]]
 
+BASE: BaseModelRecord = {
+    "name_or_path": "tiny",
+    "revision": None,
+    "trust_remote_code": False,
+    "digest": "d1",
+    "tokenizer_digest": "t1",
+    "is_embedded": False,
+}
 RUN: dict[str, Any] = {
-    "model_name": "tiny",
     "device": "cpu",
-    "attention": "auto",
     "seed": 3,
     "effective_batch_rows": 2,
     "effective_batch_tokens": None,
@@ -42,10 +50,11 @@ RUN: dict[str, Any] = {
 
 
 def as_parameters(settings: dict[str, Any]) -> dict[str, Any]:
-    """Put the settings that belong to training into its group."""
+    """Put the settings into the groups that they belong to."""
     given = {name: value for name, value in settings.items() if name in TrainParameters.model_fields}
     others = {name: value for name, value in settings.items() if name not in {*given, "warmup_steps"}}
     given["micro_batch_tokens"] = given["micro_batch_tokens"] or "auto"
+    others["preflight"] = PreflightParameters(num_examples=others.pop("num_examples"))
     return {**others, "train": TrainParameters(**given, trainer={"warmup_steps": settings["warmup_steps"]})}
 
 
@@ -76,17 +85,16 @@ def look(tmp_path: Path) -> Look:
         splits_folder = splits.publish(staged)
         limits = {"max_length_tokens": 64} | (tokenizing or {})
         task = limits.pop("task", "causal_lm")
+        tokenize = TokenizeParameters(**limits)
         with tokens.stage("t1") as staged:
-            token_summary = write_tokens(staged.path, splits_folder, tokenizer, TokenizeParameters(**limits), task=task)
+            token_summary = write_tokens(staged.path, splits_folder, tokenizer, tokenize, task=task)
             staged.facts = {"sources": {"splits": settings.pop("made_from", "s1")}}
+        tokens_folder, findings = tokens.publish(staged), read_findings(rows_folder)
         return inspect_tokens(
-            tokens.publish(staged),
-            splits_folder,
+            StoredRows(tokens_folder, splits_folder, BASE, token_summary, split_summary, findings),
             tokenizer,
-            token_summary=token_summary,
-            split_summary=split_summary,
-            findings=read_findings(rows_folder),
-            max_length_tokens=limits["max_length_tokens"],
+            model=ModelParameters(),
+            tokenize=tokenize,
             **as_parameters(RUN | settings),
         )
 

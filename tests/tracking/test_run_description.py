@@ -16,7 +16,7 @@ from lm_tuning.tracking.run_description import (
     name_pipelines,
     numbers_of,
     rerun_command,
-    shorten,
+    shorten_value,
 )
 
 
@@ -51,8 +51,8 @@ def test_large_map_is_one_setting_and_says_that_it_is_shortened() -> None:
     assert list(flat) == ["labels"]
     assert len(flat["labels"]) <= 500
     assert "characters, all in parameters.yml" in flat["labels"]
-    assert shorten("x" * 500) == "x" * 500
-    assert len(shorten("x" * 501)) == 500
+    assert shorten_value("x" * 500) == "x" * 500
+    assert len(shorten_value("x" * 501)) == 500
 
 
 def test_changes_leave_out_what_is_new_and_the_switch_itself() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.runtime.busy import LoadMonitor
 from lm_tuning.training.health.learning_rates import check_planned_rates
 from lm_tuning.training.health.monitor import TrainingMonitor
+from lm_tuning.training.health.monitors import StepNumbers
 from lm_tuning.training.health.report import Finding, HealthReport
 from tests.support.cost import count_calls
 
@@ -29,8 +31,8 @@ def make_watch(report: HealthReport, total_steps: int, **options: Any) -> Traini
     return TrainingMonitor(report, total_steps=total_steps, **chosen)
 
 
-def step_row(step: int, **numbers: Any) -> dict[str, Any]:
-    """A step of two seconds in which all is well; ``num_slots`` is one that the monitor does not look at."""
+def step_row(step: int, **numbers: Any) -> StepNumbers:
+    """A step of two seconds in which all is well."""
     usual = {
         "loss": 2.0,
         "gradient_norm": 0.5,
@@ -40,18 +42,17 @@ def step_row(step: int, **numbers: Any) -> dict[str, Any]:
         "num_tokens": 4000,
         "memory_bytes": 10,
         "row_ids": [step],
-        "num_slots": 4100,
     }
-    return {"step": step, **usual, **numbers}
+    return StepNumbers(step, **usual | numbers)
 
 
 def watch_run(
-    rows: Sequence[dict[str, Any]], *, total_steps: int | None = None, severities: Any = None, **options: Any
+    rows: Sequence[StepNumbers], *, total_steps: int | None = None, severities: Any = None, **options: Any
 ) -> HealthReport:
     report = HealthReport(severities=severities or {})
     watch = make_watch(report, total_steps or len(rows), **options)
     for row in rows:
-        watch.step(**row)
+        watch.step(row)
     watch.finish()
     return report
 
@@ -80,7 +81,7 @@ def cosine(total: int, warmup: int) -> list[float]:
     ]
 
 
-def healthy(rates: Iterable[float], *, seed: int = 0) -> list[dict[str, Any]]:
+def healthy(rates: Iterable[float], *, seed: int = 0) -> list[StepNumbers]:
     """Noisy steps: the first slow ones wait for workers, every 50th is slow after an evaluation, norms have a tail."""
     noise = random.Random(seed)
     rows = []
@@ -143,7 +144,7 @@ def test_a_loss_that_rises_in_a_resumed_run_is_named_with_the_steps_from_before(
     rates = {"gradient_norm": 0.5, "learning_rate": PEAK}
     watch.replay([{"step": step, "loss_nats_per_row": 2.0, **rates} for step in range(1, 31)])
     for step in range(31, 61):
-        watch.step(**step_row(step, loss=4.0))
+        watch.step(step_row(step, loss=4.0))
     watch.finish()
     assert only(report).code == "loss-rises"
     assert only(report).measured.startswith("each of the last 15 steps has a loss of at least 4.0000 nats, and none of")
@@ -194,8 +195,8 @@ def test_norms_a_few_times_the_limit_are_ordinary() -> None:
 
 def test_an_explosion_is_measured_against_the_usual_norm() -> None:
     rows = [step_row(step) for step in range(1, 201)]
-    rows[149]["gradient_norm"] = 20.0
-    rows[150]["gradient_norm"] = 40.0
+    rows[149].gradient_norm = 20.0
+    rows[150].gradient_norm = 40.0
     report = watch_run(rows)
     finding = only(report)
     assert finding.code == "gradient-exploded"
@@ -205,16 +206,16 @@ def test_an_explosion_is_measured_against_the_usual_norm() -> None:
 
 def test_a_spike_under_the_limit_or_before_a_usual_norm_is_known_is_no_explosion() -> None:
     quiet = [step_row(step, gradient_norm=0.01) for step in range(1, 101)]
-    quiet[60]["gradient_norm"] = 0.9
+    quiet[60].gradient_norm = 0.9
     assert watch_run(quiet).findings == []
     early = [step_row(step) for step in range(1, 101)]
-    early[3]["gradient_norm"] = 50.0
+    early[3].gradient_norm = 50.0
     assert watch_run(early).findings == []
 
 
 def test_the_usual_norm_follows_the_run() -> None:
     falling = [step_row(step, gradient_norm=100.0 if step <= 200 else 0.5) for step in range(1, 601)]
-    falling[500]["gradient_norm"] = 45.0
+    falling[500].gradient_norm = 45.0
     assert "gradient-exploded" in codes(watch_run(falling, max_grad_norm=0.0))
 
 
@@ -237,9 +238,9 @@ def test_a_step_that_is_not_finite_is_named_with_its_rows_and_saved(tmp_path: Pa
         return tmp_path / f"step-{step}.json"
 
     rows = [step_row(step) for step in range(1, 31)]
-    rows[4] |= {"gradient_norm": math.inf, "row_ids": list(range(100, 112))}
+    rows[4] = replace(rows[4], gradient_norm=math.inf, row_ids=list(range(100, 112)))
     for index in (9, 12, 20):
-        rows[index]["loss"] = rows[index]["gradient_norm"] = math.nan
+        rows[index].loss = rows[index].gradient_norm = math.nan
     report = watch_run(rows, reproduce=reproduce)
     gradient, loss = report.findings
     assert gradient.measured == (
@@ -263,16 +264,16 @@ def test_a_run_whose_updates_all_fail_is_stopped() -> None:
     report = HealthReport()
     watch = make_watch(report, 100)
     for step in range(1, 10):
-        watch.step(**step_row(step, loss=math.nan, gradient_norm=math.nan))
+        watch.step(step_row(step, loss=math.nan, gradient_norm=math.nan))
     with pytest.raises(UserError, match="10 updates in a row were NaN or infinite"):
-        watch.step(**step_row(10, loss=math.nan, gradient_norm=math.nan))
+        watch.step(step_row(10, loss=math.nan, gradient_norm=math.nan))
 
 
 def test_float16_may_overflow_while_it_looks_for_its_scale() -> None:
     searching = [step_row(step, gradient_norm=math.inf if step <= 14 else 0.5) for step in range(1, 101)]
     assert watch_run(searching, has_scaler=True).findings == []
     for row in searching[20::4]:
-        row["gradient_norm"] = math.inf
+        row.gradient_norm = math.inf
     finding = only(watch_run(searching, has_scaler=True))
     assert finding.code == "fp16-overflows"
     assert finding.measured == "34 of 100 updates were skipped for overflows in float16"
@@ -296,7 +297,7 @@ def test_a_rate_that_does_not_do_what_was_asked_for(rates: list[float], code: st
     report = HealthReport()
     watch = make_watch(report, len(rows))
     for row in rows:
-        watch.step(**row)
+        watch.step(row)
     assert report.findings == []
     if code == "no-update-made":
         with pytest.raises(UserError, match="no-update-made"):
@@ -364,10 +365,10 @@ def test_a_wait_that_made_up_for_itself_is_taken_back() -> None:
     report = HealthReport()
     watch = make_watch(report, len(rows))
     for row in rows[:200]:
-        watch.step(**row)
+        watch.step(row)
     assert codes(report) == ["loader-starves-device"]
     for row in rows[200:]:
-        watch.step(**row)
+        watch.step(row)
     watch.finish()
     assert report.findings == []
 
@@ -410,7 +411,7 @@ def test_what_keeps_the_processors_busy_is_read_beside_the_training(monkeypatch:
     watch = make_watch(report, 120)
     monkeypatch.setattr(LoadMonitor, "describe", lambda self: readers.append(threading.get_ident()))
     for step in range(1, 121):
-        watch.step(**step_row(step, seconds=2.0 if step <= 60 else 4.0))
+        watch.step(step_row(step, seconds=2.0 if step <= 60 else 4.0))
     assert codes(report) == ["throughput-falls"], "of step 90, which waits for the reading"
     assert len(readers) == 3
     assert threading.get_ident() not in readers
@@ -442,17 +443,17 @@ def test_severities_of_the_user_hold() -> None:
     assert only(watch_run(rows, severities={"gradient-zero": "note"})).severity == "note"
     report = HealthReport(severities={"gradient-zero": "stop"})
     with pytest.raises(UserError, match="gradient-zero"):
-        make_watch(report, 2).step(**rows[0])
+        make_watch(report, 2).step(rows[0])
 
 
 def test_a_resumed_run_counts_what_was_before_and_repeats_nothing() -> None:
     rows = [step_row(step, gradient_norm=30.0, learning_rate=rate) for step, rate in enumerate(linear(60, 6), 1)]
     logged = [
         {
-            "step": row["step"],
-            "loss_nats_per_token": row["loss"],
-            "gradient_norm": row["gradient_norm"],
-            "learning_rate": row["learning_rate"],
+            "step": row.step,
+            "loss_nats_per_token": row.loss,
+            "gradient_norm": row.gradient_norm,
+            "learning_rate": row.learning_rate,
         }
         for row in rows
     ]
@@ -461,7 +462,7 @@ def test_a_resumed_run_counts_what_was_before_and_repeats_nothing() -> None:
     watch.replay(logged[:50])
     assert report.findings == []
     for row in rows[50:]:
-        watch.step(**row)
+        watch.step(row)
     watch.finish()
     assert only(report).measured == (
         "100% of 60 updates were clipped, and the usual gradient norm is 30, 30 times the limit of 1"
@@ -476,7 +477,7 @@ def test_failures_after_a_resume_are_a_share_of_the_whole_run() -> None:
     watch = make_watch(report, 100)
     watch.replay([{"step": step, **earlier} for step in range(1, 98)])
     for step in (98, 99, 100):
-        watch.step(**step_row(step, gradient_norm=0.5 if step == 100 else math.nan))
+        watch.step(step_row(step, gradient_norm=0.5 if step == 100 else math.nan))
     watch.finish()  # which most-updates-skipped would stop
     finding = only(report)
     assert finding.code == "gradient-not-finite"
@@ -493,7 +494,7 @@ def test_a_step_costs_the_monitor_next_to_nothing() -> None:
     """A step of a tiny model takes some 5 ms. Half a percent of it are 25 µs, in which Python calls 200 functions."""
     report = HealthReport()
     watch = make_watch(report, 2000)
-    calls = [count_calls(lambda: watch.step(**row)) for row in healthy(linear(2000, 50))]  # noqa: B023
+    calls = [count_calls(lambda: watch.step(row)) for row in healthy(linear(2000, 50))]  # noqa: B023
     assert sum(calls) / len(calls) < 100
     assert max(calls[-100:]) < 2 * max(calls[200:300]), "a long run costs no more for each step"
     assert report.seconds > 0

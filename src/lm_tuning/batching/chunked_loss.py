@@ -73,13 +73,13 @@ def plain_kernel(
     """
     wide = logits.float()  # (positions, vocabulary)
     spread = torch.logsumexp(wide, dim=-1)  # (positions,)
-    nats, positions = _nats_of_each(wide, spread, targets, label_smoothing)
+    nats, token_ids = _nats_of_each(wide, spread, targets, label_smoothing)
     # (positions, vocabulary): the softmax, without a second pass to find the maximum. From here on in place: each copy
     # would be as large as all logits of the chunk.
     gradient = torch.exp(wide - spread[:, None])
     if label_smoothing:
         gradient -= label_smoothing / logits.shape[-1]
-    gradient.scatter_add_(1, positions, torch.full_like(positions, -(1 - label_smoothing), dtype=torch.float32))
+    gradient.scatter_add_(1, token_ids, torch.full_like(token_ids, -(1 - label_smoothing), dtype=torch.float32))
     kept = targets != IGNORE_INDEX  # (positions,)
     gradient *= kept[:, None]
     return (nats * kept).sum(), gradient.to(logits.dtype)
@@ -93,11 +93,11 @@ def _nats_of_each(
     Shapes: ``(positions,)`` and ``(positions, 1)``.
     """
     # IGNORE_INDEX is no index: those positions look up token 0, and their loss is thrown away afterwards.
-    positions = targets.clamp(min=0)[:, None]
-    nats = spread - wide.gather(1, positions).squeeze(1)
+    token_ids = targets.clamp(min=0)[:, None]  # (positions, 1)
+    nats = spread - wide.gather(1, token_ids).squeeze(1)
     if label_smoothing:
         nats = (1 - label_smoothing) * nats + label_smoothing * (spread - wide.mean(dim=-1))
-    return nats, positions
+    return nats, token_ids
 
 
 def _pointwise_kernel(

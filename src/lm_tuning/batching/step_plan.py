@@ -11,7 +11,6 @@ import heapq
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +18,14 @@ import numpy.typing as npt
 from lm_tuning.batching.mixing import SourceMix
 from lm_tuning.errors import UserError
 
-if TYPE_CHECKING:
-    pass
-
 IntArray = npt.NDArray[np.int64]
+
+# Orders that are tried for an epoch before the steps of epoch 0 are used again.
+_REDRAWS = 8
+# Epochs of a mixture whose steps are counted, to tell how many an epoch needs.
+_SAMPLED_EPOCHS = 2
+# Doublings of the reach with which the chain of steps is followed: 2^4 = 16 steps per jump.
+_DOUBLINGS = 4
 
 
 class StepPlan:
@@ -197,16 +200,11 @@ class StepPlan:
         return np.concatenate(steps), np.cumsum(sizes)
 
 
-_REDRAWS = 8
-_SAMPLED_EPOCHS = 2
-_DOUBLINGS = 4
-
-
 def cut_at_limit(ends: IntArray, limit: int) -> IntArray:
     """Fill steps in order, each up to a limit; a row that is longer stands alone.
 
     Where a step ends when it starts at a row is looked up for all rows at once. Then the chain of steps is followed, 16
-    steps a jump, since a loop over single steps would take seconds for a million of them.
+    steps per jump, since a loop over single steps would take seconds for a million of them.
 
     Args:
         ends: running total of tokens, ``(rows,)``, at least one row.
@@ -241,7 +239,7 @@ def split_fullest(bounds: IntArray, num_steps: int) -> IntArray:
     """Split the step with the most rows in two, the first of equals, until there are as many steps as wanted."""
     missing = num_steps - (len(bounds) - 1)
     sizes = np.diff(bounds)
-    # Each cut takes one step, so no other than the largest ones can come up.
+    # At most `missing` steps are split, so only the largest `missing` can be.
     largest = np.argsort(-sizes, kind="stable")[:missing]
     heap = sorted((-int(sizes[step]), int(bounds[step])) for step in largest)
     cuts = []

@@ -205,7 +205,7 @@ class ExampleTable:
         return int(self._num_rows)
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in file order, some thousand at a time, without copying them."""
+        """Yield the rows in file order, a few thousand at a time, without copying them."""
         return (self._reader.get_batch(index) for index in range(self._reader.num_record_batches))
 
     def head(self, num_rows: int) -> list[StoredRow]:

@@ -227,7 +227,7 @@ def keeps_logits(model: Any) -> bool:
 # Once per class, since this is asked for every micro-batch.
 @functools.cache
 def _forward_keeps_logits(model_class: Any) -> bool:
-    """Read it off the signature."""
+    """Return whether the forward pass of a class can compute the logits of chosen positions alone."""
     return "logits_to_keep" in inspect.signature(model_class.forward).parameters
 
 

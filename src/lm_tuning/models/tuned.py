@@ -189,7 +189,10 @@ def _match_vocabulary(base: Any, folder: Path) -> None:
         wanted = stored.pop()
         if wanted != rows:
             logger.info(
-                "The adapter in %s has an embedding of %d tokens; the base's %d are made so many.", folder, wanted, rows
+                "The adapter in %s has an embedding of %d tokens; the base's embedding is resized from %d.",
+                folder,
+                wanted,
+                rows,
             )
             # Without drawing new rows around the mean of the old ones: the adapter's embedding replaces them all.
             base.resize_token_embeddings(wanted, mean_resizing=False)

@@ -165,7 +165,7 @@ class SplitParameters(ParameterGroup):
     """Column whose values keep their shares in every split; null draws without regard to any."""
 
     key: Text | None = None
-    """Column that names a row for good, such as an id: the division then follows it and not the order of the rows."""
+    """Column that permanently identifies a training row, such as an id: the division follows it, not the row order."""
 
     num_folds: Annotated[int, Field(ge=2)] | None = None
     """Folds that the rows outside test are cut into; one of them is validation. Null for split.validation."""

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from lm_tuning.batching.micro_batches import choose_batching, choose_micro_batch_tokens
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
-from lm_tuning.data.records import SPLITS, FindingFacts
+from lm_tuning.data.records import SPLITS
 from lm_tuning.data.split.records import SplitsSummary
 from lm_tuning.errors import UserError
 from lm_tuning.findings import SEVERITIES, SEVERITY_WORDS, Issue
-from lm_tuning.parameters import TrainParameters
+from lm_tuning.parameters import ModelParameters, PreflightParameters, TokenizeParameters, TrainParameters
 from lm_tuning.preflight.examples import decode_examples
 from lm_tuning.preflight.issues import find_issues, store_issue
 from lm_tuning.preflight.labels import count_labels
 from lm_tuning.preflight.lengths import measure_lengths
 from lm_tuning.preflight.padding import choose_steps, measure_padding
-from lm_tuning.preflight.records import Inspection, Outcome, PreflightFigures, RowAccount
+from lm_tuning.preflight.records import Inspection, Outcome, PreflightFigures, RowAccount, StoredRows
 from lm_tuning.preflight.schedule import describe_schedule, plan_steps
 from lm_tuning.preflight.special_tokens import inspect_special_tokens, judge_special_tokens, measure_vocabulary
 from lm_tuning.progress import OnProgress, ignore_progress
@@ -79,41 +77,31 @@ _NO_LIMIT = 10**12
 
 
 def inspect_tokens(
-    tokens: Path,
-    splits: Path,
+    rows: StoredRows,
     tokenizer: Any,
     *,
-    model_name: str,
-    token_summary: TokenSummary,
-    split_summary: SplitsSummary,
-    findings: Mapping[str, FindingFacts],
-    device: str,
-    attention: str,
-    max_length_tokens: int,
-    max_positions: int | None = None,
+    model: ModelParameters,
+    tokenize: TokenizeParameters,
     train: TrainParameters,
+    preflight: PreflightParameters,
     seed: int,
-    num_examples: int,
+    device: str,
+    max_positions: int | None = None,
     num_embeddings: int | None = None,
     on_progress: OnProgress = ignore_progress,
 ) -> PreflightFigures:
     """Look at stored tokens as training will use them. Needs neither torch nor the model's weights.
 
     Args:
-        tokens: folder of tokens.
-        splits: folder of the splits that they were made from.
+        rows: what is stored of them.
         tokenizer: the tokenizer that made them.
-        model_name: name or folder of the model, for the report.
-        token_summary: what tokenizing says about the rows.
-        split_summary: what splitting says about them.
-        findings: what reading found, by kind: ``num_rows``, ``meaning`` and ``fate``.
-        device: ``cpu``, ``cuda`` or ``mps``: where training would run.
-        attention: see ``choose_batching``.
-        max_length_tokens: the limit that the tokens were made with.
-        max_positions: positions in the model's config; ``None`` where it names none.
+        model: the ``model`` parameters: attention.
+        tokenize: the ``tokenize`` parameters: the limit that the tokens were made with.
         train: the ``train`` parameters: steps, epochs and micro-batches, and what happens between the steps.
+        preflight: the ``preflight`` parameters: rows to decode.
         seed: order of rows.
-        num_examples: rows to decode.
+        device: ``cpu``, ``cuda`` or ``mps``: where training would run.
+        max_positions: positions in the model's config; ``None`` where it names none.
         num_embeddings: token ids that the model embeds, as its configuration says; ``None`` where it does not.
         on_progress: receives rows and steps looked at.
 
@@ -124,6 +112,8 @@ def inspect_tokens(
     Raises:
         UserError: the tokens were made from other splits, or the parameters allow no plan.
     """
+    tokens, splits = rows.tokens, rows.splits
+    token_summary, split_summary = rows.token_summary, rows.split_summary
     # Row ids of other splits would name other rows, and nothing further on would notice.
     made_from, present = read_manifest(tokens)["facts"]["sources"]["splits"], read_manifest(splits)["key"]
     if made_from != present:
@@ -144,13 +134,13 @@ def inspect_tokens(
     steps = choose_steps(plan)
     asked = None if train.micro_batch_tokens == "auto" else train.micro_batch_tokens
     budget = choose_micro_batch_tokens(asked, device=device)
-    chosen = choose_batching(train.batching, device=device, attention=attention, can_pack=task != SEQ2SEQ_LM)
+    chosen = choose_batching(train.batching, device=device, attention=model.attention, can_pack=task != SEQ2SEQ_LM)
     of_train = token_summary["splits"]["train"]
     max_target_tokens = token_summary.get("max_target_tokens")
     special = inspect_special_tokens(tokens, tokenizer, task=task, on_progress=on_progress)
     figures: Inspection = {
         "task": task,
-        "model": model_name,
+        "model": rows.base_model["name_or_path"],
         "device": device,
         "format": split_summary["format"],
         "rendering": token_summary["rendering"],
@@ -168,7 +158,7 @@ def inspect_tokens(
         "rows": account_for_rows(split_summary, token_summary),
         "findings": {
             kind: {"num_rows": one["num_rows"], "meaning": one["meaning"], "fate": one["fate"]}
-            for kind, one in findings.items()
+            for kind, one in rows.findings.items()
         },
         "changed": of_train["changed"],
         "splits": {
@@ -186,7 +176,7 @@ def inspect_tokens(
         "lengths": measure_lengths(
             table.lengths,
             table.num_supervised,
-            max_length_tokens=max_length_tokens,
+            max_length_tokens=tokenize.max_length_tokens,
             summary=of_train,
             task=task,
             max_target_tokens=max_target_tokens,
@@ -197,7 +187,7 @@ def inspect_tokens(
             steps,
             micro_batch_tokens=budget,
             batching=chosen,
-            max_length_tokens=max_length_tokens,
+            max_length_tokens=tokenize.max_length_tokens,
             targets=table.num_supervised if task == SEQ2SEQ_LM else None,
             max_target_tokens=max_target_tokens or 0,
             on_progress=on_progress,
@@ -207,7 +197,7 @@ def inspect_tokens(
         "vocabulary": measure_vocabulary(tokens, tokenizer, num_embeddings=num_embeddings),
         "special_tokens": {**special, "judgements": judge_special_tokens(special)},
         "examples": decode_examples(
-            table, tokenizer, split_summary, num_examples=num_examples, label_map=token_summary["label_map"]
+            table, tokenizer, split_summary, num_examples=preflight.num_examples, label_map=token_summary["label_map"]
         ),
     }
     issues = find_issues(figures)

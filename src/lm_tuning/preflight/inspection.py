@@ -43,20 +43,15 @@ def inspect_run(
     # The config alone says how many positions and embeddings there are: no weights are read, so no GPU is needed.
     tokenizer, config = load_tokenizer(**location), read_config(**location)
     return inspect_tokens(
-        rows.tokens,
-        rows.splits,
+        rows,
         tokenizer,
-        model_name=rows.base_model["name_or_path"],
-        token_summary=rows.token_summary,
-        split_summary=rows.split_summary,
-        findings=rows.findings,
-        device=current_device().kind,
-        attention=model.attention,
-        max_length_tokens=tokenize.max_length_tokens,
-        max_positions=position_limit(config),
+        model=model,
+        tokenize=tokenize,
         train=train,
+        preflight=preflight,
         seed=seed,
-        num_examples=preflight.num_examples,
+        device=current_device().kind,
+        max_positions=position_limit(config),
         num_embeddings=getattr(config.get_text_config(), "vocab_size", None),
         on_progress=on_progress,
     )

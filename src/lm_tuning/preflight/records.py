@@ -288,13 +288,13 @@ class TokenCount(TypedDict):
 
 
 class PadCount(TokenCount):
-    """The same of PAD."""
+    """PAD, the rows that hold it, and whether it is the EOS too."""
 
     is_eos: bool
 
 
 class BosCount(TokenCount):
-    """The same of BOS, and where in rows it stands."""
+    """BOS, the rows that hold it, and where in them it stands."""
 
     added_by_tokenizer: bool
     num_rows_beginning_with: int
@@ -335,7 +335,7 @@ class Judgement(TypedDict):
 
 
 class SpecialTokenFigures(SpecialTokenCounts):
-    """The counts with what they mean."""
+    """The counts of special tokens, and what is right or wrong with them."""
 
     judgements: list[Judgement]
 

@@ -45,8 +45,8 @@ class Heading:
     """A heading below that of a section.
 
     Attributes:
-        text: what follows is about.
-        level: 3, or 4 below such a one.
+        text: what the text below it is about.
+        level: 3, or 4 below a level-3 heading.
     """
 
     text: Inline
@@ -110,7 +110,7 @@ class Table:
     Attributes:
         title: what it shows; empty where a heading or the text before says it.
         head: names of the columns.
-        rows: one cell a column.
+        rows: one cell per column.
         text_columns: columns that hold words; the others hold numbers and stand on the right.
         total: a last row that sums up; None for none.
         is_brief: whether the terminal shows it too.
@@ -130,7 +130,7 @@ class Bars:
 
     Attributes:
         title: what it shows.
-        names: one a bar.
+        names: one per bar.
         values: their lengths, not negative.
         shown: the values as text.
         is_brief: whether the terminal shows it too.

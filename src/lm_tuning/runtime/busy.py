@@ -55,7 +55,7 @@ class LoadMonitor:
     """Compare the processors' time with that of an earlier moment."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        """Begin now.
+        """Note the present counts, as the moment to compare with.
 
         Args:
             root: folder that holds ``proc`` and ``sys``.

@@ -82,7 +82,7 @@ def _numbers_of(part: SplitTokens) -> dict[str, float | None]:
 def _outcomes(
     counts: Mapping[str, SplitCounts], reasons: Mapping[str, str], positions: RowPositions
 ) -> list[RowsOutcome]:
-    """Return one entry a split and reason that has rows."""
+    """Return one entry per split and reason that has rows."""
     outcomes: list[RowsOutcome] = []
     for split, of_split in counts.items():
         for reason, meaning in reasons.items():

@@ -75,7 +75,7 @@ def write_tokens(
 ) -> TokenSummary:
     """Write ``train.arrow``, ``validation.arrow``, ``test.arrow``, ``summary.json``, ``preview.json``, ``report.json``.
 
-    Rows keep their order; some thousand of them are in memory at a time.
+    Rows keep their order; a few thousand of them are in memory at a time.
 
     Args:
         folder: an empty folder.

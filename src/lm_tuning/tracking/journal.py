@@ -199,7 +199,7 @@ class Journal:
         self.save_state()
 
     def save_state(self) -> None:
-        """Keep ``state``."""
+        """Write ``state`` to disk."""
         with self._lock:
             write_text_atomic(self.folder / _STATE, json.dumps(self.state, ensure_ascii=False) + "\n")
 

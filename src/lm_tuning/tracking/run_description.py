@@ -55,7 +55,7 @@ def flatten_settings(parameters: JsonObject) -> dict[str, str]:
         else:
             # Text stays bare, as people compare it in a table; the rest as JSON, so that null and "null" differ.
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-            flat[name] = shorten(text)
+            flat[name] = shorten_value(text)
 
     for key, value in parameters.items():
         add(str(key), value)
@@ -63,7 +63,7 @@ def flatten_settings(parameters: JsonObject) -> dict[str, str]:
     return {names[name]: value for name, value in flat.items()}
 
 
-def shorten(text: str, limit: int = MAX_VALUE_CHARACTERS) -> str:
+def shorten_value(text: str, limit: int = MAX_VALUE_CHARACTERS) -> str:
     """Cut a text that is too long for a parameter, and say how much is missing and where all of it is.
 
     Args:

@@ -60,7 +60,7 @@ class StoreAway(Exception):  # not an error of ours, hence no Error in the name
     """
 
     def __init__(self, trouble: Trouble) -> None:
-        """Keep the reason."""
+        """Make the text of a trouble the message of the error."""
         self.trouble = trouble
         super().__init__(trouble.text)
 

@@ -22,6 +22,8 @@ from lm_tuning.training.settings import TrainingPaths, TrainingSettings, step_pl
 from lm_tuning.training.setup.model import choose_loss_shape
 from lm_tuning.wording import count_of
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Job:
@@ -106,16 +108,16 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
     )
 
 
-logger = logging.getLogger(__name__)
-
-
 def describe_sources(plan: StepPlan, settings: TrainingSettings) -> list[TrainedSource]:
     """Return the facts of each source; none where all rows come from one file without a weight."""
     return plan.mix.describe(settings.sources, plan.rows_by_source(plan.total_steps)) if settings.sources else []
 
 
-def say_sources(health: HealthReport, plan: StepPlan, settings: TrainingSettings) -> None:
-    """State what each source gives to an epoch, where there is something to state."""
+def check_sources(health: HealthReport, plan: StepPlan, settings: TrainingSettings) -> None:
+    """Log what each source gives to an epoch, and add a finding for one that gives nothing.
+
+    A single source without a weight is left out: there is nothing to say of it.
+    """
     if len(settings.sources) < 2 and plan.mix.is_plain:
         return
     for source in describe_sources(plan, settings):

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from lm_tuning.training.kernels.fast_path import FastPath
     from lm_tuning.training.settings import TrainingSettings
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass
 class LoopSettings:
@@ -64,9 +66,6 @@ class LoopSettings:
     def eval_every_steps(self) -> int | None:
         """Return the steps between evaluations; ``None`` where none is asked for, or no rows are there for it."""
         return None if self.evaluate is None else self.train.eval_every_steps
-
-
-logger = logging.getLogger(__name__)
 
 
 def choose_workers(settings: TrainingSettings) -> int:

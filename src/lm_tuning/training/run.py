@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,11 +24,11 @@ from lm_tuning.training.health.monitor import TrainingMonitor
 from lm_tuning.training.health.nonfinite import save_reproduction
 from lm_tuning.training.health.pre_checks import check_before_any_row
 from lm_tuning.training.health.report import HealthReport, OnHealth, RunState, ignore_health, stop_if_needed
-from lm_tuning.training.job import Job, describe_sources, say_sources, settle
+from lm_tuning.training.job import Job, check_sources, describe_sources, settle
 from lm_tuning.training.kernels.fast_path import FastPath, prepare_fast_path
 from lm_tuning.training.loop import LoopSettings, choose_evaluation, training_arguments
 from lm_tuning.training.planning.compiled import CompiledPlanner
-from lm_tuning.training.planning.memory import count_memory, say_memory
+from lm_tuning.training.planning.memory import count_memory, log_memory
 from lm_tuning.training.planning.out_of_memory import MemoryUse, explain_out_of_memory
 from lm_tuning.training.planning.replanning import Replanner
 from lm_tuning.training.results import TrainingResult, save_tuned_model, summarize
@@ -64,7 +64,7 @@ def run_training(
 
     Args:
         paths: tokens to read, folder to keep checkpoints in.
-        settings: everything that decides the training.
+        settings: the parameters, and what was settled for this run.
         on_progress: receives the steps done.
         on_metrics: receives the numbers of each step as training goes on.
         on_checkpoint: called when a checkpoint is complete, to make safe what was received so far.
@@ -83,7 +83,7 @@ def run_training(
         severities=settings.train.health.severity, run=RunState(mlflow_run_id=settings.run_id), on_change=on_health
     )
     with health.closing():
-        result = _run(
+        result = _train_job(
             paths, settings, health, on_progress=on_progress, on_metrics=on_metrics, on_checkpoint=on_checkpoint
         )
     return replace(result, health=health.to_json())
@@ -97,7 +97,7 @@ class _Run:
         job: what was settled before.
         ready: model and task.
         fast: what makes the steps fast.
-        steps: one item an optimizer step.
+        steps: one item per optimizer step.
         memory: what is asked of the memory, kept up to date.
         health: collects facts and findings.
     """
@@ -110,7 +110,7 @@ class _Run:
     health: HealthReport
 
 
-def _run(
+def _train_job(
     paths: TrainingPaths,
     settings: TrainingSettings,
     health: HealthReport,
@@ -119,7 +119,7 @@ def _run(
     on_metrics: OnMetrics,
     on_checkpoint: Callable[[], object],
 ) -> TrainingResult:
-    """Run the training itself."""
+    """Settle the job, load and check the model, train, and store the result."""
     began = time.perf_counter()
     job = settle(paths, settings, health, on_progress)
     checkpoint, memory = job.checkpoint, job.describe_memory()
@@ -136,11 +136,11 @@ def _run(
             batching=fast.batching,
         )
         run = _Run(job, ready, fast, steps, memory, health)
-        _say_what_is_trained(run)
+        _log_what_is_trained(run)
         parts = count_memory(ready.model, settings, job.batch_plan)
-        say_memory(parts.table(job.batch_plan))
+        log_memory(parts.table(job.batch_plan))
         health.facts["fast_path"] = fast.facts
-        say_sources(health, job.plan, settings)
+        check_sources(health, job.plan, settings)
         memory.doing = "before step 1"
         first_loss = None if checkpoint is not None else _check_first_step(run)
         # Not before all checks have passed: a refused run leaves no empty folder.
@@ -150,7 +150,7 @@ def _run(
         log = StepLog(
             on_metrics,
             unit=ready.task.unit,
-            on_step=lambda numbers: monitor.step(**asdict(numbers)),
+            on_step=monitor.step,
             phases=PhaseClock(settings.device),
             card=CardSampler(find_card(settings.device)),
         )
@@ -180,7 +180,8 @@ def _run(
                 stop=stop,
                 on_progress=on_progress,
             )
-            # Rare while packages loaded; from here on a cycle may hold tensors, and should be freed soon.
+            # Garbage collection was rare while packages loaded; from here on a cycle may hold tensors, and should be
+            # freed soon.
             restore_collection()
             trainer.run_began = began
             if checkpoint is not None:
@@ -258,7 +259,7 @@ def _settings_of_answers(job: Job, ready: ReadyModel) -> Any:
     )
 
 
-def _say_what_is_trained(run: _Run) -> None:
+def _log_what_is_trained(run: _Run) -> None:
     job, settings = run.job, run.job.settings
     trainable, parameters = count_parameters(run.ready.model)
     logger.info(

@@ -30,9 +30,10 @@ class TrainingPaths:
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """Everything that decides a training; it can be pickled, so that it can be sent to another process.
+    """What a training is told; it can be pickled, so that it can be sent to another process.
 
-    What a user sets travels whole and under its own names; beside it stands what was settled for this run.
+    What a user sets travels whole and under its own names. Beside it stands what was settled for this run, and what is
+    only stored with its results: ``rendering``, ``num_beams`` and ``run_id``.
 
     Attributes:
         train: the group ``train``. Its ``precision`` is settled below, its ``micro_batch_tokens`` and
@@ -75,7 +76,7 @@ def step_plan_of(settings: TrainingSettings, rows: TokenTable) -> StepPlan:
 
     Args:
         settings: of the training.
-        rows: that are trained on.
+        rows: the training rows.
 
     Raises:
         UserError: there are no rows, or the run has no end or no effective batch.

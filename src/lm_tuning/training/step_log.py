@@ -160,7 +160,7 @@ class StepLog:
         card: reads the graphics card from a thread of its own, where there is one.
         steps: one row per step: what was learned.
         efficiency: one row per step: what it cost.
-        evaluations: one row an evaluation.
+        evaluations: one row per evaluation.
         own_seconds: time spent in here, in seconds, without that of ``phases`` and of ``on_step``.
     """
 

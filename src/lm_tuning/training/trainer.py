@@ -291,19 +291,19 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         """Write the line of the step before, whose figures have arrived; at the end that of this one too."""
         total = len(self.steps)
         if step % max(total // _LOG_LINES, 1) == 0:
-            self._say_last_step(total)
+            self._log_last_step(total)
         if step == total:
-            self._say_this_step()
+            self._log_this_step()
         self.on_progress("Training", step, total, "steps")
 
-    def _say_last_step(self, total: int) -> None:
+    def _log_last_step(self, total: int) -> None:
         if self.step_log.steps and self.step_log.steps[-1]["step"] > self.start_step:  # none from before a resume
             logger.info("%s", self.step_log.describe_last(total))
 
-    def _say_this_step(self) -> None:
+    def _log_this_step(self) -> None:
         """Wait for the figures of the step that is the last one, and write its line."""
         self.step_log.flush()
-        self._say_last_step(len(self.steps))
+        self._log_last_step(len(self.steps))
 
     def _evaluate_and_save(self, step: int) -> None:
         last = step == len(self.steps)
@@ -312,7 +312,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
             self._evaluate_unless_stopped(step)
             if not last and not self.owes_evaluation and self.is_stopped_early():
                 last = self.control.should_training_stop = True
-                self._say_this_step()
+                self._log_this_step()
         if self._saves_at(step, last=last):
             began = time.perf_counter()
             self.write_checkpoint()
@@ -372,7 +372,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         return figures
 
     def _stop(self, step: int) -> None:
-        self._say_this_step()
+        self._log_this_step()
         newest = checkpoints.list_complete(self.loop.run_folder)
         written = newest[-1] if newest and newest[-1].step == step else self.write_checkpoint()
         assert self.stop.signal_name is not None

@@ -100,16 +100,20 @@ def collect_rows(
     A row's ``row_id`` is its 1-based number in its file, plus the last number of the files before it. So ids are
     unique, those of the first file are its row numbers, and leaving rows out renumbers nothing.
 
-    Memory grows by about 80 bytes per row and 8 bytes per bad row; texts and the values of numbered columns go to disk.
+    Memory grows by 34 bytes per row, 16 more with a key, 4 more per field and 8 more per numbered column, and by 8
+    bytes per finding. Texts go to disk, and so do the values of numbered columns until they are numbered.
 
     Args:
-        files: what to read, in this order; their columns are there.
+        files: what to read, in this order; that each has the columns that it needs was checked before.
         path: the Arrow file to write.
         mapping: what the columns mean.
         numbered: columns to number the values of, see ``CheckedRows.values``.
-        key: column whose value names a training row for good; None for none.
+        key: column whose value permanently identifies a training row; None for none.
         normalize: bring text to NFC.
         on_progress: told how much of each file was read.
+
+    Returns:
+        What is known of every good row, and what became of the others. Rows that repeat a key are among the bad ones.
 
     Raises:
         ReadingBrokeOff: a file cannot be read to its end; the bad rows before that position are named as well.
@@ -299,7 +303,7 @@ class _Collector:
                     self.findings.add(row_id, kind, f"{name} {reason}", is_bad=False)
 
     def drop_repeats(self, path: Path) -> Mask | None:
-        """Remove rows whose key an earlier training row has from the file; return which rows stay, None for all."""
+        """Remove from the file the rows whose key an earlier training row has; return which stay, None for all."""
         table = ExampleTable(path)
         digests = _digests(self._keys)
         is_train = np.array([file["split"] == "train" for file in self.files])
@@ -345,7 +349,15 @@ class _Collector:
     def _note_bad(
         self, row_id: int, number: int, problem: RowProblem, file: int = -1, *, in_file: str | None = None
     ) -> None:
-        """Note a row that cannot be used; ``in_file`` says where an exploded one stands in its file."""
+        """Note a row that cannot be used.
+
+        Args:
+            row_id: its id in the run.
+            number: its number in its file, from 1.
+            problem: what is wrong with it.
+            file: index of its file; -1 is the file that is being read, which is the last one.
+            in_file: where an exploded row stands in its file; None for other rows.
+        """
         reason = f"{problem.reason} (In the file: {in_file}.)" if in_file else problem.reason
         self.findings.add(row_id, problem.kind, reason, is_bad=True)
         counts = self.files[file]["rows_skipped"]

@@ -41,10 +41,10 @@ MEANINGS: Mapping[str, str] = {
 
 
 class Findings:
-    """Row ids by kind, with the reason of the first thousand of a kind: eight bytes a finding beyond those."""
+    """Row ids by kind, with the reason of the first thousand of a kind: eight bytes per finding beyond those."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without findings."""
         self._ids: dict[str, array[int]] = {}
         self._reasons: dict[str, list[tuple[int, str]]] = {}
         self._bad_kinds: set[str] = set()

@@ -78,7 +78,7 @@ class NotThere(LookupError):
     """
 
     def __init__(self, reason: str, *, is_wrong_type: bool) -> None:
-        """Keep both.
+        """Note where and why a path ends.
 
         Args:
             reason: where the path ends.
@@ -149,11 +149,11 @@ class PathColumns:
     """Columns that are named by path: they are put beside the other columns of each row."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without columns."""
         self._steps: dict[str, tuple[Step, ...]] = {}
 
     def __bool__(self) -> bool:
-        """Return whether there are any."""
+        """Return whether any column is named by path."""
         return bool(self._steps)
 
     def add(self, name: str, steps: tuple[Step, ...]) -> None:

@@ -33,7 +33,7 @@ class LabelTypes:
     """Count labels by the type that they have in the file: all become text, so ``1`` and ``"1"`` are one class."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without labels."""
         self._counts: dict[type, int] = {}
         self._names: dict[type, set[str | int]] = {}
 

@@ -30,7 +30,7 @@ class FieldMissing(LookupError):
     """
 
     def __init__(self, reason: str, lists: Sequence[str] = ()) -> None:
-        """Keep both.
+        """Note why there is no list, and which were passed by.
 
         Args:
             reason: a part of a sentence.

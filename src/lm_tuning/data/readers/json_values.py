@@ -156,7 +156,7 @@ class JsonWindow:
     """A part of a text file that moves forward."""
 
     def __init__(self, file: TextIOWrapper, max_value_bytes: int) -> None:
-        """Begin where the file stands.
+        """Begin the window at the position that the file has.
 
         Args:
             file: the text.

@@ -128,8 +128,8 @@ def assign_splits(
         sizes: rows of train, validation and test, as ``split_sizes`` gives them.
         seed: any integer; the same seed gives the same result on every machine.
         classes: ``(rows,)``: class numbers from 0, to divide each class alike; None to ignore classes.
-        marks: ``(units, 2)``: two 64-bit halves of a digest that names the unit for good. The order of the units then
-            comes from seed and mark alone; None takes it from the number of the unit.
+        marks: ``(units, 2)``: two 64-bit halves of a digest that permanently identifies the unit. The order of the
+            units then comes from seed and mark alone; None takes it from the number of the unit.
         min_class_units: units from which a class is divided, where that is more than the number of splits.
         unit_name: plural noun for messages.
         explanation: why there are no more units, and what to do about it; the end of a sentence after "since".

@@ -258,7 +258,7 @@ def _choose(
     marks = None
     if rows.keys is not None:
         firsts = np.unique(units, return_index=True)[1]
-        # Rows follow their keys here, so the first row of a unit has its smallest key, which names the unit for good.
+        # Rows follow their keys here, so the first row of a unit has its smallest key, which identifies it permanently.
         marks = rows.keys[pool][firsts]
         if classes is not None:
             # Numbers that come from the order in the files would let that order decide between equal shares.

@@ -46,7 +46,7 @@ class CopyFacts(TypedDict):
 
 
 class NearFacts(TypedDict):
-    """The same of near duplicates, see ``near_facts``."""
+    """Groups of near duplicates and what became of them, see ``near_facts``."""
 
     handling: str
     similarity: float

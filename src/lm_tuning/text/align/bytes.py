@@ -28,7 +28,7 @@ class ByteTable:
     """
 
     def __init__(self, tokens: list[bytes]) -> None:
-        """Keep the bytes.
+        """Hold the bytes of every token in one array.
 
         Args:
             tokens: by id; empty where there is no token.
@@ -108,7 +108,7 @@ class AlignedTokens:
     """
 
     def __init__(self, ids: list[int], starts: npt.ArrayLike, ends: npt.ArrayLike) -> None:
-        """Keep the positions.
+        """Set the ids and the characters that they hold.
 
         Args:
             ids: token ids, ``(tokens,)``.

@@ -117,7 +117,7 @@ class RowEncoder:
     """
 
     def __init__(self, backend: Any, control_ids: frozenset[int] = frozenset()) -> None:
-        """Keep a tokenizer.
+        """Choose the tokenizer, and the tokens that typed letters must not become.
 
         Args:
             backend: lent by ``bare_backend``.

@@ -17,7 +17,7 @@ class RowAligner:
     """Place rows by the bytes of their tokens."""
 
     def __init__(self, backend: Any, encoder: RowEncoder, table: ByteTable | None) -> None:
-        """Keep a tokenizer.
+        """Choose by which bytes and which encoder rows are placed.
 
         Args:
             backend: lent by ``bare_backend``.

@@ -34,7 +34,7 @@ class Marks:
     """Hand out marks, and remember what each stands for."""
 
     def __init__(self) -> None:
-        """Start with none."""
+        """Start without marks."""
         self.of_content: dict[int, str] = {}
         self.of_reasoning: dict[int, str] = {}
         self.of_tools: list[str] = []

@@ -25,7 +25,7 @@ class ToolArguments:
     """Find out by rendering which form a template wants, once for each shape of conversation."""
 
     def __init__(self, call: TemplateCall) -> None:
-        """Keep a template.
+        """Choose the template that is tried.
 
         Args:
             call: renders with it.

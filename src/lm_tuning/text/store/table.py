@@ -158,7 +158,7 @@ class TokenTable:
         )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in file order, some thousand at a time, in the columns of ``TOKEN_SCHEMA``."""
+        """Yield the rows in file order, a few thousand at a time, in the columns of ``TOKEN_SCHEMA``."""
         return (self._reader.get_batch(position) for position in range(self._reader.num_record_batches))
 
     def __iter__(self) -> Iterator[TokenRow]:
@@ -251,6 +251,8 @@ class TokenTableWriter:
         label: int = NO_LABEL,
     ) -> None:
         """Add one row.
+
+        Tokenizing adds whole batches, see :meth:`append_columns`; benchmarks and tests make tables row by row.
 
         Args:
             row_id: identity of the row.

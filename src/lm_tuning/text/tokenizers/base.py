@@ -52,7 +52,7 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
         """Keep a tokenizer.
 
         Args:
-            tokenizer: a fast transformers tokenizer, for nothing else while the block lasts.
+            tokenizer: a fast transformers tokenizer; must not be used elsewhere inside the ``with`` block.
             settings: the ``tokenize`` parameters.
             auto_policy: what ``control_tokens: auto`` stands for.
             template: source of the chat template that writes the rows; ``None`` without one.

@@ -1,4 +1,4 @@
-"""Turn rows of any format into token ids and loss spans, some hundred rows at a time."""
+"""Turn rows of any format into token ids and supervised spans, about a thousand rows at a time."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RowTokenizer(TaskTokenizer):
         """Choose how rows become text.
 
         Args:
-            tokenizer: a fast transformers tokenizer, for nothing else while the block lasts.
+            tokenizer: a fast transformers tokenizer; must not be used elsewhere inside the ``with`` block.
             settings: the ``tokenize`` parameters.
             format: ``text``, ``prompt_response``, ``messages`` or ``text_label`` (its label is the response).
 
@@ -200,20 +200,19 @@ class RowTokenizer(TaskTokenizer):
         self, rendered: RenderedRows, aligned: AlignedRows, others: dict[int, Encoded], counts: SplitCounts
     ) -> TokenColumns:
         """Finish rows whose tokens are placed in their texts, all at once but for those that need a closer look."""
-        texts = rendered.rows
-        num = len(texts)
-        is_open = np.fromiter((not text.is_closed for text in texts), dtype=np.bool_, count=num)
+        num_rows = len(rendered.rows)
+        is_open = np.fromiter((not row.is_closed for row in rendered.rows), dtype=np.bool_, count=num_rows)
         ids, offsets, has_before = self._put_around(aligned.ids, aligned.offsets, is_open)
         lengths = np.diff(offsets)  # (rows,)
         # (rows,): rows that need no closer look
         regular = lengths <= self._limit
         regular[np.fromiter(others, dtype=np.int64)] = False
         if self._loss_on == "all":
-            owners = np.arange(num)
+            owners = np.arange(num_rows)
             first, after = np.zeros_like(owners), lengths
         else:
-            answers = [text.answers[-1:] if self._loss_on == "completion" else text.answers for text in texts]
-            owners = np.repeat(np.arange(num), [*map(len, answers)])  # (answers,): the row of each
+            answers = [row.answers[-1:] if self._loss_on == "completion" else row.answers for row in rendered.rows]
+            owners = np.repeat(np.arange(num_rows), [*map(len, answers)])  # (answers,): the row of each
             edges = np.fromiter(chain.from_iterable(chain.from_iterable(answers)), np.int64, 2 * len(owners))
             known = regular[owners]
             owners = owners[known]
@@ -232,7 +231,7 @@ class RowTokenizer(TaskTokenizer):
         self._count_kept(rendered, rows, ids, offsets)
         if rows.mask.all():
             return columns
-        unlike = find_unlike(self._backend, texts, others)
+        unlike = find_unlike(self._backend, rendered.rows, others)
         for position in np.flatnonzero(~regular).tolist():
             if position not in others:
                 others[position] = aligned.row(position)

@@ -84,7 +84,7 @@ class LongRows:
     """
 
     def __init__(self) -> None:
-        """Start at nothing."""
+        """Start without long rows."""
         self._num_long = 0
         self._longest = 0
         self.shortest = 0
@@ -94,7 +94,7 @@ class LongRows:
         self._tokens_over: Counter[int] = Counter()
 
     def add(self, lengths: Int64Array, *, limit: int) -> None:
-        """Note some of them.
+        """Count some long rows.
 
         Args:
             lengths: in tokens, each above the limit.
@@ -139,7 +139,7 @@ class SplitCounts:
     """
 
     def __init__(self) -> None:
-        """Start at nothing."""
+        """Start without rows."""
         self.num_read = 0
         self.counts: Counter[str] = Counter()
         self.endings: Counter[int] = Counter()

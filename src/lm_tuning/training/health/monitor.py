@@ -7,7 +7,7 @@ said once, when it is seen; at the end the finding is put in terms of the whole 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from lm_tuning.training.health.learning_rates import LearningRates
@@ -21,9 +21,12 @@ from lm_tuning.wording import count_of
 # Skipped updates after which a run is not worth its time; float16 starts with some, searching for its loss scale.
 FAILURES_IN_A_ROW = {False: 10, True: 25}
 
+# Overflows that the search for float16's loss scale explains: it starts at 2^16, and about twenty halvings at most make
+# it fit.
 OVERFLOWS_AT_START = 20
-# A loss scale of 2^16 needs at most some twenty halvings to fit; later it is tried out every 2000 steps.
-STEPS_AN_OVERFLOW = 500
+# Later a larger scale is tried after 2000 steps without an overflow, which may cost one. Four times as many are
+# allowed, since the scale that fits can fall too.
+STEPS_PER_OVERFLOW = 500
 
 SKIPPED_FRACTION = 0.5
 # Most updates skipped means that most of the run is lost; before so many steps it may be chance, until the end.
@@ -54,7 +57,7 @@ class NotFinite(Monitor):
     @property
     def allowed_overflows(self) -> float:
         """Return how many overflows the search for a loss scale explains."""
-        return OVERFLOWS_AT_START + self.num_steps / STEPS_AN_OVERFLOW
+        return OVERFLOWS_AT_START + self.num_steps / STEPS_PER_OVERFLOW
 
     def update(self, now: StepNumbers) -> bool:
         """Count the step if it is not finite, and save the first ones."""
@@ -101,8 +104,8 @@ class NotFinite(Monitor):
         """Name the first step of each kind, and how many there were."""
         causes = {
             "loss-not-finite": "A row that the model cannot take, an overflow in the forward pass, or weights that "
-            "went astray.",
-            "gradient-not-finite": "An overflow in the backward pass, or weights that went astray.",
+            "have diverged.",
+            "gradient-not-finite": "An overflow in the backward pass, or weights that have diverged.",
         }
         for code, first in self.first.items():
             further = self.counts[code] - 1
@@ -126,7 +129,7 @@ class NotFinite(Monitor):
             yield Finding(
                 code="updates-keep-failing",
                 measured=f"{self.longest_streak} updates in a row were NaN or infinite",
-                expected="an odd one at most",
+                expected="a single one now and then",
                 cause="The weights are broken, or the model overflows on every step: nothing is learned any more.",
                 change="Start again from a checkpoint before it with a lower train.learning_rate, or with "
                 "train.precision=bfloat16 or float32.",
@@ -135,8 +138,9 @@ class NotFinite(Monitor):
             yield Finding(
                 code="most-updates-skipped",
                 measured=f"{self.num_failures} of {self.num_steps} updates were NaN or infinite",
-                expected=f"an odd one, and at most {SKIPPED_FRACTION:.0%}",
-                cause="Most rows were not learned from: a row that comes up often, or an overflow, makes them so.",
+                expected=f"a single one now and then, at most {SKIPPED_FRACTION:.0%}",
+                cause="Most rows were not learned from. This is often caused by one row that repeats, or by an "
+                "overflow.",
                 change="Look at the rows of the steps in the health report, lower train.learning_rate, or set "
                 "train.precision=bfloat16 or float32. train.health.severity={most-updates-skipped: warn} keeps the "
                 "model all the same.",
@@ -232,42 +236,17 @@ class TrainingMonitor:
         ]
         self._raised: set[str] = set()
 
-    def step(
-        self,
-        *,
-        step: int,
-        loss: float,
-        gradient_norm: float,
-        learning_rate: float,
-        seconds: float,
-        wait_seconds: float,
-        num_tokens: int,
-        memory_bytes: int,
-        row_ids: Sequence[int] = (),
-        **others: object,
-    ) -> None:
+    def step(self, now: StepNumbers) -> None:
         """Add a finished step.
 
         Args:
-            step: optimizer step from 1.
-            loss: nats per supervised token or row.
-            gradient_norm: before clipping.
-            learning_rate: of the update.
-            seconds: the step took, without evaluations and checkpoints.
-            wait_seconds: of them, waiting for the loader.
-            num_tokens: real tokens.
-            memory_bytes: most memory held so far.
-            row_ids: rows of the step.
-            **others: further numbers of the step log, which are not looked at.
+            now: its numbers, which are read and not kept.
 
         Raises:
             UserError: a finding says stop.
         """
         says_something = False
         with self.report.timing():
-            now = StepNumbers(
-                step, loss, gradient_norm, learning_rate, seconds, wait_seconds, num_tokens, memory_bytes, row_ids
-            )
             for monitor in self._monitors:
                 # Hot path: each takes constant time, and findings are put into words only where one has news.
                 if monitor.update(now):

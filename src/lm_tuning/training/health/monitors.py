@@ -152,7 +152,7 @@ class GradientSize(Monitor):
         return news or self.num_steps in (5 * MIN_STEPS, 50 * MIN_STEPS)
 
     def findings(self, *, is_end: bool) -> Iterator[Finding]:
-        """Name what was seen."""
+        """Describe gradients that are clipped too often, explode or vanish."""
         share = self.num_clipped / max(self.num_steps, 1)
         enough = self.num_steps >= (MIN_STEPS if is_end else 5 * MIN_STEPS)
         if enough and share >= 0.9 and self.usual > FAR_ABOVE_LIMIT * self.limit:
@@ -214,7 +214,7 @@ class LoaderWait(Monitor):
     replays = False
 
     def __init__(self) -> None:
-        """Start at nothing."""
+        """Start without steps."""
         self.num_seen = self.num_counted = 0
         self.seconds = self.waited = 0.0
 

@@ -98,7 +98,7 @@ class Finding:
         return self.change
 
     def sentence(self) -> str:
-        """Write it in one line."""
+        """Return the finding as one line: code, what was found, what to change."""
         return f"[{self.code}] {self.message} {self.change}".strip()
 
     @classmethod
@@ -107,7 +107,7 @@ class Finding:
         return cls(**cast("FindingRecord", {name: record.get(name) for name in FindingRecord.__annotations__}))
 
     def to_json(self) -> FindingRecord:
-        """Return what is stored of it."""
+        """Return the finding as it is stored."""
         return cast("FindingRecord", {name: getattr(self, name) for name in FindingRecord.__annotations__})
 
 

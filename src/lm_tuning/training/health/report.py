@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lm_tuning.errors import Interrupted, MachineFault, UserError
 from lm_tuning.findings import LOG_LEVELS, Severity
-from lm_tuning.text.decoding import decode
+from lm_tuning.text.decoding import mark_supervised_text
 from lm_tuning.training.health.records import Fact, Facts, Finding, HealthRecord, RunRecord, StoredHealth
 
 if TYPE_CHECKING:
@@ -363,14 +363,8 @@ def stop_if_needed(report: HealthReport) -> None:
 
 
 def mark_supervised(tokenizer: Any, row: TokenRow, *, max_characters: int = 2000) -> str:
-    """Decode a row with the supervised parts between ⟦ and ⟧; a long prompt is shortened in the middle."""
-    parts, position = [], 0
-    for start, end in row.spans:
-        parts.append(decode(tokenizer, row.input_ids[position:start]))
-        parts.append("⟦" + decode(tokenizer, row.input_ids[start:end]) + "⟧")
-        position = end
-    parts.append(decode(tokenizer, row.input_ids[position:]))
-    text = "".join(parts)
+    """Decode a row with the supervised parts between ⟦ and ⟧; a long text loses its middle."""
+    text = mark_supervised_text(tokenizer, row)
     if len(text) > max_characters:
         half = max_characters // 2
         text = f"{text[:half]} … {text[-half:]}"

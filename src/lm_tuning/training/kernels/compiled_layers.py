@@ -67,7 +67,7 @@ class CompiledLayers:
         embeddings: of the input ids. Frozen under adapters, they make an input of the first layer that wants no
             gradient, for which that layer would need a graph of its own; while layers are compiled it is asked to want
             one, at the price of a few products of one layer.
-        dynamic: one graph for every number of tokens; otherwise one a number.
+        dynamic: one graph for every number of tokens; otherwise one per number.
         backend: of ``torch.compile``.
     """
 

@@ -55,7 +55,7 @@ class Parameter:
 
     @property
     def numel(self) -> int:
-        """Count its numbers."""
+        """Return how many numbers the tensor holds."""
         return math.prod(self.shape)
 
 
@@ -307,7 +307,7 @@ class MemoryParts:
         return replace(plan, memory=self.table(plan))
 
     def table(self, plan: BatchPlan) -> list[MemoryRow]:
-        """Return one row a part.
+        """Return the memory of a training, one row per part.
 
         Args:
             plan: measured or not. Of a measured one the activations are what the heaviest micro-batch held besides the
@@ -347,7 +347,7 @@ def count_memory(model: Any, settings: TrainingSettings, plan: BatchPlan) -> Mem
     )
 
 
-def say_memory(table: list[MemoryRow]) -> None:
+def log_memory(table: list[MemoryRow]) -> None:
     """Log a table of memory in one line.
 
     Args:

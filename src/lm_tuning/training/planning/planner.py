@@ -62,7 +62,7 @@ _WHAT = "Planning micro-batches"
 
 @dataclass(frozen=True)
 class _Question:
-    """What is to be decided.
+    """What the planner is to decide: how steps are split, and whether gradient checkpointing is on.
 
     Attributes:
         settings: of the training.

@@ -92,7 +92,7 @@ class ProbePoint:
 
 @dataclass
 class ProbeAnswer:
-    """What was found out.
+    """What the probe found out about a model on its device.
 
     Attributes:
         points: of the curve, in the order in which they were measured.

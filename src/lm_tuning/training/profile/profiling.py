@@ -26,7 +26,7 @@ NUM_WARM_UP_STEPS = 5
 
 @dataclass(frozen=True)
 class TrainingProfile:
-    """What was seen.
+    """What the profiler saw of some steps.
 
     Attributes:
         table: the device's work, summed up.
