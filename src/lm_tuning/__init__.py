@@ -1,3 +1,3 @@
 """Fine-tune causal language models inside Kedro."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
