@@ -111,7 +111,7 @@ def lay_out_labels(facts: LabelFigures, *, are_supervised: bool) -> Iterator[Blo
     if are_supervised:
         num_classes = facts["num_classes"]
         yield Paragraph(
-            f"Learned is one of {num_classes:,} classes for each row. A model that knows nothing starts at "
+            f"Each row has one of {num_classes:,} classes. A model that knows nothing starts at "
             # Of even odds; frequencies that are far from even make the best constant guess cheaper.
             f"a loss of about log({num_classes}) = {math.log(num_classes):.2f} nats per row."
         )
