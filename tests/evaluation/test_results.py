@@ -31,6 +31,7 @@ def result() -> dict[str, Any]:
         "split": "test",
         "task": "causal_lm",
         "num_rows": 128,
+        "num_split_rows": 128,
         "base": {**figures, "nats_per_token": 4.0, "perplexity": 54.598, "rouge_l": 0.1, "num_empty": 2},
         "tuned": {**figures, "nats_per_token": 3.0, "perplexity": 20.0855, "rouge_l": 0.25},
         "improvement": {"nats_per_token_fraction": 0.25, "perplexity_fraction": 0.632, "rouge_l_difference": 0.15},

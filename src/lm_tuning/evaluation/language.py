@@ -204,6 +204,7 @@ def _describe(
         "split": job.split,
         "task": task,
         "num_rows": num_rows,
+        "num_split_rows": len(job.table) if job.split else 0,
         "base": base,
         "tuned": tuned,
         "improvement": LanguageImprovement(

@@ -160,7 +160,9 @@ class LanguageEvaluation(EvaluationContext):
     """``evaluation.json`` of a language model."""
 
     task: Literal["causal_lm", "seq2seq_lm"]
+    # Rows whose loss was measured, and rows of the split: fewer are measured where evaluate.max_loss_rows says so.
     num_rows: int
+    num_split_rows: int
     base: LanguageFigures
     tuned: LanguageFigures
     improvement: LanguageImprovement

@@ -136,7 +136,7 @@ def _describe_rows(result: EvaluationRecord) -> str:
 def _describe_answers(result: LanguageEvaluation) -> str:
     base, tuned = result["base"], result["tuned"]
     token = "target token" if result["task"] == "seq2seq_lm" else "supervised token"
-    said = f"{count_of(result['num_rows'], 'row')}, {count_of(base['num_tokens'], token)}"
+    said = f"{_count_rows(result)}, {count_of(base['num_tokens'], token)}"
     if base["num_generated"]:
         said += f", {count_of(base['num_generated'], 'answer')} of each model"
         if result.get("generation", "greedy") != "greedy":
@@ -146,9 +146,15 @@ def _describe_answers(result: LanguageEvaluation) -> str:
     return said
 
 
-def _describe_classes(result: ClassEvaluation) -> str:
+def _count_rows(result: EvaluationRecord) -> str:
+    """Count the measured rows, and where those are not all, the rows of the split."""
     num_rows, num_split_rows = result["num_rows"], result["num_split_rows"]
-    rows = count_of(num_split_rows, "row") if num_rows == num_split_rows else f"{num_rows:,} of {num_split_rows:,} rows"
+    if num_rows == num_split_rows:
+        return count_of(num_rows, "row")
+    return f"{num_rows:,} of {count_of(num_split_rows, 'row')}"
+
+
+def _describe_classes(result: ClassEvaluation) -> str:
     base, best = result["base"], result["best_constant"]
     # Without a value there is no row, and then no report of them.
     always, most = base["accuracy"] or 0.0, best["accuracy"] or 0.0
@@ -159,7 +165,7 @@ def _describe_classes(result: ClassEvaluation) -> str:
         said += f". The best constant answer on this split is {_name_tied(best)}, right for {most:.2%}"
     else:
         said += ", and no other constant answer for more"
-    return f"{rows}, {count_of(len(result['per_class']), 'class')} in them or predicted. {said}"
+    return f"{_count_rows(result)}, {count_of(len(result['per_class']), 'class')} in them or predicted. {said}"
 
 
 def _class_sections(result: ClassEvaluation) -> Iterator[Section]:
