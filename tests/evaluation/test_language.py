@@ -206,10 +206,15 @@ def test_plain_text_has_a_loss_and_no_rouge(tuned: Path, tmp_path: Path, caplog:
     assert compared.result["improvement"]["rouge_l_difference"] is None
     assert (compared.answers, compared.result["samples"]) == ([], [])
     assert "Rows without a prompt to answer, left out of ROUGE: 4 of 4" in caplog.text
+    for text in (describe_outcome(compared.result), as_markdown(compared.result)):
+        assert "supervised tokens. No ROUGE, since the rows have no prompt to answer." in text
+        assert "ROUGE-L" not in text
 
 
 def test_generation_can_be_left_out(tuned: Path, tokens: Path, tmp_path: Path) -> None:
     result = compare(tuned, tokens, tmp_path / "cache", num_generate_rows=0).result
+    assert "No ROUGE, since evaluate.num_generate_rows: 0 leaves answers out." in describe_outcome(result)
+    assert "ROUGE-L" not in as_markdown(result)
     assert result["base"]["rouge_l"] is None
     assert result["base"]["nats_per_token"] > 0
 

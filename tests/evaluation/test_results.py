@@ -93,15 +93,16 @@ def test_markdown_has_the_table_and_every_sample(result: dict[str, Any]) -> None
     assert "````text\n[bold]no[/bold] ```code```\n````" in text
 
 
-def test_missing_rouge_is_a_dash(result: dict[str, Any]) -> None:
+def test_without_answers_there_is_no_rouge_but_its_reason(result: dict[str, Any]) -> None:
     for name in ("base", "tuned"):
         result[name] |= {"rouge_l": None, "num_generated": 0}
     result["improvement"]["rouge_l_difference"] = None
     result["samples"] = []
-    text = as_markdown(result, **FACTS)
-    assert "| ROUGE-L (0 to 1) | – | – | – |" in text  # noqa: RUF001
-    assert "## Samples" not in text
-    assert "answers" not in print_summary(result)
+    result["no_answers"] = "the rows have no prompt to answer"
+    for text in (as_markdown(result, **FACTS), print_summary(result), describe_outcome(result)):
+        assert "4,321 supervised tokens. No ROUGE, since the rows have no prompt to answer." in text.replace("\n", " ")
+        assert "ROUGE-L" not in text
+    assert "## Samples" not in as_markdown(result, **FACTS)
 
 
 @pytest.mark.parametrize(

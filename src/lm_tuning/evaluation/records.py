@@ -169,6 +169,8 @@ class LanguageEvaluation(EvaluationContext):
     samples: list[LanguageSample]
     # Missing where nothing was measured; a text, since numbers become metrics.
     generation: NotRequired[str]
+    # Why no row was answered; missing where some were.
+    no_answers: NotRequired[str]
 
 
 class ClassEvaluation(EvaluationContext):

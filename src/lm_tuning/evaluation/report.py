@@ -106,7 +106,7 @@ def _figures(result: EvaluationRecord) -> list[_Figure]:
             _loss("nats per row", majority["nats_per_row"], classifier["nats_per_row"], gain["nats_per_row_fraction"]),
         ]
     base, tuned, change = result["base"], result["tuned"], result["improvement"]
-    return [
+    figures = [
         _loss("nats per token", base["nats_per_token"], tuned["nats_per_token"], change["nats_per_token_fraction"]),
         (
             "Perplexity",
@@ -114,8 +114,12 @@ def _figures(result: EvaluationRecord) -> list[_Figure]:
             write_number(tuned["perplexity"], 2),
             write_fall(change["perplexity_fraction"]),
         ),
-        _score("ROUGE-L (0 to 1)", base["rouge_l"], tuned["rouge_l"], change["rouge_l_difference"]),
     ]
+    # Without answers there is none, which the sentence above the table says with its reason.
+    if base["num_generated"]:
+        scores = base["rouge_l"], tuned["rouge_l"], change["rouge_l_difference"]
+        figures.append(_score("ROUGE-L (0 to 1)", *scores))
+    return figures
 
 
 def _score(name: str, base: float | None, tuned: float | None, difference: float | None) -> _Figure:
@@ -143,6 +147,8 @@ def _describe_answers(result: LanguageEvaluation) -> str:
             said += f" by {result['generation']}"
         if base["num_empty"] or tuned["num_empty"]:
             said += f" ({base['num_empty']:,} empty from base, {tuned['num_empty']:,} from tuned)"
+    elif "no_answers" in result:
+        said += f". No ROUGE, since {result['no_answers']}"
     return said
 
 
