@@ -50,8 +50,8 @@ class ExpectedFirstLoss:
         shape: label smoothing and class weights.
         nats: measured before the step by a plain forward pass, in nats per supervised token, or per row.
         tolerance: allowed relative difference.
-        noise: what draws at random in training and not in the measurement, such as dropout; empty for nothing.
         fresh_head_classes: classes of a new classification head; ``None`` for other models.
+        noise: what draws at random in training and not in the measurement, such as dropout; empty for nothing.
         gradient: the gradient norm that is expected; ``None`` where it was not measured.
         movement: rows whose loss is measured again later; ``None`` for none.
     """
