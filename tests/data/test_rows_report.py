@@ -104,6 +104,24 @@ def test_skipped_rows_tell_the_limit(write_rows, section):
     assert "#### `wrong_type`: 1 row left out" in markdown
 
 
+@pytest.mark.parametrize(
+    ("max_rows", "said"),
+    [
+        (None, None),
+        (6, None),
+        (3, "ends the reading of a file after 3 rows. 1 of 2 files reached it; rows after that are in no count."),
+        (1, "ends the reading of a file after 1 row. 2 of 2 files reached it; rows after that are in no count."),
+    ],
+)
+def test_a_limit_that_cut_files_is_told(write_rows, section, max_rows, said):
+    paths = write_rows(rows("a", "b", "c", "d", "e"), "long.jsonl"), write_rows(rows("f", "g"), "short.jsonl")
+    markdown = section(*paths, format="text_label", max_rows=max_rows)["markdown"]
+    if said is None:
+        assert "data.max_rows" not in markdown
+    else:
+        assert f"`data.max_rows: {max_rows}` {said}" in markdown
+
+
 def test_what_stands_in_rows_cannot_break_the_page(tmp_path, write_rows, section):
     hostile = "<script>|`*_[x](y)\n# head"
     path = tmp_path / "a|b.jsonl"

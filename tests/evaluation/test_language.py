@@ -79,6 +79,8 @@ def test_both_models_are_measured_as_by_hand(tuned: Path, tokens: Path, base_fol
     assert abs(improvement) > 100 * SAME_LOSS, "far more than rounding"
     assert result["base"]["num_tokens"] == result["tuned"]["num_tokens"] == num_tokens
     assert (result["split"], result["task"], result["num_rows"]) == ("test", "causal_lm", 12)
+    assert result["num_split_rows"] == 12
+    assert describe_outcome(result).startswith("Test split: 12 rows, ")
     assert result["generation"] == "greedy"
     assert result["base"]["num_generated"] == result["tuned"]["num_generated"] == 4
     assert result["tuned_method"] == json.loads((tuned / "tuning.json").read_text())["method"]
@@ -204,12 +206,24 @@ def test_plain_text_has_a_loss_and_no_rouge(tuned: Path, tmp_path: Path, caplog:
     assert compared.result["improvement"]["rouge_l_difference"] is None
     assert (compared.answers, compared.result["samples"]) == ([], [])
     assert "Rows without a prompt to answer, left out of ROUGE: 4 of 4" in caplog.text
+    for text in (describe_outcome(compared.result), as_markdown(compared.result)):
+        assert "supervised tokens. No ROUGE, since the rows have no prompt to answer." in text
+        assert "ROUGE-L" not in text
 
 
 def test_generation_can_be_left_out(tuned: Path, tokens: Path, tmp_path: Path) -> None:
     result = compare(tuned, tokens, tmp_path / "cache", num_generate_rows=0).result
+    assert "No ROUGE, since evaluate.num_generate_rows: 0 leaves answers out." in describe_outcome(result)
+    assert "ROUGE-L" not in as_markdown(result)
     assert result["base"]["rouge_l"] is None
     assert result["base"]["nats_per_token"] > 0
+
+
+def test_a_part_of_the_rows_is_called_one(tuned: Path, tokens: Path, tmp_path: Path) -> None:
+    result = compare(tuned, tokens, tmp_path / "cache", max_loss_rows=1, num_generate_rows=1).result
+    assert (result["num_rows"], result["num_split_rows"]) == (1, 12)
+    for text in (describe_outcome(result), as_markdown(result), on_terminal(result)):
+        assert "Test split: 1 of 12 rows, " in text
 
 
 def test_a_model_that_was_trained_on_other_tokens_is_refused(tuned: Path, tmp_path: Path) -> None:

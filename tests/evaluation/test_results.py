@@ -31,6 +31,7 @@ def result() -> dict[str, Any]:
         "split": "test",
         "task": "causal_lm",
         "num_rows": 128,
+        "num_split_rows": 128,
         "base": {**figures, "nats_per_token": 4.0, "perplexity": 54.598, "rouge_l": 0.1, "num_empty": 2},
         "tuned": {**figures, "nats_per_token": 3.0, "perplexity": 20.0855, "rouge_l": 0.25},
         "improvement": {"nats_per_token_fraction": 0.25, "perplexity_fraction": 0.632, "rouge_l_difference": 0.15},
@@ -92,15 +93,16 @@ def test_markdown_has_the_table_and_every_sample(result: dict[str, Any]) -> None
     assert "````text\n[bold]no[/bold] ```code```\n````" in text
 
 
-def test_missing_rouge_is_a_dash(result: dict[str, Any]) -> None:
+def test_without_answers_there_is_no_rouge_but_its_reason(result: dict[str, Any]) -> None:
     for name in ("base", "tuned"):
         result[name] |= {"rouge_l": None, "num_generated": 0}
     result["improvement"]["rouge_l_difference"] = None
     result["samples"] = []
-    text = as_markdown(result, **FACTS)
-    assert "| ROUGE-L (0 to 1) | – | – | – |" in text  # noqa: RUF001
-    assert "## Samples" not in text
-    assert "answers" not in print_summary(result)
+    result["no_answers"] = "the rows have no prompt to answer"
+    for text in (as_markdown(result, **FACTS), print_summary(result), describe_outcome(result)):
+        assert "4,321 supervised tokens. No ROUGE, since the rows have no prompt to answer." in text.replace("\n", " ")
+        assert "ROUGE-L" not in text
+    assert "## Samples" not in as_markdown(result, **FACTS)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def test_base_and_tuned_are_measured_on_the_targets(tuned: Path, tokens: Path, t
     for row in compared.answers:
         source, target = PAIRS[row["row_id"] - 100]
         assert (row["prompt"], row["reference"]) == (source, target)
+    assert result["num_split_rows"] == 9
     json.dumps(result, allow_nan=False)
     sentence = f"Test split: 9 rows, {NUM_TOKENS} target tokens, 4 answers of each model by beam search with 2 beams"
     assert describe_outcome(result).startswith(sentence)

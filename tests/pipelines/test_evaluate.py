@@ -82,6 +82,17 @@ def test_stores_and_shows_the_comparison(project: Path, capsys: pytest.CaptureFi
     assert "make mlflow" in shown
 
 
+def test_a_part_of_the_split_is_called_one_in_the_report_and_as_a_metric(
+    project: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, logger="lm_tuning"):
+        run(make_catalog(project, max_loss_rows=1, num_generate_rows=1))
+    evaluation = json.loads((project / "evaluation.json").read_text())
+    assert (evaluation["num_rows"], evaluation["num_split_rows"]) == (1, 8)
+    for text in ((project / "evaluation.md").read_text(), capsys.readouterr().out, caplog.text):
+        assert "Test split: 1 of 8 rows, " in text
+
+
 def test_the_second_run_reuses_the_base_and_agrees(project: Path, caplog: pytest.LogCaptureFixture) -> None:
     run(make_catalog(project))
     first = (project / "evaluation.json").read_bytes()

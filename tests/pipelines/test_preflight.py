@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,12 @@ from lm_tuning.storage.folders import FolderStore
 from tests.support.tiny import save_tiny_model
 
 
-def run(**train: Any) -> tuple[dict[str, Any], str, str]:
+def run(*, max_rows: int | None = None, **train: Any) -> tuple[dict[str, Any], str, str]:
     """Run all nodes of the pipeline on rows with a bad one among them."""
     lines = [json.dumps({"prompt": f"{index}+1?", "response": str(index + 1)}) for index in range(40)]
     Path("rows.jsonl").write_text("\n".join([*lines, '{"prompt": 1, "response": "2"}']) + "\n")
-    data, split = DataParameters(path="rows.jsonl", on_bad_row="skip"), SplitParameters(validation=4, test=4)
+    data = DataParameters(path="rows.jsonl", on_bad_row="skip", max_rows=max_rows)
+    split = SplitParameters(validation=4, test=4)
     settings: dict[str, Any] = {"data": data, "split": split, "task": "causal_lm"}
     tokenize = TokenizeParameters(max_length_tokens=64)
     model = ModelParameters(name_or_path="model")
@@ -97,6 +100,29 @@ def test_what_the_parameters_say_reaches_the_figures():
     assert [schedule[name] for name in names] == [40, 5, 5, 3, 3]
     assert [schedule[name] for name in ("load_best", "eval_every_steps", "save_every_steps")] == [True, 9, 7]
     assert (padding["micro_batch_tokens"], padding["batching"]) == (30, "padded")
+
+
+def test_a_run_of_one_step_on_the_first_rows_is_told_as_such(capsys):
+    figures, markdown, page = run(max_rows=12, effective_batch_rows=4, num_epochs=1)
+    assert figures["max_rows"] == 12
+    for shown in (" ".join(capsys.readouterr().out.split()), markdown, page):
+        text = re.sub(r"`|</?code>", "", shown)
+        assert "data.max_rows: 12 ends the reading of a file after 12 rows. The file reached it; rows after" in text
+        assert "positions per micro-batch, from the only step (4 rows) of the first epoch." in text
+        assert "Least, mean and most are of the only step of the run." in text
+    _, markdown, _ = run(max_rows=42, effective_batch_rows=4, num_epochs=2)
+    assert "data.max_rows" not in markdown
+    assert "from all 8 steps (32 rows) of the first epoch." in markdown
+    assert "Least, mean and most are of all 8 steps of the first epoch." in markdown
+
+
+def test_no_heading_is_repeated_below_itself(capsys):
+    _, markdown, _ = run()
+    headings = [line for line in markdown.splitlines() if line.startswith("#")]
+    names = [heading.lstrip("# ") for heading in headings]
+    assert all(name != above for above, name in itertools.pairwise(names)), names
+    printed = [line.strip() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    assert all(line != above for above, line in itertools.pairwise(printed))
 
 
 def test_the_graph_is_a_table():

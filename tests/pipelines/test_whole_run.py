@@ -129,7 +129,7 @@ def test_everything_comes_out(project: Project) -> None:
 
 def test_the_run_says_what_it_does(project: Project) -> None:
     printed = project.first
-    for words in ("Before step 1: measured loss", "as measured before it", "make mlflow", "tuned_model", "perplexity"):
+    for words in ("Before step 1: measured loss", "Step 1 logged", "make mlflow", "tuned_model", "perplexity"):
         assert words.lower() in printed.lower(), words
 
 
@@ -181,7 +181,7 @@ def test_a_terminated_training_is_killed_and_goes_on_in_its_run(project: Project
     process = project.start("--pipelines=train", **many)
     assert process.stdout is not None
     for line in process.stdout:
-        if "as measured before it" in line:
+        if "Step 1 logged" in line:
             break
     time.sleep(1)
     process.send_signal(signal.SIGTERM)

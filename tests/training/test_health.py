@@ -7,17 +7,20 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import lm_tuning
+from lm_tuning.batching.losses import PLAIN
 from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.health_codes import CODES
 from lm_tuning.text.records import TokenRow
 from lm_tuning.training.health import first_loss
+from lm_tuning.training.health.first_loss import ExpectedFirstLoss
 from lm_tuning.training.health.report import (
     Finding,
     HealthReport,
@@ -261,6 +264,58 @@ def test_a_sound_run_has_facts_and_no_stop(paths: TrainingPaths, settings: Train
     assert facts["rows_that_teach_the_end_fraction"] == 1.0
     assert facts["first_step_rows"] == 6
     assert "⟦" in facts["first_example"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "factor", "ending"),
+    [
+        ({}, 1.0, r", as measured before it \((\d+\.\d{4})\)\."),
+        (
+            {},
+            1.01,
+            r", (\d+\.\d{4}) was measured before it\. The difference \(1\.0%\) is within "
+            r"train\.health\.tolerance_fraction: 0\.05\.",
+        ),
+        (
+            {"neftune_noise_alpha": 0.01},
+            1.01,
+            r", (\d+\.\d{4}) was measured before it\. The difference \([^)]*%\) is within the 25% that the noise of "
+            r"NEFTune may make\.",
+        ),
+    ],
+    ids=["the same", "by a constant", "with noise"],
+)
+def test_a_first_loss_that_differs_is_not_called_as_measured(
+    paths: TrainingPaths,
+    settings: TrainingSettings,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    changes: dict[str, Any],
+    factor: float,
+    ending: str,
+) -> None:
+    sound = StepPlanTrainer.micro_batch_loss
+    monkeypatch.setattr(StepPlanTrainer, "micro_batch_loss", lambda *given, **more: factor * sound(*given, **more))
+    with caplog.at_level("INFO"):
+        run_training(paths, vary(settings, max_steps=1, **changes))
+    found = re.search(r"Step 1 logged (\d+\.\d{4}) nats per token" + ending, caplog.text)
+    assert found, caplog.text
+    assert (found[1] == found[2]) == (factor == 1.0)
+
+
+def test_noise_and_rounding_are_named_where_they_explain_a_difference() -> None:
+    def said(logged: float, nats: float, tolerance: float, *noise: str) -> str:
+        steps: Any = SimpleNamespace(task=SimpleNamespace(unit="row"))
+        settings: Any = None
+        expected = ExpectedFirstLoss(steps, settings, PLAIN, nats, tolerance, None, noise=noise)
+        return expected.describe_agreement(logged).partition("is within ")[2]
+
+    assert said(1.1, 1.0, 0.25, "dropout") == "the 25% that dropout may make."
+    both = "the 25% that dropout and the noise of NEFTune may make."
+    assert said(1.1, 1.0, 0.25, "dropout", "the noise of NEFTune") == both
+    assert said(0.008, 0.002, 0.05) == "train.health.tolerance_fraction: 0.05 and 0.01 nats for rounding."
+    assert said(0.008, 0.0, 0.05) == "train.health.tolerance_fraction: 0.05 and 0.01 nats for rounding."
 
 
 def test_the_supervised_part_is_marked() -> None:

@@ -31,7 +31,8 @@ def long_settings(settings: TrainingSettings) -> TrainingSettings:
     return vary(settings, max_steps=400, save_every_steps=2, eval_every_steps=2, load_best=True, early_stopping_evals=3)
 
 
-def test_a_few_steps_of_the_real_training_are_profiled(paths: TrainingPaths, long_settings, tmp_path):
+def test_a_few_steps_of_the_real_training_are_profiled(paths: TrainingPaths, long_settings, tmp_path, caplog):
+    caplog.set_level("INFO")
     calls: list[tuple[str, int, int | None, str]] = []
     profile = profile_training(
         paths, long_settings, folder=tmp_path / "profile", num_steps=2, on_progress=lambda *call: calls.append(call)
@@ -44,7 +45,11 @@ def test_a_few_steps_of_the_real_training_are_profiled(paths: TrainingPaths, lon
         assert groups[group] > 0, group
     assert sum(groups.values()) + table.idle_fraction * table.seconds == pytest.approx(table.seconds, rel=0.02)
     assert profile.tokens_per_second is not None
-    assert calls[-1] == ("Profiling", 7, 7, "steps")
+    assert calls[-1] == ("Warm-up and profiling", 7, 7, "steps")
+    line = "The profile runs the first 7 of 400 training steps: 5 to warm up, then 2 under the profiler."
+    assert line in caplog.messages
+    markdown = write_markdown(compose_report(profile, {}))
+    assert "- profiled: 2 steps of " in markdown and "; the 5 warm-up steps before ran at " in markdown
     # Two steps of one micro-batch through two layers: nothing else of the run is in it.
     assert [row.count for row in table.operations if row.name == "aten::silu"] == [2 * 2]
     content = json.loads(gzip.decompress(profile.trace.read_bytes()))
@@ -109,9 +114,13 @@ def test_it_leaves_nothing_but_the_trace_and_touches_no_checkpoint(paths, settin
     assert [path.name for path in (tmp_path / "profile").iterdir()] == ["trace.json.gz"]
 
 
-def test_a_training_of_fewer_steps_is_made_longer(paths, settings, tmp_path):
+def test_a_training_of_fewer_steps_is_made_longer(paths, settings, tmp_path, caplog):
+    caplog.set_level("INFO")
     short = vary(settings, max_steps=2, trainer={**settings.train.trainer, "warmup_steps": 1})
     assert profile_training(paths, short, folder=tmp_path, num_steps=2, num_warm_up_steps=2).table.num_steps == 2
+    # A run too short for the profile is laid out longer, and the lines of the training count up to that.
+    line = "The profile runs the first 4 of 5 training steps: 2 to warm up, then 2 under the profiler."
+    assert line in caplog.messages
 
 
 def test_an_error_of_the_training_comes_through_and_nothing_stays(paths, settings, tmp_path):
@@ -155,7 +164,9 @@ class TestReport:
                 trace_table.Operation("flash_fwd", trace_table.ATTENTION, 0.02, 4),
             ],
         )
-        return TrainingProfile(table=table, trace=tmp_path / "trace.json.gz", tokens_per_second=20000.0)
+        return TrainingProfile(
+            table=table, trace=tmp_path / "trace.json.gz", tokens_per_second=20000.0, num_warm_up_steps=5
+        )
 
     def test_groups_are_shares_of_the_time_and_idle_time_comes_last(self, profile):
         assert tabulate_groups(profile.table).rows == [

@@ -31,6 +31,7 @@ class RowsFacts(TypedDict):
     not_used: list[str]
     on_bad_row: str
     max_bad_fraction: float
+    max_rows: int | None
     files: list[FileRows] | list[FileRows | UnbegunFile]
     mixing: list[MixedSource]
     refused: list[str]

@@ -19,6 +19,7 @@ from lm_tuning.data.records import (
     UnreadSummary,
 )
 from lm_tuning.data.report_records import RowsFacts
+from lm_tuning.data.row_limit import describe_row_limit
 from lm_tuning.reporting.document import (
     Block,
     Code,
@@ -66,6 +67,7 @@ def build_rows_section(summary: RowsSummary | UnreadSummary, findings: FindingsB
         "not_used": summary["not_used"],
         "on_bad_row": summary["on_bad_row"],
         "max_bad_fraction": summary["max_bad_fraction"],
+        "max_rows": summary["max_rows"],
         "files": summary["files"],
         "mixing": summary["mixing"],
         "refused": summary["refused"],
@@ -90,6 +92,9 @@ def build_rows_section(summary: RowsSummary | UnreadSummary, findings: FindingsB
 def _blocks(facts: RowsFacts) -> Iterator[Block]:
     is_unread, findings = facts["is_unread"], facts["findings"]
     yield Paragraph(_told_counts(facts))
+    limit = describe_row_limit(facts["max_rows"], [file["rows_read"] for file in facts["files"]])
+    if limit is not None:
+        yield Paragraph(limit)
     if facts["refused"]:
         yield Paragraph((Strong("The run stopped here"), ", for this reason:"))
         yield Items(_first(map(Item, facts["refused"]), len(facts["refused"])))

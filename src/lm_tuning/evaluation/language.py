@@ -106,7 +106,15 @@ def compare_language_models(job: EvaluationJob) -> Comparison:
     result = _describe(job, before.loss.num_rows, base_figures, tuned_figures, samples=shown)
     num_beams = evaluate.num_beams
     result["generation"] = "greedy" if num_beams == 1 else f"beam search with {num_beams} beams"
+    if not rows.prompts:
+        result["no_answers"] = _explain_no_answers(evaluate.num_generate_rows)
     return Comparison(result, answers, ANSWER_COLUMNS, stored)
+
+
+def _explain_no_answers(num_generate_rows: int) -> str:
+    if num_generate_rows == 0:
+        return "evaluate.num_generate_rows: 0 leaves answers out"
+    return "the rows have no prompt to answer"
 
 
 def choose_held_out(job: EvaluationJob, tokenizer: Any) -> HeldOutRows:
@@ -204,6 +212,7 @@ def _describe(
         "split": job.split,
         "task": task,
         "num_rows": num_rows,
+        "num_split_rows": len(job.table) if job.split else 0,
         "base": base,
         "tuned": tuned,
         "improvement": LanguageImprovement(

@@ -160,13 +160,17 @@ class LanguageEvaluation(EvaluationContext):
     """``evaluation.json`` of a language model."""
 
     task: Literal["causal_lm", "seq2seq_lm"]
+    # Rows whose loss was measured, and rows of the split: fewer are measured where evaluate.max_loss_rows says so.
     num_rows: int
+    num_split_rows: int
     base: LanguageFigures
     tuned: LanguageFigures
     improvement: LanguageImprovement
     samples: list[LanguageSample]
     # Missing where nothing was measured; a text, since numbers become metrics.
     generation: NotRequired[str]
+    # Why no row was answered; missing where some were.
+    no_answers: NotRequired[str]
 
 
 class ClassEvaluation(EvaluationContext):

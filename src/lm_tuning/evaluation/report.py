@@ -106,7 +106,7 @@ def _figures(result: EvaluationRecord) -> list[_Figure]:
             _loss("nats per row", majority["nats_per_row"], classifier["nats_per_row"], gain["nats_per_row_fraction"]),
         ]
     base, tuned, change = result["base"], result["tuned"], result["improvement"]
-    return [
+    figures = [
         _loss("nats per token", base["nats_per_token"], tuned["nats_per_token"], change["nats_per_token_fraction"]),
         (
             "Perplexity",
@@ -114,8 +114,12 @@ def _figures(result: EvaluationRecord) -> list[_Figure]:
             write_number(tuned["perplexity"], 2),
             write_fall(change["perplexity_fraction"]),
         ),
-        _score("ROUGE-L (0 to 1)", base["rouge_l"], tuned["rouge_l"], change["rouge_l_difference"]),
     ]
+    # Without answers there is none, which the sentence above the table says with its reason.
+    if base["num_generated"]:
+        scores = base["rouge_l"], tuned["rouge_l"], change["rouge_l_difference"]
+        figures.append(_score("ROUGE-L (0 to 1)", *scores))
+    return figures
 
 
 def _score(name: str, base: float | None, tuned: float | None, difference: float | None) -> _Figure:
@@ -136,19 +140,27 @@ def _describe_rows(result: EvaluationRecord) -> str:
 def _describe_answers(result: LanguageEvaluation) -> str:
     base, tuned = result["base"], result["tuned"]
     token = "target token" if result["task"] == "seq2seq_lm" else "supervised token"
-    said = f"{count_of(result['num_rows'], 'row')}, {count_of(base['num_tokens'], token)}"
+    said = f"{_count_rows(result)}, {count_of(base['num_tokens'], token)}"
     if base["num_generated"]:
         said += f", {count_of(base['num_generated'], 'answer')} of each model"
         if result.get("generation", "greedy") != "greedy":
             said += f" by {result['generation']}"
         if base["num_empty"] or tuned["num_empty"]:
             said += f" ({base['num_empty']:,} empty from base, {tuned['num_empty']:,} from tuned)"
+    elif "no_answers" in result:
+        said += f". No ROUGE, since {result['no_answers']}"
     return said
 
 
-def _describe_classes(result: ClassEvaluation) -> str:
+def _count_rows(result: EvaluationRecord) -> str:
+    """Count the measured rows, and where those are not all, the rows of the split."""
     num_rows, num_split_rows = result["num_rows"], result["num_split_rows"]
-    rows = count_of(num_split_rows, "row") if num_rows == num_split_rows else f"{num_rows:,} of {num_split_rows:,} rows"
+    if num_rows == num_split_rows:
+        return count_of(num_rows, "row")
+    return f"{num_rows:,} of {count_of(num_split_rows, 'row')}"
+
+
+def _describe_classes(result: ClassEvaluation) -> str:
     base, best = result["base"], result["best_constant"]
     # Without a value there is no row, and then no report of them.
     always, most = base["accuracy"] or 0.0, best["accuracy"] or 0.0
@@ -159,7 +171,7 @@ def _describe_classes(result: ClassEvaluation) -> str:
         said += f". The best constant answer on this split is {_name_tied(best)}, right for {most:.2%}"
     else:
         said += ", and no other constant answer for more"
-    return f"{rows}, {count_of(len(result['per_class']), 'class')} in them or predicted. {said}"
+    return f"{_count_rows(result)}, {count_of(len(result['per_class']), 'class')} in them or predicted. {said}"
 
 
 def _class_sections(result: ClassEvaluation) -> Iterator[Section]:

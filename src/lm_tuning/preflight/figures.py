@@ -155,6 +155,8 @@ def inspect_tokens(
             {"path": file["path"], "split": file["split"], "rows_read": file["rows_read"]}
             for file in split_summary["files"]
         ],
+        # Splits that an earlier version has made do not say it.
+        "max_rows": split_summary.get("max_rows"),
         "rows": account_for_rows(split_summary, token_summary),
         "findings": {
             kind: {"num_rows": one["num_rows"], "meaning": one["meaning"], "fate": one["fate"]}

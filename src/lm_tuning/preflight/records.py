@@ -366,6 +366,7 @@ class Inspection(TypedDict):
     num_rows: RowsBySplit
     num_tokens: RowsBySplit
     files: list[ReadFile]
+    max_rows: int | None
     rows: RowAccount
     findings: dict[str, FoundKind]
     changed: dict[str, int]

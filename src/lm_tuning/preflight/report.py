@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.row_limit import describe_row_limit
 from lm_tuning.preflight.issues import read_issue
 from lm_tuning.preflight.labels import lay_out_labels
 from lm_tuning.preflight.records import (
@@ -126,7 +127,7 @@ def _rows(figures: Inspection) -> Iterator[Block]:
     facts = figures["rows"]
     total = facts["num_rows_read"]
     yield Table(
-        "Row accounting",
+        "What became of the rows read",
         ["outcome", "reason", "rows", "share"],
         [
             [
@@ -141,6 +142,9 @@ def _rows(figures: Inspection) -> Iterator[Block]:
         total=["read", "", total, write_percent(1.0)],
     )
     files = figures["files"]
+    limit = describe_row_limit(figures["max_rows"], [file["rows_read"] for file in files])
+    if limit is not None:
+        yield Paragraph(limit)
     yield Table(
         "Files",
         ["file", "read for", "rows"],
@@ -259,11 +263,23 @@ def _padding(facts: PaddingFigures, ways: Mapping[str, str]) -> Iterator[Block]:
         ],
         text_columns=(0, 3),
     )
-    basis = f"{count_of(facts['num_steps'], 'step')} ({count_of(facts['num_rows'], 'row')})"
-    yield Paragraph(
-        f"Split as training splits them, at {facts['micro_batch_tokens']:,} positions per micro-batch, from "
-        + (f"{basis} spread over the {facts['of']}." if facts["is_sample"] else f"all {basis} of the {facts['of']}.")
+    steps = _name_steps(
+        facts["num_steps"],
+        of=facts["of"],
+        is_sample=facts["is_sample"],
+        rows=f" ({count_of(facts['num_rows'], 'row')})",
     )
+    yield Paragraph(
+        f"Split as training splits them, at {facts['micro_batch_tokens']:,} positions per micro-batch, from {steps}."
+    )
+
+
+def _name_steps(num_steps: int, *, of: str, is_sample: bool, rows: str = "") -> str:
+    """Name the steps that a figure is of; ``rows`` stands behind their number."""
+    if num_steps == 1:
+        return f"{'one' if is_sample else 'the only'} step{rows} of the {of}"
+    counted = f"{count_of(num_steps, 'step')}{rows}"
+    return f"{counted} spread over the {of}" if is_sample else f"all {counted} of the {of}"
 
 
 def _schedule(facts: ScheduleFigures) -> Iterator[Block]:
@@ -296,9 +312,8 @@ def _schedule(facts: ScheduleFigures) -> Iterator[Block]:
     ]
     yield Table(f"A step ({batch})", ["", "least", "mean", "most"], rows)
     measured = facts["steps_measured"]
-    num_steps = count_of(measured["num_steps"], "step")
-    spread = "spread over" if measured["is_sample"] else "that make up"
-    yield Paragraph(f"Least, mean and most are of {num_steps} {spread} the {measured['of']}.")
+    steps = _name_steps(measured["num_steps"], of=measured["of"], is_sample=measured["is_sample"])
+    yield Paragraph(f"Least, mean and most are of {steps}.")
     # One source as often as it is there needs no table.
     if len(facts["sources"]) > 1 or any(source["weight"] != 1 for source in facts["sources"]):
         yield Table(

@@ -16,9 +16,16 @@ from lm_tuning.batching.losses import PLAIN, LossShape
 from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.batching.tasks.base import TrainingTask
 from lm_tuning.models.structure import classification_head
+from lm_tuning.reporting.text import write_percent
 from lm_tuning.training.health.first_gradient import ExpectedGradient, GradientMeasure, check_first_gradient, norm_of
 from lm_tuning.training.health.movement import Movement, measuring
-from lm_tuning.training.health.report import HealthReport, check_first_step, check_layout, stop_if_needed
+from lm_tuning.training.health.report import (
+    ROUNDING_NATS,
+    HealthReport,
+    check_first_step,
+    check_layout,
+    stop_if_needed,
+)
 
 if TYPE_CHECKING:
     from lm_tuning.text.records import TokenRow
@@ -44,6 +51,7 @@ class ExpectedFirstLoss:
         nats: measured before the step by a plain forward pass, in nats per supervised token, or per row.
         tolerance: allowed relative difference.
         fresh_head_classes: classes of a new classification head; ``None`` for other models.
+        noise: what draws at random in training and not in the measurement, such as dropout; empty for nothing.
         gradient: the gradient norm that is expected; ``None`` where it was not measured.
         movement: rows whose loss is measured again later; ``None`` for none.
     """
@@ -54,6 +62,7 @@ class ExpectedFirstLoss:
     nats: float
     tolerance: float
     fresh_head_classes: int | None
+    noise: tuple[str, ...] = ()
     gradient: ExpectedGradient | None = None
     movement: Movement | None = None
 
@@ -122,10 +131,29 @@ class ExpectedFirstLoss:
                 fresh_head_classes=self.fresh_head_classes,
             )
             if finding is None:
-                logger.info("Step 1 logged %.4f nats per %s, as measured before it (%.4f).", logged, unit, self.nats)
+                logger.info("%s", self.describe_agreement(logged))
             elif self.measure_layout(health, model, batch):
                 health.add(finding)
         stop_if_needed(health)
+
+    def describe_agreement(self, logged: float) -> str:
+        """Say that step 1 logged what is expected, and of two different numbers why they count as equal.
+
+        Args:
+            logged: loss of step 1 that passed the check, in nats per supervised token, or per row.
+        """
+        said = f"Step 1 logged {logged:.4f} nats per {self.steps.task.unit}"
+        if f"{logged:.4f}" == f"{self.nats:.4f}":
+            return f"{said}, as measured before it ({self.nats:.4f})."
+        difference = abs(logged - self.nats)
+        if self.noise:
+            allowed = f"the {100 * self.tolerance:.3g}% that {' and '.join(self.noise)} may make"
+        else:
+            allowed = f"train.health.tolerance_fraction: {self.tolerance:g}"
+        if difference > self.tolerance * self.nats:
+            allowed += f" and {ROUNDING_NATS:g} nats for rounding"
+        share = f" ({write_percent(difference / self.nats)})" if self.nats > 0 else ""
+        return f"{said}, {self.nats:.4f} was measured before it. The difference{share} is within {allowed}."
 
 
 def scale_fresh_head(task: TrainingTask, model: Any, batch: StepBatch, *, device: torch.device | str) -> float | None:

@@ -72,7 +72,11 @@ def measure_first_step(
     if not batch.num_supervised:
         return None  # there is no loss to measure, which the health report says
     train, has_fresh_head = settings.train, ready.has_fresh_head
-    is_random = train.neftune_noise_alpha is not None or has_dropout(model)
+    noise = [
+        *(["dropout"] if has_dropout(model) else []),
+        *(["the noise of NEFTune"] if train.neftune_noise_alpha is not None else []),
+    ]
+    is_random = bool(noise)
     num_classes = _num_classes(model, task)
     with health.timing():
         # Random numbers are put back afterwards, so that a run with the checks trains like one without.
@@ -91,6 +95,7 @@ def measure_first_step(
             nats=plain.nats,
             tolerance=max(tolerance, DROPOUT_TOLERANCE) if is_random else tolerance,
             fresh_head_classes=num_classes if has_fresh_head else None,
+            noise=tuple(noise),
         )
         # All classes equally likely: what a model of random weights has, and the line that no base model may pass by
         # far.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import tempfile
 import warnings
@@ -19,9 +20,12 @@ from lm_tuning.training.profile.trace import TraceTable, read_trace
 from lm_tuning.training.run import run_training
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings, step_plan_of
 
+logger = logging.getLogger(__name__)
+
 TRACE_NAME = "trace.json.gz"
 NUM_STEPS = 3
 NUM_WARM_UP_STEPS = 5
+PROGRESS_LABEL = "Warm-up and profiling"
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,13 @@ class TrainingProfile:
         trace: the trace itself, a gzipped Chrome trace.
         tokens_per_second: real tokens, the median of the steps before the profiler ran, without the first; ``None``
             where there were too few.
+        num_warm_up_steps: steps before the profiled ones.
     """
 
     table: TraceTable
     trace: Path
     tokens_per_second: float | None
+    num_warm_up_steps: int
 
 
 class _EnoughSeen(Exception):  # ends a training that has served its purpose; no error
@@ -178,19 +184,30 @@ def profile_training(
             "health": settings.train.health.model_copy(update={"probe": False}),
         }
     )
-    if step_plan_of(settings, open_split(paths.tokens, "train")).total_steps < needed:
+    total_steps = step_plan_of(settings, open_split(paths.tokens, "train")).total_steps
+    if total_steps < needed:
         # A warm-up longer than the few steps of a profile would be refused.
         trainer = {**train.trainer, "warmup_steps": 0}
         train = train.model_copy(update={"num_epochs": None, "max_steps": needed, "trainer": trainer})
+        total_steps = needed
     settings = replace(settings, train=train, run_id=None)
     # A plan that is made for the profile is the training's own, so it is kept beside the training's, not in scratch.
     plans = paths.plans or paths.checkpoints / "batch_plans"
+    num_run = num_warm_up_steps + num_steps
+    # Lines of the training count its own steps, so both totals are named before either is seen.
+    logger.info(
+        "The profile runs the first %d of %d training steps: %d to warm up, then %d under the profiler.",
+        num_run,
+        total_steps,
+        num_warm_up_steps,
+        num_steps,
+    )
     recorder = _StepRecorder(trace, settings.device, num_steps, num_warm_up_steps)
 
     def show(what: str, done: int, total: int | None, unit: str) -> None:
         """Count the steps of the profile, not those that the whole training would have."""
         if what == "Training":
-            on_progress("Profiling", done, needed - 1, unit)
+            on_progress(PROGRESS_LABEL, done, num_run, unit)
         else:
             on_progress(what, done, total, unit)
 
@@ -203,11 +220,16 @@ def profile_training(
                 on_metrics=recorder,
             )
         except _EnoughSeen:
-            on_progress("Profiling", needed - 1, needed - 1, "steps")
+            on_progress(PROGRESS_LABEL, num_run, num_run, "steps")
         except Interrupted as stop:
             raise Interrupted(stop.signal_name, "The profile was not finished, and nothing of it is kept.") from stop
         finally:
             recorder.stop()
     table = read_trace(trace)
     warm = recorder.speeds[1:]  # the first step has one-time set-up in it
-    return TrainingProfile(table=table, trace=trace, tokens_per_second=statistics.median(warm) if warm else None)
+    return TrainingProfile(
+        table=table,
+        trace=trace,
+        tokens_per_second=statistics.median(warm) if warm else None,
+        num_warm_up_steps=num_warm_up_steps,
+    )

@@ -100,9 +100,10 @@ def compose_report(profile: TrainingProfile, facts: Mapping[str, str]) -> Report
     """
     table = profile.table
     steps = max(table.num_steps, 1)
+    before = count_of(profile.num_warm_up_steps, "warm-up step")
     measured = (
         f"profiled: {count_of(table.num_steps, 'step')} of {1000 * table.seconds / steps:,.1f} ms, profiler included; "
-        f"the steps before ran at {write_number(profile.tokens_per_second, 0)} real tokens per second"
+        f"the {before} before ran at {write_number(profile.tokens_per_second, 0)} real tokens per second"
     )
     done_by = "The GPU's time, kernel by kernel" if table.on_gpu else "The processor's time, operation by operation"
     shares = f"{done_by}; shares are of the {table.seconds:,.2f} s of all profiled steps."
