@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from lm_tuning.data.readers.base import beyond_row
 from lm_tuning.data.split.folder import describe_splits, read_copies
 from lm_tuning.data.splits_report import build_splits_section
 from lm_tuning.errors import UserError
@@ -114,6 +115,19 @@ def test_a_class_whose_rows_were_all_left_out_as_copies_is_named(split, write_ro
         "correct the labels, or set split.duplicates_by: row, which keeps copies under another label."
     )
     assert divided(split, files, duplicates="drop", duplicates_by="row").summary["lost_classes"] is None
+
+
+def test_row_numbers_are_written_as_editors_take_them_without_separators(split, write_rows):
+    rows = [(f"text {number}", "xy"[number % 2]) for number in range(1200)]
+    rows += [("text 1100", "y"), ("text 1100", "x")]
+    made = divided(split, {"train": write_rows(labelled(rows), "train.jsonl")}, duplicates="drop")
+    (conflict,) = made.summary["warnings"]
+    assert "train.jsonl, row 1101 ('x')" in conflict and "train.jsonl, row 1201 ('y') and 1 more row" in conflict
+    text = build_splits_section(made.summary, read_copies(made.folder))["markdown"]
+    assert "train.jsonl, row 1202." in text
+    assert "| 1,201 |" in text, "counts have separators"
+    with pytest.raises(UserError, match="cannot be read after row 1200: cut off"):
+        raise beyond_row("a.jsonl.gz", 1200, EOFError("cut off"))
 
 
 def follow(warning: str) -> dict[str, str]:

@@ -304,7 +304,7 @@ def _named(row_ids: Sequence[int] | npt.NDArray[np.int64], num_rows: int, positi
     # By file, so that a path of a hundred letters is written once for all of its rows.
     first = row_ids[:_MAX_ROWS]
     named = "; ".join(
-        f"{shorten(path, 300)}, {noun_for(len(numbers), 'row')} {' · '.join(f'{number:,}' for number in numbers)}"
+        f"{shorten(path, 300)}, {noun_for(len(numbers), 'row')} {' · '.join(map(str, numbers))}"
         for path, numbers in positions.by_file(first)
     )
     return named + (f" and {num_rows - len(first):,} more" if num_rows > len(first) else "")

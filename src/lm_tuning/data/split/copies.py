@@ -231,7 +231,7 @@ def describe_conflict(conflict: LabelConflict, positions: RowPositions, *, max_c
     named = []
     for row_id, label in zip(conflict["row_ids"], conflict["labels"], strict=True):
         path, number = positions.find(row_id)
-        named.append(f"{path}, row {number:,} ({shorten(label, max_characters)!r})")
+        named.append(f"{path}, row {number} ({shorten(label, max_characters)!r})")
     more = conflict["num_rows"] - len(named)
     return " and ".join(named) + (f" and {count_of(more, 'more row')}" if more else "")
 
