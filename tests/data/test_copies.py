@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from lm_tuning.data.readers.base import beyond_row
 from lm_tuning.data.split.folder import describe_splits, read_copies
 from lm_tuning.data.splits_report import build_splits_section
 from lm_tuning.errors import UserError
@@ -84,9 +85,49 @@ def test_the_advice_of_a_text_with_two_labels_works(split, files):
     assert "set split.duplicates_by: text, which leaves them out of train" in shared
     made = divided(split, files, duplicates="drop", duplicates_by="text")
     assert (made.ids("train"), made.ids("test")) == ([4], [5, 6, 7])
-    assert not [warning for warning in made.summary["warnings"] if "share" in warning or "label:" in warning]
+    (hidden,) = (warning for warning in made.summary["warnings"] if "share" in warning or "label:" in warning)
+    assert hidden == (
+        f"Texts whose copies had more than one label: 2, in 4 rows (test 2, left out 2), such as {files['train']}, "
+        f"row 2 ('y') and {files['test']}, row 2 ('x'). split.duplicates_by: text kept one label of each (a test row "
+        "before a validation row before a training row, else the first), which may be the wrong one. Fix: correct the "
+        "labels, or take such texts out of the files."
+    )
+    text = build_splits_section(made.summary, read_copies(made.folder))["markdown"]
+    assert "Texts with more than one label: 2, in 4 rows (2 in test, 2 left out)." in text
     assert made.summary["duplicates"]["num_dropped"] == 3
     assert "3 duplicates dropped" in describe_splits(made.summary)
+
+
+def test_a_class_whose_rows_were_all_left_out_as_copies_is_named(split, write_rows):
+    rows = [*TRAIN, ("a a a", "rare"), ("a a a", "other"), ("b b b", "other")]
+    files = {"train": write_rows(labelled(rows), "train.jsonl")}
+    made = divided(split, files, duplicates="drop", duplicates_by="text")
+    assert made.summary["lost_classes"] == {
+        "column": "label",
+        "num_classes": 2,
+        "num_rows_by_class": {"other": 2, "rare": 1},
+    }
+    assert made.summary["duplicates"]["conflicts"]["num_texts"] == 2
+    (lost,) = (warning for warning in made.summary["warnings"] if warning.startswith("Classes without"))
+    assert lost == (
+        "Classes without a row in any split: 2 in column 'label' ('other' (2 rows), 'rare' (1 row)), since all their "
+        "rows were left out as copies of texts under another label. They are neither learned nor measured. Fix: "
+        "correct the labels, or set split.duplicates_by: row, which keeps copies under another label."
+    )
+    assert divided(split, files, duplicates="drop", duplicates_by="row").summary["lost_classes"] is None
+
+
+def test_row_numbers_are_written_as_editors_take_them_without_separators(split, write_rows):
+    rows = [(f"text {number}", "xy"[number % 2]) for number in range(1200)]
+    rows += [("text 1100", "y"), ("text 1100", "x")]
+    made = divided(split, {"train": write_rows(labelled(rows), "train.jsonl")}, duplicates="drop")
+    (conflict,) = made.summary["warnings"]
+    assert "train.jsonl, row 1101 ('x')" in conflict and "train.jsonl, row 1201 ('y') and 1 more row" in conflict
+    text = build_splits_section(made.summary, read_copies(made.folder))["markdown"]
+    assert "train.jsonl, row 1202." in text
+    assert "| 1,201 |" in text, "counts have separators"
+    with pytest.raises(UserError, match="cannot be read after row 1200: cut off"):
+        raise beyond_row("a.jsonl.gz", 1200, EOFError("cut off"))
 
 
 def follow(warning: str) -> dict[str, str]:
@@ -148,9 +189,16 @@ def test_every_figure_is_that_of_a_count_by_hand(write_rows, split, drawn):
     by_text = defaultdict(set)
     for text, label in all_kept:
         by_text[text].add(label)
-    contrary = {text for text, found in by_text.items() if len(found) > 1}
+    assert copies["conflicts"]["num_texts_in_splits"] == sum(len(found) > 1 for found in by_text.values())
+    labels_read = defaultdict(set)
+    for text, label in read:
+        labels_read[text].add(label)
+    contrary = {text for text, found in labels_read.items() if len(found) > 1}
     assert copies["conflicts"]["num_texts"] == len(contrary)
-    assert copies["conflicts"]["num_rows"] == sum(text in contrary for text, _ in all_kept)
+    num_contrary = sum(text in contrary for text, _ in read)
+    assert copies["conflicts"]["num_rows"] == num_contrary
+    left_out = num_contrary - sum(text in contrary for text, _ in all_kept)
+    assert copies["conflicts"]["num_rows_left_out"] == left_out
     assert copies["conflicts"]["num_rows_by_split"] == {
         name: sum(text in contrary for text, _ in of_split) for name, of_split in kept.items()
     }

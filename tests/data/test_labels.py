@@ -71,10 +71,13 @@ def test_a_weight_of_no_class_is_refused_with_the_nearest_name_and_all_names():
         "train.class_weights.laon = 2.5: no training row has the class 'laon'. Did you mean 'loan'?",
         "train.class_weights.CASH = 1: no training row has the class 'CASH'. Did you mean 'cash'?",
         "train.class_weights.01 = 3: no training row has the class '01'.",
-        "The classes are card, cash, loan; those without a weight count as 1.",
+        "The classes are 'card', 'cash', 'loan'; those without a weight count as 1.",
     ]
-    with pytest.raises(UserError, match=r"class0, .*, class19 and 30 more; "):
+    with pytest.raises(UserError, match=r"'class0', .*, 'class19' and 30 more; "):
         refuse_unknown_weights({"none": 1.0}, {f"class{index}": index for index in range(50)})
+    with pytest.raises(UserError) as caught:
+        refuse_unknown_weights({"none": 1.0}, {"a|b": 0, "new\nline": 1})
+    assert caught.value.problems[-1] == r"The classes are 'a|b', 'new\nline'; those without a weight count as 1."
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_a_file_that_breaks_off_is_told_with_the_last_row(tmp_path, compression)
         numbers.extend(number for number, _ in source)
     assert 3000 < numbers[-1] < 6000
     assert str(caught.value) == (
-        f"{path} cannot be read after row {numbers[-1]:,}: the {compression} data breaks off before its end. Copy or "
+        f"{path} cannot be read after row {numbers[-1]}: the {compression} data breaks off before its end. Copy or "
         "download the file again."
     )
 

@@ -142,9 +142,21 @@ def test_a_key_in_two_files_of_one_environment_is_refused(project: Project, prob
 def test_an_interpolation_of_nothing_is_explained(project: Project, problems_of: Problems) -> None:
     project.write("cpu/parameters.yml", {"data": {"template": "costs ${price}"}})
     (problem,) = problems_of(project.load, "cpu")
-    assert "price" in problem and "write \\${" in problem
+    assert problem.endswith("Interpolation key 'price' not found. Where ${ is meant as text, write \\${.")
     project.write("cpu/parameters.yml", {"data": {"template": "costs \\${price}"}})
     assert project.load("cpu").data.template == "costs ${price}"
+
+
+def test_a_key_that_is_a_number_in_a_file_and_text_on_the_command_line_is_explained(
+    project: Project, problems_of: Problems
+) -> None:
+    project.write("cpu/parameters.yml", "train:\n  class_weights: {0: 2.0, 1: 1.5}\n")
+    (problem,) = problems_of(project.load, "cpu", train={"class_weights": {"1": 3}})
+    assert problem == (
+        "The parameters cannot be put together: train.class_weights.1: Conflicting integer and string keys: 1 and '1'. "
+        "A number is a key of its own in YAML, and --params has keys of text only: put such keys in quotes in the "
+        'file, as in "1": 2.0.'
+    )
 
 
 class TestOutput:

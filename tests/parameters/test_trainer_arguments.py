@@ -92,11 +92,13 @@ def test_a_schedule_is_made_with_every_argument_that_passes(schedule: str) -> No
         ("polynomial", {"lr_end": 1.0}, "lr_end = 1 is the rate at the end.*below.*train.learning_rate = 0.001"),
         ("cosine_with_min_lr", {"min_lr": 0.1}, "min_lr = 0.1 is the rate at the end"),
         ("cosine_with_min_lr", {"min_lr_rate": 2}, "a number from 0 to 1"),
-        ("cosine_with_min_lr", {"min_lr": 1e-5, "min_lr_rate": 0.1}, "needs one of min_lr and min_lr_rate"),
-        ("cosine_with_min_lr", {"min_lr": None}, "needs one of min_lr and min_lr_rate"),
+        ("cosine_with_min_lr", {"min_lr": 1e-5, "min_lr_rate": 0.1},
+         "needs exactly one of min_lr and min_lr_rate in .*, and both are set: min_lr = .*, min_lr_rate = 0.1"),
+        ("cosine_with_min_lr", {"min_lr": None}, "exactly one of .* and neither is set. Set min_lr or min_lr_rate."),
+        ("warmup_stable_decay", {}, "needs num_decay_steps in .*, and it is not set. Set num_decay_steps."),
         ("warmup_stable_decay", {"num_decay_steps": 2, "decay_type": "exp"}, "It takes linear, cosine or 1-sqrt"),
     ],
-)
+)  # fmt: skip
 def test_a_wrong_argument_of_a_schedule_is_refused(schedule: str, given: dict[str, Any], words: str) -> None:
     (problem,) = find_schedule_problems(schedule, given, learning_rate=RATE)
     assert "train.trainer.lr_scheduler_kwargs" in problem

@@ -59,9 +59,31 @@ def test_dropped_copies_are_counted_and_the_advice_ends_the_finding(project: Pro
     assert "Left out, since another row has the same text: train.jsonl, row 1." in report(project, "data_report.md")
     printed = classify(project, "--pipelines=split", split__duplicates="drop", split__duplicates_by="text", **paths)
     assert "3 duplicates dropped" in printed
-    assert "label:" not in printed
+    assert "Texts with more than one label" not in printed
+    assert "Texts whose copies had more than one label: 2, in 4 rows (test 2, left out 2)" in printed
     assert "share" not in printed
     assert project.read("08_reporting", "split_summary.json")["rows"] == {"train": 2, "validation": 0, "test": 3}
+
+
+def test_a_class_that_is_lost_with_dropped_copies_is_told_in_the_run_and_before_it(project: Project) -> None:
+    pairs = [(f"{letter} {letter}", "xy"[index % 2]) for index, letter in enumerate(LETTERS)]
+    params = {
+        "data__path": write(project, "lost.jsonl", labelled(*pairs, ("a a", "rare"), ("b b", "y"))),
+        "split__duplicates": "drop",
+        "split__duplicates_by": "text",
+        "split__stratify": "label",
+        "split__test": 6,
+    }
+    printed = classify(project, "--pipelines=split,tokenize", **params)
+    assert "Classes without a row in any split: 1 in column 'label' ('rare' (1 row))" in printed
+    assert "Texts whose copies had more than one label: 1, in 2 rows" in printed
+    assert project.read("08_reporting", "split_summary.json")["duplicates"]["conflicts"]["num_texts"] == 1
+    classify(project, "--pipelines=preflight", **params)
+    figures = project.read("08_reporting", "preflight.json")
+    told = [issue["text"] + issue["advice"] for issue in figures["concerns"] if "lass" in issue["text"]]
+    assert any("Classes without a row in any split" in one and "split.duplicates_by: row" in one for one in told)
+    assert not any("split.stratify, or take those rows out" in one for one in told)
+    assert any("never measured: 1 of 3 classes" in one for one in told)
 
 
 def test_copies_are_named_by_the_file_that_repeats(project: Project) -> None:

@@ -287,7 +287,7 @@ def test_a_class_weight_of_no_class_is_refused_before_and_after_splitting(projec
     rows = [{"text": f"t{number}", "label": ("card", "cash")[number % 2]} for number in range(40)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     wrong = {"class_weights": {"crad": 2.0}}
-    refusal = r"train.class_weights.crad = 2: .* 'crad'. Did you mean 'card'\?\nThe classes are card, cash;"
+    refusal = r"train.class_weights.crad = 2: .* 'crad'. Did you mean 'card'\?\nThe classes are 'card', 'cash';"
     with pytest.raises(UserError, match=refusal):
         Run(task="sequence_classification", train=wrong)
     assert FolderStore(Path("rows")).current().is_dir()  # checked, and not checked again once the name is fixed

@@ -178,7 +178,7 @@ def test_a_failure_leaves_nothing_behind(project):
 def test_a_class_weight_of_no_class_stops_before_tokenizing_and_with_stored_tokens(project):
     rows = [("a good card", "card"), ("much cash", "cash")]
     publish_splits("s1", rows, task="sequence_classification", label_map={"card": 0, "cash": 1})
-    refusal = r"train.class_weights.crad = 2: .* 'crad'. Did you mean 'card'\?\nThe classes are card, cash;"
+    refusal = r"train.class_weights.crad = 2: .* 'crad'. Did you mean 'card'\?\nThe classes are 'card', 'cash';"
     with pytest.raises(UserError, match=refusal):
         run_whole(task="sequence_classification", class_weights={"crad": 2.0})
     assert not Path("tokens/current.json").exists()

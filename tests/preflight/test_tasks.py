@@ -95,9 +95,11 @@ def test_rows_that_tokenizing_drops_do_not_count_for_their_class(look: Look):
     rows = [*labelled(yes=10, nope=10), {"text": "x" * 100, "label": "long"}]
     figures = classify(look, rows, tokenizing={"truncation": "drop"})
     assert figures["labels"]["num_rows"] == 20
-    assert figures["labels"]["not_in_train"] == ["long"]
+    assert figures["labels"]["not_in_train"] == figures["labels"]["in_no_split"] == ["long"]
+    assert figures["labels"]["num_held_out_missing"] == 3
     texts = [issue["text"] for issue in figures["concerns"]]
     assert "Classes without a training row (1) cannot be learned: 'long'." in texts
+    assert not [issue for issue in figures["concerns"] if "take those rows out" in str(issue)]
     assert "1 row dropped in tokenizing (train): longer than tokenize.max_length_tokens." in texts
 
 

@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from lm_tuning.reporting.document import Code
 from lm_tuning.reporting.markdown import write_inline
-from lm_tuning.reporting.text import PARAMETER, reveal, shorten_middle
+from lm_tuning.reporting.text import reveal, shorten_middle, words_of
 
 
 def test_a_decoded_row_hides_nothing():
@@ -31,6 +32,26 @@ def test_plain_text_stays_plain_in_markdown(text: str, shown: str):
     assert write_inline(text) == shown
 
 
-def test_names_of_parameters_are_found():
-    found = PARAMETER.findall("train.trainer.warmup_steps (below 1), tokenize.max_length_tokens: 512 allows.")
-    assert found == ["train.trainer.warmup_steps", "tokenize.max_length_tokens: 512"]
+@pytest.mark.parametrize(
+    ("text", "codes"),
+    [
+        (
+            "train.trainer.warmup_steps (below 1), tokenize.max_length_tokens: 512 allows.",
+            ["train.trainer.warmup_steps", "tokenize.max_length_tokens: 512"],
+        ),
+        ("train.learning_rate=1e-5, train.resume: false, data.max_rows: null or split.validation: 0.1",
+         ["train.learning_rate=1e-5", "train.resume: false", "data.max_rows: null", "split.validation: 0.1"]),
+        ("split.duplicates: drop with split.duplicates_by: text whatever the label",
+         ["split.duplicates: drop", "split.duplicates_by: text"]),
+        ("train.batching=packed, train.lora.target_modules: all-linear.",
+         ["train.batching=packed", "train.lora.target_modules: all-linear"]),
+        # A sentence follows, no value.
+        ("data.columns.label: column 'label' holds one class only", ["data.columns.label"]),
+        ("data.columns.label: text that is no class", ["data.columns.label"]),
+        ("split.duplicates: dropping copies takes a class away", ["split.duplicates"]),
+        ("train.load_best: that folder holds no model", ["train.load_best"]),
+        ("train.max_steps: 3rd try", ["train.max_steps"]),
+    ],
+)  # fmt: skip
+def test_names_of_parameters_are_set_apart_with_values_written_after_them(text: str, codes: list[str]):
+    assert [words.text for words in words_of(text) if isinstance(words, Code)] == codes

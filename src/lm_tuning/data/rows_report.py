@@ -188,7 +188,7 @@ def _exploded(path: str, num_rows: int | None, told: ExplodedRows) -> Paragraph:
     lists = [part for name in told["lists"] for part in (", ", Code(name))][1:]
     empty = ""
     if told["rows_with_empty_lists"]:
-        named = ", ".join(f"{number:,}" for number in told["first_rows_with_empty_lists"])
+        named = ", ".join(map(str, told["first_rows_with_empty_lists"]))
         more = told["rows_with_empty_lists"] - len(told["first_rows_with_empty_lists"])
         empty = (
             f" An empty list, which gives no row, is in {count_of(told['rows_with_empty_lists'], 'row')} of the "
@@ -273,7 +273,7 @@ def _finding_blocks(findings: FindingsByKind) -> Iterator[Block]:
         yield Heading((Code(kind), f": {count_of(one['num_rows'], 'row')} {_OUTCOMES[one['fate']]}"), level=4)
         # The first thousand are kept with their reason; of the others the JSON file has the numbers.
         rows = [
-            Item(f"{shorten_path(row['file'])}, row {row['row']:,}: {shorten(row['reason'], _MAX_SHOWN_CHARACTERS)}")
+            Item(f"{shorten_path(row['file'])}, row {row['row']}: {shorten(row['reason'], _MAX_SHOWN_CHARACTERS)}")
             for row in one["rows"]
         ]
         yield Items(_first(rows, one["num_rows"], ", all by row number in the JSON file beside this one"))

@@ -77,6 +77,7 @@ def _facts(summary: SplitsSummary, copies: dict[str, dict[str, list[int]]]) -> S
         "classes": summary["classes"],
         "class_shares": summary["class_shares"],
         "untrained_classes": summary["untrained_classes"],
+        "lost_classes": summary["lost_classes"],
         "sources": summary["sources"],
         "label_map": summary["label_map"],
         "warnings": summary["warnings"],
@@ -154,10 +155,12 @@ def _duplicates(
 
 
 def _conflicts(conflicts: LabelConflicts | None, positions: RowPositions) -> Iterator[Block]:
-    """List the texts that stand in the splits under more than one label."""
+    """List the texts that were read under more than one label."""
     if not conflicts or not conflicts["num_texts"]:
         return
     counts = ", ".join(f"{count:,} in {name}" for name, count in conflicts["num_rows_by_split"].items() if count)
+    if conflicts["num_rows_left_out"]:
+        counts += f"{', ' if counts else ''}{conflicts['num_rows_left_out']:,} left out"
     yield Paragraph(
         f"Texts with more than one label: {conflicts['num_texts']:,}, in {count_of(conflicts['num_rows'], 'row')} "
         f"({counts}). No answer is right for all rows of such a text."
@@ -301,7 +304,7 @@ def _named(row_ids: Sequence[int] | npt.NDArray[np.int64], num_rows: int, positi
     # By file, so that a path of a hundred letters is written once for all of its rows.
     first = row_ids[:_MAX_ROWS]
     named = "; ".join(
-        f"{shorten(path, 300)}, {noun_for(len(numbers), 'row')} {' · '.join(f'{number:,}' for number in numbers)}"
+        f"{shorten(path, 300)}, {noun_for(len(numbers), 'row')} {' · '.join(map(str, numbers))}"
         for path, numbers in positions.by_file(first)
     )
     return named + (f" and {num_rows - len(first):,} more" if num_rows > len(first) else "")

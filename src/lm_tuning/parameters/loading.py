@@ -19,6 +19,7 @@ from lm_tuning.secrets import is_secret_name, remember
 
 if TYPE_CHECKING:
     from kedro.config import AbstractConfigLoader, OmegaConfigLoader
+    from omegaconf.errors import OmegaConfBaseException
 
 
 # Of each set one alternative can hold. Layers, the nearest first: --params, the environment's folder, conf/base.
@@ -186,13 +187,27 @@ def _read(config_loader: OmegaConfigLoader, key: str, root: Path) -> JsonObject:
         raise UserError(
             describe_unreadable(error, _folders(config_loader), root) or f"The {key} cannot be read: {error}"
         ) from error
-    except OmegaConfBaseException as error:  # an interpolation of something that is not there
-        hint = "Where ${ is meant as text, write \\${."
-        raise UserError(f"The {key} cannot be put together: {str(error).splitlines()[0]} {hint}") from error
+    except OmegaConfBaseException as error:
+        raise UserError(f"The {key} cannot be put together: {_explain(error)}") from error
     except ValueError as error:
         raise UserError(f"The {key} cannot be read: {error}") from error
     except AttributeError as error:  # the loader asks a list for its keys
         raise UserError(f"The {key} cannot be read: the top level of a file must be keys with values.") from error
+
+
+def _explain(error: OmegaConfBaseException) -> str:
+    """Explain in sentences why files and the command line do not go together."""
+    from omegaconf.errors import GrammarParseError, InterpolationResolutionError, KeyValidationError
+
+    sentence = f"{str(error).splitlines()[0].rstrip('. ')}."
+    if isinstance(error, InterpolationResolutionError | GrammarParseError):
+        return f"{sentence} Where ${{ is meant as text, write \\${{."
+    if isinstance(error, KeyValidationError):
+        return (
+            f"{error.full_key}: {sentence} A number is a key of its own in YAML, and --params has keys of text only: "
+            'put such keys in quotes in the file, as in "1": 2.0.'
+        )
+    return sentence
 
 
 def _describe_missing(config_loader: OmegaConfigLoader, root: Path) -> str:

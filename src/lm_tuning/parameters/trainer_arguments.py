@@ -205,11 +205,16 @@ def find_schedule_problems(schedule: str, given: Mapping[str, JsonValue], *, lea
             )
     # Neither, and transformers raises after the model is loaded; both, and it takes one without a word.
     names = NEEDED_ARGUMENTS.get(schedule, ())
-    if names and sum(given.get(name) is not None for name in names) != 1:
-        problems.append(
-            f"{where} needs {'one of ' if len(names) > 1 else ''}{' and '.join(names)} in {SCHEDULE_KEY}, which is "
-            f"{dict(given)}."
-        )
+    set_names = [name for name in names if given.get(name) is not None]
+    if names and len(set_names) != 1:
+        needed = f"exactly one of {' and '.join(names)}" if len(names) > 1 else names[0]
+        if len(set_names) > 1:
+            state = f"both are set: {', '.join(f'{name} = {write_value(given[name])}' for name in set_names)}"
+            remedy = "Leave one of them out."
+        else:
+            state = "neither is set" if len(names) > 1 else "it is not set"
+            remedy = f"Set {' or '.join(names)}."
+        problems.append(f"{where} needs {needed} in {SCHEDULE_KEY}, and {state}. {remedy}")
     return problems
 
 

@@ -172,6 +172,7 @@ def inspect_tokens(
             "groups": split_summary["groups"],
             "folds": split_summary["folds"],
             "untrained_classes": split_summary["untrained_classes"],
+            "lost_classes": split_summary["lost_classes"],
             "class_shares": split_summary["class_shares"],
             "warnings": split_summary["warnings"],
         },

@@ -41,6 +41,7 @@ def find_issues(figures: Inspection) -> list[Issue]:
             figures["labels"],
             figures["task"],
             untrained=figures["splits"]["untrained_classes"],
+            lost=figures["splits"]["lost_classes"],
             shares=figures["splits"]["class_shares"],
         ),
         *_about_padding(figures["padding"]),

@@ -36,9 +36,10 @@ def count_labels(
     Returns:
         ``column``; ``num_classes``; ``classes``: ``name`` and rows by split, the largest in train first (at most
         1,000); ``majority_fraction`` of the training rows; ``largest`` and ``smallest`` class in train;
-        ``not_in_train``: classes that only held-out rows have; ``num_held_out_missing``: classes of train that neither
-        validation nor test has; ``num_largest``: equally frequent classes of train that none is larger than;
-        ``shown``: some 30 of ``classes``, the largest of each split among them; ``num_rows_by_split``;
+        ``not_in_train``: classes without a row in train; ``in_no_split``: those of them without any row, which the
+        label map still has; ``num_held_out_missing``: classes that neither validation nor test has;
+        ``num_largest``: equally frequent classes of train that none is larger than; ``shown``: some 30 of ``classes``,
+        the largest of each split among them; ``num_rows_by_split``;
         ``best_by_split``: the largest class of each held-out split with rows: ``name``, ``num_largest`` and
         ``fraction``; ``moved``: see ``list_moved``, by held-out split. ``None`` for rows without classes.
     """
@@ -66,6 +67,7 @@ def count_labels(
     names = sorted(set().union(*counts.values()), key=lambda name: (-counts["train"][name], name))
     train = counts["train"]
     present = [name for name in names if train[name]]
+    is_held_out = {name: bool(counts["validation"][name] or counts["test"][name]) for name in names}
     # (classes,), in the order of the names
     by_split = {split: np.array([counts[split][name] for name in names], dtype=np.int64) for split in SPLITS}
     listed: list[ClassCount] = [
@@ -96,7 +98,8 @@ def count_labels(
         },
         "smallest": present[-1] if present else None,
         "not_in_train": [name for name in names if not train[name]][:MAX_LISTED],
-        "num_held_out_missing": sum(not (counts["validation"][name] or counts["test"][name]) for name in present),
+        "in_no_split": [name for name in names if not train[name] and not is_held_out[name]][:MAX_LISTED],
+        "num_held_out_missing": sum(not is_held_out[name] for name in names),
     }
 
 

@@ -16,6 +16,7 @@ from lm_tuning.data.split.records import (
     FoldFacts,
     GroupFacts,
     Leakage,
+    LostFacts,
     MovedClass,
     NearFacts,
     ShareFacts,
@@ -104,6 +105,7 @@ class DivisionFigures(TypedDict):
     groups: GroupFacts | None
     folds: FoldFacts | None
     untrained_classes: UntrainedFacts | None
+    lost_classes: LostFacts | None
     class_shares: ShareFacts | None
     warnings: list[str]
 
@@ -264,6 +266,7 @@ class LabelFigures(TypedDict):
     moved: dict[str, list[MovedClass]]
     smallest: str | None
     not_in_train: list[str]
+    in_no_split: list[str]
     num_held_out_missing: int
 
 

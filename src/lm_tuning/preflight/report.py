@@ -108,7 +108,7 @@ def _examples(figures: Inspection) -> Iterator[Block]:
     for number, example in enumerate(figures["examples"], start=1):
         yield Example(
             title=f"Example {number}",
-            caption=f"{shorten_path(example['file'])}, row {example['row']:,} (row id {example['row_id']}): "
+            caption=f"{shorten_path(example['file'])}, row {example['row']} (row id {example['row_id']}): "
             f"{_describe_size(example, figures['task'])}",
             parts=example["parts"],
         )

@@ -7,11 +7,11 @@ from typing import Literal
 
 from lm_tuning.data.format.conventions import SEQUENCE_CLASSIFICATION
 from lm_tuning.data.split.class_shares import describe_moved
-from lm_tuning.data.split.records import ShareFacts, UntrainedFacts
+from lm_tuning.data.split.records import LostFacts, ShareFacts, UntrainedFacts
 from lm_tuning.findings import Issue
 from lm_tuning.preflight.records import DivisionFigures, Inspection, LabelFigures, LengthFigures
 from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED
-from lm_tuning.wording import count_of
+from lm_tuning.wording import count_of, name_first
 
 # What tokenizing changes that is worth a word, and what of it loses something that a row says.
 _LOST = {"turn_left_out", "reasoning_left_out", "tools_left_out"}
@@ -135,29 +135,44 @@ def about_splits(splits: DivisionFigures, num_rows: Mapping[str, int]) -> Iterat
 
 
 def about_labels(
-    labels: LabelFigures | None, task: str, *, untrained: UntrainedFacts | None, shares: ShareFacts | None
+    labels: LabelFigures | None,
+    task: str,
+    *,
+    untrained: UntrainedFacts | None,
+    lost: LostFacts | None,
+    shares: ShareFacts | None,
 ) -> Iterator[Issue]:
     """Yield what the classes of the rows are like.
 
     Args:
         labels: the figures of the classes; ``None`` for rows without.
         task: the ``task`` parameter.
-        untrained: classes that no training row has.
+        untrained: classes that only held-out rows have.
+        lost: classes whose rows were all left out as copies.
         shares: shares of the classes in the splits.
     """
     if labels is None:
         return
     # What the division did is among its own warnings; tokenizing may have dropped the rows of more classes.
-    known = untrained["num_rows_by_class"] if untrained and untrained["column"] == labels["column"] else ()
-    lost = [name for name in labels["not_in_train"] if name not in known]
-    if lost:
-        names = ", ".join(map(repr, lost[:5]))
-        yield Issue(
-            "warn",
-            "labels",
-            f"Classes without a training row ({len(lost):,}) cannot be learned: {names}.",
+    known: set[str] = set()
+    for told_of in (untrained, lost):
+        if told_of and told_of["column"] == labels["column"]:
+            known.update(told_of["num_rows_by_class"])
+    unlearned = [name for name in labels["not_in_train"] if name not in known]
+    for remedy, names in (
+        (
             "Divide with split.stratify, or take those rows out.",
-        )
+            [name for name in unlearned if name not in labels["in_no_split"]],
+        ),
+        (
+            "No split has a row of them either: look at what tokenizing dropped, or at what was left out before.",
+            [name for name in unlearned if name in labels["in_no_split"]],
+        ),
+    ):
+        if names:
+            listed = name_first([repr(name) for name in names], 5)
+            text = f"Classes without a training row ({len(names):,}) cannot be learned: {listed}."
+            yield Issue("warn", "labels", text, remedy)
     if labels["num_held_out_missing"]:
         yield Issue(
             "note",

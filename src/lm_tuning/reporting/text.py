@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import PurePath
 
+from lm_tuning.parameters.schema import find_entry
 from lm_tuning.reporting.document import Code, Inline, Strong, Words
 from lm_tuning.wording import on_one_line, visible
 
@@ -19,8 +21,12 @@ NO_ISSUES = "Nothing stands out."
 PARAMETER = re.compile(
     r"(?<![\w./\\-])(?:data|split|tokenize|train|evaluate|model|preflight)\."
     r"(?!(?:csv|tsv|jsonl?|parquet|arrow|txt|md|html|png|zip|gz|zst|xz|bz2)\b)"
-    r"[a-z_]+(?:\.[a-z_]+)*(?:[:=] ?[a-z0-9_.]*[a-z0-9_])?\b"
+    r"[a-z_]+(?:\.[a-z_]+)*\b"
 )
+# After "=" anything is a value. After ":" running text may follow, which begins with a word as a value does.
+_ASSIGNED = re.compile(r"= ?[a-z0-9_](?:[a-z0-9_.+-]*[a-z0-9_])?")
+_NUMBER_OR_WORD = re.compile(r": ?(-?[0-9](?:[0-9_.,e+-]*[0-9])?(?![\w%])|[a-z][a-z0-9_-]*[a-z0-9](?!\w))")
+_LITERALS = {"true", "false", "null"}
 
 
 def words_of(text: Inline) -> Iterator[Words]:
@@ -50,10 +56,34 @@ def _set_apart(line: str) -> Iterator[Words]:
     # Foreign text may hold such a name too; set apart it is still shown as it is.
     start = 0
     for found in PARAMETER.finditer(line):
+        end = _end_of_value(line, found.group(), found.end())
         yield line[start : found.start()]
-        yield Code(found.group())
-        start = found.end()
+        yield Code(line[found.start() : end])
+        start = end
     yield line[start:]
+
+
+def _end_of_value(line: str, name: str, end: int) -> int:
+    """Return where the value that is written after a parameter ends, or where the name ends if there is none."""
+    assigned = _ASSIGNED.match(line, end)
+    if assigned is not None:
+        return assigned.end()
+    value = _NUMBER_OR_WORD.match(line, end)
+    if value is None:
+        return end
+    word = value.group(1)
+    is_value = not word[0].isalpha() or word in _LITERALS or word in _choices_of(name)
+    return value.end() if is_value else end
+
+
+@cache
+def _choices_of(name: str) -> frozenset[str]:
+    """Return the words that a parameter takes; empty for one that takes any text or that does not exist."""
+    entry = find_entry(name.split(".")) or {}
+    words: list[object] = []
+    for choice in (entry, *entry.get("anyOf", ())):
+        words += [*choice.get("enum", ()), choice.get("const")]
+    return frozenset(word for word in words if isinstance(word, str))
 
 
 def reveal(text: str) -> str:

@@ -227,7 +227,7 @@ def refuse_unknown_weights(
         if name not in label_map
     ]
     if problems:
-        listed = name_first([shorten(name, 100) for name in label_map], _MAX_NAMED)
+        listed = name_first([repr(shorten(name, 100)) for name in label_map], _MAX_NAMED)
         raise UserError([*problems, f"The classes are {listed}; those without a weight count as 1."])
 
 

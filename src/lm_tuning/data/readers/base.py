@@ -266,7 +266,7 @@ def beyond_row(path: str, number: int, error: Exception) -> UserError:
         number: the last row that could be read; 0 for none.
         error: what the file system or the unpacker said.
     """
-    position = f"after row {number:,}" if number else "before the first row"
+    position = f"after row {number}" if number else "before the first row"
     detail = str(error).strip().rstrip(".") or type(error).__name__
     return UserError(f"{path} cannot be read {position}: {detail}. Copy or download the file again.")
 

@@ -10,7 +10,7 @@ from typing import IO
 from lm_tuning.data.check.findings import NumberedRow, RowProblem, list_columns
 from lm_tuning.data.format.column_paths import Step, format_path, parse_path
 from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, beyond_row, peek_columns
-from lm_tuning.data.readers.json_values import JsonRows, JsonWindow, explain_error, found, parse_line
+from lm_tuning.data.readers.json_values import JsonRows, JsonWindow, explain_error, found, parse_line, what_is_wrong
 from lm_tuning.data.records import Cell, Row
 from lm_tuning.data.sources.opening import RawFile, locate_undecodable, peek_bytes, skip_mark
 from lm_tuning.errors import UserError
@@ -209,7 +209,7 @@ def _kind(mark: str) -> str:
 
 
 def _detail(error: ValueError) -> str:
-    return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
+    return what_is_wrong(error) if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 _CHUNK_BYTES = 1 << 20
@@ -288,7 +288,8 @@ class JsonArrayRows(JsonRows):
             try:
                 value = window.decode()
             except (ValueError, RecursionError) as error:
-                detail = error.msg if isinstance(error, json.JSONDecodeError) else explain_error(error)
+                # Its position counts from the part of the file that is held, so it says nothing here.
+                detail = what_is_wrong(error) if isinstance(error, json.JSONDecodeError) else explain_error(error)
                 raise UserError(
                     f"{self.path}, row {number}: is not JSON ({detail}); the row begins {window.glance()!r}."
                 ) from error

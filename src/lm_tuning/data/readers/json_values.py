@@ -90,8 +90,17 @@ def explain_error(error: Exception) -> str:
         error: what a parser raised.
     """
     if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at character {error.pos + 1}"
+        return f"{what_is_wrong(error)} at character {error.pos + 1}"
     return shorten(str(error), 80)
+
+
+def what_is_wrong(error: json.JSONDecodeError) -> str:
+    """Return the parser's words without a position, some of which end as if one followed.
+
+    Args:
+        error: what the parser raised.
+    """
+    return error.msg.removesuffix(" at")
 
 
 def constant_problem(name: str) -> RowProblem:

@@ -15,7 +15,7 @@ from lm_tuning.data.records import HELD_OUT, SPLITS, RowsBySplit, SplitName
 from lm_tuning.data.split.assign import TRAIN
 from lm_tuning.data.split.class_shares import choose_shown, describe_moved, list_moved, summarize_classes
 from lm_tuning.data.split.copies import count_by_split, list_rows
-from lm_tuning.data.split.records import ClassFacts, DivisionFacts, ShareFacts, UntrainedFacts
+from lm_tuning.data.split.records import ClassFacts, DivisionFacts, LostFacts, ShareFacts, UntrainedFacts
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import SplitParameters
 from lm_tuning.wording import count_of, name_first, shorten
@@ -114,6 +114,34 @@ def untrained_facts(rows: CheckedRows, label: str | None, splits: Splits, row_id
     }
 
 
+def lost_facts(rows: CheckedRows, label: str | None, splits: Splits) -> LostFacts | None:
+    """Find the classes that no split has, since all their rows were left out as copies.
+
+    Args:
+        rows: what was read.
+        label: the column of the class; None where rows have none.
+        splits: see ``count_by_split``.
+
+    Returns:
+        ``column``, ``num_classes`` and ``num_rows_by_class``: rows read (the largest 1,000); None where every class has
+        a row.
+    """
+    if label is None:
+        return None
+    names, ids = rows.names[label], rows.values[label]
+    counts = np.bincount(ids[ids >= 0], minlength=len(names))
+    lost = counts * (count_classes_by_split(rows, label, splits).sum(axis=0) == 0)
+    num_classes = int(np.count_nonzero(lost))
+    if not num_classes:
+        return None
+    listed = np.argsort(-lost, kind="stable")[: min(num_classes, _MAX_LISTED_CLASSES)]
+    return {
+        "column": label,
+        "num_classes": num_classes,
+        "num_rows_by_class": {names[position]: int(lost[position]) for position in listed.tolist()},
+    }
+
+
 def count_classes_by_split(rows: CheckedRows, column: str, splits: Splits) -> Ints:
     """Count the rows of each class in each split, ``(splits, classes)``.
 
@@ -183,7 +211,7 @@ def class_warnings(facts: DivisionFacts, rows: CheckedRows) -> Iterator[str]:
     """Yield sentences about classes that were not divided, that nobody learns, or whose share differs.
 
     Args:
-        facts: of ``divide_rows``: ``classes``, ``folds``, ``untrained_classes`` and ``class_shares``.
+        facts: of ``divide_rows``: ``classes``, ``folds``, ``untrained_classes``, ``lost_classes`` and ``class_shares``.
         rows: what was read.
     """
     if facts["classes"] and facts["classes"]["only_in_train"]:
@@ -194,6 +222,7 @@ def class_warnings(facts: DivisionFacts, rows: CheckedRows) -> Iterator[str]:
         more = f" and {num_rare - _MAX_RARE_CLASSES:,} more" if num_rare > _MAX_RARE_CLASSES else ""
         yield f"Too few rows to be in every {'fold' if facts['folds'] else 'split'}, so only in train: {listed}{more}."
     yield from _untrained_warnings(facts)
+    yield from _lost_warnings(facts["lost_classes"])
     yield from _share_warnings(facts, rows)
 
 
@@ -216,6 +245,20 @@ def _untrained_warnings(facts: DivisionFacts) -> Iterator[str]:
         f"Held-out rows of classes that no training row has: {num_rows:,}, of "
         f"{count_of(num_classes, 'class', 'classes')} in column {column!r} ({listed}{more}). These classes are never "
         f"learned, so no answer to these rows can be right. Remedy: {remedy}."
+    )
+
+
+def _lost_warnings(lost: LostFacts | None) -> Iterator[str]:
+    if not lost:
+        return
+    counts = list(lost["num_rows_by_class"].items())[:_MAX_WARNED_CLASSES]
+    listed = ", ".join(f"{shorten(name)!r} ({count_of(count, 'row')})" for name, count in counts)
+    more = f" and {lost['num_classes'] - len(counts):,} more" if lost["num_classes"] > len(counts) else ""
+    # By text and label a copy is left out only where a row of its class stays.
+    yield (
+        f"Classes without a row in any split: {lost['num_classes']:,} in column {lost['column']!r} ({listed}{more}), "
+        "since all their rows were left out as copies of texts under another label. They are neither learned nor "
+        "measured. Fix: correct the labels, or set split.duplicates_by: row, which keeps copies under another label."
     )
 
 

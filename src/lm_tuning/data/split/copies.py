@@ -112,7 +112,7 @@ def copy_facts(
         ``num_copies``: rows read that repeat the text of another one; ``num_dropped`` and ``num_dropped_by_file``: rows
         left out for it, by the split of their file; ``num_kept``: rows of the splits that repeat the text of another
         one there; ``num_label_conflicts``: those of ``num_kept`` that no row of the same text and label comes before;
-        ``num_shared_texts``: texts in more than one split; ``conflicts``: texts with more than one label in the splits.
+        ``num_shared_texts``: texts in more than one split; ``conflicts``: texts read with more than one label.
     """
     is_kept = rows.splits >= 0
     kept_texts, kept_wholes = (len(np.unique(ids[is_kept])) for ids in (rows.contents, rows.wholes))
@@ -208,17 +208,7 @@ def copy_warnings(facts: DivisionFacts, sources: Sequence[FileRows]) -> Iterator
     conflicts = copies["conflicts"]
     has_conflicts = conflicts is not None and conflicts["num_texts"] > 0
     if conflicts and has_conflicts:
-        counts = ", ".join(f"{name} {count:,}" for name, count in conflicts["num_rows_by_split"].items() if count)
-        first = describe_conflict(conflicts["first"][0], RowPositions(sources))
-        key = "split.duplicates_by: text"
-        if copies["handling"] != "drop":
-            key = f"split.duplicates: drop with {key}"
-        yield (
-            f"Texts with more than one label: {conflicts['num_texts']:,}, in {count_of(conflicts['num_rows'], 'row')} "
-            f"({counts}), such as {first}. No answer is right for all rows of such a text. Fix: correct the labels, or "
-            f"set {key}, which keeps one row of each text: a test row before a validation row before a training row, "
-            "else the first."
-        )
+        yield _describe_conflicting(conflicts, copies["handling"], RowPositions(sources))
     # Train is none of them: rows of its files are what is divided.
     has_file = {str(source["split"]) for source in sources} - {SPLITS[0]}
     for pair, count in facts["overlap"].items():
@@ -241,9 +231,40 @@ def describe_conflict(conflict: LabelConflict, positions: RowPositions, *, max_c
     named = []
     for row_id, label in zip(conflict["row_ids"], conflict["labels"], strict=True):
         path, number = positions.find(row_id)
-        named.append(f"{path}, row {number:,} ({shorten(label, max_characters)!r})")
+        named.append(f"{path}, row {number} ({shorten(label, max_characters)!r})")
     more = conflict["num_rows"] - len(named)
     return " and ".join(named) + (f" and {count_of(more, 'more row')}" if more else "")
+
+
+def write_counts(conflicts: LabelConflicts) -> str:
+    """Write how many rows of texts with more than one label each split has, and how many were left out.
+
+    Args:
+        conflicts: of ``copy_facts``.
+    """
+    counts = {**conflicts["num_rows_by_split"], "left out": conflicts["num_rows_left_out"]}
+    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
+
+
+def _describe_conflicting(conflicts: LabelConflicts, handling: str, positions: RowPositions) -> str:
+    """Describe which texts have more than one label, and what to do about it."""
+    where = (
+        f"{conflicts['num_texts']:,}, in {count_of(conflicts['num_rows'], 'row')} ({write_counts(conflicts)}), such as "
+        f"{describe_conflict(conflicts['first'][0], positions)}"
+    )
+    order = "a test row before a validation row before a training row, else the first"
+    if not conflicts["num_texts_in_splits"]:
+        return (
+            f"Texts whose copies had more than one label: {where}. split.duplicates_by: text kept one label of each "
+            f"({order}), which may be the wrong one. Fix: correct the labels, or take such texts out of the files."
+        )
+    key = "split.duplicates_by: text"
+    if handling != "drop":
+        key = f"split.duplicates: drop with {key}"
+    return (
+        f"Texts with more than one label: {where}. No answer is right for all rows of such a text. Fix: correct the "
+        f"labels, or set {key}, which keeps one row of each text: {order}."
+    )
 
 
 def _describe_shared(
@@ -281,12 +302,9 @@ def _describe_shared(
 
 
 def _describe_conflicts(rows: DividedRows, labels: Ints, names: Sequence[str]) -> LabelConflicts:
-    """Find the texts that have more than one label in the splits, those with the first rows first."""
-    kept = np.flatnonzero(rows.splits >= 0)
-    # One row of each text and label, so that counting the rows of a text counts its labels.
-    firsts = kept[np.unique(rows.wholes[kept], return_index=True)[1]]
-    num_labels = np.bincount(rows.contents[firsts], minlength=num_different(rows.contents))  # (contents,)
-    found = kept[num_labels[rows.contents[kept]] > 1]
+    """Find the texts that have more than one label, those with the first rows first."""
+    # Rows that were left out count too: dropping copies whatever their label hides a conflict and settles none.
+    found = np.flatnonzero(_count_labels(rows, np.arange(len(rows.contents)))[rows.contents] > 1)
     found = found[np.argsort(rows.row_ids[found], kind="stable")]
     texts, first_positions = np.unique(rows.contents[found], return_index=True)
     listed: list[LabelConflict] = []
@@ -303,10 +321,19 @@ def _describe_conflicts(rows: DividedRows, labels: Ints, names: Sequence[str]) -
         )
     return {
         "num_texts": len(texts),
+        "num_texts_in_splits": int((_count_labels(rows, np.flatnonzero(rows.splits >= 0)) > 1).sum()),
         "num_rows": len(found),
         "num_rows_by_split": count_by_split(rows.splits[found]),
+        "num_rows_left_out": int(np.count_nonzero(rows.splits[found] < 0)),
         "first": listed,
     }
+
+
+def _count_labels(rows: DividedRows, positions: Ints) -> Ints:
+    """Count the different labels of each text among the rows at some positions, ``(contents,)``."""
+    # One row of each text and label, so that counting the rows of a text counts its labels.
+    firsts = positions[np.unique(rows.wholes[positions], return_index=True)[1]]
+    return np.bincount(rows.contents[firsts], minlength=num_different(rows.contents))
 
 
 def _later_copies(ids: Ints, row_ids: Ints) -> Ints:

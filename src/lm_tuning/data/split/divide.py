@@ -11,7 +11,7 @@ from lm_tuning.data.arrays import Ints, Mask, Splits
 from lm_tuning.data.check.checked import CheckedRows
 from lm_tuning.data.records import SPLITS, SplitName
 from lm_tuning.data.split.assign import IN_TEST, TEST, TRAIN, VALIDATION, assign_folds, assign_splits, split_sizes
-from lm_tuning.data.split.classes import class_facts, share_facts, untrained_facts
+from lm_tuning.data.split.classes import class_facts, lost_facts, share_facts, untrained_facts
 from lm_tuning.data.split.copies import (
     DividedRows,
     copy_facts,
@@ -175,6 +175,7 @@ def divide_rows(
         "classes": class_facts(rows, split.stratify, splits, choice.rare_classes),
         "class_shares": share_facts(rows, label or split.stratify, splits),
         "untrained_classes": untrained_facts(rows, label, splits, row_ids),
+        "lost_classes": lost_facts(rows, label, splits),
         "folds": choice.folds,
     }
     copies = list_copies(divided, near_units, is_dropped=is_copy)

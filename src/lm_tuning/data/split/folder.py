@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 SUMMARY_NAME = "summary.json"
 PREVIEW_NAME = "preview.json"
 COPIES_NAME = "copies.npz"
-FACTS_VERSION = 2
+FACTS_VERSION = 3
 """Raise it when the summary says more of the same division: stored splits with an earlier one are written again."""
 
 _SCRATCH_NAME = "signatures.tmp"

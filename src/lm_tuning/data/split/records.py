@@ -23,11 +23,16 @@ class LabelConflict(TypedDict):
 
 
 class LabelConflicts(TypedDict):
-    """All texts of the splits with more than one label, and the first of them."""
+    """All texts read with more than one label, and the first of them.
+
+    Rows in no split were left out as copies; ``num_texts_in_splits`` still have more than one label there.
+    """
 
     num_texts: int
+    num_texts_in_splits: int
     num_rows: int
     num_rows_by_split: RowsBySplit
+    num_rows_left_out: int
     first: list[LabelConflict]
 
 
@@ -141,6 +146,14 @@ class UntrainedFacts(ListedRows):
     num_rows_by_class: dict[str, int]
 
 
+class LostFacts(TypedDict):
+    """Classes whose rows were all left out as copies, see ``lost_facts``."""
+
+    column: str
+    num_classes: int
+    num_rows_by_class: dict[str, int]
+
+
 class FoldFacts(TypedDict):
     """How large the folds are; rows of rare classes are in none of them."""
 
@@ -164,6 +177,7 @@ class DivisionFacts(TypedDict):
     classes: ClassFacts | None
     class_shares: ShareFacts | None
     untrained_classes: UntrainedFacts | None
+    lost_classes: LostFacts | None
     folds: FoldFacts | None
 
 
