@@ -145,6 +145,9 @@ def test_one_mlflow_run_has_metrics_parameters_and_artifacts(project: Project) -
     assert first.data.metrics["test/tuned_nats_per_token"] == pytest.approx(
         project.read("08_reporting", "evaluation.json")["tuned"]["nats_per_token"]
     )
+    evaluation = project.read("08_reporting", "evaluation.json")
+    for name in ("num_rows", "num_split_rows"):
+        assert first.data.metrics[f"test/{name}"] == evaluation[name] > 0
     assert first.data.params["train.lora.r"] == "4"
     stored = {path.name for path in (project.folder / "mlruns").rglob("*") if path.is_file()}
     assert {"adapter_model.safetensors", "evaluation.json", "health.json", "loss_curve.png"} <= stored
