@@ -172,7 +172,8 @@ def inspect_tokens(
             "groups": split_summary["groups"],
             "folds": split_summary["folds"],
             "untrained_classes": split_summary["untrained_classes"],
-            "lost_classes": split_summary["lost_classes"],
+            # Splits that an earlier version stored, and that preflight alone reads, do not say so.
+            "lost_classes": split_summary.get("lost_classes"),
             "class_shares": split_summary["class_shares"],
             "warnings": split_summary["warnings"],
         },

@@ -236,12 +236,8 @@ def describe_conflict(conflict: LabelConflict, positions: RowPositions, *, max_c
     return " and ".join(named) + (f" and {count_of(more, 'more row')}" if more else "")
 
 
-def write_counts(conflicts: LabelConflicts) -> str:
-    """Write how many rows of texts with more than one label each split has, and how many were left out.
-
-    Args:
-        conflicts: of ``copy_facts``.
-    """
+def _write_counts(conflicts: LabelConflicts) -> str:
+    """Write how many rows of texts with more than one label each split has, and how many were left out."""
     counts = {**conflicts["num_rows_by_split"], "left out": conflicts["num_rows_left_out"]}
     return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
 
@@ -249,8 +245,8 @@ def write_counts(conflicts: LabelConflicts) -> str:
 def _describe_conflicting(conflicts: LabelConflicts, handling: str, positions: RowPositions) -> str:
     """Describe which texts have more than one label, and what to do about it."""
     where = (
-        f"{conflicts['num_texts']:,}, in {count_of(conflicts['num_rows'], 'row')} ({write_counts(conflicts)}), such as "
-        f"{describe_conflict(conflicts['first'][0], positions)}"
+        f"{conflicts['num_texts']:,}, in {count_of(conflicts['num_rows'], 'row')} ({_write_counts(conflicts)}), such "
+        f"as {describe_conflict(conflicts['first'][0], positions)}"
     )
     order = "a test row before a validation row before a training row, else the first"
     if not conflicts["num_texts_in_splits"]:
