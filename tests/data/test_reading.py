@@ -71,7 +71,7 @@ def test_lines_that_are_no_rows_are_reported_by_number_and_the_rest_is_read(tmp_
     assert rows[6].startswith("not_json")
 
 
-def test_a_bare_tab_inside_a_text_is_named_with_its_place(tmp_path):
+def test_a_bare_tab_inside_a_text_is_named_with_its_character(tmp_path):
     rows = dict(rows_of(file_of(tmp_path, "a.jsonl", b'{"a": "x\ty"}\n{"a": 1}\n')))
     assert rows[1].startswith("not_json: is not JSON (Invalid control character at character 9)")
     message = message_of(file_of(tmp_path, "a.json", b'[{"a": "x\ty"}]'))

@@ -1,4 +1,4 @@
-"""Say in a report which files ``data.max_rows`` has cut short."""
+"""Describe in a report which files ``data.max_rows`` has cut short."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lm_tuning.wording import count_of
 
 
 def describe_row_limit(max_rows: int | None, rows_read: Iterable[int | None]) -> str | None:
-    """Say how many files were read no further than ``data.max_rows``.
+    """Describe how many files were read no further than ``data.max_rows``.
 
     Args:
         max_rows: the limit in rows of a file; ``None`` for none.

@@ -137,7 +137,7 @@ class ExpectedFirstLoss:
         stop_if_needed(health)
 
     def describe_agreement(self, logged: float) -> str:
-        """Say that step 1 logged what is expected, and of two different numbers why they count as equal.
+        """Describe that step 1 logged what is expected, and of two different numbers why they count as equal.
 
         Args:
             logged: loss of step 1 that passed the check, in nats per supervised token, or per row.
