@@ -38,6 +38,7 @@ COPIES_NAME = "copies.npz"
 FACTS_VERSION = 3
 """Raise it when the summary says more of the same division: stored splits with an earlier one are written again."""
 
+_FACTS_BEFORE_LEFT_OUT = 2
 _SCRATCH_NAME = "signatures.tmp"
 _NUM_PREVIEW_ROWS = 5
 
@@ -156,6 +157,13 @@ def read_summary(folder: Path) -> SplitsSummary:
         folder: what the split pipeline stored.
     """
     summary: SplitsSummary = json.loads((folder / SUMMARY_NAME).read_text(encoding="utf-8"))
+    # Version 2 knew of no labels of rows that were left out. Where it left none out, there was nothing to know.
+    if summary.get("facts_version") == _FACTS_BEFORE_LEFT_OUT:
+        summary.setdefault("lost_classes", None)
+        conflicts = summary["duplicates"]["conflicts"]
+        if conflicts is not None:
+            conflicts.setdefault("num_texts_in_splits", conflicts["num_texts"])
+            conflicts.setdefault("num_rows_left_out", 0)
     return summary
 
 
@@ -165,7 +173,10 @@ def has_present_facts(folder: Path) -> bool:
     Args:
         folder: what the split pipeline stored.
     """
-    return bool(read_summary(folder).get("facts_version") == FACTS_VERSION)
+    summary = read_summary(folder)
+    version = summary.get("facts_version")
+    left_none_out = summary["duplicates"]["num_dropped"] == 0
+    return version == FACTS_VERSION or (version == _FACTS_BEFORE_LEFT_OUT and left_none_out)
 
 
 def read_copies(folder: Path) -> dict[str, Ints]:
