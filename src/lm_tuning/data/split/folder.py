@@ -156,6 +156,12 @@ def read_summary(folder: Path) -> SplitsSummary:
         folder: what the split pipeline stored.
     """
     summary: SplitsSummary = json.loads((folder / SUMMARY_NAME).read_text(encoding="utf-8"))
+    if _lacks_nothing_but_names(summary):
+        summary["lost_classes"] = None
+        conflicts = summary["duplicates"]["conflicts"]
+        if conflicts:
+            conflicts["num_texts_in_splits"] = conflicts["num_texts"]
+            conflicts["num_rows_left_out"] = 0
     return summary
 
 
@@ -165,7 +171,16 @@ def has_present_facts(folder: Path) -> bool:
     Args:
         folder: what the split pipeline stored.
     """
-    return bool(read_summary(folder).get("facts_version") == FACTS_VERSION)
+    summary = read_summary(folder)
+    return summary.get("facts_version") == FACTS_VERSION or _lacks_nothing_but_names(summary)
+
+
+def _lacks_nothing_but_names(summary: SplitsSummary) -> bool:
+    """Return whether facts of version 2 say all there is: version 3 adds what was left out as a copy."""
+    if summary.get("facts_version") != 2:
+        return False
+    near = summary["near_duplicates"]
+    return not summary["duplicates"]["num_dropped"] and not (near and near["num_dropped"])
 
 
 def read_copies(folder: Path) -> dict[str, Ints]:
