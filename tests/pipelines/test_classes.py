@@ -114,6 +114,30 @@ def test_old_splits_get_the_new_facts_under_their_key(project: Project) -> None:
     assert json.loads(stored.read_text())["duplicates"]["num_kept"] == 1
 
 
+@pytest.mark.parametrize("handling", ["drop", "keep_together"])
+def test_earlier_splits_are_written_again_where_copies_were_left_out(project: Project, handling: str) -> None:
+    path = write(project, f"two_{handling}.jsonl", labelled(("a", "x"), ("b", "y"), ("b", "x"), ("c", "y")))
+    params = {"data__path": path, "split__duplicates": handling, "split__duplicates_by": "text"}
+    classify(project, "--pipelines=split", **params)
+    folder = project.folder / "data/02_intermediate/smoke/splits"
+    key = json.loads((folder / "current.json").read_text())["key"]
+    old = json.loads((folder / key / "summary.json").read_text())
+    new = json.loads(json.dumps(old))
+    old["facts_version"] = 2
+    del old["lost_classes"], old["duplicates"]["conflicts"]["num_texts_in_splits"]
+    del old["duplicates"]["conflicts"]["num_rows_left_out"]
+    text = json.dumps(old)
+    (folder / key / "summary.json").write_text(text)
+    manifest = json.loads((folder / key / "manifest.json").read_text())
+    manifest["files"]["summary.json"] = len(text)
+    (folder / key / "manifest.json").write_text(json.dumps(manifest))
+    printed = classify(project, "--pipelines=split", **params)
+    assert ("Splits reused" in printed) is (handling == "keep_together")
+    told = project.read("08_reporting", "split_summary.json")
+    assert told["duplicates"] == new["duplicates"]
+    assert told["lost_classes"] == new["lost_classes"]
+
+
 @pytest.mark.parametrize(
     ("rows", "params", "words"),
     [

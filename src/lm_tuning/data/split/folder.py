@@ -174,9 +174,15 @@ def has_present_facts(folder: Path) -> bool:
         folder: what the split pipeline stored.
     """
     summary = read_summary(folder)
-    version = summary.get("facts_version")
-    left_none_out = summary["duplicates"]["num_dropped"] == 0
-    return version == FACTS_VERSION or (version == _FACTS_BEFORE_LEFT_OUT and left_none_out)
+    return summary.get("facts_version") == FACTS_VERSION or _lacks_nothing_but_names(summary)
+
+
+def _lacks_nothing_but_names(summary: SplitsSummary) -> bool:
+    """Return whether facts of version 2 say all there is: version 3 adds what was left out as a copy."""
+    if summary.get("facts_version") != _FACTS_BEFORE_LEFT_OUT:
+        return False
+    near = summary["near_duplicates"]
+    return not summary["duplicates"]["num_dropped"] and not (near and near["num_dropped"])
 
 
 def read_copies(folder: Path) -> dict[str, Ints]:
