@@ -173,7 +173,7 @@ def test_balanced_weights_leave_the_loss_of_an_uninformed_model_where_it_is() ->
 
 
 def test_class_weights_are_checked_against_the_classes(folders: dict[str, Path], tmp_path: Path) -> None:
-    words = r"train.class_weights.wolf = 2: no training row has the class 'wolf'(.*\n)*.*cat, dog, bird"
+    words = r"train.class_weights.wolf = 2: no training row has the class 'wolf'(.*\n)*.*'cat', 'dog', 'bird'"
     with pytest.raises(UserError, match=words):
         train(folders, tmp_path, "sequence_classification", class_weights={"wolf": 2.0})
 
