@@ -198,7 +198,9 @@ def test_a_terminated_training_is_killed_and_goes_on_in_its_run(project: Project
     (checkpoint,) = sorted((project.folder / "data/06_models/smoke/checkpoints").glob("run-*"))[-1].glob("checkpoint-*")
     step = int(checkpoint.name.rpartition("-")[2])
     number_of_runs = len(project.mlflow_runs())
-    project.run("--pipelines=train", train__resume="true", **{**many, "train__max_steps": step + 2})
+    printed = project.run("--pipelines=train", train__resume="true", **{**many, "train__max_steps": step + 2})
+    changed = f"Resumed with other settings: train.max_steps (4000 -> {step + 2}). MLflow keeps the first values"
+    assert printed.count(changed) == 1, printed[-6000:]
     runs = project.mlflow_runs()
     assert len(runs) == number_of_runs
     resumed = next(run for run in runs if run.info.run_id == killed.info.run_id)
@@ -212,9 +214,13 @@ def test_a_terminated_training_is_killed_and_goes_on_in_its_run(project: Project
     printed = project.run("--pipelines=train", exit_code=2, train__resume="true", **other)
     assert "at most 128 tokens" in printed
     assert "at most 256 tokens" in printed
+    assert "Resumed with other settings" not in printed
     kept = next(run for run in project.mlflow_runs() if run.info.run_id == killed.info.run_id)
     assert kept.info.status == "FINISHED"
-    assert any(name.endswith(".refused") or name == "refused" for name in kept.data.tags)
+    assert "at most 256 tokens" in kept.data.tags["refused"]
+    assert {name for name in kept.data.tags if name.startswith("resume.")} == {
+        name for name in resumed.data.tags if name.startswith("resume.")
+    }
 
 
 @pytest.mark.parametrize(
