@@ -6,6 +6,7 @@ process, which has seen neither.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -151,6 +152,17 @@ def test_one_mlflow_run_has_metrics_parameters_and_artifacts(project: Project) -
     assert first.data.params["train.lora.r"] == "4"
     stored = {path.name for path in (project.folder / "mlruns").rglob("*") if path.is_file()}
     assert {"adapter_model.safetensors", "evaluation.json", "health.json", "loss_curve.png"} <= stored
+
+
+def test_one_file_and_several_are_named_by_digests_of_one_form(project: Project) -> None:
+    more = project.folder / "more.jsonl"
+    more.write_text('{"question": "a", "answer": "b"}\n')
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (project.folder / "rows.jsonl", more)]
+    project.run("--pipelines=example_data")
+    assert project.mlflow_runs()[0].data.tags["data.raw_examples.train"] == digests[0]
+    project.run("--pipelines=example_data", data__path="[rows.jsonl,more.jsonl]")
+    of_both = hashlib.sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest()
+    assert project.mlflow_runs()[0].data.tags["data.raw_examples.train"] == of_both
 
 
 def test_a_second_run_reuses_what_has_not_changed(project: Project) -> None:
