@@ -16,9 +16,11 @@ import yaml
 from kedro.runner import ThreadRunner
 
 from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.hooks import tracking
 from lm_tuning.hooks.mlflow_config import complete_mlflow_config
 from lm_tuning.parameters import Parameters
 from lm_tuning.parameters.loading import read_settled
+from lm_tuning.runtime.facts import run_facts
 from lm_tuning.tracking import sender
 from lm_tuning.tracking.journal import JOURNAL_FOLDER, list_journals
 from tests.support.patience import PATIENCE_SECONDS
@@ -289,6 +291,7 @@ def test_a_refused_resume_leaves_its_run_as_it_was_but_for_the_reason(
         run_session(project)
     (before,) = all_runs()
     monkeypatch.setenv("TINY_NODE", "refuse")
+    monkeypatch.setattr(tracking, "run_facts", lambda root: {**run_facts(root), "version.new": "1"})
     for _ in range(2):
         with pytest.raises(UserError):
             run_session(project, pipelines=["train"], params=resume_params(learning_rate=5e-5))
@@ -301,7 +304,7 @@ def test_a_refused_resume_leaves_its_run_as_it_was_but_for_the_reason(
     monkeypatch.delenv("TINY_NODE")
     run_session(project, pipelines=["train"], params=resume_params())
     (run,) = all_runs()
-    assert (run.info.status, run.data.tags["resume.count"]) == ("FINISHED", "1")
+    assert (run.info.status, run.data.tags["resume.count"], run.data.tags["version.new"]) == ("FINISHED", "1", "1")
 
 
 def test_a_resume_that_a_health_check_stops_after_a_step_was_not_refused(

@@ -208,6 +208,7 @@ class Delivery:
             # A process that was killed outright has left its run as running.
             earlier = run.info.status if run.info.status in _ENDED else "KILLED"
             state |= {"begun_at": start, "num_resumes": count, "earlier_status": earlier, "is_taken_back": False}
+            state["new_tags"] = []
             self.journal.save_state()
         offer_view(self.client, run.info.experiment_id)
         if self._num_resumes:
@@ -247,6 +248,9 @@ class Delivery:
                 for name, value in tags.items()
                 if stored.get(name) != value
             }
+            # Before the request, whose answer may be lost: a resume that is refused takes them back.
+            self.journal.state.setdefault("new_tags", []).extend(distinct_names(tags).values())
+            self.journal.save_state()
         self._set_tags(tags)
 
     def _take_resume_back(self, reason: str) -> None:
@@ -259,10 +263,10 @@ class Delivery:
                 self.client.set_terminated(run_id, "FAILED")
             return
         if not state.get("is_taken_back"):
-            prefix = f"resume.{self._num_resumes}."
+            prefix, new = f"resume.{self._num_resumes}.", state.get("new_tags", [])
             # What the resume changed stands in these tags. Its figures were held back until now, see TrackingHook.
             for name in self.client.get_run(run_id).data.tags:
-                if name.startswith(prefix):
+                if name.startswith(prefix) or name in new:
                     self.client.delete_tag(run_id, name)
             state |= {"is_taken_back": True, "num_resumes": self._num_resumes - 1}
             self.journal.save_state()

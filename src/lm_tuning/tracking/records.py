@@ -137,6 +137,7 @@ class JournalState(TypedDict, total=False):
         begun_at: byte of the begin that was counted last, so that none is counted twice.
         num_resumes: how often the run was resumed.
         earlier_status: of the run before this resume.
+        new_tags: that this resume has added, by the names that they have in MLflow.
         is_taken_back: whether this resume was refused.
     """
 
@@ -148,6 +149,7 @@ class JournalState(TypedDict, total=False):
     begun_at: int
     num_resumes: int
     earlier_status: str
+    new_tags: list[str]
     is_taken_back: bool
 
 
