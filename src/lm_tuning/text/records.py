@@ -64,28 +64,14 @@ Tools: TypeAlias = list[JsonObject]
 Conversation: TypeAlias = tuple[list[Message], Tools | None]
 
 
-class TokenizeSettings(TypedDict):
-    """The parameters that decide which tokens come out, as the key of the tokens holds them."""
-
-    max_length_tokens: int
-    max_target_tokens: int
-    truncation: str
-    cut_prompt_at: str
-    loss_on: str
-    on_altered_content: str
-    system_turn: str
-    template_arguments: NotRequired[JsonObject]
-    control_tokens: str
-
-
 class TokenSources(TypedDict):
-    """Everything that tokens are made from; its digest is their key."""
+    """Everything that tokens are made from, with ``tokenize`` parameters by name; its digest is their key."""
 
     schema_version: int
     tokens_version: int
     splits: str
     tokenizer: str
-    tokenize: TokenizeSettings
+    tokenize: JsonObject
     task: str
 
 
@@ -94,13 +80,6 @@ class TokenManifest(TypedDict):
 
     sources: TokenSources
     base_model: BaseModelRecord
-
-
-class RenderingSettings(TypedDict):
-    """How the chat template was called for the rows; a tuned model is prompted in the same way."""
-
-    template_arguments: JsonObject
-    system_turn: str
 
 
 class LengthQuantiles(TypedDict):

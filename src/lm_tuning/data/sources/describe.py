@@ -205,8 +205,8 @@ def _describe_source(source: NamedSource, *, key: str, split: str, digest_cache:
     _refuse_hub_settings(source, key, ("config", "revision") if found.has_splits else HUB_SETTINGS)
     if not found.is_single:
         _log_choice(found, text, key=key, split=split)
-        # All at once and in parallel, before each is described by itself; from there on the cache answers.
-        readable = [path for path in found.paths if os.access(path, os.R_OK)]  # of the others, the next line tells
+        # All before each is described by itself, so that the cache is written once; from there on it answers.
+        readable = [path for path in found.paths if os.access(path, os.R_OK)]  # of the others, the last line tells
         digest_files(readable, digest_cache)
     return [describe_file(path, key=key, digest_cache=digest_cache) for path in found.paths]
 
