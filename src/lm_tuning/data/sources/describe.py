@@ -48,6 +48,7 @@ HubSetting: TypeAlias = Literal["config", "split", "revision"]
 HUB_SETTINGS: tuple[HubSetting, ...] = ("config", "split", "revision")
 _HELD_OUT_WORDS = frozenset({"dev", "eval", "test", "val", "valid", "validation"})
 NUM_SHOWN = 3
+"""Sources or files that a message names before it counts the rest."""
 
 
 def describe_files(
@@ -215,7 +216,7 @@ def _files_at(address: str, key: str) -> list[SourceFile]:
     """Return the files at an address with their format; of several, those of unknown suffix are left out."""
     files = list_remote(address, key=key)
     if len(files) == 1:
-        _format_of(files[0]["path"], f"{key} names '{address}'")
+        _format_of(files[0]["path"], f"{key} names '{address}'")  # raises where the suffix tells none
     known: list[SourceFile] = [
         {
             "path": file["path"],
