@@ -150,6 +150,21 @@ def test_stored_descriptions_are_read_with_the_password_of_the_parameters(projec
     assert_nothing_leaked(project, printed)
 
 
+def test_a_decoded_row_is_shown_without_the_secret_that_its_template_has(project: SecretProject, host: str) -> None:
+    template = f'"By {IN_SHELL}, {IN_PARAMETERS}: {{question}}"'
+    columns = {"data__template": template, "data__columns__response": "answer"}
+    asked = project.arguments_for(host, "--pipelines=preflight", **columns)
+    code, printed = project.kedro(*asked)
+    assert code == 0, printed[-6000:]
+    joined = "".join(printed.split())
+    assert "By***,***:catnumber" in joined, printed
+    assert [secret for secret in PLANTED if secret in joined] == [], printed
+    for name in ("preflight.md", "preflight.html", "preflight.json"):
+        stored = (project.folder / "data/08_reporting/smoke" / name).read_text()
+        assert "By ***, ***: cat number" in stored, name
+        assert [secret for secret in PLANTED if secret in stored] == [], name
+
+
 def test_parameters_are_printed_without_secrets(project: SecretProject, host: str) -> None:
     arguments = project.arguments_for(host)
     code, printed = project.kedro("parameters", "--env", "smoke", *arguments[-2:])

@@ -9,11 +9,15 @@ import re
 import pytest
 from rich.console import Console
 
+from lm_tuning import secrets
 from lm_tuning.findings import Issue
 from lm_tuning.reporting.document import (
+    Bars,
     Block,
     Code,
+    Example,
     Heading,
+    Histogram,
     Issues,
     Item,
     Items,
@@ -30,6 +34,7 @@ from lm_tuning.reporting.terminal import MAX_ROWS, build_blocks, build_summary
 
 HOSTILE = '<b>x</b> [red]y[/red] `z` | & "q" \x1b[31m'
 SHOWN = HOSTILE.replace("\x1b", "\\u001b")
+SECRET = "Pw-planted-1"
 
 
 def printed(report: Report) -> str:
@@ -57,6 +62,31 @@ def test_foreign_text_is_only_text(block: Block, times: int) -> None:
     assert "<b>" not in body
     assert printed(report).count(SHOWN) == times
     assert "\x1b" not in body + printed(report)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        Heading(f"read {SECRET} here"),
+        Paragraph(("read ", Code(SECRET), Strong(SECRET))),
+        Items([Item(SECRET, [SECRET])]),
+        Preformatted(f"read {SECRET} here", SECRET),
+        Table(SECRET, (SECRET, "n"), [(SECRET, 1)], total=(SECRET, 1)),
+        Bars(SECRET, [SECRET], [1], [SECRET]),
+        Histogram(SECRET, SECRET, [0, 1], {SECRET: [1]}),
+        Issues([Issue("warn", "rows", SECRET, SECRET)]),
+        Example("Example 1", SECRET, [{"text": f"read {SECRET} here", "is_learned": True, "is_control": False}]),
+        Sample(SECRET, "Text", SECRET, {"Answer": SECRET}),
+    ],
+    ids=lambda block: type(block).__name__,
+)
+def test_the_terminal_shows_no_secret_of_this_run(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secrets, "_known", set())
+    monkeypatch.setattr(secrets, "_known_pattern", None)
+    secrets.remember([SECRET])
+    shown = printed(Report("A report", SECRET, sections=[Section("all", SECRET, [block])]))
+    assert SECRET not in shown
+    assert "***" in shown
 
 
 def test_issues_and_the_closing_come_last_on_the_terminal() -> None:

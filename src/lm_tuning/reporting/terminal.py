@@ -120,7 +120,8 @@ def _render(block: Block) -> Iterator[RenderableType]:
         case Example():
             yield _plain(block.caption, style="italic")
             runs = marked_runs(block, max_characters=MAX_RUN_CHARACTERS)
-            yield Text.assemble(*((run, "green" if is_supervised else "") for run, is_supervised in runs))
+            # A template of the user's own may hold a secret, which then stands in every row.
+            yield Text.assemble(*((protect(run), "green" if is_supervised else "") for run, is_supervised in runs))
         case Sample():
             yield Text("")
             yield _plain(block.title, style="italic")
