@@ -69,7 +69,7 @@ _NAMES = tuple(
 )
 
 
-# Not a class, as the keys are words.
+# Not a class statement, since the keys have spaces.
 EventArguments = TypedDict(
     "EventArguments", {"External id": int, "Sequence number": int, "Fwd thread id": int}, total=False
 )
