@@ -56,8 +56,8 @@ def test_what_was_dropped_is_told_from_what_only_shares_its_text(split, files):
         "left_out": {str(files["train"]): [1]},
         "exact": {str(files["test"]): [2, 3]},
     }
-    text = section["markdown"].replace("\\_", "_").replace("`", "")
-    assert "trimming and NFC: 3. Left out: 1 (split.duplicates: drop, split.duplicates_by: row). Copies in the" in text
+    text = section["markdown"].replace("\\_", "_")
+    assert "and NFC: 3. Left out: 1 (`split.duplicates: drop`, `split.duplicates_by: row`). Copies in the" in text
     assert f"Left out, since another row has the same text: {files['train']}, row 1." in text
     assert "Texts with more than one label: 2, in 4 rows (2 in train, 2 in test)." in text
     assert f"- {files['train']}, row 2 ('y') and {files['test']}, row 2 ('x')\n- " in text
@@ -96,6 +96,18 @@ def test_the_advice_of_a_text_with_two_labels_works(split, files):
     assert "Texts with more than one label: 2, in 4 rows (2 in test, 2 left out)." in text
     assert made.summary["duplicates"]["num_dropped"] == 3
     assert "3 duplicates dropped" in describe_splits(made.summary)
+
+
+def test_a_label_that_went_with_a_near_duplicate_is_not_put_down_to_another_setting(split, write_rows):
+    sentence = "The committee will meet again on Thursday to decide whether the bridge can be repaired before winter"
+    rows = [*TRAIN, (f"{sentence}!", "x"), (sentence, "x"), (sentence, "y")]
+    files = {"train": write_rows(labelled(rows), "train.jsonl")}
+    made = divided(split, files, duplicates="drop", near_duplicates="drop")
+    assert made.summary["near_duplicates"]["num_dropped"] == 1
+    (told,) = (warning for warning in made.summary["warnings"] if "had more than one label" in warning)
+    assert "1, in 2 rows (train 1, left out 1)" in told
+    assert "split.near_duplicates: drop left no more than one label of each" in told
+    assert "split.duplicates_by" not in told, "it is row, so it left nothing out"
 
 
 def test_a_class_whose_rows_were_all_left_out_as_copies_is_named(split, write_rows):

@@ -122,6 +122,20 @@ def test_a_limit_that_cut_files_is_told(write_rows, section, max_rows, said):
         assert f"`data.max_rows: {max_rows}` {said}" in markdown
 
 
+@pytest.mark.parametrize(
+    ("lists", "max_rows", "is_told"),
+    [
+        ([["a", "b", "c"], ["d"]], 3, False),  # four rows made of two: the file ends before the limit
+        ([["a"], [], ["b"]], 2, True),  # one row made of the two that were read
+    ],
+)
+def test_a_limit_counts_rows_of_the_file_and_not_what_became_of_them(write_rows, section, lists, max_rows, is_told):
+    path = write_rows([{"items": [{"text": text} for text in texts]} for texts in lists])
+    columns = {"text": "items.text"}
+    markdown = section(path, explode="items", columns=columns, format="text", max_rows=max_rows)["markdown"]
+    assert ("data.max_rows" in markdown) is is_told
+
+
 def test_what_stands_in_rows_cannot_break_the_page(tmp_path, write_rows, section):
     hostile = "<script>|`*_[x](y)\n# head"
     path = tmp_path / "a|b.jsonl"

@@ -282,7 +282,7 @@ def test_resumed_training_goes_on_in_its_run_and_tells_what_changed(
 
 
 def test_a_refused_resume_leaves_its_run_as_it_was_but_for_the_reason(
-    project: Path, monkeypatch: pytest.MonkeyPatch
+    project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("TINY_NODE", "raise")
     with pytest.raises(RuntimeError):
@@ -297,10 +297,38 @@ def test_a_refused_resume_leaves_its_run_as_it_was_but_for_the_reason(
     assert run.data.params == before.data.params
     added = {"refused": "UserError: train.resume: not this one", "resume.count": "0"}
     assert run.data.tags == before.data.tags | added
+    assert "Resumed with other settings" not in caplog.text
     monkeypatch.delenv("TINY_NODE")
     run_session(project, pipelines=["train"], params=resume_params())
     (run,) = all_runs()
     assert (run.info.status, run.data.tags["resume.count"]) == ("FINISHED", "1")
+
+
+def test_a_resume_that_a_health_check_stops_after_a_step_was_not_refused(
+    project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_session(project)
+    monkeypatch.setenv("TINY_NODE", "report and stop")
+    with pytest.raises(UserError, match="health check"):
+        run_session(project, pipelines=["train"], params=resume_params(learning_rate=5e-5))
+    (run,) = all_runs()
+    assert run.info.status == "FAILED"
+    assert run.data.tags["error"] == "UserError: Training was stopped by its health check"
+    assert (run.data.tags["resume.count"], run.data.tags["resume.1.train.learning_rate"]) == ("1", "5e-05")
+    assert "refused" not in run.data.tags
+    assert json.loads(read_artifact(run, "reports/health.json", project)) == {"findings": 1}
+    assert "Resumed with other settings: train.learning_rate (0.0002 -> 5e-05)." in caplog.text
+    assert no_run_is_active()
+
+
+def test_a_run_that_the_user_ends_tells_what_changed_in_it(project: Path, caplog: pytest.LogCaptureFixture) -> None:
+    import mlflow
+
+    run_session(project)
+    (run,) = all_runs()
+    with mlflow.start_run(run_id=run.info.run_id):
+        run_session(project, pipelines=["evaluate"], params={"seed": 43})
+    assert "Resumed with other settings: seed (42 -> 43)." in caplog.text
 
 
 def test_only_training_reopens_a_run(project: Path) -> None:

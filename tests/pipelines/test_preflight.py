@@ -16,7 +16,7 @@ from lm_tuning.parameters import (
     TokenizeParameters,
     TrainParameters,
 )
-from lm_tuning.parameters.data import DataParameters, SplitParameters
+from lm_tuning.parameters.data import ColumnParameters, DataParameters, SplitParameters
 from lm_tuning.pipelines.example_data.nodes import prepare_raw_examples
 from lm_tuning.pipelines.preflight.nodes import inspect_examples
 from lm_tuning.pipelines.split.nodes import check_examples, split_examples
@@ -25,11 +25,16 @@ from lm_tuning.storage.folders import FolderStore
 from tests.support.tiny import save_tiny_model
 
 
-def run(*, max_rows: int | None = None, **train: Any) -> tuple[dict[str, Any], str, str]:
-    """Run all nodes of the pipeline on rows with a bad one among them."""
-    lines = [json.dumps({"prompt": f"{index}+1?", "response": str(index + 1)}) for index in range(40)]
-    Path("rows.jsonl").write_text("\n".join([*lines, '{"prompt": 1, "response": "2"}']) + "\n")
+def run(*, max_rows: int | None = None, is_nested: bool = False, **train: Any) -> tuple[dict[str, Any], str, str]:
+    """Run all nodes of the pipeline on rows with a bad one among them, each by itself or all in the lists of two."""
+    rows: list[Any] = [{"prompt": f"{index}+1?", "response": str(index + 1)} for index in range(40)]
+    rows.append({"prompt": 1, "response": "2"})
     data = DataParameters(path="rows.jsonl", on_bad_row="skip", max_rows=max_rows)
+    if is_nested:
+        rows = [{"pairs": rows[:20]}, {"pairs": rows[20:]}]
+        columns = ColumnParameters(prompt="pairs.prompt", response="pairs.response")
+        data = data.model_copy(update={"explode": "pairs", "columns": columns})
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     split = SplitParameters(validation=4, test=4)
     settings: dict[str, Any] = {"data": data, "split": split, "task": "causal_lm"}
     tokenize = TokenizeParameters(max_length_tokens=64)
@@ -117,6 +122,13 @@ def test_a_run_of_one_step_on_the_first_rows_is_told_as_such(capsys):
     _, markdown, _ = run(max_rows=12, effective_batch_rows=2, num_epochs=1)
     assert "from both steps (4 rows) of the run." in markdown
     assert "Least, mean and most are of both steps of the run." in markdown
+
+
+def test_a_limit_counts_rows_of_the_file_and_not_what_became_of_them():
+    figures, markdown, _ = run(max_rows=2, is_nested=True)
+    assert figures["rows"]["num_rows_read"] == 41
+    assert "`data.max_rows: 2` ends the reading of a file after 2 rows. The file reached it" in markdown
+    assert "data.max_rows" not in run(max_rows=3, is_nested=True)[1]
 
 
 def test_no_heading_is_repeated_below_itself(capsys):

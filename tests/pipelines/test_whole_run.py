@@ -6,6 +6,7 @@ process, which has seen neither.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -153,6 +154,17 @@ def test_one_mlflow_run_has_metrics_parameters_and_artifacts(project: Project) -
     assert {"adapter_model.safetensors", "evaluation.json", "health.json", "loss_curve.png"} <= stored
 
 
+def test_one_file_and_several_are_named_by_digests_of_one_form(project: Project) -> None:
+    more = project.folder / "more.jsonl"
+    more.write_text('{"question": "a", "answer": "b"}\n')
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (project.folder / "rows.jsonl", more)]
+    project.run("--pipelines=example_data")
+    assert project.mlflow_runs()[0].data.tags["data.raw_examples.train"] == digests[0]
+    project.run("--pipelines=example_data", data__path="[rows.jsonl,more.jsonl]")
+    of_both = hashlib.sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest()
+    assert project.mlflow_runs()[0].data.tags["data.raw_examples.train"] == of_both
+
+
 def test_a_second_run_reuses_what_has_not_changed(project: Project) -> None:
     before = project.read("06_models", "tuned_model/tuning.json")
     printed = project.run()
@@ -198,7 +210,9 @@ def test_a_terminated_training_is_killed_and_goes_on_in_its_run(project: Project
     (checkpoint,) = sorted((project.folder / "data/06_models/smoke/checkpoints").glob("run-*"))[-1].glob("checkpoint-*")
     step = int(checkpoint.name.rpartition("-")[2])
     number_of_runs = len(project.mlflow_runs())
-    project.run("--pipelines=train", train__resume="true", **{**many, "train__max_steps": step + 2})
+    printed = project.run("--pipelines=train", train__resume="true", **{**many, "train__max_steps": step + 2})
+    changed = f"Resumed with other settings: train.max_steps (4000 -> {step + 2}). MLflow keeps the first values"
+    assert printed.count(changed) == 1, printed[-6000:]
     runs = project.mlflow_runs()
     assert len(runs) == number_of_runs
     resumed = next(run for run in runs if run.info.run_id == killed.info.run_id)
@@ -212,9 +226,13 @@ def test_a_terminated_training_is_killed_and_goes_on_in_its_run(project: Project
     printed = project.run("--pipelines=train", exit_code=2, train__resume="true", **other)
     assert "at most 128 tokens" in printed
     assert "at most 256 tokens" in printed
+    assert "Resumed with other settings" not in printed
     kept = next(run for run in project.mlflow_runs() if run.info.run_id == killed.info.run_id)
     assert kept.info.status == "FINISHED"
-    assert any(name.endswith(".refused") or name == "refused" for name in kept.data.tags)
+    assert "at most 256 tokens" in kept.data.tags["refused"]
+    assert {name for name in kept.data.tags if name.startswith("resume.")} == {
+        name for name in resumed.data.tags if name.startswith("resume.")
+    }
 
 
 @pytest.mark.parametrize(

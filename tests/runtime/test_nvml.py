@@ -51,6 +51,9 @@ class FakeNvml(ModuleType):
         self.used += GIB
         return SimpleNamespace(used=self.used - GIB, total=80 * GIB)
 
+    def refuse(self, *_: object) -> Any:
+        raise self.NVMLError("Not Supported")
+
     def nvmlDeviceGetCount(self) -> int:
         return 3
 
@@ -88,6 +91,17 @@ def test_the_cards_are_those_that_answer(monkeypatch: pytest.MonkeyPatch) -> Non
     assert fake.num_open == 0, "the library is closed again"
     use(monkeypatch, FakeNvml([], [], has_driver=False))
     assert list_cards() == []
+
+
+def test_a_card_counts_although_the_driver_tells_nothing_else_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = use(monkeypatch, FakeNvml([], []))
+    silent = ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetName")  # of a card that shares the processor's memory, for one
+    for name in silent:
+        monkeypatch.setattr(fake, name, fake.refuse, raising=False)
+    assert list_cards() == [("NVIDIA GPU", 0, None), ("NVIDIA GPU", 0, (9, 0))]
+    monkeypatch.setattr(fake, "nvmlDeviceGetCount", fake.refuse, raising=False)
+    assert list_cards() == []
+    assert fake.num_open == 0, "the library is closed again"
 
 
 def test_a_reading_has_bytes_a_fraction_and_watts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,10 @@
 """A Kedro project of four short nodes under this project's hooks, so that a test can run real sessions in seconds.
 
-Its nodes do as the environment variable ``TINY_NODE`` says: ``finish``, ``raise``, ``report and raise``, ``interrupt``
-(raises ``KeyboardInterrupt``), ``wait`` (says so on stdout, then sleeps until a signal comes), ``swallow`` (takes a
-signal for an error of its own and goes on), ``stuck`` (never comes back from a call of the C library, beside a child
-process whose id it prints) or ``stuck step`` (the same in a training step).
+Its nodes do as the environment variable ``TINY_NODE`` says: ``finish``, ``raise``, ``report and raise``, ``report and
+stop`` (as a health check does after a step), ``refuse`` (before the first step), ``interrupt`` (raises
+``KeyboardInterrupt``), ``wait`` (says so on stdout, then sleeps until a signal comes), ``swallow`` (takes a signal for
+an error of its own and goes on), ``stuck`` (never comes back from a call of the C library, beside a child process whose
+id it prints) or ``stuck step`` (the same in a training step).
 
 ``TINY_SERVER``, as in ``train hang``, makes a test's tracking server, whose file ``TINY_SERVER_FILE`` names, behave so
 from the time of a node on. With ``TINY_POOL`` an artifact store never answers, and holds a thread pool. ``TINY_SPLIT``
@@ -99,10 +100,12 @@ def train_model(example_splits, checkpoints, metric_stream, train):
     marker = {"mlflow_run_id": metric_stream.run_id, "complete": True, "step": 1}
     (run / "lm_tuning_checkpoint.json").write_text(json.dumps(marker))
     behaviour = os.environ.get("TINY_NODE", "finish")
-    if behaviour == "report and raise":
+    if behaviour.startswith("report"):
         checkpoints.with_name("health.json").write_text(json.dumps({"findings": 1}))
     if behaviour.endswith("raise"):
         raise RuntimeError("step 2 failed")
+    if behaviour.endswith("stop"):
+        raise UserError("Training was stopped by its health check")
     if behaviour == "interrupt":
         raise KeyboardInterrupt
     if behaviour == "swallow":

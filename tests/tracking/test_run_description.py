@@ -110,6 +110,10 @@ def test_pipelines_are_named_in_one_order() -> None:
 def test_digests_of_files_models_and_folders(tmp_path: Path) -> None:
     raw = {"train": {"path": "a", "digest": "d1"}, "validation": None, "is_example": True}
     assert data_digests("raw_examples", raw) == {"data.raw_examples.train": "d1"}
+    several = {"train": [{"path": "a", "digest": "d1"}, {"path": "b", "digest": "d2"}]}
+    assert data_digests("raw_examples", several) == {
+        "data.raw_examples.train": "58b4e659870a35e0bd2d2562fbec02f7d3d41429d63c27dba88e4b5f4fd74dbf"
+    }
     assert data_digests("base_model", {"digest": "d", "revision": None}) == {"data.base_model": "d"}
     store = FolderStore(tmp_path)
     staged = store.stage("k1")

@@ -10,7 +10,6 @@ from lm_tuning.data.format.examples import JSON_FIELDS
 from lm_tuning.data.records import (
     CheckedClasses,
     ClassCounts,
-    ExplodedRows,
     FileRows,
     FindingsByKind,
     RowsSummary,
@@ -19,7 +18,7 @@ from lm_tuning.data.records import (
     UnreadSummary,
 )
 from lm_tuning.data.report_records import RowsFacts
-from lm_tuning.data.row_limit import describe_row_limit
+from lm_tuning.data.row_limit import count_rows_in_file, describe_row_limit
 from lm_tuning.reporting.document import (
     Block,
     Code,
@@ -92,7 +91,7 @@ def build_rows_section(summary: RowsSummary | UnreadSummary, findings: FindingsB
 def _blocks(facts: RowsFacts) -> Iterator[Block]:
     is_unread, findings = facts["is_unread"], facts["findings"]
     yield Paragraph(_told_counts(facts))
-    limit = describe_row_limit(facts["max_rows"], [file["rows_read"] for file in facts["files"]])
+    limit = describe_row_limit(facts["max_rows"], map(count_rows_in_file, facts["files"]))
     if limit is not None:
         yield Paragraph(limit)
     if facts["refused"]:
@@ -170,8 +169,8 @@ def _file_blocks(files: Sequence[FileRows | UnbegunFile]) -> Iterator[Block]:
     )
     if len(files) > _MAX_SHOWN_FILES:
         yield Paragraph(f"and {count_of(len(files) - _MAX_SHOWN_FILES, 'more file')}.")
-    exploded = [(file["path"], file["rows_read"], file["exploded"]) for file in files if "exploded" in file]
-    yield from (_exploded(*told) for told in exploded[:_MAX_SHOWN_FILES])
+    exploded = [file for file in files if "exploded" in file]
+    yield from map(_exploded, exploded[:_MAX_SHOWN_FILES])
 
 
 def _counts_of_file(file: FileRows | UnbegunFile) -> tuple[int | str, ...]:
@@ -182,9 +181,10 @@ def _counts_of_file(file: FileRows | UnbegunFile) -> tuple[int | str, ...]:
     return file["rows_read"], file["rows_kept"], sum(file["rows_skipped"].values()), file["first_row_id"]
 
 
-def _exploded(path: str, num_rows: int | None, told: ExplodedRows) -> Paragraph:
+def _exploded(file: FileRows) -> Paragraph:
     """Describe what became of the lists of a file that were exploded."""
-    before, after = count_of(told["rows_in_file"], "row"), count_of(num_rows or 0, "row")
+    told = file["exploded"]
+    before, after = count_of(told["rows_in_file"], "row"), count_of(file["rows_read"], "row")
     lists = [part for name in told["lists"] for part in (", ", Code(name))][1:]
     empty = ""
     if told["rows_with_empty_lists"]:
@@ -196,7 +196,7 @@ def _exploded(path: str, num_rows: int | None, told: ExplodedRows) -> Paragraph:
         )
     return Paragraph(
         (
-            f"{shorten_path(path)}: {before} of the file became {after} by data.explode (",
+            f"{shorten_path(file['path'])}: {before} of the file became {after} by data.explode (",
             *lists,
             f"). Row numbers here count the rows after it.{empty}",
         )

@@ -177,8 +177,10 @@ class TrackingHook:
     @hook_impl(tryfirst=True)
     def on_pipeline_error(self, error: Exception) -> None:
         """Close the run as failed or killed, and leave the error to Kedro."""
-        is_refusal = self._held is not None and _is_refusal(error)
+        is_refusal = False
         if self._run is not None:
+            # Not after a step: what a health check ends then has gone on in the run of the checkpoint.
+            is_refusal = self._held is not None and not self._run.journal.has_steps and _is_refusal(error)
             run, text = self._run, f"{type(error).__name__}: {error}"
             if is_refusal:
                 self._held = None

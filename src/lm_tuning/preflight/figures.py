@@ -8,6 +8,7 @@ from typing import Any
 from lm_tuning.batching.micro_batches import choose_batching, choose_micro_batch_tokens
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.records import SPLITS
+from lm_tuning.data.row_limit import count_rows_in_file
 from lm_tuning.data.split.records import SplitsSummary
 from lm_tuning.errors import UserError
 from lm_tuning.findings import SEVERITIES, SEVERITY_WORDS, Issue
@@ -152,7 +153,12 @@ def inspect_tokens(
         "num_rows": {split: token_summary["splits"][split]["num_rows"] for split in SPLITS},
         "num_tokens": {split: token_summary["splits"][split]["num_tokens"] for split in SPLITS},
         "files": [
-            {"path": file["path"], "split": file["split"], "rows_read": file["rows_read"]}
+            {
+                "path": file["path"],
+                "split": file["split"],
+                "rows_read": file["rows_read"],
+                "rows_in_file": count_rows_in_file(file),
+            }
             for file in split_summary["files"]
         ],
         # Splits that an earlier version has made do not say it.

@@ -79,11 +79,12 @@ class RowAccount(TypedDict):
 
 
 class ReadFile(TypedDict):
-    """A file, and what its rows are for."""
+    """A file, what its rows are for, and how many were read: after and before ``data.explode``."""
 
     path: str
     split: SplitName
     rows_read: int
+    rows_in_file: int | None
 
 
 class FoundKind(TypedDict):

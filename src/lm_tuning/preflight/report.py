@@ -143,7 +143,7 @@ def _rows(figures: Inspection) -> Iterator[Block]:
         total=["read", "", total, write_percent(1.0)],
     )
     files = figures["files"]
-    limit = describe_row_limit(figures["max_rows"], [file["rows_read"] for file in files])
+    limit = describe_row_limit(figures["max_rows"], [file["rows_in_file"] for file in files])
     if limit is not None:
         yield Paragraph(limit)
     yield Table(

@@ -27,7 +27,7 @@ SAMPLE_SECONDS = 2.0
 
 
 class Card(NamedTuple):
-    """A card as the driver names it; its compute capability is None where the driver does not tell."""
+    """A card as the driver names it; where it does not tell, the memory is 0 and the compute capability None."""
 
     name: str
     memory_bytes: int
@@ -41,16 +41,23 @@ def list_cards() -> list[Card]:
     """
     cards = []
     with _open_library() as nvml:
-        for index in range(nvml.nvmlDeviceGetCount() if nvml else 0):
+        num_cards = _ask(nvml, lambda: int(nvml.nvmlDeviceGetCount())) if nvml else None
+        for index in range(num_cards or 0):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
             except nvml.NVMLError as error:  # a card that this process may not see, or that has failed
                 logger.debug("The driver tells nothing of card %d: %s", index, error)
                 continue
-            capability = _ask(nvml, lambda handle=handle: tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)))  # type: ignore[misc]
-            cards.append(Card(str(nvml.nvmlDeviceGetName(handle)) or "NVIDIA GPU", int(memory.total), capability))
+            cards.append(_describe_card(nvml, handle))
     return cards
+
+
+def _describe_card(nvml: Any, handle: object) -> Card:
+    # Each by itself: a card that shares the processor's memory, for one, has no figure for it, and is a card.
+    name = _ask(nvml, lambda: str(nvml.nvmlDeviceGetName(handle)))
+    memory_bytes = _ask(nvml, lambda: int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
+    major_minor = _ask(nvml, lambda: tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)))
+    return Card(name or "NVIDIA GPU", memory_bytes or 0, major_minor)
 
 
 class CardFigures(TypedDict, total=False):

@@ -13,7 +13,7 @@ from lm_tuning.storage.locks import one_at_a_time
 from lm_tuning.tracking.address import is_database, lock_name, make_database
 from lm_tuning.tracking.journal import Entry, Journal
 from lm_tuning.tracking.names import distinct_name, distinct_names, has_earlier_names, name_figures, name_step_metrics
-from lm_tuning.tracking.records import Experiment, Fact, MetricsFact, SettingsFact
+from lm_tuning.tracking.records import STEP, Experiment, Fact, MetricsFact, SettingsFact
 from lm_tuning.tracking.run_description import NOT_SET, PARAMETERS_ARTIFACT, find_changes, offer_view
 from lm_tuning.tracking.trouble import StoreAway, Trouble
 
@@ -30,8 +30,6 @@ MAX_TAG_CHARACTERS = 5000
 RESUME_COUNT_TAG = "resume.count"
 #: Tells the run of a journal from others, should the answer to its creation have been lost.
 JOURNAL_TAG = "lm_tuning.journal"
-#: Metrics of a step of training, rather than those of an entry of the catalog.
-STEP = "step"
 _ENDED = {"FINISHED", "FAILED", "KILLED"}
 
 
@@ -65,6 +63,7 @@ class Delivery:
         self.num_refused = 0
         self._locks = locks
         self._client: MlflowClient | None = None
+        self._changes: str | None = None
 
     @property
     def client(self) -> MlflowClient:
@@ -110,6 +109,9 @@ class Delivery:
             Exception: whatever MLflow raises.
         """
         fact = entries[0].fact
+        # Settings and tags come before anybody knows whether a resume is refused; all else comes after it was not.
+        if fact["kind"] not in {"settings", "tags", "refused"}:
+            self.tell_changes()
         if fact["kind"] == "metrics":
             self._send_metrics([entry.fact for entry in entries if entry.fact["kind"] == "metrics"])
         elif fact["kind"] == "tags":
@@ -129,6 +131,12 @@ class Delivery:
             self.client.set_terminated(self._run_id, fact["status"], fact["time"])
         else:
             raise ValueError(f"a later version wrote this: {fact['kind']}")
+
+    def tell_changes(self) -> None:
+        """Log which settings a resume has changed, once, unless it was refused."""
+        changes, self._changes = self._changes, None
+        if changes is not None:
+            logger.warning("%s", changes)
 
     @property
     def _run_id(self) -> str:
@@ -220,11 +228,10 @@ class Delivery:
             changes = find_changes(stored, settings)
             self._set_tags({f"resume.{count}.{name}": value for name, value in changes.items()})
             if changes:
-                logger.warning(
-                    "Resumed with other settings: %s. MLflow keeps the first values as parameters; the new ones are "
-                    "the tags resume.%d.*.",
-                    ", ".join(f"{name} ({stored.get(name, NOT_SET)} -> {value})" for name, value in changes.items()),
-                    count,
+                told = ", ".join(f"{name} ({stored.get(name, NOT_SET)} -> {value})" for name, value in changes.items())
+                self._changes = (
+                    f"Resumed with other settings: {told}. MLflow keeps the first values as parameters; the new ones "
+                    f"are the tags resume.{count}.*."
                 )
             settings = {name: value for name, value in settings.items() if name not in stored and name not in changes}
         for batch in _cut([Param(name, value) for name, value in settings.items()], BATCH_SIZE):
@@ -245,6 +252,7 @@ class Delivery:
     def _take_resume_back(self, reason: str) -> None:
         """Leave a resumed run as it was before, but for the reason why this resume was refused."""
         run_id, state = self._run_id, self.journal.state
+        self._changes = None
         if not self._num_resumes and not state.get("is_taken_back"):  # the earlier run is gone, and this one is new
             self._set_tags({"error": reason})
             if self.journal.header["is_ours"]:

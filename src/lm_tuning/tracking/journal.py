@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from lm_tuning.storage.atomic import write_text_atomic
 from lm_tuning.storage.locks import try_lock
-from lm_tuning.tracking.records import Fact, FileFact, JournalHeader, JournalState, RunHeader
+from lm_tuning.tracking.records import STEP, Fact, FileFact, JournalHeader, JournalState, RunHeader
 from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
@@ -59,6 +59,7 @@ class Journal:
         folder: where it lies.
         header: what is known from the beginning: where the run is kept, its name and when it began.
         state: what sending has come to; ``save_state`` keeps it.
+        has_steps: whether this process has added metrics of a training step.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -75,6 +76,7 @@ class Journal:
         self.header: JournalHeader = json.loads((folder / _HEADER).read_text(encoding="utf-8"))
         state = folder / _STATE
         self.state: JournalState = json.loads(state.read_text(encoding="utf-8")) if state.exists() else {"sent": 0}
+        self.has_steps = False
         self._waiting: deque[Fact] = deque()
         self._lock = threading.RLock()
         self._holding: int | None = None
@@ -107,6 +109,8 @@ class Journal:
         Args:
             fact: of any kind.
         """
+        if fact["kind"] == "metrics" and fact.get("of") == STEP:
+            self.has_steps = True
         # append() of a deque is atomic: the training thread takes no lock, which a thread that writes might hold.
         self._waiting.append(fact)
         if len(self._waiting) % MAX_WAITING == 0:

@@ -9,6 +9,9 @@ from typing import Literal, NotRequired, Required, TypeAlias, TypedDict
 
 from lm_tuning.json_types import JsonObject
 
+#: Whose names the metrics of a training step are, rather than those of an entry of the catalog.
+STEP = "step"
+
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
 

@@ -6,6 +6,7 @@ one of those: it can be chosen in that menu, and has a link.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shlex
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_tuning.json_types import JsonObject
-from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import MANIFEST_NAME, StagedFolder
 from lm_tuning.tracking.names import distinct_names
 from lm_tuning.tracking.records import RunParams
@@ -169,12 +169,15 @@ def data_digests(entry: str, value: Any) -> dict[str, str]:
 
 
 def _digest_of_files(value: Any) -> str | None:
-    """Return the digest of one description, or one digest of several."""
+    """Return the digest of one description; of several the SHA-256 of theirs, one per line."""
     described = [value] if isinstance(value, Mapping) else value if isinstance(value, list) else []
     digests = [
         item["digest"] for item in described if isinstance(item, Mapping) and isinstance(item.get("digest"), str)
     ]
-    return digest_values(digests) if len(digests) > 1 else next(iter(digests), None)
+    if len(digests) < 2:
+        return next(iter(digests), None)
+    # As many digits as that of one file, and what sha256sum makes of its own first column.
+    return hashlib.sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest()
 
 
 def numbers_of(value: Any) -> dict[str, float]:

@@ -236,6 +236,8 @@ class Sender:
                 pause = FLUSH_SECONDS
                 if not self._is_unwanted:
                     self._note_success()
+                    if ending:  # of a run that had nothing more to tell, such as one that the user ends
+                        self._delivery.tell_changes()
             self._num_attempts += 1
             self._attempted.set()
 

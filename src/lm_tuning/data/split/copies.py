@@ -208,7 +208,7 @@ def copy_warnings(facts: DivisionFacts, sources: Sequence[FileRows]) -> Iterator
     conflicts = copies["conflicts"]
     has_conflicts = conflicts is not None and conflicts["num_texts"] > 0
     if conflicts and has_conflicts:
-        yield _describe_conflicting(conflicts, copies["handling"], RowPositions(sources))
+        yield _describe_conflicting(conflicts, copies, RowPositions(sources))
     # Train is none of them: rows of its files are what is divided.
     has_file = {str(source["split"]) for source in sources} - {SPLITS[0]}
     for pair, count in facts["overlap"].items():
@@ -242,7 +242,7 @@ def _write_counts(conflicts: LabelConflicts) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
 
 
-def _describe_conflicting(conflicts: LabelConflicts, handling: str, positions: RowPositions) -> str:
+def _describe_conflicting(conflicts: LabelConflicts, copies: CopyFacts, positions: RowPositions) -> str:
     """Describe which texts have more than one label, and what to do about it."""
     where = (
         f"{conflicts['num_texts']:,}, in {count_of(conflicts['num_rows'], 'row')} ({_write_counts(conflicts)}), such "
@@ -250,12 +250,18 @@ def _describe_conflicting(conflicts: LabelConflicts, handling: str, positions: R
     )
     order = "a test row before a validation row before a training row, else the first"
     if not conflicts["num_texts_in_splits"]:
+        # By row, only a near duplicate of the same label can have taken a text's row with it, or even all of them.
+        kept = (
+            f"split.duplicates_by: text kept one label of each ({order})"
+            if copies["by"] == "text"
+            else "split.near_duplicates: drop left no more than one label of each"
+        )
         return (
-            f"Texts whose copies had more than one label: {where}. split.duplicates_by: text kept one label of each "
-            f"({order}), which may be the wrong one. Fix: correct the labels, or take such texts out of the files."
+            f"Texts whose copies had more than one label: {where}. {kept}, which may be the wrong one. Fix: correct "
+            "the labels, or take such texts out of the files."
         )
     key = "split.duplicates_by: text"
-    if handling != "drop":
+    if copies["handling"] != "drop":
         key = f"split.duplicates: drop with {key}"
     return (
         f"Texts with more than one label: {where}. No answer is right for all rows of such a text. Fix: correct the "
