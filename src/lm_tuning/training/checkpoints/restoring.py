@@ -139,12 +139,14 @@ class RestoresState:
         present = [{name: group[name] for name in _SETTINGS & group.keys()} for group in self.optimizer.param_groups]
         with naming_file(checkpoint, "optimizer.pt"):
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
-        lacking = sorted(names - set(self.optimizer.param_groups[0]))
-        if lacking:
+        stored = set(self.optimizer.param_groups[0])
+        lacking, foreign = sorted(names - stored), sorted((stored - names) & _SETTINGS)
+        if lacking or foreign:
+            difference = f"without {', '.join(lacking)}" if lacking else f"with {', '.join(foreign)}"
             raise _refuse(
                 checkpoint,
                 "optimizer.pt",
-                f"is the state of another optimizer, without {', '.join(lacking)}",
+                f"is the state of another optimizer, {difference}",
                 "Set train.trainer.optim back to what the run began with, or train.resume=false to start a new run "
                 "(nothing is deleted).",
             )
