@@ -9,12 +9,14 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import requests
 
 from lm_tuning.errors import UserError
 from lm_tuning.hooks import mlflow_run
@@ -169,6 +171,20 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[Wait]:
     return noted
 
 
+@pytest.fixture
+def askers(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Names of the threads that have sent a request."""
+    names: set[str] = set()
+    request = requests.Session.request
+
+    def noted(session: Any, *args: Any, **options: Any) -> Any:
+        names.add(threading.current_thread().name)
+        return request(session, *args, **options)
+
+    monkeypatch.setattr(requests.Session, "request", noted)
+    return names
+
+
 def check_patience(waits: list[Wait], said: list[str]) -> None:
     """Check that no wait went on after its patience had ended, and that the run says what they took.
 
@@ -211,6 +227,7 @@ def test_a_server_that_is_away_costs_seconds_and_is_told_later(
     said: list[str],
     *,
     waits: list[Wait],
+    askers: set[str],
     monkeypatch: pytest.MonkeyPatch,
     case: tuple[str, str],
 ) -> None:
@@ -225,8 +242,11 @@ def test_a_server_that_is_away_costs_seconds_and_is_told_later(
     else:
         monkeypatch.setenv("TINY_SERVER", f"{at} {mode}")
     shutil.rmtree(project / "data/default")
+    askers.clear()
     run_in(project, experiment)
     assert (project / "data/default/evaluation.json").is_file()
+    assert askers, "somebody asks the server"
+    assert threading.main_thread().name not in askers, "the run itself waits for no answer of the network"
     check_patience(waits, said)
     assert len(kept(project)) == 1
     if at == "start":

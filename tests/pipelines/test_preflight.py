@@ -113,12 +113,15 @@ def test_a_run_of_one_step_on_the_first_rows_is_told_as_such(capsys):
     for shown in (" ".join(capsys.readouterr().out.split()), markdown, page):
         text = re.sub(r"`|</?code>", "", shown)
         assert "data.max_rows: 12 ends the reading of a file after 12 rows. The file reached it; rows after" in text
-        assert "positions per micro-batch, from the only step (4 rows) of the first epoch." in text
+        assert "positions per micro-batch, from the only step (4 rows) of the run." in text
         assert "Least, mean and most are of the only step of the run." in text
     _, markdown, _ = run(max_rows=42, effective_batch_rows=4, num_epochs=2)
     assert "data.max_rows" not in markdown
     assert "from all 8 steps (32 rows) of the first epoch." in markdown
     assert "Least, mean and most are of all 8 steps of the first epoch." in markdown
+    _, markdown, _ = run(max_rows=12, effective_batch_rows=2, num_epochs=1)
+    assert "from both steps (4 rows) of the run." in markdown
+    assert "Least, mean and most are of both steps of the run." in markdown
 
 
 def test_a_limit_counts_rows_of_the_file_and_not_what_became_of_them():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lm_tuning.batching.step_plan import StepPlan
-from lm_tuning.preflight.padding import choose_steps, measure_padding
+from lm_tuning.preflight.padding import choose_steps, describe_steps, measure_padding
 from lm_tuning.text.store.table import TokenTable
 
 TASKS = ("causal_lm", "sequence_classification", "seq2seq_lm")
@@ -101,4 +101,6 @@ def test_all_steps_are_looked_at_or_a_sample_with_both_ends():
     facts = measure_padding(
         plan_of(lengths), lengths, sample, micro_batch_tokens=80, batching="packed", max_length_tokens=50
     )
-    assert (facts["is_sample"], facts["num_rows"], facts["of"]) == (True, 40, "first epoch")
+    assert (facts["is_sample"], facts["num_rows"], facts["of"]) == (True, 40, "run")
+    assert describe_steps(plan_of(lengths, num_epochs=2), sample)["of"] == "first epoch"
+    assert describe_steps(plan_of(lengths, max_steps=3), [0, 1, 2]) == {"num_steps": 3, "of": "run", "is_sample": False}

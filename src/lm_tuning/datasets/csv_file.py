@@ -58,6 +58,6 @@ class CSVDataset(CatalogEntry, KedroCSVDataset):
             return None
         try:
             frame = pd.read_csv(Path(self._get_load_path()), **{**self._load_args, "nrows": nrows})
-        except pd.errors.EmptyDataError:  # a table without rows and columns, as an evaluation without samples has
+        except pd.errors.EmptyDataError:  # an empty list was saved, which names no columns either
             frame = pd.DataFrame()
         return TablePreview(frame.to_dict(orient="split"))

@@ -128,7 +128,7 @@ class FigureDataset(PathDataset["Figure | bytes", NoReturn]):
 
     def save(self, data: Figure | bytes) -> None:
         """Draw the figure in memory, then replace the file; bytes are the image already."""
-        # Drawn within a training, where Matplotlib is loaded by whoever draws, and not with the catalog.
+        # The histogram of lengths is kept as bytes beside the tokens, so that reusing those needs no Matplotlib.
         if isinstance(data, bytes):
             write_bytes_atomic(self._filepath, data)
             return

@@ -58,7 +58,7 @@ class FolderStoreDataset(_StoreDataset[NoReturn, FolderStore]):
 
     def save(self, data: NoReturn) -> NoReturn:
         """Refuse: publishing goes through the entry of type ``StoredFolderDataset``."""
-        # One writer: a store that two entries publish to would have two ideas of what is current.
+        # What a node makes is an output of it, under an entry of its own; here it only looks for what is finished.
         raise DatasetError(f"'{self._filepath}' is saved through its StoredFolderDataset entry.")
 
     def _exists(self) -> bool:

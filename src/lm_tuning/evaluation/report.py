@@ -117,8 +117,8 @@ def _figures(result: EvaluationRecord) -> list[_Figure]:
     ]
     # Without answers there is none, which the sentence above the table says with its reason.
     if base["num_generated"]:
-        scores = base["rouge_l"], tuned["rouge_l"], change["rouge_l_difference"]
-        figures.append(_score("ROUGE-L (0 to 1)", *scores))
+        rouge = _score("ROUGE-L (0 to 1)", base["rouge_l"], tuned["rouge_l"], change["rouge_l_difference"])
+        figures.append(rouge)
     return figures
 
 

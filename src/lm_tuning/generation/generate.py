@@ -248,13 +248,13 @@ class _TokenCounter:
         return self.num_tokens + left
 
     def start_batch(self, num_rows: int) -> None:
-        """Draw rows from those that wait."""
+        """Count the rows of a batch as running, and no longer as waiting."""
         self._num_waiting -= num_rows
         self._num_running, self._steps = num_rows, 0
         self._is_running = torch.ones(num_rows, dtype=torch.bool, device=self._stops.device)
 
     def end_batch(self) -> None:
-        """Remove beams that ended before the longest answer from what is still to come."""
+        """Expect no more tokens of beams that ended before the longest answer."""
         if self._has_beams:
             self._num_running = 0
             self.on_step()

@@ -119,9 +119,9 @@ def lay_out_labels(facts: LabelFigures, *, are_supervised: bool) -> Iterator[Blo
             f"a loss of about log({num_classes}) = {math.log(num_classes):.2f} nats per row."
         )
     yield Paragraph(
-        f"{count_of(facts['num_classes'], 'class', 'classes')} in column {column!r}. Always answering "
-        f"{name_tied(repr(facts['largest']), facts['num_largest'])}, the most frequent, would be right for "
-        f"{write_percent(facts['majority_fraction'])} of the training rows; the rarest is {facts['smallest']!r}. "
+        f"{count_of(facts['num_classes'], 'class', 'classes')} in column {column!r}. The majority class of the "
+        f"training rows is {name_tied(repr(facts['largest']), facts['num_largest'])}; always answering it would be "
+        f"right for {write_percent(facts['majority_fraction'])} of them. The rarest is {facts['smallest']!r}. "
         + " ".join(
             f"The best constant answer on {split} is {name_tied(repr(best['name']), best['num_largest'])}, right for "
             f"{write_percent(best['fraction'])}."

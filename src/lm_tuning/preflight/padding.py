@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from lm_tuning.batching.micro_batches import Batching, split_pairs, split_rows
 from lm_tuning.batching.step_plan import StepPlan
-from lm_tuning.preflight.records import PaddingChoice, PaddingFigures
+from lm_tuning.preflight.records import MeasuredSteps, PaddingChoice, PaddingFigures
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.store.table import Int32Array
 
 SAMPLE_ROWS = 200_000
-"""Rows looked at in the cut of the steps; their share of padding is that of all rows to a small fraction."""
+"""Rows looked at in the steps; their share of padding is that of all rows to a small fraction."""
 
 
 def choose_steps(plan: StepPlan, *, sample_rows: int = SAMPLE_ROWS) -> list[int]:
@@ -32,6 +32,20 @@ def choose_steps(plan: StepPlan, *, sample_rows: int = SAMPLE_ROWS) -> list[int]
     num_chosen = min(num_steps, max(2, round(sample_rows / rows_per_step)))  # the first and the last at least
     # The last step of an epoch is the one that may be short, so it must be among them.
     return np.unique(np.linspace(0, num_steps - 1, num_chosen).round().astype(np.int64)).tolist()  # type: ignore[no-any-return]
+
+
+def describe_steps(plan: StepPlan, steps: Sequence[int]) -> MeasuredSteps:
+    """Describe which steps the figures are of.
+
+    Args:
+        plan: which rows form each step.
+        steps: see ``choose_steps``.
+    """
+    return {
+        "num_steps": len(steps),
+        "of": "run" if plan.total_steps <= plan.steps_per_epoch else "first epoch",
+        "is_sample": len(steps) < min(plan.steps_per_epoch, plan.total_steps),
+    }
 
 
 def measure_padding(
@@ -68,11 +82,11 @@ def measure_padding(
     pair = np.zeros_like(lengths) if targets is None else targets
     # A row of one text is a pair whose second part is empty, so that both kinds are added up alike.
     parts = np.stack([lengths - pair, pair])  # (2, rows)
-    cut: dict[Batching, list[int]] = {"padded": [0, 0], "packed": [0, 0]}  # positions, micro-batches
+    split: dict[Batching, list[int]] = {"padded": [0, 0], "packed": [0, 0]}  # positions, micro-batches
     if targets is not None:
-        del cut["packed"]
+        del split["packed"]
     num_tokens = as_they_come = num_rows = 0
-    on_progress("Cutting steps", 0, len(steps), "steps")
+    on_progress("Splitting steps", 0, len(steps), "steps")
     # The step plan decides which rows meet, so the share is that of the run, not of an estimate from lengths.
     for done, step in enumerate(steps, start=1):
         rows = plan.rows_of_step(step)
@@ -81,20 +95,20 @@ def measure_padding(
         num_tokens += int(of_step.sum(dtype=np.int64))
         # Source and target are padded each to its own longest, so the two maxima may be of different rows.
         as_they_come += len(rows) * int(of_step.max(axis=1).sum())
-        for way, sums in cut.items():
+        for way, sums in split.items():
             if targets is None:
-                positions, num_groups = _cut(of_step[0], micro_batch_tokens, way)
+                positions, num_groups = _split(of_step[0], micro_batch_tokens, way)
             else:
                 positions, num_groups = _split_pairs(of_step, micro_batch_tokens)
             sums[0] += positions
             sums[1] += num_groups
-        on_progress("Cutting steps", done, len(steps), "steps")
+        on_progress("Splitting steps", done, len(steps), "steps")
     longest = max(int(parts.max(axis=1, initial=0).sum()), 1)
     choices = [
         _choice("fixed", 1 - num_tokens / (num_rows * (max_length_tokens + max_target_tokens))),
         _choice("longest_row", 1 - num_tokens / (num_rows * longest)),
         _choice("random", 1 - num_tokens / as_they_come),
-        *(_choice(way, 1 - num_tokens / positions, groups / len(steps)) for way, (positions, groups) in cut.items()),
+        *(_choice(way, 1 - num_tokens / positions, groups / len(steps)) for way, (positions, groups) in split.items()),
     ]
     return {
         "batching": batching,
@@ -102,15 +116,13 @@ def measure_padding(
         "max_length_tokens": max_length_tokens + max_target_tokens,
         "longest_row_tokens": longest,
         "num_rows_over_budget": int((lengths > micro_batch_tokens).sum()),
-        "num_steps": len(steps),
         "num_rows": num_rows,
-        "of": "run" if plan.total_steps < plan.steps_per_epoch else "first epoch",
-        "is_sample": len(steps) < min(plan.steps_per_epoch, plan.total_steps),
+        **describe_steps(plan, steps),
         "choices": choices,
     }
 
 
-def _cut(lengths: npt.NDArray[np.int32], budget_tokens: int, batching: Batching) -> tuple[int, int]:
+def _split(lengths: npt.NDArray[np.int32], budget_tokens: int, batching: Batching) -> tuple[int, int]:
     """Return the positions and the micro-batches of one step."""
     as_list = lengths.tolist()
     groups = split_rows(range(len(as_list)), as_list, budget_tokens=budget_tokens, batching=batching)

@@ -157,7 +157,15 @@ class PaddingChoice(TypedDict):
     micro_batches_per_step: float | None
 
 
-class PaddingFigures(TypedDict):
+class MeasuredSteps(TypedDict):
+    """How many steps were looked at, of what, and whether that has more."""
+
+    num_steps: int
+    of: Literal["run", "first epoch"]
+    is_sample: bool
+
+
+class PaddingFigures(MeasuredSteps):
     """The ways, what training does, and the steps that this rests on, see ``measure_padding``."""
 
     batching: Batching
@@ -166,10 +174,7 @@ class PaddingFigures(TypedDict):
     max_length_tokens: int
     longest_row_tokens: int
     num_rows_over_budget: int
-    num_steps: int
     num_rows: int
-    of: str
-    is_sample: bool
     choices: list[PaddingChoice]
 
 
@@ -179,14 +184,6 @@ class Spread(TypedDict):
     mean: float
     min: int
     max: int
-
-
-class MeasuredSteps(TypedDict):
-    """How many steps were looked at, of what, and whether that has more."""
-
-    num_steps: int
-    of: str
-    is_sample: bool
 
 
 class ScheduledSource(TypedDict):

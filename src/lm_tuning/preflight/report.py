@@ -13,6 +13,7 @@ from lm_tuning.preflight.records import (
     Inspection,
     LengthFigures,
     LimitChoice,
+    MeasuredSteps,
     PaddingFigures,
     PreflightFigures,
     ScheduledSource,
@@ -127,7 +128,7 @@ def _rows(figures: Inspection) -> Iterator[Block]:
     facts = figures["rows"]
     total = facts["num_rows_read"]
     yield Table(
-        "What became of the rows read",
+        "Rows read, by outcome",
         ["outcome", "reason", "rows", "share"],
         [
             [
@@ -263,23 +264,20 @@ def _padding(facts: PaddingFigures, ways: Mapping[str, str]) -> Iterator[Block]:
         ],
         text_columns=(0, 3),
     )
-    steps = _name_steps(
-        facts["num_steps"],
-        of=facts["of"],
-        is_sample=facts["is_sample"],
-        rows=f" ({count_of(facts['num_rows'], 'row')})",
-    )
+    steps = _name_steps(facts, rows=f" ({count_of(facts['num_rows'], 'row')})")
     yield Paragraph(
         f"Split as training splits them, at {facts['micro_batch_tokens']:,} positions per micro-batch, from {steps}."
     )
 
 
-def _name_steps(num_steps: int, *, of: str, is_sample: bool, rows: str = "") -> str:
+def _name_steps(measured: MeasuredSteps, rows: str = "") -> str:
     """Name the steps that a figure is of; ``rows`` stands behind their number."""
+    num_steps, of = measured["num_steps"], measured["of"]
+    if measured["is_sample"]:
+        return f"{num_steps:,} steps{rows} spread over the {of}"
     if num_steps == 1:
-        return f"{'one' if is_sample else 'the only'} step{rows} of the {of}"
-    counted = f"{count_of(num_steps, 'step')}{rows}"
-    return f"{counted} spread over the {of}" if is_sample else f"all {counted} of the {of}"
+        return f"the only step{rows} of the {of}"
+    return f"{'both' if num_steps == 2 else f'all {num_steps:,}'} steps{rows} of the {of}"
 
 
 def _schedule(facts: ScheduleFigures) -> Iterator[Block]:
@@ -311,9 +309,7 @@ def _schedule(facts: ScheduleFigures) -> Iterator[Block]:
         if value["max"]  # classes are supervised by row, and have no supervised tokens
     ]
     yield Table(f"A step ({batch})", ["", "least", "mean", "most"], rows)
-    measured = facts["steps_measured"]
-    steps = _name_steps(measured["num_steps"], of=measured["of"], is_sample=measured["is_sample"])
-    yield Paragraph(f"Least, mean and most are of {steps}.")
+    yield Paragraph(f"Least, mean and most are of {_name_steps(facts['steps_measured'])}.")
     # One source as often as it is there needs no table.
     if len(facts["sources"]) > 1 or any(source["weight"] != 1 for source in facts["sources"]):
         yield Table(

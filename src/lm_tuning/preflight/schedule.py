@@ -10,6 +10,7 @@ import numpy as np
 from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.data.split.records import DividedSource
 from lm_tuning.parameters import TrainParameters
+from lm_tuning.preflight.padding import describe_steps
 from lm_tuning.preflight.records import ScheduledSource, ScheduleFigures, Spread
 from lm_tuning.text.records import NO_LABEL
 from lm_tuning.text.store.table import Int64Array, TokenTable
@@ -98,11 +99,7 @@ def describe_schedule(
         "rows_per_step": _spread(rows),
         "tokens_per_step": _spread(tokens),
         "supervised_tokens_per_step": _spread(supervised),
-        "steps_measured": {
-            "num_steps": len(steps),
-            "of": "run" if plan.total_steps <= plan.steps_per_epoch else "first epoch",
-            "is_sample": len(steps) < min(plan.steps_per_epoch, plan.total_steps),
-        },
+        "steps_measured": describe_steps(plan, steps),
         "last_step_rows": len(last),
         "last_step_tokens": int(lengths[last].sum(dtype=np.int64)),
         "sources": mixed,

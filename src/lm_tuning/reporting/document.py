@@ -133,14 +133,12 @@ class Bars:
         names: one per bar.
         values: their lengths, not negative.
         shown: the values as text.
-        is_brief: whether the terminal shows it too.
     """
 
     title: str
     names: Sequence[str]
     values: Sequence[float]
     shown: Sequence[str]
-    is_brief: bool = True
 
 
 @dataclass(frozen=True)

@@ -10,27 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from lm_tuning.findings import SEVERITY_WORDS, Notice
-from lm_tuning.reporting.document import (
-    Bars,
-    Block,
-    Cell,
-    Code,
-    Example,
-    Heading,
-    Histogram,
-    Inline,
-    Issues,
-    Item,
-    Items,
-    Paragraph,
-    Preformatted,
-    Report,
-    Sample,
-    Section,
-    Strong,
-    Table,
-    Words,
-)
+from lm_tuning.reporting import document as doc
 from lm_tuning.reporting.text import NO_ISSUES, reveal, shorten_middle, words_of
 from lm_tuning.wording import visible
 
@@ -120,7 +100,7 @@ _HISTOGRAM_WIDTH, _HISTOGRAM_HEIGHT = 600, 110
 _SPACE = re.compile(r"\n|\t|^ +| +(?=\n)| +$")
 
 
-def write_page(report: Report) -> str:
+def write_page(report: doc.Report) -> str:
     """Write the whole page.
 
     Args:
@@ -156,38 +136,38 @@ def write_page(report: Report) -> str:
 """
 
 
-def _write_section(section: Section) -> str:
+def _write_section(section: doc.Section) -> str:
     blocks = "\n".join(part for block in section.blocks for part in _write_block(block))
     heading = f'<h2 id="{section.key}-title">{_text(section.title)}</h2>'
     return f'<section id="{section.key}" aria-labelledby="{section.key}-title">\n{heading}\n{blocks}\n</section>'
 
 
-def _write_block(block: Block) -> Iterator[str]:
+def _write_block(block: doc.Block) -> Iterator[str]:
     match block:
-        case Heading():
+        case doc.Heading():
             yield f"<h{block.level}>{_text(block.text)}</h{block.level}>"
-        case Paragraph():
+        case doc.Paragraph():
             yield f"<p>{_text(block.text)}</p>"
-        case Items():
+        case doc.Items():
             yield f"<ul>{''.join(map(_write_item, block.items))}</ul>"
-        case Preformatted():
+        case doc.Preformatted():
             yield f"<p>{_text(block.title)}</p>" if block.title else ""
             yield f"<pre>{_show_space(visible(block.text))}</pre>" if block.text else "<p>(empty)</p>"
-        case Sample():
+        case doc.Sample():
             yield f"<h3>{_text(block.title)}</h3>"
             for name, text in ((block.name, block.text), *block.answers.items()):
                 yield f"<p><strong>{_text(name)}</strong></p>"
-                yield from _write_block(Preformatted(text))
-        case Table():
+                yield from _write_block(doc.Preformatted(text))
+        case doc.Table():
             yield _write_table(block)
-        case Bars():
+        case doc.Bars():
             yield _write_bars(block)
-        case Histogram():
+        case doc.Histogram():
             yield _write_histogram(block)
-        case Issues():
+        case doc.Issues():
             items = "\n".join(map(_write_issue, block.items))
             yield f'<ul class="issues">\n{items}\n</ul>' if items else f"<p>{NO_ISSUES}</p>"
-        case Example():
+        case doc.Example():
             yield f"<h3>{_text(block.title)}</h3>"
             yield f"<p>{_text(block.caption)}</p>"
             label = f"{_attribute(block.title)}, decoded"
@@ -202,12 +182,12 @@ def _write_issue(issue: Notice) -> str:
     )
 
 
-def _write_item(item: Item) -> str:
+def _write_item(item: doc.Item) -> str:
     below = "".join(f"<li>{_text(text)}</li>" for text in item.below)
     return f"<li>{_text(item.text)}{below and f'<ul>{below}</ul>'}</li>"
 
 
-def _write_parts(example: Example) -> Iterator[str]:
+def _write_parts(example: doc.Example) -> Iterator[str]:
     for part in example.parts:
         # Shortened first: an escape such as \u200b that is cut in two would be read as other text.
         text = _show_space(reveal(shorten_middle(part["text"], MAX_PART_CHARACTERS)))
@@ -232,8 +212,8 @@ def _sign(sign: str) -> str:
     return f'<span class="space" aria-hidden="true">{sign}</span>'
 
 
-def _write_table(table: Table) -> str:
-    def cell(index: int, content: Cell) -> str:
+def _write_table(table: doc.Table) -> str:
+    def cell(index: int, content: doc.Cell) -> str:
         kind = ' class="number"' if index not in table.text_columns else ""
         text = f"{content:,}" if isinstance(content, int | float) else _text(content)
         return f'<th scope="row"{kind}>{text}</th>' if index == 0 else f"<td{kind}>{text}</td>"
@@ -256,7 +236,7 @@ def _head_cell(name: str, *, is_number: bool) -> str:
     return f'<th scope="col"{kind}>{_text(name)}</th>' if name else f"<td{kind}></td>"
 
 
-def _write_bars(bars: Bars) -> str:
+def _write_bars(bars: doc.Bars) -> str:
     longest = max(bars.values, default=0) or 1  # all 0 makes bars of no width, not a division by 0
     rows = "".join(
         f'<tr><th scope="row">{_text(shorten_middle(name, 80))}</th>'
@@ -269,7 +249,7 @@ def _write_bars(bars: Bars) -> str:
     )
 
 
-def _write_histogram(histogram: Histogram) -> str:
+def _write_histogram(histogram: doc.Histogram) -> str:
     """Draw one panel a quantity, each with its own scale, above one axis; words stay text, so they do not shrink."""
     first, last = histogram.edges[0], histogram.edges[-1]
     panels = []
@@ -295,7 +275,7 @@ def _write_histogram(histogram: Histogram) -> str:
     return f"<figure><figcaption>{_text(histogram.title)}</figcaption>{''.join(panels)}{axis}{mark}</figure>"
 
 
-def _draw(histogram: Histogram, counts: Sequence[int]) -> Iterator[str]:
+def _draw(histogram: doc.Histogram, counts: Sequence[int]) -> Iterator[str]:
     most = max(counts, default=0) or 1
     width = _HISTOGRAM_WIDTH / max(len(counts), 1)
     for index, count in enumerate(counts):
@@ -324,20 +304,20 @@ def _scrolling(table: str, title: str) -> str:
     return f'<div class="scroll" tabindex="0" role="region" aria-label="{_attribute(title)}">{table}</div>'
 
 
-def _text(text: Inline) -> str:
+def _text(text: doc.Inline) -> str:
     """Escape running text; names of parameters become code."""
     return "".join(map(_write_words, words_of(text)))
 
 
-def _attribute(text: Inline) -> str:
+def _attribute(text: doc.Inline) -> str:
     """Escape running text for an attribute or the title, in which no markup may stand."""
     return html.escape("".join(words if isinstance(words, str) else words.text for words in words_of(text)))
 
 
-def _write_words(words: Words) -> str:
+def _write_words(words: doc.Words) -> str:
     match words:
-        case Code():
+        case doc.Code():
             return f"<code>{html.escape(words.text)}</code>"
-        case Strong():
+        case doc.Strong():
             return f"<strong>{html.escape(words.text)}</strong>"
     return html.escape(words)

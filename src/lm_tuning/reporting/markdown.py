@@ -7,26 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 from lm_tuning.findings import SEVERITY_WORDS, Notice
-from lm_tuning.reporting.document import (
-    Bars,
-    Block,
-    Cell,
-    Code,
-    Example,
-    Heading,
-    Histogram,
-    Inline,
-    Issues,
-    Items,
-    Paragraph,
-    Preformatted,
-    Report,
-    Sample,
-    Section,
-    Strong,
-    Table,
-    Words,
-)
+from lm_tuning.reporting import document as doc
 from lm_tuning.reporting.text import NO_ISSUES, reveal, shorten_middle, words_of
 from lm_tuning.wording import SUPERVISED_MARKS, visible
 
@@ -41,7 +22,7 @@ _OUTER_UNDERSCORE = re.compile(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 _FIRST = re.compile(r"^(\d{1,9})([.)](?:\s|$))|^([-+=])")
 
 
-def write_markdown(report: Report) -> str:
+def write_markdown(report: doc.Report) -> str:
     """Write the whole report.
 
     Args:
@@ -58,7 +39,7 @@ def write_markdown(report: Report) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def write_section(section: Section) -> str:
+def write_section(section: doc.Section) -> str:
     """Write a section of a report that other nodes go on with.
 
     Args:
@@ -77,7 +58,7 @@ def join_sections(title: str, sections: Iterable[str]) -> str:
     return "\n\n".join([f"# {write_inline(title)}", *(section.strip() for section in sections)]) + "\n"
 
 
-def write_blocks(blocks: Iterable[Block]) -> str:
+def write_blocks(blocks: Iterable[doc.Block]) -> str:
     """Write blocks without a heading of their own, for a notebook.
 
     Args:
@@ -86,44 +67,44 @@ def write_blocks(blocks: Iterable[Block]) -> str:
     return "\n\n".join(map(_write_block, blocks)) + "\n"
 
 
-def _write_block(block: Block) -> str:
+def _write_block(block: doc.Block) -> str:
     return "\n".join(_lines_of(block))
 
 
-def _lines_of(block: Block) -> Iterator[str]:
+def _lines_of(block: doc.Block) -> Iterator[str]:
     match block:
-        case Heading():
+        case doc.Heading():
             yield f"{'#' * block.level} {write_inline(block.text)}"
-        case Paragraph():
+        case doc.Paragraph():
             yield write_inline(block.text)
-        case Items():
+        case doc.Items():
             for item in block.items:
                 yield f"- {write_inline(item.text)}"
                 yield from (f"  - {write_inline(below)}" for below in item.below)
-        case Preformatted():
+        case doc.Preformatted():
             yield from (write_inline(block.title), "") if block.title else ()
             # An empty block looks like a mistake of the report.
             yield fence(block.text) if block.text else "*(empty)*"
-        case Table():
+        case doc.Table():
             yield from _title(block.title)
             yield from _table(block.head, block.rows, block.text_columns, total=block.total or ())
-        case Bars():
+        case doc.Bars():
             yield from _title(block.title)
             bars = zip(block.names, draw_bars(block.values), block.shown, strict=True)
             yield from _table(["", "", ""], bars, (0, 1))
-        case Histogram():
+        case doc.Histogram():
             yield from _title(block.title)
             rows = [[span, draw, *counts] for span, draw, counts in histogram_lines(block)]
             yield from _table([block.unit, "", *block.counts], rows, (0, 1))
-        case Issues():
+        case doc.Issues():
             yield from map(_issue, block.items) if block.items else (NO_ISSUES,)
-        case Example():
+        case doc.Example():
             yield from (*_title(block.title), write_inline(block.caption), "")
             yield fence("".join(text for text, _ in marked_runs(block, max_characters=MAX_RUN_CHARACTERS)))
-        case Sample():
-            yield from (*_title(block.title), *_lines_of(Preformatted(block.text)))
+        case doc.Sample():
+            yield from (*_title(block.title), *_lines_of(doc.Preformatted(block.text)))
             for name, text in block.answers.items():
-                yield from ("", *_lines_of(Paragraph(Strong(name))), "", *_lines_of(Preformatted(text)))
+                yield from ("", *_lines_of(doc.Paragraph(doc.Strong(name))), "", *_lines_of(doc.Preformatted(text)))
 
 
 def _title(title: str) -> list[str]:
@@ -136,7 +117,11 @@ def _issue(issue: Notice) -> str:
 
 
 def _table(
-    head: Sequence[str], rows: Iterable[Sequence[Cell]], text_columns: Sequence[int], *, total: Sequence[Cell] = ()
+    head: Sequence[str],
+    rows: Iterable[Sequence[doc.Cell]],
+    text_columns: Sequence[int],
+    *,
+    total: Sequence[doc.Cell] = (),
 ) -> Iterator[str]:
     yield _row(map(_write_cell, head))
     yield _row("---" if index in text_columns else "---:" for index in range(len(head)))
@@ -149,11 +134,11 @@ def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _write_cell(cell: Cell) -> str:
+def _write_cell(cell: doc.Cell) -> str:
     return f"{cell:,}" if isinstance(cell, int | float) else write_inline(cell, in_cell=True)
 
 
-def write_inline(text: Inline, *, in_cell: bool = False) -> str:
+def write_inline(text: doc.Inline, *, in_cell: bool = False) -> str:
     """Write running text on one line, so that Markdown shows what it holds; names of parameters become code.
 
     Args:
@@ -165,13 +150,13 @@ def write_inline(text: Inline, *, in_cell: bool = False) -> str:
     return line if in_cell else _FIRST.sub(_escape_first, line)
 
 
-def _write_words(words: Words, *, in_cell: bool) -> str:
+def _write_words(words: doc.Words, *, in_cell: bool) -> str:
     match words:
-        case Code():
+        case doc.Code():
             span = _span(words.text)
             # Inside code a backslash is a sign like any other, but for the one before a pipe in a table.
             return span.replace("|", "\\|") if in_cell else span
-        case Strong():
+        case doc.Strong():
             return f"**{_escape(words.text)}**"
     return _escape(words)
 
@@ -208,7 +193,7 @@ def fence(text: str) -> str:
     return f"{mark}text\n{visible(text)}\n{mark}"
 
 
-def marked_runs(example: Example, *, max_characters: int) -> list[tuple[str, bool]]:
+def marked_runs(example: doc.Example, *, max_characters: int) -> list[tuple[str, bool]]:
     r"""Write a row as runs of text that is supervised, between ``⟦`` and ``⟧``, or only read.
 
     Args:
@@ -230,7 +215,7 @@ def marked_runs(example: Example, *, max_characters: int) -> list[tuple[str, boo
     return runs
 
 
-def histogram_lines(histogram: Histogram) -> list[tuple[str, str, list[str]]]:
+def histogram_lines(histogram: doc.Histogram) -> list[tuple[str, str, list[str]]]:
     """Write a histogram as lines, joining bins so that there are few.
 
     Args:

@@ -7,23 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from lm_tuning.findings import SEVERITY_WORDS, Severity
-from lm_tuning.reporting.document import (
-    Bars,
-    Block,
-    Cell,
-    Example,
-    Heading,
-    Histogram,
-    Inline,
-    Issues,
-    Items,
-    Paragraph,
-    Preformatted,
-    Report,
-    Sample,
-    Strong,
-    Table,
-)
+from lm_tuning.reporting import document as doc
 from lm_tuning.reporting.markdown import draw_bars, histogram_lines, marked_runs
 from lm_tuning.reporting.text import NO_ISSUES, keep_ends, shorten_middle, words_of
 from lm_tuning.runtime.log_records import protect
@@ -41,11 +25,11 @@ MAX_BARS = 12
 MAX_ROWS = 20
 """Rows of a table that the terminal shows; Markdown has all."""
 
-_MAX_IN_SECTION: dict[type[Block], int] = {Example: 1, Sample: 3}
+_MAX_IN_SECTION: dict[type[doc.Block], int] = {doc.Example: 1, doc.Sample: 3}
 _STYLES: dict[Severity, str] = {"stop": "bold red", "warn": "yellow", "note": ""}
 
 
-def build_summary(report: Report) -> RenderableType:
+def build_summary(report: doc.Report) -> RenderableType:
     """Build what the terminal shows. Where nobody watches, it is the same without colours.
 
     Args:
@@ -60,14 +44,14 @@ def build_summary(report: Report) -> RenderableType:
     # Also where they stand in the middle of a section, such as the warnings of an evaluation.
     for wants_issues in (False, True):
         for title, blocks in groups:
-            shown = [block for block in blocks if isinstance(block, Issues) is wants_issues]
+            shown = [block for block in blocks if isinstance(block, doc.Issues) is wants_issues]
             if shown:
                 parts += [_plain(title, style="bold")] if title else []
                 parts += [*_render_all(shown), Text("")]
     return Group(*parts, *_render_all(report.closing))
 
 
-def build_blocks(blocks: Iterable[Block]) -> RenderableType:
+def build_blocks(blocks: Iterable[doc.Block]) -> RenderableType:
     """Build what the terminal shows of a few blocks.
 
     Args:
@@ -78,8 +62,8 @@ def build_blocks(blocks: Iterable[Block]) -> RenderableType:
     return Group(*_render_all(blocks))
 
 
-def _render_all(blocks: Iterable[Block]) -> Iterator[RenderableType]:
-    num_shown: Counter[type[Block]] = Counter()
+def _render_all(blocks: Iterable[doc.Block]) -> Iterator[RenderableType]:
+    num_shown: Counter[type[doc.Block]] = Counter()
     for block in blocks:
         num_shown[type(block)] += 1
         # Ten decoded rows would push everything else off the screen; the files have them all.
@@ -87,54 +71,54 @@ def _render_all(blocks: Iterable[Block]) -> Iterator[RenderableType]:
             yield from _render(block)
 
 
-def _render(block: Block) -> Iterator[RenderableType]:
+def _render(block: doc.Block) -> Iterator[RenderableType]:
     from rich.text import Text
 
     match block:
-        case Heading() | Paragraph():
+        case doc.Heading() | doc.Paragraph():
             yield _inline(block.text)
-        case Items():
+        case doc.Items():
             for item in block.items:
                 yield _inline(item.text)
                 yield from (Text("  ") + _inline(below) for below in item.below)
-        case Preformatted() if block.is_brief:
+        case doc.Preformatted() if block.is_brief:
             yield from [_plain(block.title)] if block.title else []
             yield Text(protect(shorten_middle(block.text, MAX_RUN_CHARACTERS)))
-        case Issues():
+        case doc.Issues():
             for issue in block.items:
                 word = f"{SEVERITY_WORDS[issue.severity].capitalize()}: "
                 yield Text.assemble((word, _STYLES[issue.severity]), _clean(f"{issue.message} {issue.fix}"))
             yield from [] if block.items else [Text(NO_ISSUES)]
-        case Table() if block.is_brief:
+        case doc.Table() if block.is_brief:
             yield from _table(block)
-        case Bars() if block.is_brief:
+        case doc.Bars():
             yield _plain(block.title, style="italic")
             shown = list(zip(block.names, draw_bars(block.values), block.shown, strict=True))
             hidden = len(shown) - MAX_BARS
             if hidden > 0:
                 shown = [*shown[: MAX_BARS // 2], ("…", "", f"{hidden:,} more"), *shown[-MAX_BARS // 2 :]]
             yield _grid([[name, bar, value] for name, bar, value in shown])
-        case Histogram():
+        case doc.Histogram():
             yield _plain(f"{block.title} ({block.unit}: {', '.join(block.counts)})", style="italic")
             yield _grid([[span, bar, *counts] for span, bar, counts in histogram_lines(block)])
-        case Example():
+        case doc.Example():
             yield _plain(block.caption, style="italic")
             runs = marked_runs(block, max_characters=MAX_RUN_CHARACTERS)
             # A template of the user's own may hold a secret, which then stands in every row.
             yield Text.assemble(*((protect(run), "green" if is_supervised else "") for run, is_supervised in runs))
-        case Sample():
+        case doc.Sample():
             yield Text("")
             yield _plain(block.title, style="italic")
             yield _sample(block)
 
 
-def _table(block: Table) -> Iterator[RenderableType]:
-    from rich.table import Table as RichTable
+def _table(block: doc.Table) -> Iterator[RenderableType]:
+    from rich.table import Table
 
     if block.title:
         # A title of the table's own would be broken to its width.
         yield _plain(block.title, style="italic")
-    table = RichTable()
+    table = Table()
     for index, name in enumerate(block.head):
         # Folded, not cut: a class name of which only the beginning is shown could be any of several.
         table.add_column(_plain(name), justify="left" if index in block.text_columns else "right", overflow="fold")
@@ -149,26 +133,27 @@ def _table(block: Table) -> Iterator[RenderableType]:
         yield _plain(f"{left_out:,} more in the stored report", style="italic")
 
 
-def _cell(cell: Cell) -> Text:
+def _cell(cell: doc.Cell) -> Text:
     return _plain(f"{cell:,}") if isinstance(cell, int | float) else _inline(cell)
 
 
 def _grid(rows: Sequence[Sequence[str]]) -> RenderableType:
-    from rich.table import Table as RichTable
+    from rich.table import Table
+    from rich.text import Text
 
-    grid = RichTable.grid(padding=(0, 2))
+    grid = Table.grid(padding=(0, 2))
     # Name, bar, figures: a bar that wraps is no bar.
     for index in range(len(rows[0]) if rows else 0):
         grid.add_column(justify="right" if index > 1 else "left", no_wrap=index == 1)
     for row in rows:
-        grid.add_row(*(_plain(shorten_middle(_clean(cell), MAX_CELL_CHARACTERS)) for cell in row))
+        grid.add_row(*(Text(shorten_middle(_clean(cell), MAX_CELL_CHARACTERS)) for cell in row))
     return grid
 
 
-def _sample(sample: Sample) -> RenderableType:
-    from rich.table import Table as RichTable
+def _sample(sample: doc.Sample) -> RenderableType:
+    from rich.table import Table
 
-    grid = RichTable.grid(padding=(0, 2))
+    grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, text in ((sample.name, sample.text), *sample.answers.items()):
@@ -176,11 +161,11 @@ def _sample(sample: Sample) -> RenderableType:
     return grid
 
 
-def _inline(text: Inline) -> Text:
+def _inline(text: doc.Inline) -> Text:
     from rich.text import Text
 
     # Code has no style of its own here: backticks would be taken for a part of it, and colours are for severity.
-    styled = [(words, "bold" if isinstance(words, Strong) else "") for words in words_of(text)]
+    styled = [(words, "bold" if isinstance(words, doc.Strong) else "") for words in words_of(text)]
     return Text.assemble(
         *((protect(words if isinstance(words, str) else words.text), style) for words, style in styled)
     )

@@ -69,7 +69,7 @@ _NAMES = tuple(
 )
 
 
-# Not a class, as the keys are words.
+# Not a class statement, since the keys have spaces.
 EventArguments = TypedDict(
     "EventArguments", {"External id": int, "Sequence number": int, "Fwd thread id": int}, total=False
 )
@@ -198,7 +198,7 @@ def _is_step(name: str) -> bool:
 
 
 def _own_times(host: list[TraceEvent], contexts: dict[int, str]) -> list[tuple[str, str, float]]:
-    """Collect from each operation what it called; note what each one is for under the id that its kernels name.
+    """Subtract from each operation what it called; note what each one is for under the id that its kernels name.
 
     Args:
         host: operations and ranges of the host.
