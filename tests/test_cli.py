@@ -22,6 +22,7 @@ from kedro.validation.exceptions import ParameterValidationError
 
 from lm_tuning import cli
 from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.parameters import trainer_arguments
 from tests.support.shell import Shell
 
 REPOSITORY = Path(__file__).resolve().parents[1]
@@ -283,7 +284,7 @@ def test_parameters_are_printed_as_a_run_would_get_them(configured: Path) -> Non
 
 
 def test_schema_writes_both_files_and_check_finds_old_ones(configured: Path) -> None:
-    obj = SimpleNamespace(project_path=configured)
+    obj = SimpleNamespace(project_path=configured, source_dir=configured / "src")
     missing = invoke(cli.schema, "--check", obj=obj)
     assert missing.exit_code == 2 and missing.stderr.count("is out of date. Write it again: kedro schema") == 2
     assert invoke(cli.schema, obj=obj).exit_code == 0
@@ -293,6 +294,17 @@ def test_schema_writes_both_files_and_check_finds_old_ones(configured: Path) -> 
     assert invoke(cli.schema, "--check", obj=obj).exit_code == 0
     (configured / "docs" / "reference" / "parameters.md").write_text("old")
     assert "parameters.md is out of date" in invoke(cli.schema, "--check", obj=obj).stderr
+
+
+def test_schema_reads_transformers_for_the_sources_alone(configured: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    obj = SimpleNamespace(project_path=configured, source_dir=configured / "src")
+    for folder, is_written in {".venv/lib": False, "src": True}.items():
+        table = configured / folder / "lm_tuning" / "parameters" / trainer_arguments.TABLE_FILE.name
+        table.parent.mkdir(parents=True, exist_ok=True)
+        table.write_text("old")
+        monkeypatch.setattr(trainer_arguments, "TABLE_FILE", table)
+        result = invoke(cli.schema, obj=obj)
+        assert (f"wrote {table}" in result.stdout, table.read_text() != "old") == (is_written, is_written)
 
 
 def test_the_package_runs_as_a_module(folder: Path) -> None:

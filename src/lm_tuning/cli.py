@@ -241,8 +241,9 @@ def schema(metadata: ProjectMetadata, check: bool) -> None:
 
     folder = metadata.project_path / "docs" / "reference"
     texts = {folder / "parameters.schema.json": editor_schema(), folder / "parameters.md": render_reference()}
-    # Of an installed package the table belongs to its release. Reading it again takes seconds, for transformers.
-    if TABLE_FILE.is_relative_to(metadata.project_path):
+    # Of an installed package, in .venv for one, the table belongs to its release. Reading it again takes seconds, for
+    # transformers.
+    if TABLE_FILE.is_relative_to(metadata.source_dir):
         from lm_tuning.training.transformers_table import render_table
 
         texts[TABLE_FILE] = render_table()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -94,6 +95,15 @@ def test_addresses_that_lead_nowhere_say_so(memory, address, expected):
         describe_files(train=address)
     assert expected in str(caught.value)
     assert len(caught.value.problems) == 1
+
+
+@pytest.mark.parametrize(
+    ("protocol", "package"), [("s3", "s3fs"), ("gs", "gcsfs"), ("az", "adlfs"), ("oss", "ossfs"), ("webdav", "webdav4")]
+)
+def test_a_driver_that_is_not_installed_is_named_by_its_package(monkeypatch, protocol, package):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not there, also where it is
+    with pytest.raises(UserError, match=rf"; reading {protocol}:// needs another package: pip install {package}$"):
+        describe_files(train=f"{protocol}://bucket/rows.jsonl")
 
 
 def test_settings_of_the_hub_have_no_use_at_an_address(memory):

@@ -158,6 +158,14 @@ def test_sources_and_classes_out_of_balance_are_told(write_rows, section):
     assert "differ in upper and lower case only, and are different classes: 'C0', 'c0'." in markdown
 
 
+def test_more_classes_than_are_named_are_told(write_rows, section):
+    names = [f"{word}{number:02}" for number in range(21) for word in ("new", "New")]
+    held_out = write_rows([{"text": name, "label": name} for name in names], "t.jsonl")
+    markdown = section(write_rows(rows("a", "b"), "a.jsonl"), test=held_out, format="text_label")["markdown"]
+    assert "can be right: 'New00', 'New01'" in markdown and "'New19' and more." in markdown
+    assert "are different classes: 'New00', 'new00'; " in markdown and "'New19', 'new19' and more." in markdown
+
+
 def test_many_classes_and_files_are_cut(write_rows, section):
     values = [{"text": str(number), "label": f"class {number // 2:02}"} for number in range(79)]
     paths = [write_rows(values, "a.jsonl"), *(write_rows(rows("a", "b"), f"f{number}.jsonl") for number in range(55))]

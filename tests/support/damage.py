@@ -106,7 +106,7 @@ DAMAGES: dict[str, Damage] = {
     "later format": (marker(having(format_version=2)), (f"{MARKER}: format_version = 2, and this version",)),
     "log of other keys": (
         unlisted("step_log.json", lambda _: {"rows": []}),
-        ("steps is missing", "efficiency is"),
+        ("steps is missing", "efficiency is missing"),
     ),
     "log is a list": (
         unlisted("step_log.json", lambda log: [log]),

@@ -153,6 +153,15 @@ def test_the_state_of_another_optimizer_is_refused(stopped: Stopped) -> None:
         run_training(paths, vary(settings, trainer={**settings.train.trainer, "optim": "sgd"}))
 
 
+@pytest.mark.parametrize("began", ["adamw_torch", "paged_adamw_32bit"])
+def test_the_state_of_an_optimizer_with_more_settings_is_refused(stopped: Stopped, began: str) -> None:
+    """Lion would look its state up under other names, or take Adam's first moment for its own."""
+    pytest.importorskip("bitsandbytes")
+    paths, settings = stopped(trainer={"lr_scheduler_type": "constant", "optim": began})
+    with pytest.raises(UserError, match=r"optimizer.pt is the state of another optimizer, with (alpha|.*fused)"):
+        run_training(paths, vary(settings, trainer={**settings.train.trainer, "optim": "lion_32bit"}))
+
+
 def test_an_optimizer_without_a_state_by_weight_goes_on(stopped: Stopped) -> None:
     paths, settings = stopped(trainer={"lr_scheduler_type": "constant", "optim": "sgd"})
     assert run_training(paths, settings).health["facts"]["resumed_from_step"] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.text.store.table import TokenTableWriter
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
+from tests.support.rounding import SAME_LOSS
 from tests.support.settings import vary
 from tests.support.tiny import END, ids
 
@@ -78,8 +80,12 @@ def test_another_effective_batch_is_refused_with_both_sizes(
     stopped_at_2: Stopped,
 ) -> None:
     paths, settings = stopped_at_2
-    with pytest.raises(UserError, match=r"another effective batch: the checkpoint has '4 rows', this run '8 rows'"):
+    with pytest.raises(UserError, match=r"another effective batch: train\.effective_batch_rows: 4 -> 8\n"):
         run_training(paths, vary(settings, effective_batch_rows=8, micro_batch_tokens=48, resume=True))
+    tokens = {"effective_batch_rows": None, "effective_batch_tokens": 48}
+    named = r"train\.effective_batch_rows: 4 -> null, train\.effective_batch_tokens: null -> 48\n"
+    with pytest.raises(UserError, match=named):
+        run_training(paths, vary(settings, **tokens, resume=True))
     assert len(list(paths.checkpoints.glob("run-*/checkpoint-2"))) == 1
 
 
@@ -89,7 +95,7 @@ def test_another_effective_batch_is_refused_with_both_sizes(
         ({"tokens_key": "tokens-2"}, "another token set .*'tokens-1', this run 'tokens-2'"),
         ({"base": {"digest": "base-2"}}, "another base model: .*'base-1', this run 'base-2'"),
         ({"seed": 8}, "another order of rows"),
-        ({"method": "lora", "lora": LORA}, "another method or adapter: .*'full', this run 'lora .*r=4"),
+        ({"method": "lora", "lora": LORA}, r"another method or adapter: train\.method: full -> lora\n"),
     ],
 )
 def test_what_makes_it_another_run_is_refused(stopped_at_2: Stopped, other: dict[str, Any], words: str) -> None:
@@ -97,6 +103,44 @@ def test_what_makes_it_another_run_is_refused(stopped_at_2: Stopped, other: dict
     changed = {**other, "base": {**settings.base, **other.get("base", {})}}
     with pytest.raises(UserError, match=words):
         run_training(paths, vary(settings, resume=True, **changed))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"lora": {**LORA, "r": 8}}, "train.lora.r: 4 -> 8"),
+        (
+            {"lora": {**LORA, "use_dora": True, "target_modules": ["q_proj", "v_proj"]}},
+            "train.lora.target_modules: all-linear -> ['q_proj', 'v_proj'], train.lora.use_dora: false -> true",
+        ),
+        ({"method": "qlora", "lora": {**LORA, "alpha": 16}}, "train.method: lora -> qlora, train.lora.alpha: 8 -> 16"),
+        ({"method": "full"}, "train.method: lora -> full"),
+    ],
+    ids=["rank", "targets and kind", "method and adapter", "no adapter"],
+)
+def test_each_parameter_of_another_adapter_is_named(
+    paths: TrainingPaths, settings: TrainingSettings, changes: dict[str, Any], named: str
+) -> None:
+    lora = vary(settings, method="lora", lora=LORA, max_steps=1, save_every_steps=1)
+    run_training(paths, lora)
+    with pytest.raises(UserError) as caught:
+        run_training(paths, vary(lora, resume=True, **changes))
+    [told] = [problem for problem in caught.value.problems if problem.startswith("  - ")]
+    assert told == f"  - another method or adapter: {named}"
+
+
+def test_an_identity_written_otherwise_is_shown_as_it_stands(stopped_at_2: Stopped) -> None:
+    paths, settings = stopped_at_2
+    [marker] = paths.checkpoints.glob(f"run-*/checkpoint-2/{checkpoints.MARKER}")
+    facts = json.loads(marker.read_text())
+    facts["identity"] |= {"method": "full of a later version", "effective_batch": "4 rows each"}
+    marker.write_text(json.dumps(facts))
+    with pytest.raises(UserError) as caught:
+        run_training(paths, vary(settings, resume=True))
+    assert [problem for problem in caught.value.problems if problem.startswith("  - ")] == [
+        "  - another effective batch: the checkpoint has '4 rows each', this run '4 rows'",
+        "  - another method or adapter: the checkpoint has 'full of a later version', this run 'full'",
+    ]
 
 
 def _group(checkpoint: Path) -> dict[str, Any]:
@@ -125,11 +169,45 @@ def test_settings_of_the_optimizer_hold_from_the_resume_on(paths: TrainingPaths,
     assert len(resumed.steps) == 4
 
 
-def test_a_momentum_that_a_run_began_without_is_refused(paths: TrainingPaths, settings: TrainingSettings) -> None:
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("momentum=0.9", "momentum, .* momentum=0.9 now"),
+        ("centered=true", "mean of the gradients, .* centered=True now"),
+    ],
+)
+def test_a_state_that_a_run_began_without_is_refused(
+    paths: TrainingPaths, settings: TrainingSettings, asked: str, told: str
+) -> None:
     run_training(paths, vary(_with_optimizer(settings, optim="rmsprop"), max_steps=2))
-    other = _with_optimizer(settings, optim="rmsprop", optim_args="momentum=0.9")
-    with pytest.raises(UserError, match=r"optimizer\.pt has no momentum, and train\.trainer.* asks for 0\.9 now"):
+    other = _with_optimizer(settings, optim="rmsprop", optim_args=asked)
+    with pytest.raises(UserError, match=rf"optimizer\.pt has no {told}"):
         run_training(paths, vary(other, max_steps=4, resume=True))
+
+
+def test_a_state_that_is_asked_for_no_more_is_left_out(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    began = _with_optimizer(settings, optim="rmsprop", optim_args="momentum=0.5,centered=true")
+    run_training(paths, vary(began, max_steps=2))
+    run_training(paths, vary(_with_optimizer(settings, optim="rmsprop"), max_steps=4, resume=True))
+    stored = checkpoints.find_latest(paths.checkpoints)
+    assert stored is not None and stored.step == 4
+    assert (_group(stored.path)["momentum"], _group(stored.path)["centered"]) == (0, False)
+
+
+@pytest.mark.parametrize(("began", "now"), [("adamw_torch", "adamw_torch_fused"), ("adamw_torch_fused", "adamw_torch")])
+def test_another_kernel_of_the_same_optimizer_goes_on(
+    paths: TrainingPaths, settings: TrainingSettings, tmp_path: Path, began: str, now: str
+) -> None:
+    unbroken = run_training(
+        TrainingPaths(paths.tokens, tmp_path / "unbroken"), vary(_with_optimizer(settings, optim=began), max_steps=4)
+    )
+    run_training(paths, vary(_with_optimizer(settings, optim=began), max_steps=2))
+    resumed = run_training(paths, vary(_with_optimizer(settings, optim=now), max_steps=4, resume=True))
+    losses = [row["loss_nats_per_token"] for row in unbroken.steps]
+    assert [row["loss_nats_per_token"] for row in resumed.steps] == pytest.approx(losses, rel=SAME_LOSS)
+    stored = checkpoints.find_latest(paths.checkpoints)
+    assert stored is not None and stored.step == 4
+    assert bool(_group(stored.path)["fused"]) == (now == "adamw_torch_fused")
 
 
 def test_the_checkpoint_of_an_older_run_is_explained(stopped_at_2: Stopped, caplog: pytest.LogCaptureFixture) -> None:

@@ -36,7 +36,7 @@ from lm_tuning.reporting.document import (
 )
 from lm_tuning.reporting.markdown import write_section
 from lm_tuning.reporting.text import shorten_path, write_share
-from lm_tuning.wording import count_of, shorten
+from lm_tuning.wording import count_of, name_first, shorten
 
 _MAX_SHOWN_ROWS = 20
 _MAX_SHOWN_CLASSES = 30
@@ -227,10 +227,12 @@ def _class_blocks(classes: ClassCounts, label_map: Mapping[str, int]) -> Iterato
         else f"No class in column {classes['column']!r}."
     )
     if classes["similar"]:
-        pairs = "; ".join(", ".join(map(repr, group)) for group in classes["similar"][:_MAX_SHOWN_ROWS])
-        yield Paragraph(f"These names differ in upper and lower case only, and are different classes: {pairs}.")
+        groups = [", ".join(map(repr, group)) for group in classes["similar"]]
+        yield Paragraph(
+            f"These names differ in upper and lower case only, and are different classes: {_some(groups, '; ')}."
+        )
     if classes["only_held_out"]:
-        missing = ", ".join(map(repr, classes["only_held_out"][:_MAX_SHOWN_ROWS]))
+        missing = _some([*map(repr, classes["only_held_out"])], ", ")
         yield Paragraph(f"No training row has these classes, so no answer to their rows can be right: {missing}.")
     yield Table(
         "",
@@ -245,21 +247,20 @@ def _class_blocks(classes: ClassCounts, label_map: Mapping[str, int]) -> Iterato
         yield Paragraph(f"and {smaller}; the smallest is {shorten(str(classes['smallest']), _MAX_NAME_CHARACTERS)}.")
 
 
+def _some(names: Sequence[str], separator: str) -> str:
+    """Write the first names of a list; not how many more there are, since it may be cut itself."""
+    return separator.join(names[:_MAX_SHOWN_ROWS]) + " and more" * (len(names) > _MAX_SHOWN_ROWS)
+
+
 def _mixed_labels(classes: CheckedClasses) -> Paragraph:
     counts = ", ".join(f"{kind}: {count_of(number, 'row')}" for kind, number in classes["types"].items())
     joined = ""
     if classes["joined"]:
-        names = ", ".join(repr(shorten(name, _MAX_NAME_CHARACTERS)) for name in classes["joined"][:_MAX_SHOWN_ROWS])
-        more = len(classes["joined"]) - _MAX_SHOWN_ROWS
-        joined = f" Classes with labels of several types: {names}{f' and {more:,} more' * (more > 0)}."
-    return Paragraph(
-        (
-            f"Note: labels in column {classes['column']!r} are of different types ({counts}). All are taken as text, "
-            "so a number ",
-            *(Code("1"), " and a text ", Code('"1"'), " are one class, as are ", Code("true"), " and ", Code('"true"')),
-            f".{joined}",
-        )
-    )
+        names = [repr(shorten(name, _MAX_NAME_CHARACTERS)) for name in classes["joined"]]
+        joined = f" Classes with labels of several types: {name_first(names, _MAX_SHOWN_ROWS)}."
+    differ = f"Note: labels in column {classes['column']!r} are of different types ({counts})."
+    alike = (Code("1"), " and a text ", Code('"1"'), " are one class, as are ", Code("true"), " and ", Code('"true"'))
+    return Paragraph((f"{differ} All are taken as text, so a number ", *alike, f".{joined}"))
 
 
 def _finding_blocks(findings: FindingsByKind) -> Iterator[Block]:

@@ -17,7 +17,7 @@ from lm_tuning.tracking.active_run import enter_run, leave_run, set_current
 from lm_tuning.tracking.address import bounded_requests
 from lm_tuning.tracking.delivery import Delivery, now_ms
 from lm_tuning.tracking.journal import JOURNAL_FOLDER, Journal, describe_count, find_journal, is_stand_in, read_run_id
-from lm_tuning.tracking.records import RunHeader
+from lm_tuning.tracking.records import RunHeader, RunStatus
 from lm_tuning.tracking.run_description import flatten_settings
 from lm_tuning.tracking.sender import Sender
 from lm_tuning.tracking.trouble import describe_trouble
@@ -40,7 +40,7 @@ class MlflowRun:
     """Write settings, tags, figures and files of a run, new or resumed; none of it waits for the tracking store."""
 
     def __init__(self, root: Path, uri: str, header: RunHeader) -> None:
-        """Resume the journal and start to send; ``open`` waits for the store.
+        """Begin a journal, or go on with an earlier one; ``open`` starts to send and waits for the store.
 
         Args:
             root: project folder.
@@ -163,7 +163,7 @@ class MlflowRun:
         if self.run is not None and mlflow.active_run() is None:
             enter_run(self.run)
 
-    def leave(self, status: str | None, timeout_seconds: float = -1) -> None:
+    def leave(self, status: RunStatus | None, timeout_seconds: float = -1) -> None:
         """Note on disk how the run ended, and leave it.
 
         Args:

@@ -24,7 +24,7 @@ from lm_tuning.models.tuned import read_tuning
 from lm_tuning.runtime.facts import environment_facts, run_facts
 from lm_tuning.runtime.stopping import last_words, stop_if_requested
 from lm_tuning.secrets import mask
-from lm_tuning.tracking.records import RunHeader, RunParams
+from lm_tuning.tracking.records import RunHeader, RunParams, RunStatus
 from lm_tuning.tracking.run_description import data_digests, name_pipelines, numbers_of, rerun_command
 from lm_tuning.tracking.trouble import strip_passwords
 from lm_tuning.training.checkpoints.format import find_latest
@@ -188,7 +188,7 @@ class TrackingHook:
             else:
                 self._try("the reports of a failed run", self._log_what_is_kept_on_failure)
                 self._try("the error", lambda: run.log_tags({"error": text}))
-        status = "KILLED" if was_interrupted(error) else "FAILED"
+        status: RunStatus = "KILLED" if was_interrupted(error) else "FAILED"
         self._finish(None if is_refusal else status, is_hurried=status == "KILLED")
 
     def _is_enabled(self, run_params: RunParams) -> bool:
@@ -274,7 +274,7 @@ class TrackingHook:
                 run, what = self._run, f"a copy of '{name}'"
                 self._try(what, lambda path=path, what=what: run.log_artifact(path, marks["mlflow_artifact"], what))  # type: ignore[misc]  # noqa: B023
 
-    def _finish(self, status: str | None, *, is_hurried: bool = False) -> None:
+    def _finish(self, status: RunStatus | None, *, is_hurried: bool = False) -> None:
         """Close the run with this status, hand the signals back, and wait a little until everything is sent.
 
         The status is noted first: should a second Ctrl-C cut the rest short, it is in the journal already.

@@ -241,7 +241,7 @@ def _check_warmup(parameters: ParameterGroups) -> Iterator[Conflict]:
     warmup = train.trainer.get("warmup_steps", 0)
     if not warmup or train.max_steps is None:
         return  # where epochs alone decide, the number of steps is known and looked at before the model is loaded
-    # As transformers does: a fraction is rounded up, and 1.0 is no fraction but the parameter's own check refuses it.
+    # As transformers does: a fraction is rounded up. One of 1 or more is refused by the parameter's own type.
     num_steps = math.ceil(warmup * train.max_steps) if isinstance(warmup, float) else warmup
     if num_steps >= train.max_steps:
         yield Conflict(

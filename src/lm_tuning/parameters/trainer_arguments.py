@@ -132,7 +132,7 @@ _LIMITS = {
 
 
 def _limit(name: str, signature: Signature) -> Argument:
-    """Build an argument of what transformers declares of it and our limits."""
+    """Build an argument from what transformers declares of it and from our limits."""
     limits = _LIMITS.get(name, Argument())
     if limits is _ABOVE_ZERO and signature["kind"] == "integer":
         limits = _FROM_ONE

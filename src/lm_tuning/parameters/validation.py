@@ -150,7 +150,7 @@ def _problems_of(error: ValidationError, raw: JsonObject, sources: Sources | Non
 
 
 def _describe_unknown(path: KeyPath) -> str:
-    """Report that a key does not exist, and which one was meant."""
+    """Return the sentence that there is no such key, and which one was meant."""
     parts = [str(part) for part in path]
     if parts[:2] == ["train", "trainer"] and parts[-1] in OWNED_BY_US:
         return f"{write_path(path)} is set by this project. {as_sentence(OWNED_BY_US[parts[-1]])}"

@@ -282,7 +282,7 @@ _RARELY = (100_000, 50, 1000)
 
 
 def collect_rarely() -> None:
-    """Look for reference cycles hardly ever, while packages load."""
+    """Rarely look for reference cycles, while packages load."""
     gc.set_threshold(*_RARELY)
 
 

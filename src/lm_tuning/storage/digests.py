@@ -55,7 +55,7 @@ def digest_files(paths: Iterable[Path], cache: Path | None = None) -> list[str]:
     for path in (Path(path).resolve() for path in paths):
         stat = path.stat()
         mark: CacheEntry = [stat.st_size, stat.st_mtime_ns]
-        # By size and time, as make and git do: a file that keeps both while its bytes change is taken for the same.
+        # By size and time, as git does: a file that keeps both while its bytes change is taken for the same.
         entry = known.get(str(path))
         if isinstance(entry, list) and entry[:2] == mark:
             digests.append(str(entry[2]))
@@ -88,8 +88,8 @@ def digest_values(value: object) -> str:
         TypeError: for any other type, such as a path or a set, and for a key that is no string.
         ValueError: for NaN and infinities.
     """
-    # No spaces, sorted keys, ASCII: the one spelling of a value, whatever the version of Python.
     _check_keys(value)
+    # No spaces, sorted keys, ASCII: the one spelling of a value, whatever the version of Python.
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
 

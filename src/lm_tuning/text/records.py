@@ -64,28 +64,14 @@ Tools: TypeAlias = list[JsonObject]
 Conversation: TypeAlias = tuple[list[Message], Tools | None]
 
 
-class TokenizeSettings(TypedDict):
-    """The parameters that decide which tokens come out, as the key of the tokens holds them."""
-
-    max_length_tokens: int
-    max_target_tokens: int
-    truncation: str
-    cut_prompt_at: str
-    loss_on: str
-    on_altered_content: str
-    system_turn: str
-    template_arguments: NotRequired[JsonObject]
-    control_tokens: str
-
-
 class TokenSources(TypedDict):
-    """Everything that tokens are made from; its digest is their key."""
+    """Everything that tokens are made from, with ``tokenize`` parameters by name; its digest is their key."""
 
     schema_version: int
     tokens_version: int
     splits: str
     tokenizer: str
-    tokenize: TokenizeSettings
+    tokenize: JsonObject
     task: str
 
 
@@ -94,13 +80,6 @@ class TokenManifest(TypedDict):
 
     sources: TokenSources
     base_model: BaseModelRecord
-
-
-class RenderingSettings(TypedDict):
-    """How the chat template was called for the rows; a tuned model is prompted in the same way."""
-
-    template_arguments: JsonObject
-    system_turn: str
 
 
 class LengthQuantiles(TypedDict):
@@ -149,7 +128,7 @@ class SplitTokens(TypedDict):
         num_tokens: tokens of those.
         num_supervised_tokens: tokens that carry loss; not for a classifier.
         supervised_fraction: their share of the tokens, 0 to 1; ``None`` without tokens.
-        num_classes: classes that have rows; of a classifier, as the next two.
+        num_classes: classes that have rows; of a classifier, as are ``rows_by_class`` and ``majority_fraction``.
         rows_by_class: rows of each class, in the order of the label map.
         majority_fraction: share of the largest class, 0 to 1; ``None`` without rows.
         length_tokens: of whole rows; ``None`` without rows.
@@ -202,7 +181,7 @@ class TokenFacts(TypedDict):
         max_target_tokens: tokens that a target may have; of ``seq2seq_lm`` alone.
         truncation: what happened to longer rows.
         cut_prompt_at: where they were cut.
-        loss_on: what is supervised; of ``causal_lm`` alone, as the next but one and the one behind it.
+        loss_on: what is supervised; of ``causal_lm`` alone, as are ``system_turn`` and ``template_arguments``.
         control_tokens: what happened to typed control tokens.
         system_turn: what the chat template got of a system turn.
         template_arguments: its further arguments.

@@ -109,12 +109,8 @@ def _blocks(summary: TokenSummary, dropped: list[RowsOutcome], changed: list[Row
     special: list[Words] = []
     for name, token in tokens.items():
         special += [", " * bool(special), *([f"{name} ", Code(token)] if token else [f"no {name}"])]
-    yield Paragraph(
-        (
-            *("Rows of format ", Code(summary["format"]), f" as {summary['rendering']}; ", *_describe_limits(summary)),
-            *(". Special tokens: ", *special, "."),
-        )
-    )
+    how = ("Rows of format ", Code(summary["format"]), f" as {summary['rendering']}; ", *_describe_limits(summary))
+    yield Paragraph((*how, ". Special tokens: ", *special, "."))
     yield _split_table(summary)
     if summary["task"] == SEQUENCE_CLASSIFICATION:
         yield from _class_blocks(summary, summary["label_map"] or {})

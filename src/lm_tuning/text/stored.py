@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 from lm_tuning.models.loading import load_tokenizer, read_config
 from lm_tuning.models.record import BaseModelRecord, location_of
@@ -14,7 +13,7 @@ from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.reporting.document import ReportSection
 from lm_tuning.storage.folders import SCHEMA_VERSION, read_manifest
 from lm_tuning.text import tokenize as tokenizing
-from lm_tuning.text.records import TokenizeSettings, TokensFacts, TokenSources, TokenSummary
+from lm_tuning.text.records import TokensFacts, TokenSources, TokenSummary
 from lm_tuning.text.store.summary import read_lengths, write_lengths
 from lm_tuning.text.tokenizers.limit_losses import refuse_losses
 
@@ -30,16 +29,17 @@ def token_sources(
         tokenize: the ``tokenize`` parameters.
         task: the ``task`` parameter.
     """
-    settings = _token_settings(tokenize)
+    # This one decides whether the tokens are taken, not which come out.
+    left_out = {"max_lost_fraction"}
     # Left out where there are none: tokens of earlier versions keep their key.
-    if not settings["template_arguments"]:
-        del settings["template_arguments"]
+    if not tokenize.template_arguments:
+        left_out.add("template_arguments")
     return {
         "schema_version": SCHEMA_VERSION,
         "tokens_version": tokenizing.TOKENS_VERSION,
         "splits": read_manifest(splits)["key"],
         "tokenizer": base_model["tokenizer_digest"],
-        "tokenize": settings,
+        "tokenize": tokenize.model_dump(exclude=left_out),
         "task": task,
     }
 
@@ -122,8 +122,3 @@ def positions_of(base_model: BaseModelRecord) -> int | None:
         base_model: see ``describe_base_model``.
     """
     return position_limit(read_config(**location_of(base_model)))
-
-
-def _token_settings(tokenize: TokenizeParameters) -> TokenizeSettings:
-    """Return the parameters that decide which tokens come out, not whether they are taken."""
-    return cast(TokenizeSettings, tokenize.model_dump(exclude={"max_lost_fraction"}))

@@ -48,7 +48,7 @@ _journals: list[Journal] = []
 
 
 def set_current(journal: Journal | None) -> None:
-    """Describe which journal takes what is logged from now on.
+    """Set the journal that takes what is logged from now on.
 
     Args:
         journal: of the run, or None when it has ended.

@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from lm_tuning.storage.locks import one_at_a_time
 from lm_tuning.tracking.address import is_database, lock_name, make_database
 from lm_tuning.tracking.journal import Entry, Journal
 from lm_tuning.tracking.names import distinct_name, distinct_names, has_earlier_names, name_figures, name_step_metrics
-from lm_tuning.tracking.records import STEP, Experiment, Fact, MetricsFact, SettingsFact
+from lm_tuning.tracking.records import STEP, Experiment, Fact, MetricsFact, RunStatus, SettingsFact
 from lm_tuning.tracking.run_description import NOT_SET, PARAMETERS_ARTIFACT, find_changes, offer_view
 from lm_tuning.tracking.trouble import StoreAway, Trouble
 
@@ -30,7 +30,7 @@ MAX_TAG_CHARACTERS = 5000
 RESUME_COUNT_TAG = "resume.count"
 #: Tells the run of a journal from others, should the answer to its creation have been lost.
 JOURNAL_TAG = "lm_tuning.journal"
-_ENDED = {"FINISHED", "FAILED", "KILLED"}
+_ENDED = frozenset(get_args(RunStatus))
 
 
 class Delivery:

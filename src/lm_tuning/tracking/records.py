@@ -9,7 +9,7 @@ from typing import Literal, NotRequired, Required, TypeAlias, TypedDict
 
 from lm_tuning.json_types import JsonObject
 
-#: Whose names the metrics of a training step are, rather than those of an entry of the catalog.
+#: ``of`` in the metrics of a training step; otherwise it is an entry of the catalog.
 STEP = "step"
 
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
@@ -43,7 +43,7 @@ class MetricsFact(TypedDict):
         step: optimizer step; 0 for what belongs to the run as a whole.
         time: milliseconds since 1970, as MLflow counts.
         values: by name.
-        of: whose names these are: a step of training or an entry of the catalog; without it MLflow's own.
+        of: whose names these are: :data:`STEP` or an entry of the catalog; without it MLflow's own.
         split: that was measured.
     """
 
@@ -81,7 +81,7 @@ class EndFact(TypedDict):
     """How the run ended, and when, in milliseconds since 1970."""
 
     kind: Literal["end"]
-    status: str
+    status: RunStatus
     time: int
 
 

@@ -335,7 +335,7 @@ class Sender:
                 return
 
     def _give_up(self, entry: Entry, trouble: Trouble) -> bool:
-        """Describe what the run lacks; return whether that is for good."""
+        """Log what the run lacks, and keep it if that may pass; return whether it is for good."""
         what = describe_fact(entry.fact)
         if trouble.kind == "refused":
             self._num_refused += 1

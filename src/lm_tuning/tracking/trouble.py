@@ -121,7 +121,7 @@ def _status_of(error: BaseException) -> int | None:
 
 
 def describe_trouble(shown_uri: str, trouble: Trouble, folder: Path) -> str:
-    """Report that the store is away, that the run goes on, and where its facts stay.
+    """Return the message that the store is away, that the run goes on, and where its facts stay.
 
     Args:
         shown_uri: address of the store, without password.

@@ -23,8 +23,8 @@ def value_writer(path: Path, columns: Sequence[str]) -> RowWriter:
         path: the Arrow file to write.
         columns: their names.
     """
-    # Names of columns may hold anything, so the file knows them by number. Offsets of 64 bits, since all values of a
-    # column are joined in one array when they are numbered.
+    # Names of columns may hold anything, so the file knows them by number. Offsets of 64 bits, since all different
+    # values of a column become one array when they are numbered.
     return RowWriter(path, pa.schema([(str(index), pa.large_string()) for index in range(len(columns))]))
 
 

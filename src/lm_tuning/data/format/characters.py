@@ -126,7 +126,7 @@ class TextLengths:
 
         for name, lengths in self._lengths.items():
             counted = pc.fill_null(pc.utf8_length(batch.column(name)), _NO_TEXT)
-            # 32 bits: a text of 2 GB is far beyond the limit of a row.
+            # 32 bits: a column whose offsets in bytes have as many holds no longer text.
             lengths.append(counted.to_numpy(zero_copy_only=False).astype(np.int32))
 
     def describe(self, keep: Mask | None = None) -> dict[str, TextLength]:

@@ -155,8 +155,8 @@ class CsvRows(RowSource):
             UserError: the header is missing, damaged, too long or names a column twice, or nothing follows it.
         """
         super().__init__(raw, file_format, settings)
-        # The parser of the standard library, driven line by line: pandas, polars and Arrow guess the types of columns:
-        # 007 becomes 7, and the text NA a null.
+        # The parser of the standard library, driven line by line. pandas, polars and Arrow guess the types of columns,
+        # so that 007 becomes 7 and the text NA a null.
         csv.field_size_limit(_MAX_FIELD_CHARACTERS)
         with raw.open() as file:
             try:

@@ -48,6 +48,7 @@ HubSetting: TypeAlias = Literal["config", "split", "revision"]
 HUB_SETTINGS: tuple[HubSetting, ...] = ("config", "split", "revision")
 _HELD_OUT_WORDS = frozenset({"dev", "eval", "test", "val", "valid", "validation"})
 NUM_SHOWN = 3
+"""Sources or files that a message names before it counts the rest."""
 
 
 def describe_files(
@@ -205,8 +206,8 @@ def _describe_source(source: NamedSource, *, key: str, split: str, digest_cache:
     _refuse_hub_settings(source, key, ("config", "revision") if found.has_splits else HUB_SETTINGS)
     if not found.is_single:
         _log_choice(found, text, key=key, split=split)
-        # All at once and in parallel, before each is described by itself; from there on the cache answers.
-        readable = [path for path in found.paths if os.access(path, os.R_OK)]  # of the others, the next line tells
+        # All before each is described by itself, so that the cache is written once; from there on it answers.
+        readable = [path for path in found.paths if os.access(path, os.R_OK)]  # of the others, the last line tells
         digest_files(readable, digest_cache)
     return [describe_file(path, key=key, digest_cache=digest_cache) for path in found.paths]
 
@@ -215,7 +216,7 @@ def _files_at(address: str, key: str) -> list[SourceFile]:
     """Return the files at an address with their format; of several, those of unknown suffix are left out."""
     files = list_remote(address, key=key)
     if len(files) == 1:
-        _format_of(files[0]["path"], f"{key} names '{address}'")
+        _format_of(files[0]["path"], f"{key} names '{address}'")  # raises where the suffix tells none
     known: list[SourceFile] = [
         {
             "path": file["path"],

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
-# fsspec reads these itself, through a package of another name; the name of any other driver's package begins its class.
+# fsspec reads these itself, with a package of another name. Any other driver's class lies in the package to install.
 _PACKAGE_OF_PROTOCOL = {"http": "aiohttp", "https": "aiohttp", "sftp": "paramiko", "ssh": "paramiko"}
 # What file systems call the marks that change when a file does.
 _CONTENT_MARKS = frozenset(

@@ -115,8 +115,7 @@ def find_repeats(digests: Digests, is_train: Mask) -> tuple[Ints, Ints]:
     keys = keys[order]
     is_repeat = np.zeros(len(order), dtype=bool)
     is_repeat[1:] = (keys[1:] == keys[:-1]).all(axis=1)
-    # The first of a run stands where the last row that repeats nothing stands.
-    # Position of the last row that repeats nothing, carried on over the repeats behind it.
+    # The first of a run is the last row that repeats nothing; its position is carried on over the repeats behind it.
     starts = np.maximum.accumulate(np.where(is_repeat, 0, np.arange(len(order)))) if len(order) else order
     repeats, originals = indices[order[is_repeat]], indices[order[starts[is_repeat]]]
     ascending = np.argsort(repeats)

@@ -87,7 +87,7 @@ def write_splits(
         order = key_order(rows)  # (rows,): from here on rows follow their keys; the table keeps the order of the files
         rows, row_ids = take_rows(rows, order), row_ids[order]
     contents = number_equal(rows.contents)
-    label = (checked_summary["columns"] or {}).get("label")
+    label = checked_summary["columns"].get("label")
     near = None
     if split.near_duplicates != "ignore":
         # (contents,): the first row of each text; copies of it need no signature of their own.

@@ -164,7 +164,11 @@ class FoldFacts(TypedDict):
 
 
 class DivisionFacts(TypedDict):
-    """What a division says of itself, see ``divide_rows``; by pair of splits, only pairs that share something."""
+    """What a division says of itself, see ``divide_rows``.
+
+    ``overlap`` counts the texts that each pair of splits shares; ``overlap_rows`` and ``overlap_other_labels`` have the
+    pairs alone that share any.
+    """
 
     wanted_rows: RowsBySplit
     duplicates: CopyFacts

@@ -101,7 +101,7 @@ def describe_tokens(summary: TokenSummary) -> str:
     train = splits["train"]
     noun = noun_for(list(splits.values())[-1]["num_rows"], "row")
     line = f"{rows} {noun}; train {count_of(train['num_tokens'], 'token')}"
-    per_row = _describe_lengths(train["length_tokens"], "per row")
+    per_row = _describe_lengths(train["length_tokens"], unit=" per row")
     if summary["task"] == SEQUENCE_CLASSIFICATION:
         largest = f"the largest has {train['majority_fraction']:.1%} of the training rows"
         line += f", {per_row}; {count_of(train['num_classes'], 'class')}, {largest}"
@@ -114,9 +114,9 @@ def describe_tokens(summary: TokenSummary) -> str:
     return f"{line}; {count_of(dropped, 'row')} dropped" if dropped else line
 
 
-def _describe_lengths(lengths: LengthQuantiles | None, unit: str = "") -> str:
-    assert lengths is not None, "a split without training rows is refused"
-    return f"{' '.join(filter(None, (str(lengths['p50']), unit)))} at the median, {lengths['max']} at most"
+def _describe_lengths(lengths: LengthQuantiles | None, *, unit: str = "") -> str:
+    assert lengths is not None, "tokens without a training row are refused"
+    return f"{lengths['p50']}{unit} at the median, {lengths['max']} at most"
 
 
 def write_lengths(folder: Path, **limits: Any) -> None:

@@ -16,7 +16,7 @@ from lm_tuning.text.records import LimitLosses, TokenSummary
 from lm_tuning.text.store.table import Int32Array, TokenTable
 from lm_tuning.text.tokenizers.counts import LongRows, SplitCounts
 from lm_tuning.text.tokenizers.truncation import CUTTING
-from lm_tuning.wording import count_of, shorten
+from lm_tuning.wording import count_of, name_first, shorten
 
 # What tokenizing counts for rows that were made to fit; the whole row was too long, or its source or target.
 _SHORTENED = (
@@ -219,13 +219,11 @@ def find_lost_classes(
     }
     if not lost:
         return [], []
-    listed = ", ".join(
-        f"{shorten(name)!r} ({count_of(count, 'row')})" for name, count in list(lost.items())[:_MAX_NAMED]
-    )
-    more = f" and {len(lost) - _MAX_NAMED:,} more" if len(lost) > _MAX_NAMED else ""
+    named = [f"{shorten(name)!r} ({count_of(count, 'row')})" for name, count in lost.items()]
     said = (
         f"Classes all of whose training rows are dropped in tokenizing (tokenize.max_length_tokens = "
-        f"{settings.max_length_tokens}, tokenize.truncation = {settings.truncation}): {listed}{more}."
+        f"{settings.max_length_tokens}, tokenize.truncation = {settings.truncation}): "
+        f"{name_first(named, _MAX_NAMED)}."
     )
     fix = "Fix: raise tokenize.max_length_tokens, or set tokenize.truncation to truncate_prompt or truncate_end."
     left = [name for name, position in label_map.items() if after[position]]

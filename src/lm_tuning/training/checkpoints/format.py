@@ -19,6 +19,7 @@ from typing import ClassVar, cast
 
 from lm_tuning.errors import UserError
 from lm_tuning.json_types import JsonObject
+from lm_tuning.parameters.train import QloraParameters
 from lm_tuning.storage.atomic import sync_file, sync_folder
 from lm_tuning.storage.write_failures import close_files_of, explain_full_disk, folder_bytes
 from lm_tuning.training.checkpoints.records import IdentityRecord, MarkerRecord, Progress
@@ -77,14 +78,44 @@ class RunIdentity:
         return "1 row" if self.effective_batch == "1 rows" else self.effective_batch
 
     def differences(self, stored: IdentityRecord) -> list[str]:
-        """Name every part in which a stored identity differs, with both values."""
+        """Name every part in which a stored identity differs, with the parameters behind it and both values."""
         found: list[str] = []
         for name, meaning in self._explanations.items():
             old, new = stored.get(name, getattr(type(self), name, None)), getattr(self, name)
             # In the order of the table, so that the digest of the plan is looked at last.
             if old != new and not (name == "plan_digest" and found):  # the others change the order of rows too
-                found.append(f"{meaning}: the checkpoint has {old!r}, this run {new!r}")
+                changes = ", ".join(_name_changes(_parameters_in(str(old)), _parameters_in(new)))
+                found.append(f"{meaning}: {changes or f'the checkpoint has {old!r}, this run {new!r}'}")
         return found
+
+
+def _parameters_in(part: str) -> dict[str, str]:
+    """Return the parameters that an effective batch or a method was written from, by key; none of anything else."""
+    size = re.fullmatch(r"(?:at most )?(\d+) (rows|tokens)", part)
+    if size:
+        return {f"train.effective_batch_{size[2]}": size[1]}
+    shape = re.fullmatch(r"(full|lora|qlora)(?: (\w+=.+))?", part)
+    if shape is None:
+        return {}
+    values = {"train.method": shape[1]}
+    # Lists hold commas too, but no name and equals sign behind them.
+    for detail in re.split(r", (?=\w+=)", shape[2]) if shape[2] else ():
+        key, _, value = detail.partition("=")
+        group = "qlora" if key in QloraParameters.model_fields else "lora"
+        values[f"train.{group}.{key}"] = {"True": "true", "False": "false"}.get(value, value)
+    return values
+
+
+def _name_changes(old: dict[str, str], new: dict[str, str]) -> Iterator[str]:
+    """Name the parameters that differ, as ``key: old -> new``; nothing where one side has none to compare."""
+    if not old or not new:
+        return
+    # Another method reads other groups, so what only one of them reads has not changed.
+    is_same = old.get("train.method") == new.get("train.method")
+    for key in old | new:
+        before, now = old.get(key, "null"), new.get(key, "null")
+        if before != now and (is_same or (key in old and key in new)):
+            yield f"{key}: {before} -> {now}"
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ _DAMAGE = (
 )
 
 # Entries of an optimizer's groups that are set and not learned: a resume takes them from its parameters. All others
-# stay as stored: some optimizers count their steps there, and `amsgrad` or `centered` need a state of their own.
+# stay as stored: some optimizers count their steps there.
 _SETTINGS = frozenset(
-    {"alpha", "beta1", "betas", "clip_threshold", "dampening", "decay_rate", "eps", "lr_decay", "momentum", "nesterov"}
-    | {"weight_decay"}
+    {"alpha", "beta1", "betas", "centered", "clip_threshold", "dampening", "decay_rate", "eps", "foreach", "fused"}
+    | {"lr_decay", "momentum", "nesterov", "weight_decay"}
 )
 
 _FIX = (
@@ -139,26 +139,19 @@ class RestoresState:
         present = [{name: group[name] for name in _SETTINGS & group.keys()} for group in self.optimizer.param_groups]
         with naming_file(checkpoint, "optimizer.pt"):
             super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
-        lacking = sorted(names - set(self.optimizer.param_groups[0]))
-        if lacking:
+        stored = set(self.optimizer.param_groups[0])
+        lacking, foreign = sorted(names - stored), sorted((stored - names) & _SETTINGS)
+        if lacking or foreign:
+            difference = f"without {', '.join(lacking)}" if lacking else f"with {', '.join(foreign)}"
             raise _refuse(
                 checkpoint,
                 "optimizer.pt",
-                f"is the state of another optimizer, without {', '.join(lacking)}",
+                f"is the state of another optimizer, {difference}",
                 "Set train.trainer.optim back to what the run began with, or train.resume=false to start a new run "
                 "(nothing is deleted).",
             )
         for group, settings in zip(self.optimizer.param_groups, present, strict=True):
-            # SGD begins a missing momentum with the next gradient; RMSprop looks it up.
-            if settings.get("momentum") and not group["momentum"] and "alpha" in group:
-                raise _refuse(
-                    checkpoint,
-                    "optimizer.pt",
-                    f"has no momentum, and train.trainer.optim_args asks for {settings['momentum']} now",
-                    "Set train.trainer.optim_args back to what the run began with, or train.resume=false to start a "
-                    "new run (nothing is deleted).",
-                )
-            group.update(settings)
+            self._take_settings(checkpoint, group, settings)
         scheduler = self.lr_scheduler
         if not isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR):
             return
@@ -172,6 +165,26 @@ class RestoresState:
             group["lr"], group["initial_lr"] = rate, self.args.learning_rate
         # What the schedule reports as the rate of now, until it makes its next step.
         scheduler._last_lr = rates
+
+    def _take_settings(self, checkpoint: str, group: dict[str, Any], settings: dict[str, Any]) -> None:
+        """Let the present settings hold in a group of the restored optimizer."""
+        for name, state in (("momentum", "momentum"), ("centered", "mean of the gradients")):
+            # SGD begins a missing momentum with the next gradient; RMSprop, which alone has both, looks its state up.
+            if "alpha" in group and settings.get(name) and not group[name]:
+                raise _refuse(
+                    checkpoint,
+                    "optimizer.pt",
+                    f"has no {state}, and train.trainer.optim_args asks for {name}={settings[name]} now",
+                    "Set train.trainer.optim_args back to what the run began with, or train.resume=false to start a "
+                    "new run (nothing is deleted).",
+                )
+        if group.get("fused") != settings.get("fused"):
+            # A fused kernel counts its steps beside each parameter, the others on the host.
+            for parameter in group["params"]:
+                state_of = self.optimizer.state.get(parameter, {})
+                if isinstance(state_of.get("step"), torch.Tensor):
+                    state_of["step"] = state_of["step"].to(parameter.device if settings.get("fused") else "cpu")
+        group.update(settings)
 
     def _load_scaler(self, checkpoint: str | None) -> None:
         """Restore float16's gradient scaler, where this run and the checkpoint both have one: precision may change."""
