@@ -152,23 +152,24 @@ def test_the_graph_is_a_table():
     assert pipeline.all_outputs() == {"preflight", "preflight_report", "preflight_page"}
 
 
-@pytest.mark.parametrize("is_used", [True, False])
+@pytest.mark.parametrize(("added", "num_rows"), [("3+1", 4), ("13+1", 1), ("[[ticket]]", 0)])  # 3, 13, 23 and 33
 def test_tokens_that_the_model_does_not_embed_are_a_stop(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_used: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, added: str, num_rows: int
 ) -> None:
     from transformers import AutoTokenizer
 
     monkeypatch.chdir(tmp_path)
     folder = save_tiny_model(Path("model"))
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    tokenizer.add_tokens(["3+1" if is_used else "[[ticket]]", "[[agent]]"])
+    tokenizer.add_tokens([added, "[[agent]]"])
     tokenizer.save_pretrained(folder)
     figures, markdown, _ = run()
     [issue] = [found for found in figures["concerns"] if found["level"] == "stop"]
     assert "Training refuses to start" in issue["text"]
-    if is_used:
-        assert sum(figures["vocabulary"]["num_rows_beyond"].values()) == 4  # 3, 13, 23 and 33
-        assert "'3+1'" in issue["text"]
-        assert "3+1" in markdown
+    assert sum(figures["vocabulary"]["num_rows_beyond"].values()) == num_rows
+    if num_rows:
+        assert f"such as 104 ('{added}'); the first such row has the id " in issue["text"]
+        assert " hold ids that" in issue["text"] if num_rows > 1 else " row holds ids that" in issue["text"]
+        assert added in markdown
     else:
         assert "106 tokens and the model embeds 104" in issue["text"]

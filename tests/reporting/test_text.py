@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from lm_tuning import secrets
 from lm_tuning.reporting.document import Code
 from lm_tuning.reporting.markdown import write_inline
-from lm_tuning.reporting.text import reveal, shorten_middle, words_of
+from lm_tuning.reporting.text import keep_ends, reveal, shorten_middle, words_of
 
 
 def test_a_decoded_row_hides_nothing():
@@ -30,6 +31,16 @@ def test_the_middle_of_a_long_text_is_left_out_and_counted():
 )  # fmt: skip
 def test_plain_text_stays_plain_in_markdown(text: str, shown: str):
     assert write_inline(text) == shown
+
+
+@pytest.mark.parametrize("num_before", range(0, 60, 3))
+def test_what_is_left_of_a_long_text_has_no_part_of_a_secret(num_before: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(secrets, "_known", set())
+    monkeypatch.setattr(secrets, "_known_pattern", None)
+    secrets.remember(["Pw-planted-1"])
+    text = f"{'. ' * num_before} Pw-planted-1 {'. ' * (60 - num_before)}"
+    for shown in (keep_ends(text, 60), shorten_middle(text, 60)):
+        assert "Pw" not in shown and "ted-1" not in shown, shown
 
 
 @pytest.mark.parametrize(

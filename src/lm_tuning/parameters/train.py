@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from difflib import get_close_matches
 from typing import Annotated, Literal
 
@@ -234,3 +235,13 @@ class TrainParameters(ParameterGroup):
 
     trainer: TrainerSettings = Field(default=TrainerSettings())
     """Further settings of transformers' TrainingArguments, under its names."""
+
+    def count_warmup_steps(self, total_steps: int) -> int:
+        """Return the steps of the warm-up.
+
+        Args:
+            total_steps: of the run.
+        """
+        warmup = self.trainer.get("warmup_steps", 0)
+        # As the Trainer reads it: below 1 it is a share of all steps, rounded up.
+        return math.ceil(warmup * total_steps) if warmup < 1 else int(warmup)

@@ -101,7 +101,7 @@ def _about_schedule(facts: ScheduleFigures, num_rows: Mapping[str, int], longest
             "warn",
             "schedule",
             f"The run ends after {facts['epochs']:.2f} epochs: {1 - facts['epochs']:.0%} of the rows are never seen.",
-            "Raise train.max_steps, or take it as meant for a trial.",
+            "Raise train.max_steps, unless this is only a trial.",
         )
     if rows is not None and rows > facts["rows_per_epoch"]:
         yield Issue(
@@ -162,12 +162,14 @@ def _about_vocabulary(facts: VocabularyFigures) -> Iterator[Issue]:
     if beyond:
         rows = ", ".join(count_of(number, f"{split} row") for split, number in beyond.items())
         ids = ", ".join(f"{token_id} ({token!r})" for token_id, token in facts["ids_beyond"].items())
-        first = next(str(facts["rows_beyond"][split][0]) for split in beyond)
+        first = next(facts["rows_beyond"][split][0] for split in beyond)
+        hold = "holds" if sum(beyond.values()) == 1 else "hold"
         yield Issue(
             "stop",
             "special_tokens",
-            f"The model embeds {num_embeddings:,} token ids and the tokenizer has {num_tokens:,}: {rows} hold ids that "
-            f"the model does not know, such as {ids} in row {first}. Training refuses to start.",
+            f"The model embeds {num_embeddings:,} token ids and the tokenizer has {num_tokens:,}: {rows} {hold} ids "
+            f"that the model does not know, such as {ids}; the first such row has the id {first}. Training refuses to "
+            "start.",
             advice,
         )
     # The other way round is usual: embeddings are padded to a round size for the sake of speed.

@@ -190,7 +190,7 @@ def about_labels(
                 "labels",
                 f"Classes whose share differs a lot between train and {split}, by more than chance: "
                 f"{describe_moved(moved, split=split)}.",
-                "Divide with split.stratify, or make the shares of files of your own alike.",
+                "Divide with split.stratify, or give each class about the same share in files of your own.",
             )
     # An accuracy below this share looks good and is worse than no model.
     if labels["majority_fraction"] > 0.8 and labels["num_classes"] > 1:

@@ -76,14 +76,12 @@ def describe_schedule(
     rows_of_run, tokens_of_run = _rows_and_tokens_of_run(plan, table, tokens_per_epoch)
     # Every epoch has as many steps, so the last one is as short in each of them.
     last = plan.rows_of_step(plan.steps_per_epoch - 1)
-    # As transformers reads it: below 1 a share of all steps, rounded up.
-    warmup = train.trainer.get("warmup_steps", 0)
     return {
         "effective_batch_rows": train.effective_batch_rows,
         "effective_batch_tokens": train.effective_batch_tokens,
         "num_epochs": train.num_epochs,
         "max_steps": train.max_steps,
-        "warmup_steps": warmup,
+        "warmup_steps": train.trainer.get("warmup_steps", 0),
         "eval_every_steps": train.eval_every_steps,
         "save_every_steps": train.save_every_steps,
         "load_best": train.load_best,
@@ -95,7 +93,7 @@ def describe_schedule(
         "tokens_per_epoch": tokens_per_epoch,
         "rows_of_run": rows_of_run,
         "tokens_of_run": tokens_of_run,
-        "warmup_steps_of_run": math.ceil(warmup * plan.total_steps) if warmup < 1 else int(warmup),
+        "warmup_steps_of_run": train.count_warmup_steps(plan.total_steps),
         "rows_per_step": _spread(rows),
         "tokens_per_step": _spread(tokens),
         "supervised_tokens_per_step": _spread(supervised),

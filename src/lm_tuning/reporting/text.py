@@ -9,6 +9,7 @@ from pathlib import PurePath
 
 from lm_tuning.parameters.schema import find_entry
 from lm_tuning.reporting.document import Code, Inline, Strong, Words
+from lm_tuning.secrets import mask_known
 from lm_tuning.wording import on_one_line, visible
 
 NOTHING = "–"  # noqa: RUF001
@@ -102,6 +103,8 @@ def keep_ends(text: str, max_characters: int) -> str:
         text: any text.
         max_characters: most characters of the result, at least 2.
     """
+    # Secrets first, here and below: one that is cut in two is recognised by nobody afterwards.
+    text = mask_known(text)
     if len(text) <= max_characters:
         return text
     # More of the start, which says what a text is; the sign in the middle counts too.
@@ -116,6 +119,7 @@ def shorten_middle(text: str, max_characters: int) -> str:
         text: any text.
         max_characters: characters to keep.
     """
+    text = mask_known(text)
     if len(text) <= max_characters:
         return text
     end = max_characters // 3

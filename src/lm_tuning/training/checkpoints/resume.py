@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from typing import TYPE_CHECKING
 
 from lm_tuning.errors import UserError
@@ -72,12 +71,10 @@ def find_checkpoint(
 def check_schedule(settings: TrainingSettings, plan: StepPlan, validation_rows: TokenTable) -> None:
     """Refuse settings that only show as useless once the number of steps is known."""
     problems = []
-    warmup = settings.train.trainer.get("warmup_steps", 0)
-    # As the Trainer reads it: below 1 it is a share of all steps.
-    warmup_steps = math.ceil(warmup * plan.total_steps) if warmup < 1 else int(warmup)
+    warmup_steps = settings.train.count_warmup_steps(plan.total_steps)
     if warmup_steps and warmup_steps >= plan.total_steps:
         problems.append(
-            f"train.trainer.warmup_steps={warmup} means "
+            f"train.trainer.warmup_steps={settings.train.trainer['warmup_steps']} means "
             f"{count_of(warmup_steps, 'warm-up step')}, but "
             f"the run has {count_of(plan.total_steps, 'step')} in total: the learning rate would never reach its peak."
         )
