@@ -229,8 +229,20 @@ def test_a_warmup_that_never_ends_is_refused_with_both_numbers(
     paths: TrainingPaths, settings: TrainingSettings, max_steps: int, warmup: float, steps: int
 ) -> None:
     trainer = {"lr_scheduler_type": "linear", "warmup_steps": warmup}
-    with pytest.raises(UserError, match=rf"warm-?up.*\b{steps} warm-up steps?, but the run has {max_steps} step"):
+    told = rf"train\.trainer\.warmup_steps = {warmup} .*\b{steps} steps?, and train\.max_steps = {max_steps}: .* never"
+    with pytest.raises(UserError, match=told):
         run_training(paths, vary(settings, max_steps=max_steps, trainer=trainer))
+    assert not list(paths.checkpoints.glob("run-*"))
+
+
+@pytest.mark.parametrize(("rows", "warmup", "steps", "total"), [(20, 0.1, 1, 1), (7, 10, 10, 3), (5, 0.9, 4, 4)])
+def test_a_warmup_as_long_as_the_epochs_is_refused_with_both_numbers(
+    paths: TrainingPaths, settings: TrainingSettings, *, rows: int, warmup: float, steps: int, total: int
+) -> None:
+    trainer = {"lr_scheduler_type": "linear", "warmup_steps": warmup}
+    epochs = vary(settings, max_steps=None, num_epochs=1, effective_batch_rows=rows, trainer=trainer)
+    with pytest.raises(UserError, match=rf"warm-?up.*\b{steps} warm-up steps?, but the run has {total} step"):
+        run_training(paths, epochs)
     assert not list(paths.checkpoints.glob("run-*"))
 
 
