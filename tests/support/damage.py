@@ -103,6 +103,14 @@ DAMAGES: dict[str, Damage] = {
         ),
     ),
     "health without facts": (marker(having(health={"findings": [3]})), ("health.facts is missing", "findings[0] = 3")),
+    "frozen parts are a string": (
+        marker(having(freeze="layers.0")),
+        (f"{MARKER}: freeze = 'layers.0', and it takes a list.",),
+    ),
+    "a frozen part is a number": (
+        marker(having(freeze=["layers.0", 3])),
+        (f"{MARKER}: freeze[1] = 3, and it takes a string.",),
+    ),
     "later format": (marker(having(format_version=2)), (f"{MARKER}: format_version = 2, and this version",)),
     "log of other keys": (
         unlisted("step_log.json", lambda _: {"rows": []}),

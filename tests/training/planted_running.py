@@ -98,9 +98,15 @@ def cut_a_gradient(world: World) -> None:
     change_loss(world, lambda step, loss: loss.detach() + 0 * loss if step == 2 else loss)
 
 
+def let_schedules_pass(world: World) -> None:
+    """Leave out what refuses a warm-up as long as the run, so that only the rates themselves tell."""
+    for check in ("check_schedule", "refuse_conflicts"):
+        world.patch.setattr(job, check, lambda *_: None)
+
+
 @RUNNING("no-update-made", "a warm-up of one step")
 def end_with_the_warm_up(world: World) -> None:
-    world.patch.setattr(job, "check_schedule", lambda *_: None)
+    let_schedules_pass(world)
     world.set(max_steps=1, trainer={"lr_scheduler_type": "linear", "warmup_steps": 1})
 
 
@@ -117,7 +123,7 @@ def learn_with_next_to_no_rate(world: World) -> None:
 
 @RUNNING("learning-rate-tiny", "a long warm-up")
 def begin_a_long_warm_up(world: World) -> None:
-    world.patch.setattr(job, "check_schedule", lambda *_: None)
+    let_schedules_pass(world)
     world.set(trainer={"lr_scheduler_type": "linear", "warmup_steps": 4000})
 
 
@@ -152,7 +158,7 @@ def climb(world: World) -> None:
 
 @RUNNING("warm-up-not-finished")
 def end_within_the_warm_up(world: World) -> None:
-    world.patch.setattr(job, "check_schedule", lambda *_: None)
+    let_schedules_pass(world)
     world.set(trainer={"lr_scheduler_type": "linear", "warmup_steps": 20})
 
 

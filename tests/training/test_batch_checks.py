@@ -110,6 +110,8 @@ def test_rows_that_teach_nothing_by_their_number(tmp_path: Path) -> None:
     finding = only(check(tmp_path, [*SOUND, silent])[1])
     assert (finding.code, finding.severity) == ("rows-teach-nothing", "warn")
     assert finding.measured == "1 of 4 rows (25.0%) has nothing that is supervised, such as row 103"
+    finding = only(check(tmp_path, [*SOUND, silent, silent])[1])
+    assert finding.measured == "2 of 5 rows (40.0%) have nothing that is supervised, such as rows 103, 104"
     finding = only(check(tmp_path, [*SOUND * 50, silent])[1])
     assert finding.severity == "note"
 
@@ -129,6 +131,7 @@ def test_classes_that_the_head_does_not_have_stop(tmp_path: Path) -> None:
     assert check(tmp_path, rows, task="sequence_classification", model=model, labels=[0, 2])[1] == []
     finding = only(check(tmp_path, rows, task="sequence_classification", model=model, labels=[0, 3])[1])
     assert (finding.code, finding.severity) == ("class-beyond-head", "stop")
+    assert "1 of 2 rows has such a class (row 101)." in finding.cause
 
 
 def test_rows_longer_than_the_positions(tmp_path: Path) -> None:
@@ -493,4 +496,4 @@ def test_a_frozen_parameter_with_a_gradient_is_named() -> None:
     model.model.norm.weight.requires_grad_(False)
     finding = only(check_gradients(model))
     assert (finding.code, finding.severity) == ("frozen-parameter-has-gradient", "warn")
-    assert finding.measured == "1 frozen parameters have a gradient: model.norm.weight"
+    assert finding.measured == "1 frozen parameter has a gradient: model.norm.weight"

@@ -274,13 +274,13 @@ def test_a_sound_run_has_facts_and_no_stop(paths: TrainingPaths, settings: Train
             {},
             1.01,
             r", (\d+\.\d{4}) was measured before it\. The difference \(1\.0%\) is within "
-            r"train\.health\.tolerance_fraction: 0\.05\.",
+            r"train\.health\.tolerance_fraction = 0\.05\.",
         ),
         (
             {"neftune_noise_alpha": 0.01},
             1.01,
-            r", (\d+\.\d{4}) was measured before it\. The difference \([^)]*%\) is within the 25% that the noise of "
-            r"NEFTune may make\.",
+            r", (\d+\.\d{4}) was measured before it\. The difference \([^)]*%\) is within the 25% allowed for the "
+            r"noise of NEFTune\.",
         ),
     ],
     ids=["the same", "by a constant", "with noise"],
@@ -311,11 +311,12 @@ def test_noise_and_rounding_are_named_where_they_explain_a_difference() -> None:
         expected = ExpectedFirstLoss(steps, settings, PLAIN, nats, tolerance, None, noise=noise)
         return expected.describe_agreement(logged).partition("is within ")[2]
 
-    assert said(1.1, 1.0, 0.25, "dropout") == "the 25% that dropout may make."
-    both = "the 25% that dropout and the noise of NEFTune may make."
+    assert said(1.1, 1.0, 0.25, "dropout") == "the 25% allowed for dropout."
+    both = "the 25% allowed for dropout and the noise of NEFTune."
     assert said(1.1, 1.0, 0.25, "dropout", "the noise of NEFTune") == both
-    assert said(0.008, 0.002, 0.05) == "train.health.tolerance_fraction: 0.05 and 0.01 nats for rounding."
-    assert said(0.008, 0.0, 0.05) == "train.health.tolerance_fraction: 0.05 and 0.01 nats for rounding."
+    assert said(0.008, 0.002, 0.05) == "train.health.tolerance_fraction = 0.05 and 0.01 nats for rounding."
+    assert said(0.008, 0.0, 0.05) == "train.health.tolerance_fraction = 0.05 and 0.01 nats for rounding."
+    assert said(1.3, 1.0, 0.4, "dropout") == "train.health.tolerance_fraction = 0.4.", "the user's own, which is larger"
 
 
 def test_the_supervised_part_is_marked() -> None:

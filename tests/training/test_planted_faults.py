@@ -78,7 +78,7 @@ def test_the_rows_and_tokens_of_foreign_ids_are_named(
     world = World(paths, settings, monkeypatch, tmp_path)
     next(fault for fault in ROWS if fault.name == "added tokens in one row").plant(world)
     said = str(world.run())
-    for words in ("1 of 20 rows hold such ids (row 20)", "'[[ticket]]'", "resize_token_embeddings"):
+    for words in ("1 of 20 rows holds such ids (row 20)", "'[[ticket]]'", "resize_token_embeddings"):
         assert words in said, said
 
 

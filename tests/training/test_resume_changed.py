@@ -143,6 +143,43 @@ def test_an_identity_written_otherwise_is_shown_as_it_stands(stopped_at_2: Stopp
     ]
 
 
+@pytest.mark.parametrize(
+    ("began", "now", "told"),
+    [
+        (None, ["layers.0"], "null -> ['layers.0']"),
+        (["layers.0", "embed_tokens"], None, "['layers.0', 'embed_tokens'] -> null"),
+        (["layers.0"], ["layers.1"], "['layers.0'] -> ['layers.1']"),
+    ],
+    ids=["more", "fewer", "as many others"],
+)
+def test_other_frozen_parts_are_refused(
+    paths: TrainingPaths, settings: TrainingSettings, *, began: list[str] | None, now: list[str] | None, told: str
+) -> None:
+    run_training(paths, vary(settings, freeze=began, max_steps=1, save_every_steps=1))
+    with pytest.raises(UserError) as caught:
+        run_training(paths, vary(settings, freeze=now, max_steps=2, resume=True))
+    assert f"  - other frozen parts: train.freeze: {told}" in caught.value.problems
+
+
+def test_frozen_parts_in_another_order_go_on(paths: TrainingPaths, settings: TrainingSettings) -> None:
+    run_training(paths, vary(settings, freeze=["layers.0", "embed_tokens"], max_steps=1, save_every_steps=1))
+    resumed = run_training(paths, vary(settings, freeze=["embed_tokens", "layers.0"], max_steps=2, resume=True))
+    assert len(resumed.steps) == 2
+
+
+def test_other_frozen_parts_than_an_earlier_version_had_are_no_damage(
+    paths: TrainingPaths, settings: TrainingSettings
+) -> None:
+    run_training(paths, vary(settings, freeze=["layers.0"], max_steps=1, save_every_steps=1))
+    [marker] = paths.checkpoints.glob(f"run-*/checkpoint-1/{checkpoints.MARKER}")
+    facts = json.loads(marker.read_text())
+    del facts["freeze"]  # which earlier versions did not write
+    marker.write_text(json.dumps(facts))
+    with pytest.raises(UserError, match=r"optimizer\.pt is the state of other weights .*\n?.*Set train\.freeze back"):
+        run_training(paths, vary(settings, max_steps=2, resume=True))
+    assert len(run_training(paths, vary(settings, freeze=["layers.0"], max_steps=2, resume=True)).steps) == 2
+
+
 def _group(checkpoint: Path) -> dict[str, Any]:
     """Return the settings of the first group in a stored optimizer."""
     stored = torch.load(checkpoint / "optimizer.pt", map_location="cpu", weights_only=True)
@@ -229,8 +266,20 @@ def test_a_warmup_that_never_ends_is_refused_with_both_numbers(
     paths: TrainingPaths, settings: TrainingSettings, max_steps: int, warmup: float, steps: int
 ) -> None:
     trainer = {"lr_scheduler_type": "linear", "warmup_steps": warmup}
-    with pytest.raises(UserError, match=rf"warm-?up.*\b{steps} warm-up steps?, but the run has {max_steps} step"):
+    told = rf"train\.trainer\.warmup_steps = {warmup} .*\b{steps} steps?, and train\.max_steps = {max_steps}: .* never"
+    with pytest.raises(UserError, match=told):
         run_training(paths, vary(settings, max_steps=max_steps, trainer=trainer))
+    assert not list(paths.checkpoints.glob("run-*"))
+
+
+@pytest.mark.parametrize(("rows", "warmup", "steps", "total"), [(20, 0.1, 1, 1), (7, 10, 10, 3), (5, 0.9, 4, 4)])
+def test_a_warmup_as_long_as_the_epochs_is_refused_with_both_numbers(
+    paths: TrainingPaths, settings: TrainingSettings, *, rows: int, warmup: float, steps: int, total: int
+) -> None:
+    trainer = {"lr_scheduler_type": "linear", "warmup_steps": warmup}
+    epochs = vary(settings, max_steps=None, num_epochs=1, effective_batch_rows=rows, trainer=trainer)
+    with pytest.raises(UserError, match=rf"warm-?up.*\b{steps} warm-up steps?, but the run has {total} step"):
+        run_training(paths, epochs)
     assert not list(paths.checkpoints.glob("run-*"))
 
 

@@ -379,7 +379,8 @@ def test_each_figure_knows_which_way_is_better(metric: str, values: list[float],
 
 @pytest.mark.parametrize("warmup", [10, 0.9])
 def test_a_warmup_without_end_is_refused(paths: TrainingPaths, settings: TrainingSettings, warmup: float) -> None:
-    short = vary(settings, max_steps=3, trainer={"lr_scheduler_type": "linear", "warmup_steps": warmup})
+    trainer = {"lr_scheduler_type": "linear", "warmup_steps": warmup}
+    short = vary(settings, max_steps=None, num_epochs=1, effective_batch_rows=7, trainer=trainer)
     with pytest.raises(UserError, match="3 steps in total"):
         run_training(paths, short)
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from lm_tuning.batching.losses import LossShape
 from lm_tuning.batching.mixing import TrainedSource
 from lm_tuning.batching.step_plan import StepPlan
+from lm_tuning.errors import UserError
+from lm_tuning.parameters.conflicts import find_conflicts
+from lm_tuning.parameters.groups import ParameterGroups
 from lm_tuning.progress import OnProgress
 from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.training.checkpoints import format as checkpoints
@@ -84,6 +87,7 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
     # A resume that is refused must not replace the report of the run that it would have continued.
     if not settings.train.resume:
         health.begin()
+    refuse_conflicts(settings)
     train_rows = open_split(paths.tokens, "train")
     validation_rows = open_split(paths.tokens, "validation")
     plan = step_plan_of(settings, train_rows)
@@ -106,6 +110,26 @@ def settle(paths: TrainingPaths, settings: TrainingSettings, health: HealthRepor
         shape=shape,
         batch_plan=choose_batches(paths, settings, on_progress=on_progress),
     )
+
+
+def refuse_conflicts(settings: TrainingSettings) -> None:
+    """Refuse parameters of training that cannot hold together, in the words in which ``kedro run`` does.
+
+    Args:
+        settings: of the training.
+
+    Raises:
+        UserError: naming every conflict.
+    """
+    conflicts = find_conflicts(ParameterGroups(task=settings.task, train=settings.train))
+    # A conflict with another group is none here: that group is at its defaults, and the rows are made already.
+    problems = [
+        conflict.problem
+        for conflict in conflicts
+        if all(key == "task" or key.startswith("train.") for key in conflict.keys)
+    ]
+    if problems:
+        raise UserError(problems)
 
 
 def describe_sources(plan: StepPlan, settings: TrainingSettings) -> list[TrainedSource]:

@@ -147,7 +147,7 @@ def _write_model(
     tokenizer.save_pretrained(staging)
     write_card(staging, facts, label_map=label_map, pad_id=int(tokenizer.pad_token_id))
     if generation is not None:
-        facts["stop_token_ids"] = generation.eos_token_id
+        facts = {**facts, "stop_token_ids": generation.eos_token_id}
     (staging / "tuning.json").write_text(json.dumps(facts, indent=2))
     if label_map is not None:
         (staging / "label_map.json").write_text(json.dumps(label_map, indent=2, ensure_ascii=False), encoding="utf-8")

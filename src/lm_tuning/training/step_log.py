@@ -292,10 +292,9 @@ class StepLog:
 
     def restore(self, content: StoredStepLog, *, num_steps: int) -> None:
         """Restore the steps noted before a resume, up to the checkpoint's step."""
-        # In place, since others hold these lists.
-        self.steps[:] = [row for row in content["steps"] if row["step"] <= num_steps]
-        self.efficiency[:] = [row for row in content["efficiency"] if row["step"] <= num_steps]
-        self.evaluations[:] = [row for row in content["evaluations"] if row["step"] <= num_steps]
+        self.steps = [row for row in content["steps"] if row["step"] <= num_steps]
+        self.efficiency = [row for row in content["efficiency"] if row["step"] <= num_steps]
+        self.evaluations = [row for row in content["evaluations"] if row["step"] <= num_steps]
         self.own_seconds += content.get("own_seconds", 0.0)
 
     def training_rows(self) -> list[TrainingRow]:

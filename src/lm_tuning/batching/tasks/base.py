@@ -103,7 +103,7 @@ class TrainingTask(ABC):
         if batching == "padded":
             grid = padded([sequence.input_ids for sequence in sequences], self.pad_id)
             return {"input_ids": torch.from_numpy(grid), "position_ids": None}, lengths
-        # Matrix products on a GPU run in tiles; the rest is one more row, which nothing is learned of.
+        # Matrix products on a GPU run in tiles; the rest is one more row, from which nothing is learned.
         filling = -int(lengths.sum()) % self.packing.position_multiple
         parts = [*(sequence.input_ids for sequence in sequences), np.full(filling, self.pad_id)]
         part_lengths = np.append(lengths, filling) if filling else lengths

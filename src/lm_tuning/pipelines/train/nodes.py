@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
@@ -56,28 +54,24 @@ def train_model(
     task: TaskName,
 ) -> TrainingOutputs:
     """Train; return the tuned model's folder, the logs of steps, and what they and the planning come to, by name."""
+    from lm_tuning.training.health.report import telling_refusals
     from lm_tuning.training.settings import TrainingPaths
 
-    gather = partial(gather_settings, tokenized_examples, base_model, train=train, model=model, seed=seed, task=task)
-    settings = _gather(gather, evaluate, metric_stream, live_health, is_resume=train.resume)
+    run_id = metric_stream.run_id
+    # A run that is refused while its settings are gathered leaves a health report too.
+    with telling_refusals(live_health.write, run_id=run_id, is_resume=train.resume):
+        settings = gather_settings(
+            tokenized_examples,
+            base_model,
+            train=train,
+            model=model,
+            seed=seed,
+            task=task,
+            num_beams=evaluate.num_beams,
+            run_id=run_id,
+        )
     paths = TrainingPaths(tokens=tokenized_examples, checkpoints=checkpoints, plans=batch_plans)
     return _name_outputs(_train(paths, settings, metric_stream, live_health))
-
-
-def _gather(
-    gather: Callable[..., TrainingSettings],
-    evaluate: EvaluateParameters,
-    metric_stream: MetricStream,
-    live_health: LiveReport,
-    *,
-    is_resume: bool,
-) -> TrainingSettings:
-    """Gather the settings; a run that is refused here leaves a health report too."""
-    from lm_tuning.training.health.report import telling_refusals
-
-    run_id = metric_stream.run_id
-    with telling_refusals(live_health.write, run_id=run_id, is_resume=is_resume):
-        return gather(num_beams=evaluate.num_beams, run_id=run_id)
 
 
 def _train(

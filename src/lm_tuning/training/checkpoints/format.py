@@ -20,6 +20,7 @@ from typing import ClassVar, cast
 from lm_tuning.errors import UserError
 from lm_tuning.json_types import JsonObject
 from lm_tuning.parameters.train import QloraParameters
+from lm_tuning.parameters.written import write_value
 from lm_tuning.storage.atomic import sync_file, sync_folder
 from lm_tuning.storage.write_failures import close_files_of, explain_full_disk, folder_bytes
 from lm_tuning.training.checkpoints.records import IdentityRecord, MarkerRecord, Progress
@@ -243,13 +244,22 @@ def _has_marker(folder: Path) -> bool:
     return os.path.lexists(folder / MARKER)
 
 
-def check_resumable(checkpoint: Checkpoint, identity: RunIdentity) -> None:
-    """Refuse to go on from a checkpoint of other data, model or steps.
+def check_resumable(checkpoint: Checkpoint, identity: RunIdentity, freeze: list[str] | None) -> None:
+    """Refuse to go on from a checkpoint of other data, model, steps or trained parts.
+
+    Args:
+        checkpoint: to go on from.
+        identity: of this run.
+        freeze: ``train.freeze`` of this run.
 
     Raises:
         UserError: naming every difference with both values.
     """
     differences = identity.differences(checkpoint.facts["identity"])
+    before = checkpoint.facts.get("freeze", freeze)
+    # The optimizer's state goes by position: with as many other weights it would be taken for theirs.
+    if sorted(before or []) != sorted(freeze or []):
+        differences.append(f"other frozen parts: train.freeze: {write_value(before)} -> {write_value(freeze)}")
     if differences:
         raise UserError(
             [

@@ -37,7 +37,7 @@ class FactsRead(TypedDict, total=False):
 
 
 class Progress(TypedDict, total=False):
-    """How far a run has come, apart from its step.
+    """How far a run has come, apart from its step, and what it has a state for.
 
     Attributes:
         total_steps: of the run as it was laid out then.
@@ -47,6 +47,7 @@ class Progress(TypedDict, total=False):
         total_seconds: the same with loading and the checks before step 1.
         health_seconds: of them, what the checks took.
         owes_evaluation: whether a request to stop broke the evaluation of this step off.
+        freeze: ``train.freeze``. It is no part of the identity, since of a checkpoint without it nobody knows.
     """
 
     total_steps: int
@@ -56,6 +57,7 @@ class Progress(TypedDict, total=False):
     total_seconds: float
     health_seconds: float
     owes_evaluation: bool
+    freeze: list[str] | None
 
 
 class MarkerRecord(Progress):

@@ -138,7 +138,19 @@ class RestoresState:
         names = set(self.optimizer.param_groups[0]) - {"initial_lr"}  # which the schedule notes there
         present = [{name: group[name] for name in _SETTINGS & group.keys()} for group in self.optimizer.param_groups]
         with naming_file(checkpoint, "optimizer.pt"):
-            super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+            try:
+                super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+            except ValueError as error:
+                if "parameter group" not in str(error):
+                    raise
+                # Only checkpoints of earlier versions come here: later ones say what they leave frozen.
+                raise _refuse(
+                    checkpoint,
+                    "optimizer.pt",
+                    "is the state of other weights than are trained now",
+                    "Set train.freeze back to what the run began with, or train.resume=false to start a new run "
+                    "(nothing is deleted).",
+                ) from error
         stored = set(self.optimizer.param_groups[0])
         lacking, foreign = sorted(names - stored), sorted((stored - names) & _SETTINGS)
         if lacking or foreign:

@@ -53,7 +53,7 @@ def find_checkpoint(
     if not settings.train.resume:
         return None
     checkpoint = require_latest(paths.checkpoints)
-    checkpoints.check_resumable(checkpoint, identity)
+    checkpoints.check_resumable(checkpoint, identity, settings.train.freeze)
     if settings.train.load_best:
         check_best(checkpoint, settings.train.best_metric)
     if checkpoint.step > plan.total_steps:

@@ -177,6 +177,7 @@ class KeepsCheckpoints(RestoresState):
                     "training_seconds": self.seconds_before + time.perf_counter() - self.began,
                     "total_seconds": self.total_seconds_before + time.perf_counter() - self.run_began,
                     "health_seconds": self.health.seconds,
+                    "freeze": self.loop.train.freeze,
                     **({"owes_evaluation": True} if self.owes_evaluation else {}),
                 },
             )

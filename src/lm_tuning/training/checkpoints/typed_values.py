@@ -56,8 +56,8 @@ def find_misfits(values: object, hints: Hints, prefix: str = "") -> Iterator[str
 
 def _find_in(value: object, hint: object, name: str) -> Iterator[str]:
     """Name a value that is none of its type, and what does not fit inside of it."""
-    choices = [each for each in get_args(hint) if each is not NoneType]
     if NoneType in get_args(hint):
+        choices = [each for each in get_args(hint) if each is not NoneType]
         if value is None or len(choices) > 1:  # several types mean any that JSON has
             return
         [hint] = choices
@@ -68,12 +68,12 @@ def _find_in(value: object, hint: object, name: str) -> Iterator[str]:
     takes, fits = _KINDS[kind]
     if not fits(value):
         yield f"{name} = {show(value)}, and it takes {takes}."
-    elif isinstance(value, list) and choices:
+    elif isinstance(value, list) and get_args(hint):
         for index, inner in enumerate(value):
-            yield from _find_in(inner, choices[0], f"{name}[{index}]")
-    elif isinstance(value, dict) and choices:
+            yield from _find_in(inner, get_args(hint)[0], f"{name}[{index}]")
+    elif isinstance(value, dict) and get_args(hint):
         for key, inner in value.items():
-            yield from _find_in(inner, choices[-1], f"{name}.{key}")
+            yield from _find_in(inner, get_args(hint)[-1], f"{name}.{key}")
 
 
 def show(value: object) -> str:

@@ -10,10 +10,10 @@ import numpy as np
 
 from lm_tuning.text.store.table import IGNORE_INDEX
 from lm_tuning.training.health.alignment import check_targets
-from lm_tuning.training.health.records import Finding, listing, name_some
+from lm_tuning.training.health.records import SHOWN_NAMES, Finding, listing
 from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.health.table_checks import check_table, check_tokenizer, step_teaches_nothing
-from lm_tuning.wording import count_of
+from lm_tuning.wording import count_of, name_first
 
 if TYPE_CHECKING:
     import torch
@@ -323,7 +323,8 @@ def check_gradients(model: torch.nn.Module) -> Iterator[Finding]:
     elif missing:
         yield Finding(
             code="parameter-without-gradient",
-            measured=f"{len(missing)} of {num_trained} trained parameters have no gradient: {name_some(missing)}",
+            measured=f"{len(missing)} of {count_of(num_trained, 'trained parameter')} "
+            f"{'has' if len(missing) == 1 else 'have'} no gradient: {name_first(missing, SHOWN_NAMES)}",
             expected="a gradient for each",
             cause="The forward pass does not use them, so they stay as they are.",
             change="Name them in train.freeze, or leave them out of train.lora.target_modules.",
@@ -331,7 +332,8 @@ def check_gradients(model: torch.nn.Module) -> Iterator[Finding]:
     if frozen:
         yield Finding(
             code="frozen-parameter-has-gradient",
-            measured=f"{len(frozen)} frozen parameters have a gradient: {name_some(frozen)}",
+            measured=f"{count_of(len(frozen), 'frozen parameter')} {'has' if len(frozen) == 1 else 'have'} a gradient: "
+            f"{name_first(frozen, SHOWN_NAMES)}",
             expected="none, which would cost memory and count in the gradient norm",
             cause="They were frozen after a backward pass, or a custom backward pass writes to them.",
             change="Freeze through train.freeze or train.method alone.",

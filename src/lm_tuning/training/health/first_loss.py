@@ -20,6 +20,7 @@ from lm_tuning.reporting.text import write_percent
 from lm_tuning.training.health.first_gradient import ExpectedGradient, GradientMeasure, check_first_gradient, norm_of
 from lm_tuning.training.health.movement import Movement, measuring
 from lm_tuning.training.health.report import (
+    DROPOUT_TOLERANCE,
     ROUNDING_NATS,
     HealthReport,
     check_first_step,
@@ -146,10 +147,11 @@ class ExpectedFirstLoss:
         if f"{logged:.4f}" == f"{self.nats:.4f}":
             return f"{said}, as measured before it ({self.nats:.4f})."
         difference = abs(logged - self.nats)
-        if self.noise:
-            allowed = f"the {100 * self.tolerance:.3g}% that {' and '.join(self.noise)} may make"
+        # A user's own tolerance holds beside noise too, where it is the larger one.
+        if self.noise and self.tolerance <= DROPOUT_TOLERANCE:
+            allowed = f"the {100 * self.tolerance:.3g}% allowed for {' and '.join(self.noise)}"
         else:
-            allowed = f"train.health.tolerance_fraction: {self.tolerance:g}"
+            allowed = f"train.health.tolerance_fraction = {self.tolerance:g}"
         if difference > self.tolerance * self.nats:
             allowed += f" and {ROUNDING_NATS:g} nats for rounding"
         share = f" ({write_percent(difference / self.nats)})" if self.nats > 0 else ""

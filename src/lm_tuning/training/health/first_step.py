@@ -21,7 +21,7 @@ from lm_tuning.training.health.batch_checks import check_logits, expected_fresh_
 from lm_tuning.training.health.first_gradient import ExpectedGradient, GradientMeasure
 from lm_tuning.training.health.first_loss import ExpectedFirstLoss, PlainLoss, measure_plain_loss
 from lm_tuning.training.health.movement import begin_movement, measuring
-from lm_tuning.training.health.records import Facts, Finding, name_some
+from lm_tuning.training.health.records import SHOWN_NAMES, Facts, Finding
 from lm_tuning.training.health.report import (
     DROPOUT_TOLERANCE,
     HealthReport,
@@ -31,7 +31,7 @@ from lm_tuning.training.health.report import (
 )
 from lm_tuning.training.kernels import packed_attention
 from lm_tuning.training.planning.out_of_memory import is_out_of_memory
-from lm_tuning.wording import count_of
+from lm_tuning.wording import count_of, name_first
 
 if TYPE_CHECKING:
     from lm_tuning.text.records import TokenRow
@@ -206,7 +206,8 @@ def _name_broken_weights(finding: Finding, model: torch.nn.Module, *, compute_dt
     change = "Look at model.name_or_path: it needs weights that are numbers, which no precision makes of these."
     if torch.float16 in broken.values():
         change += " Weights that are numbers in their file do not fit into float16: set model.dtype=float32."
-    return replace(finding, cause=f"The weights hold NaN or infinities: {name_some([*broken])}.", change=change)
+    cause = f"The weights hold NaN or infinities: {name_first([*broken], SHOWN_NAMES)}."
+    return replace(finding, cause=cause, change=change)
 
 
 def _check_model_loss(health: HealthReport, own: float | None, ours: float) -> None:

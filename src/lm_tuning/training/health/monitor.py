@@ -14,9 +14,9 @@ from lm_tuning.training.health.learning_rates import LearningRates
 from lm_tuning.training.health.loss_monitor import LossCourse
 from lm_tuning.training.health.memory_monitor import Memory
 from lm_tuning.training.health.monitors import GradientSize, LoaderWait, Monitor, StepNumbers, Throughput
-from lm_tuning.training.health.records import Facts, Finding, name_some
+from lm_tuning.training.health.records import Facts, Finding
 from lm_tuning.training.health.report import HealthReport, stop_if_needed
-from lm_tuning.wording import count_of
+from lm_tuning.wording import count_of, name_first
 
 # Skipped updates after which a run is not worth its time; float16 starts with some, searching for its loss scale.
 FAILURES_IN_A_ROW = {False: 10, True: 25}
@@ -95,7 +95,7 @@ class NotFinite(Monitor):
             saved = "" if path is None else f"; saved in {path}"
             self.first[code] = (
                 f"step {now.step} has a loss of {now.loss:.4g} and a gradient norm of {now.gradient_norm:.4g}: {what}; "
-                f"rows {name_some(now.row_ids, shown=SHOWN_ROWS) if now.row_ids else 'unknown'}{saved}"
+                f"rows {name_first(now.row_ids, SHOWN_ROWS) if now.row_ids else 'unknown'}{saved}"
             )
             return True
         return self._fails_too_often()

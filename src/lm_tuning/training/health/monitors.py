@@ -273,8 +273,8 @@ class Throughput(Monitor):
         self.speeds = array("d")
         self.seconds = 0.0
         self.load = load or LoadMonitor()
-        # A thread of its own, since looking through the files of all threads and workers takes milliseconds; it has
-        # something to do at once, since its start is waited for.
+        # A thread of its own, since looking through the files of all threads and workers takes milliseconds. With
+        # something to do it starts now: starting a thread takes time too, which no step should spend.
         self._reader = ThreadPoolExecutor(1, "load-reader")
         self._reader.submit(self.load.restart)
         self._last_quarter: Future[str | None] | None = None

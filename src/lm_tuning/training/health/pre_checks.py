@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lm_tuning.errors import UserError
+from lm_tuning.models.record import location_of
 from lm_tuning.text.store.table import open_split, split_path
-from lm_tuning.training.health.records import Finding, listing, name_some
+from lm_tuning.training.health.records import SHOWN_NAMES, Finding, listing
 from lm_tuning.training.health.report import HealthReport, stop_if_needed
 from lm_tuning.training.health.table_checks import (
     check_held_out_rows,
@@ -24,6 +25,7 @@ from lm_tuning.training.health.table_checks import (
 )
 from lm_tuning.training.settings import TrainingSettings
 from lm_tuning.training.setup.freezing import find_frozen_parameters
+from lm_tuning.wording import name_first, noun_for
 
 if TYPE_CHECKING:
     from lm_tuning.batching.step_plan import StepPlan
@@ -51,18 +53,13 @@ def check_rows_before_planning(
     from lm_tuning.models.loading import load_tokenizer
     from lm_tuning.training.setup.model import build_skeleton_of
 
-    base = settings.base
     with health.timing():
         try:
             # Shapes and names without weights, so that a fault is told before gigabytes are read.
             model = build_skeleton_of(settings)
         except UserError:
             return
-        tokenizer = load_tokenizer(
-            base["name_or_path"],
-            revision=base["revision"],
-            trust_remote_code=base["trust_remote_code"],
-        )
+        tokenizer = load_tokenizer(**location_of(settings.base))
         _, found = check_table(train_rows, model, tokenizer, task=settings.task)
         found += [*_check_held_out(tokens, model, tokenizer, settings.task), *check_freeze(model, settings)]
         # The others are said once the model is there.
@@ -133,8 +130,8 @@ def check_trained_parts(model: Any, settings: TrainingSettings) -> Iterator[Find
         names = [name for name, _ in frozen]
         yield Finding(
             code="layers-frozen",
-            measured=f"{len(frozen)} of {trained + len(frozen)} parameters that should be trained are "
-            f"frozen{where}: {name_some(names)}",
+            measured=f"{len(frozen)} of {trained + len(frozen)} parameters that should be trained "
+            f"{'is' if len(frozen) == 1 else 'are'} frozen{where}: {name_first(names, SHOWN_NAMES)}",
             expected="all of them trained: train.freeze does not name them"
             if settings.train.method == "full"
             else "every adapter trained",
@@ -210,7 +207,8 @@ def _check_reach(model: Any, targets: Any) -> Iterator[Finding]:
             yield Finding(
                 code="layers-frozen",
                 severity="warn",
-                measured=f"{len(missing)} of the {len(layers)} layers of {name} have no adapter: {name_some(missing)}",
+                measured=f"{len(missing)} of the {len(layers)} layers of {name} "
+                f"{'has' if len(missing) == 1 else 'have'} no adapter: {name_first(missing, SHOWN_NAMES)}",
                 expected="an adapter in every layer, or targets that name layers by their numbers",
                 cause="The layers are not alike, and these have no module with the names in train.lora.target_modules.",
                 change="Set train.lora.target_modules: all-linear, or add the names that these layers use.",
@@ -239,8 +237,8 @@ def _describe_layers(model: Any, frozen: set[int]) -> str:
             and any(id(parameter) in frozen for parameter in layer.parameters())
         ]
         if whole:
-            plural = "s" if len(whole) > 1 else ""
-            return f", among them layer{plural} {name_some(whole)} of {name} ({len(whole)} of {len(layers)})"
+            shown = f"{noun_for(len(whole), 'layer')} {name_first(whole, SHOWN_NAMES)}"
+            return f", among them {shown} of {name} ({len(whole)} of {len(layers)})"
     return ""
 
 

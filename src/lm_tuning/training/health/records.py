@@ -51,6 +51,9 @@ class HealthRecord(StoredHealth):
     seconds: float
 
 
+# Names of parameters, layers and the like that a finding writes out.
+SHOWN_NAMES = 5
+
 OF_CODE: Severity = cast("Severity", "that of the code")
 
 
@@ -126,14 +129,3 @@ def listing(check: Callable[Checks, Iterator[Finding]]) -> Callable[Checks, list
         return list(check(*args, **kwargs))
 
     return listed
-
-
-def name_some(names: Sequence[object], *, shown: int = 5) -> str:
-    """Name the first ones, and how many more there are.
-
-    Args:
-        names: of rows, parameters or the like; one at least.
-        shown: how many are named.
-    """
-    first = ", ".join(str(name) for name in names[:shown])
-    return first if len(names) <= shown else f"{first} and {len(names) - shown:,} more"

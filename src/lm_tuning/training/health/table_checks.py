@@ -173,7 +173,8 @@ def _check_columns(table: TokenTable, seen: SeenRows) -> Iterator[Finding]:
     if empty:
         yield Finding(
             code="row-without-tokens",
-            measured=f"{len(empty)} of {len(table)} rows have no token ({name_rows(empty)})",
+            measured=f"{len(empty)} of {count_of(len(table), 'row')} {'has' if len(empty) == 1 else 'have'} no token "
+            f"({name_rows(empty)})",
             expected="a token at least in each",
             cause="The tokenize pipeline leaves such rows out, so the table was written or changed by something else.",
             change=again,
@@ -224,7 +225,8 @@ def _check_ids(table: TokenTable, seen: SeenRows, num_embeddings: int, tokenizer
         code="id-beyond-vocabulary",
         measured=f"the {what} hold token ids from {seen.smallest_id} to {seen.largest_id}",
         expected=f"ids from 0 to {num_embeddings - 1}, which the model embeds",
-        cause=f"{cause} {len(rows):,} of {len(table):,} rows hold such ids ({name_rows(rows)}): {names}.",
+        cause=f"{cause} {len(rows):,} of {count_of(len(table), 'row')} "
+        f"{'holds' if len(rows) == 1 else 'hold'} such ids ({name_rows(rows)}): {names}.",
         change=change,
         is_fatal=True,
     )
@@ -244,7 +246,8 @@ def _check_classes(table: TokenTable, model: Any, task: str, what: str) -> Itera
     is_outside = (labels >= num_classes) | ((labels < 0) & (labels != NO_LABEL))
     if what != "rows":  # training rows without a class have nothing that is supervised, which is said of them
         is_outside |= labels == NO_LABEL
-    if not is_outside.any():
+    outside = table.row_ids[is_outside].tolist()
+    if not outside:
         return
     low, high = int(labels.min()), int(labels.max())
     yield Finding(
@@ -254,8 +257,8 @@ def _check_classes(table: TokenTable, model: Any, task: str, what: str) -> Itera
         else f"the {what} have classes from {low} to {high}",
         expected=f"classes from 0 to {num_classes - 1}, which the head tells apart",
         cause="The head was made for another label map. "
-        f"{int(is_outside.sum()):,} of {len(table):,} rows have such a class "
-        f"({name_rows(table.row_ids[is_outside].tolist())}).",
+        f"{len(outside):,} of {count_of(len(table), 'row')} {'has' if len(outside) == 1 else 'have'} such a class "
+        f"({name_rows(outside)}).",
         change="Run split and tokenize again, or take a base model without a head.",
         is_fatal=True,
     )
@@ -274,12 +277,12 @@ def _check_supervision(table: TokenTable, task: str) -> Iterator[Finding]:
         severity = "stop"
     # A classifier compares each row with its class, and a decoder starts from a target's tokens.
     is_fatal = task != "causal_lm"
-    first = ", ".join(map(str, table.row_ids[empty[:SHOWN_ROWS]]))
+    first = table.row_ids[empty[:SHOWN_ROWS]].tolist()
     yield Finding(
         code="rows-teach-nothing",
         severity="stop" if is_fatal else severity,
         measured=f"{len(empty)} of {count_of(len(table), 'row')} ({share:.1%}) "
-        f"{'has' if len(empty) == 1 else 'have'} nothing that is supervised, such as row {first}",
+        f"{'has' if len(empty) == 1 else 'have'} nothing that is supervised, such as {name_rows(first)}",
         expected="something to learn in each",
         cause="All their labels are masked, as when an answer is cut off or a class is missing.",
         change="Look at tokenize.max_length_tokens, tokenize.truncation and tokenize.loss_on.",

@@ -19,8 +19,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.models.record import ModelLocation, location_of
 from lm_tuning.text.records import NO_LABEL
 from lm_tuning.text.store.table import TokenTable, open_split
-from lm_tuning.training.health.records import name_some
-from lm_tuning.wording import count_of, noun_for
+from lm_tuning.wording import count_of, name_first, noun_for
 
 SHOWN_ROWS = 5
 
@@ -105,7 +104,7 @@ def find_outside_ids(table: TokenTable, low: int, high: int) -> list[int]:
 
 def name_rows(row_ids: list[int]) -> str:
     """Name rows by their ids, as the data reports number them."""
-    return f"{noun_for(len(row_ids), 'row')} {name_some(row_ids, shown=SHOWN_ROWS)}"
+    return f"{noun_for(len(row_ids), 'row')} {name_first(row_ids, SHOWN_ROWS)}"
 
 
 def _contradictions(batch: Any, task: str) -> dict[str, BoolArray]:

@@ -1,8 +1,7 @@
 """Make a model's steps fast without changing what they compute: packing, attention, loss, adapters, compiling.
 
 Each of these has conditions, and each says what it chose and why. What a step computes is fixed by the step plan, and
-the checks before step 1 compare it with an ordinary forward pass of each row, so a choice that were wrong would stop
-the run.
+the checks before step 1 compare it with an ordinary forward pass of each row, so a wrong choice would stop the run.
 """
 
 from __future__ import annotations

@@ -15,12 +15,15 @@ from typing import Any
 import torch
 
 from lm_tuning.parameters.trainer import TrainerSettings
+from lm_tuning.parameters.trainer_arguments import DEFAULT_OPTIMIZER
 from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.planning.records import MemoryRow
 from lm_tuning.training.settings import TrainingSettings
 
-DEFAULT_OPTIMIZER = "adamw_torch_fused"
-"""The Trainer's own choice."""
+logger = logging.getLogger(__name__)
+
+REST = "allocator and other programs"
+"""What a card has given out beyond the tensors that are known: unused blocks, CUDA's own, other programs."""
 
 # Numbers that are kept for each trained number, in its dtype: torch makes them like the parameter.
 _TORCH_MOMENTS = {"adamw_torch": 2, "adamw_torch_fused": 2, "adagrad": 1, "rmsprop": 1, "sgd": 0}
@@ -39,6 +42,7 @@ _ACTIVATION_FACTOR = 1.3
 _HEAD_BYTES = 8
 _HEAD_POSITIONS = 4096
 _QUANTIZED_OVERHEAD = 1.05
+_GIB = 2**30
 
 
 @dataclass(frozen=True)
@@ -276,14 +280,6 @@ def _is_target(name: str, targets: str | list[str]) -> bool:
     if isinstance(targets, str):
         return True
     return any(name == target or name.endswith(f".{target}") for target in targets)
-
-
-logger = logging.getLogger(__name__)
-
-REST = "allocator and other programs"
-"""What a card has given out beyond the tensors that are known: unused blocks, CUDA's own, other programs."""
-
-_GIB = 2**30
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ def plan_batches(
     Raises:
         UserError: there are no rows, or the run has no end or no effective batch.
     """
-    # The clock of the wall, which the process that measures reads alike.
+    # Not perf_counter: the process that measures compares this time with a clock of its own.
     began = time.time()
     table = open_split(paths.tokens, "train")
     budgets, start = list_budgets(settings, table, step_plan_of(settings, table))
