@@ -30,8 +30,8 @@ def groups_of(project: Project, step: int) -> list[dict[str, Any]]:
     return groups
 
 
-def train(project: Project, **params: object) -> str:
-    return project.run("--pipelines=split,train", train__save_every_steps=1, **params)
+def train(project: Project, exit_code: int = 0, **params: object) -> str:
+    return project.run("--pipelines=split,train", exit_code=exit_code, train__save_every_steps=1, **params)
 
 
 def resume_tags(project: Project) -> dict[str, str]:
@@ -68,6 +68,10 @@ def test_betas_epsilon_decay_and_rate_of_both_groups_are_the_present_ones(projec
     assert rates == pytest.approx([1e-4, 5e-5, 1e-4, 5e-5])
     tags = resume_tags(project)
     assert {name: float(tags[name]) for name in changed} == {name: float(value) for name, value in changed.items()}
+    frozen = {"train__freeze": "[layers.0]", "train__effective_batch_tokens": 256}
+    printed = train(project, exit_code=2, **{**first, **frozen}, train__max_steps=6, train__resume="true")
+    assert "another effective batch: train.effective_batch_tokens: 128 -> 256" in printed
+    assert "other frozen parts: train.freeze: null -> ['layers.0']" in printed
 
 
 def test_the_momentum_of_an_adapter_is_the_present_one(project: Project) -> None:
@@ -82,3 +86,6 @@ def test_the_momentum_of_an_adapter_is_the_present_one(project: Project) -> None
     tags = resume_tags(project)
     assert tags["train.trainer.optim_args"] == "momentum=0.9"
     assert tags["train.trainer.weight_decay"] == "0.5"
+    wider = {**first, "train__lora__r": 8, "train__lora__use_dora": "true"}
+    printed = train(project, exit_code=2, **wider, train__max_steps=6, train__resume="true")
+    assert "another method or adapter: train.lora.r: 4 -> 8, train.lora.use_dora: false -> true" in printed
