@@ -150,7 +150,8 @@ def test_stored_descriptions_are_read_with_the_password_of_the_parameters(projec
     assert_nothing_leaked(project, printed)
 
 
-def test_a_decoded_row_is_shown_without_the_secret_that_its_template_has(project: SecretProject, host: str) -> None:
+def test_a_decoded_row_is_shown_without_the_secret_that_its_template_has(host: str, tmp_path: Path) -> None:
+    project = SecretProject(tmp_path / "project")  # its own, since the rows that it stores have the template's words
     template = f'"By {IN_SHELL}, {IN_PARAMETERS}: {{question}}"'
     columns = {"data__template": template, "data__columns__response": "answer"}
     asked = project.arguments_for(host, "--pipelines=preflight", **columns)
