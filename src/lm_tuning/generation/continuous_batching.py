@@ -83,13 +83,14 @@ def pad_prompts(
     return input_ids, attention_mask
 
 
-class _GrowingLayer(DynamicLayer):
+class _GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # of its __init_subclass__
     """Keys and values of one layer in buffers with room for the tokens to come, so that a step copies none of them."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, *, width: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         # Each (rows, heads, columns, head size); columns from ``width`` on are free.
         self._buffers = (keys, values)
+        self._width = width
         self.keys, self.values = keys[:, :, :width], values[:, :, :width]
         self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
 
@@ -98,10 +99,17 @@ class _GrowingLayer(DynamicLayer):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the states of new tokens, ``(rows, heads, new tokens, head size)``, and return those of all tokens."""
         keys, values = self._buffers
-        start, end = self.keys.shape[2], self.keys.shape[2] + key_states.shape[2]
+        start, end = self._width, self._width + key_states.shape[2]
         keys[:, :, start:end], values[:, :, start:end] = key_states, value_states
         self.keys, self.values = keys[:, :, :end], values[:, :, :end]
+        self._width = end
         return self.keys, self.values
+
+
+def _states_of(cache: Cache) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return keys and values of each layer, all ``(rows, heads, columns, head size)``."""
+    layers: Any = cache.layers  # typed as layers of any kind, of which these have both
+    return [(layer.keys, layer.values) for layer in layers]
 
 
 @dataclass
@@ -141,14 +149,14 @@ class ContinuousBatcher:
         device: torch.device | str,
         steps_between_looks: int | None = None,
     ) -> None:
-        """Take prompts to answer.
+        """Order prompts, the longest first.
 
         Args:
             model: one for which :func:`takes_continuous_batches` holds, in evaluation mode.
             prompts: token ids of each; every one leaves room for an answer in the model's context.
             max_new_tokens: longest answer.
             most_rows: prompts answered at once; ``None`` for 16 on a CPU, and on a GPU what fits into its memory.
-            stop_ids: tokens that end an answer.
+            stop_ids: EOS tokens of an answer.
             pad_id: fills shorter prompts.
             device: where the model lies.
             steps_between_looks: tokens between two looks at which rows have ended; ``None`` for the device's usual.
@@ -206,7 +214,7 @@ class ContinuousBatcher:
         return self.answers
 
     def _refill(self, batch: _Batch | None, on_tokens: Callable[[], object]) -> _Batch | None:
-        """Put waiting prompts where rows have ended; ``None`` when every answer has ended."""
+        """Fill rows that have ended with waiting prompts; ``None`` when every answer has ended."""
         parts: list[tuple[_Batch, list[int]]] = []
         if batch is not None and (rows := self._rows_running(batch)):
             num_ended = len(batch.prompts) - len(rows)
@@ -279,7 +287,8 @@ class ContinuousBatcher:
             use_cache=True,
             logits_to_keep=1,
         )
-        return output.logits[:, -1].argmax(dim=-1)
+        following: torch.Tensor = output.logits[:, -1].argmax(dim=-1)
+        return following
 
     def _add(self, steps: list[list[int]], prompts: list[int]) -> None:
         """Add tokens, ``(steps, rows)``, to the answers that have not ended, and see which of them end with one."""
@@ -311,18 +320,19 @@ class ContinuousBatcher:
                 first += len(rows)
             return buffer
 
-        layers = [
-            _GrowingLayer(copy([layer.keys for layer in same]), copy([layer.values for layer in same]), width=width)
-            for same in zip(*(batch.cache.layers for batch, _ in parts), strict=True)
-        ]
+        layers: list[Any] = []
+        for same_layer in zip(*(_states_of(batch.cache) for batch, _ in parts), strict=True):
+            keys, values = (copy(list(states)) for states in zip(*same_layer, strict=True))
+            layers.append(_GrowingLayer(keys, values, width=width))
         following = torch.cat([batch.following[rows] for batch, rows in picked])
         return _Batch(prompts, Cache(layers=layers), lengths, following)
 
     def _rows_that_fit(self, cache: Cache) -> int:
         """Return how many rows of the longest kind have room beside what lies in the GPU's memory."""
-        num_bytes = sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers)
-        keys = cache.layers[0].keys  # (rows, heads, columns, head size)
-        bytes_per_row = num_bytes / keys.shape[0] * (1 + self._max_new_tokens / keys.shape[2])
+        states = _states_of(cache)
+        num_bytes = sum(keys.nbytes + values.nbytes for keys, values in states)
+        num_rows, _, width, _ = states[0][0].shape
+        bytes_per_row = num_bytes / num_rows * (1 + self._max_new_tokens / width)
         cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         free = torch.cuda.mem_get_info(self._device)[0] + cached + num_bytes
         rows = max(1, min(MOST_ROWS, int(_MEMORY_FRACTION * free / bytes_per_row)))
