@@ -219,6 +219,7 @@ def run_probe(request: ProbeRequest, *, on_answer: Callable[[ProbeAnswer], None]
     began = time.time()
     ready, batching, choices = _set_up(settings, table)
     restore_collection()
+    gc.freeze()  # what is loaded stays, and is not searched again before and after each size
     probe = BudgetProbe(ready, settings, table, batching)
     reading, held = read_memory(settings.device), probe.held
     answer.facts = PlanFacts(
