@@ -113,13 +113,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: indices.get(Path(item.path).name, len(indices)))
 
 
-_modules_frozen = 0
-
-
 @pytest.fixture(scope="module", autouse=True)
 def packages_are_not_searched_for_garbage() -> None:
     """Take what was imported out of the collector's sight: a million objects of packages, searched time and again."""
-    global _modules_frozen
-    if len(sys.modules) > _modules_frozen + 200:
+    if len(sys.modules) > _frozen["modules"] + 200:
         gc.freeze()
-        _modules_frozen = len(sys.modules)
+        _frozen["modules"] = len(sys.modules)
+
+
+_frozen = {"modules": 0}
