@@ -259,3 +259,27 @@ class UnreadSummary(RowsAccount):
     files: list[FileRows | UnbegunFile]
     label_map: None
     classes: None
+
+
+class RowsFacts(TypedDict):
+    """The facts of the section ``rows``, see ``build_rows_section``; those of unread rows are None where unknown."""
+
+    num_rows: RowCounts
+    bad_fraction: float
+    format: str | None
+    reading: str
+    columns: dict[str, str] | None
+    appended: str | None
+    template: str | None
+    not_used: list[str]
+    on_bad_row: str
+    max_bad_fraction: float
+    max_rows: int | None
+    files: list[FileRows] | list[FileRows | UnbegunFile]
+    mixing: list[MixedSource]
+    refused: list[str]
+    label_map: LabelMap | None
+    classes: CheckedClasses | None
+    text_lengths: dict[str, TextLength] | None
+    is_unread: bool
+    findings: FindingsByKind

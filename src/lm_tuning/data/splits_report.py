@@ -7,13 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from lm_tuning.data.check.account import rows_per_epoch
 from lm_tuning.data.check.findings import RowPositions
-from lm_tuning.data.mixing import rows_per_epoch
 from lm_tuning.data.records import HELD_OUT, SPLITS
-from lm_tuning.data.report_records import SplitsFacts
 from lm_tuning.data.split.class_shares import name_tied
 from lm_tuning.data.split.copies import describe_conflict
-from lm_tuning.data.split.records import LabelConflicts, LargestClasses, ListedRows, SplitsSummary
+from lm_tuning.data.split.records import LabelConflicts, LargestClasses, ListedRows, SplitsFacts, SplitsSummary
 from lm_tuning.reporting.document import Block, Heading, Item, Items, Paragraph, ReportSection, Section, Table
 from lm_tuning.reporting.markdown import write_section
 from lm_tuning.reporting.text import write_share

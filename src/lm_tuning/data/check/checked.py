@@ -12,15 +12,26 @@ import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.arrays import Digests, Ints, Splits
+from lm_tuning.data.check.account import (
+    FINDINGS_NAME,
+    SUMMARY_NAME,
+    count_rows,
+    describe_mixing,
+    find_refusals,
+    log_skipped,
+    write_account,
+)
 from lm_tuning.data.check.collect import CollectedRows, OpenedFile, collect_rows
-from lm_tuning.data.check.policy import find_refusals, log_skipped
-from lm_tuning.data.check.unread import FINDINGS_NAME, SUMMARY_NAME, count_rows, write_account
 from lm_tuning.data.check.values import read_names, write_names
-from lm_tuning.data.format.columns import ColumnMapping, check_mapping, choose_mapping, describe_mapping
+from lm_tuning.data.format.columns import (
+    ColumnMapping,
+    check_mapping,
+    choose_mapping,
+    describe_mapping,
+    template_columns,
+)
 from lm_tuning.data.format.conventions import CAUSAL_LM
 from lm_tuning.data.format.labels import MAX_CLASSES, build_label_map, count_classes, trained_names
-from lm_tuning.data.format.template import template_columns
-from lm_tuning.data.mixing import describe_mixing
 from lm_tuning.data.readers.base import ReadSettings, RowSource
 from lm_tuning.data.readers.open import open_rows
 from lm_tuning.data.records import SPLITS, CheckedClasses, FileRows, FindingsByKind, LabelMap, RawExamples, RowsSummary
@@ -172,7 +183,7 @@ def write_checked_rows(
         on_progress=on_progress,
     )
     classes, label_map = _find_classes(rows, label) if label else (None, None)
-    refused = find_refusals(rows, data, classes=classes)
+    refused = find_refusals(rows.files, rows.bad_lines, data, classes=classes)
     summary: RowsSummary = {
         "format": mapping.format,
         "columns": mapping.columns,
@@ -203,7 +214,7 @@ def write_checked_rows(
     findings = rows.findings.describe(rows.files, bad_outcome=outcome)
     write_account(folder, summary, findings, preview_rows(ExampleTable(folder / ROWS_NAME), _NUM_PREVIEW_ROWS))
     if not refused:
-        log_skipped(rows)
+        log_skipped(rows.files, rows.bad_lines)
     return summary
 
 

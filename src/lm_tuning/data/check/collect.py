@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,21 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lm_tuning.data.arrays import Digests, Ints, Mask
+from lm_tuning.data.arrays import Digests, Ints, Mask, find_repeats
+from lm_tuning.data.check.account import ReadingBrokeOff, spell_out
 from lm_tuning.data.check.findings import MAX_REPORTED, Findings, RowPositions, RowProblem, list_columns
-from lm_tuning.data.check.unread import ReadingBrokeOff
-from lm_tuning.data.check.values import number_values, value_writer
-from lm_tuning.data.format.characters import TextLengths, find_odd_characters
+from lm_tuning.data.check.values import TextLengths, find_odd_characters, number_values, value_writer
 from lm_tuning.data.format.columns import ColumnMapping
 from lm_tuning.data.format.examples import FIELDS, JSON_FIELDS, Example, digest_parts, example_reader, value_reader
 from lm_tuning.data.format.labels import LabelTypes
 from lm_tuning.data.readers.base import RowSource
-from lm_tuning.data.records import FileRows, ReadRows, Row, SplitName, TextLength
-from lm_tuning.data.split.duplicates import find_repeats
+from lm_tuning.data.records import FileRows, Row, SplitName, TextLength
 from lm_tuning.data.store import ExampleTable, ExampleWriter, RowWriter
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
-from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -146,26 +143,6 @@ def collect_rows(
         collector.label_types,
         collector.text_lengths.describe(keep),
     )
-
-
-def count_skipped(files: Iterable[ReadRows]) -> int:
-    """Count the bad rows of some files.
-
-    Args:
-        files: what became of the rows of each.
-    """
-    return sum(sum(file["rows_skipped"].values()) for file in files)
-
-
-def spell_out(file: ReadRows, lines: Sequence[str]) -> list[str]:
-    """Return the first bad rows of a file in full, and how many more there are.
-
-    Args:
-        file: what became of its rows.
-        lines: the first bad rows in full.
-    """
-    rest = count_skipped([file]) - len(lines)
-    return [*lines, *([f"{file['path']}: {count_of(rest, 'more bad row')}."] if rest else [])]
 
 
 def _file_progress(files: Sequence[OpenedFile], index: int, on_progress: OnProgress) -> OnFileProgress:

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from string import Formatter
 
 from lm_tuning.data.check.findings import list_columns
 from lm_tuning.data.format.conventions import (
@@ -21,7 +22,6 @@ from lm_tuning.data.format.conventions import (
     find_conventions,
     find_format_problem,
 )
-from lm_tuning.data.format.template import template_columns
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import DataParameters
 
@@ -41,6 +41,46 @@ _RENDERED_PART: Mapping[str, str] = {TEXT: "text", PROMPT_RESPONSE: "prompt", TE
 
 # Comparing a name with very many others takes longer than a suggestion is worth.
 _MAX_COMPARED = 1000
+
+
+_Part = tuple[str, str | None]
+
+
+def parse_template(template: str) -> list[_Part]:
+    """Cut a template into literal text and the column that follows it.
+
+    Args:
+        template: text with ``{column}`` placeholders; ``{{`` and ``}}`` stand for braces.
+
+    Returns:
+        Pairs of literal text and column name; the name is None where no column follows.
+
+    Raises:
+        ValueError: a brace is left open, a placeholder is empty, or it asks for more than a column.
+    """
+    try:
+        # The grammar of str.format, whose rendering is never used: values must not be looked into by attributes, and
+        # their own braces must stay.
+        fields = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"{error}. Write a brace that is meant as text twice: '{{{{' or '}}}}'.") from error
+    parts: list[_Part] = []
+    for literal, column, layout, conversion in fields:
+        if column is not None and (layout or conversion):
+            raise ValueError(f"the placeholder of {column!r} holds more than a column name, which is all it may hold.")
+        if column is not None and not column.strip():
+            raise ValueError("a placeholder is empty: write a column name between the braces.")
+        parts.append((literal, column))
+    return parts
+
+
+def template_columns(template: str) -> list[str]:
+    """Return the columns that a template names, each once, in order.
+
+    Raises:
+        ValueError: see ``parse_template``.
+    """
+    return list(dict.fromkeys(column for _, column in parse_template(template) if column is not None))
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from lm_tuning.data.check.findings import NumberedRow, RowProblem, list_columns
-from lm_tuning.data.format.column_paths import PathColumns, explain_missing, nested_names, parse_path, suggest_path
 from lm_tuning.data.format.columns import Header
-from lm_tuning.data.format.exploding import Exploding
+from lm_tuning.data.format.nested import Exploding, PathColumns, explain_missing, nested_names, parse_path, suggest_path
 from lm_tuning.data.records import Row
 from lm_tuning.data.sources.opening import RawFile
 from lm_tuning.errors import UserError

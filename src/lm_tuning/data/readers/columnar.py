@@ -1,4 +1,4 @@
-"""Stream the rows of Parquet and Arrow files: the columns that are used, as plain values of the types they declare."""
+"""Stream the rows of Parquet and Arrow files, and of data sets on the hub: plain values of the types they declare."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 from lm_tuning.data.check.findings import NumberedRow, RowProblem, too_long
-from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, RowSource, beyond_row, check_columns
-from lm_tuning.data.records import Cell, Row
+from lm_tuning.data.readers.base import ReadSettings, RowSource, beyond_row, check_columns
+from lm_tuning.data.records import Cell, Row, SourceFile
 from lm_tuning.data.sources.opening import RawFile, peek_bytes
+from lm_tuning.data.sources.remote import load_hub_split
 from lm_tuning.errors import UserError
 from lm_tuning.json_types import JsonObject, JsonValue
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
-
 
 BATCH_ROWS = 2048
 """Rows that are turned into Python values at a time, where they are short."""
@@ -255,7 +255,7 @@ class ColumnarRows(RowSource):
 class ParquetRows(ColumnarRows):
     """The rows of a Parquet file."""
 
-    def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings = DEFAULT_SETTINGS) -> None:
+    def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings) -> None:
         """Read the schema.
 
         Args:
@@ -311,7 +311,7 @@ _FILE_MAGIC = b"ARROW1"
 class ArrowRows(ColumnarRows):
     """The rows of an Arrow or Feather file."""
 
-    def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings = DEFAULT_SETTINGS) -> None:
+    def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings) -> None:
         """Read the schema.
 
         Args:
@@ -346,3 +346,28 @@ class ArrowRows(ColumnarRows):
             except (OSError, pa.ArrowException) as error:
                 raise UserError(f"{self.path} is no readable Arrow file: {error}") from error
             yield reader.schema, map(reader.get_batch, range(reader.num_record_batches)) if is_file else iter(reader)
+
+
+class HubRows(ColumnarRows):
+    """The rows of one split."""
+
+    def __init__(self, file: SourceFile, settings: ReadSettings) -> None:
+        """Download the split into the cache of the hub's client, unless it is there.
+
+        Args:
+            file: ``path`` (the name), ``config``, ``split``, ``revision`` and ``digest``, see ``describe_files``.
+            settings: the limit of a row.
+
+        Raises:
+            UserError: the hub cannot be reached and the cache lacks the set, there is no such set, configuration or
+                split, or it has no rows.
+        """
+        super().__init__(RawFile(file), "hub", settings)
+        self.name = self.path
+        self._dataset = load_hub_split(file)
+        what = f"The split {file['split']!r} of the hub data set {self.path}"
+        self._begin(self._dataset.features.arrow_schema, len(self._dataset), what=what)
+
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch | RowProblem]:
+        for table in self._dataset.select_columns(names).with_format("arrow").iter(BATCH_ROWS):
+            yield from table.to_batches()

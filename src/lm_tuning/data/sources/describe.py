@@ -19,7 +19,7 @@ from lm_tuning.data.sources.paths import (
     resolve_path,
     suffix_format,
 )
-from lm_tuning.data.sources.remote import is_address, list_remote
+from lm_tuning.data.sources.remote import describe_hub_split, is_address, list_remote
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import SourceParameters
 from lm_tuning.secrets import conceal_address
@@ -198,8 +198,6 @@ def _describe_source(source: NamedSource, *, key: str, split: str, digest_cache:
         return [_completed(file, key) for file in _files_at(text, key)]
     found = find_local(text, key=key, split=source["split"] or split)
     if found is None:
-        from lm_tuning.data.sources.hub import describe_hub_split
-
         wanted = source["split"] or split
         return [describe_hub_split(text, key=key, config=source["config"], split=wanted, revision=source["revision"])]
     # A stored DatasetDict has splits to choose from, as a data set on the hub has.
@@ -216,17 +214,11 @@ def _files_at(address: str, key: str) -> list[SourceFile]:
     """Return the files at an address with their format; of several, those of unknown suffix are left out."""
     files = list_remote(address, key=key)
     if len(files) == 1:
-        _format_of(files[0]["path"], f"{key} names '{address}'")  # raises where the suffix tells none
+        _format_of(files[0][0], f"{key} names '{address}'")  # raises where the suffix tells none
     known: list[SourceFile] = [
-        {
-            "path": file["path"],
-            "format": file_format,
-            "compression": None,
-            "num_bytes": file["num_bytes"],
-            "digest": file["digest"],
-        }
-        for file in files
-        if (file_format := suffix_format(file["path"])[0]) and (file["num_bytes"] != 0 or len(files) == 1)
+        {"path": path, "format": file_format, "compression": None, "num_bytes": num_bytes, "digest": digest}
+        for path, num_bytes, digest in files
+        if (file_format := suffix_format(path)[0]) and (num_bytes != 0 or len(files) == 1)
     ]
     if not known:
         raise UserError(

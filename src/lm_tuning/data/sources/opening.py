@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
 from lm_tuning.data.records import SourceFile
+from lm_tuning.data.sources.remote import open_remote
 from lm_tuning.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
@@ -224,8 +225,6 @@ class RawFile:
     def open_stored(self) -> IO[bytes]:
         """Open for reading as it lies there, packed or not; see ``open``."""
         if "://" in self.path:
-            from lm_tuning.data.sources.remote import open_remote
-
             # Larger than Python's own buffer of 8 kB, for drivers where each read costs.
             self._stored = io.BufferedReader(open_remote(self.path), _BUFFER_BYTES)
             return self._stored

@@ -8,10 +8,9 @@ from itertools import combinations
 
 import numpy as np
 
-from lm_tuning.data.arrays import Ints, Mask, Splits
+from lm_tuning.data.arrays import Ints, Mask, Splits, is_later_copy
 from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.records import SPLITS, FileRows, RowsBySplit
-from lm_tuning.data.split.duplicates import is_later_copy
 from lm_tuning.data.split.records import CopyFacts, DivisionFacts, LabelConflict, LabelConflicts, ListedRows
 from lm_tuning.parameters.data import SplitParameters
 from lm_tuning.wording import count_of, shorten

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lm_tuning.data.arrays import Ints, Mask, Splits
+from lm_tuning.data.arrays import Ints, Mask, Splits, is_later_copy, join_units, number_by_appearance
 from lm_tuning.data.check.checked import CheckedRows
 from lm_tuning.data.records import SPLITS, SplitName
 from lm_tuning.data.split.assign import IN_TEST, TEST, TRAIN, VALIDATION, assign_folds, assign_splits, split_sizes
@@ -20,7 +20,6 @@ from lm_tuning.data.split.copies import (
     describe_overlap,
     list_copies,
 )
-from lm_tuning.data.split.duplicates import is_later_copy, join_units, number_by_appearance
 from lm_tuning.data.split.facts import describe_warnings, group_facts, measure_leakage, near_facts
 from lm_tuning.data.split.near_duplicates import NearDuplicates
 from lm_tuning.data.split.records import DivisionFacts, FoldFacts

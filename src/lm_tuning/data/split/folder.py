@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.arrays import Ints
-from lm_tuning.data.check.collect import count_skipped
+from lm_tuning.data.check.account import count_skipped
 from lm_tuning.data.format.conventions import CAUSAL_LM
 from lm_tuning.data.records import (
     HELD_OUT,
@@ -71,10 +71,10 @@ def write_splits(
     Raises:
         UserError: sizes, groups, classes or folds that the rows do not allow.
     """
+    from lm_tuning.data.arrays import number_equal
     from lm_tuning.data.check.checked import ROWS_NAME, open_checked, read_checked_summary
     from lm_tuning.data.split.classes import refuse_classes
     from lm_tuning.data.split.divide import divide_rows, key_order, take_rows
-    from lm_tuning.data.split.duplicates import number_equal
     from lm_tuning.data.split.near_duplicates import find_near_duplicates
 
     rows = open_checked(checked)

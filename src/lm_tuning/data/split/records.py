@@ -209,3 +209,15 @@ class SplitsSummary(DivisionFacts):
     sources: list[DividedSource]
     label_map: LabelMap | None
     warnings: list[str]
+
+
+class SplitsFacts(DivisionFacts):
+    """The facts of the section ``splits``, see ``build_splits_section``: ``copies``: row numbers by kind and file."""
+
+    rows: RowsBySplit
+    seed: int
+    key: str | None
+    sources: list[DividedSource]
+    label_map: LabelMap | None
+    warnings: list[str]
+    copies: dict[str, dict[str, list[int]]]
