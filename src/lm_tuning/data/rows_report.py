@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import cast
 
 from lm_tuning.data.check.account import ALWAYS_SKIPPED
 from lm_tuning.data.format.examples import JSON_FIELDS
@@ -54,28 +55,10 @@ def build_rows_section(summary: RowsSummary | UnreadSummary, findings: FindingsB
     """
     counts = summary["num_rows"]
     bad_fraction = counts["skipped"] / counts["read"] if counts["read"] else 0.0
-    facts: RowsFacts = {
-        "num_rows": counts,
-        "bad_fraction": bad_fraction,
-        "format": summary["format"],
-        "reading": summary["reading"],
-        "columns": summary["columns"],
-        "appended": summary["appended"],
-        "template": summary["template"],
-        "not_used": summary["not_used"],
-        "on_bad_row": summary["on_bad_row"],
-        "max_bad_fraction": summary["max_bad_fraction"],
-        "max_rows": summary["max_rows"],
-        "files": summary["files"],
-        "mixing": summary["mixing"],
-        "refused": summary["refused"],
-        "label_map": summary["label_map"],
-        "classes": summary["classes"],
-        # Rows that an earlier version has checked have no lengths, and those that were not read to the end none either.
-        "text_lengths": None if "is_unread" in summary else summary.get("text_lengths"),
-        "is_unread": "is_unread" in summary,
-        "findings": findings,
-    }
+    # Rows that an earlier version has checked have no lengths, and those that were not read to the end none either.
+    unknown = {"text_lengths": None, "is_unread": False}
+    told = {name: value for name, value in summary.items() if name in RowsFacts.__annotations__}
+    facts = cast("RowsFacts", unknown | told | {"bad_fraction": bad_fraction, "findings": findings})
     metrics = {
         "data_rows_read": counts["read"],
         "data_rows_kept": counts["kept"],

@@ -30,7 +30,9 @@ def as_read(data: DataParameters, split: SplitParameters) -> tuple[DataParameter
         data: the ``data`` parameters.
         split: the ``split`` parameters.
     """
-    columns, template, group = _columns_as_read(data, split)
+    if not is_example(data.path):
+        return data, split
+    columns, template, group = example_settings(data.columns.model_dump(), data.template, split.group)
     return (
         data.model_copy(update={"columns": ColumnParameters(**columns), "template": template}),
         split.model_copy(update={"group": group}),
@@ -45,13 +47,13 @@ def check_settings(data: DataParameters, split: SplitParameters, *, task: str) -
         split: the ``split`` parameters: the columns that rows are divided by are read as well.
         task: the ``task`` parameter.
     """
-    columns, template, group = _columns_as_read(data, split)
+    data, split = as_read(data, split)
     later = {name for name in _LATER if getattr(data, name) != DataParameters.model_fields[name].default}
     return {
         **data.model_dump(include={*_READING, *later}),
-        "columns": {**columns},
-        "template": template,
-        "group": group,
+        "columns": data.columns.model_dump(),
+        "template": data.template,
+        "group": split.group,
         "stratify": split.stratify,
         "key": split.key,
         "task": task,
@@ -81,16 +83,6 @@ def split_settings(data: DataParameters, split: SplitParameters, *, seed: int, t
     """
     _, read = as_read(data, split)
     return {**check_settings(data, split, task=task), **division_settings(read, seed=seed)}
-
-
-def _columns_as_read(
-    data: DataParameters, split: SplitParameters
-) -> tuple[dict[str, str | None], str | None, str | None]:
-    """Return columns by part, template and group."""
-    columns = data.columns.model_dump()
-    if is_example(data.path):
-        return example_settings(columns, data.template, split.group)
-    return columns, data.template, split.group
 
 
 def rows_key(sources: RowSources) -> str:
@@ -180,11 +172,7 @@ def find_staleness(
         One sentence a difference. A raw file that is gone since cannot have changed, so it is none.
     """
     changes = find_changed_sources(
-        facts["files"],
-        train=data.path,
-        validation=data.validation_path,
-        test=data.test_path,
-        digest_cache=digest_cache,
+        facts["files"], train=data.path, validation=data.validation_path, test=data.test_path, digest_cache=digest_cache
     )
     return [*_differences(facts["settings"], settings, made="the stored splits were made"), *changes]
 

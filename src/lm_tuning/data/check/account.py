@@ -82,11 +82,7 @@ class ReadingBrokeOff(UserError):
     """
 
     def __init__(
-        self,
-        problems: str | Iterable[str],
-        *,
-        files: Sequence[FileRows] = (),
-        findings: Findings | None = None,
+        self, problems: str | Iterable[str], *, files: Sequence[FileRows] = (), findings: Findings | None = None
     ) -> None:
         """Keep the problems and the account.
 
@@ -273,11 +269,8 @@ def find_excesses(files: Sequence[ReadRows], max_bad_fraction: float) -> list[st
         files: ``path``, ``rows_read`` and ``rows_skipped`` by kind of each.
         max_bad_fraction: share of the rows of a file, and of all files, that may be bad; see ``ALWAYS_SKIPPED``.
     """
-    problems = [
-        problem
-        for file in files
-        if (problem := _excess(file["path"], file["rows_read"], file["rows_skipped"], max_bad_fraction))
-    ]
+    of_files = (_excess(file["path"], file["rows_read"], file["rows_skipped"], max_bad_fraction) for file in files)
+    problems = [problem for problem in of_files if problem]
     # A file that is named is to be looked at; the sum would only say the same again.
     if problems or len(files) == 1:
         return problems

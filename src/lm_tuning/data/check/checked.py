@@ -23,14 +23,8 @@ from lm_tuning.data.check.account import (
 )
 from lm_tuning.data.check.collect import CollectedRows, OpenedFile, collect_rows
 from lm_tuning.data.check.values import read_names, write_names
-from lm_tuning.data.format.columns import (
-    ColumnMapping,
-    check_mapping,
-    choose_mapping,
-    describe_mapping,
-    template_columns,
-)
-from lm_tuning.data.format.conventions import CAUSAL_LM
+from lm_tuning.data.format.columns import check_mapping, choose_mapping, describe_mapping
+from lm_tuning.data.format.conventions import CAUSAL_LM, ColumnMapping, template_columns
 from lm_tuning.data.format.labels import MAX_CLASSES, build_label_map, count_classes, trained_names
 from lm_tuning.data.readers.base import ReadSettings, RowSource
 from lm_tuning.data.readers.open import open_rows
@@ -167,7 +161,9 @@ def write_checked_rows(
     # By parameter, as messages name them. Two of them may name one column.
     keyed = {"split.group": split.group, "split.stratify": split.stratify, "split.key": split.key}
     files = _open_files(raw_examples, data)
-    _add_paths(files, [*data.columns.model_dump().values(), *_columns_of(data.template), *keyed.values()])
+    named = [*data.columns.model_dump().values(), *_columns_of(data.template), *keyed.values()]
+    for file in files:
+        file.rows.add_paths(dict.fromkeys(name for name in named if name))
     # All files are read as the first one is; one that lacks a column is refused, not read in another way.
     first = files[0].rows
     mapping = choose_mapping(first.header, data, task=task)
@@ -278,13 +274,6 @@ def _columns_of(template: str | None) -> list[str]:
         return template_columns(template) if template else []
     except ValueError:
         return []
-
-
-def _add_paths(files: Sequence[OpenedFile], names: Sequence[str | None]) -> None:
-    """Add the columns that are named by path to the files that have them."""
-    wanted = list(dict.fromkeys(name for name in names if name))
-    for file in files:
-        file.rows.add_paths(wanted)
 
 
 def _not_used(rows: RowSource, used: set[str | None]) -> list[str]:

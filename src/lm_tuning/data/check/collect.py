@@ -18,7 +18,7 @@ from lm_tuning.data.arrays import Digests, Ints, Mask, find_repeats
 from lm_tuning.data.check.account import ReadingBrokeOff, spell_out
 from lm_tuning.data.check.findings import MAX_REPORTED, Findings, RowPositions, RowProblem, list_columns
 from lm_tuning.data.check.values import TextLengths, find_odd_characters, number_values, value_writer
-from lm_tuning.data.format.columns import ColumnMapping
+from lm_tuning.data.format.conventions import ColumnMapping
 from lm_tuning.data.format.examples import FIELDS, JSON_FIELDS, Example, digest_parts, example_reader, value_reader
 from lm_tuning.data.format.labels import LabelTypes
 from lm_tuning.data.readers.base import RowSource
@@ -288,8 +288,7 @@ class _Collector:
         repeats, originals = find_repeats(digests, is_train[files])
         if not len(repeats):
             return None
-        # (rows,): ids of the good rows, in the order of the file
-        row_ids = np.concatenate([batch.column("row_id").to_numpy() for batch in table.batches()])
+        row_ids = table.row_ids()  # (rows,)
         positions = RowPositions(self.files)
         for repeat, original in zip(repeats.tolist(), originals.tolist(), strict=True):
             name, number = positions.find(int(row_ids[original]))

@@ -230,12 +230,9 @@ class StoredNames(Sequence[str]):
 
     def __getitem__(self, index: int | slice) -> str | list[str]:
         """Return one name, or a list of some."""
-        if isinstance(index, slice):
-            return [self[one] for one in range(*index.indices(len(self)))]
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        name: str = self._column[index % len(self)].as_py()
-        return name
+        found = self._column[index]
+        names: str | list[str] = found.to_pylist() if isinstance(index, slice) else found.as_py()
+        return names
 
 
 def write_names(path: Path, names: pa.LargeStringArray) -> None:

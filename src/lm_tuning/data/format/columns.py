@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from string import Formatter
 
 from lm_tuning.data.check.findings import list_columns
 from lm_tuning.data.format.conventions import (
@@ -19,8 +18,10 @@ from lm_tuning.data.format.conventions import (
     SEQUENCE_CLASSIFICATION,
     TEXT,
     TEXT_LABEL,
+    ColumnMapping,
     find_conventions,
     find_format_problem,
+    template_columns,
 )
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import DataParameters
@@ -41,46 +42,6 @@ _RENDERED_PART: Mapping[str, str] = {TEXT: "text", PROMPT_RESPONSE: "prompt", TE
 
 # Comparing a name with very many others takes longer than a suggestion is worth.
 _MAX_COMPARED = 1000
-
-
-_Part = tuple[str, str | None]
-
-
-def parse_template(template: str) -> list[_Part]:
-    """Cut a template into literal text and the column that follows it.
-
-    Args:
-        template: text with ``{column}`` placeholders; ``{{`` and ``}}`` stand for braces.
-
-    Returns:
-        Pairs of literal text and column name; the name is None where no column follows.
-
-    Raises:
-        ValueError: a brace is left open, a placeholder is empty, or it asks for more than a column.
-    """
-    try:
-        # The grammar of str.format, whose rendering is never used: values must not be looked into by attributes, and
-        # their own braces must stay.
-        fields = list(Formatter().parse(template))
-    except ValueError as error:
-        raise ValueError(f"{error}. Write a brace that is meant as text twice: '{{{{' or '}}}}'.") from error
-    parts: list[_Part] = []
-    for literal, column, layout, conversion in fields:
-        if column is not None and (layout or conversion):
-            raise ValueError(f"the placeholder of {column!r} holds more than a column name, which is all it may hold.")
-        if column is not None and not column.strip():
-            raise ValueError("a placeholder is empty: write a column name between the braces.")
-        parts.append((literal, column))
-    return parts
-
-
-def template_columns(template: str) -> list[str]:
-    """Return the columns that a template names, each once, in order.
-
-    Raises:
-        ValueError: see ``parse_template``.
-    """
-    return list(dict.fromkeys(column for _, column in parse_template(template) if column is not None))
 
 
 @dataclass(frozen=True)
@@ -114,37 +75,6 @@ class Header:
             f"{key} names the column {column!r}, which {self.path} does not have.{suggestion} "
             f"Its columns: {list_columns(self.columns)}.{more}"
         )
-
-
-@dataclass(frozen=True)
-class ColumnMapping:
-    """What the columns mean.
-
-    Attributes:
-        format: ``text``, ``prompt_response``, ``messages`` or ``text_label``.
-        columns: column by part: ``text``, ``prompt``, ``response``, ``system``, ``messages``, ``tools`` or ``label``.
-        template: renders the prompt (or the text) from columns; None when a column holds it.
-        appended: column whose text, where a row has any, goes behind the prompt after an empty line; None for none.
-        read_off: the file whose column names said all this; None when parameters did.
-    """
-
-    format: str
-    columns: dict[str, str] = field(default_factory=dict)
-    template: str | None = None
-    appended: str | None = None
-    read_off: str | None = None
-
-    @property
-    def is_composed(self) -> bool:
-        """Return whether the prompt, or the text, is made of columns and of fixed text between them."""
-        return self.template is not None or self.appended is not None
-
-    @property
-    def used_columns(self) -> list[str]:
-        """Name every column that is read, each once."""
-        rendered = template_columns(self.template) if self.template else []
-        appended = [self.appended] if self.appended else []
-        return list(dict.fromkeys([*self.columns.values(), *rendered, *appended]))
 
 
 def choose_mapping(header: Header, data: DataParameters, *, task: str = CAUSAL_LM) -> ColumnMapping:
@@ -261,17 +191,23 @@ def _conventional_mapping(header: Header, *, format: str, task: str) -> ColumnMa
         asked = "a format" if format == "auto" else f"the format {format!r}"
         raise UserError(f"{has}; no usual names of {asked} are there.{header.inside()} {_WAYS}")
     if len(found) > 1:
-        listed = "; or ".join(f"{one.describe()} ({one.format})" for one in found)
+        listed = "; or ".join(f"{_describe_convention(one)} ({one.format})" for one in found)
         keys = list(dict.fromkeys(f"data.columns.{part}" for one in found for part in one.columns))
         raise UserError(
             f"{has}, which can be read in {len(found)} ways: {listed}. Say which columns are meant: {', '.join(keys)}."
         )
     (convention,) = found
-    columns = {**convention.columns}
-    columns |= {part: part for part in OPTIONAL_NAMES.get(convention.format, ()) if part in header.columns}
-    mapping = ColumnMapping(convention.format, columns, appended=convention.appended, read_off=header.path)
+    optional = {part: part for part in OPTIONAL_NAMES.get(convention.format, ()) if part in header.columns}
+    mapping = replace(convention, columns={**convention.columns, **optional}, read_off=header.path)
     _log_reading(mapping, header)
     return mapping
+
+
+def _describe_convention(mapping: ColumnMapping) -> str:
+    said = [f"{column!r} as the {part}" for part, column in mapping.columns.items()]
+    if mapping.appended:
+        said.insert(1, f"{mapping.appended!r} behind it")
+    return ", ".join(said)
 
 
 def describe_mapping(mapping: ColumnMapping) -> str:

@@ -1,50 +1,95 @@
-"""Column names that mean only one thing, so that usual data sets need no parameters, and the tasks."""
+"""What columns can mean: templates, usual names that need no parameters, and what each task learns from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import product
+from string import Formatter
 
 from lm_tuning.parameters.base import TASK_FORMATS
 
 TEXT, PROMPT_RESPONSE, MESSAGES, TEXT_LABEL = "text", "prompt_response", "messages", "text_label"
 
 
+_Part = tuple[str, str | None]
+
+
+def parse_template(template: str) -> list[_Part]:
+    """Cut a template into literal text and the column that follows it.
+
+    Args:
+        template: text with ``{column}`` placeholders; ``{{`` and ``}}`` stand for braces.
+
+    Returns:
+        Pairs of literal text and column name; the name is None where no column follows.
+
+    Raises:
+        ValueError: a brace is left open, a placeholder is empty, or it asks for more than a column.
+    """
+    try:
+        # The grammar of str.format, whose rendering is never used: values must not be looked into by attributes, and
+        # their own braces must stay.
+        fields = list(Formatter().parse(template))
+    except ValueError as error:
+        raise ValueError(f"{error}. Write a brace that is meant as text twice: '{{{{' or '}}}}'.") from error
+    parts: list[_Part] = []
+    for literal, column, layout, conversion in fields:
+        if column is not None and (layout or conversion):
+            raise ValueError(f"the placeholder of {column!r} holds more than a column name, which is all it may hold.")
+        if column is not None and not column.strip():
+            raise ValueError("a placeholder is empty: write a column name between the braces.")
+        parts.append((literal, column))
+    return parts
+
+
+def template_columns(template: str) -> list[str]:
+    """Return the columns that a template names, each once, in order.
+
+    Raises:
+        ValueError: see ``parse_template``.
+    """
+    return list(dict.fromkeys(column for _, column in parse_template(template) if column is not None))
+
+
 @dataclass(frozen=True)
-class Convention:
-    """Columns of usual names that make a format.
+class ColumnMapping:
+    """What the columns mean.
 
     Attributes:
-        format: which.
-        columns: column by part.
-        appended: column whose text, where a row has any, goes behind the prompt after an empty line.
+        format: ``text``, ``prompt_response``, ``messages`` or ``text_label``.
+        columns: column by part: ``text``, ``prompt``, ``response``, ``system``, ``messages``, ``tools`` or ``label``.
+        template: renders the prompt (or the text) from columns; None when a column holds it.
+        appended: column whose text, where a row has any, goes behind the prompt after an empty line; None for none.
+        read_off: the file whose column names said all this; None when parameters did.
     """
 
     format: str
-    columns: Mapping[str, str]
+    columns: dict[str, str] = field(default_factory=dict)
+    template: str | None = None
     appended: str | None = None
+    read_off: str | None = None
 
     @property
-    def names(self) -> frozenset[str]:
-        """Name the columns that must be there."""
-        return frozenset([*self.columns.values(), *([self.appended] if self.appended else [])])
+    def is_composed(self) -> bool:
+        """Return whether the prompt, or the text, is made of columns and of fixed text between them."""
+        return self.template is not None or self.appended is not None
 
-    def describe(self) -> str:
-        """Describe what is read as what."""
-        said = [f"{column!r} as the {part}" for part, column in self.columns.items()]
-        if self.appended:
-            said.insert(1, f"{self.appended!r} behind it")
-        return ", ".join(said)
-
-
-def _pair(prompt: str, response: str, appended: str | None = None) -> Convention:
-    return Convention(PROMPT_RESPONSE, {"prompt": prompt, "response": response}, appended)
+    @property
+    def used_columns(self) -> list[str]:
+        """Name every column that is read, each once."""
+        rendered = template_columns(self.template) if self.template else []
+        appended = [self.appended] if self.appended else []
+        return list(dict.fromkeys([*self.columns.values(), *rendered, *appended]))
 
 
-CONVENTIONS: Sequence[Convention] = (
+def _pair(prompt: str, response: str, appended: str | None = None) -> ColumnMapping:
+    return ColumnMapping(PROMPT_RESPONSE, {"prompt": prompt, "response": response}, appended=appended)
+
+
+CONVENTIONS: Sequence[ColumnMapping] = (
     *(
-        Convention(MESSAGES, {"messages": name})
+        ColumnMapping(MESSAGES, {"messages": name})
         for name in ("messages", "conversations", "conversation", "dialog", "dialogs")
     ),
     _pair("prompt", "response"),
@@ -60,10 +105,10 @@ CONVENTIONS: Sequence[Convention] = (
         )
     ),
     *(
-        Convention(TEXT_LABEL, {"text": text, "label": label})
+        ColumnMapping(TEXT_LABEL, {"text": text, "label": label})
         for text, label in product(("text", "sentence"), ("label", "labels", "category", "intent"))
     ),
-    Convention(TEXT, {"text": "text"}),
+    ColumnMapping(TEXT, {"text": "text"}),
 )
 
 OPTIONAL_NAMES: Mapping[str, tuple[str, ...]] = {PROMPT_RESPONSE: ("system",), MESSAGES: ("system", "tools")}
@@ -73,7 +118,7 @@ CONTENT_NAMES = frozenset({"context", "passage", "background", "system", "instru
 """Names of columns that a model probably should see: a warning says so when they are not used."""
 
 
-def find_conventions(available: Sequence[str], *, format: str, task: str) -> list[Convention]:
+def find_conventions(available: Sequence[str], *, format: str, task: str) -> list[ColumnMapping]:
     """Return the conventions that fit the columns of a file, more than one where they contradict each other.
 
     Of two that fit, the one that uses more columns wins where it uses all of the other's. Running text is what a file
@@ -88,18 +133,18 @@ def find_conventions(available: Sequence[str], *, format: str, task: str) -> lis
     by_name = {column.strip().lower(): column for column in available}
     has_classes = task == "sequence_classification"
     asked = {format} if format != "auto" else {MESSAGES, PROMPT_RESPONSE, TEXT, *([TEXT_LABEL] if has_classes else [])}
-    fitting = [one for one in CONVENTIONS if one.format in asked and one.names <= by_name.keys()]
+    fitting = [one for one in CONVENTIONS if one.format in asked and by_name.keys() >= set(one.used_columns)]
     # A strict subset loses: instruction, input and output says more than input and output.
-    best = [one for one in fitting if not any(one.names < other.names for other in fitting)]
+    best = [one for one in fitting if not any(set(one.used_columns) < set(other.used_columns) for other in fitting)]
     best = [one for one in best if one.format != TEXT] or best
     best = [one for one in best if one.format in TASK_FORMATS[task]] or best
     return [
-        Convention(
-            convention.format,
-            {part: by_name[name] for part, name in convention.columns.items()},
-            by_name[convention.appended] if convention.appended else None,
+        replace(
+            one,
+            columns={part: by_name[name] for part, name in one.columns.items()},
+            appended=by_name[one.appended] if one.appended else None,
         )
-        for convention in best
+        for one in best
     ]
 
 

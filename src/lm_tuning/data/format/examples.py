@@ -9,8 +9,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from lm_tuning.data.check.findings import RowProblem, wrong_type
-from lm_tuning.data.format.columns import ColumnMapping, parse_template
-from lm_tuning.data.format.conventions import MESSAGES, PROMPT_RESPONSE, TEXT, TEXT_LABEL
+from lm_tuning.data.format.conventions import MESSAGES, PROMPT_RESPONSE, TEXT, TEXT_LABEL, ColumnMapping, parse_template
 from lm_tuning.data.format.messages import (
     add_system,
     comparable_messages,

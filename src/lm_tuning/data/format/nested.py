@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 
@@ -146,56 +146,30 @@ def explain_missing(row: Row, column: str) -> str | None:
     return None
 
 
-class PathColumns:
-    """Columns that are named by path: they are put beside the other columns of each row."""
+def names_reached(row: Row, paths: Mapping[str, tuple[Step, ...]]) -> set[str]:
+    """Return the columns by path that a row has a value for, of the right types on the way.
 
-    def __init__(self) -> None:
-        """Start without columns."""
-        self._steps: dict[str, tuple[Step, ...]] = {}
+    Args:
+        row: one row.
+        paths: steps by name.
+    """
+    names = set()
+    for name, steps in paths.items():
+        with suppress(NotThere):
+            reach(row, steps)
+            names.add(name)
+    return names
 
-    def __bool__(self) -> bool:
-        """Return whether any column is named by path."""
-        return bool(self._steps)
 
-    def add(self, name: str, steps: tuple[Step, ...]) -> None:
-        """Add a column.
+def fill_paths(rows: Iterable[NumberedRow], paths: Mapping[str, tuple[Step, ...]]) -> Iterator[NumberedRow]:
+    """Add columns by path to each row; a row in which a path meets a value of another type becomes its problem.
 
-        Args:
-            name: the path as typed.
-            steps: its steps.
-        """
-        self._steps[name] = steps
-
-    def roots(self, names: Iterable[str]) -> list[str]:
-        """Return the columns of the file that some columns are taken from.
-
-        Args:
-            names: columns by path and others.
-        """
-        return [str(self._steps[name][0]) if name in self._steps else name for name in names]
-
-    def names_in(self, row: Row) -> set[str]:
-        """Return the columns that a row has a value for, of the right types on the way.
-
-        Args:
-            row: one row.
-        """
-        names = set()
-        for name, steps in self._steps.items():
-            with suppress(NotThere):
-                reach(row, steps)
-                names.add(name)
-        return names
-
-    def fill(self, rows: Iterable[NumberedRow]) -> Iterator[NumberedRow]:
-        """Add the columns to each row; a row in which a path meets a value of another type becomes its problem.
-
-        Args:
-            rows: rows with their numbers, as a file has them.
-        """
-        paths = list(self._steps.items())
-        for number, row in rows:
-            yield number, _filled(row, paths) if isinstance(row, dict) else row
+    Args:
+        rows: rows with their numbers, as a file has them.
+        paths: steps by name.
+    """
+    for number, row in rows:
+        yield number, _filled(row, paths) if isinstance(row, dict) else row
 
 
 def nested_names(row: Row) -> list[str]:
@@ -234,10 +208,10 @@ def suggest_path(column: str, names: Iterable[str]) -> str | None:
     return next(iter(ending or get_close_matches(column, listed, n=1)), None)
 
 
-def _filled(row: Row, paths: list[tuple[str, tuple[Step, ...]]]) -> Row | RowProblem:
+def _filled(row: Row, paths: Mapping[str, tuple[Step, ...]]) -> Row | RowProblem:
     # A copy, since an exploded row shares what is not its own with its siblings.
     filled = dict(row)
-    for name, steps in paths:
+    for name, steps in paths.items():
         try:
             filled[name] = reach(row, steps)
         except NotThere as error:

@@ -49,14 +49,11 @@ def _open_source(file: SourceFile, settings: ReadSettings) -> RowSource:
         return HubRows(file, settings)
     # Imports stand in the branches: a run pays for pyarrow's readers, or for orjson, only where a file needs them.
     raw = RawFile(file)
-    if file_format == "parquet":
-        from lm_tuning.data.readers.columnar import ParquetRows
+    if file_format in ("parquet", "arrow"):
+        from lm_tuning.data.readers.columnar import ArrowRows, ParquetRows
 
-        return ParquetRows(raw, file_format, settings)
-    if file_format == "arrow":
-        from lm_tuning.data.readers.columnar import ArrowRows
-
-        return ArrowRows(raw, file_format, settings)
+        reader = ParquetRows if file_format == "parquet" else ArrowRows
+        return reader(raw, file_format, settings)
     # Only for the text formats; binary ones have marks of their own.
     _refuse_other_encodings(raw)
     if file_format in ("csv", "tsv"):

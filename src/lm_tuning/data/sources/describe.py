@@ -34,11 +34,7 @@ TypedSource: TypeAlias = str | SourceParameters | Mapping[str, str | float | Non
 Named: TypeAlias = TypedSource | Sequence[TypedSource]
 """How parameters name the rows of a split: one source or a list of them, each a path or a mapping with ``path``."""
 
-SPLIT_KEYS: Mapping[str, str] = {
-    "train": "data.path",
-    "validation": "data.validation_path",
-    "test": "data.test_path",
-}
+SPLIT_KEYS: Mapping[str, str] = {"train": "data.path", "validation": "data.validation_path", "test": "data.test_path"}
 """Parameter that names the rows of a split."""
 
 _NO_SOURCE = -1
@@ -86,9 +82,8 @@ def describe_files(
         for index, (key, source) in enumerate(sources):
             try:
                 _check_weight(source, key, split)
-                part = _with_field(
-                    _describe_source(source, key=key, split=split, digest_cache=digest_cache), source, key
-                )
+                described = _describe_source(source, key=key, split=split, digest_cache=digest_cache)
+                part = _with_field(described, source, key)
                 _refuse_repeated(part, found, key)
             except UserError as error:
                 problems += error.problems
@@ -136,14 +131,10 @@ def describe_file(path: Path | str, *, key: str, digest_cache: Path | None = Non
         digest = digest_file(path, digest_cache)
     except OSError as error:
         raise UserError(f"{key} names '{path}', which cannot be read: {error.strerror}.") from error
-    file: SourceFile = {
-        "path": path.as_posix(),
-        "format": file_format,
-        "compression": None,
-        "num_bytes": num_bytes,
-        "digest": digest,
-    }
-    return _completed(file, key)
+    name = path.as_posix()
+    return _completed(
+        {"path": name, "format": file_format, "compression": None, "num_bytes": num_bytes, "digest": digest}, key
+    )
 
 
 def list_sources(value: Named, key: str) -> list[tuple[str, NamedSource]]:

@@ -10,16 +10,10 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.data.arrays import Ints
+from lm_tuning.data.arrays import Ints, number_equal
 from lm_tuning.data.check.account import count_skipped
 from lm_tuning.data.format.conventions import CAUSAL_LM
-from lm_tuning.data.records import (
-    HELD_OUT,
-    SPLITS,
-    FileRows,
-    Preview,
-    TrainingSource,
-)
+from lm_tuning.data.records import HELD_OUT, SPLITS, FileRows, Preview, TrainingSource
 from lm_tuning.data.split.assign import TRAIN
 from lm_tuning.data.split.copies import describe_copies
 from lm_tuning.data.split.records import DividedSource, Leakage, NearFacts, SplitsSummary
@@ -71,7 +65,6 @@ def write_splits(
     Raises:
         UserError: sizes, groups, classes or folds that the rows do not allow.
     """
-    from lm_tuning.data.arrays import number_equal
     from lm_tuning.data.check.checked import ROWS_NAME, open_checked, read_checked_summary
     from lm_tuning.data.split.classes import refuse_classes
     from lm_tuning.data.split.divide import divide_rows, key_order, take_rows
@@ -81,7 +74,7 @@ def write_splits(
     checked_summary = read_checked_summary(checked)
     _check_folds(split, has_validation=any(file["split"] == "validation" for file in rows.sources))
     table = ExampleTable(checked / ROWS_NAME)
-    row_ids = _row_ids(table)
+    row_ids = table.row_ids()  # (rows,)
     order = None
     if split.key:
         order = key_order(rows)  # (rows,): from here on rows follow their keys; the table keeps the order of the files
@@ -174,13 +167,9 @@ def has_present_facts(folder: Path) -> bool:
         folder: what the split pipeline stored.
     """
     summary = read_summary(folder)
-    return summary.get("facts_version") == FACTS_VERSION or _lacks_nothing_but_names(summary)
-
-
-def _lacks_nothing_but_names(summary: SplitsSummary) -> bool:
-    """Return whether facts of version 2 say all there is: version 3 adds what was left out as a copy."""
     if summary.get("facts_version") != _FACTS_BEFORE_LEFT_OUT:
-        return False
+        return summary.get("facts_version") == FACTS_VERSION
+    # The present version adds what was left out as a copy; where nothing was, the one before says all there is.
     near = summary["near_duplicates"]
     return not summary["duplicates"]["num_dropped"] and not (near and near["num_dropped"])
 
@@ -250,11 +239,6 @@ def _check_folds(split: SplitParameters, *, has_validation: bool) -> None:
         )
     if problems:
         raise UserError(problems)
-
-
-def _row_ids(table: ExampleTable) -> Ints:
-    parts = [batch.column("row_id").to_numpy() for batch in table.batches()]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
 
 def _count_sources(

@@ -76,12 +76,7 @@ class NearDuplicates:
 
 
 def find_near_duplicates(
-    table: ExampleTable,
-    indices: Ints,
-    scratch: Path,
-    *,
-    similarity: float,
-    on_progress: OnProgress = ignore_progress,
+    table: ExampleTable, indices: Ints, scratch: Path, *, similarity: float, on_progress: OnProgress = ignore_progress
 ) -> NearDuplicates:
     """Join the texts that are near duplicates of each other, directly or through others.
 
