@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.data.format.columns import Header, check_mapping, choose_mapping, describe_mapping
-from lm_tuning.data.format.conventions import ColumnMapping
+from lm_tuning.data.format.columns import ColumnMapping, Header, check_mapping, choose_mapping, describe_mapping
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import DataParameters
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lm_tuning.data.check.findings import RowProblem
-from lm_tuning.data.format.conventions import ColumnMapping
+from lm_tuning.data.format.columns import ColumnMapping
 from lm_tuning.data.format.examples import Example, example_reader
 
 TEXT = ColumnMapping("text", {"text": "text"})

@@ -34,16 +34,10 @@ def number_equal(digests: Digests) -> Ints:
     order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal rows stay in the order of the file
     ordered = digests[order]
     # True where a run of equal digests begins; a running sum of it numbers the runs.
-    is_new = np.empty(len(order), dtype=bool)
-    is_new[0] = True
-    is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    run = np.cumsum(is_new) - 1
-    first_rows = order[is_new]
-    # Runs come in the order of the digests; they are numbered in that of their first rows.
-    rank = np.empty(len(first_rows), dtype=np.int64)
-    rank[np.argsort(first_rows, kind="stable")] = np.arange(len(first_rows))
+    is_new = np.append(True, (ordered[1:] != ordered[:-1]).any(axis=1))
     ids = np.empty(len(order), dtype=np.int64)
-    ids[order] = rank[run]
+    # Runs come in the order of the digests; they are numbered in that of their first rows.
+    ids[order] = _ranks(order[is_new])[np.cumsum(is_new) - 1]
     return ids
 
 
@@ -107,9 +101,14 @@ def number_by_appearance(ids: Ints) -> Ints:
         ids: ``(rows,)``: any numbers.
     """
     _, first_rows, inverse = np.unique(ids, return_index=True, return_inverse=True)
-    rank = np.empty(len(first_rows), dtype=np.int64)
-    rank[np.argsort(first_rows, kind="stable")] = np.arange(len(first_rows))
-    return rank[inverse]
+    return _ranks(first_rows)[inverse]
+
+
+def _ranks(values: Ints) -> Ints:
+    """Return how many of some different numbers are smaller than each."""
+    ranks = np.empty(len(values), dtype=np.int64)
+    ranks[np.argsort(values, kind="stable")] = np.arange(len(values))
+    return ranks
 
 
 def find_repeats(digests: Digests, is_train: Mask) -> tuple[Ints, Ints]:
@@ -123,13 +122,8 @@ def find_repeats(digests: Digests, is_train: Mask) -> tuple[Ints, Ints]:
         Indices of the rows that repeat, ascending, and beside each the index of the first row with that key.
     """
     indices = np.flatnonzero(is_train)
-    keys = digests[indices]
-    order = np.lexsort((keys[:, 1], keys[:, 0]))  # stable: equal keys stay in the order of the rows
-    keys = keys[order]
-    is_repeat = np.zeros(len(order), dtype=bool)
-    is_repeat[1:] = (keys[1:] == keys[:-1]).all(axis=1)
-    # The first of a run is the last row that repeats nothing; its position is carried on over the repeats behind it.
-    starts = np.maximum.accumulate(np.where(is_repeat, 0, np.arange(len(order)))) if len(order) else order
-    repeats, originals = indices[order[is_repeat]], indices[order[starts[is_repeat]]]
-    ascending = np.argsort(repeats)
-    return repeats[ascending], originals[ascending]
+    ids = number_equal(digests[indices])
+    is_repeat = is_later_copy(ids)
+    # Numbers follow the rows that have them first, so the first row of a number stands where the number says.
+    firsts = indices[~is_repeat]
+    return indices[is_repeat], firsts[ids[is_repeat]]

@@ -115,15 +115,11 @@ def refuse_other_rows(checked_rows: Path, data: DataParameters, split: SplitPara
     """
     # Nodes can be run one by one, so the rows that lie here may be those of another run.
     stored, settings = read_manifest(checked_rows)["facts"]["settings"], check_settings(data, split, task=task)
-    changed = _differences(stored, settings, made="the stored rows were checked")
-    if changed:
-        raise UserError(
-            [
-                f"The checked rows in {checked_rows} do not belong to the present parameters:",
-                *(f"  - {difference}" for difference in changed),
-                "Run the whole split pipeline: kedro run --pipelines=split (the same --env and --params).",
-            ]
-        )
+    _refuse_differences(
+        f"The checked rows in {checked_rows} do not belong to the present parameters:",
+        _differences(stored, settings, made="the stored rows were checked"),
+        fix="Run the whole split pipeline: kedro run --pipelines=split (the same --env and --params).",
+    )
 
 
 def refuse_other_splits(
@@ -143,18 +139,18 @@ def refuse_other_splits(
         UserError: what differs, and how to make the splits again.
     """
     settings = split_settings(data, split, seed=seed, task=task)
-    stale = find_staleness(read_manifest(splits)["facts"], data, settings, digest_cache=digest_cache)
-    if stale:
-        raise UserError(
-            [
-                f"The stored splits in {splits} do not belong to the present rows and parameters, so nothing "
-                "is trained on them:",
-                *(f"  - {difference}" for difference in stale),
-                "Set these back, or make the splits again with kedro run --pipelines=split (the same --env and "
-                "--params). A training goes on from its checkpoint (train.resume=true) with its own rows only: for "
-                "that, set them back.",
-            ]
-        )
+    _refuse_differences(
+        f"The stored splits in {splits} do not belong to the present rows and parameters, so nothing is trained on "
+        "them:",
+        find_staleness(read_manifest(splits)["facts"], data, settings, digest_cache=digest_cache),
+        fix="Set these back, or make the splits again with kedro run --pipelines=split (the same --env and --params). "
+        "A training goes on from its checkpoint (train.resume=true) with its own rows only: for that, set them back.",
+    )
+
+
+def _refuse_differences(what: str, differences: list[str], *, fix: str) -> None:
+    if differences:
+        raise UserError([what, *(f"  - {difference}" for difference in differences), fix])
 
 
 def find_staleness(

@@ -33,6 +33,18 @@ from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
+SUMMARY_NAME = "summary.json"
+PREVIEW_NAME = "preview.json"
+FINDINGS_NAME = "findings.json"
+
+MAX_LINES = 100
+"""Bad rows of all files that are spelled out in one message."""
+
+ALWAYS_SKIPPED = 3
+"""Bad rows that on_bad_row: skip lets pass whatever their share: of four rows, one is a quarter."""
+
+HOW_TO_FIX = "Fix these rows, or leave them out and have them counted with data.on_bad_row: skip."
+
 
 def rows_per_epoch(weight: float | Fraction, num_rows: int) -> int:
     """Count the rows of a source in an epoch: weight times rows, halves rounded up.
@@ -65,11 +77,6 @@ def describe_mixing(sources: Sequence[TrainingSource], files: Sequence[FileRows]
         }
         for source, num_rows in zip(sources, counts, strict=True)
     ]
-
-
-SUMMARY_NAME = "summary.json"
-PREVIEW_NAME = "preview.json"
-FINDINGS_NAME = "findings.json"
 
 
 class ReadingBrokeOff(UserError):
@@ -193,15 +200,6 @@ def write_account(
     for name, value in ((FINDINGS_NAME, findings), (SUMMARY_NAME, summary), (PREVIEW_NAME, preview)):
         # Without line breaks: findings list the numbers of all bad rows, of which there may be millions.
         write_json_atomic(folder / name, value, indent=None)
-
-
-MAX_LINES = 100
-"""Bad rows of all files that are spelled out in one message."""
-
-ALWAYS_SKIPPED = 3
-"""Bad rows that on_bad_row: skip lets pass whatever their share: of four rows, one is a quarter."""
-
-HOW_TO_FIX = "Fix these rows, or leave them out and have them counted with data.on_bad_row: skip."
 
 
 def find_refusals(

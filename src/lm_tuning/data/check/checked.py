@@ -23,9 +23,15 @@ from lm_tuning.data.check.account import (
 )
 from lm_tuning.data.check.collect import CollectedRows, OpenedFile, collect_rows
 from lm_tuning.data.check.values import read_names, write_names
-from lm_tuning.data.format.columns import check_mapping, choose_mapping, describe_mapping
-from lm_tuning.data.format.conventions import CAUSAL_LM, ColumnMapping, template_columns
-from lm_tuning.data.format.labels import MAX_CLASSES, build_label_map, count_classes, trained_names
+from lm_tuning.data.format.columns import (
+    CAUSAL_LM,
+    ColumnMapping,
+    check_mapping,
+    choose_mapping,
+    describe_mapping,
+    template_columns,
+)
+from lm_tuning.data.format.labels import MAX_CLASSES, build_label_map, count_classes
 from lm_tuning.data.readers.base import ReadSettings, RowSource
 from lm_tuning.data.readers.open import open_rows
 from lm_tuning.data.records import SPLITS, CheckedClasses, FileRows, FindingsByKind, LabelMap, RawExamples, RowsSummary
@@ -44,8 +50,6 @@ NAMES_NAME = "names_{}.arrow"
 
 MAX_FILES = 32_767
 """Files that one run can read: the number that ``CheckedRows.files`` holds."""
-
-_NUM_PREVIEW_ROWS = 10
 
 
 @dataclass
@@ -208,7 +212,7 @@ def write_checked_rows(
         write_names(folder / NAMES_NAME.format(index), names)
     outcome = "refused" if refused or data.on_bad_row == "error" else "skipped"
     findings = rows.findings.describe(rows.files, bad_outcome=outcome)
-    write_account(folder, summary, findings, preview_rows(ExampleTable(folder / ROWS_NAME), _NUM_PREVIEW_ROWS))
+    write_account(folder, summary, findings, preview_rows(ExampleTable(folder / ROWS_NAME), 10))
     if not refused:
         log_skipped(rows.files, rows.bad_lines)
     return summary
@@ -219,7 +223,8 @@ def _find_classes(rows: CollectedRows, label: str) -> tuple[CheckedClasses, Labe
     is_train = np.array([file["split"] == "train" for file in rows.files])[rows.facts["files"]]  # (rows,)
     labels = rows.names[label].to_pylist()
     counts = count_classes(rows.values[label], labels, is_train=is_train, column=label)
-    trained = trained_names(rows.values[label], labels, is_train=is_train)
+    # A model knows no other classes than those of training files.
+    trained = [labels[number] for number in np.unique(rows.values[label][is_train]).tolist()]
     label_map = build_label_map(trained) if len(trained) <= MAX_CLASSES else None
     return {**counts, **rows.label_types.describe()}, label_map
 

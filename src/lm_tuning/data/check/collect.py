@@ -18,7 +18,7 @@ from lm_tuning.data.arrays import Digests, Ints, Mask, find_repeats
 from lm_tuning.data.check.account import ReadingBrokeOff, spell_out
 from lm_tuning.data.check.findings import MAX_REPORTED, Findings, RowPositions, RowProblem, list_columns
 from lm_tuning.data.check.values import TextLengths, find_odd_characters, number_values, value_writer
-from lm_tuning.data.format.conventions import ColumnMapping
+from lm_tuning.data.format.columns import ColumnMapping
 from lm_tuning.data.format.examples import FIELDS, JSON_FIELDS, Example, digest_parts, example_reader, value_reader
 from lm_tuning.data.format.labels import LabelTypes
 from lm_tuning.data.readers.base import RowSource
@@ -38,8 +38,8 @@ _NO_KEY = bytes(16)
 _MAX_LATE_ROWS = 100
 
 
-OnFileProgress: TypeAlias = Callable[[int, int, str], None]
-"""Told how much of one file was read, of how much, in which unit."""
+# Told how much of one file was read, of how much, in which unit.
+_OnRead: TypeAlias = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def collect_rows(
     )
 
 
-def _file_progress(files: Sequence[OpenedFile], index: int, on_progress: OnProgress) -> OnFileProgress:
+def _file_progress(files: Sequence[OpenedFile], index: int, on_progress: OnProgress) -> _OnRead:
     """Return a function that is told how much of one file was read."""
     if len(files) <= _MAX_BARS:
         return partial(on_progress, f"Reading {files[index].rows.name}")
@@ -182,7 +182,7 @@ class _Collector:
         self._keys = bytearray()
         self._last_id = 0
 
-    def read(self, file: OpenedFile, writer: ExampleWriter, on_progress: OnFileProgress) -> None:
+    def read(self, file: OpenedFile, writer: ExampleWriter, on_progress: _OnRead) -> None:
         """Add one file."""
         facts: FileRows = {
             "path": file.rows.path,
@@ -211,7 +211,7 @@ class _Collector:
         _, total, unit = file.rows.progress()
         on_progress(total, total, unit)
 
-    def _read_rows(self, file: OpenedFile, facts: FileRows, writer: ExampleWriter, on_progress: OnFileProgress) -> None:
+    def _read_rows(self, file: OpenedFile, facts: FileRows, writer: ExampleWriter, on_progress: _OnRead) -> None:
         source, first_id, index = file.rows, self._last_id, file.source
         # Held-out files need none of the columns that training rows are divided by.
         readers = [reader if column in source.columns else None for column, reader in self._readers.items()]

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from lm_tuning.data.check.findings import RowProblem, wrong_type
-from lm_tuning.data.format.conventions import MESSAGES, PROMPT_RESPONSE, TEXT, TEXT_LABEL, ColumnMapping, parse_template
+from lm_tuning.data.format.columns import MESSAGES, PROMPT_RESPONSE, TEXT, TEXT_LABEL, ColumnMapping, parse_template
 from lm_tuning.data.format.messages import (
     add_system,
     comparable_messages,
@@ -32,7 +32,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 JSON_FIELDS = frozenset({"messages", "tools"})
 """Fields whose text is JSON."""
 
-DIGEST_BYTES = 16
+_DIGEST_BYTES = 16
 
 # No text that a person wrote holds this.
 _SEPARATOR = "\x00\x1f\x00"
@@ -166,14 +166,14 @@ def digest_parts(*parts: str) -> bytes:
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
     # 128 bits: among a billion rows two different ones meet with a chance of 1 in 10^21.
-    return blake2b(_encoded(text), digest_size=DIGEST_BYTES).digest()
+    return blake2b(_encoded(text), digest_size=_DIGEST_BYTES).digest()
 
 
 def _digest_labelled(text: str, label: str) -> tuple[bytes, bytes]:
     """Return the digest of a text and that of text and label, reading the text once."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
-    state = blake2b(_encoded(text), digest_size=DIGEST_BYTES)
+    state = blake2b(_encoded(text), digest_size=_DIGEST_BYTES)
     # The digest of the text alone; the state then goes on with the label.
     content = state.digest()
     state.update(_encoded(_SEPARATOR + unicodedata.normalize("NFC", label)))
@@ -272,11 +272,11 @@ def _appending_reader(read_prompt: ReadField, column: str, *, normalize: bool) -
 
 
 def _rendered_reader(template: str, *, normalize: bool) -> ReadComposed:
-    render = template_renderer(template)
-    return (lambda row: normalize_composed(render(row))) if normalize else render
+    render = _template_renderer(template)
+    return (lambda row: _normalize_composed(render(row))) if normalize else render
 
 
-def template_renderer(template: str) -> Callable[[Row], Composed]:
+def _template_renderer(template: str) -> Callable[[Row], Composed]:
     """Return a function from a row to its rendered text and the columns' positions in that.
 
     Values are inserted as they are, so braces in them are safe. Numbers and booleans are written as JSON writes them; a
@@ -314,7 +314,7 @@ def template_renderer(template: str) -> Callable[[Row], Composed]:
     return render
 
 
-def normalize_composed(composed: Composed) -> Composed:
+def _normalize_composed(composed: Composed) -> Composed:
     """Bring a composed text to NFC, and the columns' positions with it.
 
     Args:

@@ -76,8 +76,8 @@ class JsonLinesRows(JsonRows):
         """Report that a file of one object may hold its rows in a list, see ``RowSource``."""
         first = list(islice(self._rows(), 2))
         row = first[0][1]
-        names = lists_in(row) if self.format == "json" and len(first) == 1 and isinstance(row, dict) else []
-        return describe_lists(names) or super().describe_inside()
+        names = _lists_in(row) if self.format == "json" and len(first) == 1 and isinstance(row, dict) else []
+        return _describe_lists(names) or super().describe_inside()
 
     def _rows(self) -> Iterator[NumberedRow]:
         number = offset = 0
@@ -127,7 +127,7 @@ def _explain_bad_line(line: bytes, error: Exception) -> RowProblem:
     return RowProblem("not_json", f"is not JSON ({explain_error(error)}): {text!r}.{hint}")
 
 
-class FieldMissing(LookupError):
+class _FieldMissing(LookupError):
     """Describe why no list is at the path of ``data.field``.
 
     Attributes:
@@ -145,7 +145,7 @@ class FieldMissing(LookupError):
         super().__init__(reason)
 
 
-def open_field(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, ...] = ()) -> Iterator[None]:
+def _open_field(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, ...] = ()) -> Iterator[None]:
     """Move to the list at a path, yield once there, and read on to the end of what encloses it.
 
     Args:
@@ -154,14 +154,14 @@ def open_field(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, 
         behind: the steps that led there.
 
     Raises:
-        FieldMissing: no list is there.
+        _FieldMissing: no list is there.
         FieldDamaged: the file is no JSON up to the end of the object, or an object on the way names the key twice.
     """
     mark = window.peek()
     if not steps:
         if mark != "[":
             lists = [format_path((*behind, *inner)) for inner in _lists_here(window, 0)] if mark == "{" else []
-            raise FieldMissing(f"{format_path(behind)!r} holds {_kind(mark)}, where a list of rows is wanted", lists)
+            raise _FieldMissing(f"{format_path(behind)!r} holds {_kind(mark)}, where a list of rows is wanted", lists)
         yield
         return
     where = repr(format_path(behind)) if behind else "the file"
@@ -170,13 +170,13 @@ def open_field(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, 
     elif mark == "[" and str(steps[0]).isdecimal():
         yield from _open_element(window, steps, behind, where)
     elif mark == "[" and isinstance(steps[0], int):
-        raise FieldMissing(f"{where} is read from its beginning, so index {steps[0]} cannot count from its end")
+        raise _FieldMissing(f"{where} is read from its beginning, so index {steps[0]} cannot count from its end")
     else:
         wanted = "a list" if isinstance(steps[0], int) else "an object"
-        raise FieldMissing(f"{where} holds {_kind(mark)}, where {wanted} is wanted")
+        raise _FieldMissing(f"{where} holds {_kind(mark)}, where {wanted} is wanted")
 
 
-def find_lists(window: JsonWindow) -> list[str]:
+def _find_lists(window: JsonWindow) -> list[str]:
     """Return the paths of the first lists in an object, down to the third level, for a suggestion.
 
     Args:
@@ -188,7 +188,7 @@ def find_lists(window: JsonWindow) -> list[str]:
         return []
 
 
-def lists_in(row: Row) -> list[str]:
+def _lists_in(row: Row) -> list[str]:
     """Return the paths of the lists of objects or lists in a parsed object, down to the third level.
 
     Args:
@@ -207,7 +207,7 @@ def lists_in(row: Row) -> list[str]:
     return found_lists[:_MAX_LISTS]
 
 
-def describe_lists(names: Sequence[str]) -> str:
+def _describe_lists(names: Sequence[str]) -> str:
     """Describe which lists a file has and how to read one, in sentences that follow others; empty without lists.
 
     Args:
@@ -229,7 +229,7 @@ def _open_key(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, .
             if is_found:
                 raise FieldDamaged(f"{where} names {shorten(key)!r} twice in one object; only one value can count")
             is_found = True
-            yield from open_field(window, steps[1:], (*behind, steps[0]))
+            yield from _open_field(window, steps[1:], (*behind, steps[0]))
             continue
         names.append(key)
         # Noted by the way, for the message that names the lists which the file does have.
@@ -238,7 +238,7 @@ def _open_key(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, .
         window.skip()
     if not is_found:
         keys = f"its keys: {list_columns(names)}" if names else "it is empty"
-        raise FieldMissing(f"{where} has no key {str(steps[0])!r} ({keys})", lists)
+        raise _FieldMissing(f"{where} has no key {str(steps[0])!r} ({keys})", lists)
 
 
 def _open_element(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, ...], where: str) -> Iterator[None]:
@@ -248,7 +248,7 @@ def _open_element(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Ste
     # The empty text is the end of the file, which `close` reports.
     while window.peek() not in ("]", ""):
         if number == wanted:
-            yield from open_field(window, steps[1:], (*behind, steps[0]))
+            yield from _open_field(window, steps[1:], (*behind, steps[0]))
         else:
             window.skip()
         number += 1
@@ -258,7 +258,7 @@ def _open_element(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Ste
             break
     window.close("]")
     if number <= wanted:
-        raise FieldMissing(f"{where} has {number:,} element{'s' * (number != 1)} and none at index {wanted}")
+        raise _FieldMissing(f"{where} has {number:,} element{'s' * (number != 1)} and none at index {wanted}")
 
 
 def _lists_here(window: JsonWindow, depth: int) -> Iterator[tuple[Step, ...]]:
@@ -330,14 +330,14 @@ class JsonArrayRows(JsonRows):
         if not self._steps and window.peek() != "[":
             raise UserError(
                 f"{self.path} holds no array. A .json file holds an array of rows, [{{…}}, {{…}}], or one object a "
-                f"line.{describe_lists(find_lists(window))}"
+                f"line.{_describe_lists(_find_lists(window))}"
             )
         try:
-            for _ in open_field(window, self._steps):
+            for _ in _open_field(window, self._steps):
                 yield from self._elements_here(window)
-        except FieldMissing as error:
+        except _FieldMissing as error:
             raise UserError(
-                f"data.field = {format_path(self._steps)!r}: in {self.raw.path}, {error}.{describe_lists(error.lists)}"
+                f"data.field = {format_path(self._steps)!r}: in {self.raw.path}, {error}.{_describe_lists(error.lists)}"
             ) from error
         except FieldDamaged as error:
             raise UserError(f"{self.path}: {error}.") from error

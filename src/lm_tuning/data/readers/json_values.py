@@ -48,7 +48,7 @@ def parse_line(line: bytes) -> Cell:
         row: Cell = orjson.loads(line)
     except ValueError:
         # Either no JSON at all, or what only the slow parser takes or explains: its error names the character.
-        return parse_exactly(line.decode())
+        return _parse_exactly(line.decode())
     if isinstance(row, dict):
         num_keys = _count_keys(row)
         # Every key has its colon. Where there are no more colons than keys in the result, each key was there once.
@@ -57,16 +57,16 @@ def parse_line(line: bytes) -> Cell:
         # Texts hold colons too. The same follows when only those behind a quote are counted and none stands off.
         if line.count(b'":') == num_keys and not any(gap in line for gap in _GAPS_OF_LINE):
             return row
-    return parse_exactly(line.decode())
+    return _parse_exactly(line.decode())
 
 
-def parse_exactly(text: str) -> Cell:
+def _parse_exactly(text: str) -> Cell:
     """Parse one JSON value, slowly; see ``parse_line``."""
     value: Cell = _EXACT.decode(text)
     return value
 
 
-def has_each_key_once(value: Row, text: str, start: int, end: int) -> bool:
+def _has_each_key_once(value: Row, text: str, start: int, end: int) -> bool:
     """Return whether a parsed value certainly has no object that named a key twice; False if that is not certain.
 
     Args:
@@ -94,7 +94,7 @@ def explain_error(error: Exception, *, has_position: bool = True) -> str:
     return error.msg.removesuffix(" at") + (f" at character {error.pos + 1}" if has_position else "")
 
 
-def constant_problem(name: str) -> RowProblem:
+def _constant_problem(name: str) -> RowProblem:
     """Report a number that JSON does not have.
 
     Args:
@@ -130,7 +130,7 @@ def _count_keys_inside(values: Iterable[Cell]) -> int:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise constant_problem(name)
+    raise _constant_problem(name)
 
 
 def _object_of_pairs(pairs: list[tuple[str, Cell]]) -> Row:
@@ -299,11 +299,11 @@ class JsonWindow:
             if num_bytes > self._max_value_bytes:
                 return too_long(num_bytes, self._max_value_bytes)
         if self._constants:
-            return constant_problem(self._constants[0])
-        if not isinstance(value, dict) or has_each_key_once(value, self._text, self._at, end):
+            return _constant_problem(self._constants[0])
+        if not isinstance(value, dict) or _has_each_key_once(value, self._text, self._at, end):
             return value
         try:
-            return parse_exactly(self._text[self._at : end])
+            return _parse_exactly(self._text[self._at : end])
         except RowProblem as problem:
             return problem
 

@@ -37,9 +37,6 @@ Named: TypeAlias = TypedSource | Sequence[TypedSource]
 SPLIT_KEYS: Mapping[str, str] = {"train": "data.path", "validation": "data.validation_path", "test": "data.test_path"}
 """Parameter that names the rows of a split."""
 
-_NO_SOURCE = -1
-"""Source number of files that are not read for training."""
-
 HubSetting: TypeAlias = Literal["config", "split", "revision"]
 HUB_SETTINGS: tuple[HubSetting, ...] = ("config", "split", "revision")
 _HELD_OUT_WORDS = frozenset({"dev", "eval", "test", "val", "valid", "validation"})
@@ -90,7 +87,7 @@ def describe_files(
                 continue
             source["num_files"] = len(part)
             source["path"] = storable_path(source["path"])
-            found += [{**file, "source": index if split == "train" else _NO_SOURCE} for file in part]
+            found += [{**file, "source": index if split == "train" else -1} for file in part]
         if not sources:
             problems.append(f"{SPLIT_KEYS[split]} is an empty list; name at least one source of rows.")
         files[split], named[split] = found, [source for _, source in sources]

@@ -11,7 +11,7 @@ import numpy as np
 from lm_tuning.data.arrays import Ints, Mask, Splits
 from lm_tuning.data.check.checked import CheckedRows
 from lm_tuning.data.check.findings import RowPositions
-from lm_tuning.data.format.conventions import SEQUENCE_CLASSIFICATION
+from lm_tuning.data.format.columns import SEQUENCE_CLASSIFICATION
 from lm_tuning.data.format.labels import describe_unknown_classes
 from lm_tuning.data.records import HELD_OUT, SPLITS, RowsBySplit, SplitName
 from lm_tuning.data.split.assign import TRAIN

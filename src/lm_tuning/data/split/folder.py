@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.arrays import Ints, number_equal
-from lm_tuning.data.check.account import count_skipped
-from lm_tuning.data.format.conventions import CAUSAL_LM
+from lm_tuning.data.check.account import PREVIEW_NAME, SUMMARY_NAME, count_skipped
+from lm_tuning.data.format.columns import CAUSAL_LM
 from lm_tuning.data.records import HELD_OUT, SPLITS, FileRows, Preview, TrainingSource
 from lm_tuning.data.split.assign import TRAIN
 from lm_tuning.data.split.copies import describe_copies
@@ -26,15 +26,11 @@ from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
-SUMMARY_NAME = "summary.json"
-PREVIEW_NAME = "preview.json"
 COPIES_NAME = "copies.npz"
 FACTS_VERSION = 3
 """Raise it when the summary says more of the same division: stored splits with an earlier one are written again."""
 
 _FACTS_BEFORE_LEFT_OUT = 2
-_SCRATCH_NAME = "signatures.tmp"
-_NUM_PREVIEW_ROWS = 5
 
 
 def write_splits(
@@ -88,7 +84,7 @@ def write_splits(
         near = find_near_duplicates(
             table,
             firsts if order is None else order[firsts],
-            folder / _SCRATCH_NAME,
+            folder / "signatures.tmp",
             similarity=split.near_duplicate_similarity,
             on_progress=on_progress,
         )
@@ -257,7 +253,7 @@ def _preview(folder: Path) -> Preview:
     """Return the first rows of each split as a table."""
     preview: Preview = {"columns": [], "data": []}
     for split in SPLITS:
-        of_split = preview_rows(open_examples(folder, split), _NUM_PREVIEW_ROWS)
+        of_split = preview_rows(open_examples(folder, split), 5)
         if of_split["data"]:
             preview["columns"] = ["split", *of_split["columns"]]
             preview["data"] += [[split, *row] for row in of_split["data"]]

@@ -192,7 +192,7 @@ class DividedSource(TypedDict):
     num_rows: int
 
 
-class ToldSplits(DivisionFacts):
+class ReportedSplits(DivisionFacts):
     """What the summary of a folder of splits and the section of the data report have in common."""
 
     rows: RowsBySplit
@@ -203,7 +203,7 @@ class ToldSplits(DivisionFacts):
     warnings: list[str]
 
 
-class SplitsSummary(ToldSplits):
+class SplitsSummary(ReportedSplits):
     """The summary of a folder of splits, see ``write_splits``."""
 
     facts_version: int
@@ -215,7 +215,7 @@ class SplitsSummary(ToldSplits):
     files: list[FileRows]
 
 
-class SplitsFacts(ToldSplits):
+class SplitsFacts(ReportedSplits):
     """The facts of the section ``splits``, see ``build_splits_section``: ``copies``: row numbers by kind and file."""
 
     copies: dict[str, dict[str, list[int]]]
