@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lm_tuning.data.arrays import is_later_copy, join_units, number_by_appearance, number_equal
 from lm_tuning.data.split.assign import ALWAYS_IN_TRAIN, IN_TEST, assign_folds, assign_splits, split_sizes
-from lm_tuning.data.split.duplicates import is_later_copy, join_units, number_by_appearance, number_equal
 from lm_tuning.errors import UserError
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_tuning.data.format.characters import find_odd_characters
+from lm_tuning.data.check.values import find_odd_characters
 
 
 def found(*texts: str | None, is_json: bool = False) -> list[tuple[int, str, str]]:

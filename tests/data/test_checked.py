@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lm_tuning.data.check import account as refusals
 from lm_tuning.data.check import checked as checked_rows
-from lm_tuning.data.check import policy as refusals
 from lm_tuning.data.check import values
 from lm_tuning.data.check.checked import (
     describe_checked,

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lm_tuning.data.check.checked import open_checked, read_findings
-from lm_tuning.data.format.column_paths import format_path, parse_path
+from lm_tuning.data.format.nested import format_path, parse_path
 from lm_tuning.data.sources.describe import describe_files
 from lm_tuning.data.store import ExampleTable
 from lm_tuning.errors import UserError

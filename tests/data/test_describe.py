@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.data.sources.changes import find_changed_sources
+from lm_tuning.data.settings import find_changed_sources
 from lm_tuning.data.sources.describe import describe_files
 from lm_tuning.errors import UserError
 

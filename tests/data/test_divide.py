@@ -9,9 +9,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lm_tuning.data.arrays import number_by_appearance, number_equal
 from lm_tuning.data.check.checked import CheckedRows
 from lm_tuning.data.split.divide import LEFT_OUT, Division, divide_rows, key_order, take_rows
-from lm_tuning.data.split.duplicates import number_by_appearance, number_equal
 from lm_tuning.data.split.near_duplicates import NearDuplicates
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import SplitParameters

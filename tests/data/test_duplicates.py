@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_tuning.data.split.duplicates import find_repeats
+from lm_tuning.data.arrays import find_repeats
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.booleans())))

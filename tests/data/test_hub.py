@@ -12,8 +12,8 @@ import pytest
 
 from lm_tuning.data.readers.base import ReadSettings
 from lm_tuning.data.readers.open import open_rows
-from lm_tuning.data.sources import hub as hub_source
-from lm_tuning.data.sources.changes import find_changed_sources
+from lm_tuning.data.settings import find_changed_sources
+from lm_tuning.data.sources import remote as hub_source
 from lm_tuning.data.sources.describe import describe_files
 from lm_tuning.errors import Interrupted, UserError
 

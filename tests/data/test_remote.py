@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from lm_tuning.data.readers.open import open_rows
-from lm_tuning.data.sources.changes import find_changed_sources
+from lm_tuning.data.settings import find_changed_sources
 from lm_tuning.data.sources.describe import describe_files
 from lm_tuning.errors import UserError
 

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.data.mixing import rows_per_epoch
+from lm_tuning.data.check.account import rows_per_epoch
 from lm_tuning.data.records import MixedSource
 from lm_tuning.data.split.records import DividedSource
 

@@ -216,20 +216,25 @@ class FindingFacts(TypedDict):
 FindingsByKind: TypeAlias = dict[str, FindingFacts]
 
 
-class RowsAccount(TypedDict):
-    """What the summaries of checked rows and of unread ones have in common."""
+class ReadingFacts(TypedDict):
+    """What was read, and what became of it: what summaries and the data report have in common."""
 
     reading: str
-    numbered: list[str]
     not_used: list[str]
     num_rows: RowCounts
-    sources: list[TrainingSource]
     mixing: list[MixedSource]
     on_bad_row: str
     max_bad_fraction: float
     max_rows: int | None
-    findings: dict[str, int]
     refused: list[str]
+
+
+class RowsAccount(ReadingFacts):
+    """What the summaries of checked rows and of unread ones have in common."""
+
+    numbered: list[str]
+    sources: list[TrainingSource]
+    findings: dict[str, int]
 
 
 # Final, so that ``"is_unread" in summary`` tells the type checker which of the two it is.
@@ -259,3 +264,19 @@ class UnreadSummary(RowsAccount):
     files: list[FileRows | UnbegunFile]
     label_map: None
     classes: None
+
+
+class RowsFacts(ReadingFacts):
+    """The facts of the section ``rows``, see ``build_rows_section``; those of unread rows are None where unknown."""
+
+    bad_fraction: float
+    format: str | None
+    columns: dict[str, str] | None
+    appended: str | None
+    template: str | None
+    files: list[FileRows] | list[FileRows | UnbegunFile]
+    label_map: LabelMap | None
+    classes: CheckedClasses | None
+    text_lengths: dict[str, TextLength] | None
+    is_unread: bool
+    findings: FindingsByKind

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
+from typing import cast
 
-from lm_tuning.data.check.policy import ALWAYS_SKIPPED
+from lm_tuning.data.check.account import ALWAYS_SKIPPED
 from lm_tuning.data.format.examples import JSON_FIELDS
 from lm_tuning.data.records import (
     CheckedClasses,
     ClassCounts,
     FileRows,
     FindingsByKind,
+    RowsFacts,
     RowsSummary,
     TextLength,
     UnbegunFile,
     UnreadSummary,
 )
-from lm_tuning.data.report_records import RowsFacts
-from lm_tuning.data.row_limit import count_rows_in_file, describe_row_limit
 from lm_tuning.reporting.document import (
     Block,
     Code,
@@ -55,28 +55,10 @@ def build_rows_section(summary: RowsSummary | UnreadSummary, findings: FindingsB
     """
     counts = summary["num_rows"]
     bad_fraction = counts["skipped"] / counts["read"] if counts["read"] else 0.0
-    facts: RowsFacts = {
-        "num_rows": counts,
-        "bad_fraction": bad_fraction,
-        "format": summary["format"],
-        "reading": summary["reading"],
-        "columns": summary["columns"],
-        "appended": summary["appended"],
-        "template": summary["template"],
-        "not_used": summary["not_used"],
-        "on_bad_row": summary["on_bad_row"],
-        "max_bad_fraction": summary["max_bad_fraction"],
-        "max_rows": summary["max_rows"],
-        "files": summary["files"],
-        "mixing": summary["mixing"],
-        "refused": summary["refused"],
-        "label_map": summary["label_map"],
-        "classes": summary["classes"],
-        # Rows that an earlier version has checked have no lengths, and those that were not read to the end none either.
-        "text_lengths": None if "is_unread" in summary else summary.get("text_lengths"),
-        "is_unread": "is_unread" in summary,
-        "findings": findings,
-    }
+    # Rows that an earlier version has checked have no lengths, and those that were not read to the end none either.
+    unknown = {"text_lengths": None, "is_unread": False}
+    told = {name: value for name, value in summary.items() if name in RowsFacts.__annotations__}
+    facts = cast("RowsFacts", unknown | told | {"bad_fraction": bad_fraction, "findings": findings})
     metrics = {
         "data_rows_read": counts["read"],
         "data_rows_kept": counts["kept"],
@@ -285,3 +267,37 @@ def _first(items: Iterable[Item], total: int, elsewhere: str = "") -> list[Item]
     shown = list(islice(items, _MAX_SHOWN_ROWS))
     more = total - len(shown)
     return [*shown, *([Item(f"and {more:,} more{elsewhere}")] if more > 0 else [])]
+
+
+def count_rows_in_file(file: FileRows | UnbegunFile) -> int | None:
+    """Count the rows that were read of a file as they stand there, before any were exploded.
+
+    Args:
+        file: what became of its rows.
+
+    Returns:
+        Their number; ``None`` where reading was not begun.
+    """
+    return file["exploded"]["rows_in_file"] if "exploded" in file else file["rows_read"]
+
+
+def describe_row_limit(max_rows: int | None, rows_in_files: Iterable[int | None]) -> str | None:
+    """Describe how many files were read no further than ``data.max_rows``.
+
+    Args:
+        max_rows: the limit in rows of a file; ``None`` for none.
+        rows_in_files: of each file, see ``count_rows_in_file``.
+
+    Returns:
+        A sentence or two; ``None`` where no file reached the limit, so that everything was read.
+    """
+    counts = list(rows_in_files)
+    num_reached = 0 if max_rows is None else sum(rows is not None and rows >= max_rows for rows in counts)
+    if max_rows is None or not num_reached:
+        return None
+    # A file of exactly as many rows reaches the limit too: nobody has looked behind it.
+    files = "The file" if len(counts) == 1 else f"{num_reached:,} of {len(counts):,} files"
+    return (
+        f"data.max_rows: {max_rows} ends the reading of a file after {count_of(max_rows, 'row')}. {files} reached it; "
+        "rows after that are in no count."
+    )

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
+from lm_tuning.data.check.account import rows_per_epoch
 from lm_tuning.data.check.findings import RowPositions
-from lm_tuning.data.mixing import rows_per_epoch
 from lm_tuning.data.records import HELD_OUT, SPLITS
-from lm_tuning.data.report_records import SplitsFacts
 from lm_tuning.data.split.class_shares import name_tied
 from lm_tuning.data.split.copies import describe_conflict
-from lm_tuning.data.split.records import LabelConflicts, LargestClasses, ListedRows, SplitsSummary
+from lm_tuning.data.split.records import LabelConflicts, LargestClasses, ListedRows, SplitsFacts, SplitsSummary
 from lm_tuning.reporting.document import Block, Heading, Item, Items, Paragraph, ReportSection, Section, Table
 from lm_tuning.reporting.markdown import write_section
 from lm_tuning.reporting.text import write_share
@@ -53,35 +53,12 @@ def build_splits_section(
         *_sources(summary),
         *_warnings(summary),
     ]
+    told = {name: value for name, value in summary.items() if name in SplitsFacts.__annotations__}
+    by_file = {kind: dict(positions.by_file(ids)) for kind, ids in copies.items()}
     return {
-        "facts": _facts(summary, {kind: dict(positions.by_file(ids)) for kind, ids in copies.items()}),
+        "facts": cast("SplitsFacts", told | {"copies": by_file}),
         "metrics": _metrics(summary),
         "markdown": write_section(Section("splits", "Splits", blocks)),
-    }
-
-
-def _facts(summary: SplitsSummary, copies: dict[str, dict[str, list[int]]]) -> SplitsFacts:
-    return {
-        "rows": summary["rows"],
-        "seed": summary["seed"],
-        "key": summary["key"],
-        "wanted_rows": summary["wanted_rows"],
-        "folds": summary["folds"],
-        "duplicates": summary["duplicates"],
-        "near_duplicates": summary["near_duplicates"],
-        "overlap": summary["overlap"],
-        "overlap_rows": summary["overlap_rows"],
-        "overlap_other_labels": summary["overlap_other_labels"],
-        "leakage": summary["leakage"],
-        "groups": summary["groups"],
-        "classes": summary["classes"],
-        "class_shares": summary["class_shares"],
-        "untrained_classes": summary["untrained_classes"],
-        "lost_classes": summary["lost_classes"],
-        "sources": summary["sources"],
-        "label_map": summary["label_map"],
-        "warnings": summary["warnings"],
-        "copies": copies,
     }
 
 

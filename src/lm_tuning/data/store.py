@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import Self, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
-from lm_tuning.data.arrays import Splits
+from lm_tuning.data.arrays import Ints, Splits
 from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.data.records import SPLITS, Preview, RowsBySplit
 from lm_tuning.errors import UserError
@@ -99,9 +99,7 @@ class RowWriter:
         """Return itself."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Write what is waiting and close the file; after an error close it only."""
         if kind is None:
             self._flush_rows()
@@ -207,6 +205,11 @@ class ExampleTable:
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield the rows in file order, a few thousand at a time, without copying them."""
         return (self._reader.get_batch(index) for index in range(self._reader.num_record_batches))
+
+    def row_ids(self) -> Ints:
+        """Return the id of each row, ``(rows,)``."""
+        # Of no batch nothing can be concatenated.
+        return np.concatenate([np.zeros(0, np.int64), *(batch.column("row_id").to_numpy() for batch in self.batches())])
 
     def head(self, num_rows: int) -> list[StoredRow]:
         """Return the first rows.

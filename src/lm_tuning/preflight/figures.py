@@ -6,9 +6,9 @@ from collections import Counter
 from typing import Any
 
 from lm_tuning.batching.micro_batches import choose_batching, choose_micro_batch_tokens
-from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.format.columns import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.records import SPLITS
-from lm_tuning.data.row_limit import count_rows_in_file
+from lm_tuning.data.rows_report import count_rows_in_file
 from lm_tuning.data.split.records import SplitsSummary
 from lm_tuning.errors import UserError
 from lm_tuning.findings import SEVERITIES, SEVERITY_WORDS, Issue

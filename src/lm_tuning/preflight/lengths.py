@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.format.columns import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.preflight.records import LengthFigures, LimitChoice
 from lm_tuning.text.records import BeyondLimit, SplitTokens
 from lm_tuning.text.store.summary import length_quantiles

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
-from lm_tuning.data.row_limit import describe_row_limit
+from lm_tuning.data.format.columns import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.rows_report import describe_row_limit
 from lm_tuning.preflight.issues import read_issue
 from lm_tuning.preflight.labels import lay_out_labels
 from lm_tuning.preflight.records import (

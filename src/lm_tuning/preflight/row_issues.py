@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from lm_tuning.data.format.conventions import SEQUENCE_CLASSIFICATION
+from lm_tuning.data.format.columns import SEQUENCE_CLASSIFICATION
 from lm_tuning.data.split.class_shares import describe_moved
 from lm_tuning.data.split.records import LostFacts, ShareFacts, UntrainedFacts
 from lm_tuning.findings import Issue

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_tuning.data.format.conventions import CAUSAL_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.format.columns import CAUSAL_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.records import SPLITS
 from lm_tuning.text.records import TokenPreview, TokenRow
 from lm_tuning.text.store.table import TokenTable, open_split

@@ -9,7 +9,7 @@ from typing import cast
 import numpy as np
 
 from lm_tuning.data.check.findings import RowPositions
-from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.format.columns import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.split.class_shares import choose_shown
 from lm_tuning.reporting.document import (
     Block,

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lm_tuning.data.check.findings import RowPositions
-from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION, find_format_problem
+from lm_tuning.data.format.columns import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION, find_format_problem
 from lm_tuning.data.records import SPLITS
 from lm_tuning.data.split.folder import read_summary
 from lm_tuning.data.store import ExampleTable, open_examples

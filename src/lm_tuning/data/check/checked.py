@@ -12,15 +12,26 @@ import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.arrays import Digests, Ints, Splits
+from lm_tuning.data.check.account import (
+    FINDINGS_NAME,
+    SUMMARY_NAME,
+    count_rows,
+    describe_mixing,
+    find_refusals,
+    log_skipped,
+    write_account,
+)
 from lm_tuning.data.check.collect import CollectedRows, OpenedFile, collect_rows
-from lm_tuning.data.check.policy import find_refusals, log_skipped
-from lm_tuning.data.check.unread import FINDINGS_NAME, SUMMARY_NAME, count_rows, write_account
 from lm_tuning.data.check.values import read_names, write_names
-from lm_tuning.data.format.columns import ColumnMapping, check_mapping, choose_mapping, describe_mapping
-from lm_tuning.data.format.conventions import CAUSAL_LM
-from lm_tuning.data.format.labels import MAX_CLASSES, build_label_map, count_classes, trained_names
-from lm_tuning.data.format.template import template_columns
-from lm_tuning.data.mixing import describe_mixing
+from lm_tuning.data.format.columns import (
+    CAUSAL_LM,
+    ColumnMapping,
+    check_mapping,
+    choose_mapping,
+    describe_mapping,
+    template_columns,
+)
+from lm_tuning.data.format.labels import MAX_CLASSES, build_label_map, count_classes
 from lm_tuning.data.readers.base import ReadSettings, RowSource
 from lm_tuning.data.readers.open import open_rows
 from lm_tuning.data.records import SPLITS, CheckedClasses, FileRows, FindingsByKind, LabelMap, RawExamples, RowsSummary
@@ -39,8 +50,6 @@ NAMES_NAME = "names_{}.arrow"
 
 MAX_FILES = 32_767
 """Files that one run can read: the number that ``CheckedRows.files`` holds."""
-
-_NUM_PREVIEW_ROWS = 10
 
 
 @dataclass
@@ -156,7 +165,9 @@ def write_checked_rows(
     # By parameter, as messages name them. Two of them may name one column.
     keyed = {"split.group": split.group, "split.stratify": split.stratify, "split.key": split.key}
     files = _open_files(raw_examples, data)
-    _add_paths(files, [*data.columns.model_dump().values(), *_columns_of(data.template), *keyed.values()])
+    named = [*data.columns.model_dump().values(), *_columns_of(data.template), *keyed.values()]
+    for file in files:
+        file.rows.add_paths(dict.fromkeys(name for name in named if name))
     # All files are read as the first one is; one that lacks a column is refused, not read in another way.
     first = files[0].rows
     mapping = choose_mapping(first.header, data, task=task)
@@ -172,7 +183,7 @@ def write_checked_rows(
         on_progress=on_progress,
     )
     classes, label_map = _find_classes(rows, label) if label else (None, None)
-    refused = find_refusals(rows, data, classes=classes)
+    refused = find_refusals(rows.files, rows.bad_lines, data, classes=classes)
     summary: RowsSummary = {
         "format": mapping.format,
         "columns": mapping.columns,
@@ -201,9 +212,9 @@ def write_checked_rows(
         write_names(folder / NAMES_NAME.format(index), names)
     outcome = "refused" if refused or data.on_bad_row == "error" else "skipped"
     findings = rows.findings.describe(rows.files, bad_outcome=outcome)
-    write_account(folder, summary, findings, preview_rows(ExampleTable(folder / ROWS_NAME), _NUM_PREVIEW_ROWS))
+    write_account(folder, summary, findings, preview_rows(ExampleTable(folder / ROWS_NAME), 10))
     if not refused:
-        log_skipped(rows)
+        log_skipped(rows.files, rows.bad_lines)
     return summary
 
 
@@ -212,7 +223,8 @@ def _find_classes(rows: CollectedRows, label: str) -> tuple[CheckedClasses, Labe
     is_train = np.array([file["split"] == "train" for file in rows.files])[rows.facts["files"]]  # (rows,)
     labels = rows.names[label].to_pylist()
     counts = count_classes(rows.values[label], labels, is_train=is_train, column=label)
-    trained = trained_names(rows.values[label], labels, is_train=is_train)
+    # A model knows no other classes than those of training files.
+    trained = [labels[number] for number in np.unique(rows.values[label][is_train]).tolist()]
     label_map = build_label_map(trained) if len(trained) <= MAX_CLASSES else None
     return {**counts, **rows.label_types.describe()}, label_map
 
@@ -267,13 +279,6 @@ def _columns_of(template: str | None) -> list[str]:
         return template_columns(template) if template else []
     except ValueError:
         return []
-
-
-def _add_paths(files: Sequence[OpenedFile], names: Sequence[str | None]) -> None:
-    """Add the columns that are named by path to the files that have them."""
-    wanted = list(dict.fromkeys(name for name in names if name))
-    for file in files:
-        file.rows.add_paths(wanted)
 
 
 def _not_used(rows: RowSource, used: set[str | None]) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from array import array
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,21 +14,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lm_tuning.data.arrays import Digests, Ints, Mask
+from lm_tuning.data.arrays import Digests, Ints, Mask, find_repeats
+from lm_tuning.data.check.account import ReadingBrokeOff, spell_out
 from lm_tuning.data.check.findings import MAX_REPORTED, Findings, RowPositions, RowProblem, list_columns
-from lm_tuning.data.check.unread import ReadingBrokeOff
-from lm_tuning.data.check.values import number_values, value_writer
-from lm_tuning.data.format.characters import TextLengths, find_odd_characters
+from lm_tuning.data.check.values import TextLengths, find_odd_characters, number_values, value_writer
 from lm_tuning.data.format.columns import ColumnMapping
 from lm_tuning.data.format.examples import FIELDS, JSON_FIELDS, Example, digest_parts, example_reader, value_reader
 from lm_tuning.data.format.labels import LabelTypes
 from lm_tuning.data.readers.base import RowSource
-from lm_tuning.data.records import FileRows, ReadRows, Row, SplitName, TextLength
-from lm_tuning.data.split.duplicates import find_repeats
+from lm_tuning.data.records import FileRows, Row, SplitName, TextLength
 from lm_tuning.data.store import ExampleTable, ExampleWriter, RowWriter
 from lm_tuning.errors import UserError
 from lm_tuning.progress import OnProgress, ignore_progress
-from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +38,8 @@ _NO_KEY = bytes(16)
 _MAX_LATE_ROWS = 100
 
 
-OnFileProgress: TypeAlias = Callable[[int, int, str], None]
-"""Told how much of one file was read, of how much, in which unit."""
+# Told how much of one file was read, of how much, in which unit.
+_OnRead: TypeAlias = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
@@ -148,27 +145,7 @@ def collect_rows(
     )
 
 
-def count_skipped(files: Iterable[ReadRows]) -> int:
-    """Count the bad rows of some files.
-
-    Args:
-        files: what became of the rows of each.
-    """
-    return sum(sum(file["rows_skipped"].values()) for file in files)
-
-
-def spell_out(file: ReadRows, lines: Sequence[str]) -> list[str]:
-    """Return the first bad rows of a file in full, and how many more there are.
-
-    Args:
-        file: what became of its rows.
-        lines: the first bad rows in full.
-    """
-    rest = count_skipped([file]) - len(lines)
-    return [*lines, *([f"{file['path']}: {count_of(rest, 'more bad row')}."] if rest else [])]
-
-
-def _file_progress(files: Sequence[OpenedFile], index: int, on_progress: OnProgress) -> OnFileProgress:
+def _file_progress(files: Sequence[OpenedFile], index: int, on_progress: OnProgress) -> _OnRead:
     """Return a function that is told how much of one file was read."""
     if len(files) <= _MAX_BARS:
         return partial(on_progress, f"Reading {files[index].rows.name}")
@@ -205,7 +182,7 @@ class _Collector:
         self._keys = bytearray()
         self._last_id = 0
 
-    def read(self, file: OpenedFile, writer: ExampleWriter, on_progress: OnFileProgress) -> None:
+    def read(self, file: OpenedFile, writer: ExampleWriter, on_progress: _OnRead) -> None:
         """Add one file."""
         facts: FileRows = {
             "path": file.rows.path,
@@ -234,7 +211,7 @@ class _Collector:
         _, total, unit = file.rows.progress()
         on_progress(total, total, unit)
 
-    def _read_rows(self, file: OpenedFile, facts: FileRows, writer: ExampleWriter, on_progress: OnFileProgress) -> None:
+    def _read_rows(self, file: OpenedFile, facts: FileRows, writer: ExampleWriter, on_progress: _OnRead) -> None:
         source, first_id, index = file.rows, self._last_id, file.source
         # Held-out files need none of the columns that training rows are divided by.
         readers = [reader if column in source.columns else None for column, reader in self._readers.items()]
@@ -311,8 +288,7 @@ class _Collector:
         repeats, originals = find_repeats(digests, is_train[files])
         if not len(repeats):
             return None
-        # (rows,): ids of the good rows, in the order of the file
-        row_ids = np.concatenate([batch.column("row_id").to_numpy() for batch in table.batches()])
+        row_ids = table.row_ids()  # (rows,)
         positions = RowPositions(self.files)
         for repeat, original in zip(repeats.tolist(), originals.tolist(), strict=True):
             name, number = positions.find(int(row_ids[original]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
@@ -15,7 +15,8 @@ from lm_tuning.wording import name_first, shorten
 MAX_REASONS = 1000
 """Findings of a kind that are kept with their reason; of the others the row number is."""
 
-MEANINGS: Mapping[str, str] = {
+# What the kinds of findings mean, for reports.
+_MEANINGS: Mapping[str, str] = {
     "empty": "nothing but space where text is wanted",
     "wrong_type": "a value of another type than the column should hold",
     "wrong_role": "a turn by somebody who is neither system, user, assistant nor tool",
@@ -37,7 +38,6 @@ MEANINGS: Mapping[str, str] = {
     "system_not_first": "a system turn behind other turns, which some chat templates refuse",
     "empty_turn": "a turn without text",
 }
-"""What the kinds of findings mean, for reports."""
 
 
 class Findings:
@@ -45,8 +45,9 @@ class Findings:
 
     def __init__(self) -> None:
         """Start without findings."""
-        self._ids: dict[str, array[int]] = {}
-        self._reasons: dict[str, list[tuple[int, str]]] = {}
+        # An array of eight bytes a number: a file whose every row is bad has millions of findings.
+        self._ids: defaultdict[str, array[int]] = defaultdict(lambda: array("q"))
+        self._reasons: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
         self._bad_kinds: set[str] = set()
 
     def add(self, row_id: int, kind: str, reason: str, *, is_bad: bool) -> None:
@@ -54,16 +55,12 @@ class Findings:
 
         Args:
             row_id: the row.
-            kind: short name that counts go by, see ``MEANINGS``.
+            kind: short name that counts go by, see ``_MEANINGS``.
             reason: the rest of the sentence that begins with file and row number.
             is_bad: whether the row cannot be used; all findings of a kind are alike in this.
         """
-        # An array of eight bytes a number: a file whose every row is bad has millions of findings.
-        if kind not in self._ids:
-            self._ids[kind] = array("q")
-            self._reasons[kind] = []
-            if is_bad:
-                self._bad_kinds.add(kind)
+        if is_bad:
+            self._bad_kinds.add(kind)
         self._ids[kind].append(row_id)
         if len(self._reasons[kind]) < MAX_REASONS:
             self._reasons[kind].append((row_id, reason))
@@ -90,7 +87,7 @@ class Findings:
         return {
             kind: {
                 "num_rows": len(self._ids[kind]),
-                "meaning": MEANINGS.get(kind, kind.replace("_", " ")),
+                "meaning": _MEANINGS.get(kind, kind.replace("_", " ")),
                 "fate": bad_outcome if kind in self._bad_kinds else "kept",
                 "rows": [
                     {"file": file, "row": row, "reason": reason}

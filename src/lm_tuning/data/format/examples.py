@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from typing import NamedTuple
 
 from lm_tuning.data.check.findings import RowProblem, wrong_type
-from lm_tuning.data.format.column_paths import explain_missing
-from lm_tuning.data.format.columns import ColumnMapping
-from lm_tuning.data.format.conventions import MESSAGES, PROMPT_RESPONSE, TEXT, TEXT_LABEL
+from lm_tuning.data.format.columns import MESSAGES, PROMPT_RESPONSE, TEXT, TEXT_LABEL, ColumnMapping, parse_template
 from lm_tuning.data.format.messages import (
     add_system,
     comparable_messages,
@@ -19,8 +18,8 @@ from lm_tuning.data.format.messages import (
     read_tools,
     write_messages,
 )
-from lm_tuning.data.format.template import Composed, normalize_composed, template_renderer
-from lm_tuning.data.records import Row
+from lm_tuning.data.format.nested import explain_missing
+from lm_tuning.data.records import Cell, Row
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
     TEXT: ("text",),
@@ -33,10 +32,13 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 JSON_FIELDS = frozenset({"messages", "tools"})
 """Fields whose text is JSON."""
 
-DIGEST_BYTES = 16
+_DIGEST_BYTES = 16
 
 # No text that a person wrote holds this.
 _SEPARATOR = "\x00\x1f\x00"
+
+Composed = tuple[str, tuple[int, ...]]
+"""A text, and start and end of each column in it, in characters, end to end."""
 
 ReadField = Callable[[Row], str]
 ReadComposed = Callable[[Row], Composed]
@@ -164,14 +166,14 @@ def digest_parts(*parts: str) -> bytes:
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
     # 128 bits: among a billion rows two different ones meet with a chance of 1 in 10^21.
-    return blake2b(_encoded(text), digest_size=DIGEST_BYTES).digest()
+    return blake2b(_encoded(text), digest_size=_DIGEST_BYTES).digest()
 
 
 def _digest_labelled(text: str, label: str) -> tuple[bytes, bytes]:
     """Return the digest of a text and that of text and label, reading the text once."""
     if not text.isascii():
         text = unicodedata.normalize("NFC", text)
-    state = blake2b(_encoded(text), digest_size=DIGEST_BYTES)
+    state = blake2b(_encoded(text), digest_size=_DIGEST_BYTES)
     # The digest of the text alone; the state then goes on with the label.
     content = state.digest()
     state.update(_encoded(_SEPARATOR + unicodedata.normalize("NFC", label)))
@@ -270,8 +272,68 @@ def _appending_reader(read_prompt: ReadField, column: str, *, normalize: bool) -
 
 
 def _rendered_reader(template: str, *, normalize: bool) -> ReadComposed:
-    render = template_renderer(template)
-    return (lambda row: normalize_composed(render(row))) if normalize else render
+    render = _template_renderer(template)
+    return (lambda row: _normalize_composed(render(row))) if normalize else render
+
+
+def _template_renderer(template: str) -> Callable[[Row], Composed]:
+    """Return a function from a row to its rendered text and the columns' positions in that.
+
+    Values are inserted as they are, so braces in them are safe. Numbers and booleans are written as JSON writes them; a
+    missing value is written as nothing, for columns that only some rows fill.
+
+    Args:
+        template: see ``parse_template``.
+
+    Returns:
+        The function. It raises ``RowProblem`` when every placeholder is empty or one holds a list or an object.
+    """
+    parts = parse_template(template)
+
+    def render(row: Row) -> Composed:
+        chunks: list[str] = []
+        edges: list[int] = []
+        length = 0
+        is_filled = False
+        for literal, column in parts:
+            chunks.append(literal)
+            length += len(literal)
+            if column is None:
+                continue
+            value = row.get(column)
+            text = value if isinstance(value, str) else _written(column, value)
+            if text and not text.isspace():
+                is_filled = True
+            chunks.append(text)
+            edges += (length, length + len(text))
+            length += len(text)
+        if not is_filled:
+            raise RowProblem("empty", "every column of the template is empty.")
+        return "".join(chunks), tuple(edges)
+
+    return render
+
+
+def _normalize_composed(composed: Composed) -> Composed:
+    """Bring a composed text to NFC, and the columns' positions with it.
+
+    Args:
+        composed: text and positions.
+    """
+    text, edges = composed
+    if text.isascii() or unicodedata.is_normalized("NFC", text):
+        return composed
+    # An accent that joins a letter across an edge moves the edge by one character.
+    moved = tuple(len(unicodedata.normalize("NFC", text[:edge])) for edge in edges)
+    return unicodedata.normalize("NFC", text), moved
+
+
+def _written(column: str, value: Cell) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    raise wrong_type(f"column {column!r} holds", value, "text or a number")
 
 
 def _wrong_value(row: Row, column: str, wanted: str) -> RowProblem:

@@ -82,19 +82,6 @@ def build_label_map(names: Iterable[str]) -> LabelMap:
     return {name: index for index, name in enumerate(listed)}
 
 
-def trained_names(ids: Ints, names: list[str], *, is_train: Mask) -> list[str]:
-    """Return the names of the classes that training files have: a model knows no others.
-
-    Args:
-        ids: ``(rows,)``: number of the row's class; -1 for none.
-        names: what the numbers stand for.
-        is_train: ``(rows,)``: rows of the training files.
-    """
-    # (classes,): rows of the training files
-    counts = np.bincount(ids[is_train & (ids >= 0)], minlength=len(names))
-    return [name for name, count in zip(names, counts.tolist(), strict=True) if count]
-
-
 def count_classes(ids: Ints, names: list[str], *, is_train: Mask, column: str) -> ClassCounts:
     """Count the rows of each class in the training files, for reports.
 

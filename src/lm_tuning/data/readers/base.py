@@ -8,9 +8,17 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from lm_tuning.data.check.findings import NumberedRow, RowProblem, list_columns
-from lm_tuning.data.format.column_paths import PathColumns, explain_missing, nested_names, parse_path, suggest_path
 from lm_tuning.data.format.columns import Header
-from lm_tuning.data.format.exploding import Exploding
+from lm_tuning.data.format.nested import (
+    Exploding,
+    Step,
+    explain_missing,
+    fill_paths,
+    names_reached,
+    nested_names,
+    parse_path,
+    suggest_path,
+)
 from lm_tuning.data.records import Row
 from lm_tuning.data.sources.opening import RawFile
 from lm_tuning.errors import UserError
@@ -78,7 +86,7 @@ class RowSource(ABC):
         self.max_rows: int | None = None
         self.settings = settings
         self.exploding: Exploding | None = None
-        self._paths = PathColumns()
+        self._paths: dict[str, tuple[Step, ...]] = {}
         self._selected: list[str] | None = None
         self._taken = 0
         self._has_ended = False
@@ -96,7 +104,7 @@ class RowSource(ABC):
         rows = self._rows() if self.max_rows is None else self._first_rows(self.max_rows)
         if self.exploding:
             rows = self.exploding.explode(rows)
-        return self._paths.fill(rows) if self._paths else rows
+        return fill_paths(rows, self._paths) if self._paths else rows
 
     @abstractmethod
     def _rows(self) -> Iterator[NumberedRow]:
@@ -127,7 +135,8 @@ class RowSource(ABC):
             columns: names out of ``columns``, by path and others.
         """
         lists = self.exploding.roots if self.exploding else []
-        return list(dict.fromkeys([*lists, *self._paths.roots(columns)]))
+        roots = (str(self._paths[name][0]) if name in self._paths else name for name in columns)
+        return list(dict.fromkeys([*lists, *roots]))
 
     def explode(self, names: Iterable[str]) -> None:
         """Make one row of every element of a list from now on.
@@ -153,20 +162,17 @@ class RowSource(ABC):
         wanted = {name: steps for name, steps in paths.items() if steps and str(steps[0]) in self.columns}
         if not wanted:
             return
-        found = PathColumns()
-        for name, steps in wanted.items():
-            found.add(name, steps)
         # For this look alone, so that a columnar file reads nothing but the columns in question.
         self.select(str(steps[0]) for steps in wanted.values())
         reached: set[str] = set()
         for row in self._peeked():
-            reached |= found.names_in(row)
+            reached |= names_reached(row, wanted)
             # Mostly after the first row.
             if len(reached) == len(wanted):
                 break
         for name, steps in wanted.items():
             if name in reached:
-                self._paths.add(name, steps)
+                self._paths[name] = steps
                 self.columns = [*self.columns, name]
         self._selected = None
         # All that was read so far was a look, which progress does not count.

@@ -1,4 +1,4 @@
-"""Stream the rows of Parquet and Arrow files: the columns that are used, as plain values of the types they declare."""
+"""Stream the rows of Parquet and Arrow files, and of data sets on the hub: plain values of the types they declare."""
 
 from __future__ import annotations
 
@@ -6,32 +6,30 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from lm_tuning.data.check.findings import NumberedRow, RowProblem, too_long
-from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, RowSource, beyond_row, check_columns
-from lm_tuning.data.records import Cell, Row
+from lm_tuning.data.readers.base import ReadSettings, RowSource, beyond_row, check_columns
+from lm_tuning.data.records import Cell, Row, SourceFile
 from lm_tuning.data.sources.opening import RawFile, peek_bytes
+from lm_tuning.data.sources.remote import load_hub_split
 from lm_tuning.errors import UserError
 from lm_tuning.json_types import JsonObject, JsonValue
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-
-BATCH_ROWS = 2048
-"""Rows that are turned into Python values at a time, where they are short."""
-
-BATCH_BYTES = 1 << 25
-"""Bytes that are turned into Python values at a time, where rows are long: 32 MiB."""
+# Rows that are turned into Python values at a time, where they are short.
+_BATCH_ROWS = 2048
+# Bytes that are turned into Python values at a time, where rows are long: 32 MiB.
+_BATCH_BYTES = 1 << 25
 
 Read: TypeAlias = Callable[[Cell], Cell]
 
 _METADATA_KEY = b"huggingface"
 
 
-def declared_features(schema: pa.Schema) -> JsonObject:
+def _declared_features(schema: pa.Schema) -> JsonObject:
     """Return what the `datasets` library noted of the columns when it wrote a file: classes, lists, nested JSON.
 
     Args:
@@ -50,7 +48,7 @@ def declared_features(schema: pa.Schema) -> JsonObject:
     return features if isinstance(features, dict) else {}
 
 
-def column_readers(schema: pa.Schema, names: Sequence[str]) -> dict[str, Read | None]:
+def _column_readers(schema: pa.Schema, names: Sequence[str]) -> dict[str, Read | None]:
     """Return for each column the function that makes its value plain; None where it is so already.
 
     A class is given by its name, and -1, which stands for no class, as None. Structs of a column all have the same
@@ -60,10 +58,8 @@ def column_readers(schema: pa.Schema, names: Sequence[str]) -> dict[str, Read | 
         schema: the columns with their types and notes.
         names: the columns that are read.
     """
-    import pyarrow as pa
-
     # Read off the schema's note, not through the datasets library, whose import takes seconds.
-    features = declared_features(schema)
+    features = _declared_features(schema)
     readers: dict[str, Read | None] = {}
     for name in names:
         feature, kind = features.get(name), schema.field(name).type
@@ -81,13 +77,13 @@ def batch_rows(
 
     Args:
         batch: has the columns that ``readers`` names.
-        readers: see ``column_readers``.
+        readers: see ``_column_readers``.
         max_row_bytes: a row that takes more of Arrow's memory is a bad row and never becomes Python values.
     """
     columns = [batch.column(name) for name in readers]
     num_bytes = sum(column.nbytes for column in columns)
     # As many rows as stay within the bound at the mean size of this batch.
-    step = max(1, min(BATCH_ROWS, BATCH_BYTES * batch.num_rows // max(num_bytes, 1)))
+    step = max(1, min(_BATCH_ROWS, _BATCH_BYTES * batch.num_rows // max(num_bytes, 1)))
     for start in range(0, batch.num_rows, step):
         part = batch.slice(start, step)
         sizes = _sizes_of_rows([part.column(name) for name in readers], max_row_bytes)
@@ -111,8 +107,6 @@ def _sizes_of_rows(columns: Sequence[pa.Array], max_row_bytes: int) -> list[int]
 
 
 def _size_of_cell(cell: pa.Array) -> int:
-    import pyarrow as pa
-
     # The bytes of a dictionary are those of all its values.
     return int(cell.dictionary_decode().nbytes if pa.types.is_dictionary(cell.type) else cell.nbytes)
 
@@ -210,7 +204,7 @@ def _without_nulls(value: Cell) -> Cell:
 
 
 class ColumnarRows(RowSource):
-    """Rows that lie in batches of columns; values keep the types that are declared, see ``column_readers``."""
+    """Rows that lie in batches of columns; values keep the types that are declared, see ``_column_readers``."""
 
     def _begin(self, schema: pa.Schema, num_rows: int | None, *, what: str) -> None:
         """Keep what the file says of itself.
@@ -233,10 +227,8 @@ class ColumnarRows(RowSource):
         """Yield all rows in batches with some columns, and in place of a row that must not be read its problem."""
 
     def _rows(self) -> Iterator[NumberedRow]:
-        import pyarrow as pa
-
         names, limit = self.selected, self.settings.max_row_bytes
-        readers = column_readers(self._schema, names)
+        readers = _column_readers(self._schema, names)
         number = self._rows_done = 0
         try:
             for batch in self._batches(names):
@@ -255,7 +247,7 @@ class ColumnarRows(RowSource):
 class ParquetRows(ColumnarRows):
     """The rows of a Parquet file."""
 
-    def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings = DEFAULT_SETTINGS) -> None:
+    def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings) -> None:
         """Read the schema.
 
         Args:
@@ -278,14 +270,11 @@ class ParquetRows(ColumnarRows):
                     yield too_long(num_bytes, self.settings.max_row_bytes)
                     continue
                 # Arrow holds a batch as a whole, so long rows are read few at a time.
-                num_wanted = max(1, min(BATCH_ROWS, BATCH_BYTES * num_rows // max(num_bytes, 1)))
+                num_wanted = max(1, min(_BATCH_ROWS, _BATCH_BYTES * num_rows // max(num_bytes, 1)))
                 yield from file.iter_batches(num_wanted, row_groups=[group], columns=names)
 
     @contextmanager
     def _open(self) -> Iterator[pq.ParquetFile]:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         with self.raw.open_stored() as stored:
             try:
                 file = pq.ParquetFile(stored)
@@ -311,7 +300,7 @@ _FILE_MAGIC = b"ARROW1"
 class ArrowRows(ColumnarRows):
     """The rows of an Arrow or Feather file."""
 
-    def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings = DEFAULT_SETTINGS) -> None:
+    def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings) -> None:
         """Read the schema.
 
         Args:
@@ -335,8 +324,6 @@ class ArrowRows(ColumnarRows):
     @contextmanager
     def _open(self) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
         """Yield the schema and the batches of rows."""
-        import pyarrow as pa
-
         with self.raw.open_stored() as file:
             try:
                 # Feather files and those of ``datasets`` differ: the first have an index at their end, the second are
@@ -346,3 +333,28 @@ class ArrowRows(ColumnarRows):
             except (OSError, pa.ArrowException) as error:
                 raise UserError(f"{self.path} is no readable Arrow file: {error}") from error
             yield reader.schema, map(reader.get_batch, range(reader.num_record_batches)) if is_file else iter(reader)
+
+
+class HubRows(ColumnarRows):
+    """The rows of one split."""
+
+    def __init__(self, file: SourceFile, settings: ReadSettings) -> None:
+        """Download the split into the cache of the hub's client, unless it is there.
+
+        Args:
+            file: ``path`` (the name), ``config``, ``split``, ``revision`` and ``digest``, see ``describe_files``.
+            settings: the limit of a row.
+
+        Raises:
+            UserError: the hub cannot be reached and the cache lacks the set, there is no such set, configuration or
+                split, or it has no rows.
+        """
+        super().__init__(RawFile(file), "hub", settings)
+        self.name = self.path
+        self._dataset = load_hub_split(file)
+        what = f"The split {file['split']!r} of the hub data set {self.path}"
+        self._begin(self._dataset.features.arrow_schema, len(self._dataset), what=what)
+
+    def _batches(self, names: list[str]) -> Iterator[pa.RecordBatch | RowProblem]:
+        for table in self._dataset.select_columns(names).with_format("arrow").iter(_BATCH_ROWS):
+            yield from table.to_batches()

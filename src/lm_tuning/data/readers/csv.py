@@ -1,28 +1,123 @@
-"""Stream CSV or TSV records: every value is text, exactly as it stands between the separators.
-
-Lines are handed to the parser without ever holding a record beyond a limit.
-"""
+"""Stream CSV or TSV records: every value is text, exactly as it stands between the separators."""
 
 from __future__ import annotations
 
 import csv
+import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from io import TextIOWrapper
 
 from lm_tuning.data.check.findings import NumberedRow, RowProblem, too_long
-from lm_tuning.data.readers.base import (
-    DEFAULT_SETTINGS,
-    MAX_COLUMNS,
-    ReadSettings,
-    RowSource,
-    beyond_row,
-    check_columns,
-)
-from lm_tuning.data.readers.csv_delimiters import AUTO, Trial, choose_delimiter, describe_delimiter
+from lm_tuning.data.readers.base import MAX_COLUMNS, ReadSettings, RowSource, beyond_row, check_columns
 from lm_tuning.data.sources.opening import RawFile, locate_undecodable
 from lm_tuning.errors import UserError
 from lm_tuning.wording import count_of, shorten
+
+logger = logging.getLogger(__name__)
+
+_AUTO = "auto"
+_USUAL: Mapping[str, str] = {"csv": ",", "tsv": "\t"}
+_KNOWN = (",", ";", "\t", "|")
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What the first records look like with one separator.
+
+    Attributes:
+        header: its fields.
+        num_records: records looked at, the header not counted.
+        num_other: how many of them have another number of fields than the header.
+        error: why reading ended before; None where it did not.
+    """
+
+    header: list[str]
+    num_records: int
+    num_other: int
+    error: UserError | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Return whether there are several fields, their names are different, and each record has as many."""
+        is_named = all(name.strip() for name in self.header) and len(set(self.header)) == len(self.header) > 1
+        return is_named and self.error is None and self.num_records > 0 and not self.num_other
+
+
+def _choose_delimiter(try_out: Callable[[str], _Trial], *, path: str, file_format: str, given: str) -> str:
+    """Return what separates the fields.
+
+    The usual separator of the format is taken wherever its header has several fields; semicolons and tabs in the texts
+    of such a file mean nothing. Only a header that is one field, or none that can be read, makes another separator
+    possible: the one that gives every record as many fields as the header.
+
+    Args:
+        try_out: reads the first records with a separator.
+        path: the file, for messages.
+        file_format: ``csv`` or ``tsv``.
+        given: ``data.delimiter``.
+
+    Raises:
+        UserError: several separators are possible, or the usual one can be read neither.
+    """
+    if given != _AUTO:
+        return "\t" if given == "tab" else given
+    usual = _USUAL[file_format]
+    # Not csv.Sniffer: it goes by how often a character occurs in a sample of text, so a file of prose with many
+    # semicolons would be cut at these, and nobody would be told.
+    first = try_out(usual)
+    if first.fits or len(first.header) > MAX_COLUMNS:
+        return usual
+    others = {mark: trial for mark in _KNOWN if mark != usual and (trial := try_out(mark)).fits}
+    # A header that could not even be read leaves as much open as one of a single field.
+    is_one_field = len(first.header) < 2 or (first.error is not None and not first.num_records)
+    # Told in the log, since a reader of the file cannot see which one was taken.
+    if len(others) == 1 and is_one_field:
+        (mark,) = others
+        logger.info(
+            "%s: read with %s between the fields, on which its header and %s agree; data.delimiter sets another",
+            path,
+            _name_delimiter(mark),
+            count_of(others[mark].num_records, "row"),
+        )
+        return mark
+    if others:
+        named = " or ".join(_name_delimiter(mark) for mark in others)
+        keys = " or ".join(f"data.delimiter: {_written(mark)}" for mark in (*others, usual))
+        if is_one_field:
+            num_records = next(iter(others.values())).num_records
+            found = f"its header and first {count_of(num_records, 'row')} can be cut at {named}"
+        elif first.error:
+            found = f"with {_name_delimiter(usual)} it cannot be read ({first.error}), and with {named} it can"
+        else:
+            have = "has" if first.num_other == 1 else "have"
+            found = (
+                f"{first.num_other:,} of its first {count_of(first.num_records, 'row')} {have} another number of "
+                f"fields than the header with {_name_delimiter(usual)}, and none with {named}"
+            )
+        raise UserError(f"{path} leaves open what separates its fields: {found}. Say which is meant: {keys}.")
+    if first.error:
+        # Nothing fits whole, but a header that falls into names by another separator is the best hint there is.
+        likely = next((mark for mark in _KNOWN if mark != usual and len(try_out(mark).header) > 1), None)
+        if likely is not None:
+            hint = (
+                f"{path}: the fields look separated by {_name_delimiter(likely)}, not by "
+                f"{_name_delimiter(usual)}. If they are, set data.delimiter: {_written(likely)}."
+            )
+            raise UserError([*first.error.problems, hint])
+    return usual  # where it has an error, reading says what is wrong
+
+
+def _name_delimiter(mark: str) -> str:
+    """Name a separator for a message."""
+    names = {",": "a comma", ";": "a semicolon", "\t": "a tab", "|": "a vertical bar"}
+    return f"{names[mark]} ({mark!r})" if mark in names else repr(mark)
+
+
+def _written(mark: str) -> str:
+    return "tab" if mark == "\t" else f'"{mark}"'
+
 
 # Read at a time while a record that is too long is passed by, of which nothing is kept.
 _CHUNK_CHARACTERS = 1 << 20
@@ -30,7 +125,7 @@ _CHUNK_CHARACTERS = 1 << 20
 _DECLARATION = re.compile(r"sep=(.)\r?\n?", re.IGNORECASE)
 
 
-class RecordTooLong(Exception):  # a way to leave the parser, caught by its caller
+class _RecordTooLong(Exception):  # a way to leave the parser, caught by its caller
     """Report that the record which is being read has more bytes than the limit."""
 
 
@@ -75,7 +170,7 @@ class RecordLines:
         """Return the next line.
 
         Raises:
-            RecordTooLong: with it, the record would be too long; ``skip_record`` goes on behind it.
+            _RecordTooLong: with it, the record would be too long; ``skip_record`` goes on behind it.
         """
         # What the record may still have, so that a line without an end costs no more memory than the limit. A character
         # is a byte or more, so as many characters are never too few; and never 0, which would read as the end.
@@ -84,9 +179,8 @@ class RecordLines:
             raise StopIteration
         self.num_lines += 1
         self._count(line)
-        if self.num_bytes > self._max_bytes:
-            if self.num_bytes - self._num_break > self._max_bytes or not self._ends_line:
-                raise RecordTooLong
+        if self.num_bytes - self._num_break > self._max_bytes:
+            raise _RecordTooLong
         return line
 
     def end_record(self) -> None:
@@ -131,6 +225,7 @@ class RecordLines:
 # The module's own limit of 131,072 characters refuses long documents; it holds for the process.
 _MAX_FIELD_CHARACTERS = 2**31 - 1
 _TRIED_RECORDS = 100
+_UNCLOSED = ": a quoted field begins here and never ends."
 
 
 class _HeaderTooLong(UserError):
@@ -143,7 +238,7 @@ class CsvRows(RowSource):
     In a file whose lines end in ``\r\n``, the line breaks inside fields are the same convention and become ``\n``.
     """
 
-    def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings = DEFAULT_SETTINGS) -> None:
+    def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings) -> None:
         """Find out what separates the fields, and read the header.
 
         Args:
@@ -164,7 +259,7 @@ class CsvRows(RowSource):
                 self._has_crlf = file.readline(settings.max_row_bytes).endswith(b"\r\n")
             except OSError as error:
                 raise beyond_row(self.path, 0, error) from error
-        self._separator = choose_delimiter(
+        self._separator = _choose_delimiter(
             self._try, path=self.path, file_format=file_format, given=self._declared() or settings.delimiter
         )
         # A trial, since only the header and the fact of a row behind it are wanted: a record that is too long is one.
@@ -194,11 +289,11 @@ class CsvRows(RowSource):
         mark = next((mark for mark in ";\t|," if len(self._header) == 1 and mark in self._header[0]), None)
         if mark is None or mark == self._separator:
             return ""
-        return f" The fields seem to be separated by {describe_delimiter(mark)}: set data.delimiter to it."
+        return f" The fields seem to be separated by {_name_delimiter(mark)}: set data.delimiter to it."
 
     def _declared(self) -> str | None:
         """Return the separator that the file itself declares; None where data.delimiter says one, or it does not."""
-        if self.settings.delimiter != AUTO:
+        if self.settings.delimiter != _AUTO:
             return None
         with self.raw.open() as raw, TextIOWrapper(raw, encoding="utf-8-sig", newline="") as file:
             try:
@@ -233,7 +328,7 @@ class CsvRows(RowSource):
             try:
                 lines = RecordLines(file, limit)
                 first_line = lines.num_lines + 1
-                # Each RecordTooLong leaves the parser in the middle of a record; a new one goes on behind it.
+                # Each _RecordTooLong leaves the parser in the middle of a record; a new one goes on behind it.
                 while True:
                     try:
                         # Strict: the parser otherwise takes a quote that is never closed, or text behind a closing
@@ -245,13 +340,13 @@ class CsvRows(RowSource):
                             lines.end_record()
                             first_line = lines.num_lines + 1
                         return
-                    except RecordTooLong:
+                    except _RecordTooLong:
                         number += 1
                         # Then the first line alone is too long, whatever separates its fields.
                         is_one_line = lines.num_lines == first_line
                         num_bytes = lines.num_bytes if is_trial and number else lines.skip_record()
                         if lines.is_unclosed:  # all rows from here to the end would pass for one
-                            raise UserError(_explain_unclosed(self.path, number, first_line)) from None
+                            raise UserError(_name_record(self.path, number, first_line) + _UNCLOSED) from None
                         if not number:
                             kind = _HeaderTooLong if is_one_line else UserError
                             raise kind(f"{self.path}, header: {too_long(num_bytes, limit).reason}") from None
@@ -260,13 +355,16 @@ class CsvRows(RowSource):
                             return
                         first_line = lines.num_lines + 1
             except csv.Error as error:
-                raise UserError(_explain(self.path, number + 1, first_line, lines.num_lines, error)) from error
+                is_unclosed = "unexpected end of data" in str(error)
+                fix = f": {error} in line {lines.num_lines}. Write a quote inside a quoted field twice."
+                record = _name_record(self.path, number + 1, first_line)
+                raise UserError(record + (_UNCLOSED if is_unclosed else fix)) from error
             except UnicodeDecodeError as error:
                 raise locate_undecodable(self.raw) from error
             except OSError as error:
                 raise beyond_row(self.path, max(number, 0), error) from error
 
-    def _try(self, separator: str) -> Trial:
+    def _try(self, separator: str) -> _Trial:
         """Read the first records with a separator."""
         header: list[str] = []
         num_records = num_other = 0
@@ -286,24 +384,12 @@ class CsvRows(RowSource):
         except _HeaderTooLong:
             raise
         except UserError as error:
-            return Trial(header, num_records, num_other, error)
-        return Trial(header, num_records, num_other)
+            return _Trial(header, num_records, num_other, error)
+        return _Trial(header, num_records, num_other)
 
 
 def _with_plain_breaks(cells: list[str]) -> list[str]:
     return [cell.replace("\r\n", "\n") if "\r" in cell else cell for cell in cells]
-
-
-def _explain(path: str, number: int, first_line: int, line: int, error: csv.Error) -> str:
-    if "unexpected end of data" in str(error):
-        return _explain_unclosed(path, number, first_line)
-    return (
-        f"{_name_record(path, number, first_line)}: {error} in line {line}. Write a quote inside a quoted field twice."
-    )
-
-
-def _explain_unclosed(path: str, number: int, first_line: int) -> str:
-    return f"{_name_record(path, number, first_line)}: a quoted field begins here and never ends."
 
 
 def _name_record(path: str, number: int, first_line: int) -> str:

@@ -1,21 +1,19 @@
 """Parse JSON without losing anything in silence: no NaN, no key that stands twice in one object, no rounded integer.
 
-A text of any size is parsed value by value with little of it in memory. A row is an object with columns, or a list
-whose columns are its positions.
+A text of any size is parsed value by value with little of it in memory.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from io import TextIOWrapper
 from typing import NoReturn
 
 import orjson
 
-from lm_tuning.data.check.findings import RowProblem, too_long, wrong_type
-from lm_tuning.data.readers.base import RowSource
+from lm_tuning.data.check.findings import RowProblem, too_long
 from lm_tuning.data.records import Cell, Row
 from lm_tuning.wording import shorten
 
@@ -50,7 +48,7 @@ def parse_line(line: bytes) -> Cell:
         row: Cell = orjson.loads(line)
     except ValueError:
         # Either no JSON at all, or what only the slow parser takes or explains: its error names the character.
-        return parse_exactly(line.decode())
+        return _parse_exactly(line.decode())
     if isinstance(row, dict):
         num_keys = _count_keys(row)
         # Every key has its colon. Where there are no more colons than keys in the result, each key was there once.
@@ -59,16 +57,16 @@ def parse_line(line: bytes) -> Cell:
         # Texts hold colons too. The same follows when only those behind a quote are counted and none stands off.
         if line.count(b'":') == num_keys and not any(gap in line for gap in _GAPS_OF_LINE):
             return row
-    return parse_exactly(line.decode())
+    return _parse_exactly(line.decode())
 
 
-def parse_exactly(text: str) -> Cell:
+def _parse_exactly(text: str) -> Cell:
     """Parse one JSON value, slowly; see ``parse_line``."""
     value: Cell = _EXACT.decode(text)
     return value
 
 
-def has_each_key_once(value: Row, text: str, start: int, end: int) -> bool:
+def _has_each_key_once(value: Row, text: str, start: int, end: int) -> bool:
     """Return whether a parsed value certainly has no object that named a key twice; False if that is not certain.
 
     Args:
@@ -83,27 +81,20 @@ def has_each_key_once(value: Row, text: str, start: int, end: int) -> bool:
     )
 
 
-def explain_error(error: Exception) -> str:
+def explain_error(error: Exception, *, has_position: bool = True) -> str:
     """Describe in a few words why a text is not JSON.
 
     Args:
         error: what a parser raised.
+        has_position: whether the parser's position counts from the beginning of the text.
     """
-    if isinstance(error, json.JSONDecodeError):
-        return f"{what_is_wrong(error)} at character {error.pos + 1}"
-    return shorten(str(error), 80)
+    if not isinstance(error, json.JSONDecodeError):
+        return shorten(str(error), 80)
+    # Some of the parser's words end as if a position followed.
+    return error.msg.removesuffix(" at") + (f" at character {error.pos + 1}" if has_position else "")
 
 
-def what_is_wrong(error: json.JSONDecodeError) -> str:
-    """Return the parser's words without a position, some of which end as if one followed.
-
-    Args:
-        error: what the parser raised.
-    """
-    return error.msg.removesuffix(" at")
-
-
-def constant_problem(name: str) -> RowProblem:
+def _constant_problem(name: str) -> RowProblem:
     """Report a number that JSON does not have.
 
     Args:
@@ -139,7 +130,7 @@ def _count_keys_inside(values: Iterable[Cell]) -> int:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise constant_problem(name)
+    raise _constant_problem(name)
 
 
 def _object_of_pairs(pairs: list[tuple[str, Cell]]) -> Row:
@@ -159,6 +150,10 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 _MARK = re.compile(r'["\[\]{}]')
 _DEPTH_OF_MARK = {'"': 0, "[": 1, "{": 1, "]": -1, "}": -1}
 _SCALAR_END = re.compile(r"[,\]}\s]")
+
+
+class FieldDamaged(ValueError):
+    """Describe what is wrong with the object that encloses the list of ``data.field``."""
 
 
 class JsonWindow:
@@ -256,6 +251,46 @@ class JsonWindow:
             if not self._text:
                 return num_bytes
 
+    def found(self) -> str:
+        """Describe what stands next, for a message."""
+        return f"{self.peek()!r} stands" if self.peek() else "the file ends"
+
+    def keys(self) -> Iterator[str]:
+        """Yield the keys of the object that begins here; whoever iterates moves the window behind each value.
+
+        Raises:
+            FieldDamaged: it is no JSON up to its end.
+        """
+        self.take()
+        while self.peek() == '"':
+            try:
+                key = self.decode()
+            except ValueError as error:
+                raise FieldDamaged(f"a key is not JSON ({explain_error(error, has_position=False)})") from error
+            if isinstance(key, RowProblem):
+                raise FieldDamaged(f"a key {key.reason.rstrip('.')}")
+            assert isinstance(key, str), "what begins with a quote is text"
+            if self.take() != ":":
+                raise FieldDamaged(f"no colon stands behind the key {shorten(key)!r}")
+            yield key
+            if self.peek() != ",":
+                break
+            self.take()
+        self.close("}")
+
+    def close(self, mark: str) -> None:
+        """Move behind a closing bracket.
+
+        Args:
+            mark: the bracket that has to stand next.
+
+        Raises:
+            FieldDamaged: something else does.
+        """
+        if self.peek() != mark:
+            raise FieldDamaged(f"{self.found()}, where a comma or {mark!r} is wanted")
+        self.take()
+
     def _checked(self, value: Cell, end: int) -> Cell | RowProblem:
         """Return a value that was parsed, or the problem of a row that JSON allows no other way to read."""
         length = end - self._at
@@ -264,11 +299,11 @@ class JsonWindow:
             if num_bytes > self._max_value_bytes:
                 return too_long(num_bytes, self._max_value_bytes)
         if self._constants:
-            return constant_problem(self._constants[0])
-        if not isinstance(value, dict) or has_each_key_once(value, self._text, self._at, end):
+            return _constant_problem(self._constants[0])
+        if not isinstance(value, dict) or _has_each_key_once(value, self._text, self._at, end):
             return value
         try:
-            return parse_exactly(self._text[self._at : end])
+            return _parse_exactly(self._text[self._at : end])
         except RowProblem as problem:
             return problem
 
@@ -277,11 +312,6 @@ class JsonWindow:
         self._text = self._text[self._at :] + more
         self._at = 0
         return bool(more)
-
-
-def found(window: JsonWindow) -> str:
-    """Describe what stands next in a window, for a message."""
-    return f"{window.peek()!r} stands" if window.peek() else "the file ends"
 
 
 class _NestedScan:
@@ -334,33 +364,3 @@ def _end_of_text(text: str, at: int) -> tuple[int, bool]:
 
 def _num_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
-
-
-class JsonRows(RowSource):
-    """Rows of a JSON file; what the first one is, an object or a list, all have to be."""
-
-    _by_position: bool | None = None
-
-    def _as_row(self, value: Cell | RowProblem) -> Row | RowProblem:
-        """Return the row that a JSON value is, or why it is none.
-
-        The elements of a list are the columns ``0``, ``1``, …; a list of objects is no row of columns.
-        """
-        if isinstance(value, RowProblem):
-            return value
-        if isinstance(value, dict):
-            if not self._by_position:
-                self._by_position = False
-                return value
-        elif isinstance(value, list) and value and not any(isinstance(item, dict) for item in value):
-            if self._by_position is not False:
-                self._by_position = True
-                return {str(position): item for position, item in enumerate(value)}
-        wanted = "a list, as in the first row," if self._by_position else "an object with columns"
-        return wrong_type("holds", value, wanted, kind="not_an_object")
-
-    def describe_inside(self) -> str:
-        """Describe how the columns of lists are named, see ``RowSource``."""
-        if self._by_position:
-            return ' The rows are lists, and their columns are positions in quotes, such as data.columns.text: "0".'
-        return super().describe_inside()

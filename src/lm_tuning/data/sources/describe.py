@@ -19,7 +19,7 @@ from lm_tuning.data.sources.paths import (
     resolve_path,
     suffix_format,
 )
-from lm_tuning.data.sources.remote import is_address, list_remote
+from lm_tuning.data.sources.remote import describe_hub_split, is_address, list_remote
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.data import SourceParameters
 from lm_tuning.secrets import conceal_address
@@ -34,15 +34,8 @@ TypedSource: TypeAlias = str | SourceParameters | Mapping[str, str | float | Non
 Named: TypeAlias = TypedSource | Sequence[TypedSource]
 """How parameters name the rows of a split: one source or a list of them, each a path or a mapping with ``path``."""
 
-SPLIT_KEYS: Mapping[str, str] = {
-    "train": "data.path",
-    "validation": "data.validation_path",
-    "test": "data.test_path",
-}
+SPLIT_KEYS: Mapping[str, str] = {"train": "data.path", "validation": "data.validation_path", "test": "data.test_path"}
 """Parameter that names the rows of a split."""
-
-_NO_SOURCE = -1
-"""Source number of files that are not read for training."""
 
 HubSetting: TypeAlias = Literal["config", "split", "revision"]
 HUB_SETTINGS: tuple[HubSetting, ...] = ("config", "split", "revision")
@@ -86,16 +79,15 @@ def describe_files(
         for index, (key, source) in enumerate(sources):
             try:
                 _check_weight(source, key, split)
-                part = _with_field(
-                    _describe_source(source, key=key, split=split, digest_cache=digest_cache), source, key
-                )
+                described = _describe_source(source, key=key, split=split, digest_cache=digest_cache)
+                part = _with_field(described, source, key)
                 _refuse_repeated(part, found, key)
             except UserError as error:
                 problems += error.problems
                 continue
             source["num_files"] = len(part)
             source["path"] = storable_path(source["path"])
-            found += [{**file, "source": index if split == "train" else _NO_SOURCE} for file in part]
+            found += [{**file, "source": index if split == "train" else -1} for file in part]
         if not sources:
             problems.append(f"{SPLIT_KEYS[split]} is an empty list; name at least one source of rows.")
         files[split], named[split] = found, [source for _, source in sources]
@@ -136,14 +128,10 @@ def describe_file(path: Path | str, *, key: str, digest_cache: Path | None = Non
         digest = digest_file(path, digest_cache)
     except OSError as error:
         raise UserError(f"{key} names '{path}', which cannot be read: {error.strerror}.") from error
-    file: SourceFile = {
-        "path": path.as_posix(),
-        "format": file_format,
-        "compression": None,
-        "num_bytes": num_bytes,
-        "digest": digest,
-    }
-    return _completed(file, key)
+    name = path.as_posix()
+    return _completed(
+        {"path": name, "format": file_format, "compression": None, "num_bytes": num_bytes, "digest": digest}, key
+    )
 
 
 def list_sources(value: Named, key: str) -> list[tuple[str, NamedSource]]:
@@ -198,8 +186,6 @@ def _describe_source(source: NamedSource, *, key: str, split: str, digest_cache:
         return [_completed(file, key) for file in _files_at(text, key)]
     found = find_local(text, key=key, split=source["split"] or split)
     if found is None:
-        from lm_tuning.data.sources.hub import describe_hub_split
-
         wanted = source["split"] or split
         return [describe_hub_split(text, key=key, config=source["config"], split=wanted, revision=source["revision"])]
     # A stored DatasetDict has splits to choose from, as a data set on the hub has.
@@ -216,17 +202,11 @@ def _files_at(address: str, key: str) -> list[SourceFile]:
     """Return the files at an address with their format; of several, those of unknown suffix are left out."""
     files = list_remote(address, key=key)
     if len(files) == 1:
-        _format_of(files[0]["path"], f"{key} names '{address}'")  # raises where the suffix tells none
+        _format_of(files[0][0], f"{key} names '{address}'")  # raises where the suffix tells none
     known: list[SourceFile] = [
-        {
-            "path": file["path"],
-            "format": file_format,
-            "compression": None,
-            "num_bytes": file["num_bytes"],
-            "digest": file["digest"],
-        }
-        for file in files
-        if (file_format := suffix_format(file["path"])[0]) and (file["num_bytes"] != 0 or len(files) == 1)
+        {"path": path, "format": file_format, "compression": None, "num_bytes": num_bytes, "digest": digest}
+        for path, num_bytes, digest in files
+        if (file_format := suffix_format(path)[0]) and (num_bytes != 0 or len(files) == 1)
     ]
     if not known:
         raise UserError(

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import codecs
 import io
-from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Any
 
 from lm_tuning.data.records import SourceFile
+from lm_tuning.data.sources.remote import open_remote
 from lm_tuning.errors import Interrupted, UserError
 
 if TYPE_CHECKING:
-    from bz2 import BZ2Decompressor
-    from lzma import LZMADecompressor
-
     from _typeshed import WriteableBuffer
 
 # Bytes given to an unpacker, and bytes that it may hand out at once: a few packed ones can hold gigabytes of the same
@@ -23,21 +20,6 @@ _PACKED_BYTES = 1 << 15
 _UNPACKED_BYTES = 1 << 20
 # Its package has no limit for the output; a block of 128 kB of one repeated byte is four bytes long.
 _PACKED_BYTES_OF_ZSTD = 512
-
-
-class _Member(Protocol):
-    """One of the compressed streams that a file may hold one after the other.
-
-    Attributes:
-        eof: its end was reached.
-        needs_input: nothing more comes out before something goes in.
-    """
-
-    eof: bool
-    needs_input: bool
-
-    def unpack(self, packed: bytes) -> tuple[bytes, bytes]:
-        """Return what came out, about 1 MB at most, and what of the input is still to be handed in."""
 
 
 class Unpacked(io.RawIOBase):
@@ -58,9 +40,8 @@ class Unpacked(io.RawIOBase):
         """
         self._stored = stored
         self._compression = compression
-        # Not gzip, bz2 and lzma of the standard library: the last two pass over in silence what follows a stream and is
-        # none, so that rows would be lost, and Python before 3.14 has no zstd.
-        self._new_member = _member_class(compression)
+        # Here, so that a missing package is told before anything is read.
+        _new_unpacker(compression)
         self._member: _Member | None = None
         self._packed = b""
         self._ready = memoryview(b"")
@@ -102,7 +83,7 @@ class Unpacked(io.RawIOBase):
             self._packed = self._packed.lstrip(b"\0")  # padding between members and behind the last
             if not self._packed:
                 return True
-            self._member = self._new_member()
+            self._member = _Member(self._compression)
         try:
             ready, self._packed = self._member.unpack(self._packed)
         except Interrupted:
@@ -115,67 +96,54 @@ class Unpacked(io.RawIOBase):
         return True
 
 
-class _Gzip:
-    def __init__(self) -> None:
+class _Member:
+    """One of the compressed streams that a file may hold one after the other.
+
+    Attributes:
+        eof: its end was reached.
+        needs_input: nothing more comes out before something goes in.
+    """
+
+    def __init__(self, compression: str) -> None:
+        self._unpacker = _new_unpacker(compression)
+        is_bounded = compression != "zstd"
+        self._limit = (_UNPACKED_BYTES,) if is_bounded else ()
+        self._max_packed = _PACKED_BYTES if is_bounded else _PACKED_BYTES_OF_ZSTD
+        self.eof = False
+        self.needs_input = True
+
+    def unpack(self, packed: bytes) -> tuple[bytes, bytes]:
+        """Return what came out, about 1 MB at most, and what of the input is still to be handed in."""
+        taken, later = packed[: self._max_packed], packed[self._max_packed :]
+        ready = self._unpacker.decompress(taken, *self._limit)
+        self.eof = self._unpacker.eof
+        # bz2 and xz keep what they were given until all of it is out; zlib hands back what it has not taken.
+        self.needs_input = getattr(self._unpacker, "needs_input", True)
+        rest = self._unpacker.unused_data if self.eof else getattr(self._unpacker, "unconsumed_tail", b"")
+        return ready, rest + later
+
+
+def _new_unpacker(compression: str) -> Any:
+    """Return what unpacks one member; all of them have ``decompress``, ``eof`` and ``unused_data``."""
+    # Not the files of gzip, bz2 and lzma: the last two pass over in silence what follows a stream and is none, so that
+    # rows would be lost, and Python before 3.14 has no zstd.
+    if compression == "gzip":
         import zlib
 
-        # 16 + 15: the header of gzip and no other, and the largest window.
-        self._unpacker = zlib.decompressobj(wbits=31)
-        self.eof = False
-        self.needs_input = True
-
-    def unpack(self, packed: bytes) -> tuple[bytes, bytes]:
-        ready = self._unpacker.decompress(packed, _UNPACKED_BYTES)
-        self.eof = self._unpacker.eof
-        return ready, self._unpacker.unused_data if self.eof else self._unpacker.unconsumed_tail
-
-
-class _Buffering:
-    """bz2 and xz: the unpacker keeps what it was given until it has handed out all of it."""
-
-    def __init__(self, unpacker: BZ2Decompressor | LZMADecompressor) -> None:
-        self._unpacker = unpacker
-        self.eof = False
-        self.needs_input = True
-
-    def unpack(self, packed: bytes) -> tuple[bytes, bytes]:
-        ready = self._unpacker.decompress(packed, _UNPACKED_BYTES)
-        self.eof = self._unpacker.eof
-        self.needs_input = self._unpacker.needs_input
-        return ready, self._unpacker.unused_data if self.eof else b""
-
-
-class _Zstd:
-    def __init__(self) -> None:
-        import zstandard
-
-        self._unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
-        self.eof = False
-        self.needs_input = True
-
-    def unpack(self, packed: bytes) -> tuple[bytes, bytes]:
-        ready = self._unpacker.decompress(packed[:_PACKED_BYTES_OF_ZSTD])
-        self.eof = self._unpacker.eof
-        return ready, (self._unpacker.unused_data if self.eof else b"") + packed[_PACKED_BYTES_OF_ZSTD:]
-
-
-def _member_class(compression: str) -> Callable[[], _Member]:
-    """Return a function that makes what unpacks one member."""
-    if compression == "gzip":
-        return _Gzip
+        return zlib.decompressobj(wbits=31)  # 16 + 15: the header of gzip and no other, and the largest window
     if compression == "bz2":
         import bz2
 
-        return lambda: _Buffering(bz2.BZ2Decompressor())
+        return bz2.BZ2Decompressor()
     if compression == "xz":
         import lzma
 
-        return lambda: _Buffering(lzma.LZMADecompressor(lzma.FORMAT_XZ))
+        return lzma.LZMADecompressor(lzma.FORMAT_XZ)
     try:
-        import zstandard  # noqa: F401
+        import zstandard
     except ImportError as error:
         raise UserError("Reading .zst files needs the package zstandard: pip install zstandard") from error
-    return _Zstd
+    return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
 
 
 MAGIC_BYTES = 10
@@ -224,8 +192,6 @@ class RawFile:
     def open_stored(self) -> IO[bytes]:
         """Open for reading as it lies there, packed or not; see ``open``."""
         if "://" in self.path:
-            from lm_tuning.data.sources.remote import open_remote
-
             # Larger than Python's own buffer of 8 kB, for drivers where each read costs.
             self._stored = io.BufferedReader(open_remote(self.path), _BUFFER_BYTES)
             return self._stored

@@ -17,7 +17,8 @@ from urllib.parse import unquote, urlparse
 from lm_tuning.errors import UserError
 from lm_tuning.wording import count_of
 
-FORMAT_OF_SUFFIX: Mapping[str, str] = {
+# File formats by the suffix that names them.
+_FORMAT_OF_SUFFIX: Mapping[str, str] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".json": "json",
@@ -27,15 +28,14 @@ FORMAT_OF_SUFFIX: Mapping[str, str] = {
     ".arrow": "arrow",
     ".feather": "arrow",
 }
-"""File formats by the suffix that names them."""
 
 TEXT_FORMATS = ("jsonl", "json", "csv", "tsv")
 """Formats that are read packed as well."""
 
-COMPRESSION_OF_SUFFIX: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
-"""How a file is packed, by the suffix that follows the one of its format."""
+# How a file is packed, by the suffix that follows the one of its format.
+_COMPRESSION_OF_SUFFIX: Mapping[str, str] = {".gz": "gzip", ".zst": "zstd", ".bz2": "bz2", ".xz": "xz"}
 
-KNOWN_SUFFIXES = f"{', '.join(FORMAT_OF_SUFFIX)}; behind the first five may stand {', '.join(COMPRESSION_OF_SUFFIX)}"
+KNOWN_SUFFIXES = f"{', '.join(_FORMAT_OF_SUFFIX)}; behind the first five may stand {', '.join(_COMPRESSION_OF_SUFFIX)}"
 """The suffixes that are read, for messages."""
 
 
@@ -51,11 +51,11 @@ def suffix_format(path: str) -> tuple[str | None, str | None]:
         name = name.partition("?")[0].partition("#")[0]
     name = name.replace("\\", "/").rsplit("/", 1)[-1].lower()
     compression = None
-    for suffix, packed in COMPRESSION_OF_SUFFIX.items():
+    for suffix, packed in _COMPRESSION_OF_SUFFIX.items():
         if name.endswith(suffix):
             name, compression = name.removesuffix(suffix), packed
     stem, dot, suffix = name.rpartition(".")
-    return (FORMAT_OF_SUFFIX.get(dot + suffix) if stem or dot else None), compression
+    return (_FORMAT_OF_SUFFIX.get(dot + suffix) if stem or dot else None), compression
 
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")

@@ -16,7 +16,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.wording import count_of
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
-_HELD_OUT = ((VALIDATION, "validation"), (TEST, "test"))
+_HELD_OUT = (VALIDATION, TEST)
 
 # Units that stand as Python integers at one time: each takes about 30 bytes, where numpy takes 8.
 _CHUNK_UNITS = 65_536
@@ -169,11 +169,11 @@ def assign_splits(
     _fill(chosen, order, unit_sizes, strata, targets)
     # What units of several rows left short in their class is filled up from any class: the sizes that were asked for
     # come before equal shares.
-    left = [sizes[index] - int(unit_sizes[chosen == index].sum()) for index, _ in _HELD_OUT]
+    left = [sizes[index] - int(unit_sizes[chosen == index].sum()) for index in _HELD_OUT]
     if any(left):
         order = whole_order[(chosen[whole_order] == TRAIN) & ~np.isin(strata[whole_order], list(rare))]
         _fill(chosen, order, unit_sizes, np.zeros_like(strata), np.array([[left[0]], [left[1]]], dtype=np.int64))
-        for index, _ in _HELD_OUT:
+        for index in _HELD_OUT:
             if sizes[index]:
                 _come_closer(chosen, order, unit_sizes, index, sizes[index])
     return Assignment(chosen[units], rare)

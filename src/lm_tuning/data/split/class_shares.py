@@ -11,8 +11,8 @@ from lm_tuning.data.arrays import Ints
 from lm_tuning.data.split.records import LargestClasses, MovedClass
 from lm_tuning.wording import name_first, shorten
 
-MAX_LARGEST = 10
-"""Classes of a split that are listed as its largest."""
+# Classes of a split that are listed as its largest.
+_MAX_LARGEST = 10
 
 # A share has moved a lot by ten points, or by two points when it is three times the other one.
 _MANY_POINTS = 0.1
@@ -102,7 +102,7 @@ def choose_shown(rows_by_split: Sequence[Ints], *, most: int) -> list[int]:
     orders = [np.argsort(-rows, kind="stable") for rows in rows_by_split]
     chosen: dict[int, None] = {}
     # Rank by rank over all splits, so that no split fills the table with its own.
-    for rank in range(min(MAX_LARGEST, max(most // max(len(orders), 1), 1))):
+    for rank in range(min(_MAX_LARGEST, max(most // max(len(orders), 1), 1))):
         for rows, order in zip(rows_by_split, orders, strict=True):
             if rank < len(order) and rows[order[rank]]:
                 chosen[int(order[rank])] = None
@@ -125,7 +125,7 @@ def summarize_classes(rows: Ints, names: Sequence[str]) -> LargestClasses:
         ``num_rows``, ``num_classes`` (that occur), ``num_largest`` (equally frequent ones that nothing is larger than)
         and ``largest``: ``class`` and ``num_rows`` of the first 10.
     """
-    order = np.argsort(-rows, kind="stable")[:MAX_LARGEST].tolist()
+    order = np.argsort(-rows, kind="stable")[:_MAX_LARGEST].tolist()
     return {
         "num_rows": int(rows.sum()),
         "num_classes": int((rows > 0).sum()),

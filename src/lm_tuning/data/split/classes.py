@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from lm_tuning.data.arrays import Ints, Mask, Splits
 from lm_tuning.data.check.checked import CheckedRows
 from lm_tuning.data.check.findings import RowPositions
-from lm_tuning.data.format.conventions import SEQUENCE_CLASSIFICATION
+from lm_tuning.data.format.columns import SEQUENCE_CLASSIFICATION
 from lm_tuning.data.format.labels import describe_unknown_classes
 from lm_tuning.data.records import HELD_OUT, SPLITS, RowsBySplit, SplitName
 from lm_tuning.data.split.assign import TRAIN
@@ -27,21 +29,52 @@ _MAX_WARNED_CLASSES = 10
 _MAX_RARE_CLASSES = 20
 
 
-def class_facts(rows: CheckedRows, stratify: str | None, splits: Splits, rare: Mapping[int, int]) -> ClassFacts | None:
-    """Describe how the classes fell, the largest first.
+@dataclass(frozen=True)
+class ClassTable:
+    """The classes of a column, and how many rows each has.
+
+    Attributes:
+        column: its name.
+        names: of the classes.
+        ids: ``(rows,)``: number of the row's class; -1 for none.
+        by_split: ``(splits, classes)``: rows of the splits.
+        in_files: ``(classes,)``: rows of the training files.
+    """
+
+    column: str
+    names: Sequence[str]
+    ids: Ints
+    by_split: Ints
+    in_files: Ints
+
+
+def tabulate_classes(rows: CheckedRows, column: str | None, splits: Splits) -> ClassTable | None:
+    """Count the rows of each class.
 
     Args:
         rows: what was read.
-        stratify: the column; None for none.
+        column: of the class; None where there is none.
         splits: see ``count_by_split``.
+    """
+    if column is None:
+        return None
+    names, ids = rows.names[column], rows.values[column]
+    count = partial(np.bincount, minlength=len(names))
+    by_split = np.stack([count(ids[(splits == position) & (ids >= 0)]) for position in range(len(SPLITS))])
+    return ClassTable(column, names, ids, by_split, count(ids[(rows.file_splits == TRAIN) & (ids >= 0)]))
+
+
+def class_facts(classes: ClassTable, rare: Mapping[int, int]) -> ClassFacts:
+    """Describe how the classes fell, the largest first.
+
+    Args:
+        classes: the strata.
         rare: number of rows by class, for classes that were too small to be divided.
     """
-    if stratify is None:
-        return None
-    names, table = rows.names[stratify], count_classes_by_split(rows, stratify, splits)
+    names, table = classes.names, classes.by_split
     listed = np.argsort(-table.sum(axis=0), kind="stable")[:_MAX_LISTED_CLASSES].tolist()
     return {
-        "column": stratify,
+        "column": classes.column,
         "num_classes": len(names),
         "rows_by_split": {names[position]: _by_name(table[:, position]) for position in listed},
         "num_only_in_train": len(rare),
@@ -49,25 +82,21 @@ def class_facts(rows: CheckedRows, stratify: str | None, splits: Splits, rare: M
     }
 
 
-def share_facts(rows: CheckedRows, column: str | None, splits: Splits) -> ShareFacts | None:
+def share_facts(classes: ClassTable) -> ShareFacts:
     """Name the largest classes of each split, and those whose share differs a lot between train and a held-out split.
 
     Args:
-        rows: what was read.
-        column: of the label, else of the strata; None where rows have neither.
-        splits: see ``count_by_split``.
+        classes: of the label, else the strata.
 
     Returns:
         ``column``, ``num_classes`` (of the splits), ``splits``: see ``summarize_classes``, by split; ``shown``: rows by
         split of some 30 classes, the largest of each split among them; ``moved``: see ``list_moved``, by held-out split
         (the first 1,000).
     """
-    if column is None:
-        return None
-    names, table = rows.names[column], count_classes_by_split(rows, column, splits)
+    names, table = classes.names, classes.by_split
     shown = choose_shown(list(table), most=_MAX_SHOWN_CLASSES)
     return {
-        "column": column,
+        "column": classes.column,
         "num_classes": int((table.sum(axis=0) > 0).sum()),
         "splits": {name: summarize_classes(table[position], names) for position, name in enumerate(SPLITS)},
         "shown": {names[position]: _by_name(table[:, position]) for position in shown if table[:, position].any()},
@@ -78,12 +107,11 @@ def share_facts(rows: CheckedRows, column: str | None, splits: Splits) -> ShareF
     }
 
 
-def untrained_facts(rows: CheckedRows, label: str | None, splits: Splits, row_ids: Ints) -> UntrainedFacts | None:
+def untrained_facts(labels: ClassTable, splits: Splits, row_ids: Ints) -> UntrainedFacts | None:
     """Find the classes of held-out rows that the training split has not, though a training file has them.
 
     Args:
-        rows: what was read.
-        label: the column of the class; None where rows have none.
+        labels: the classes.
         splits: see ``count_by_split``.
         row_ids: ``(rows,)``.
 
@@ -92,68 +120,39 @@ def untrained_facts(rows: CheckedRows, label: str | None, splits: Splits, row_id
         rows of these classes ``num_rows``, ``first_row_ids`` and ``num_rows_by_class`` (the largest 1,000); None where
         there is no such class.
     """
-    if label is None:
-        return None
-    names, in_files = rows.names[label], _count_in_training_files(rows, label)
-    table = count_classes_by_split(rows, label, splits)
-    counts = table[TRAIN + 1 :].sum(axis=0)
+    counts = labels.by_split[TRAIN + 1 :].sum(axis=0)
     # A class that no training file has is another matter, told by describe_unknown_classes.
-    untrained = (in_files > 0) & (table[TRAIN] == 0) & (counts > 0)
+    untrained = (labels.in_files > 0) & (labels.by_split[TRAIN] == 0) & (counts > 0)
     if not untrained.any():
         return None
-    listed = np.argsort(-(counts * untrained), kind="stable")[: min(int(untrained.sum()), _MAX_LISTED_CLASSES)]
-    held_out = (rows.values[label] >= 0) & (splits > TRAIN)
+    held_out = (labels.ids >= 0) & (splits > TRAIN)
     # Labels of -1 would pick the last class, so only rows with a label are looked up.
-    held_out[held_out] = untrained[rows.values[label][held_out]]
+    held_out[held_out] = untrained[labels.ids[held_out]]
     return {
-        "column": label,
+        "column": labels.column,
         "num_classes": int(untrained.sum()),
-        "can_stratify": bool(in_files.max() >= len(SPLITS)),
-        "num_rows_by_class": {names[position]: int(counts[position]) for position in listed.tolist()},
+        "can_stratify": bool(labels.in_files.max() >= len(SPLITS)),
+        "num_rows_by_class": _by_class(counts * untrained, labels.names),
         **list_rows(held_out, row_ids),
     }
 
 
-def lost_facts(rows: CheckedRows, label: str | None, splits: Splits) -> LostFacts | None:
+def lost_facts(labels: ClassTable) -> LostFacts | None:
     """Find the classes that no split has, since all their rows were left out as copies.
 
     Args:
-        rows: what was read.
-        label: the column of the class; None where rows have none.
-        splits: see ``count_by_split``.
+        labels: the classes.
 
     Returns:
         ``column``, ``num_classes`` and ``num_rows_by_class``: rows read (the largest 1,000); None where every class has
         a row.
     """
-    if label is None:
+    read = np.bincount(labels.ids[labels.ids >= 0], minlength=len(labels.names))
+    lost = read * (labels.by_split.sum(axis=0) == 0)
+    if not lost.any():
         return None
-    names, ids = rows.names[label], rows.values[label]
-    counts = np.bincount(ids[ids >= 0], minlength=len(names))
-    lost = counts * (count_classes_by_split(rows, label, splits).sum(axis=0) == 0)
-    num_classes = int(np.count_nonzero(lost))
-    if not num_classes:
-        return None
-    listed = np.argsort(-lost, kind="stable")[: min(num_classes, _MAX_LISTED_CLASSES)]
-    return {
-        "column": label,
-        "num_classes": num_classes,
-        "num_rows_by_class": {names[position]: int(lost[position]) for position in listed.tolist()},
-    }
-
-
-def count_classes_by_split(rows: CheckedRows, column: str, splits: Splits) -> Ints:
-    """Count the rows of each class in each split, ``(splits, classes)``.
-
-    Args:
-        rows: what was read.
-        column: of the class.
-        splits: see ``count_by_split``.
-    """
-    ids, num_classes = rows.values[column], len(rows.names[column])
-    return np.stack(
-        [np.bincount(ids[(splits == position) & (ids >= 0)], minlength=num_classes) for position in range(len(SPLITS))]
-    )
+    num_lost = int(np.count_nonzero(lost))
+    return {"column": labels.column, "num_classes": num_lost, "num_rows_by_class": _by_class(lost, labels.names)}
 
 
 def refuse_classes(
@@ -183,22 +182,28 @@ def refuse_classes(
     Raises:
         UserError: classes and numbers of rows, why, and how to fix it.
     """
-    if label is None:
+    classes = tabulate_classes(rows, label, splits)
+    if classes is None:
         return []
-    table, names = count_classes_by_split(rows, label, splits), rows.names[label]
     found: list[str] = []
-    in_files = _count_in_training_files(rows, label)
     # Files of one class were refused while they were read; here the division itself left one.
-    present = np.flatnonzero(table[TRAIN])
-    if len(present) == 1 and (in_files > 0).sum() > 1:
-        found.append(_describe_single(rows, splits, label, position=int(present[0]), settings=settings))
+    present = np.flatnonzero(classes.by_split[TRAIN])
+    if len(present) == 1 and (classes.in_files > 0).sum() > 1:
+        found.append(_describe_single(rows, splits, classes, position=int(present[0]), settings=settings))
     if task != SEQUENCE_CLASSIFICATION:
         return found
     # (classes,): held-out rows of classes that no training file has
-    num_rows = np.where(in_files == 0, table.sum(axis=0), 0)
+    num_rows = np.where(classes.in_files == 0, classes.by_split.sum(axis=0), 0)
+    unknown = {classes.names[position]: position for position in np.flatnonzero(num_rows).tolist()}
+
+    def find_rows(name: str) -> tuple[int, RowsBySplit]:
+        counts = _by_name(classes.by_split[:, unknown[name]])
+        first = row_ids[(classes.ids == unknown[name]) & (splits >= 0)].min()
+        return int(first), {split: count for split, count in counts.items() if count}
+
     found += describe_unknown_classes(
-        {names[position]: int(num_rows[position]) for position in np.flatnonzero(num_rows).tolist()},
-        lambda name: _rows_of_class(rows, label, names.index(name), splits, row_ids),
+        {name: int(num_rows[position]) for name, position in unknown.items()},
+        find_rows,
         RowPositions(rows.sources),
         max_rows=max_rows,
     )
@@ -215,12 +220,9 @@ def class_warnings(facts: DivisionFacts, rows: CheckedRows) -> Iterator[str]:
         rows: what was read.
     """
     if facts["classes"] and facts["classes"]["only_in_train"]:
-        num_rare, rare = facts["classes"]["num_only_in_train"], facts["classes"]["only_in_train"]
-        listed = ", ".join(
-            f"{shorten(name)!r} ({count_of(count, 'row')})" for name, count in list(rare.items())[:_MAX_RARE_CLASSES]
-        )
-        more = f" and {num_rare - _MAX_RARE_CLASSES:,} more" if num_rare > _MAX_RARE_CLASSES else ""
-        yield f"Too few rows to be in every {'fold' if facts['folds'] else 'split'}, so only in train: {listed}{more}."
+        rare = list(facts["classes"]["only_in_train"].items())[:_MAX_RARE_CLASSES]
+        listed = _join_some(map(_with_rows, rare), facts["classes"]["num_only_in_train"])
+        yield f"Too few rows to be in every {'fold' if facts['folds'] else 'split'}, so only in train: {listed}."
     yield from _untrained_warnings(facts)
     yield from _lost_warnings(facts["lost_classes"])
     yield from _share_warnings(facts, rows)
@@ -231,8 +233,8 @@ def _untrained_warnings(facts: DivisionFacts) -> Iterator[str]:
     if not untrained:
         return
     column, num_classes, num_rows = untrained["column"], untrained["num_classes"], untrained["num_rows"]
-    listed = ", ".join(repr(shorten(name)) for name in list(untrained["num_rows_by_class"])[:_MAX_WARNED_CLASSES])
-    more = f" and {num_classes - _MAX_WARNED_CLASSES:,} more" if num_classes > _MAX_WARNED_CLASSES else ""
+    named = list(untrained["num_rows_by_class"])[:_MAX_WARNED_CLASSES]
+    listed = _join_some((repr(shorten(name)) for name in named), num_classes)
     remedy = "give these classes more rows"
     if not facts["classes"] or facts["classes"]["column"] != column:
         stratify = f"set split.stratify: {column}"
@@ -243,7 +245,7 @@ def _untrained_warnings(facts: DivisionFacts) -> Iterator[str]:
         )
     yield (
         f"Held-out rows of classes that no training row has: {num_rows:,}, of "
-        f"{count_of(num_classes, 'class', 'classes')} in column {column!r} ({listed}{more}). These classes are never "
+        f"{count_of(num_classes, 'class', 'classes')} in column {column!r} ({listed}). These classes are never "
         f"learned, so no answer to these rows can be right. Remedy: {remedy}."
     )
 
@@ -251,12 +253,12 @@ def _untrained_warnings(facts: DivisionFacts) -> Iterator[str]:
 def _lost_warnings(lost: LostFacts | None) -> Iterator[str]:
     if not lost:
         return
-    counts = list(lost["num_rows_by_class"].items())[:_MAX_WARNED_CLASSES]
-    listed = ", ".join(f"{shorten(name)!r} ({count_of(count, 'row')})" for name, count in counts)
-    more = f" and {lost['num_classes'] - len(counts):,} more" if lost["num_classes"] > len(counts) else ""
+    listed = _join_some(
+        map(_with_rows, list(lost["num_rows_by_class"].items())[:_MAX_WARNED_CLASSES]), lost["num_classes"]
+    )
     # By text and label a copy is left out only where a row of its class stays.
     yield (
-        f"Classes without a row in any split: {lost['num_classes']:,} in column {lost['column']!r} ({listed}{more}), "
+        f"Classes without a row in any split: {lost['num_classes']:,} in column {lost['column']!r} ({listed}), "
         "since all their rows were left out as copies of texts under another label. They are neither learned nor "
         "measured. Fix: correct the labels, or set split.duplicates_by: row, which keeps copies under another label."
     )
@@ -291,13 +293,26 @@ def _share_warnings(facts: DivisionFacts, rows: CheckedRows) -> Iterator[str]:
         )
 
 
-def _describe_single(rows: CheckedRows, splits: Splits, label: str, *, position: int, settings: SplitParameters) -> str:
+def _with_rows(class_and_rows: tuple[str, int]) -> str:
+    name, num_rows = class_and_rows
+    return f"{shorten(name)!r} ({count_of(num_rows, 'row')})"
+
+
+def _join_some(names: Iterable[str], total: int) -> str:
+    """Join names, and say how many more there are."""
+    shown = list(names)
+    return ", ".join(shown) + (f" and {total - len(shown):,} more" if total > len(shown) else "")
+
+
+def _describe_single(
+    rows: CheckedRows, splits: Splits, classes: ClassTable, *, position: int, settings: SplitParameters
+) -> str:
     """Describe which class is left, where the others are, and what to do."""
-    names, ids = rows.names[label], rows.values[label]
+    label, names, ids = classes.column, classes.names, classes.ids
     num_left = int(((ids == position) & (splits == TRAIN)).sum())
     has_file = {file["split"] for file in rows.sources}
     from_train = rows.file_splits == TRAIN
-    others = np.flatnonzero(_count_in_training_files(rows, label))
+    others = np.flatnonzero(classes.in_files)
     others = others[others != position]
     is_other = np.isin(ids, others) & from_train
     dropped = int((is_other & (splits < 0)).sum())
@@ -322,11 +337,7 @@ def _describe_single(rows: CheckedRows, splits: Splits, label: str, *, position:
 
 
 def _ways_to_divide(
-    rows: CheckedRows,
-    label: str,
-    in_pool: Mask,
-    has_file: set[SplitName],
-    settings: SplitParameters,
+    rows: CheckedRows, label: str, in_pool: Mask, has_file: set[SplitName], settings: SplitParameters
 ) -> list[str]:
     """Describe how the rows can be divided so that train keeps several classes; no way that the rows do not allow."""
     asked = {"validation": settings.validation, "test": settings.test}
@@ -356,15 +367,7 @@ def _by_name(counts: Ints) -> RowsBySplit:
     return {name: int(count) for name, count in zip(SPLITS, counts, strict=True)}
 
 
-def _count_in_training_files(rows: CheckedRows, label: str) -> Ints:
-    ids = rows.values[label]
-    return np.bincount(ids[(ids >= 0) & (rows.file_splits == TRAIN)], minlength=len(rows.names[label]))
-
-
-def _rows_of_class(
-    rows: CheckedRows, label: str, position: int, splits: Splits, row_ids: Ints
-) -> tuple[int, RowsBySplit]:
-    """Return the id of the first row of a class, and its rows by split."""
-    of_class = (rows.values[label] == position) & (splits >= 0)
-    by_split = {name: count for name, count in count_by_split(splits[of_class]).items() if count}
-    return int(row_ids[of_class].min()), by_split
+def _by_class(counts: Ints, names: Sequence[str]) -> dict[str, int]:
+    """Return the numbers of rows by class, ``(classes,)``, of the largest 1,000 that have any."""
+    order = np.argsort(-counts, kind="stable")[: min(int(np.count_nonzero(counts)), _MAX_LISTED_CLASSES)]
+    return {names[position]: int(counts[position]) for position in order.tolist()}

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 
-from lm_tuning.data.arrays import Ints, Mask, Splits
+from lm_tuning.data.arrays import Ints, Mask, Splits, is_later_copy
 from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.records import SPLITS, FileRows, RowsBySplit
-from lm_tuning.data.split.duplicates import is_later_copy
 from lm_tuning.data.split.records import CopyFacts, DivisionFacts, LabelConflict, LabelConflicts, ListedRows
 from lm_tuning.parameters.data import SplitParameters
 from lm_tuning.wording import count_of, shorten
@@ -206,18 +205,13 @@ def copy_warnings(facts: DivisionFacts, sources: Sequence[FileRows]) -> Iterator
     """
     copies = facts["duplicates"]
     conflicts = copies["conflicts"]
-    has_conflicts = conflicts is not None and conflicts["num_texts"] > 0
-    if conflicts and has_conflicts:
+    if conflicts and conflicts["num_texts"]:
         yield _describe_conflicting(conflicts, copies, RowPositions(sources))
     # Train is none of them: rows of its files are what is divided.
     has_file = {str(source["split"]) for source in sources} - {SPLITS[0]}
     for pair, count in facts["overlap"].items():
         if count:
-            num_rows = {name: side["num_rows"] for name, side in facts["overlap_rows"][pair].items()}
-            others = facts["overlap_other_labels"][pair]
-            yield _describe_shared(
-                count, num_rows, others, has_file=has_file, handling=copies["handling"], has_conflicts=has_conflicts
-            )
+            yield _describe_shared(facts, pair, has_file=has_file)
 
 
 def describe_conflict(conflict: LabelConflict, positions: RowPositions, *, max_characters: int = 40) -> str:
@@ -236,16 +230,12 @@ def describe_conflict(conflict: LabelConflict, positions: RowPositions, *, max_c
     return " and ".join(named) + (f" and {count_of(more, 'more row')}" if more else "")
 
 
-def _write_counts(conflicts: LabelConflicts) -> str:
-    """Write how many rows of texts with more than one label each split has, and how many were left out."""
-    counts = {**conflicts["num_rows_by_split"], "left out": conflicts["num_rows_left_out"]}
-    return ", ".join(f"{name} {count:,}" for name, count in counts.items() if count)
-
-
 def _describe_conflicting(conflicts: LabelConflicts, copies: CopyFacts, positions: RowPositions) -> str:
     """Describe which texts have more than one label, and what to do about it."""
+    by_split = {**conflicts["num_rows_by_split"], "left out": conflicts["num_rows_left_out"]}
+    counts = ", ".join(f"{name} {count:,}" for name, count in by_split.items() if count)
     where = (
-        f"{conflicts['num_texts']:,}, in {count_of(conflicts['num_rows'], 'row')} ({_write_counts(conflicts)}), such "
+        f"{conflicts['num_texts']:,}, in {count_of(conflicts['num_rows'], 'row')} ({counts}), such "
         f"as {describe_conflict(conflicts['first'][0], positions)}"
     )
     order = "a test row before a validation row before a training row, else the first"
@@ -269,16 +259,10 @@ def _describe_conflicting(conflicts: LabelConflicts, copies: CopyFacts, position
     )
 
 
-def _describe_shared(
-    num_texts: int,
-    num_rows: Mapping[str, int],
-    others: Mapping[str, int],
-    *,
-    has_file: set[str],
-    handling: str,
-    has_conflicts: bool,
-) -> str:
+def _describe_shared(facts: DivisionFacts, pair: str, *, has_file: set[str]) -> str:
     """Describe what two splits share, and what takes it away."""
+    num_rows = {name: side["num_rows"] for name, side in facts["overlap_rows"][pair].items()}
+    others, copies = facts["overlap_other_labels"][pair], facts["duplicates"]
     first, second = num_rows
     # Left out is the row of the training files, and of two files of held-out rows that of validation.
     giver = second if first in has_file and second not in has_file else first
@@ -290,15 +274,16 @@ def _describe_shared(
         meaning = f"so what is measured on {second} looks too good"
         if num_other:
             meaning += f"; {count_of(num_other, 'row')} of {giver} under another label"
-    said = f"{first} and {second} share {count_of(num_texts, 'text')} ({rows}), {meaning}."
+    said = f"{first} and {second} share {count_of(facts['overlap'][pair], 'text')} ({rows}), {meaning}."
     if not has_file & {first, second}:
         return (
             f"{said} Fix: set split.duplicates: keep_together, which puts copies on one side, or drop, which keeps one "
             "of them."
         )
-    if handling == "drop":
+    if copies["handling"] == "drop":
         return f"{said} Fix: set split.duplicates_by: text, which leaves them out of {giver} whatever their label."
     # What is left after dropping is drawn again, so a text under two labels may come to both splits then.
+    has_conflicts = copies["conflicts"] is not None and copies["conflicts"]["num_texts"] > 0
     key = "split.duplicates: drop" + (" with split.duplicates_by: text" if num_other or has_conflicts else "")
     return f"{said} Fix: set {key}, which leaves them out of {giver}."
 

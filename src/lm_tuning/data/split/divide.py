@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lm_tuning.data.arrays import Ints, Mask, Splits
+from lm_tuning.data.arrays import Ints, Mask, Splits, is_later_copy, join_units, number_by_appearance
 from lm_tuning.data.check.checked import CheckedRows
 from lm_tuning.data.records import SPLITS, SplitName
 from lm_tuning.data.split.assign import IN_TEST, TEST, TRAIN, VALIDATION, assign_folds, assign_splits, split_sizes
-from lm_tuning.data.split.classes import class_facts, lost_facts, share_facts, untrained_facts
+from lm_tuning.data.split.classes import class_facts, lost_facts, share_facts, tabulate_classes, untrained_facts
 from lm_tuning.data.split.copies import (
     DividedRows,
     copy_facts,
@@ -20,7 +20,6 @@ from lm_tuning.data.split.copies import (
     describe_overlap,
     list_copies,
 )
-from lm_tuning.data.split.duplicates import is_later_copy, join_units, number_by_appearance
 from lm_tuning.data.split.facts import describe_warnings, group_facts, measure_leakage, near_facts
 from lm_tuning.data.split.near_duplicates import NearDuplicates
 from lm_tuning.data.split.records import DivisionFacts, FoldFacts
@@ -128,8 +127,8 @@ def divide_rows(
     if split.duplicates == "drop":
         is_copy = is_later_copy(contents if split.duplicates_by == "text" else wholes, priority)
     if near_units is not None and split.near_duplicates == "drop":
-        labels = rows.values[label] if label and split.duplicates_by == "row" else None
-        is_near_copy = _is_later_near_copy(near_units, labels, is_copy, priority) & from_train
+        of_label = rows.values[label] if label and split.duplicates_by == "row" else None
+        is_near_copy = _is_later_near_copy(near_units, of_label, is_copy, priority) & from_train
     dropped = is_copy | is_near_copy
     pool = ~dropped & from_train
     left_out = _explain_left_out(is_copy & from_train, is_near_copy & from_train)
@@ -155,27 +154,29 @@ def divide_rows(
     got = count_by_split(splits)
     divided = DividedRows(contents, wholes, splits, file_splits, row_ids)
     overlap_rows, other_labels = describe_overlap(divided)
+    labels, strata = tabulate_classes(rows, label, splits), tabulate_classes(rows, split.stratify, splits)
+    classes = labels or strata
+    num_near = int(is_near_copy.sum())
+    found_near = near_facts(near, contents, row_ids, split=split, num_dropped=num_near) if near else None
     facts: DivisionFacts = {
         "wanted_rows": {name: choice.wanted.get(name, got[name]) for name in SPLITS},
         "duplicates": copy_facts(
             divided,
             split,
             is_dropped=is_copy,
-            labels=rows.values[label] if label else None,
-            names=rows.names[label] if label else (),
+            labels=labels.ids if labels else None,
+            names=labels.names if labels else (),
         ),
-        "near_duplicates": None
-        if near is None
-        else near_facts(near, contents, row_ids, split=split, num_dropped=int(is_near_copy.sum())),
+        "near_duplicates": found_near,
         "overlap": count_shared(contents, splits),
         "overlap_rows": overlap_rows,
         "overlap_other_labels": other_labels,
         "leakage": measure_leakage(divided, near),
         "groups": group_facts(rows, group, splits),
-        "classes": class_facts(rows, split.stratify, splits, choice.rare_classes),
-        "class_shares": share_facts(rows, label or split.stratify, splits),
-        "untrained_classes": untrained_facts(rows, label, splits, row_ids),
-        "lost_classes": lost_facts(rows, label, splits),
+        "classes": class_facts(strata, choice.rare_classes) if strata else None,
+        "class_shares": share_facts(classes) if classes else None,
+        "untrained_classes": untrained_facts(labels, splits, row_ids) if labels else None,
+        "lost_classes": lost_facts(labels) if labels else None,
         "folds": choice.folds,
     }
     copies = list_copies(divided, near_units, is_dropped=is_copy)
@@ -197,11 +198,8 @@ def _units(joined: Ints | None, groups: Ints | None, pool: Mask) -> Ints:
     # A text in two groups makes these one unit, and with them all their other texts.
     if groups is not None and joined is not None:
         return join_units(joined, number_by_appearance(groups))
-    if groups is not None:
-        return number_by_appearance(groups)
-    if joined is not None:
-        return number_by_appearance(joined)
-    return np.arange(int(pool.sum()), dtype=np.int64)
+    ids = joined if groups is None else groups
+    return np.arange(int(pool.sum()), dtype=np.int64) if ids is None else number_by_appearance(ids)
 
 
 def _explain_left_out(is_copy: Mask, is_near_copy: Mask) -> str:
@@ -255,7 +253,8 @@ def _choose(
             raise
         raise UserError([*error.problems, f"{left_out[0].upper()}{left_out[1:]}."]) from error
     classes = rows.values[stratify][pool] if stratify else None
-    class_names = None
+    # What the assignment numbers its classes by.
+    class_numbers: Sequence[int] = range(len(rows.names[stratify])) if stratify else ()
     marks = None
     if rows.keys is not None:
         firsts = np.unique(units, return_index=True)[1]
@@ -263,14 +262,12 @@ def _choose(
         marks = rows.keys[pool][firsts]
         if classes is not None:
             # Numbers that come from the order in the files would let that order decide between equal shares.
-            class_names, firsts = np.unique(classes, return_index=True)
-            class_names = class_names[np.argsort(firsts, kind="stable")]
+            numbers, firsts = np.unique(classes, return_index=True)
+            class_numbers = numbers[np.argsort(firsts, kind="stable")].tolist()
             classes = number_by_appearance(classes)
 
     def named(rare: Mapping[int, int]) -> dict[int, int]:
-        return {
-            position if class_names is None else int(class_names[position]): count for position, count in rare.items()
-        }
+        return {class_numbers[position]: count for position, count in rare.items()}
 
     wanted = {name: size for name, size in zip(SPLITS, sizes, strict=True) if name == "train" or name not in has_file}
     if not num_folds:

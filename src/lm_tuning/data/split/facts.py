@@ -8,7 +8,7 @@ import numpy as np
 
 from lm_tuning.data.arrays import Ints, Splits
 from lm_tuning.data.check.checked import CheckedRows
-from lm_tuning.data.records import HELD_OUT, SPLITS, RowsBySplit
+from lm_tuning.data.records import HELD_OUT, SPLITS
 from lm_tuning.data.split.assign import TEST, TRAIN, VALIDATION
 from lm_tuning.data.split.classes import class_warnings
 from lm_tuning.data.split.copies import (
@@ -116,14 +116,12 @@ def group_facts(rows: CheckedRows, group: str | None, splits: Splits) -> GroupFa
     ids = rows.values[group]
     counts = np.bincount(ids[ids >= 0])
     largest = int(counts.argmax())
-    present: RowsBySplit = {
-        name: len(np.unique(ids[(splits == index) & (ids >= 0)])) for index, name in enumerate(SPLITS)
-    }
+    num_groups = presence(ids, splits).sum(axis=1).tolist()
     return {
         "column": group,
         "num_groups": len(counts),
         "largest": {"value": shorten(rows.names[group][largest], 100), "num_rows": int(counts[largest])},
-        "num_groups_by_split": present,
+        "num_groups_by_split": dict(zip(SPLITS, num_groups, strict=True)),
         "overlap": count_shared(ids, splits),
     }
 

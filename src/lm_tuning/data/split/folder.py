@@ -10,16 +10,10 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.data.arrays import Ints
-from lm_tuning.data.check.collect import count_skipped
-from lm_tuning.data.format.conventions import CAUSAL_LM
-from lm_tuning.data.records import (
-    HELD_OUT,
-    SPLITS,
-    FileRows,
-    Preview,
-    TrainingSource,
-)
+from lm_tuning.data.arrays import Ints, number_equal
+from lm_tuning.data.check.account import PREVIEW_NAME, SUMMARY_NAME, count_skipped
+from lm_tuning.data.format.columns import CAUSAL_LM
+from lm_tuning.data.records import HELD_OUT, SPLITS, FileRows, Preview, TrainingSource
 from lm_tuning.data.split.assign import TRAIN
 from lm_tuning.data.split.copies import describe_copies
 from lm_tuning.data.split.records import DividedSource, Leakage, NearFacts, SplitsSummary
@@ -32,15 +26,11 @@ from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
 
-SUMMARY_NAME = "summary.json"
-PREVIEW_NAME = "preview.json"
 COPIES_NAME = "copies.npz"
 FACTS_VERSION = 3
 """Raise it when the summary says more of the same division: stored splits with an earlier one are written again."""
 
 _FACTS_BEFORE_LEFT_OUT = 2
-_SCRATCH_NAME = "signatures.tmp"
-_NUM_PREVIEW_ROWS = 5
 
 
 def write_splits(
@@ -74,14 +64,13 @@ def write_splits(
     from lm_tuning.data.check.checked import ROWS_NAME, open_checked, read_checked_summary
     from lm_tuning.data.split.classes import refuse_classes
     from lm_tuning.data.split.divide import divide_rows, key_order, take_rows
-    from lm_tuning.data.split.duplicates import number_equal
     from lm_tuning.data.split.near_duplicates import find_near_duplicates
 
     rows = open_checked(checked)
     checked_summary = read_checked_summary(checked)
     _check_folds(split, has_validation=any(file["split"] == "validation" for file in rows.sources))
     table = ExampleTable(checked / ROWS_NAME)
-    row_ids = _row_ids(table)
+    row_ids = table.row_ids()  # (rows,)
     order = None
     if split.key:
         order = key_order(rows)  # (rows,): from here on rows follow their keys; the table keeps the order of the files
@@ -95,7 +84,7 @@ def write_splits(
         near = find_near_duplicates(
             table,
             firsts if order is None else order[firsts],
-            folder / _SCRATCH_NAME,
+            folder / "signatures.tmp",
             similarity=split.near_duplicate_similarity,
             on_progress=on_progress,
         )
@@ -174,13 +163,9 @@ def has_present_facts(folder: Path) -> bool:
         folder: what the split pipeline stored.
     """
     summary = read_summary(folder)
-    return summary.get("facts_version") == FACTS_VERSION or _lacks_nothing_but_names(summary)
-
-
-def _lacks_nothing_but_names(summary: SplitsSummary) -> bool:
-    """Return whether facts of version 2 say all there is: version 3 adds what was left out as a copy."""
     if summary.get("facts_version") != _FACTS_BEFORE_LEFT_OUT:
-        return False
+        return summary.get("facts_version") == FACTS_VERSION
+    # The present version adds what was left out as a copy; where nothing was, the one before says all there is.
     near = summary["near_duplicates"]
     return not summary["duplicates"]["num_dropped"] and not (near and near["num_dropped"])
 
@@ -252,11 +237,6 @@ def _check_folds(split: SplitParameters, *, has_validation: bool) -> None:
         raise UserError(problems)
 
 
-def _row_ids(table: ExampleTable) -> Ints:
-    parts = [batch.column("row_id").to_numpy() for batch in table.batches()]
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-
-
 def _count_sources(
     sources: list[TrainingSource], train_files: npt.NDArray[np.int16], files: list[FileRows]
 ) -> list[DividedSource]:
@@ -273,7 +253,7 @@ def _preview(folder: Path) -> Preview:
     """Return the first rows of each split as a table."""
     preview: Preview = {"columns": [], "data": []}
     for split in SPLITS:
-        of_split = preview_rows(open_examples(folder, split), _NUM_PREVIEW_ROWS)
+        of_split = preview_rows(open_examples(folder, split), 5)
         if of_split["data"]:
             preview["columns"] = ["split", *of_split["columns"]]
             preview["data"] += [[split, *row] for row in of_split["data"]]

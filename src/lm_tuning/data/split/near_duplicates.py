@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lm_tuning.data.arrays import Ints, Mask
-from lm_tuning.data.format.conventions import MESSAGES
+from lm_tuning.data.format.columns import MESSAGES
 from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.data.split.assign import mixed
 from lm_tuning.data.store import ExampleTable
@@ -76,12 +76,7 @@ class NearDuplicates:
 
 
 def find_near_duplicates(
-    table: ExampleTable,
-    indices: Ints,
-    scratch: Path,
-    *,
-    similarity: float,
-    on_progress: OnProgress = ignore_progress,
+    table: ExampleTable, indices: Ints, scratch: Path, *, similarity: float, on_progress: OnProgress = ignore_progress
 ) -> NearDuplicates:
     """Join the texts that are near duplicates of each other, directly or through others.
 

@@ -113,8 +113,7 @@ class ClassFacts(TypedDict):
 # ``class`` is a keyword of Python, so these two cannot be written as classes.
 ClassRows = TypedDict("ClassRows", {"class": str, "num_rows": int})
 MovedClass = TypedDict(
-    "MovedClass",
-    {"class": str, "num_train_rows": int, "num_rows": int, "fraction_of_train": float, "fraction": float},
+    "MovedClass", {"class": str, "num_train_rows": int, "num_rows": int, "fraction_of_train": float, "fraction": float}
 )
 
 
@@ -193,19 +192,30 @@ class DividedSource(TypedDict):
     num_rows: int
 
 
-class SplitsSummary(DivisionFacts):
-    """The summary of a folder of splits, see ``write_splits``."""
+class ReportedSplits(DivisionFacts):
+    """What the summary of a folder of splits and the section of the data report have in common."""
 
-    facts_version: int
     rows: RowsBySplit
-    format: str
-    columns: dict[str, str]
-    template: str | None
     seed: int
     key: str | None
-    max_rows: int | None
-    text_lengths: dict[str, TextLength] | None
-    files: list[FileRows]
     sources: list[DividedSource]
     label_map: LabelMap | None
     warnings: list[str]
+
+
+class SplitsSummary(ReportedSplits):
+    """The summary of a folder of splits, see ``write_splits``."""
+
+    facts_version: int
+    format: str
+    columns: dict[str, str]
+    template: str | None
+    max_rows: int | None
+    text_lengths: dict[str, TextLength] | None
+    files: list[FileRows]
+
+
+class SplitsFacts(ReportedSplits):
+    """The facts of the section ``splits``, see ``build_splits_section``: ``copies``: row numbers by kind and file."""
+
+    copies: dict[str, dict[str, list[int]]]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from lm_tuning.data.report_records import RowsFacts, SplitsFacts
-from lm_tuning.data.split.records import SplitsSummary
+from lm_tuning.data.records import RowsFacts
+from lm_tuning.data.split.records import SplitsFacts, SplitsSummary
 from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.parameters import ModelParameters, PreflightParameters, TokenizeParameters, TrainParameters
 from lm_tuning.preflight.records import PreflightFigures, StoredRows

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from lm_tuning.data.records import RawExamples, RowSources
-from lm_tuning.data.report_records import RowsFacts, SplitsFacts
-from lm_tuning.data.split.records import SplitsSummary
+from lm_tuning.data.records import RawExamples, RowsFacts, RowSources
+from lm_tuning.data.split.records import SplitsFacts, SplitsSummary
 from lm_tuning.errors import MachineFault, UserError
 from lm_tuning.parameters.data import DataParameters, SplitParameters
 from lm_tuning.parameters.train import TrainParameters
@@ -127,7 +126,7 @@ def _account_for_unread(
     error: UserError, sources: RowSources, data: DataParameters, *, store: FolderStore, key: str
 ) -> tuple[StagedFolder, Path]:
     """Stage what is known of files that could not be read, under a key of its own: the next run reads them again."""
-    from lm_tuning.data.check.unread import write_unread
+    from lm_tuning.data.check.account import write_unread
 
     with store.stage(f"{key}.unread") as staged:
         write_unread(staged.path, sources["files"], error, data=data)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.format.columns import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.text.records import LengthQuantiles, SplitTokens, TokenSummary
 from lm_tuning.text.store.table import Int32Array, TokenTable, open_split
 from lm_tuning.text.tokenizers.counts import CHANGED, DROPPED, SplitCounts

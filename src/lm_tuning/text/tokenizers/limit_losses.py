@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow.compute as pc
 
 from lm_tuning.data.check.findings import RowPositions
-from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
+from lm_tuning.data.format.columns import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.store import ExampleTable
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.text import TokenizeParameters

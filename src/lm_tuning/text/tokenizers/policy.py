@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from lm_tuning.data.check.account import HOW_TO_FIX, find_excesses
 from lm_tuning.data.check.findings import RowPositions
-from lm_tuning.data.check.policy import HOW_TO_FIX, find_excesses
 from lm_tuning.data.records import FileRows, ReadRows
 from lm_tuning.text.render.template_call import REFUSED
 from lm_tuning.text.tokenizers.counts import DROPPED, UNUSABLE, SplitCounts, name_rows

@@ -1,14 +1,15 @@
-"""Name values inside nested rows: ``translation.en``, ``instances[0].output``, ``meta["a.b"]``."""
+"""Values inside nested rows: columns by path, such as ``translation.en``, and a row for every element of a list."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 
-from lm_tuning.data.check.findings import NumberedRow, RowProblem, describe_value
-from lm_tuning.data.records import Cell, Row
+from lm_tuning.data.check.findings import NumberedRow, RowProblem, describe_value, wrong_type
+from lm_tuning.data.records import Cell, ExplodedRows, Row
+from lm_tuning.errors import UserError
 from lm_tuning.wording import count_of, name_first, shorten
 
 Step = str | int
@@ -145,56 +146,30 @@ def explain_missing(row: Row, column: str) -> str | None:
     return None
 
 
-class PathColumns:
-    """Columns that are named by path: they are put beside the other columns of each row."""
+def names_reached(row: Row, paths: Mapping[str, tuple[Step, ...]]) -> set[str]:
+    """Return the columns by path that a row has a value for, of the right types on the way.
 
-    def __init__(self) -> None:
-        """Start without columns."""
-        self._steps: dict[str, tuple[Step, ...]] = {}
+    Args:
+        row: one row.
+        paths: steps by name.
+    """
+    names = set()
+    for name, steps in paths.items():
+        with suppress(NotThere):
+            reach(row, steps)
+            names.add(name)
+    return names
 
-    def __bool__(self) -> bool:
-        """Return whether any column is named by path."""
-        return bool(self._steps)
 
-    def add(self, name: str, steps: tuple[Step, ...]) -> None:
-        """Add a column.
+def fill_paths(rows: Iterable[NumberedRow], paths: Mapping[str, tuple[Step, ...]]) -> Iterator[NumberedRow]:
+    """Add columns by path to each row; a row in which a path meets a value of another type becomes its problem.
 
-        Args:
-            name: the path as typed.
-            steps: its steps.
-        """
-        self._steps[name] = steps
-
-    def roots(self, names: Iterable[str]) -> list[str]:
-        """Return the columns of the file that some columns are taken from.
-
-        Args:
-            names: columns by path and others.
-        """
-        return [str(self._steps[name][0]) if name in self._steps else name for name in names]
-
-    def names_in(self, row: Row) -> set[str]:
-        """Return the columns that a row has a value for, of the right types on the way.
-
-        Args:
-            row: one row.
-        """
-        names = set()
-        for name, steps in self._steps.items():
-            with suppress(NotThere):
-                reach(row, steps)
-                names.add(name)
-        return names
-
-    def fill(self, rows: Iterable[NumberedRow]) -> Iterator[NumberedRow]:
-        """Add the columns to each row; a row in which a path meets a value of another type becomes its problem.
-
-        Args:
-            rows: rows with their numbers, as a file has them.
-        """
-        paths = list(self._steps.items())
-        for number, row in rows:
-            yield number, _filled(row, paths) if isinstance(row, dict) else row
+    Args:
+        rows: rows with their numbers, as a file has them.
+        paths: steps by name.
+    """
+    for number, row in rows:
+        yield number, _filled(row, paths) if isinstance(row, dict) else row
 
 
 def nested_names(row: Row) -> list[str]:
@@ -233,10 +208,10 @@ def suggest_path(column: str, names: Iterable[str]) -> str | None:
     return next(iter(ending or get_close_matches(column, listed, n=1)), None)
 
 
-def _filled(row: Row, paths: list[tuple[str, tuple[Step, ...]]]) -> Row | RowProblem:
+def _filled(row: Row, paths: Mapping[str, tuple[Step, ...]]) -> Row | RowProblem:
     # A copy, since an exploded row shares what is not its own with its siblings.
     filled = dict(row)
-    for name, steps in paths:
+    for name, steps in paths.items():
         try:
             filled[name] = reach(row, steps)
         except NotThere as error:
@@ -253,3 +228,138 @@ def _no_key(value: Row, steps: tuple[Step, ...], depth: int) -> str:
 
 def _at(steps: tuple[Step, ...], depth: int) -> str:
     return repr(format_path(steps[:depth])) if depth else "the row"
+
+
+_MAX_NAMED_ROWS = 20
+
+
+class Exploding:
+    """Rows of a file after their lists were exploded, and an account of where each came from.
+
+    An exploded row is a copy in which the element stands where its list stood; all else is repeated.
+
+    Attributes:
+        names: the paths of the lists, as typed, from the outermost to the innermost.
+        num_rows_in_file: rows of the file that were exploded, the bad ones among them.
+        num_empty: rows of the file with an empty list, at any depth, that gave no row of their own.
+        first_empty: numbers of the first 20 of them.
+    """
+
+    def __init__(self, names: Sequence[str], columns: Sequence[str]) -> None:
+        """Read the paths.
+
+        Args:
+            names: ``data.explode``.
+            columns: the columns of the file; one that bears the name itself is the list.
+
+        Raises:
+            UserError: one of them is no path.
+        """
+        self.names = list(names)
+        self._paths: list[tuple[Step, ...]] = []
+        for name in names:
+            steps = (name,) if name in columns else parse_path(name)
+            if steps is None:
+                raise UserError(
+                    f"data.explode = {name!r} is no path to a list. Write keys with dots between them, such as "
+                    "instances or document.paragraphs."
+                )
+            self._paths.append(steps)
+        self._forget()
+
+    @property
+    def roots(self) -> list[str]:
+        """Name the columns of the file that hold the lists."""
+        return [str(steps[0]) for steps in self._paths]
+
+    def _forget(self) -> None:
+        self.num_rows_in_file = self.num_empty = 0
+        self.first_empty: list[int] = []
+        self._row = 0
+        self._elements: tuple[int, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """Describe where the last row came from, such as ``row 3, element 2`` (of lists in lists: ``element 2.1``)."""
+        if not self._elements:
+            return f"row {self._row}"
+        return f"row {self._row}, element {'.'.join(map(str, self._elements))}"
+
+    def explode(self, rows: Iterable[NumberedRow]) -> Iterator[NumberedRow]:
+        """Yield the exploded rows, numbered again from 1; a row whose list is none is yielded as its problem.
+
+        Args:
+            rows: rows with their numbers, as a file has them.
+        """
+        self._forget()
+        number = 0
+        # Kept while the row is out, so that whoever finds it bad can ask where it stood in its file.
+        for self._row, row in rows:
+            self.num_rows_in_file += 1
+            self._elements = ()
+            if isinstance(row, RowProblem):
+                number += 1
+                yield number, row
+                continue
+            is_empty = False
+            # An empty list inside another counts once for its row, however many there are.
+            for elements, exploded in self._elements_of(row, 0, ()):
+                if exploded is None:
+                    is_empty = True
+                    continue
+                number += 1
+                self._elements = elements
+                yield number, exploded
+            if is_empty:
+                self.num_empty += 1
+                if len(self.first_empty) < _MAX_NAMED_ROWS:
+                    self.first_empty.append(self._row)
+
+    def describe(self) -> ExplodedRows:
+        """Return the account as JSON holds it."""
+        return {
+            "lists": self.names,
+            "rows_in_file": self.num_rows_in_file,
+            "rows_with_empty_lists": self.num_empty,
+            "first_rows_with_empty_lists": self.first_empty,
+        }
+
+    def _elements_of(
+        self, row: Row, depth: int, elements: tuple[int, ...]
+    ) -> Iterator[tuple[tuple[int, ...], Row | RowProblem | None]]:
+        """Yield element numbers and row of each element, and None for an empty list."""
+        if depth == len(self._paths):
+            yield elements, row
+            return
+        steps = self._paths[depth]
+        try:
+            values = reach(row, steps)
+        except NotThere as error:
+            kind = "wrong_type" if error.is_wrong_type else "missing_column"
+            yield elements, RowProblem(kind, f"has no list at {format_path(steps)!r} (data.explode): {error.reason}.")
+            return
+        if not isinstance(values, list):
+            subject = f"column {format_path(steps)!r} (data.explode) holds"
+            kind = "missing_value" if values is None else "wrong_type"
+            yield elements, wrong_type(subject, values, "a list", kind=kind)
+            return
+        if not values:
+            yield elements, None
+        for position, value in enumerate(values, 1):
+            copied = _replaced(row, steps, value)
+            assert isinstance(copied, dict), "a row stays a row"
+            yield from self._elements_of(copied, depth + 1, (*elements, position))
+
+
+def _replaced(inside: Cell, steps: Sequence[Step], value: Cell) -> Cell:
+    """Copy a row, or a value in it, along a path, with another value at its end; all beside the path is shared."""
+    if not steps:
+        return value
+    if isinstance(inside, list):
+        index = int(steps[0])
+        copied = list(inside)
+        copied[index] = _replaced(inside[index], steps[1:], value)
+        return copied
+    assert isinstance(inside, dict), "the path was followed before"
+    key = str(steps[0])
+    return {**inside, key: _replaced(inside[key], steps[1:], value)}

@@ -1,28 +1,133 @@
-"""Stream the rows of one JSON array without holding the file in memory, wherever in the file's object it stands."""
+"""Stream the rows of JSON Lines, and of a JSON array wherever it stands, without holding the file in memory.
+
+A row is an object with columns, or a list whose columns are its positions.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from io import TextIOWrapper
-from typing import IO
+from itertools import islice
 
-from lm_tuning.data.check.findings import NumberedRow, RowProblem, list_columns
-from lm_tuning.data.format.column_paths import Step, format_path, parse_path
-from lm_tuning.data.readers.base import DEFAULT_SETTINGS, ReadSettings, beyond_row, peek_columns
-from lm_tuning.data.readers.json_values import JsonRows, JsonWindow, explain_error, found, parse_line, what_is_wrong
+from lm_tuning.data.check.findings import NumberedRow, RowProblem, list_columns, too_long, wrong_type
+from lm_tuning.data.format.nested import Step, format_path, parse_path
+from lm_tuning.data.readers.base import ReadSettings, RowSource, beyond_row, peek_columns
+from lm_tuning.data.readers.json_values import FieldDamaged, JsonWindow, explain_error, parse_line
 from lm_tuning.data.records import Cell, Row
-from lm_tuning.data.sources.opening import RawFile, locate_undecodable, peek_bytes, skip_mark
+from lm_tuning.data.sources.opening import RawFile, locate_undecodable, skip_mark
 from lm_tuning.errors import UserError
 from lm_tuning.wording import shorten
 
+_CHUNK_BYTES = 1 << 20
 # Lists that a message suggests, and how deep in objects they are looked for.
 _MAX_LISTS = 10
 _MAX_DEPTH = 3
 _KINDS = {"[": "a list", "{": "an object", '"': "text", "t": "a boolean", "f": "a boolean", "n": "null"}
 
 
-class FieldMissing(LookupError):
+class JsonRows(RowSource):
+    """Rows of a JSON file; what the first one is, an object or a list, all have to be."""
+
+    _by_position: bool | None = None
+
+    def _as_row(self, value: Cell | RowProblem) -> Row | RowProblem:
+        """Return the row that a JSON value is, or why it is none.
+
+        The elements of a list are the columns ``0``, ``1``, …; a list of objects is no row of columns.
+        """
+        if isinstance(value, RowProblem):
+            return value
+        if isinstance(value, dict):
+            if not self._by_position:
+                self._by_position = False
+                return value
+        elif isinstance(value, list) and value and not any(isinstance(item, dict) for item in value):
+            if self._by_position is not False:
+                self._by_position = True
+                return {str(position): item for position, item in enumerate(value)}
+        wanted = "a list, as in the first row," if self._by_position else "an object with columns"
+        return wrong_type("holds", value, wanted, kind="not_an_object")
+
+    def describe_inside(self) -> str:
+        """Describe how the columns of lists are named, see ``RowSource``."""
+        if self._by_position:
+            return ' The rows are lists, and their columns are positions in quotes, such as data.columns.text: "0".'
+        return super().describe_inside()
+
+
+class JsonLinesRows(JsonRows):
+    r"""One JSON object (or list) a line. Only ``\n`` ends one, so other separators of Unicode may stand in strings."""
+
+    def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings) -> None:
+        """Look at the first rows for the column names.
+
+        Args:
+            raw: a file in UTF-8, with or without a byte-order mark.
+            file_format: ``jsonl`` or ``json``.
+            settings: the limit of a row.
+
+        Raises:
+            UserError: no row is among the lines.
+        """
+        super().__init__(raw, file_format, settings)
+        self.columns = peek_columns(self)
+
+    def describe_inside(self) -> str:
+        """Report that a file of one object may hold its rows in a list, see ``RowSource``."""
+        first = list(islice(self._rows(), 2))
+        row = first[0][1]
+        names = _lists_in(row) if self.format == "json" and len(first) == 1 and isinstance(row, dict) else []
+        return _describe_lists(names) or super().describe_inside()
+
+    def _rows(self) -> Iterator[NumberedRow]:
+        number = offset = 0
+        limit = self.settings.max_row_bytes
+        with self.raw.open() as file:
+            try:
+                # Bytes from the beginning of the file, for the message about what is no UTF-8; of packed files,
+                # unpacked ones.
+                offset = skip_mark(file)
+                while line := file.readline(limit + 2):  # 2: a line break counts for nothing
+                    number += 1
+                    offset += len(line)
+                    if len(line) > limit and len(line.rstrip(b"\r\n")) > limit:
+                        num_bytes = len(line)
+                        # The rest of the line goes by in chunks that are only counted: memory stays at the limit of a
+                        # row.
+                        while line[-1:] != b"\n" and (line := file.readline(_CHUNK_BYTES)):
+                            num_bytes += len(line)
+                            offset += len(line)
+                        num_bytes -= len(line) - len(line.rstrip(b"\r\n"))
+                        yield number, too_long(num_bytes, limit)
+                        continue
+                    try:
+                        row = parse_line(line)
+                    except RowProblem as problem:
+                        yield number, problem
+                        continue
+                    except UnicodeDecodeError as error:
+                        index = offset - len(line) + error.start
+                        reason = f"byte {index:,} of the file is not UTF-8. Save the file as UTF-8."
+                        yield number, RowProblem("not_utf8", reason)
+                        continue
+                    except (ValueError, RecursionError) as error:
+                        # A blank line is no row and no mistake, though it has a number: numbers are those that an
+                        # editor shows.
+                        if line.strip():
+                            yield number, _explain_bad_line(line, error)
+                        continue
+                    yield number, self._as_row(row)
+            except OSError as error:
+                raise beyond_row(self.path, number, error) from error
+
+
+def _explain_bad_line(line: bytes, error: Exception) -> RowProblem:
+    hint = " An array of rows belongs in a .json file." if line.strip() == b"[" else ""
+    text = shorten(line.decode().strip())
+    return RowProblem("not_json", f"is not JSON ({explain_error(error)}): {text!r}.{hint}")
+
+
+class _FieldMissing(LookupError):
     """Describe why no list is at the path of ``data.field``.
 
     Attributes:
@@ -40,11 +145,7 @@ class FieldMissing(LookupError):
         super().__init__(reason)
 
 
-class FieldDamaged(ValueError):
-    """Describe what is wrong with the object that encloses the list of ``data.field``."""
-
-
-def open_field(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, ...] = ()) -> Iterator[None]:
+def _open_field(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, ...] = ()) -> Iterator[None]:
     """Move to the list at a path, yield once there, and read on to the end of what encloses it.
 
     Args:
@@ -53,14 +154,14 @@ def open_field(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, 
         behind: the steps that led there.
 
     Raises:
-        FieldMissing: no list is there.
+        _FieldMissing: no list is there.
         FieldDamaged: the file is no JSON up to the end of the object, or an object on the way names the key twice.
     """
     mark = window.peek()
     if not steps:
         if mark != "[":
             lists = [format_path((*behind, *inner)) for inner in _lists_here(window, 0)] if mark == "{" else []
-            raise FieldMissing(f"{format_path(behind)!r} holds {_kind(mark)}, where a list of rows is wanted", lists)
+            raise _FieldMissing(f"{format_path(behind)!r} holds {_kind(mark)}, where a list of rows is wanted", lists)
         yield
         return
     where = repr(format_path(behind)) if behind else "the file"
@@ -69,13 +170,13 @@ def open_field(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, 
     elif mark == "[" and str(steps[0]).isdecimal():
         yield from _open_element(window, steps, behind, where)
     elif mark == "[" and isinstance(steps[0], int):
-        raise FieldMissing(f"{where} is read from its beginning, so index {steps[0]} cannot count from its end")
+        raise _FieldMissing(f"{where} is read from its beginning, so index {steps[0]} cannot count from its end")
     else:
         wanted = "a list" if isinstance(steps[0], int) else "an object"
-        raise FieldMissing(f"{where} holds {_kind(mark)}, where {wanted} is wanted")
+        raise _FieldMissing(f"{where} holds {_kind(mark)}, where {wanted} is wanted")
 
 
-def find_lists(window: JsonWindow) -> list[str]:
+def _find_lists(window: JsonWindow) -> list[str]:
     """Return the paths of the first lists in an object, down to the third level, for a suggestion.
 
     Args:
@@ -87,7 +188,7 @@ def find_lists(window: JsonWindow) -> list[str]:
         return []
 
 
-def lists_in(row: Row) -> list[str]:
+def _lists_in(row: Row) -> list[str]:
     """Return the paths of the lists of objects or lists in a parsed object, down to the third level.
 
     Args:
@@ -106,7 +207,7 @@ def lists_in(row: Row) -> list[str]:
     return found_lists[:_MAX_LISTS]
 
 
-def describe_lists(names: Sequence[str]) -> str:
+def _describe_lists(names: Sequence[str]) -> str:
     """Describe which lists a file has and how to read one, in sentences that follow others; empty without lists.
 
     Args:
@@ -122,13 +223,13 @@ def _open_key(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, .
     names: list[str] = []
     lists: list[str] = []
     is_found = False
-    for key in _keys(window):
+    for key in window.keys():
         if key == str(steps[0]):
             # Only a repetition of the key on the way counts: what other keys hold is passed by unread.
             if is_found:
                 raise FieldDamaged(f"{where} names {shorten(key)!r} twice in one object; only one value can count")
             is_found = True
-            yield from open_field(window, steps[1:], (*behind, steps[0]))
+            yield from _open_field(window, steps[1:], (*behind, steps[0]))
             continue
         names.append(key)
         # Noted by the way, for the message that names the lists which the file does have.
@@ -137,17 +238,17 @@ def _open_key(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, .
         window.skip()
     if not is_found:
         keys = f"its keys: {list_columns(names)}" if names else "it is empty"
-        raise FieldMissing(f"{where} has no key {str(steps[0])!r} ({keys})", lists)
+        raise _FieldMissing(f"{where} has no key {str(steps[0])!r} ({keys})", lists)
 
 
 def _open_element(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Step, ...], where: str) -> Iterator[None]:
     wanted = int(steps[0])
     window.take()
     number = 0
-    # The empty text is the end of the file, which _close reports.
+    # The empty text is the end of the file, which `close` reports.
     while window.peek() not in ("]", ""):
         if number == wanted:
-            yield from open_field(window, steps[1:], (*behind, steps[0]))
+            yield from _open_field(window, steps[1:], (*behind, steps[0]))
         else:
             window.skip()
         number += 1
@@ -155,9 +256,9 @@ def _open_element(window: JsonWindow, steps: tuple[Step, ...], behind: tuple[Ste
             window.take()
         elif window.peek() != "]":
             break
-    _close(window, "]")
+    window.close("]")
     if number <= wanted:
-        raise FieldMissing(f"{where} has {number:,} element{'s' * (number != 1)} and none at index {wanted}")
+        raise _FieldMissing(f"{where} has {number:,} element{'s' * (number != 1)} and none at index {wanted}")
 
 
 def _lists_here(window: JsonWindow, depth: int) -> Iterator[tuple[Step, ...]]:
@@ -165,7 +266,7 @@ def _lists_here(window: JsonWindow, depth: int) -> Iterator[tuple[Step, ...]]:
         window.skip()
         return
     num_lists = 0
-    for key in _keys(window):
+    for key in window.keys():
         if window.peek() == "[":
             window.skip()
             num_lists += 1
@@ -178,49 +279,14 @@ def _lists_here(window: JsonWindow, depth: int) -> Iterator[tuple[Step, ...]]:
             window.skip()
 
 
-def _keys(window: JsonWindow) -> Iterator[str]:
-    """Yield the keys of the object that begins here; whoever iterates moves the window behind each value."""
-    window.take()
-    while window.peek() == '"':
-        try:
-            key = window.decode()
-        except ValueError as error:
-            raise FieldDamaged(f"a key is not JSON ({_detail(error)})") from error
-        if isinstance(key, RowProblem):
-            raise FieldDamaged(f"a key {key.reason.rstrip('.')}")
-        assert isinstance(key, str), "what begins with a quote is text"
-        if window.take() != ":":
-            raise FieldDamaged(f"no colon stands behind the key {shorten(key)!r}")
-        yield key
-        if window.peek() != ",":
-            break
-        window.take()
-    _close(window, "}")
-
-
-def _close(window: JsonWindow, mark: str) -> None:
-    if window.peek() != mark:
-        raise FieldDamaged(f"{found(window)}, where a comma or {mark!r} is wanted")
-    window.take()
-
-
 def _kind(mark: str) -> str:
     return _KINDS.get(mark, "a number" if mark else "nothing")
-
-
-def _detail(error: ValueError) -> str:
-    return what_is_wrong(error) if isinstance(error, json.JSONDecodeError) else str(error)
-
-
-_CHUNK_BYTES = 1 << 20
 
 
 class JsonArrayRows(JsonRows):
     """The elements of an array of objects or lists, each with its position as row number."""
 
-    def __init__(
-        self, raw: RawFile, file_format: str, settings: ReadSettings = DEFAULT_SETTINGS, *, field: str | None = None
-    ) -> None:
+    def __init__(self, raw: RawFile, file_format: str, settings: ReadSettings, *, field: str | None = None) -> None:
         """Look at the first rows for the column names.
 
         Args:
@@ -264,20 +330,20 @@ class JsonArrayRows(JsonRows):
         if not self._steps and window.peek() != "[":
             raise UserError(
                 f"{self.path} holds no array. A .json file holds an array of rows, [{{…}}, {{…}}], or one object a "
-                f"line.{describe_lists(find_lists(window))}"
+                f"line.{_describe_lists(_find_lists(window))}"
             )
         try:
-            for _ in open_field(window, self._steps):
+            for _ in _open_field(window, self._steps):
                 yield from self._elements_here(window)
-        except FieldMissing as error:
+        except _FieldMissing as error:
             raise UserError(
-                f"data.field = {format_path(self._steps)!r}: in {self.raw.path}, {error}.{describe_lists(error.lists)}"
+                f"data.field = {format_path(self._steps)!r}: in {self.raw.path}, {error}.{_describe_lists(error.lists)}"
             ) from error
         except FieldDamaged as error:
             raise UserError(f"{self.path}: {error}.") from error
         if window.peek():
             where = "behind the array" if not self._steps else "behind the object"
-            raise UserError(f"{self.path}: {found(window)} {where}, where the file should end.")
+            raise UserError(f"{self.path}: {window.found()} {where}, where the file should end.")
 
     def _elements_here(self, window: JsonWindow) -> Iterator[Cell | RowProblem]:
         """Yield the elements of the array that begins here and move behind it."""
@@ -289,7 +355,7 @@ class JsonArrayRows(JsonRows):
                 value = window.decode()
             except (ValueError, RecursionError) as error:
                 # Its position counts from the part of the file that is held, so it says nothing here.
-                detail = what_is_wrong(error) if isinstance(error, json.JSONDecodeError) else explain_error(error)
+                detail = explain_error(error, has_position=False)
                 raise UserError(
                     f"{self.path}, row {number}: is not JSON ({detail}); the row begins {window.glance()!r}."
                 ) from error
@@ -298,45 +364,6 @@ class JsonArrayRows(JsonRows):
                 window.take()
             elif window.peek() != "]":
                 raise UserError(
-                    f"{self.path}: {found(window)} after row {number}, where a comma or the closing bracket is wanted."
+                    f"{self.path}: {window.found()} after row {number}, where a comma or the closing bracket is wanted."
                 )
         window.take()
-
-
-def holds_array(raw: RawFile, max_row_bytes: int) -> bool:
-    """Return whether a ``.json`` file is to be read as one array, and not as one object a line as many data sets are.
-
-    Args:
-        raw: the file.
-        max_row_bytes: a longer line is not parsed; where another object begins behind it, it is a row that is too long.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-    with raw.open() as file:
-        try:
-            skip_mark(file)
-            # Everything but an object is for the reader of arrays, whose messages say what else the file begins with.
-            if _skip_space(file) != b"{":
-                return True
-            line = file.readline(max_row_bytes + 2)  # 2: a line break counts for nothing
-            if len(line.rstrip(b"\r\n")) <= max_row_bytes:
-                return not isinstance(parse_line(line), dict)
-            # Too long to be parsed for this question alone; what follows its line decides.
-            while line and not line.endswith(b"\n"):
-                line = file.readline(_CHUNK_BYTES)
-            return _skip_space(file) != b"{"
-        # A row with a repeated key or a NaN is a row all the same.
-        except RowProblem:
-            return False
-        except OSError as error:
-            raise beyond_row(raw.path, 0, error) from error
-        except (ValueError, RecursionError):
-            return True
-
-
-def _skip_space(file: IO[bytes]) -> bytes:
-    """Move behind white space and return the byte that follows, empty at the end."""
-    while (mark := peek_bytes(file, 1)).isspace():
-        file.read(1)
-    return mark
