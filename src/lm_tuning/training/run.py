@@ -24,9 +24,16 @@ from lm_tuning.training.health.monitor import TrainingMonitor
 from lm_tuning.training.health.nonfinite import save_reproduction
 from lm_tuning.training.health.pre_checks import check_before_any_row
 from lm_tuning.training.health.report import HealthReport, OnHealth, RunState, ignore_health, stop_if_needed
-from lm_tuning.training.job import Job, check_sources, describe_sources, settle
+from lm_tuning.training.job import (
+    Job,
+    LoopSettings,
+    check_sources,
+    choose_evaluation,
+    describe_sources,
+    settle,
+    training_arguments,
+)
 from lm_tuning.training.kernels.fast_path import FastPath, prepare_fast_path
-from lm_tuning.training.loop import LoopSettings, choose_evaluation, training_arguments
 from lm_tuning.training.planning.compiled import CompiledPlanner
 from lm_tuning.training.planning.memory import count_memory, log_memory
 from lm_tuning.training.planning.out_of_memory import MemoryUse, explain_out_of_memory

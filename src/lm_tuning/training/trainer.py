@@ -32,7 +32,7 @@ from lm_tuning.training.health.nonfinite import GuardsUpdates
 from lm_tuning.training.health.pre_checks import check_trained_parts
 from lm_tuning.training.health.records import Finding
 from lm_tuning.training.health.report import HealthReport, stop_if_needed
-from lm_tuning.training.loop import LoopSettings, choose_workers
+from lm_tuning.training.job import LoopSettings, choose_workers
 from lm_tuning.training.planning.replanning import release
 from lm_tuning.training.step_log import StepLog
 from lm_tuning.wording import count_of

@@ -13,7 +13,7 @@ from lm_tuning.parameters import ModelParameters, TrainParameters
 from lm_tuning.parameters.base import TaskName
 from lm_tuning.pipelines.train.run_settings import gather_settings
 from lm_tuning.progress import show_progress
-from lm_tuning.training.profile.records import ProfileFigures
+from lm_tuning.training.records import ProfileFigures
 
 if TYPE_CHECKING:
     from lm_tuning.training.profile.profiling import TrainingProfile

@@ -19,7 +19,7 @@ from lm_tuning.training.health.report import HealthReport
 
 if TYPE_CHECKING:
     from lm_tuning.batching.step_loader import StepDataset
-    from lm_tuning.training.loop import LoopSettings
+    from lm_tuning.training.job import LoopSettings
     from lm_tuning.training.records import StoredStepLog
     from lm_tuning.training.step_log import StepLog
 

@@ -9,8 +9,8 @@ from lm_tuning.reporting.document import Code, Item, Items, Paragraph, Report, S
 from lm_tuning.reporting.text import keep_ends, write_number
 from lm_tuning.runtime.device import describe_device
 from lm_tuning.training.profile.profiling import TrainingProfile
-from lm_tuning.training.profile.records import OperationFigures, ProfileFigures
 from lm_tuning.training.profile.trace import Operation, TraceTable
+from lm_tuning.training.records import OperationFigures, ProfileFigures
 from lm_tuning.training.settings import TrainingSettings
 from lm_tuning.wording import count_of
 
