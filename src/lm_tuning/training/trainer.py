@@ -25,9 +25,8 @@ from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.saving import BestCheckpoint, KeepsCheckpoints
 from lm_tuning.training.checkpoints.signals import StopRequest
-from lm_tuning.training.health.batch_checks import check_gradients
-from lm_tuning.training.health.first_gradient import check_logged_norm, norm_of
-from lm_tuning.training.health.learning_rates import check_planned_rates
+from lm_tuning.training.health.first_gradient import check_gradients, check_logged_norm, norm_of
+from lm_tuning.training.health.monitors import check_planned_rates
 from lm_tuning.training.health.nonfinite import GuardsUpdates
 from lm_tuning.training.health.pre_checks import check_trained_parts
 from lm_tuning.training.health.records import Finding

@@ -24,7 +24,7 @@ from lm_tuning.training.health.table_checks import (
     check_tokenizer,
 )
 from lm_tuning.training.settings import TrainingSettings
-from lm_tuning.training.setup.freezing import find_frozen_parameters
+from lm_tuning.training.setup.model import find_frozen_parameters
 from lm_tuning.wording import name_first, noun_for
 
 if TYPE_CHECKING:

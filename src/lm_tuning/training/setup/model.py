@@ -2,29 +2,41 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
+from lm_tuning.batching.batch import StepBatch
+from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.batching.losses import LossShape, balance_classes
+from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.batching.tasks.base import TrainingTask
 from lm_tuning.batching.tasks.registry import task_of
 from lm_tuning.data.format.labels import refuse_unknown_weights
+from lm_tuning.errors import UserError
 from lm_tuning.models.record import location_of
+from lm_tuning.models.structure import HEAD, classification_head
 from lm_tuning.runtime.precision import autocast
-from lm_tuning.training.health.first_loss import fresh_head_spread, scale_fresh_head
+from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.settings import TrainingSettings
 from lm_tuning.training.setup.adapters import add_lora, check_targets
-from lm_tuning.training.setup.freezing import freeze_modules
+from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
-    from lm_tuning.batching.step_loader import StepDataset
     from lm_tuning.text.store.table import TokenTable
-    from lm_tuning.training.health.report import HealthReport
 
 logger = logging.getLogger(__name__)
+
+# Largest standard deviation of a fresh head's logits: above it the first loss lies visibly over log(classes).
+FRESH_HEAD_SPREAD = 0.1
+
+_NUM_NAMES = 12
 
 
 @dataclass
@@ -100,6 +112,14 @@ def set_up_model(settings: TrainingSettings) -> ReadyModel:
     return ReadyModel(model, tokenizer, task, has_fresh_head)
 
 
+def _quantization(settings: TrainingSettings) -> Any:
+    if settings.train.method != "qlora":
+        return None
+    from lm_tuning.models.quantization import Quantization
+
+    return Quantization(**settings.train.qlora.model_dump(), compute_dtype=settings.compute_dtype)
+
+
 def choose_loss_shape(settings: TrainingSettings, train_rows: TokenTable) -> LossShape:
     """Turn label smoothing and class weights into numbers.
 
@@ -147,9 +167,124 @@ def scale_head(ready: ReadyModel, steps: StepDataset, settings: TrainingSettings
     logger.info("The new classification head has weights with a spread of %.3g%s.", weights, scaled)
 
 
-def _quantization(settings: TrainingSettings) -> Any:
-    if settings.train.method != "qlora":
-        return None
-    from lm_tuning.models.quantization import Quantization
+def scale_fresh_head(task: TrainingTask, model: Any, batch: StepBatch, *, device: torch.device | str) -> float | None:
+    """Scale a fresh classification head so that its logits hardly differ, and the first loss is log(classes).
 
-    return Quantization(**settings.train.qlora.model_dump(), compute_dtype=settings.compute_dtype)
+    A head with the usual random weights starts at log(classes) plus half the variance of its logits, which differs
+    from model to model and hides a loss that is off for another reason.
+
+    Args:
+        task: the classification.
+        model: with a head of random weights, on ``device``.
+        batch: a whole step to measure the logits on, so that the scale does not depend on how it is split.
+        device: where the model is.
+
+    Returns:
+        The standard deviation of the logits before scaling; ``None`` when it was small enough.
+    """
+    # Without dropout, whose zeros would be measured as a part of the spread.
+    with evaluating(model):
+        logits = [task.logits(model, micro_batch.to(device)).float() for micro_batch in batch.micro_batches]
+        # (rows, classes) of the whole step; over all of them at once, since a class may be offset from the others.
+        spread = float(torch.cat(logits).std())
+        if spread > FRESH_HEAD_SPREAD:
+            for parameter in _head_parameters(model):
+                parameter.mul_(FRESH_HEAD_SPREAD / spread)
+    return spread if spread > FRESH_HEAD_SPREAD else None
+
+
+def fresh_head_spread(model: Any) -> float:
+    """Return the standard deviation of a classification head's weights.
+
+    Args:
+        model: a classifier, with adapters or without.
+    """
+    return float(torch.cat([parameter.detach().float().flatten() for parameter in _head_parameters(model)]).std())
+
+
+def _head_parameters(model: Any) -> list[torch.nn.Parameter]:
+    """Return what is trained of a head: an adapter library keeps the original beside that copy."""
+    head = classification_head(model)
+    return [parameter for name, parameter in head.named_parameters() if "original" not in name]
+
+
+def freeze_modules(model: Any, patterns: Sequence[str]) -> list[str]:
+    """Freeze every module that a pattern names, with all that lies in it.
+
+    A pattern is a module's whole name or its end after a dot, with ``*`` for any characters: ``embed_tokens``,
+    ``layers.0``, ``layers.1?``, ``*.mlp``. ``layers.1`` is one layer and not ten.
+
+    Args:
+        model: whose parameters are all trainable.
+        patterns: names of modules.
+
+    Returns:
+        The names of the modules that were frozen, in the model's order.
+
+    Raises:
+        UserError: a pattern matches nothing, or a new classification head would be frozen. That nothing is left to
+            train is a finding of the health checks.
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    found = {pattern: [name for name in names if _matches(name, pattern)] for pattern in patterns}
+    problems = [_describe_missing(pattern, names) for pattern, matches in found.items() if not matches]
+    frozen = [name for name in names if any(name in matches for matches in found.values())]
+    if HEAD in frozen and getattr(model, "lm_tuning_fresh_head", False):
+        problems.append(
+            f"train.freeze = {list(patterns)} freezes the classification head ({HEAD}), which is new and random: "
+            "it has to be trained."
+        )
+    modules = dict(model.named_modules())
+    parameters = {id(parameter) for name in frozen for parameter in modules[name].parameters()}
+    if problems:
+        raise UserError(problems)
+    shared = _shared_outside(model, frozen, parameters)
+    for name in frozen:
+        modules[name].requires_grad_(False)
+    logger.info(
+        "Frozen by train.freeze: %s, %s of %s parameters.",
+        count_of(len(frozen), "module"),
+        f"{sum(parameter.numel() for parameter in model.parameters() if not parameter.requires_grad):,}",
+        f"{sum(parameter.numel() for parameter in model.parameters()):,}",
+    )
+    if shared:
+        logger.warning("Frozen with them, since they share their weights: %s.", ", ".join(shared))
+    return frozen
+
+
+def find_frozen_parameters(model: Any, patterns: Sequence[str]) -> set[int]:
+    """Return the identities (``id``) of the parameters that patterns freeze, see :func:`freeze_modules`."""
+    return {
+        id(parameter)
+        for name, module in model.named_modules()
+        if name and any(_matches(name, pattern) for pattern in patterns)
+        for parameter in module.parameters()
+    }
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatchcase(name, pattern) or fnmatchcase(name, f"*.{pattern}")
+
+
+def _describe_missing(pattern: str, names: Sequence[str]) -> str:
+    """Report that a pattern names nothing, with near names or the model's uppermost parts."""
+    ends = sorted({".".join(name.split(".")[-count:]) for name in names for count in (1, 2)})
+    near = difflib.get_close_matches(pattern, ends, n=3)
+    if near:
+        hint = f"Did you mean {' or '.join(map(repr, near))}?"
+    else:
+        upper = [name for name in names if name.count(".") <= 1][:_NUM_NAMES]
+        hint = f"Some of them are {', '.join(upper)}."
+    return f"train.freeze: no module of the model is named {pattern!r}. {hint}"
+
+
+def _shared_outside(model: torch.nn.Module, frozen: Sequence[str], parameters: set[int]) -> list[str]:
+    """Name modules that were not asked for but hold a frozen parameter, such as a head tied to the embedding."""
+    inside = tuple(f"{name}." for name in frozen)
+    found = []
+    for name, module in model.named_modules():
+        if name in frozen or name.startswith(inside):
+            continue
+        if any(id(parameter) in parameters for parameter in module.parameters(recurse=False)):
+            found.append(name)
+    return found
