@@ -1,4 +1,4 @@
-"""What a run expects of its first step, what it measured, and the likely cause when they differ."""
+"""Facts and findings of a run and how it ended: the report that is stored as ``health.json``."""
 
 from __future__ import annotations
 
