@@ -28,11 +28,10 @@ from lm_tuning.training.health.pre_checks import check_rows_before_planning
 from lm_tuning.training.health.records import Finding
 from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers
-from lm_tuning.training.planning.compiled import CompiledPlanner
 from lm_tuning.training.planning.out_of_memory import MemoryUse
 from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.planning.planner import choose_batches, plans_on_device
-from lm_tuning.training.planning.replanning import Replanner
+from lm_tuning.training.planning.replanning import CompiledPlanner, Replanner
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings, step_plan_of
 from lm_tuning.training.setup.model import choose_loss_shape
 from lm_tuning.wording import count_of

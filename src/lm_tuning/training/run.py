@@ -34,10 +34,9 @@ from lm_tuning.training.job import (
     training_arguments,
 )
 from lm_tuning.training.kernels.fast_path import FastPath, prepare_fast_path
-from lm_tuning.training.planning.compiled import CompiledPlanner
 from lm_tuning.training.planning.memory import count_memory, log_memory
 from lm_tuning.training.planning.out_of_memory import MemoryUse, explain_out_of_memory
-from lm_tuning.training.planning.replanning import Replanner
+from lm_tuning.training.planning.replanning import CompiledPlanner, Replanner
 from lm_tuning.training.results import TrainingResult, save_tuned_model, summarize
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 from lm_tuning.training.setup.adapters import count_parameters

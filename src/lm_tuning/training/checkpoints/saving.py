@@ -14,7 +14,7 @@ import torch
 from lm_tuning.models.hub import transformers_bars_off
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.format import BestRecord
-from lm_tuning.training.checkpoints.restoring import RestoresState
+from lm_tuning.training.checkpoints.resume import RestoresState
 from lm_tuning.training.health.report import HealthReport
 
 if TYPE_CHECKING:
