@@ -29,7 +29,7 @@ from lm_tuning.training.records import (
     TrainingRow,
     TrainingSummary,
 )
-from lm_tuning.training.setup.adapters import count_parameters, save_adapter
+from lm_tuning.training.setup.adapters import count_parameters, save_adapter, stored_parameters
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
@@ -103,11 +103,7 @@ def save_tuned_model(
     with explain_full_disk(
         folder,
         what="the tuned model",
-        wanted_bytes=lambda: sum(
-            weight.numel() * weight.element_size()
-            for weight in model.parameters()
-            if weight.requires_grad or not hasattr(model, "peft_config")
-        ),
+        wanted_bytes=lambda: sum(parameter.nbytes for parameter in stored_parameters(model)),
         go_on=lambda: f"All steps were trained. {checkpoints.describe_way_on(run_folder)}",
     ):
         staging = folder.with_name(f".{folder.name}-writing")

@@ -258,11 +258,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         self.state.epoch = self.steps.plan.epoch_at(step)
         rate = learning_rate if learning_rate is not None else self._get_learning_rate()
         self.step_log.record(
-            self._batch,
-            epoch=self.state.epoch,
-            loss=self._step_loss,
-            gradient_norm=grad_norm,
-            learning_rate=rate,
+            self._batch, epoch=self.state.epoch, loss=self._step_loss, gradient_norm=grad_norm, learning_rate=rate
         )
         self._report_progress(step)
         self._check_movement(step, rate)

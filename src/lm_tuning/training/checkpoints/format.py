@@ -20,7 +20,7 @@ from typing import NotRequired, TypedDict, cast
 from lm_tuning.json_types import JsonObject
 from lm_tuning.storage.atomic import sync_file, sync_folder
 from lm_tuning.storage.write_failures import close_files_of, explain_full_disk, folder_bytes
-from lm_tuning.training.health.records import Fact, StoredHealth
+from lm_tuning.training.health.records import StoredHealth
 
 MARKER = "lm_tuning_checkpoint.json"
 STEP_LOG = "step_log.json"
@@ -59,13 +59,6 @@ class BestRecord(TypedDict):
     metric: str
     value: float
     step: int
-
-
-class FactsRead(TypedDict, total=False):
-    """The facts that are calculated with after a resume; the others only stay in the report."""
-
-    first_look_seconds: float
-    steps_not_finite: list[Fact]
 
 
 class Progress(TypedDict, total=False):

@@ -20,7 +20,6 @@ from lm_tuning.training.checkpoints.format import (
     MARKER,
     STEP_LOG,
     Checkpoint,
-    FactsRead,
     MarkerRecord,
     UnreadableFileError,
     list_marked,
@@ -53,6 +52,9 @@ _ROWS: dict[str, Hints] = {
     },
     "evaluations": {"step": int, "validation_nats_per_*": float},
 }
+
+# The facts that are calculated with after a resume; the others only stay in the report.
+_FACTS: Hints = {"first_look_seconds": NotRequired[float], "steps_not_finite": NotRequired[list]}
 
 _LOG: Hints = {"steps": list, "efficiency": list, "evaluations": list, "own_seconds": NotRequired[float]}
 
@@ -213,7 +215,7 @@ def _check_marker(facts: MarkerRecord) -> Iterator[str]:
     yield from find_misfits(facts, hints_of(MarkerRecord))
     health = facts.get("health")
     if isinstance(health, dict) and isinstance(health.get("facts"), dict):
-        yield from find_misfits(health["facts"], hints_of(FactsRead), "health.facts.")
+        yield from find_misfits(health["facts"], _FACTS, "health.facts.")
 
 
 def _check_file(folder: Path, name: str, num_bytes: int | None, *, step: int) -> str | None:

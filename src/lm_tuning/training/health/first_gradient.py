@@ -124,23 +124,23 @@ class GradientMeasure:
 
 def last_trained_parameters(model: Any) -> list[torch.nn.Parameter]:
     """Return the trained parameters of the last layer that has any; the classification head's where no layer has."""
-    layers = [list(module) for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module) > 0]
-    # The outermost list comes before those within its layers; a decoder's comes after its encoder's.
-    outermost: list[list[torch.nn.Module]] = []
-    inside: set[int] = set()
-    # model.modules() goes down before it goes on, so a list comes before what lies within its layers.
-    for entries in layers:
-        if id(entries[0]) not in inside:
-            outermost.append(entries)
-        for entry in entries:
-            inside.update(id(part) for part in entry.modules())
-    # The nearest to the loss first: its gradient passes through the head alone.
-    for entries in reversed(outermost):
-        for layer in reversed(entries):
+    # The nearest to the loss first: its gradient passes through the head alone. A decoder comes after its encoder.
+    for _, layers in reversed([*layer_lists(model)]):
+        for layer in reversed(layers):
             trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
             if trained:
                 return trained
     return []
+
+
+def layer_lists(model: Any) -> Iterator[tuple[str, list[torch.nn.Module]]]:
+    """Return the outermost lists of layers with parameters, with their names: decoder layers, an encoder's too."""
+    seen: list[str] = []
+    # Modules are named from the outside inwards, so a list comes before what lies within its layers.
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.ModuleList) and not any(name.startswith(f"{outer}.") for outer in seen):
+            seen.append(name)
+            yield name, [layer for layer in module if any(True for _ in layer.parameters())]
 
 
 def norm_of(parameters: Sequence[torch.nn.Parameter]) -> float:

@@ -155,7 +155,8 @@ def has_dropout(model: torch.nn.Module) -> bool:
     """Return whether training draws random zeros, so that its loss differs from a plain forward pass."""
     modules = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
     config = getattr(model, "config", None)
-    return modules or any(_as_share(getattr(config, name, None)) > 0 for name in FUNCTIONAL_DROPOUT)
+    shares = [getattr(config, name, None) for name in FUNCTIONAL_DROPOUT]
+    return modules or any(isinstance(share, float) and share > 0 for share in shares)
 
 
 def check_layout(plain: float, through_batches: float, *, tolerance: float, batching: str) -> Finding | None:
@@ -245,7 +246,3 @@ def _explain_factor(ratio: float, num_micro_batches: int, num_ranks: int, tolera
     if nearest is None or not math.isclose(ratio, nearest, rel_tol=tolerance):
         return None
     return factors[nearest]
-
-
-def _as_share(value: object) -> float:
-    return value if isinstance(value, float) else 0.0

@@ -22,6 +22,7 @@ from lm_tuning.training.health.first_loss import DROPOUT_TOLERANCE, ExpectedFirs
 from lm_tuning.training.health.plain_loss import PlainLoss, begin_movement, check_logits, measure_plain_loss, measuring
 from lm_tuning.training.health.records import SHOWN_NAMES, Facts, Finding
 from lm_tuning.training.health.report import HealthReport, stop_if_needed
+from lm_tuning.training.health.table_checks import count_embeddings
 from lm_tuning.training.kernels import packed_attention
 from lm_tuning.training.planning.out_of_memory import is_out_of_memory
 from lm_tuning.wording import count_of, name_first
@@ -270,7 +271,7 @@ def expected_fresh_head_loss(logits: torch.Tensor, labels: torch.Tensor | None =
 def _num_classes(model: Any, task: TrainingTask) -> int:
     if task.unit == "row":
         return int(model.config.num_labels)
-    return int(model.get_input_embeddings().weight.shape[0])
+    return count_embeddings(model)
 
 
 def _untrained_nats(num_classes: int, rows: list[TokenRow], shape: LossShape) -> float:

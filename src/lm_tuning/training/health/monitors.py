@@ -110,9 +110,9 @@ class Monitor(ABC):
             is_end: whether training is over.
         """
 
-    @abstractmethod
     def facts(self) -> Facts:
-        """Return what was measured, right or wrong."""
+        """Return what was measured, right or wrong, and is not in the step log."""
+        return {}
 
 
 class GradientSize(Monitor):
@@ -258,10 +258,6 @@ class LossCourse(Monitor):
             change="Lower train.learning_rate or lengthen train.trainer.warmup_steps, and start again from a "
             "checkpoint before the rise, or from the base model.",
         )
-
-    def facts(self) -> Facts:
-        """Return nothing: the losses are in the step log."""
-        return {}
 
 
 class LearningRates(Monitor):

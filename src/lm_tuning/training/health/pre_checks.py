@@ -15,6 +15,7 @@ import torch
 from lm_tuning.errors import UserError
 from lm_tuning.models.record import location_of
 from lm_tuning.text.store.table import open_split, split_path
+from lm_tuning.training.health.first_gradient import layer_lists
 from lm_tuning.training.health.records import SHOWN_NAMES, Finding, listing
 from lm_tuning.training.health.report import HealthReport, stop_if_needed
 from lm_tuning.training.health.table_checks import (
@@ -199,7 +200,7 @@ def _check_reach(model: Any, targets: Any) -> Iterator[Finding]:
     """Find layers that have no adapter where others of the same list have one."""
     if isinstance(targets, list) and any(re.search(r"(^|\.)\d+\.", target) for target in targets):
         return  # targets that name layers by their numbers are meant so
-    for name, layers in _layer_lists(model):
+    for name, layers in layer_lists(model):
         reached = [any(parameter.requires_grad for parameter in layer.parameters()) for layer in layers]
         missing = [str(index) for index, is_reached in enumerate(reached) if not is_reached]
         # All or none is a choice; some is what targets with one architecture's names do to layers of two kinds.
@@ -216,27 +217,16 @@ def _check_reach(model: Any, targets: Any) -> Iterator[Finding]:
             return
 
 
-def _layer_lists(model: Any) -> Iterator[tuple[str, list[torch.nn.Module]]]:
-    """Return the outermost lists of layers with parameters, with their names: decoder layers, an encoder's too."""
-    seen: list[str] = []
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.ModuleList) and not any(name.startswith(f"{outer}.") for outer in seen):
-            seen.append(name)
-            layers = [layer for layer in module if any(True for _ in layer.parameters())]
-            if len(layers) > 1:
-                yield name, layers
-
-
 def _describe_layers(model: Any, frozen: set[int]) -> str:
     """Describe which layers are frozen as a whole, as the end of a clause; empty where none is."""
-    for name, layers in _layer_lists(model):
+    for name, layers in layer_lists(model):
         whole = [
             str(index)
             for index, layer in enumerate(layers)
             if all(id(parameter) in frozen for parameter in layer.parameters() if _counts(parameter, frozen))
             and any(id(parameter) in frozen for parameter in layer.parameters())
         ]
-        if whole:
+        if whole and len(layers) > 1:
             shown = f"{noun_for(len(whole), 'layer')} {name_first(whole, SHOWN_NAMES)}"
             return f", among them {shown} of {name} ({len(whole)} of {len(layers)})"
     return ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast
 
 from lm_tuning.errors import Interrupted, MachineFault, UserError
 from lm_tuning.findings import LOG_LEVELS, Severity
-from lm_tuning.training.health.records import Fact, Facts, Finding, HealthRecord, RunRecord, StoredHealth
+from lm_tuning.training.health.records import Fact, Facts, Finding, HealthRecord, StoredHealth
 
 if TYPE_CHECKING:
     pass
@@ -163,7 +163,7 @@ class HealthReport:
     def to_json(self) -> HealthRecord:
         """Return the report as JSON values; numbers that JSON does not know, such as NaN, become their names."""
         return {
-            "run": cast("RunRecord", asdict(self.run)),
+            "run": asdict(self.run),
             "facts": {name: _name_not_finite(value) for name, value in self.facts.items()},
             "findings": [finding.to_json() for finding in self.findings],
             "seconds": round(self.seconds, 3),

@@ -122,12 +122,8 @@ class CompiledPlanner:
         budgets, _ = list_budgets(self.settings, self.steps.table, self.steps.plan)
         # Upwards only: the planned size fits without compiled layers, which take more.
         for budget in [planned, *(size for size in budgets if size > planned)]:
-            point = try_budget(
-                probe,
-                answer,
-                ProbePoint(budget, checkpointing, "predicted", compiled=True),
-                seconds=_SPEED_SECONDS,
-            )
+            point = ProbePoint(budget, checkpointing, "predicted", compiled=True)
+            try_budget(probe, answer, point, seconds=_SPEED_SECONDS)
             if not point.fits or SAME_SPEED * (point.tokens_per_second or 0.0) < fastest:
                 break
             fastest = max(fastest, point.tokens_per_second or 0.0)

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from lm_tuning.batching.batch import StepBatch
 from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.batching.losses import LossShape, balance_classes
 from lm_tuning.batching.step_loader import StepDataset
@@ -146,66 +145,40 @@ def choose_loss_shape(settings: TrainingSettings, train_rows: TokenTable) -> Los
 
 
 def scale_head(ready: ReadyModel, steps: StepDataset, settings: TrainingSettings, health: HealthReport) -> None:
-    """Scale a fresh classification head by the logits of the first rows, see :func:`scale_fresh_head`.
-
-    Args:
-        ready: the model.
-        steps: the run's steps; rows of the first one are looked at.
-        settings: of the training.
-        health: receives the spread (standard deviation) of its weights, and of its logits where it was scaled.
-    """
-    drawn = fresh_head_spread(ready.model)
-    with autocast(settings.device, settings.compute_dtype):
-        spread = scale_fresh_head(ready.task, ready.model, steps[0], device=settings.device)
-    weights = drawn if spread is None else fresh_head_spread(ready.model)
-    health.facts["fresh_head_scaled_from_spread"] = spread
-    health.facts["fresh_head_weights_spread"] = weights
-    health.facts["fresh_head_drawn_weights_spread"] = drawn
-    scaled = ""
-    if spread is not None:
-        scaled = f" (drawn with {drawn:.3g} and scaled down, since the logits had a spread of {spread:.2f})"
-    logger.info("The new classification head has weights with a spread of %.3g%s.", weights, scaled)
-
-
-def scale_fresh_head(task: TrainingTask, model: Any, batch: StepBatch, *, device: torch.device | str) -> float | None:
     """Scale a fresh classification head so that its logits hardly differ, and the first loss is log(classes).
 
     A head with the usual random weights starts at log(classes) plus half the variance of its logits, which differs
     from model to model and hides a loss that is off for another reason.
 
     Args:
-        task: the classification.
-        model: with a head of random weights, on ``device``.
-        batch: a whole step to measure the logits on, so that the scale does not depend on how it is split.
-        device: where the model is.
-
-    Returns:
-        The standard deviation of the logits before scaling; ``None`` when it was small enough.
+        ready: the model.
+        steps: the run's steps; the logits of the first one are measured, so that the scale does not depend on how it is
+            split.
+        settings: of the training.
+        health: receives the spread (standard deviation) of its weights, and of its logits where it was scaled.
     """
+    model = ready.model
+    # An adapter library keeps the original head beside the copy that is trained.
+    head = [weight for name, weight in classification_head(model).named_parameters() if "original" not in name]
+    drawn, scaled = _spread(head), ""
     # Without dropout, whose zeros would be measured as a part of the spread.
-    with evaluating(model):
-        logits = [task.logits(model, micro_batch.to(device)).float() for micro_batch in batch.micro_batches]
+    with autocast(settings.device, settings.compute_dtype), evaluating(model):
         # (rows, classes) of the whole step; over all of them at once, since a class may be offset from the others.
-        spread = float(torch.cat(logits).std())
+        spread = _spread([ready.task.logits(model, batch.to(settings.device)) for batch in steps[0].micro_batches])
         if spread > FRESH_HEAD_SPREAD:
-            for parameter in _head_parameters(model):
-                parameter.mul_(FRESH_HEAD_SPREAD / spread)
-    return spread if spread > FRESH_HEAD_SPREAD else None
+            for weight in head:
+                weight.mul_(FRESH_HEAD_SPREAD / spread)
+            scaled = f" (drawn with {drawn:.3g} and scaled down, since the logits had a spread of {spread:.2f})"
+    weights = _spread(head)
+    health.facts["fresh_head_scaled_from_spread"] = spread if scaled else None
+    health.facts["fresh_head_weights_spread"] = weights
+    health.facts["fresh_head_drawn_weights_spread"] = drawn
+    logger.info("The new classification head has weights with a spread of %.3g%s.", weights, scaled)
 
 
-def fresh_head_spread(model: Any) -> float:
-    """Return the standard deviation of a classification head's weights.
-
-    Args:
-        model: a classifier, with adapters or without.
-    """
-    return float(torch.cat([parameter.detach().float().flatten() for parameter in _head_parameters(model)]).std())
-
-
-def _head_parameters(model: Any) -> list[torch.nn.Parameter]:
-    """Return what is trained of a head: an adapter library keeps the original beside that copy."""
-    head = classification_head(model)
-    return [parameter for name, parameter in head.named_parameters() if "original" not in name]
+def _spread(tensors: Sequence[torch.Tensor]) -> float:
+    """Return the standard deviation of all numbers of some tensors together."""
+    return float(torch.cat([tensor.detach().float().flatten() for tensor in tensors]).std())
 
 
 def freeze_modules(model: Any, patterns: Sequence[str]) -> list[str]:
