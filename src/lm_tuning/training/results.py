@@ -123,13 +123,7 @@ def save_tuned_model(
 
 
 def _write_model(
-    model: Any,
-    tokenizer: Any,
-    staging: Path,
-    *,
-    facts: TuningRecord,
-    generation: Any,
-    label_map: dict[str, int] | None,
+    model: Any, tokenizer: Any, staging: Path, *, facts: TuningRecord, generation: Any, label_map: dict[str, int] | None
 ) -> None:
     """Write the files of :func:`save_tuned_model`."""
     with transformers_bars_off():
@@ -150,13 +144,7 @@ def _write_model(
 
 
 def summarize(
-    trainer: StepPlanTrainer,
-    model: Any,
-    *,
-    finished_step: int,
-    seconds: float,
-    total_seconds: float,
-    ceiling: Ceiling,
+    trainer: StepPlanTrainer, model: Any, *, finished_step: int, seconds: float, total_seconds: float, ceiling: Ceiling
 ) -> TrainingSummary:
     """Gather the figures of a run, with the times from before a resume.
 

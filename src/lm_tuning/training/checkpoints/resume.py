@@ -234,6 +234,10 @@ def _refuse(folder: str | Path, name: str, problem: str, fix: str = _FIX) -> Use
     return UserError([f"The checkpoint {folder} cannot be used.", f"  - {name} {problem}.", fix])
 
 
+def _set_back(key: str) -> str:
+    return f"Set {key} back to what the run began with, or train.resume=false to start a new run (nothing is deleted)."
+
+
 class RestoresState:
     """Reading of checkpoints by a transformers Trainer; stands before ``Trainer`` among the bases.
 
@@ -305,24 +309,14 @@ class RestoresState:
                 if "parameter group" not in str(error):
                     raise
                 # Only checkpoints of earlier versions come here: later ones say what they leave frozen.
-                raise _refuse(
-                    checkpoint,
-                    "optimizer.pt",
-                    "is the state of other weights than are trained now",
-                    "Set train.freeze back to what the run began with, or train.resume=false to start a new run "
-                    "(nothing is deleted).",
-                ) from error
+                problem = "is the state of other weights than are trained now"
+                raise _refuse(checkpoint, "optimizer.pt", problem, _set_back("train.freeze")) from error
         stored = set(self.optimizer.param_groups[0])
         lacking, foreign = sorted(names - stored), sorted((stored - names) & _SETTINGS)
         if lacking or foreign:
             difference = f"without {', '.join(lacking)}" if lacking else f"with {', '.join(foreign)}"
-            raise _refuse(
-                checkpoint,
-                "optimizer.pt",
-                f"is the state of another optimizer, {difference}",
-                "Set train.trainer.optim back to what the run began with, or train.resume=false to start a new run "
-                "(nothing is deleted).",
-            )
+            problem = f"is the state of another optimizer, {difference}"
+            raise _refuse(checkpoint, "optimizer.pt", problem, _set_back("train.trainer.optim"))
         for group, settings in zip(self.optimizer.param_groups, present, strict=True):
             self._take_settings(checkpoint, group, settings)
         scheduler = self.lr_scheduler
@@ -344,13 +338,8 @@ class RestoresState:
         for name, state in (("momentum", "momentum"), ("centered", "mean of the gradients")):
             # SGD begins a missing momentum with the next gradient; RMSprop, which alone has both, looks its state up.
             if "alpha" in group and settings.get(name) and not group[name]:
-                raise _refuse(
-                    checkpoint,
-                    "optimizer.pt",
-                    f"has no {state}, and train.trainer.optim_args asks for {name}={settings[name]} now",
-                    "Set train.trainer.optim_args back to what the run began with, or train.resume=false to start a "
-                    "new run (nothing is deleted).",
-                )
+                problem = f"has no {state}, and train.trainer.optim_args asks for {name}={settings[name]} now"
+                raise _refuse(checkpoint, "optimizer.pt", problem, _set_back("train.trainer.optim_args"))
         if group.get("fused") != settings.get("fused"):
             # A fused kernel counts its steps beside each parameter, the others on the host.
             for parameter in group["params"]:

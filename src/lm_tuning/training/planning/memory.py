@@ -266,7 +266,8 @@ def _linear_shapes(model: Any) -> dict[str, tuple[int, int]]:
     for name, module in linear_layers(model).items():
         if module is head or ".lora_" in name:
             continue
-        rows, columns = module.weight.shape if module.weight.dim() == 2 else (0, 0)
+        weight: Any = module.weight
+        rows, columns = weight.shape if weight.dim() == 2 else (0, 0)
         # A quantized layer's weight is packed, so its sides are told by the layer itself.
         shapes[name] = (getattr(module, "out_features", rows), getattr(module, "in_features", columns))
     return shapes
