@@ -20,6 +20,7 @@ from lm_tuning.storage.write_failures import close_files_of, explain_full_disk
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.health.records import HealthRecord
 from lm_tuning.training.job import describe_sources
+from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.profile.flops import count_flops, flops_per_token
 from lm_tuning.training.records import (
     EfficiencyFigures,
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from lm_tuning.runtime.peak import Ceiling
-    from lm_tuning.training.planning.plan import BatchPlan
     from lm_tuning.training.step_log import StepLog
     from lm_tuning.training.trainer import StepPlanTrainer
 

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from lm_tuning.batching.batch import MicroBatch, StepBatch
 from lm_tuning.batching.held_out_loss import evaluating
+from lm_tuning.batching.step_loader import StepDataset
+from lm_tuning.batching.tasks.base import TrainingTask
+from lm_tuning.text.records import TokenRow
 from lm_tuning.text.store.table import IGNORE_INDEX
 from lm_tuning.training.health.first_loss import ROUNDING_NATS
 from lm_tuning.training.health.records import Finding, listing
 from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.health.table_checks import check_table, check_tokenizer, step_teaches_nothing
+from lm_tuning.training.planning.probe_rows import count_group_positions
 from lm_tuning.wording import count_of
-
-if TYPE_CHECKING:
-    from lm_tuning.batching.batch import MicroBatch, StepBatch
-    from lm_tuning.batching.step_loader import StepDataset
-    from lm_tuning.batching.tasks.base import TrainingTask
-    from lm_tuning.text.records import TokenRow
 
 # Padding beyond what the rows' lengths ask for, as a share of all positions, that is not worth a word.
 PADDING_SLACK = 0.05
@@ -91,10 +90,9 @@ def count_positions(steps: StepDataset, rows: Any) -> int:
     if steps.batching == "packed":
         groups = steps.task.split(steps.table, rows, budget_tokens=steps.micro_batch_tokens, batching="packed")
         # Packed rows are padded at the end of a micro-batch alone, up to what the kernels want.
+        multiple = steps.task.packing.position_multiple
         sizes = [int(steps.table.lengths[np.asarray(group)].sum()) for group in groups]
-        return sum(
-            -(-size // steps.task.packing.position_multiple) * steps.task.packing.position_multiple for size in sizes
-        )
+        return sum(-(-size // multiple) * multiple for size in sizes)
     return _count_padded([(length, 0) for length in lengths.tolist()], steps)
 
 
@@ -125,20 +123,11 @@ def check_cuts(steps: StepDataset) -> Iterator[Finding]:
     for step in sorted({round(index * (total - 1) / (_CUTS_CHECKED - 1)) for index in range(_CUTS_CHECKED)}):
         rows = steps.plan.rows_of_step(step)
         groups = steps.task.split(steps.table, rows, budget_tokens=steps.micro_batch_tokens, batching=steps.batching)
-        used += sum(_count_group(steps, np.asarray(group)) for group in groups)
+        used += sum(count_group_positions(group, steps.table, steps.task, steps.batching) for group in groups)
         expected += count_positions(steps, rows)
         tokens += int(steps.table.lengths[rows].sum())
     what = "the positions of steps across the run"
     yield from _compare_padding(tokens, used, expected, what, may_pack=_may_pack(steps))
-
-
-def _count_group(steps: StepDataset, rows: Any) -> int:
-    """Count the positions of one padded micro-batch."""
-    lengths = steps.table.lengths[rows].astype(np.int64)
-    if steps.task.name != "seq2seq_lm":
-        return len(rows) * int(lengths.max())
-    targets = steps.table.num_supervised[rows]
-    return len(rows) * int((lengths - targets).max() + targets.max())
 
 
 @listing

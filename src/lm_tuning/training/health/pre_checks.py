@@ -8,13 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.errors import UserError
 from lm_tuning.models.record import location_of
-from lm_tuning.text.store.table import open_split, split_path
+from lm_tuning.text.store.table import TokenTable, open_split, split_path
 from lm_tuning.training.health.first_gradient import layer_lists
 from lm_tuning.training.health.records import SHOWN_NAMES, Finding, listing
 from lm_tuning.training.health.report import HealthReport, stop_if_needed
@@ -25,13 +26,8 @@ from lm_tuning.training.health.table_checks import (
     check_tokenizer,
 )
 from lm_tuning.training.settings import TrainingSettings
-from lm_tuning.training.setup.model import find_frozen_parameters
+from lm_tuning.training.setup.model import ReadyModel, build_skeleton_of, find_frozen_parameters
 from lm_tuning.wording import name_first, noun_for
-
-if TYPE_CHECKING:
-    from lm_tuning.batching.step_plan import StepPlan
-    from lm_tuning.text.store.table import TokenTable
-    from lm_tuning.training.setup.model import ReadyModel
 
 
 def check_rows_before_planning(
@@ -52,7 +48,6 @@ def check_rows_before_planning(
         UserError: a finding says stop.
     """
     from lm_tuning.models.loading import load_tokenizer
-    from lm_tuning.training.setup.model import build_skeleton_of
 
     with health.timing():
         try:
@@ -191,8 +186,6 @@ def _unasked_frozen(model: Any, settings: TrainingSettings) -> list[tuple[str, t
 
 def _frozen_by_design(settings: TrainingSettings) -> set[str]:
     """Return the parameters that the model's class never trains, such as positions that are computed once."""
-    from lm_tuning.training.setup.model import build_skeleton_of
-
     return {name for name, parameter in build_skeleton_of(settings).named_parameters() if not parameter.requires_grad}
 
 

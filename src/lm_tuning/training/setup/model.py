@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,13 +22,11 @@ from lm_tuning.errors import UserError
 from lm_tuning.models.record import location_of
 from lm_tuning.models.structure import HEAD, classification_head
 from lm_tuning.runtime.precision import autocast
+from lm_tuning.text.store.table import TokenTable
 from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.settings import TrainingSettings
 from lm_tuning.training.setup.adapters import add_lora, check_targets
 from lm_tuning.wording import count_of
-
-if TYPE_CHECKING:
-    from lm_tuning.text.store.table import TokenTable
 
 logger = logging.getLogger(__name__)
 
