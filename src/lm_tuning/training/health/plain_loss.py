@@ -280,10 +280,22 @@ class Movement:
             f"before_nats_per_{unit}": self.nats,
             f"after_nats_per_{unit}": after,
         }
-        finding = check_movement(self.nats, after, num_steps=self.num_steps, row_id=self.row.row_id, unit=unit)
+        # Relative to the loss: the same kernels measured the same row before, so rounding changes next to nothing.
+        has_moved = not math.isfinite(after) or abs(after - self.nats) > UNMOVED * self.nats
         # One cause, one finding: these say already why the weights stay.
-        if finding is not None and not any(map(health.has, _EXPLAINED_BY)):
-            health.add(finding)
+        if has_moved or any(map(health.has, _EXPLAINED_BY)):
+            return
+        health.add(
+            Finding(
+                code="loss-does-not-move",
+                measured=f"after {self.num_steps} steps row {self.row.row_id} of the first step has {after:.6f} nats "
+                f"per {unit}, and had {self.nats:.6f} before",
+                expected="another loss: the row was trained on",
+                cause="The updates do not reach the weights that are used, or are too small for their dtype.",
+                change="Raise train.learning_rate; with 16-bit weights set model.dtype=float32 or train.method=lora; "
+                "look at what the optimizer was given.",
+            )
+        )
 
 
 def begin_movement(
@@ -304,27 +316,3 @@ def begin_movement(
     if not math.isfinite(nats) or nats < NOTHING_LEFT_NATS:
         return None
     return Movement(task, row, nats, settings)
-
-
-def check_movement(before: float, after: float, *, num_steps: int, row_id: int, unit: str) -> Finding | None:
-    """Compare the loss of a row before and after some steps.
-
-    Args:
-        before: nats before step 1.
-        after: nats after ``num_steps`` steps.
-        num_steps: steps in between.
-        row_id: of the row.
-        unit: ``token`` or ``row``.
-    """
-    # Relative to the loss: the same kernels measured the same row before, so rounding changes next to nothing.
-    if not math.isfinite(after) or abs(after - before) > UNMOVED * before:
-        return None
-    return Finding(
-        code="loss-does-not-move",
-        measured=f"after {num_steps} steps row {row_id} of the first step has {after:.6f} nats per {unit}, and had "
-        f"{before:.6f} before",
-        expected="another loss: the row was trained on",
-        cause="The updates do not reach the weights that are used, or are too small for their dtype.",
-        change="Raise train.learning_rate; with 16-bit weights set model.dtype=float32 or train.method=lora; look at "
-        "what the optimizer was given.",
-    )

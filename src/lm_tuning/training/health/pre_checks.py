@@ -178,15 +178,12 @@ def _unasked_frozen(model: Any, settings: TrainingSettings) -> list[tuple[str, t
     if not still:
         return []
     try:
-        by_design = _frozen_by_design(settings)
+        skeleton = build_skeleton_of(settings)
     except UserError:
         return []  # a class that cannot be built without weights does not say which of them it never trains
+    # Parameters that the model's class never trains, such as positions that are computed once.
+    by_design = {name for name, parameter in skeleton.named_parameters() if not parameter.requires_grad}
     return [(name, parameter) for name, parameter in still if name not in by_design]
-
-
-def _frozen_by_design(settings: TrainingSettings) -> set[str]:
-    """Return the parameters that the model's class never trains, such as positions that are computed once."""
-    return {name for name, parameter in build_skeleton_of(settings).named_parameters() if not parameter.requires_grad}
 
 
 def _check_reach(model: Any, targets: Any) -> Iterator[Finding]:
@@ -213,18 +210,14 @@ def _check_reach(model: Any, targets: Any) -> Iterator[Finding]:
 def _describe_layers(model: Any, frozen: set[int]) -> str:
     """Describe which layers are frozen as a whole, as the end of a clause; empty where none is."""
     for name, layers in layer_lists(model):
+        # As a whole: none is trained, and one at least is among those that should be.
         whole = [
             str(index)
             for index, layer in enumerate(layers)
-            if all(id(parameter) in frozen for parameter in layer.parameters() if _counts(parameter, frozen))
+            if not any(parameter.requires_grad for parameter in layer.parameters())
             and any(id(parameter) in frozen for parameter in layer.parameters())
         ]
         if whole and len(layers) > 1:
             shown = f"{noun_for(len(whole), 'layer')} {name_first(whole, SHOWN_NAMES)}"
             return f", among them {shown} of {name} ({len(whole)} of {len(layers)})"
     return ""
-
-
-def _counts(parameter: torch.nn.Parameter, frozen: set[int]) -> bool:
-    """Return whether a parameter is one that should be trained."""
-    return parameter.requires_grad or id(parameter) in frozen

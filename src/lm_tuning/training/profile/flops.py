@@ -17,7 +17,6 @@ from lm_tuning.models.structure import HEAD, inner_model
 from lm_tuning.training.setup.adapters import count_weights
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import ArrayLike
 
     from lm_tuning.batching.step_plan import StepPlan
@@ -194,12 +193,9 @@ def _linear_layers(model: Any) -> Iterator[tuple[str, Any, int, float]]:
         is_behind_trained = is_behind_trained or (first is not None and stack_of(name) == first)
         # GPT-2 and its kin have Conv1D: a linear layer whose weight lies transposed.
         if isinstance(module, torch.nn.Linear | Conv1D):
-            yield name, module, count_weights(module.weight), _flops(module.weight, is_behind_trained=is_behind_trained)
-
-
-def _flops(weight: torch.Tensor, *, is_behind_trained: bool) -> float:
-    each = _FORWARD + (_INPUT_GRADIENT if is_behind_trained else 0) + (_WEIGHT_GRADIENT if weight.requires_grad else 0)
-    return float(each * count_weights(weight))
+            size = count_weights(module.weight)
+            backward = _INPUT_GRADIENT * is_behind_trained + _WEIGHT_GRADIENT * module.weight.requires_grad
+            yield name, module, size, float((_FORWARD + backward) * size)
 
 
 def _belongs_to(module: Any, head: Any) -> bool:

@@ -23,8 +23,8 @@ from lm_tuning.reporting.text import keep_ends, write_number
 from lm_tuning.runtime.device import describe_device
 from lm_tuning.runtime.ranges import STEP_RANGE
 from lm_tuning.text.store.table import open_split
-from lm_tuning.training.profile.trace import Operation, TraceTable, read_trace
-from lm_tuning.training.records import OperationFigures, ProfileFigures
+from lm_tuning.training.profile.trace import TraceTable, read_trace
+from lm_tuning.training.records import ProfileFigures
 from lm_tuning.training.run import run_training
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings, step_plan_of
 from lm_tuning.wording import count_of
@@ -285,18 +285,17 @@ def profile_figures(profile: TrainingProfile) -> ProfileFigures:
             }
         },
         "measured_on": "gpu" if table.on_gpu else "cpu",
-        "operations": [_figures_of(operation, table) for operation in table.operations],
-    }
-
-
-def _figures_of(operation: Operation, table: TraceTable) -> OperationFigures:
-    return {
-        "name": operation.name,
-        "group": operation.group,
-        # A trace counts nanoseconds; what stands behind them is noise of the division.
-        "seconds": round(operation.seconds, 9),
-        "fraction": operation.seconds / table.seconds,
-        "count": operation.count,
+        "operations": [
+            {
+                "name": operation.name,
+                "group": operation.group,
+                # A trace counts nanoseconds; what stands behind them is noise of the division.
+                "seconds": round(operation.seconds, 9),
+                "fraction": operation.seconds / table.seconds,
+                "count": operation.count,
+            }
+            for operation in table.operations
+        ],
     }
 
 
