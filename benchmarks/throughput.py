@@ -224,8 +224,7 @@ def run_ours(work: dict[str, Any], options: argparse.Namespace) -> dict[str, Any
 def profile_ours(paths: Any, settings: Any, options: argparse.Namespace) -> None:
     """Profile a few steps and write the table and the trace."""
     from lm_tuning.reporting.markdown import write_markdown
-    from lm_tuning.training.profile.profiling import profile_training
-    from lm_tuning.training.profile.report import compose_report
+    from lm_tuning.training.profile.profiling import compose_report, profile_training
 
     profile = profile_training(paths, settings, folder=options.profile, num_steps=2)
     (options.profile / "profile.md").write_text(write_markdown(compose_report(profile, {"work": options.works[0]})))

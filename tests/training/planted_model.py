@@ -12,7 +12,7 @@ from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.batching.tasks import causal_lm
 from lm_tuning.training import run as run_module
 from lm_tuning.training.health import first_loss
-from lm_tuning.training.health.report import check_layout
+from lm_tuning.training.health.first_loss import check_layout
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.planted import Registry, World
 from tests.support.task_rows import label_map, write_labelled
@@ -52,7 +52,7 @@ def let_rows_see_each_other(world: World) -> None:
 
     world.patch.setattr(StepDataset, "__getitem__", forget_borders)
     # A random model hardly looks at its neighbours; any difference beyond rounding is one too many here.
-    world.patch.setattr("lm_tuning.training.health.report.ROUNDING_NATS", 1e-6)
+    world.patch.setattr("lm_tuning.training.health.first_loss.ROUNDING_NATS", 1e-6)
     world.patch.setattr(
         first_loss,
         "check_layout",

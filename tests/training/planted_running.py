@@ -10,7 +10,7 @@ import torch
 from lm_tuning.runtime.nvml import CardReading
 from lm_tuning.training import job, step_log
 from lm_tuning.training import run as run_module
-from lm_tuning.training.health import memory_monitor, monitor
+from lm_tuning.training.health import device_monitors, monitor
 from lm_tuning.training.health.monitor import TrainingMonitor
 from lm_tuning.training.step_log import StepLog
 from lm_tuning.training.trainer import StepPlanTrainer
@@ -213,7 +213,7 @@ def nearly_fill_the_card(world: World) -> None:
 @RUNNING("memory-beyond-card")
 def spill_into_the_host(world: World) -> None:
     hold(world, held=90 * GIB, total=80 * GIB)
-    world.patch.setattr(memory_monitor, "read_card", lambda uuid: CardReading(80 * GIB - 2**20, 80 * GIB))
+    world.patch.setattr(device_monitors, "read_card", lambda uuid: CardReading(80 * GIB - 2**20, 80 * GIB))
 
 
 @RUNNING("throughput-falls")

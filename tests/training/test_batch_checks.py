@@ -18,14 +18,10 @@ from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.batching.tasks.registry import get_task
 from lm_tuning.text.store.table import TokenTable, TokenTableWriter
 from lm_tuning.training.health import batch_checks, table_checks
-from lm_tuning.training.health.batch_checks import (
-    check_gradients,
-    check_logits,
-    check_micro_batches,
-    check_padding,
-    check_rows,
-    expected_fresh_head_loss,
-)
+from lm_tuning.training.health.batch_checks import check_micro_batches, check_padding, check_rows
+from lm_tuning.training.health.first_gradient import check_gradients
+from lm_tuning.training.health.first_step import expected_fresh_head_loss
+from lm_tuning.training.health.plain_loss import check_logits
 from lm_tuning.training.health.report import Finding, HealthReport
 from lm_tuning.training.health.table_checks import check_table, check_tokenizer, find_positions
 from tests.support.tiny import ASSISTANT, BOS, END, PAD, USER, VOCABULARY, ids, make_model, make_tokenizer

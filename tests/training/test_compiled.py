@@ -12,11 +12,11 @@ import torch
 from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.text.store.table import open_split
 from lm_tuning.training.health.report import HealthReport
-from lm_tuning.training.planning.compiled import CompiledPlanner
 from lm_tuning.training.planning.out_of_memory import MemoryUse
 from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.planning.probe import BudgetProbe
 from lm_tuning.training.planning.records import ProbePoint
+from lm_tuning.training.planning.replanning import CompiledPlanner
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.settings import step_plan_of
 from lm_tuning.training.setup.model import set_up_model

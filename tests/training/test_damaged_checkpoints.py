@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from lm_tuning.errors import UserError
 from lm_tuning.training import run as training
 from lm_tuning.training.checkpoints import format as checkpoints
-from lm_tuning.training.checkpoints.restoring import RestoresState
+from lm_tuning.training.checkpoints.resume import RestoresState
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from tests.support.damage import DAMAGES, DAMAGES_OF_METHOD, MARKER, change, cut, forget_files, having
 from tests.support.settings import vary

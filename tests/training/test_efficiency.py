@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lm_tuning.runtime.peak import Ceiling
-from lm_tuning.training.outcome import describe_result
+from lm_tuning.training.records import describe_result
 from lm_tuning.training.results import efficiency_figures, summarize_efficiency
 from lm_tuning.training.step_log import StepLog
 

@@ -20,9 +20,9 @@ from lm_tuning.batching.tasks.base import TrainingTask
 from lm_tuning.batching.tasks.registry import get_task
 from lm_tuning.errors import UserError
 from lm_tuning.text.store.table import open_split
-from lm_tuning.training.kernels import lora_forward, packed_attention
+from lm_tuning.training.kernels import packed_attention
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers, find_layers, pays
-from lm_tuning.training.kernels.fast_path import prepare_fast_path
+from lm_tuning.training.kernels.fast_path import install_fused_lora, prepare_fast_path, remove_fused_lora
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.setup.model import ReadyModel, set_up_model
 from tests.support.rounding import SAME_LOSS
@@ -233,7 +233,7 @@ class TestFusedAdapters:
         ids = torch.tensor([[5, 6, 7, 8]])
         expected = model(input_ids=ids).logits
         wanted = torch.autograd.grad(expected.square().sum(), [p for p in model.parameters() if p.requires_grad])
-        assert lora_forward.install(model) == 14
+        assert install_fused_lora(model) == 14
         found = model(input_ids=ids).logits
         torch.testing.assert_close(found, expected)
         got = torch.autograd.grad(found.square().sum(), [p for p in model.parameters() if p.requires_grad])
@@ -242,7 +242,7 @@ class TestFusedAdapters:
         with model.disable_adapter():
             base = model(input_ids=ids).logits
         assert not torch.allclose(base, expected)
-        lora_forward.remove(model)
+        remove_fused_lora(model)
         assert not any("forward" in vars(module) for module in model.modules() if hasattr(module, "lora_A"))
 
     def test_inputs_keep_their_type(self) -> None:
@@ -250,7 +250,7 @@ class TestFusedAdapters:
         for name, parameter in model.named_parameters():
             if "lora_" in name:
                 parameter.data = parameter.data.float()
-        lora_forward.install(model)
+        install_fused_lora(model)
         layer = model.get_base_model().model.layers[0].mlp.up_proj
         assert layer(torch.randn(3, 32, dtype=torch.bfloat16)).dtype == torch.bfloat16
         layer(torch.randn(3, 32, dtype=torch.bfloat16)).sum().backward()
@@ -258,7 +258,7 @@ class TestFusedAdapters:
 
     @pytest.mark.parametrize("changes", [{"lora_dropout": 0.1}, {"use_dora": True}, {"lora_bias": True}])
     def test_special_ones_keep_the_library_s(self, changes: dict[str, Any]) -> None:
-        assert lora_forward.install(self.model(**changes)) == 0
+        assert install_fused_lora(self.model(**changes)) == 0
 
 
 class TestCompiledLayers:

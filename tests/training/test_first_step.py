@@ -17,10 +17,10 @@ from lm_tuning.batching.tasks.registry import get_task
 from lm_tuning.errors import UserError
 from lm_tuning.text.records import TokenRow
 from lm_tuning.text.store.table import TokenTableWriter, open_split
-from lm_tuning.training.health.first_loss import PlainLoss, _group_alike
 from lm_tuning.training.health.first_step import check_fresh_head
 from lm_tuning.training.health.monitor import FAILURES_IN_A_ROW, TrainingMonitor
 from lm_tuning.training.health.monitors import StepNumbers
+from lm_tuning.training.health.plain_loss import PlainLoss, _group_alike
 from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from tests.support.settings import vary

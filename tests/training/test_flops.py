@@ -11,7 +11,7 @@ from lm_tuning.parameters import LoraParameters
 from lm_tuning.text.store.table import open_split
 from lm_tuning.training.profile.flops import count_flops, flops_per_token
 from lm_tuning.training.setup.adapters import add_lora, count_parameters
-from lm_tuning.training.setup.freezing import freeze_modules
+from lm_tuning.training.setup.model import freeze_modules
 from tests.support.tiny import VOCABULARY, bart_config, make_model
 from tests.training.conftest import write_rows
 

@@ -9,7 +9,7 @@ import torch
 
 from lm_tuning.errors import UserError
 from lm_tuning.training.run import run_training
-from lm_tuning.training.setup.freezing import freeze_modules
+from lm_tuning.training.setup.model import freeze_modules
 from tests.support.settings import vary
 from tests.support.tiny import make_model
 from tests.support.tiny_tasks import make_classifier

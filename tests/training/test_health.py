@@ -20,16 +20,9 @@ from lm_tuning.errors import UserError
 from lm_tuning.parameters.health_codes import CODES
 from lm_tuning.text.records import TokenRow
 from lm_tuning.training.health import first_loss
-from lm_tuning.training.health.first_loss import ExpectedFirstLoss
-from lm_tuning.training.health.report import (
-    Finding,
-    HealthReport,
-    check_first_step,
-    check_layout,
-    mark_supervised,
-    stop_if_needed,
-    telling_refusals,
-)
+from lm_tuning.training.health.first_loss import ExpectedFirstLoss, check_first_step, check_layout
+from lm_tuning.training.health.first_step import mark_supervised
+from lm_tuning.training.health.report import Finding, HealthReport, stop_if_needed, telling_refusals
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer
 from tests.support.settings import vary
@@ -240,7 +233,7 @@ def test_rows_that_see_each_other_stop_the_run_before_the_weights_change(
     monkeypatch.setattr(StepDataset, "__getitem__", forget_borders)
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_, **__: steps_of_the_optimizer.append(1))
     # A random model hardly looks at its neighbours; any difference beyond rounding is one too many here.
-    monkeypatch.setattr("lm_tuning.training.health.report.ROUNDING_NATS", 1e-6)
+    monkeypatch.setattr("lm_tuning.training.health.first_loss.ROUNDING_NATS", 1e-6)
     monkeypatch.setattr(
         first_loss,
         "check_layout",

@@ -17,9 +17,8 @@ import torch
 
 from lm_tuning.errors import UserError
 from lm_tuning.runtime.busy import LoadMonitor
-from lm_tuning.training.health.learning_rates import check_planned_rates
 from lm_tuning.training.health.monitor import TrainingMonitor
-from lm_tuning.training.health.monitors import StepNumbers
+from lm_tuning.training.health.monitors import StepNumbers, check_planned_rates
 from lm_tuning.training.health.report import Finding, HealthReport
 from tests.support.cost import count_calls
 

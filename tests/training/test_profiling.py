@@ -14,8 +14,13 @@ from lm_tuning.reporting.markdown import write_markdown
 from lm_tuning.reporting.terminal import build_blocks
 from lm_tuning.training.kernels import fast_path
 from lm_tuning.training.profile import trace as trace_table
-from lm_tuning.training.profile.profiling import TrainingProfile, profile_training
-from lm_tuning.training.profile.report import compose_report, profile_figures, tabulate_groups
+from lm_tuning.training.profile.profiling import (
+    TrainingProfile,
+    compose_report,
+    profile_figures,
+    profile_training,
+    tabulate_groups,
+)
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from tests.support.settings import vary
 from tests.support.task_rows import WRITERS, label_map

@@ -29,8 +29,8 @@ from lm_tuning.text.store.table import open_split
 from lm_tuning.training import step_log
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.saving import BestCheckpoint
-from lm_tuning.training.health.first_loss import measure_plain_loss
-from lm_tuning.training.outcome import describe_result
+from lm_tuning.training.health.plain_loss import measure_plain_loss
+from lm_tuning.training.records import describe_result
 from lm_tuning.training.results import efficiency_figures
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from lm_tuning.training.trainer import StepPlanTrainer

@@ -20,6 +20,7 @@ from lm_tuning.storage.write_failures import close_files_of, explain_full_disk
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.health.records import HealthRecord
 from lm_tuning.training.job import describe_sources
+from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.profile.flops import count_flops, flops_per_token
 from lm_tuning.training.records import (
     EfficiencyFigures,
@@ -29,14 +30,13 @@ from lm_tuning.training.records import (
     TrainingRow,
     TrainingSummary,
 )
-from lm_tuning.training.setup.adapters import count_parameters, save_adapter
+from lm_tuning.training.setup.adapters import count_parameters, save_adapter, stored_parameters
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from lm_tuning.runtime.peak import Ceiling
-    from lm_tuning.training.planning.plan import BatchPlan
     from lm_tuning.training.step_log import StepLog
     from lm_tuning.training.trainer import StepPlanTrainer
 
@@ -103,11 +103,7 @@ def save_tuned_model(
     with explain_full_disk(
         folder,
         what="the tuned model",
-        wanted_bytes=lambda: sum(
-            weight.numel() * weight.element_size()
-            for weight in model.parameters()
-            if weight.requires_grad or not hasattr(model, "peft_config")
-        ),
+        wanted_bytes=lambda: sum(parameter.nbytes for parameter in stored_parameters(model)),
         go_on=lambda: f"All steps were trained. {checkpoints.describe_way_on(run_folder)}",
     ):
         staging = folder.with_name(f".{folder.name}-writing")
@@ -127,13 +123,7 @@ def save_tuned_model(
 
 
 def _write_model(
-    model: Any,
-    tokenizer: Any,
-    staging: Path,
-    *,
-    facts: TuningRecord,
-    generation: Any,
-    label_map: dict[str, int] | None,
+    model: Any, tokenizer: Any, staging: Path, *, facts: TuningRecord, generation: Any, label_map: dict[str, int] | None
 ) -> None:
     """Write the files of :func:`save_tuned_model`."""
     with transformers_bars_off():
@@ -154,13 +144,7 @@ def _write_model(
 
 
 def summarize(
-    trainer: StepPlanTrainer,
-    model: Any,
-    *,
-    finished_step: int,
-    seconds: float,
-    total_seconds: float,
-    ceiling: Ceiling,
+    trainer: StepPlanTrainer, model: Any, *, finished_step: int, seconds: float, total_seconds: float, ceiling: Ceiling
 ) -> TrainingSummary:
     """Gather the figures of a run, with the times from before a resume.
 

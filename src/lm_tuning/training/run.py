@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from lm_tuning.batching.step_loader import StepDataset, explain_lost_worker
 from lm_tuning.models.generation_settings import settings_of_answers
+from lm_tuning.models.record import QuantizationRecord, TuningRecord
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.nvml import CardSampler, find_card
 from lm_tuning.runtime.peak import find_ceiling
@@ -19,31 +20,35 @@ from lm_tuning.text.decoding import supervised_ends
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.signals import stop_on_signal
 from lm_tuning.training.health.batch_checks import check_rows
+from lm_tuning.training.health.first_loss import ExpectedFirstLoss
 from lm_tuning.training.health.first_step import measure_first_step
 from lm_tuning.training.health.monitor import TrainingMonitor
 from lm_tuning.training.health.nonfinite import save_reproduction
 from lm_tuning.training.health.pre_checks import check_before_any_row
+from lm_tuning.training.health.records import Fact
 from lm_tuning.training.health.report import HealthReport, OnHealth, RunState, ignore_health, stop_if_needed
-from lm_tuning.training.job import Job, check_sources, describe_sources, settle
+from lm_tuning.training.job import (
+    Job,
+    LoopSettings,
+    check_sources,
+    choose_evaluation,
+    describe_sources,
+    settle,
+    training_arguments,
+)
 from lm_tuning.training.kernels.fast_path import FastPath, prepare_fast_path
-from lm_tuning.training.loop import LoopSettings, choose_evaluation, training_arguments
-from lm_tuning.training.planning.compiled import CompiledPlanner
 from lm_tuning.training.planning.memory import count_memory, log_memory
 from lm_tuning.training.planning.out_of_memory import MemoryUse, explain_out_of_memory
-from lm_tuning.training.planning.replanning import Replanner
+from lm_tuning.training.planning.replanning import CompiledPlanner, Replanner
+from lm_tuning.training.records import TrainingSummary
 from lm_tuning.training.results import TrainingResult, save_tuned_model, summarize
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 from lm_tuning.training.setup.adapters import count_parameters
-from lm_tuning.training.setup.model import scale_head, set_up_model
+from lm_tuning.training.setup.model import ReadyModel, scale_head, set_up_model
 from lm_tuning.training.step_log import OnMetrics, PhaseClock, StepLog, ignore_metrics
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
-    from lm_tuning.models.record import QuantizationRecord, TuningRecord
-    from lm_tuning.training.health.first_loss import ExpectedFirstLoss
-    from lm_tuning.training.health.records import Fact
-    from lm_tuning.training.records import TrainingSummary
-    from lm_tuning.training.setup.model import ReadyModel
     from lm_tuning.training.trainer import StepPlanTrainer
 
 __all__ = ["TrainingPaths", "TrainingSettings", "run_training"]

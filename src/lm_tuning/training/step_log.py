@@ -20,13 +20,7 @@ from lm_tuning.batching.batch import StepBatch
 from lm_tuning.batching.tasks.base import Unit
 from lm_tuning.runtime.nvml import CardFigures, CardSampler
 from lm_tuning.training.health.monitors import StepNumbers
-from lm_tuning.training.records import (
-    EfficiencyRow,
-    EvaluationRow,
-    StepRow,
-    StoredStepLog,
-    TrainingRow,
-)
+from lm_tuning.training.records import EfficiencyRow, EvaluationRow, StepRow, StoredStepLog, TrainingRow
 from lm_tuning.wording import write_speed
 
 Phase = Literal["forward", "backward", "optimizer"]
@@ -267,11 +261,6 @@ class StepLog:
         """Name the column of the training loss."""
         return f"loss_nats_per_{self.unit}"
 
-    @property
-    def held_out_loss_name(self) -> str:
-        """Name the column of the held-out loss."""
-        return f"validation_nats_per_{self.unit}"
-
     def record_evaluation(self, step: int, epoch: float, figures: dict[str, float], seconds: float) -> None:
         """Note what was measured on held-out rows after a step, by its name."""
         named = {f"validation_{name}": value for name, value in figures.items()}
@@ -299,7 +288,7 @@ class StepLog:
 
     def training_rows(self) -> list[TrainingRow]:
         """Return one row per step, with the held-out figures where they were measured."""
-        names = [self.held_out_loss_name]
+        names = [f"validation_nats_per_{self.unit}"]
         for row in self.evaluations:
             names += [name for name in row if name.startswith("validation_") and name not in names]
         held_out = {row["step"]: row for row in self.evaluations}
@@ -311,11 +300,7 @@ class StepLog:
             pending.ready.synchronize()  # already passed: the step after it has been queued since
         now, batch = pending.numbers, pending.batch
         now.loss, now.gradient_norm = pending.values.tolist()
-        learning = {
-            self.loss_name: now.loss,
-            "gradient_norm": now.gradient_norm,
-            "learning_rate": now.learning_rate,
-        }
+        learning = {self.loss_name: now.loss, "gradient_norm": now.gradient_norm, "learning_rate": now.learning_rate}
         self.steps.append(
             {
                 "step": now.step,

@@ -25,14 +25,13 @@ from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.saving import BestCheckpoint, KeepsCheckpoints
 from lm_tuning.training.checkpoints.signals import StopRequest
-from lm_tuning.training.health.batch_checks import check_gradients
-from lm_tuning.training.health.first_gradient import check_logged_norm, norm_of
-from lm_tuning.training.health.learning_rates import check_planned_rates
+from lm_tuning.training.health.first_gradient import check_gradients, check_logged_norm, norm_of
+from lm_tuning.training.health.monitors import check_planned_rates
 from lm_tuning.training.health.nonfinite import GuardsUpdates
 from lm_tuning.training.health.pre_checks import check_trained_parts
 from lm_tuning.training.health.records import Finding
 from lm_tuning.training.health.report import HealthReport, stop_if_needed
-from lm_tuning.training.loop import LoopSettings, choose_workers
+from lm_tuning.training.job import LoopSettings, choose_workers
 from lm_tuning.training.planning.replanning import release
 from lm_tuning.training.step_log import StepLog
 from lm_tuning.wording import count_of
@@ -259,11 +258,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         self.state.epoch = self.steps.plan.epoch_at(step)
         rate = learning_rate if learning_rate is not None else self._get_learning_rate()
         self.step_log.record(
-            self._batch,
-            epoch=self.state.epoch,
-            loss=self._step_loss,
-            gradient_norm=grad_norm,
-            learning_rate=rate,
+            self._batch, epoch=self.state.epoch, loss=self._step_loss, gradient_norm=grad_norm, learning_rate=rate
         )
         self._report_progress(step)
         self._check_movement(step, rate)

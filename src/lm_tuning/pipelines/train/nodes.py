@@ -76,7 +76,7 @@ def _train(
     paths: TrainingPaths, settings: TrainingSettings, metric_stream: MetricStream, live_health: LiveReport
 ) -> TrainingResult:
     """Train, with metrics and findings told as they come, and log what it came to."""
-    from lm_tuning.training.outcome import describe_result
+    from lm_tuning.training.records import describe_result
     from lm_tuning.training.run import run_training
 
     try:

@@ -15,15 +15,12 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import NotRequired, TypedDict, cast
 
-from lm_tuning.errors import UserError
 from lm_tuning.json_types import JsonObject
-from lm_tuning.parameters.train import QloraParameters
-from lm_tuning.parameters.written import write_value
 from lm_tuning.storage.atomic import sync_file, sync_folder
 from lm_tuning.storage.write_failures import close_files_of, explain_full_disk, folder_bytes
-from lm_tuning.training.checkpoints.records import IdentityRecord, MarkerRecord, Progress
+from lm_tuning.training.health.records import StoredHealth
 
 MARKER = "lm_tuning_checkpoint.json"
 STEP_LOG = "step_log.json"
@@ -43,6 +40,73 @@ _JSON_KINDS = {
     float: "a number",
     type(None): "null",
 }
+
+
+class IdentityRecord(TypedDict):
+    """See :class:`RunIdentity`."""
+
+    tokens_key: str
+    base_digest: str
+    plan_digest: str
+    effective_batch: str
+    method: str
+    weights: NotRequired[str]
+
+
+class BestRecord(TypedDict):
+    """See :class:`lm_tuning.training.checkpoints.saving.BestCheckpoint`; there is none before the first evaluation."""
+
+    metric: str
+    value: float
+    step: int
+
+
+class Progress(TypedDict, total=False):
+    """How far a run has come, apart from its step, and what it has a state for.
+
+    Attributes:
+        total_steps: of the run as it was laid out then.
+        best: the best evaluation so far; ``None`` for none.
+        health: findings and facts so far.
+        training_seconds: of all processes of the run, evaluations and checkpoints included.
+        total_seconds: the same with loading and the checks before step 1.
+        health_seconds: of them, what the checks took.
+        owes_evaluation: whether a request to stop broke the evaluation of this step off.
+        freeze: ``train.freeze``. It is no part of the identity, since of a checkpoint without it nobody knows.
+    """
+
+    total_steps: int
+    best: BestRecord | None
+    health: StoredHealth
+    training_seconds: float
+    total_seconds: float
+    health_seconds: float
+    owes_evaluation: bool
+    freeze: list[str] | None
+
+
+class MarkerRecord(Progress):
+    """What the marker of a checkpoint holds; a resume checks it against this first.
+
+    Keys that earlier versions did not write are not required.
+
+    Attributes:
+        complete: whether all files are there; written last.
+        step: optimizer steps done.
+        identity: what a run must be like to go on.
+        format_version: of what lies in the folder.
+        mlflow_run_id: tracking run to go on with; ``None`` without tracking.
+        written_at: as ISO 8601 in UTC.
+        files: size in bytes of each file that a resume reads, by its path in the folder.
+    """
+
+    complete: bool
+    step: int
+    identity: IdentityRecord
+    format_version: NotRequired[int]
+    mlflow_run_id: NotRequired[str | None]
+    written_at: NotRequired[str]
+    files: NotRequired[dict[str, int]]
 
 
 @dataclass(frozen=True)
@@ -65,58 +129,9 @@ class RunIdentity:
     method: str
     weights: str = "1"
 
-    _explanations: ClassVar[dict[str, str]] = {
-        "tokens_key": "another token set (other rows, seed, tokenizer, data, split or tokenize parameters)",
-        "base_digest": "another base model",
-        "effective_batch": "another effective batch",
-        "method": "another method or adapter",
-        "weights": "other weights of data.path",
-        "plan_digest": "another order of rows (seed or data)",
-    }
-
     def describe_batch(self) -> str:
         """Return the size of a step for a sentence; what is stored keeps its spelling, so that old checkpoints fit."""
         return "1 row" if self.effective_batch == "1 rows" else self.effective_batch
-
-    def differences(self, stored: IdentityRecord) -> list[str]:
-        """Name every part in which a stored identity differs, with the parameters behind it and both values."""
-        found: list[str] = []
-        for name, meaning in self._explanations.items():
-            old, new = stored.get(name, getattr(type(self), name, None)), getattr(self, name)
-            # In the order of the table, so that the digest of the plan is looked at last.
-            if old != new and not (name == "plan_digest" and found):  # the others change the order of rows too
-                changes = ", ".join(_name_changes(_parameters_in(str(old)), _parameters_in(new)))
-                found.append(f"{meaning}: {changes or f'the checkpoint has {old!r}, this run {new!r}'}")
-        return found
-
-
-def _parameters_in(part: str) -> dict[str, str]:
-    """Return the parameters that an effective batch or a method was written from, by key; none of anything else."""
-    size = re.fullmatch(r"(?:at most )?(\d+) (rows|tokens)", part)
-    if size:
-        return {f"train.effective_batch_{size[2]}": size[1]}
-    shape = re.fullmatch(r"(full|lora|qlora)(?: (\w+=.+))?", part)
-    if shape is None:
-        return {}
-    values = {"train.method": shape[1]}
-    # Lists hold commas too, but no name and equals sign behind them.
-    for detail in re.split(r", (?=\w+=)", shape[2]) if shape[2] else ():
-        key, _, value = detail.partition("=")
-        group = "qlora" if key in QloraParameters.model_fields else "lora"
-        values[f"train.{group}.{key}"] = {"True": "true", "False": "false"}.get(value, value)
-    return values
-
-
-def _name_changes(old: dict[str, str], new: dict[str, str]) -> Iterator[str]:
-    """Name the parameters that differ, as ``key: old -> new``; nothing where one side has none to compare."""
-    if not old or not new:
-        return
-    # Another method reads other groups, so what only one of them reads has not changed.
-    is_same = old.get("train.method") == new.get("train.method")
-    for key in old | new:
-        before, now = old.get(key, "null"), new.get(key, "null")
-        if before != now and (is_same or (key in old and key in new)):
-            yield f"{key}: {before} -> {now}"
 
 
 @dataclass(frozen=True)
@@ -242,33 +257,6 @@ def _list_named(run_folder: Path) -> list[tuple[int, Path]]:
 def _has_marker(folder: Path) -> bool:
     # A link that leads nowhere is a damaged marker, and not a checkpoint that is half written.
     return os.path.lexists(folder / MARKER)
-
-
-def check_resumable(checkpoint: Checkpoint, identity: RunIdentity, freeze: list[str] | None) -> None:
-    """Refuse to go on from a checkpoint of other data, model, steps or trained parts.
-
-    Args:
-        checkpoint: to go on from.
-        identity: of this run.
-        freeze: ``train.freeze`` of this run.
-
-    Raises:
-        UserError: naming every difference with both values.
-    """
-    differences = identity.differences(checkpoint.facts["identity"])
-    before = checkpoint.facts.get("freeze", freeze)
-    # The optimizer's state goes by position: with as many other weights it would be taken for theirs.
-    if sorted(before or []) != sorted(freeze or []):
-        differences.append(f"other frozen parts: train.freeze: {write_value(before)} -> {write_value(freeze)}")
-    if differences:
-        raise UserError(
-            [
-                f"train.resume: {checkpoint.path} does not belong to this run.",
-                *(f"  - {difference}" for difference in differences),
-                "Set these back to go on from it, or train.resume=false to start a new run (nothing is deleted). Which "
-                "parameters have changed since stands in the run's parameters in MLflow.",
-            ]
-        )
 
 
 @contextmanager

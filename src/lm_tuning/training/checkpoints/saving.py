@@ -13,13 +13,14 @@ import torch
 
 from lm_tuning.models.hub import transformers_bars_off
 from lm_tuning.training.checkpoints import format as checkpoints
-from lm_tuning.training.checkpoints.records import BestRecord
-from lm_tuning.training.checkpoints.restoring import RestoresState
+from lm_tuning.training.checkpoints.format import BestRecord
+from lm_tuning.training.checkpoints.resume import RestoresState
 from lm_tuning.training.health.report import HealthReport
+from lm_tuning.training.setup.adapters import stored_parameters
 
 if TYPE_CHECKING:
     from lm_tuning.batching.step_loader import StepDataset
-    from lm_tuning.training.loop import LoopSettings
+    from lm_tuning.training.job import LoopSettings
     from lm_tuning.training.records import StoredStepLog
     from lm_tuning.training.step_log import StepLog
 
@@ -190,12 +191,7 @@ class KeepsCheckpoints(RestoresState):
 
     def _estimate_checkpoint_bytes(self) -> int:
         """Return the size of the weights that are saved and of the optimizer's state, in bytes."""
-        model = self.accelerator.unwrap_model(self.model)
-        saves_all = not hasattr(model, "peft_config")
+        stored = stored_parameters(self.accelerator.unwrap_model(self.model))
         # Before the first step there is no state yet, and the estimate is too low by it.
         state = [value for values in self.optimizer.state.values() for value in values.values()]
-        tensors = [
-            *(weight for weight in model.parameters() if saves_all or weight.requires_grad),
-            *(value for value in state if isinstance(value, torch.Tensor)),
-        ]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(tensor.nbytes for tensor in [*stored, *state] if isinstance(tensor, torch.Tensor))

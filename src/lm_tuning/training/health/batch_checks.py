@@ -1,37 +1,38 @@
-"""Look at tokens, micro-batches, logits and gradients around the first step: each check names what it finds."""
+"""Look at tokens and micro-batches of the first step, and prove that a position learns the token after it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+import torch
 
+from lm_tuning.batching.batch import MicroBatch, StepBatch
+from lm_tuning.batching.held_out_loss import evaluating
+from lm_tuning.batching.step_loader import StepDataset
+from lm_tuning.batching.tasks.base import TrainingTask
+from lm_tuning.text.records import TokenRow
 from lm_tuning.text.store.table import IGNORE_INDEX
-from lm_tuning.training.health.alignment import check_targets
-from lm_tuning.training.health.records import SHOWN_NAMES, Finding, listing
+from lm_tuning.training.health.first_loss import ROUNDING_NATS
+from lm_tuning.training.health.records import Finding, listing
 from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.health.table_checks import check_table, check_tokenizer, step_teaches_nothing
-from lm_tuning.wording import count_of, name_first
-
-if TYPE_CHECKING:
-    import torch
-
-    from lm_tuning.batching.batch import MicroBatch, StepBatch
-    from lm_tuning.batching.step_loader import StepDataset
+from lm_tuning.training.planning.probe_rows import count_group_positions
+from lm_tuning.wording import count_of
 
 # Padding beyond what the rows' lengths ask for, as a share of all positions, that is not worth a word.
 PADDING_SLACK = 0.05
 
-# Standard deviation of a position's logits; language models have 1 to 5.
-LARGEST_SPREAD = 30.0
-
-# In 16 bits, numbers above it are rounded by half a nat or more.
-LARGEST_LOGIT = {"float32": 1e4, "bfloat16": 1e3, "float16": 1e3}
-
 # Steps whose cuts are looked at, spread over the run; only lengths are read for it.
 _CUTS_CHECKED = 8
+
+# What a position may be made to learn, by the distance of the target.
+SHIFTS = {0: "its own token", 1: "the token after it", 2: "the token after the next", -1: "the token before it"}
+
+# Relative difference up to which two losses of the same rows count as the same.
+LOSS_TOLERANCE = 0.02
 
 
 def check_rows(health: HealthReport, model: Any, tokenizer: Any, steps: StepDataset) -> None:
@@ -89,10 +90,9 @@ def count_positions(steps: StepDataset, rows: Any) -> int:
     if steps.batching == "packed":
         groups = steps.task.split(steps.table, rows, budget_tokens=steps.micro_batch_tokens, batching="packed")
         # Packed rows are padded at the end of a micro-batch alone, up to what the kernels want.
+        multiple = steps.task.packing.position_multiple
         sizes = [int(steps.table.lengths[np.asarray(group)].sum()) for group in groups]
-        return sum(
-            -(-size // steps.task.packing.position_multiple) * steps.task.packing.position_multiple for size in sizes
-        )
+        return sum(-(-size // multiple) * multiple for size in sizes)
     return _count_padded([(length, 0) for length in lengths.tolist()], steps)
 
 
@@ -123,20 +123,11 @@ def check_cuts(steps: StepDataset) -> Iterator[Finding]:
     for step in sorted({round(index * (total - 1) / (_CUTS_CHECKED - 1)) for index in range(_CUTS_CHECKED)}):
         rows = steps.plan.rows_of_step(step)
         groups = steps.task.split(steps.table, rows, budget_tokens=steps.micro_batch_tokens, batching=steps.batching)
-        used += sum(_count_group(steps, np.asarray(group)) for group in groups)
+        used += sum(count_group_positions(group, steps.table, steps.task, steps.batching) for group in groups)
         expected += count_positions(steps, rows)
         tokens += int(steps.table.lengths[rows].sum())
     what = "the positions of steps across the run"
     yield from _compare_padding(tokens, used, expected, what, may_pack=_may_pack(steps))
-
-
-def _count_group(steps: StepDataset, rows: Any) -> int:
-    """Count the positions of one padded micro-batch."""
-    lengths = steps.table.lengths[rows].astype(np.int64)
-    if steps.task.name != "seq2seq_lm":
-        return len(rows) * int(lengths.max())
-    targets = steps.table.num_supervised[rows]
-    return len(rows) * int((lengths - targets).max() + targets.max())
 
 
 @listing
@@ -164,6 +155,66 @@ def check_micro_batches(batch: StepBatch, *, pad_id: int, decoder_start_id: int 
                 change="Look at what lays the micro-batches out; the parameters do not decide it.",
             )
             break
+
+
+def check_targets(batch: StepBatch, *, decoder_start_id: int | None = None) -> Finding | None:
+    """Check by the ids alone that each target is the token after its position; for a classifier there is nothing to.
+
+    Args:
+        batch: a step, on the CPU.
+        decoder_start_id: what an encoder-decoder's targets start from; ``None`` for other models.
+    """
+    counts: dict[int, int] = dict.fromkeys(SHIFTS, 0)
+    total = 0
+    for micro_batch in batch.micro_batches:
+        # (rows, kept positions) of a language model, (rows,) of a classifier, which has no neighbours to be shifted to.
+        if micro_batch.targets.dim() != 2:
+            return None
+        size, right = _count_shifts(micro_batch, decoder_start_id)
+        total += size
+        for shift, count in right.items():
+            counts[shift] += count
+    if total == 0 or counts[1] == total:
+        return None
+    shares = ", ".join(f"{SHIFTS[shift]} in {count / total:.1%}" for shift, count in counts.items() if count)
+    # Equal tokens side by side are right at several distances, so the shares may add up to more than one.
+    likely = max(counts, key=lambda shift: counts[shift])
+    return Finding(
+        code="labels-shifted",
+        measured=f"of the {total} targets of step {batch.step + 1}, a position learns {shares or 'no token near it'}",
+        expected=f"{SHIFTS[1]} in 100.0%",
+        cause=f"Labels and positions are off by {abs(likely - 1)}."
+        if likely != 1 and counts[likely] > total // 2
+        else "Some labels are of other tokens than the rows hold.",
+        change="Look at what lays the micro-batches out: labels are shifted once, there.",
+    )
+
+
+def _count_shifts(batch: MicroBatch, decoder_start_id: int | None) -> tuple[int, dict[int, int]]:
+    """Count the targets of a micro-batch, and of how many the id at each distance is the target."""
+    targets = batch.targets
+    is_target = targets != IGNORE_INDEX
+    if batch.decoder_input_ids is not None:
+        # A decoder reads its targets one position later, from the start token on.
+        read = batch.decoder_input_ids
+        starts = bool((read[:, 0] == decoder_start_id).all()) if decoder_start_id is not None else True
+        # (rows, target - 1) each: what is read at a position is the target of the one before.
+        same = read[:, 1:] == targets[:, :-1]
+        counted = is_target[:, 1:]
+        right = int((same & counted).sum()) + (int(is_target[:, 0].sum()) if starts else 0)
+        # A decoder that reads its own targets copies them, and its loss falls to next to nothing.
+        own = int(((read == targets) & is_target).sum())
+        return int(is_target.sum()), {1: right, 0: own}
+    ids, positions = batch.input_ids, batch.kept_positions
+    counts = {}
+    for shift in SHIFTS:
+        # (kept positions,): the micro-batch keeps the hidden states of these alone, for all of its rows.
+        there = positions + shift
+        inside = (there >= 0) & (there < ids.shape[1])
+        # (rows, kept positions); what lies outside is clamped into the row and left out by the mask.
+        found = ids[:, there.clamp(0, ids.shape[1] - 1)]
+        counts[shift] = int(((found == targets) & is_target & inside).sum())
+    return int(is_target.sum()), counts
 
 
 def _find_mask_fault(batch: MicroBatch, pad_id: int) -> str | None:
@@ -219,122 +270,50 @@ def _compare_padding(
     )
 
 
-@listing
-def check_logits(
-    logits: Mapping[str, float], *, dtype: str = "float32", has_fresh_head: bool = False
-) -> Iterator[Finding]:
-    """Compare the logits before step 1 with what sound models have.
+def check_alignment(
+    task: TrainingTask, model: Any, row: TokenRow, measured: float, *, device: torch.device | str
+) -> tuple[dict[str, float], Finding | None]:
+    """Measure a row at each alignment, from its ids and spans alone, and compare with what is trained on.
 
     Args:
-        logits: ``mean``, ``variance_over_classes`` (of one position, mean over positions), ``min`` and ``max``.
-        dtype: they were computed in.
-        has_fresh_head: whether the head is new, which may start with equal logits.
-    """
-    spread = math.sqrt(max(logits["variance_over_classes"], 0.0))
-    summary = f"logits have a mean of {logits['mean']:.4g}, a spread of {spread:.4g} and lie between "
-    summary += f"{logits['min']:.4g} and {logits['max']:.4g} ({dtype})"
-    limit = LARGEST_LOGIT.get(dtype, 1e4)
-    # A model may rule tokens out with minus infinity, so only finite values are measured.
-    largest = max((abs(value) for value in (logits["min"], logits["max"]) if math.isfinite(value)), default=0.0)
-    if math.isnan(logits["mean"]) or logits["max"] == math.inf:
-        yield Finding(
-            code="logits-not-finite",
-            measured=summary,
-            expected="numbers",
-            cause="The weights hold NaN, or the forward pass overflows.",
-            change="Look at model.name_or_path, and set train.precision=bfloat16 or float32.",
-        )
-    elif largest > limit or (math.isfinite(spread) and spread > LARGEST_SPREAD):
-        yield Finding(
-            code="logits-out-of-range",
-            measured=summary,
-            expected=f"a spread of at most {LARGEST_SPREAD:g} and values within ±{limit:g}",
-            cause="The weights are broken or were scaled, or the head does not belong to the backbone.",
-            change="Look at model.name_or_path, and set train.precision=float32 to tell rounding from weights.",
-        )
-    elif spread == 0 and not has_fresh_head:
-        yield Finding(
-            code="logits-flat",
-            measured=summary,
-            expected="logits that differ",
-            cause="The head's weights are all zero, as when a checkpoint's head was not loaded.",
-            change="Look at model.name_or_path.",
-        )
-
-
-def expected_fresh_head_loss(logits: torch.Tensor, labels: torch.Tensor | None = None) -> tuple[float, float]:
-    """Describe at what loss a head of random weights starts.
-
-    Its logits have nothing to do with the labels, so a row loses ``logsumexp(z) - z_y`` with a random y: log of the
-    classes plus half the variance of z over the classes. Their scatter is the spread of z, over the root of the rows.
-    Rows of one class scatter together where a backbone gives all rows nearly the same state; the band then goes by
-    how the labels are spread, if they are given.
-
-    Args:
-        logits: ``(rows, classes)``.
-        labels: class of each row, ``(rows,)``.
+        task: a causal language model's; what others learn has no neighbours.
+        model: of the task; it is left in its mode.
+        row: of the first step.
+        measured: its loss as it is trained on, in nats per supervised token.
+        device: where the model is.
 
     Returns:
-        The expected loss in nats per row, and four standard deviations of it.
+        Nats per token by alignment (none for other tasks), and a finding if what is trained on is another than the
+        token after each position.
     """
-    import torch
+    if task.name != "causal_lm" or not row.spans:
+        return {}, None
+    losses: dict[int, float] = {}
+    with evaluating(model):
+        ids = torch.as_tensor(row.input_ids.astype("int64"), device=device)
+        logits = model(input_ids=ids[None], use_cache=False).logits[0]  # (tokens, vocabulary)
+        # (supervised,): indices of the tokens to be predicted; the logits that predict them stand one earlier.
+        supervised = torch.cat([torch.arange(start, end, device=device) for start, end in row.spans])
+        for shift in SHIFTS:
+            # The prediction of the token at t, made ``shift`` positions before it.
+            at = supervised[(supervised - shift >= 0) & (supervised - shift < len(ids))]
+            if len(at):
+                losses[shift] = float(torch.nn.functional.cross_entropy(logits[at - shift].float(), ids[at]))
+    facts = {f"distance {shift}": loss for shift, loss in losses.items()}
+    if 1 not in losses or not math.isfinite(measured) or _is_close(measured, losses[1]):
+        return facts, None
+    nearest = min(losses, key=lambda shift: abs(losses[shift] - measured))
+    if not _is_close(measured, losses[nearest]):
+        return facts, None  # another difference, which other checks name
+    return facts, Finding(
+        code="labels-shifted",
+        measured=f"row {row.row_id} has {measured:.4f} nats per token as it is trained on, the loss of predicting "
+        f"{SHIFTS[nearest]} ({losses[nearest]:.4f})",
+        expected=f"{losses[1]:.4f}, that of predicting {SHIFTS[1]}",
+        cause=f"Labels and positions are off by {abs(nearest - 1)}.",
+        change="Look at what makes the targets: labels are shifted once, where micro-batches are laid out.",
+    )
 
-    num_rows, num_classes = logits.shape
-    # (rows, classes) -> (rows,) -> the mean; of all classes, not of a sample of them, hence without Bessel's
-    # correction.
-    variance = float(logits.detach().float().var(dim=-1, correction=0).mean())
-    # Independent rows: the variance of their mean is one over their number.
-    share = 1 / num_rows
-    if labels is not None:
-        counts = torch.bincount(labels.flatten(), minlength=num_classes).double()
-        # Sum of squared shares of the classes: 1 over the number of classes that the rows are evenly of, 1 for one
-        # class.
-        share = max(share, float((counts / num_rows).square().sum()))
-    return math.log(num_classes) + variance / 2, 4 * math.sqrt(variance * share)
 
-
-@listing
-def check_gradients(model: torch.nn.Module) -> Iterator[Finding]:
-    """Check after a backward pass, before the weights change, that what is trained has a gradient and nothing else.
-
-    A gradient of zeros is fine: an adapter's first matrix has one as long as its second is zero.
-
-    Args:
-        model: after the backward pass of step 1.
-    """
-    missing, frozen, num_trained = [], [], 0
-    for name, parameter in model.named_parameters():
-        # None, not zeros: a gradient that is all zeros was reached by the backward pass.
-        if parameter.requires_grad:
-            num_trained += 1
-            if parameter.grad is None:
-                missing.append(name)
-        elif parameter.grad is not None:
-            frozen.append(name)
-    if len(missing) == num_trained:
-        yield Finding(
-            code="nothing-has-gradient",
-            measured=f"none of {num_trained} trained parameters has a gradient after the first backward pass",
-            expected="a gradient for each",
-            cause="The loss does not reach them: everything is frozen, or the graph is cut, as activation "
-            "checkpointing does when no input asks for a gradient.",
-            change="Look at train.freeze and train.lora.target_modules, and try train.gradient_checkpointing=false.",
-        )
-    elif missing:
-        yield Finding(
-            code="parameter-without-gradient",
-            measured=f"{len(missing)} of {count_of(num_trained, 'trained parameter')} "
-            f"{'has' if len(missing) == 1 else 'have'} no gradient: {name_first(missing, SHOWN_NAMES)}",
-            expected="a gradient for each",
-            cause="The forward pass does not use them, so they stay as they are.",
-            change="Name them in train.freeze, or leave them out of train.lora.target_modules.",
-        )
-    if frozen:
-        yield Finding(
-            code="frozen-parameter-has-gradient",
-            measured=f"{count_of(len(frozen), 'frozen parameter')} {'has' if len(frozen) == 1 else 'have'} a gradient: "
-            f"{name_first(frozen, SHOWN_NAMES)}",
-            expected="none, which would cost memory and count in the gradient norm",
-            cause="They were frozen after a backward pass, or a custom backward pass writes to them.",
-            change="Freeze through train.freeze or train.method alone.",
-        )
+def _is_close(first: float, second: float) -> bool:
+    return math.isclose(first, second, rel_tol=LOSS_TOLERANCE, abs_tol=ROUNDING_NATS)

@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 
-from lm_tuning.training.health.records import Finding
+from lm_tuning.training.health.records import SHOWN_NAMES, Finding, listing
+from lm_tuning.wording import count_of, name_first
 
 # A norm this many times the measured one, or this part of it, is no rounding.
 FACTOR = 4.0
@@ -123,23 +124,23 @@ class GradientMeasure:
 
 def last_trained_parameters(model: Any) -> list[torch.nn.Parameter]:
     """Return the trained parameters of the last layer that has any; the classification head's where no layer has."""
-    layers = [list(module) for module in model.modules() if isinstance(module, torch.nn.ModuleList) and len(module) > 0]
-    # The outermost list comes before those within its layers; a decoder's comes after its encoder's.
-    outermost: list[list[torch.nn.Module]] = []
-    inside: set[int] = set()
-    # model.modules() goes down before it goes on, so a list comes before what lies within its layers.
-    for entries in layers:
-        if id(entries[0]) not in inside:
-            outermost.append(entries)
-        for entry in entries:
-            inside.update(id(part) for part in entry.modules())
-    # The nearest to the loss first: its gradient passes through the head alone.
-    for entries in reversed(outermost):
-        for layer in reversed(entries):
+    # The nearest to the loss first: its gradient passes through the head alone. A decoder comes after its encoder.
+    for _, layers in reversed([*layer_lists(model)]):
+        for layer in reversed(layers):
             trained = [parameter for parameter in layer.parameters() if parameter.requires_grad]
             if trained:
                 return trained
     return []
+
+
+def layer_lists(model: Any) -> Iterator[tuple[str, list[torch.nn.Module]]]:
+    """Return the outermost lists of layers with parameters, with their names: decoder layers, an encoder's too."""
+    seen: list[str] = []
+    # Modules are named from the outside inwards, so a list comes before what lies within its layers.
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.ModuleList) and not any(name.startswith(f"{outer}.") for outer in seen):
+            seen.append(name)
+            yield name, [layer for layer in module if any(True for _ in layer.parameters())]
 
 
 def norm_of(parameters: Sequence[torch.nn.Parameter]) -> float:
@@ -202,3 +203,50 @@ def check_logged_norm(actual: float, logged: float) -> Finding | None:
         cause="Something between the backward pass and clipping scales them, or the norm alone.",
         change="Look at what changes clipping or the optimizer's step.",
     )
+
+
+@listing
+def check_gradients(model: torch.nn.Module) -> Iterator[Finding]:
+    """Check after a backward pass, before the weights change, that what is trained has a gradient and nothing else.
+
+    A gradient of zeros is fine: an adapter's first matrix has one as long as its second is zero.
+
+    Args:
+        model: after the backward pass of step 1.
+    """
+    missing, frozen, num_trained = [], [], 0
+    for name, parameter in model.named_parameters():
+        # None, not zeros: a gradient that is all zeros was reached by the backward pass.
+        if parameter.requires_grad:
+            num_trained += 1
+            if parameter.grad is None:
+                missing.append(name)
+        elif parameter.grad is not None:
+            frozen.append(name)
+    if len(missing) == num_trained:
+        yield Finding(
+            code="nothing-has-gradient",
+            measured=f"none of {num_trained} trained parameters has a gradient after the first backward pass",
+            expected="a gradient for each",
+            cause="The loss does not reach them: everything is frozen, or the graph is cut, as activation "
+            "checkpointing does when no input asks for a gradient.",
+            change="Look at train.freeze and train.lora.target_modules, and try train.gradient_checkpointing=false.",
+        )
+    elif missing:
+        yield Finding(
+            code="parameter-without-gradient",
+            measured=f"{len(missing)} of {count_of(num_trained, 'trained parameter')} "
+            f"{'has' if len(missing) == 1 else 'have'} no gradient: {name_first(missing, SHOWN_NAMES)}",
+            expected="a gradient for each",
+            cause="The forward pass does not use them, so they stay as they are.",
+            change="Name them in train.freeze, or leave them out of train.lora.target_modules.",
+        )
+    if frozen:
+        yield Finding(
+            code="frozen-parameter-has-gradient",
+            measured=f"{count_of(len(frozen), 'frozen parameter')} {'has' if len(frozen) == 1 else 'have'} a gradient: "
+            f"{name_first(frozen, SHOWN_NAMES)}",
+            expected="none, which would cost memory and count in the gradient norm",
+            cause="They were frozen after a backward pass, or a custom backward pass writes to them.",
+            change="Freeze through train.freeze or train.method alone.",
+        )

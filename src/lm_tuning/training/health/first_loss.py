@@ -4,41 +4,34 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from lm_tuning.batching.batch import StepBatch
-from lm_tuning.batching.held_out_loss import evaluating
-from lm_tuning.batching.losses import PLAIN, LossShape
+from lm_tuning.batching.losses import LossShape
 from lm_tuning.batching.step_loader import StepDataset
-from lm_tuning.batching.tasks.base import TrainingTask
-from lm_tuning.models.structure import classification_head
+from lm_tuning.findings import Severity
 from lm_tuning.reporting.text import write_percent
-from lm_tuning.training.health.first_gradient import ExpectedGradient, GradientMeasure, check_first_gradient, norm_of
-from lm_tuning.training.health.movement import Movement, measuring
-from lm_tuning.training.health.report import (
-    DROPOUT_TOLERANCE,
-    ROUNDING_NATS,
-    HealthReport,
-    check_first_step,
-    check_layout,
-    stop_if_needed,
-)
+from lm_tuning.training.health.first_gradient import ExpectedGradient, check_first_gradient, norm_of
+from lm_tuning.training.health.plain_loss import Movement, measure_training_path, measuring
+from lm_tuning.training.health.records import Finding
+from lm_tuning.training.health.report import HealthReport, stop_if_needed
 
 if TYPE_CHECKING:
-    from lm_tuning.text.records import TokenRow
     from lm_tuning.training.settings import TrainingSettings
 
 logger = logging.getLogger(__name__)
 
-# Tokens of rows of one length that go through the model side by side: a GPU is hardly busy with one row.
-ALIKE_TOKENS = {"cpu": 512, "cuda": 2048}
+# Difference of two losses in 16 bits that says nothing, in nats per token; it matters where the loss is near 0.
+ROUNDING_NATS = 0.01
 
-# Largest standard deviation of a fresh head's logits: above it the first loss lies visibly over log(classes).
-FRESH_HEAD_SPREAD = 0.1
+# Names in a config for dropout that models apply without a module of its own.
+FUNCTIONAL_DROPOUT = ("attention_dropout", "attn_pdrop", "dropout", "activation_dropout", "hidden_dropout")
+
+# Allowed relative difference of the first loss when dropout draws random zeros in training.
+DROPOUT_TOLERANCE = 0.25
 
 
 @dataclass(frozen=True)
@@ -158,159 +151,98 @@ class ExpectedFirstLoss:
         return f"{said}, {self.nats:.4f} was measured before it. The difference{share} is within {allowed}."
 
 
-def scale_fresh_head(task: TrainingTask, model: Any, batch: StepBatch, *, device: torch.device | str) -> float | None:
-    """Scale a fresh classification head so that its logits hardly differ, and the first loss is log(classes).
-
-    A head with the usual random weights starts at log(classes) plus half the variance of its logits, which differs
-    from model to model and hides a loss that is off for another reason.
-
-    Args:
-        task: the classification.
-        model: with a head of random weights, on ``device``.
-        batch: a whole step to measure the logits on, so that the scale does not depend on how it is split.
-        device: where the model is.
-
-    Returns:
-        The standard deviation of the logits before scaling; ``None`` when it was small enough.
-    """
-    # Without dropout, whose zeros would be measured as a part of the spread.
-    with evaluating(model):
-        logits = [task.logits(model, micro_batch.to(device)).float() for micro_batch in batch.micro_batches]
-        # (rows, classes) of the whole step; over all of them at once, since a class may be offset from the others.
-        spread = float(torch.cat(logits).std())
-        if spread > FRESH_HEAD_SPREAD:
-            for parameter in _head_parameters(model):
-                parameter.mul_(FRESH_HEAD_SPREAD / spread)
-    return spread if spread > FRESH_HEAD_SPREAD else None
+def has_dropout(model: torch.nn.Module) -> bool:
+    """Return whether training draws random zeros, so that its loss differs from a plain forward pass."""
+    modules = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
+    config = getattr(model, "config", None)
+    shares = [getattr(config, name, None) for name in FUNCTIONAL_DROPOUT]
+    return modules or any(isinstance(share, float) and share > 0 for share in shares)
 
 
-def fresh_head_spread(model: Any) -> float:
-    """Return the standard deviation of a classification head's weights.
-
-    Args:
-        model: a classifier, with adapters or without.
-    """
-    return float(torch.cat([parameter.detach().float().flatten() for parameter in _head_parameters(model)]).std())
-
-
-def _head_parameters(model: Any) -> list[torch.nn.Parameter]:
-    """Return what is trained of a head: an adapter library keeps the original beside that copy."""
-    head = classification_head(model)
-    return [parameter for name, parameter in head.named_parameters() if "original" not in name]
-
-
-@dataclass(frozen=True)
-class PlainLoss:
-    """The loss of rows, each run alone or beside others of its length.
-
-    Attributes:
-        nats: per supervised token, or per row for a classifier, all rows together.
-        logits: ``mean``, ``variance_over_classes`` (of one target, mean over them), ``min`` and ``max``.
-        shortest_row: the shortest of the rows.
-        shortest_nats: its own loss without smoothing and class weights, per supervised token, or of the row.
-        count: supervised tokens of all rows, or rows of a classifier.
-        class_logits: ``(rows, classes)`` on the CPU, of a classifier; ``None`` for other tasks.
-        labels: class of each of these rows, ``(rows,)``.
-    """
-
-    nats: float
-    logits: dict[str, float]
-    shortest_row: TokenRow
-    shortest_nats: float
-    count: int = 0
-    class_logits: torch.Tensor | None = None
-    labels: torch.Tensor | None = None
+def check_layout(plain: float, through_batches: float, *, tolerance: float, batching: str) -> Finding | None:
+    """Compare rows alone with the same rows in micro-batches; they must agree."""
+    if math.isclose(plain, through_batches, rel_tol=tolerance, abs_tol=ROUNDING_NATS):
+        return None
+    packed = batching == "packed"
+    return Finding(
+        code="layout-changes-loss",
+        measured=f"the first step's rows have {through_batches:.4f} nats per token in {batching} micro-batches",
+        expected=f"{plain:.4f}, as measured row by row",
+        cause="Packed rows see each other with this model or attention."
+        if packed
+        else "The model does not ignore padding on the right.",
+        change="Set train.batching=padded." if packed else "Set model.attention=sdpa or eager.",
+    )
 
 
-def measure_plain_loss(
-    task: TrainingTask,
-    model: Any,
-    rows: Sequence[TokenRow],
+def check_first_step(
+    measured: float,
+    logged: float,
     *,
-    shape: LossShape,
-    device: torch.device | str,
-    gradient: GradientMeasure | None = None,
-) -> PlainLoss:
-    """Measure the loss of rows with an ordinary forward pass, one by one or with others of the same length.
-
-    Nothing of the training path is used: no micro-batch, no packing, no padding, no selected positions, no gradient. So
-    it tells what the first step's loss must be.
+    tolerance: float,
+    num_micro_batches: int,
+    num_ranks: int = 1,
+    severity: Severity = "stop",
+    unit: str = "token",
+    fresh_head_classes: int | None = None,
+) -> Finding | None:
+    """Compare the logged loss of step 1 with the loss measured before it, and name the cause if they differ.
 
     Args:
-        task: which logits carry loss.
-        model: a model of that task; its mode is put back afterwards.
-        rows: tokenized rows.
-        shape: label smoothing and class weights.
-        device: where the model is.
-        gradient: receives the loss of each of them, to be sent backward; ``None`` for no gradient.
+        measured: nats per supervised token (per row for a classifier) by a plain forward pass.
+        logged: what the first step reported.
+        tolerance: allowed relative difference.
+        num_micro_batches: micro-batches of the step.
+        num_ranks: processes that train together.
+        severity: of the finding.
+        unit: what a loss is divided by, ``token`` or ``row``.
+        fresh_head_classes: classes of a head that is new, whose loss must be near their logarithm; else ``None``.
     """
-    nats, count = 0.0, 0
-    statistics, weights, class_logits, labels = [], [], [], []
-    shortest, shortest_nats = rows[0], math.nan
-    with evaluating(model):
-        for alike in _group_alike(task, rows, torch.device(device).type):
-            # Once a row is too long, none goes backward any more: a part of the gradient could be compared with
-            # nothing.
-            goes_back = gradient is not None and gradient.takes(sum(len(row.input_ids) for row in alike))
-            with torch.set_grad_enabled(goes_back):
-                logits, targets = task.logits_of_alike(model, alike, device=device)  # (targets, classes), (targets,)
-                if not len(targets):
-                    continue  # rows without anything supervised
-                summed = shape.sum_nats(logits, targets)
-                if goes_back and gradient is not None:
-                    gradient.add(summed)
-            # float() here, group by group, waits for the device; before step 1 nothing else could run meanwhile.
-            nats += float(summed)
-            count += len(targets)
-            # (targets, classes), still on the device: copying logits of a vocabulary to the host would take longer.
-            values = logits.detach().float()
-            statistics.append(
-                torch.stack([values.mean(), values.var(dim=-1, correction=0).mean(), values.amin(), values.amax()])
-            )
-            weights.append(len(targets))
-            if math.isnan(shortest_nats) or len(alike[0].input_ids) < len(shortest.input_ids):
-                # Rows of one shape may have different numbers of targets; those of the first row come first.
-                shortest, first = alike[0], slice(alike[0].num_supervised)
-                shortest_nats = float(PLAIN.sum_nats(values[first], targets[first])) / max(len(targets[first]), 1)
-            if task.unit == "row":
-                class_logits.append(values.cpu())
-                labels.append(targets.cpu())
-    table = torch.stack(statistics).cpu()
-    # (groups, 2) weighted by targets: groups of different sizes must not count alike.
-    mean, variance = (table[:, :2] * torch.tensor(weights)[:, None]).sum(dim=0) / count
-    described = {
-        "mean": float(mean),
-        "variance_over_classes": float(variance),
-        "min": float(table[:, 2].min()),
-        "max": float(table[:, 3].max()),
+    if math.isfinite(logged) and abs(logged - measured) <= tolerance * measured + ROUNDING_NATS:
+        return None
+    ratio = logged / measured if measured else math.inf
+    if not math.isfinite(logged):
+        cause = "The loss is not a number: an overflow in the forward pass or in the loss."
+        change = "Set train.precision=bfloat16 or float32."
+    elif (explained := _explain_factor(ratio, num_micro_batches, num_ranks, max(tolerance, 0.02), unit)) is not None:
+        cause = f"The loss is off by a factor of {ratio:.3g}, equal to {explained}"
+        change = f"Whatever changed the loss or the training step must divide by the step's {unit} count."
+    else:
+        cause = "The cause is not one of the known ones."
+        change = "Compare train.batching=padded and train.precision=float32."
+    chance = (
+        ""
+        if fresh_head_classes is None
+        else f", and log({fresh_head_classes}) = {math.log(fresh_head_classes):.2f} of a new head"
+    )
+    return Finding(
+        code="first-loss-off",
+        severity=severity,
+        measured=f"step 1 logged {logged:.4f} nats per {unit} ({ratio:.3g} times the measured loss)",
+        expected=f"{measured:.4f} ± {tolerance:.0%}, from a plain forward pass over the same rows{chance}",
+        cause=cause,
+        change=change,
+    )
+
+
+def _explain_factor(ratio: float, num_micro_batches: int, num_ranks: int, tolerance: float, unit: str) -> str | None:
+    """Describe which count a ratio of losses equals, the nearest one; ``None`` when there is none."""
+    if ratio <= 0:
+        return None
+    added = (
+        f"a model or custom loss that returns a mean over its micro-batch must not be added up, as if it were divided "
+        f"by the {unit}s of the whole step already."
+    )
+    factors: dict[float, str] = {
+        num_micro_batches * num_ranks: f"the {num_micro_batches} micro-batches of a step times {num_ranks} ranks: "
+        f"{added}",
+        num_micro_batches: f"the {num_micro_batches} micro-batches of a step: {added}",
+        num_ranks: f"the {num_ranks} ranks: the loss is multiplied by them, although gradients are averaged over them.",
+        1 / max(num_micro_batches, 1): f"1 / {num_micro_batches} micro-batches: the loss is divided twice.",
     }
-    plain = PlainLoss(nats / count, described, shortest, shortest_nats, count=count)
-    if not class_logits:
-        return plain
-    return replace(plain, class_logits=torch.cat(class_logits), labels=torch.cat(labels))
-
-
-def _group_alike(task: TrainingTask, rows: Sequence[TokenRow], device: str) -> Iterator[list[TokenRow]]:
-    """Group rows of the same shape, as many as a long row alone would take."""
-    most = ALIKE_TOKENS.get(device, ALIKE_TOKENS["cpu"])
-    # Without padding, which is one of the things that the comparison is to find out about.
-    by_shape: dict[tuple[int, ...], list[TokenRow]] = {}
-    for row in rows:
-        by_shape.setdefault(task.shape_of(row), []).append(row)
-    for alike in by_shape.values():
-        num_rows = max(most // max(len(alike[0].input_ids), 1), 1)
-        for start in range(0, len(alike), num_rows):
-            yield alike[start : start + num_rows]
-
-
-def measure_training_path(
-    task: TrainingTask, model: Any, batch: StepBatch, *, shape: LossShape, device: torch.device | str
-) -> float:
-    """Measure the loss of the same rows through the micro-batches that training uses, without gradient.
-
-    Returns:
-        Nats per supervised token of the step, or per row.
-    """
-    with evaluating(model):
-        nats = sum(float(task.sum_nats(model, micro.to(device), shape)) for micro in batch.micro_batches)
-    return nats / batch.num_supervised
+    factors.pop(1, None)
+    # By ratio, not by difference: half and twice are equally far off.
+    nearest = min(factors, key=lambda factor: abs(math.log(ratio / factor)), default=None)
+    if nearest is None or not math.isclose(ratio, nearest, rel_tol=tolerance):
+        return None
+    return factors[nearest]

@@ -14,21 +14,15 @@ from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.batching.losses import PLAIN, LossShape
 from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.batching.tasks.base import TrainingTask
-from lm_tuning.text.decoding import decode
+from lm_tuning.text.decoding import decode, mark_supervised_text
 from lm_tuning.text.records import NO_LABEL
-from lm_tuning.training.health.alignment import check_alignment
-from lm_tuning.training.health.batch_checks import check_logits, expected_fresh_head_loss
+from lm_tuning.training.health.batch_checks import check_alignment
 from lm_tuning.training.health.first_gradient import ExpectedGradient, GradientMeasure
-from lm_tuning.training.health.first_loss import ExpectedFirstLoss, PlainLoss, measure_plain_loss
-from lm_tuning.training.health.movement import begin_movement, measuring
+from lm_tuning.training.health.first_loss import DROPOUT_TOLERANCE, ExpectedFirstLoss, has_dropout
+from lm_tuning.training.health.plain_loss import PlainLoss, begin_movement, check_logits, measure_plain_loss, measuring
 from lm_tuning.training.health.records import SHOWN_NAMES, Facts, Finding
-from lm_tuning.training.health.report import (
-    DROPOUT_TOLERANCE,
-    HealthReport,
-    has_dropout,
-    mark_supervised,
-    stop_if_needed,
-)
+from lm_tuning.training.health.report import HealthReport, stop_if_needed
+from lm_tuning.training.health.table_checks import count_embeddings
 from lm_tuning.training.kernels import packed_attention
 from lm_tuning.training.planning.out_of_memory import is_out_of_memory
 from lm_tuning.wording import count_of, name_first
@@ -245,10 +239,39 @@ def check_fresh_head(health: HealthReport, plain: PlainLoss) -> None:
         )
 
 
+def expected_fresh_head_loss(logits: torch.Tensor, labels: torch.Tensor | None = None) -> tuple[float, float]:
+    """Describe at what loss a head of random weights starts.
+
+    Its logits have nothing to do with the labels, so a row loses ``logsumexp(z) - z_y`` with a random y: log of the
+    classes plus half the variance of z over the classes. Their scatter is the spread of z, over the root of the rows.
+    Rows of one class scatter together where a backbone gives all rows nearly the same state; the band then goes by
+    how the labels are spread, if they are given.
+
+    Args:
+        logits: ``(rows, classes)``.
+        labels: class of each row, ``(rows,)``.
+
+    Returns:
+        The expected loss in nats per row, and four standard deviations of it.
+    """
+    num_rows, num_classes = logits.shape
+    # (rows, classes) -> (rows,) -> the mean; of all classes, not of a sample of them, hence without Bessel's
+    # correction.
+    variance = float(logits.detach().float().var(dim=-1, correction=0).mean())
+    # Independent rows: the variance of their mean is one over their number.
+    share = 1 / num_rows
+    if labels is not None:
+        counts = torch.bincount(labels.flatten(), minlength=num_classes).double()
+        # Sum of squared shares of the classes: 1 over the number of classes that the rows are evenly of, 1 for one
+        # class.
+        share = max(share, float((counts / num_rows).square().sum()))
+    return math.log(num_classes) + variance / 2, 4 * math.sqrt(variance * share)
+
+
 def _num_classes(model: Any, task: TrainingTask) -> int:
     if task.unit == "row":
         return int(model.config.num_labels)
-    return int(model.get_input_embeddings().weight.shape[0])
+    return count_embeddings(model)
 
 
 def _untrained_nats(num_classes: int, rows: list[TokenRow], shape: LossShape) -> float:
@@ -275,6 +298,15 @@ def _show_row(model: Any, tokenizer: Any, row: TokenRow) -> str:
         return mark_supervised(tokenizer, row)
     name = (getattr(model.config, "id2label", None) or {}).get(row.label, row.label)
     return f"{decode(tokenizer, row.input_ids)} ⟦{name}⟧"
+
+
+def mark_supervised(tokenizer: Any, row: TokenRow, *, max_characters: int = 2000) -> str:
+    """Decode a row with the supervised parts between ⟦ and ⟧; a long text loses its middle."""
+    text = mark_supervised_text(tokenizer, row)
+    if len(text) > max_characters:
+        half = max_characters // 2
+        text = f"{text[:half]} … {text[-half:]}"
+    return text
 
 
 def _attention_path(model: Any, steps: StepDataset) -> str:

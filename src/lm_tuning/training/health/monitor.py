@@ -10,10 +10,8 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from lm_tuning.training.health.learning_rates import LearningRates
-from lm_tuning.training.health.loss_monitor import LossCourse
-from lm_tuning.training.health.memory_monitor import Memory
-from lm_tuning.training.health.monitors import GradientSize, LoaderWait, Monitor, StepNumbers, Throughput
+from lm_tuning.training.health.device_monitors import LoaderWait, Memory, Throughput
+from lm_tuning.training.health.monitors import GradientSize, LearningRates, LossCourse, Monitor, StepNumbers
 from lm_tuning.training.health.records import Facts, Finding
 from lm_tuning.training.health.report import HealthReport, stop_if_needed
 from lm_tuning.wording import count_of, name_first

@@ -1,4 +1,4 @@
-"""What is monitored while training runs: one small check for each thing that goes wrong.
+"""What is monitored of the learning while training runs: one small check for each thing that goes wrong.
 
 Every check takes a step's numbers in constant time, says when it has seen enough, and describes what it found, with the
 counts of that moment.
@@ -12,12 +12,11 @@ from array import array
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from statistics import median
+from typing import Any
 
-from lm_tuning.runtime.busy import LoadMonitor
 from lm_tuning.training.health.records import Facts, Finding
+from lm_tuning.training.health.report import HealthReport, stop_if_needed
 from lm_tuning.wording import count_of
 
 # Steps over which the usual gradient norm is taken.
@@ -35,15 +34,25 @@ FAR_ABOVE_LIMIT = 10.0
 # Below this loss nothing is left to learn, and a gradient of zero is right.
 NO_LOSS_NATS = 1e-6
 
-WAIT_FRACTION = 0.10
-# A smaller wait in total is not worth a word.
-WAIT_SECONDS = 5.0
-# Steps that wait for worker processes to start, and for kernels to be chosen.
-FIRST_STEPS = 5
+# Steps before anything is said of a rise.
+MIN_STEPS_RISE = 40
 
-SLOWER_FRACTION = 0.25
-# Training time below which a change of speed is chance.
-THROUGHPUT_SECONDS = 60.0
+# One in so many runs that change nothing would have its losses in such an order by chance.
+ORDERS = 100_000
+
+RISE_FRACTION = 0.10
+# A smaller rise, as of a share and in nats, may be what dropout or a new schedule does to a finished model.
+RISE_NATS = 0.1
+
+# Share of the peak under which next to nothing is learned.
+TINY_FRACTION = 0.01
+
+# No optimizer in use learns anything at such a rate: weights of 0.01 would move by a hundred-thousandth of a percent a
+# step, which is less than their rounding.
+TINY_RATE = 1e-9
+
+# Share of the peak that counts as reached.
+PEAK_FRACTION = 0.99
 
 
 @dataclass(slots=True)
@@ -101,9 +110,9 @@ class Monitor(ABC):
             is_end: whether training is over.
         """
 
-    @abstractmethod
     def facts(self) -> Facts:
-        """Return what was measured, right or wrong."""
+        """Return what was measured, right or wrong, and is not in the step log."""
+        return {}
 
 
 class GradientSize(Monitor):
@@ -208,128 +217,174 @@ class GradientSize(Monitor):
         }
 
 
-class LoaderWait(Monitor):
-    """A device that waits for batches."""
+class LossCourse(Monitor):
+    """A training loss that ends above where it began: the run made the model worse on the rows that it learns from.
 
-    replays = False
-
-    def __init__(self) -> None:
-        """Start without steps."""
-        self.num_seen = self.num_counted = 0
-        self.seconds = self.waited = 0.0
-
-    @property
-    def fraction(self) -> float:
-        """Return the share of the time that was waited."""
-        return self.waited / self.seconds if self.seconds else 0.0
-
-    def update(self, now: StepNumbers) -> bool:
-        """Add the step's time, but not that of the first ones."""
-        # After a resume too: the workers of the new process start again.
-        self.num_seen += 1
-        if self.num_seen <= FIRST_STEPS:
-            return False
-        self.num_counted += 1
-        self.seconds += now.seconds
-        self.waited += now.wait_seconds
-        return self.num_counted in (5 * MIN_STEPS, 50 * MIN_STEPS)
-
-    def findings(self, *, is_end: bool) -> Iterator[Finding]:
-        """Compare the wait with the time of the steps."""
-        if self.num_counted < MIN_STEPS or self.waited < WAIT_SECONDS or self.fraction <= WAIT_FRACTION:
-            return
-        yield Finding(
-            code="loader-starves-device",
-            measured=f"{self.fraction:.0%} of the training time went into waiting for batches "
-            f"({self.waited:.0f} of {self.seconds:.0f} s)",
-            expected=f"at most {WAIT_FRACTION:.0%}",
-            cause="Batches are prepared more slowly than they are trained on.",
-            change="Raise train.num_loader_workers, or put data/05_model_input on a faster disk.",
-        )
-
-    def facts(self) -> Facts:
-        """Return the share of the time that was waited."""
-        return {"loader_wait_fraction": self.fraction} if self.num_counted else {}
-
-
-class Throughput(Monitor):
-    """Training that gets slower.
-
-    Medians of a quarter of the steps are compared, so single slow steps (after an evaluation, a checkpoint, at the
-    start) do not count.
+    Whether a loss that neither falls nor rises is a fault cannot be told from its steps: a finished model, a low rate
+    and a short run look the same. A rise can. Steps are drawn at random, so in a run that changes nothing every order
+    of their losses is equally likely, whatever the spread of single steps. That all of the last quarter lie above the
+    first few has a probability that is known exactly; as many first ones are compared as make it next to none.
     """
 
-    replays = False
-
-    def __init__(self, total_steps: int, load: LoadMonitor | None = None) -> None:
-        """Keep the steps of the run, to look at half of it and at three quarters.
-
-        Args:
-            total_steps: of the run.
-            load: tells what else keeps the processors busy; by default from this machine.
-        """
-        self.quarter_steps = {total_steps // 4, total_steps // 2, 3 * total_steps // 4}
+    def __init__(self, total_steps: int) -> None:
+        """Keep the steps of the run, to look at half of it and at three quarters."""
         self.looks_at = {total_steps // 2, 3 * total_steps // 4}
-        self.speeds = array("d")
-        self.seconds = 0.0
-        self.load = load or LoadMonitor()
-        # A thread of its own, since looking through the files of all threads and workers takes milliseconds. With
-        # something to do it starts now: starting a thread takes time too, which no step should spend.
-        self._reader = ThreadPoolExecutor(1, "load-reader")
-        self._reader.submit(self.load.restart)
-        self._last_quarter: Future[str | None] | None = None
+        self.losses = array("d")
 
     def update(self, now: StepNumbers) -> bool:
-        """Keep the step's speed, and after each quarter of the steps what kept the processors busy in it."""
-        if now.seconds > 0:
-            self.speeds.append(now.num_tokens / now.seconds)
-            self.seconds += now.seconds
-        if now.step in self.quarter_steps:
-            self._last_quarter = self._reader.submit(self._end_quarter)
+        """Keep the loss; NaN and infinity are another check's."""
+        if now.is_finite:
+            self.losses.append(now.loss)
         return now.step in self.looks_at
 
-    def _end_quarter(self) -> str | None:
-        load = self.load.describe()
-        self.load.restart()
-        return load
-
-    def quarters(self) -> tuple[float, float] | None:
-        """Return tokens per second of an early and of the last quarter; ``None`` when there are too few steps."""
-        # Compilation, the first kernels and the filling of queues fall into the first steps.
-        warm = self.speeds[min(10, len(self.speeds) // 10) :]
-        size = len(warm) // 4
-        if size < MIN_STEPS // 2 or self.seconds < THROUGHPUT_SECONDS:
-            return None
-        return median(warm[:size]), median(warm[-size:])
-
     def findings(self, *, is_end: bool) -> Iterator[Finding]:
-        """Compare the quarters."""
-        quarters = self.quarters()
-        if quarters is None or quarters[1] >= (1 - SLOWER_FRACTION) * quarters[0]:
+        """Compare the last quarter of the steps with the first ones."""
+        num_last = len(self.losses) // 4
+        if len(self.losses) < MIN_STEPS_RISE:
             return
-        early, late = quarters
-        load = None if self._last_quarter is None else self._last_quarter.result()
-        if is_end:
-            # The steps since the last quarter's end may have been too few to say anything; then that quarter holds.
-            load = self.load.describe() or load
+        # In a run that changes nothing any num_last of these losses may be the highest ones, all choices alike: the
+        # chance that the last are it is 1 / comb(num_last + count, count).
+        num_first = next(count for count in range(1, num_last + 1) if math.comb(num_last + count, count) >= ORDERS)
+        first, last = max(self.losses[:num_first]), min(self.losses[-num_last:])
+        if last - first <= max(RISE_NATS, RISE_FRACTION * first):
+            return
         yield Finding(
-            code="throughput-falls",
-            measured=f"the last quarter of the steps ran at {late:,.0f} tokens per second, an early one at "
-            f"{early:,.0f} ({1 - late / early:.0%} slower)",
-            expected=f"at most {SLOWER_FRACTION:.0%} slower",
-            cause="The device is throttled by heat, shared with another program, or runs out of memory slowly."
-            if load is None
-            else f"Lately, {load}.",
-            change="Look at the device's clock and at other programs; compare memory in the step table.",
+            code="loss-rises",
+            measured=f"each of the last {num_last} steps has a loss of at least {last:.4f} nats, and none of the "
+            f"first {num_first} more than {first:.4f}",
+            expected="a loss that falls, or stays where it is",
+            cause="The learning rate is too high, or updates go against the gradient: the model gets worse on the "
+            "rows that it is trained on.",
+            change="Lower train.learning_rate or lengthen train.trainer.warmup_steps, and start again from a "
+            "checkpoint before the rise, or from the base model.",
         )
 
+
+class LearningRates(Monitor):
+    """A schedule that never does what was asked of it."""
+
+    def __init__(self, peak: float) -> None:
+        """Keep the peak that the user asked for."""
+        self.peak = peak
+        self.num_steps = self.num_updates = 0
+        self.highest = self.last = 0.0
+        self.rises = self.from_start = False
+
+    def update(self, now: StepNumbers) -> bool:
+        """Follow the rate; only the end of the run says what it amounted to."""
+        self.count(now.step, now.learning_rate, is_made=now.is_finite)
+        return False
+
+    def count(self, step: int, rate: float, *, is_made: bool = True) -> None:
+        """Add the rate of a step (from 1), and whether its update was made."""
+        # Steps made before a resume are replayed, so only a log that lacks them begins later.
+        if self.num_steps == 0:
+            self.from_start = step == 1
+        self.num_steps += 1
+        self.num_updates += rate > 0 and is_made
+        self.rises = rate > self.last
+        self.last = rate
+        self.highest = max(self.highest, rate)
+
+    def findings(self, *, is_end: bool) -> Iterator[Finding]:
+        """Describe what the schedule came to; a run seen from its middle has had its peak before."""
+        if not is_end or not self.num_steps or not self.from_start:
+            return
+        steps = count_of(self.num_steps, "step")
+        highest = (
+            f"the highest learning rate of {steps} is {self.highest:.3g}, {self.highest / self.peak:.3g} of the peak "
+            f"of {self.peak:.3g}"
+        )
+        shorter = (
+            f"Shorten train.trainer.warmup_steps or raise train.num_epochs or train.max_steps, which are {steps} here."
+        )
+        if not self.num_updates:
+            is_zero = self.highest == 0
+            yield Finding(
+                code="no-update-made",
+                measured=f"none of {steps} changed the weights",
+                expected="an update per step",
+                cause="The learning rate is 0 at every step: the warm-up starts from 0 and the run ends with it."
+                if is_zero
+                else "Every update was skipped for NaN or infinite numbers.",
+                change=shorter
+                if is_zero
+                else "Look at the rows of the steps in the report, or set train.precision=bfloat16 or float32.",
+            )
+        elif self.peak < TINY_RATE:
+            yield describe_tiny_peak(self.peak)
+        elif self.highest < TINY_FRACTION * self.peak:
+            yield Finding(
+                code="learning-rate-tiny",
+                measured=highest,
+                expected="the peak itself",
+                cause="The run is far shorter than its schedule, so that hardly anything is learned.",
+                change=shorter,
+            )
+        elif self.highest < PEAK_FRACTION * self.peak and self.rises:
+            yield Finding(
+                code="warm-up-not-finished",
+                measured=f"the run ends in its warm-up: {highest}",
+                expected="a warm-up that ends well before the run",
+                cause="The warm-up has more steps than the run.",
+                change=shorter,
+            )
+        elif self.highest < PEAK_FRACTION * self.peak:
+            yield Finding(
+                code="peak-rate-not-reached",
+                measured=highest,
+                expected="the peak itself at one step at least",
+                cause="The schedule does not start from, or rise to, the rate that was asked for.",
+                change="Look at train.trainer.lr_scheduler_type and its keyword arguments, or set "
+                "train.learning_rate to what is wanted.",
+            )
+
     def facts(self) -> Facts:
-        """Return the speed of both quarters."""
-        quarters = self.quarters()
-        if quarters is None:
-            return {}
-        early, late = quarters
-        return {"early_tokens_per_second": early, "late_tokens_per_second": late}
+        """Return the highest rate and the updates made."""
+        return {"learning_rate_max": self.highest, "num_updates": self.num_updates} if self.num_steps else {}
+
+
+def describe_tiny_peak(peak: float) -> Finding:
+    """Describe a learning rate with which nothing is learned.
+
+    Args:
+        peak: that the user asked for.
+    """
+    return Finding(
+        code="learning-rate-tiny",
+        measured=f"train.learning_rate = {peak:.3g}",
+        expected="about 1e-4 to 1e-3 for LoRA, 1e-5 to 5e-5 for all weights",
+        cause="The updates are smaller than the rounding of the weights, so that nothing is learned.",
+        change="Raise train.learning_rate.",
+    )
+
+
+def check_planned_rates(report: HealthReport, scheduler: Any, *, total_steps: int, peak: float) -> None:
+    """Look at the learning rates of a run before its first step, where the schedule tells them in advance.
+
+    Args:
+        report: receives the finding.
+        scheduler: of PyTorch; others than ``LambdaLR`` depend on what training brings and are not judged here.
+        total_steps: optimizer steps of the run.
+        peak: learning rate that the user asked for.
+
+    Raises:
+        UserError: no step would change the weights, or another finding says stop.
+    """
+    lambdas = getattr(scheduler, "lr_lambdas", None)
+    if lambdas:
+        rates = LearningRates(peak)
+        for step in range(total_steps):
+            # Group 0: the Trainer's second group, without decay, has the same rate.
+            rates.count(step + 1, float(scheduler.base_lrs[0]) * float(lambdas[0](step)))
+        found = list(rates.findings(is_end=True))
+    else:
+        found = [describe_tiny_peak(peak)] if peak < TINY_RATE else []
+    for finding in found:
+        report.revise(finding)
+    # Not without a new finding: what a resumed run was told before may say stop, and was let pass since.
+    if found:
+        stop_if_needed(report)
 
 
 def _so_often(count: int) -> str:

@@ -18,18 +18,6 @@ from lm_tuning.batching.batch import MicroBatch, StepBatch
 from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.training.health.records import Facts
 
-# Stored as lists of integers, since a file of JSON is read without running anything.
-_TENSORS = (
-    "input_ids",
-    "position_ids",
-    "kept_positions",
-    "targets",
-    "attention_mask",
-    "decoder_input_ids",
-    "row_bounds",
-)
-_COUNTS = ("num_supervised", "num_tokens", "num_rows", "longest_row_tokens")
-
 # Who leaves the update out: the gradient scaler of float16, the optimizer on its device, or the host.
 Guard = Literal["scaler", "device", "host"]
 
@@ -107,9 +95,9 @@ def save_reproduction(folder: Path, step: int, batch: StepBatch, *, seed: int, f
             name: repr(value) if isinstance(value, float) and not math.isfinite(value) else value
             for name, value in (facts or {}).items()
         },
+        # Tensors as lists of integers, since a file of JSON is read without running anything.
         "micro_batches": [
-            {name: getattr(micro, name) for name in _COUNTS}
-            | {name: None if (tensor := getattr(micro, name)) is None else tensor.tolist() for name in _TENSORS}
+            {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in vars(micro).items()}
             for micro in batch.micro_batches
         ],
     }
@@ -128,12 +116,10 @@ def load_reproduction(path: Path) -> StepBatch:
         The step's rows and micro-batches, on the CPU.
     """
     content = json.loads(path.read_text(encoding="utf-8"))
-    micro_batches = []
     for micro in content["micro_batches"]:
-        parts: dict[str, Any] = {name: micro[name] for name in _COUNTS}
-        for name in _TENSORS:
-            # The variable-length kernel takes int32 alone.
-            dtype = torch.int32 if name == "row_bounds" else torch.int64
-            parts[name] = None if micro[name] is None else torch.tensor(micro[name], dtype=dtype)
-        micro_batches.append(MicroBatch(**parts))
+        for name, value in micro.items():
+            if isinstance(value, list):
+                # The variable-length kernel takes int32 alone.
+                micro[name] = torch.tensor(value, dtype=torch.int32 if name == "row_bounds" else torch.int64)
+    micro_batches = [MicroBatch(**micro) for micro in content["micro_batches"]]
     return StepBatch(content["step"] - 1, content["row_ids"], micro_batches)

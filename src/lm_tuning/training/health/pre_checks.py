@@ -8,13 +8,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.errors import UserError
 from lm_tuning.models.record import location_of
-from lm_tuning.text.store.table import open_split, split_path
+from lm_tuning.text.store.table import TokenTable, open_split, split_path
+from lm_tuning.training.health.first_gradient import layer_lists
 from lm_tuning.training.health.records import SHOWN_NAMES, Finding, listing
 from lm_tuning.training.health.report import HealthReport, stop_if_needed
 from lm_tuning.training.health.table_checks import (
@@ -24,13 +26,8 @@ from lm_tuning.training.health.table_checks import (
     check_tokenizer,
 )
 from lm_tuning.training.settings import TrainingSettings
-from lm_tuning.training.setup.freezing import find_frozen_parameters
+from lm_tuning.training.setup.model import ReadyModel, build_skeleton_of, find_frozen_parameters
 from lm_tuning.wording import name_first, noun_for
-
-if TYPE_CHECKING:
-    from lm_tuning.batching.step_plan import StepPlan
-    from lm_tuning.text.store.table import TokenTable
-    from lm_tuning.training.setup.model import ReadyModel
 
 
 def check_rows_before_planning(
@@ -51,7 +48,6 @@ def check_rows_before_planning(
         UserError: a finding says stop.
     """
     from lm_tuning.models.loading import load_tokenizer
-    from lm_tuning.training.setup.model import build_skeleton_of
 
     with health.timing():
         try:
@@ -182,24 +178,19 @@ def _unasked_frozen(model: Any, settings: TrainingSettings) -> list[tuple[str, t
     if not still:
         return []
     try:
-        by_design = _frozen_by_design(settings)
+        skeleton = build_skeleton_of(settings)
     except UserError:
         return []  # a class that cannot be built without weights does not say which of them it never trains
+    # Parameters that the model's class never trains, such as positions that are computed once.
+    by_design = {name for name, parameter in skeleton.named_parameters() if not parameter.requires_grad}
     return [(name, parameter) for name, parameter in still if name not in by_design]
-
-
-def _frozen_by_design(settings: TrainingSettings) -> set[str]:
-    """Return the parameters that the model's class never trains, such as positions that are computed once."""
-    from lm_tuning.training.setup.model import build_skeleton_of
-
-    return {name for name, parameter in build_skeleton_of(settings).named_parameters() if not parameter.requires_grad}
 
 
 def _check_reach(model: Any, targets: Any) -> Iterator[Finding]:
     """Find layers that have no adapter where others of the same list have one."""
     if isinstance(targets, list) and any(re.search(r"(^|\.)\d+\.", target) for target in targets):
         return  # targets that name layers by their numbers are meant so
-    for name, layers in _layer_lists(model):
+    for name, layers in layer_lists(model):
         reached = [any(parameter.requires_grad for parameter in layer.parameters()) for layer in layers]
         missing = [str(index) for index, is_reached in enumerate(reached) if not is_reached]
         # All or none is a choice; some is what targets with one architecture's names do to layers of two kinds.
@@ -216,32 +207,17 @@ def _check_reach(model: Any, targets: Any) -> Iterator[Finding]:
             return
 
 
-def _layer_lists(model: Any) -> Iterator[tuple[str, list[torch.nn.Module]]]:
-    """Return the outermost lists of layers with parameters, with their names: decoder layers, an encoder's too."""
-    seen: list[str] = []
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.ModuleList) and not any(name.startswith(f"{outer}.") for outer in seen):
-            seen.append(name)
-            layers = [layer for layer in module if any(True for _ in layer.parameters())]
-            if len(layers) > 1:
-                yield name, layers
-
-
 def _describe_layers(model: Any, frozen: set[int]) -> str:
     """Describe which layers are frozen as a whole, as the end of a clause; empty where none is."""
-    for name, layers in _layer_lists(model):
+    for name, layers in layer_lists(model):
+        # As a whole: none is trained, and one at least is among those that should be.
         whole = [
             str(index)
             for index, layer in enumerate(layers)
-            if all(id(parameter) in frozen for parameter in layer.parameters() if _counts(parameter, frozen))
+            if not any(parameter.requires_grad for parameter in layer.parameters())
             and any(id(parameter) in frozen for parameter in layer.parameters())
         ]
-        if whole:
+        if whole and len(layers) > 1:
             shown = f"{noun_for(len(whole), 'layer')} {name_first(whole, SHOWN_NAMES)}"
             return f", among them {shown} of {name} ({len(whole)} of {len(layers)})"
     return ""
-
-
-def _counts(parameter: torch.nn.Parameter, frozen: set[int]) -> bool:
-    """Return whether a parameter is one that should be trained."""
-    return parameter.requires_grad or id(parameter) in frozen

@@ -27,16 +27,6 @@ class FindingRecord(TypedDict):
     severity: Severity
 
 
-class RunRecord(TypedDict):
-    """Which run a report is of, and how it ended; see :class:`lm_tuning.training.health.report.RunState`."""
-
-    mlflow_run_id: str | None
-    state: str
-    started: str | None
-    ended: str | None
-    ended_by: str | None
-
-
 class StoredHealth(TypedDict):
     """The report as far as a resume goes on with it."""
 
@@ -45,9 +35,12 @@ class StoredHealth(TypedDict):
 
 
 class HealthRecord(StoredHealth):
-    """The whole report. ``seconds`` is what the checks took."""
+    """The whole report.
 
-    run: RunRecord
+    ``run`` has the fields of :class:`lm_tuning.training.health.report.RunState`; ``seconds`` is what the checks took.
+    """
+
+    run: dict[str, str | None]
     seconds: float
 
 

@@ -1,4 +1,4 @@
-"""What a run expects of its first step, what it measured, and the likely cause when they differ."""
+"""Facts and findings of a run and how it ended: the report that is stored as ``health.json``."""
 
 from __future__ import annotations
 
@@ -9,28 +9,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from lm_tuning.errors import Interrupted, MachineFault, UserError
 from lm_tuning.findings import LOG_LEVELS, Severity
-from lm_tuning.text.decoding import mark_supervised_text
-from lm_tuning.training.health.records import Fact, Facts, Finding, HealthRecord, RunRecord, StoredHealth
+from lm_tuning.training.health.records import Fact, Facts, Finding, HealthRecord, StoredHealth
 
 if TYPE_CHECKING:
-    import torch
-
-    from lm_tuning.text.records import TokenRow
+    pass
 
 logger = logging.getLogger(__name__)
-
-# Difference of two losses in 16 bits that says nothing, in nats per token; it matters where the loss is near 0.
-ROUNDING_NATS = 0.01
-
-# Names in a config for dropout that models apply without a module of its own.
-FUNCTIONAL_DROPOUT = ("attention_dropout", "attn_pdrop", "dropout", "activation_dropout", "hidden_dropout")
-
-# Allowed relative difference of the first loss when dropout draws random zeros in training.
-DROPOUT_TOLERANCE = 0.25
 
 
 # Receives the whole report whenever there is something new in it.
@@ -175,7 +163,7 @@ class HealthReport:
     def to_json(self) -> HealthRecord:
         """Return the report as JSON values; numbers that JSON does not know, such as NaN, become their names."""
         return {
-            "run": cast("RunRecord", asdict(self.run)),
+            "run": asdict(self.run),
             "facts": {name: _name_not_finite(value) for name, value in self.facts.items()},
             "findings": [finding.to_json() for finding in self.findings],
             "seconds": round(self.seconds, 3),
@@ -249,108 +237,6 @@ def _name_not_finite(value: Fact) -> Fact:
     return repr(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def has_dropout(model: torch.nn.Module) -> bool:
-    """Return whether training draws random zeros, so that its loss differs from a plain forward pass."""
-    import torch
-
-    modules = any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in model.modules())
-    config = getattr(model, "config", None)
-    return modules or any(_as_share(getattr(config, name, None)) > 0 for name in FUNCTIONAL_DROPOUT)
-
-
-def _as_share(value: object) -> float:
-    return value if isinstance(value, float) else 0.0
-
-
-def check_layout(plain: float, through_batches: float, *, tolerance: float, batching: str) -> Finding | None:
-    """Compare rows alone with the same rows in micro-batches; they must agree."""
-    if math.isclose(plain, through_batches, rel_tol=tolerance, abs_tol=ROUNDING_NATS):
-        return None
-    packed = batching == "packed"
-    return Finding(
-        code="layout-changes-loss",
-        measured=f"the first step's rows have {through_batches:.4f} nats per token in {batching} micro-batches",
-        expected=f"{plain:.4f}, as measured row by row",
-        cause="Packed rows see each other with this model or attention."
-        if packed
-        else "The model does not ignore padding on the right.",
-        change="Set train.batching=padded." if packed else "Set model.attention=sdpa or eager.",
-    )
-
-
-def check_first_step(
-    measured: float,
-    logged: float,
-    *,
-    tolerance: float,
-    num_micro_batches: int,
-    num_ranks: int = 1,
-    severity: Severity = "stop",
-    unit: str = "token",
-    fresh_head_classes: int | None = None,
-) -> Finding | None:
-    """Compare the logged loss of step 1 with the loss measured before it, and name the cause if they differ.
-
-    Args:
-        measured: nats per supervised token (per row for a classifier) by a plain forward pass.
-        logged: what the first step reported.
-        tolerance: allowed relative difference.
-        num_micro_batches: micro-batches of the step.
-        num_ranks: processes that train together.
-        severity: of the finding.
-        unit: what a loss is divided by, ``token`` or ``row``.
-        fresh_head_classes: classes of a head that is new, whose loss must be near their logarithm; else ``None``.
-    """
-    if math.isfinite(logged) and abs(logged - measured) <= tolerance * measured + ROUNDING_NATS:
-        return None
-    ratio = logged / measured if measured else math.inf
-    if not math.isfinite(logged):
-        cause = "The loss is not a number: an overflow in the forward pass or in the loss."
-        change = "Set train.precision=bfloat16 or float32."
-    elif (explained := _explain_factor(ratio, num_micro_batches, num_ranks, max(tolerance, 0.02), unit)) is not None:
-        cause = f"The loss is off by a factor of {ratio:.3g}, equal to {explained}"
-        change = f"Whatever changed the loss or the training step must divide by the step's {unit} count."
-    else:
-        cause = "The cause is not one of the known ones."
-        change = "Compare train.batching=padded and train.precision=float32."
-    chance = (
-        ""
-        if fresh_head_classes is None
-        else f", and log({fresh_head_classes}) = {math.log(fresh_head_classes):.2f} of a new head"
-    )
-    return Finding(
-        code="first-loss-off",
-        severity=severity,
-        measured=f"step 1 logged {logged:.4f} nats per {unit} ({ratio:.3g} times the measured loss)",
-        expected=f"{measured:.4f} ± {tolerance:.0%}, from a plain forward pass over the same rows{chance}",
-        cause=cause,
-        change=change,
-    )
-
-
-def _explain_factor(ratio: float, num_micro_batches: int, num_ranks: int, tolerance: float, unit: str) -> str | None:
-    """Describe which count a ratio of losses equals, the nearest one; ``None`` when there is none."""
-    if ratio <= 0:
-        return None
-    added = (
-        f"a model or custom loss that returns a mean over its micro-batch must not be added up, as if it were divided "
-        f"by the {unit}s of the whole step already."
-    )
-    factors: dict[float, str] = {
-        num_micro_batches * num_ranks: f"the {num_micro_batches} micro-batches of a step times {num_ranks} ranks: "
-        f"{added}",
-        num_micro_batches: f"the {num_micro_batches} micro-batches of a step: {added}",
-        num_ranks: f"the {num_ranks} ranks: the loss is multiplied by them, although gradients are averaged over them.",
-        1 / max(num_micro_batches, 1): f"1 / {num_micro_batches} micro-batches: the loss is divided twice.",
-    }
-    factors.pop(1, None)
-    # By ratio, not by difference: half and twice are equally far off.
-    nearest = min(factors, key=lambda factor: abs(math.log(ratio / factor)), default=None)
-    if nearest is None or not math.isclose(ratio, nearest, rel_tol=tolerance):
-        return None
-    return factors[nearest]
-
-
 def stop_if_needed(report: HealthReport) -> None:
     """End the run when a finding asks for it.
 
@@ -360,12 +246,3 @@ def stop_if_needed(report: HealthReport) -> None:
     stops = [finding.sentence() for finding in report.findings if finding.severity == "stop"]
     if stops:
         raise UserError(["Training was stopped by its health check:", *stops])
-
-
-def mark_supervised(tokenizer: Any, row: TokenRow, *, max_characters: int = 2000) -> str:
-    """Decode a row with the supervised parts between ⟦ and ⟧; a long text loses its middle."""
-    text = mark_supervised_text(tokenizer, row)
-    if len(text) > max_characters:
-        half = max_characters // 2
-        text = f"{text[:half]} … {text[-half:]}"
-    return text

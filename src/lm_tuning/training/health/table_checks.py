@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from lm_tuning.models.structure import Positions, find_positions
+from lm_tuning.text.decoding import special_ids
 from lm_tuning.text.records import NO_LABEL
 from lm_tuning.text.store.table import TokenTable
 from lm_tuning.training.health.records import OF_CODE, Facts, Finding, listing
@@ -141,19 +142,9 @@ def check_held_out_rows(table: TokenTable, model: Any, tokenizer: Any, *, task: 
     ]
 
 
-def special_ids(tokenizer: Any) -> set[int]:
-    """Return the ids of all control tokens, any of which may end a turn."""
-    added = {index for index, token in tokenizer.added_tokens_decoder.items() if token.special}
-    return set(tokenizer.all_special_ids) | added
-
-
 def _read(table: TokenTable, tokenizer: Any, task: str) -> SeenRows:
     return read_rows(
-        table,
-        bos_id=tokenizer.bos_token_id,
-        end_ids=special_ids(tokenizer),
-        task=task,
-        tokens_checked=TOKENS_CHECKED,
+        table, bos_id=tokenizer.bos_token_id, end_ids=special_ids(tokenizer), task=task, tokens_checked=TOKENS_CHECKED
     )
 
 

@@ -131,7 +131,8 @@ def _contradictions(batch: Any, task: str) -> dict[str, BoolArray]:
     # Spans of a row must ascend; the first one of each row has none before it.
     follows = np.zeros(len(used), dtype=bool)
     follows[1:] = (row_of_pair[1:] == row_of_pair[:-1]) & (used[1:, 0] < used[:-1, 1])
-    found["spans lie outside their row or overlap"] = _rows_with(row_of_pair[is_bad | follows], len(first))
+    num_misplaced = np.bincount(row_of_pair[is_bad | follows], minlength=len(first))  # (rows,)
+    found["spans lie outside their row or overlap"] = num_misplaced > 0
     # (rows,): tokens in spans; a class counts as one, since a row has either.
     covered = np.bincount(row_of_pair, weights=used[:, 1] - used[:, 0], minlength=len(first))
     found["the column of supervised tokens does not count the spans"] = supervised != covered + (labels != NO_LABEL)
@@ -143,12 +144,6 @@ def _contradictions(batch: Any, task: str) -> dict[str, BoolArray]:
             (last - first != 1) | (ends != stops - starts)
         )
     return found
-
-
-def _rows_with(rows: Any, num_rows: int) -> Any:
-    is_in = np.zeros(num_rows, dtype=bool)
-    is_in[rows] = True
-    return is_in
 
 
 def _look_at_ends(seen: SeenRows, batch: Any, bos_id: int | None, ends: Any) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.functional import linear
 
 from lm_tuning.batching.head_loss import choose_head_loss
 from lm_tuning.batching.micro_batches import Batching, choose_batching
@@ -18,7 +20,7 @@ from lm_tuning.batching.tasks.base import Packing
 from lm_tuning.errors import UserError
 from lm_tuning.models.structure import inner_model
 from lm_tuning.runtime.precision import autocast
-from lm_tuning.training.kernels import lora_forward, packed_attention
+from lm_tuning.training.kernels import packed_attention
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers, find_layers, pays
 from lm_tuning.wording import count_of
 
@@ -60,7 +62,7 @@ class FastPath:
         # In the reverse order of what was put in place: a compiled layer holds on to the forward passes inside of it.
         if self.layers is not None:
             self.layers.switch_off()
-        lora_forward.remove(model)
+        remove_fused_lora(model)
         if self._attention is not None:
             inner_model(model).set_attn_implementation(self._attention)
 
@@ -91,7 +93,7 @@ def prepare_fast_path(
     fast = _choose_batching(ready, settings, longest)
     if settings.train.method != "full":
         # Before anything is compiled or tried, so that it is these forward passes that are.
-        fused = lora_forward.install(model)
+        fused = install_fused_lora(model)
         fast.facts["adapters"] = (
             f"fused LoRA forward in {count_of(fused, 'layer')}" if fused else "the library's forward pass"
         )
@@ -186,3 +188,71 @@ def _short_row(table: TokenTable) -> Any:
     """Return the token ids of a short row among the first ones."""
     position = int(table.lengths[:_ROWS_TRIED].argmin())
     return table[position].input_ids.copy()
+
+
+def install_fused_lora(model: torch.nn.Module) -> int:
+    """Give every plain LoRA layer a fused forward pass.
+
+    Adapters are kept in float32, since their updates are small. The library casts every layer's input up to float32 for
+    them, and autocast casts it down again for the product; the input is a thousand times larger than the adapter. Here
+    the two small matrices are cast instead. What is computed is the same: under autocast the products were made in 16
+    bits before, too.
+
+    Layers with dropout, a variant such as DoRA, a bias of the adapter or more than one adapter keep the library's.
+
+    Args:
+        model: with adapters; changed in place. What is stored of it stays the same.
+
+    Returns:
+        How many layers have it.
+    """
+    count = 0
+    for module in model.modules():
+        if _is_plain_lora(module):
+            # On the instance, so that other models of the process, and the class, keep the library's.
+            module.forward = MethodType(_fused_forward, module)
+            count += 1
+    return count
+
+
+def remove_fused_lora(model: torch.nn.Module) -> None:
+    """Give every layer the library's forward pass back."""
+    for module in model.modules():
+        # Other libraries put functions of their own there too, such as accelerate's wrapper; those stay.
+        if getattr(module.__dict__.get("forward"), "__func__", None) is _fused_forward:
+            del module.forward
+
+
+def _fused_forward(self: Any, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Add the adapter's part to the frozen layer's result."""
+    # An evaluation of the base model switches adapters off; merged ones are in the frozen weights already.
+    if self.disable_adapters or self.merged or args or kwargs:
+        return type(self).forward(self, x, *args, **kwargs)  # type: ignore[no-any-return]
+    [name] = self.active_adapters
+    result = self.base_layer(x)
+    # (r, in) and (out, r): a thousandth of the activations (tokens, in), so that casting them costs next to nothing.
+    down, up = self.lora_A[name].weight.to(result.dtype), self.lora_B[name].weight.to(result.dtype)
+    # (..., r)
+    hidden = linear(x.to(result.dtype), down)
+    # Scaled on the small matrix, not on the activations, (..., out).
+    return result + linear(hidden, up * self.scaling[name])  # type: ignore[no-any-return]
+
+
+def _is_plain_lora(module: Any) -> bool:
+    """Return whether a module is a LoRA layer over a linear one with nothing special about it."""
+    from peft.tuners.lora.layer import LoraLayer
+
+    if not isinstance(module, LoraLayer) or module.merged or module.lora_variant:
+        return False
+    # Several adapters would be added up, or chosen among, by the library's own rules.
+    names = list(module.lora_A)
+    if len(names) != 1 or list(module.active_adapters) != names or module.lora_embedding_A:
+        return False
+    [name] = names
+    dropout = module.lora_dropout[name]
+    matrices: tuple[Any, Any] = (module.lora_A[name], module.lora_B[name])
+    return (
+        all(type(matrix) is torch.nn.Linear and matrix.bias is None for matrix in matrices)
+        and not getattr(dropout, "p", 0.0)
+        and hasattr(module.get_base_layer(), "in_features")
+    )

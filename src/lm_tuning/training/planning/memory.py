@@ -19,6 +19,7 @@ from lm_tuning.parameters.trainer_arguments import DEFAULT_OPTIMIZER
 from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.planning.records import MemoryRow
 from lm_tuning.training.settings import TrainingSettings
+from lm_tuning.training.setup.adapters import is_targeted, linear_layers, output_head
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,11 @@ class Parameter:
         """Return how many numbers the tensor holds."""
         return math.prod(self.shape)
 
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes that they take."""
+        return self.numel * self.element_bytes
+
 
 @dataclass(frozen=True)
 class ModelBytes:
@@ -95,13 +101,13 @@ def measure_model(model: torch.nn.Module, trainer: TrainerSettings) -> ModelByte
         if parameter.requires_grad
     ]
     # parameters() and buffers() name a shared tensor once, as it lies in memory once.
-    gradients = sum(parameter.numel * parameter.element_bytes for parameter in trained)
+    gradients = sum(parameter.num_bytes for parameter in trained)
     return ModelBytes(
-        weights=sum(tensor.numel() * tensor.element_size() for tensor in model.parameters()),
+        weights=sum(tensor.nbytes for tensor in model.parameters()),
         gradients=gradients,
         optimizer_state=count_optimizer_state(trained, trainer),
         optimizer_extra=gradients if trainer.get("optim", DEFAULT_OPTIMIZER) in _COPYING else 0,
-        buffers=sum(tensor.numel() * tensor.element_size() for tensor in model.buffers()),
+        buffers=sum(tensor.nbytes for tensor in model.buffers()),
     )
 
 
@@ -121,7 +127,7 @@ def count_optimizer_state(parameters: Iterable[Parameter], trainer: TrainerSetti
         return sum(_adafactor_bytes(parameter) for parameter in parameters)
     if name in _TORCH_MOMENTS:
         moments = _TORCH_MOMENTS[name] + _extra_moments(name, trainer.get("optim_args", ""))
-        return sum(moments * parameter.numel * parameter.element_bytes for parameter in parameters)
+        return sum(moments * parameter.num_bytes for parameter in parameters)
     plain = name.removeprefix("paged_")
     # AdamW in float32 where the name is not known.
     moments = next((count for start, count in _MOMENTS.items() if plain.startswith(start)), 2)
@@ -198,11 +204,11 @@ def estimate_training(skeleton: Any, settings: TrainingSettings) -> TrainingEsti
     if train.method == "full":
         trained = [Parameter(tuple(each.shape), weights_bytes) for each in skeleton.parameters()]
     else:
-        adapted = [shape for name, shape in linear.items() if _is_target(name, train.lora.target_modules)]
+        adapted = [shape for name, shape in linear.items() if is_targeted(name, train.lora.target_modules)]
         trained = [Parameter((train.lora.r, side), _FLOAT32_BYTES) for shape in adapted for side in shape]
-        weights += sum(parameter.numel * parameter.element_bytes for parameter in trained)
+        weights += sum(parameter.num_bytes for parameter in trained)
     state = count_optimizer_state(trained, train.trainer)
-    gradients = sum(parameter.numel * parameter.element_bytes for parameter in trained)
+    gradients = sum(parameter.num_bytes for parameter in trained)
     return replace(estimate_activations(skeleton, settings), fixed=round(weights) + gradients + state)
 
 
@@ -214,7 +220,7 @@ def estimate_activations(model: Any, settings: TrainingSettings) -> TrainingEsti
         settings: of the training.
     """
     linear = _linear_shapes(model)
-    head = _find_head(model)
+    head = output_head(model)
     compute_bytes = _DTYPE_BYTES.get(settings.compute_dtype, _FLOAT32_BYTES)
     config = model.config.get_text_config()
     layers = int(getattr(config, "num_hidden_layers", 1) or 1)
@@ -253,33 +259,18 @@ def _extra_moments(name: str, optimizer_args: str) -> int:
     return int(given.get("momentum", "0") not in {"0", "0.0"}) + int(centered)
 
 
-def _find_head(model: Any) -> Any:
-    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-
-
 def _linear_shapes(model: Any) -> dict[str, tuple[int, int]]:
     """Return both sides of every linear layer by its name, without the output head and the matrices of adapters."""
-    head = _find_head(model)
+    head = output_head(model)
     shapes = {}
-    for name, module in model.named_modules():
-        if module is head or not _is_linear(module) or ".lora_" in name:
+    for name, module in linear_layers(model).items():
+        if module is head or ".lora_" in name:
             continue
-        rows, columns = module.weight.shape if module.weight.dim() == 2 else (0, 0)
+        weight: Any = module.weight
+        rows, columns = weight.shape if weight.dim() == 2 else (0, 0)
         # A quantized layer's weight is packed, so its sides are told by the layer itself.
         shapes[name] = (getattr(module, "out_features", rows), getattr(module, "in_features", columns))
     return shapes
-
-
-def _is_linear(module: Any) -> bool:
-    from transformers.pytorch_utils import Conv1D
-
-    return isinstance(module, torch.nn.Linear | Conv1D)
-
-
-def _is_target(name: str, targets: str | list[str]) -> bool:
-    if isinstance(targets, str):
-        return True
-    return any(name == target or name.endswith(f".{target}") for target in targets)
 
 
 @dataclass(frozen=True)

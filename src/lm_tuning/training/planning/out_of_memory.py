@@ -28,8 +28,7 @@ _ROUNDING_POSITIONS = 64
 _SAID_BY_LIBRARIES = re.compile(
     r"out of memory|can't allocate memory|cannot allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE
 )
-_ASKED_IN_UNITS = re.compile(r"(?:Tried|Unable) to allocate ([\d.]+) (bytes|[KMGTP]iB)")
-_ASKED_IN_BYTES = re.compile(r"tried to allocate (\d+) bytes")
+_ASKED = re.compile(r"(?:[Tt]ried|Unable) to allocate ([\d.]+) (bytes|[KMGTP]iB)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 
 
@@ -144,11 +143,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def read_asked_bytes(error: BaseException) -> int | None:
     """Read off a message how much memory was asked for in vain; ``None`` when it does not say."""
-    in_units = _ASKED_IN_UNITS.search(str(error))
-    if in_units:
-        return round(float(in_units.group(1)) * _UNITS[in_units.group(2)])
-    in_bytes = _ASKED_IN_BYTES.search(str(error))
-    return int(in_bytes.group(1)) if in_bytes else None
+    asked = _ASKED.search(str(error))
+    return round(float(asked[1]) * _UNITS[asked[2]]) if asked else None
 
 
 def read_memory(device: str) -> MemoryReading:

@@ -6,7 +6,7 @@ file but the answer is written. The answer is renewed after every measurement, s
 it knew.
 
 Layers are not compiled here, which would take longer than everything else: speeds are those of the uncompiled model.
-A training that compiles its layers measures once more from there, see :mod:`lm_tuning.training.planning.compiled`.
+A training that compiles its layers measures once more from there, see :mod:`lm_tuning.training.planning.replanning`.
 """
 
 from __future__ import annotations

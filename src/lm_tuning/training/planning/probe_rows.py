@@ -48,7 +48,7 @@ def heaviest_groups(
     Returns:
         One micro-batch, or two different ones.
     """
-    positions = [_count_positions(group, table, task, batching) for group in groups]
+    positions = [count_group_positions(group, table, task, batching) for group in groups]
     full = [position for position, count in enumerate(positions) if count >= _NEARLY_FULL * max(positions)]
     # Of the fullest the one with the longest row: attention without a flash kernel keeps something for every pair of
     # positions of a row.
@@ -120,7 +120,8 @@ def extreme_rows(plan: StepPlan, table: TokenTable, rows_of_step: int) -> list[I
     return [np.concatenate([most, shortest[~np.isin(shortest, most)]]) for most in kinds]
 
 
-def _count_positions(group: list[int], table: TokenTable, task: TrainingTask, batching: Batching) -> int:
+def count_group_positions(group: list[int], table: TokenTable, task: TrainingTask, batching: Batching) -> int:
+    """Count the positions of one micro-batch, padding included."""
     lengths = table.lengths[group]
     if batching == "packed":
         return int(lengths.sum())

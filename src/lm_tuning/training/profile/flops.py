@@ -7,7 +7,6 @@ that rests on these counts is the model FLOPs utilization (MFU), which is at mos
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lm_tuning.models.structure import HEAD, inner_model
+from lm_tuning.training.setup.adapters import count_weights
 
 if TYPE_CHECKING:
-    import torch
     from numpy.typing import ArrayLike
 
     from lm_tuning.batching.step_plan import StepPlan
@@ -194,18 +193,9 @@ def _linear_layers(model: Any) -> Iterator[tuple[str, Any, int, float]]:
         is_behind_trained = is_behind_trained or (first is not None and stack_of(name) == first)
         # GPT-2 and its kin have Conv1D: a linear layer whose weight lies transposed.
         if isinstance(module, torch.nn.Linear | Conv1D):
-            yield name, module, _size(module.weight), _flops(module.weight, is_behind_trained=is_behind_trained)
-
-
-def _flops(weight: torch.Tensor, *, is_behind_trained: bool) -> float:
-    each = _FORWARD + (_INPUT_GRADIENT if is_behind_trained else 0) + (_WEIGHT_GRADIENT if weight.requires_grad else 0)
-    return float(each * _size(weight))
-
-
-def _size(weight: torch.Tensor) -> int:
-    """Return the number of weights; two of 4 bits lie in one byte."""
-    state = getattr(weight, "quant_state", None)
-    return weight.numel() if state is None else math.prod(state.shape)
+            size = count_weights(module.weight)
+            backward = _INPUT_GRADIENT * is_behind_trained + _WEIGHT_GRADIENT * module.weight.requires_grad
+            yield name, module, size, float((_FORWARD + backward) * size)
 
 
 def _belongs_to(module: Any, head: Any) -> bool:

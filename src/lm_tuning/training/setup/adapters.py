@@ -31,9 +31,7 @@ MUTATING = ("pissa", "olora")
 
 def target_names(model: Any) -> list[str]:
     """Return the distinct last names of the model's linear layers, such as ``q_proj``, without the output head."""
-    return sorted(
-        {name.rpartition(".")[2] for name, module in _linear_layers(model).items() if not _is_head(model, module)}
-    )
+    return sorted({name.rpartition(".")[2] for name in _targeted_layers(model, "all-linear")})
 
 
 def check_targets(model: Any, targets: str | list[str]) -> None:
@@ -45,13 +43,13 @@ def check_targets(model: Any, targets: str | list[str]) -> None:
     """
     if targets == "all-linear":
         return
-    layers = _linear_layers(model)
+    layers = linear_layers(model)
     available = target_names(model)
-    head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
+    head = output_head(model)
     is_tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
     problems = []
     for target in targets:
-        matches = [module for name, module in layers.items() if _is_named(name, target)]
+        matches = [module for name, module in layers.items() if is_targeted(name, [target])]
         if not matches:
             near = difflib.get_close_matches(target, available, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -170,17 +168,28 @@ def save_adapter(model: Any, folder: Path) -> None:
 
 
 def count_parameters(model: torch.nn.Module) -> tuple[int, int]:
-    """Return (trainable, all) parameters; two 4-bit weights lie in one byte and count as two."""
+    """Return (trainable, all) parameters."""
     trainable = total = 0
     for parameter in model.parameters():
-        state = getattr(parameter, "quant_state", None)
-        size = parameter.numel() if state is None else math.prod(state.shape)
+        size = count_weights(parameter)
         total += size
         trainable += size if parameter.requires_grad else 0
     return trainable, total
 
 
-def _linear_layers(model: Any) -> dict[str, torch.nn.Module]:
+def count_weights(parameter: torch.Tensor) -> int:
+    """Return the number of weights in a parameter; two of 4 bits lie in one byte."""
+    state = getattr(parameter, "quant_state", None)
+    return parameter.numel() if state is None else math.prod(state.shape)
+
+
+def stored_parameters(model: Any) -> list[torch.nn.Parameter]:
+    """Return the parameters that are stored of a model: all of them, or with adapters what is trained."""
+    is_adapter = hasattr(model, "peft_config")
+    return [parameter for parameter in model.parameters() if parameter.requires_grad or not is_adapter]
+
+
+def linear_layers(model: Any) -> dict[str, torch.nn.Module]:
     """Return the layers that an adapter can go on, by name; GPT-2 has its own kind."""
     from transformers.pytorch_utils import Conv1D
 
@@ -188,21 +197,23 @@ def _linear_layers(model: Any) -> dict[str, torch.nn.Module]:
     return {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
 
 
-def _is_named(name: str, target: str) -> bool:
-    return name == target or name.endswith(f".{target}")
+def is_targeted(name: str, targets: str | list[str]) -> bool:
+    """Return whether a linear layer has a name that is asked for."""
+    return targets == "all-linear" or any(name == target or name.endswith(f".{target}") for target in targets)
 
 
-def _is_head(model: Any, module: Any) -> bool:
-    output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    return module is output or module is getattr(model, HEAD, None)
+def output_head(model: Any) -> Any:
+    """Return the layer that makes logits over the vocabulary; ``None`` without one."""
+    return model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
 
 
 def _targeted_layers(model: Any, targets: str | list[str]) -> dict[str, torch.nn.Module]:
     """Return the layers that get an adapter, by name."""
+    heads = (output_head(model), getattr(model, HEAD, None))
     return {
         name: module
-        for name, module in _linear_layers(model).items()
-        if not _is_head(model, module) and (targets == "all-linear" or any(_is_named(name, each) for each in targets))
+        for name, module in linear_layers(model).items()
+        if module not in heads and is_targeted(name, targets)
     }
 
 
