@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy, linear
 
-from lm_tuning.batching.chunked_loss import Implementation, compiled_kernel, linear_sum_nats, sum_nats_in_chunks
+from lm_tuning.batching.losses import Implementation, compiled_kernel, linear_sum_nats, sum_nats_in_chunks
 from lm_tuning.models.structure import backbone_of, inner_model
 from lm_tuning.text.store.table import IGNORE_INDEX
 
@@ -57,7 +57,7 @@ class HeadLoss:
             hidden: ``(positions, features)``.
             targets: ``(positions,)``, ``IGNORE_INDEX`` for none.
             label_smoothing: share of the target that is spread over the vocabulary.
-            hits: receives what :func:`lm_tuning.batching.chunked_loss.count_hits` counts; only without gradient.
+            hits: receives what :func:`lm_tuning.batching.losses.count_hits` counts; only without gradient.
 
         Returns:
             A scalar in nats, float32.

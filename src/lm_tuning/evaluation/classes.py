@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_tuning.batching.class_counts import Int64Array, count_classes
-from lm_tuning.batching.held_out_loss import HeldOut, Predictions, choose_rows
+from lm_tuning.batching.held_out_loss import HeldOut, Int64Array, Predictions, choose_rows, count_classes
 from lm_tuning.data.split.class_shares import choose_shown, describe_moved, list_moved
 from lm_tuning.evaluation.base import (
     Comparison,

@@ -11,7 +11,6 @@ from lm_tuning.errors import UserError
 from lm_tuning.models.folders import check_tokenizer_files, check_weight_files, existing_folder, is_local
 from lm_tuning.models.generation_settings import clean_generation_settings
 from lm_tuning.models.hub import check_hub_weights, may_download, user_errors
-from lm_tuning.models.padding import choose_pad_token
 from lm_tuning.models.quantization import Quantization, check_quantization, prepare_quantized
 from lm_tuning.models.structure import (
     AUTO_CLASSES,
@@ -30,6 +29,51 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NUM_SHOWN = 3
+# Tokens that were put into vocabularies to pad with, or to be free. "<|endoftext|>" separates documents while
+# pretraining; a chat model that ends its turns with another token never has to produce it.
+PAD_NAMES = (
+    "<pad>",
+    "<|pad|>",
+    "[PAD]",
+    "<|finetune_right_pad_id|>",
+    "<|padding|>",
+    "<|endoftext|>",
+    "<|reserved_special_token_0|>",
+    "<unk>",
+    "[UNK]",
+)
+
+
+def choose_pad_token(tokenizer: Any) -> str:
+    """Choose a pad token that is neither the EOS token nor a new one.
+
+    A new token would need a larger embedding, which makes an adapter of half a megabyte one of hundreds. Padding
+    with the EOS token is harmless here because loss masks come from spans and never from comparing ids, yet other
+    tools that read the model may mask by id, so it comes last.
+
+    Args:
+        tokenizer: a transformers tokenizer; it is not changed.
+
+    Raises:
+        UserError: the tokenizer has neither a usable special token nor an EOS token.
+    """
+    pad, eos, unk = tokenizer.pad_token, tokenizer.eos_token, tokenizer.unk_token
+    if pad is not None and pad != eos:
+        return str(pad)
+    # What the template writes belongs to the text. Several templates come as a mapping, which is not searched.
+    template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+    # Control tokens alone: padding with an ordinary one would look like text to whoever reads a batch.
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    if tokenizer.unk_token_id is not None:
+        special.add(unk)
+    for name in PAD_NAMES:
+        if name in special and name not in (eos, tokenizer.bos_token) and name not in template:
+            return name
+    if eos is None:
+        raise UserError(
+            "The tokenizer has no pad token, no EOS token and no special token to pad with. Set its pad_token."
+        )
+    return str(eos)
 
 
 def load_tokenizer(name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -66,7 +110,7 @@ def load_tokenizer(name_or_path: str, *, revision: str | None = None, trust_remo
     tokenizer.init_kwargs.pop("local_files_only", None)
     tokenizer.padding_side = "right"
     # An existing token: a new one would need a larger embedding.
-    tokenizer.pad_token = choose_pad_token(tokenizer).token
+    tokenizer.pad_token = choose_pad_token(tokenizer)
     return tokenizer
 
 

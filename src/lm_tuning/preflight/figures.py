@@ -1,4 +1,4 @@
-"""Gather all figures of the checks before training, in which every row that was read has exactly one outcome."""
+"""Inspect a run's rows: gather all figures, in which every row that was read has exactly one outcome."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from lm_tuning.data.row_limit import count_rows_in_file
 from lm_tuning.data.split.records import SplitsSummary
 from lm_tuning.errors import UserError
 from lm_tuning.findings import SEVERITIES, SEVERITY_WORDS, Issue
+from lm_tuning.models.loading import load_tokenizer, read_config
+from lm_tuning.models.record import location_of
+from lm_tuning.models.structure import position_limit
 from lm_tuning.parameters import ModelParameters, PreflightParameters, TokenizeParameters, TrainParameters
-from lm_tuning.preflight.examples import decode_examples
 from lm_tuning.preflight.issues import find_issues, store_issue
-from lm_tuning.preflight.labels import count_labels
-from lm_tuning.preflight.lengths import measure_lengths
-from lm_tuning.preflight.padding import choose_steps, measure_padding
 from lm_tuning.preflight.records import Inspection, Outcome, PreflightFigures, RowAccount, StoredRows
-from lm_tuning.preflight.schedule import describe_schedule, plan_steps
-from lm_tuning.preflight.special_tokens import inspect_special_tokens, judge_special_tokens, measure_vocabulary
+from lm_tuning.preflight.rows import count_labels, measure_lengths
+from lm_tuning.preflight.steps import choose_steps, describe_schedule, measure_padding, plan_steps
+from lm_tuning.preflight.tokens import decode_examples, inspect_special_tokens, judge_special_tokens, measure_vocabulary
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.runtime.device import current_device
 from lm_tuning.storage.folders import read_manifest
 from lm_tuning.text.records import TokenSummary
 from lm_tuning.text.store.table import open_split
@@ -287,3 +288,48 @@ def _target_metrics(figures: Inspection) -> dict[str, float]:
         for side in ("source", "target")
         for name in ("mean", "p99", "max")
     }
+
+
+def inspect_run(
+    rows: StoredRows,
+    *,
+    model: ModelParameters,
+    tokenize: TokenizeParameters,
+    train: TrainParameters,
+    preflight: PreflightParameters,
+    seed: int,
+    on_progress: OnProgress = ignore_progress,
+) -> PreflightFigures:
+    """Inspect the tokens of a run as its training would use them, with the tokenizer and the config of its model.
+
+    Args:
+        rows: what is stored of them.
+        model: the ``model`` parameters.
+        tokenize: the ``tokenize`` parameters.
+        train: the ``train`` parameters.
+        preflight: the ``preflight`` parameters.
+        seed: order of rows.
+        on_progress: receives rows and steps done.
+
+    Returns:
+        All figures, see ``inspect_tokens``.
+
+    Raises:
+        UserError: the tokens were made from other splits, or the parameters allow no plan.
+    """
+    location = location_of(rows.base_model)
+    # The config alone says how many positions and embeddings there are: no weights are read, so no GPU is needed.
+    tokenizer, config = load_tokenizer(**location), read_config(**location)
+    return inspect_tokens(
+        rows,
+        tokenizer,
+        model=model,
+        tokenize=tokenize,
+        train=train,
+        preflight=preflight,
+        seed=seed,
+        device=current_device().kind,
+        max_positions=position_limit(config),
+        num_embeddings=getattr(config.get_text_config(), "vocab_size", None),
+        on_progress=on_progress,
+    )

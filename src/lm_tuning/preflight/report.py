@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.row_limit import describe_row_limit
 from lm_tuning.preflight.issues import read_issue
-from lm_tuning.preflight.labels import lay_out_labels
 from lm_tuning.preflight.records import (
     DecodedRow,
     Inspection,
@@ -20,6 +19,7 @@ from lm_tuning.preflight.records import (
     ScheduleFigures,
     SpecialTokenFigures,
 )
+from lm_tuning.preflight.rows import lay_out_labels
 from lm_tuning.reporting.document import Block, Cell, Example, Histogram, Issues, Paragraph, Report, Section, Table
 from lm_tuning.reporting.text import shorten_path, write_large, write_percent
 from lm_tuning.wording import count_of

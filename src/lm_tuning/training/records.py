@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NotRequired, TypeAlias, TypedDict
 from lm_tuning.runtime.nvml import CardFigures
 
 if TYPE_CHECKING:
-    from lm_tuning.batching.mixing import TrainedSource
+    from lm_tuning.batching.step_plan import TrainedSource
 
 StepRow: TypeAlias = dict[str, float]
 """What a step learned: ``step``, ``epoch``, ``gradient_norm``, ``learning_rate``, and loss and supervised count under

@@ -16,8 +16,7 @@ import numpy.typing as npt
 import torch
 
 from lm_tuning.batching.batch import MicroBatch
-from lm_tuning.batching.chunked_loss import count_hits
-from lm_tuning.batching.losses import PLAIN, LossShape
+from lm_tuning.batching.losses import PLAIN, LossShape, count_hits
 from lm_tuning.batching.micro_batches import Batching, split_rows
 from lm_tuning.models.structure import inner_model
 from lm_tuning.parameters.base import TaskName
@@ -167,7 +166,7 @@ class TrainingTask(ABC):
             model: a model of this task, wrapped or not, on the micro-batch's device.
             batch: the rows.
             shape: label smoothing and class weights.
-            hits: receives what :func:`lm_tuning.batching.chunked_loss.count_hits` counts; only without gradient.
+            hits: receives what :func:`lm_tuning.batching.losses.count_hits` counts; only without gradient.
 
         Returns:
             A scalar in nats, float32.

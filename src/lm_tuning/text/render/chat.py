@@ -18,11 +18,10 @@ from typing import Any
 
 from lm_tuning.json_types import JsonObject
 from lm_tuning.text.records import CharRange, Message, Tools
-from lm_tuning.text.render.alterations import find_alterations, find_hidden_tools
+from lm_tuning.text.render.chat_template import TemplateCall, attempt
 from lm_tuning.text.render.control_tokens import TYPED_AS_TEXT, ControlTokens, show
 from lm_tuning.text.render.plain import NOT_VERBATIM, TURN_LEFT_OUT, RenderedRow, RowRefused
-from lm_tuning.text.render.template_call import TemplateCall, attempt
-from lm_tuning.text.render.tool_arguments import ToolArguments
+from lm_tuning.text.render.probes import ToolArguments, find_alterations, find_hidden_tools
 
 TRAILING_TURNS_CUT = "trailing_turns_cut"
 ANSWER_NOT_SUPERVISED = "answer_not_learned"

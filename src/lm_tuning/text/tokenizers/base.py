@@ -13,9 +13,8 @@ import pyarrow as pa
 
 from lm_tuning.data.store import COLUMN_RANGES
 from lm_tuning.parameters.text import TokenizeParameters
-from lm_tuning.text.align.bytes import ByteTable, is_byte_level
+from lm_tuning.text.align.bytes import ByteTable, RowAligner, is_byte_level
 from lm_tuning.text.align.masks import Encoded, RowEncoder, bare_backend, inner_span
-from lm_tuning.text.align.rows import RowAligner
 from lm_tuning.text.render.control_tokens import TYPED_AS_TEXT, ControlTokens
 from lm_tuning.text.render.plain import RenderedRow, RenderedRows, RowRefused
 from lm_tuning.text.store.columns import BoolArray, hold_token

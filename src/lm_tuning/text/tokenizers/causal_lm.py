@@ -14,9 +14,11 @@ from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.text.align.bytes import AlignedRows, build_byte_table
-from lm_tuning.text.align.masks import Encoded, Encoding, TokenizedRow, added_around, find_unlike, tokenize_row
+from lm_tuning.text.align.masks import Encoded, Encoding, TokenizedRow, added_around, tokenize_row
+from lm_tuning.text.decoding import find_unlike
 from lm_tuning.text.records import CharRange, Conversation, Message, Span, Tools
 from lm_tuning.text.render.chat import ChatRenderer
+from lm_tuning.text.render.chat_template import REFUSED, read_template
 from lm_tuning.text.render.plain import (
     RenderedRow,
     RenderedRows,
@@ -26,8 +28,6 @@ from lm_tuning.text.render.plain import (
     render_plain,
     render_text,
 )
-from lm_tuning.text.render.template_bounds import read_template
-from lm_tuning.text.render.template_call import REFUSED
 from lm_tuning.text.store.columns import (
     BoolArray,
     begins_with,

@@ -10,7 +10,7 @@ import numpy as np
 
 from lm_tuning.batching.losses import LossShape, balance_classes
 from lm_tuning.batching.tasks.base import TrainingTask
-from lm_tuning.batching.tasks.registry import task_of
+from lm_tuning.batching.tasks.kinds import task_of
 from lm_tuning.data.format.labels import refuse_unknown_weights
 from lm_tuning.models.record import location_of
 from lm_tuning.runtime.precision import autocast
