@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 from lm_tuning.batching.micro_batches import choose_batching, choose_micro_batch_tokens
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
@@ -17,9 +18,9 @@ from lm_tuning.models.record import location_of
 from lm_tuning.models.structure import position_limit
 from lm_tuning.parameters import ModelParameters, PreflightParameters, TokenizeParameters, TrainParameters
 from lm_tuning.preflight.issues import find_issues, store_issue
-from lm_tuning.preflight.records import Inspection, Outcome, PreflightFigures, RowAccount, StoredRows
+from lm_tuning.preflight.records import DivisionFigures, Inspection, Outcome, PreflightFigures, RowAccount, StoredRows
 from lm_tuning.preflight.rows import count_labels, measure_lengths
-from lm_tuning.preflight.steps import choose_steps, describe_schedule, measure_padding, plan_steps
+from lm_tuning.preflight.steps import choose_steps, chosen_way, describe_schedule, measure_padding, plan_steps
 from lm_tuning.preflight.tokens import decode_examples, inspect_special_tokens, judge_special_tokens, measure_vocabulary
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.device import current_device
@@ -139,6 +140,10 @@ def inspect_tokens(
     chosen = choose_batching(train.batching, device=device, attention=model.attention, can_pack=task != SEQ2SEQ_LM)
     of_train = token_summary["splits"]["train"]
     max_target_tokens = token_summary.get("max_target_tokens")
+    # Where classes are what is supervised, rows with tokens count.
+    rows_by_class: Mapping[str, Mapping[str, int]] | None = None
+    if task == SEQUENCE_CLASSIFICATION:
+        rows_by_class = {split: token_summary["splits"][split]["rows_by_class"] for split in SPLITS}
     special = inspect_special_tokens(tokens, tokenizer, task=task, on_progress=on_progress)
     figures: Inspection = {
         "task": task,
@@ -170,20 +175,8 @@ def inspect_tokens(
             for kind, one in rows.findings.items()
         },
         "changed": of_train["changed"],
-        "splits": {
-            "rows": split_summary["rows"],
-            "duplicates": split_summary["duplicates"],
-            "near_duplicates": split_summary["near_duplicates"],
-            "leakage": split_summary["leakage"],
-            "overlap": split_summary["overlap"],
-            "groups": split_summary["groups"],
-            "folds": split_summary["folds"],
-            "untrained_classes": split_summary["untrained_classes"],
-            # Splits that an earlier version stored, and that preflight alone reads, do not say so.
-            "lost_classes": split_summary.get("lost_classes"),
-            "class_shares": split_summary["class_shares"],
-            "warnings": split_summary["warnings"],
-        },
+        # Splits that an earlier version stored, and that preflight alone reads, do not say all of it.
+        "splits": cast("DivisionFigures", {key: split_summary.get(key) for key in DivisionFigures.__annotations__}),
         "lengths": measure_lengths(
             table.lengths,
             table.num_supervised,
@@ -204,7 +197,7 @@ def inspect_tokens(
             on_progress=on_progress,
         ),
         "schedule": describe_schedule(plan, table, steps, sources=sources, train=train),
-        "labels": count_labels(splits, split_summary, rows_by_class=_rows_by_class(token_summary)),
+        "labels": count_labels(splits, split_summary, rows_by_class=rows_by_class),
         "vocabulary": measure_vocabulary(tokens, tokenizer, num_embeddings=num_embeddings),
         "special_tokens": {**special, "judgements": judge_special_tokens(special)},
         "examples": decode_examples(
@@ -213,13 +206,6 @@ def inspect_tokens(
     }
     issues = find_issues(figures)
     return {"metrics": _metrics(figures, issues), "concerns": [store_issue(issue) for issue in issues], **figures}
-
-
-def _rows_by_class(token_summary: TokenSummary) -> dict[str, dict[str, int]] | None:
-    """Return the rows with tokens by split and class, where classes are what is supervised."""
-    if token_summary["task"] != SEQUENCE_CLASSIFICATION:
-        return None
-    return {split: token_summary["splits"][split]["rows_by_class"] for split in SPLITS}
 
 
 def describe_preflight(figures: PreflightFigures) -> list[str]:
@@ -237,12 +223,11 @@ def describe_preflight(figures: PreflightFigures) -> list[str]:
         )
     else:
         supervised = f"{lengths['supervised_fraction']:.1%} of the tokens supervised"
-    choice = next(one for one in padding["choices"] if one["name"] == padding["batching"])
     lines = [
         f"Preflight: {count_of(figures['rows']['num_rows_read'], 'row')} read, {lengths['num_rows']:,} trained on; "
         f"{count_of(schedule['steps_per_epoch'], 'step')} and {count_of(schedule['tokens_per_epoch'], 'token')} per "
         f"epoch, {count_of(schedule['total_steps'], 'step')} in all; {supervised}; "
-        f"padding {choice['padding_fraction']:.1%} ({padding['batching']})."
+        f"padding {chosen_way(padding)['padding_fraction']:.1%} ({padding['batching']})."
     ]
     counts = Counter(issue["level"] for issue in figures["concerns"])
     if counts["stop"]:

@@ -20,6 +20,7 @@ from lm_tuning.preflight.records import (
     SpecialTokenFigures,
 )
 from lm_tuning.preflight.rows import lay_out_labels
+from lm_tuning.preflight.steps import chosen_way
 from lm_tuning.reporting.document import Block, Cell, Example, Histogram, Issues, Paragraph, Report, Section, Table
 from lm_tuning.reporting.text import shorten_path, write_large, write_percent
 from lm_tuning.wording import count_of
@@ -88,7 +89,7 @@ def compose_report(figures: PreflightFigures) -> Report:
             else ("supervised tokens", write_percent(lengths["supervised_fraction"] or 0.0)),
             ("steps in all", f"{schedule['total_steps']:,}"),
             ("epochs", f"{schedule['epochs']:.2f}"),
-            ("padding", write_percent(_fraction_of(padding, padding["batching"]))),
+            ("padding", write_percent(chosen_way(padding)["padding_fraction"])),
         ],
         sections=sections,
     )
@@ -368,7 +369,3 @@ def _special_tokens(facts: SpecialTokenFigures) -> Iterator[Block]:
         ],
         text_columns=(0, 4),
     )
-
-
-def _fraction_of(padding: PaddingFigures, name: str) -> float:
-    return next(float(one["padding_fraction"]) for one in padding["choices"] if one["name"] == name)

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pyarrow.compute as pc
@@ -23,6 +24,9 @@ from lm_tuning.text.store.table import Int32Array
 from lm_tuning.text.summary import length_quantiles
 from lm_tuning.wording import count_of
 
+LimitName = Literal["max_length_tokens", "max_target_tokens"]
+"""The parameters of ``tokenize`` that limit how long a row, or its target, may be."""
+
 NUM_BINS = 60
 SHORTENED = {
     CAUSAL_LM: ("old_turns_dropped", "prompt_shortened", "prompt_emptied", "answer_shortened", "end_cut"),
@@ -35,6 +39,7 @@ SHORTENED = {
 _PARTS = {CAUSAL_LM: ("prompt", "answer"), SEQUENCE_CLASSIFICATION: (), SEQ2SEQ_LM: ("source", "target")}
 _DRAWN = {CAUSAL_LM: ("row", "answer"), SEQUENCE_CLASSIFICATION: ("row",), SEQ2SEQ_LM: ("source", "target")}
 _ROUND_LIMITS = tuple(2**power for power in range(5, 18))
+_FEW_ROWS_CUT = 0.01
 _QUANTILE_LIMITS = {"p95": 0.95, "p99": 0.99, "p99.9": 0.999, "longest": 1.0}
 
 
@@ -185,6 +190,25 @@ def compare_limits(lengths: Int32Array, *, present: int, beyond: BeyondLimit, nu
             }
         )
     return found
+
+
+def advise_limit(facts: LengthFigures, name: LimitName = "max_length_tokens", *, context_tokens: int | None) -> str:
+    """Name the lowest limit that cuts next to nothing, or the highest that the model takes."""
+    compared = facts["limits"] if name == "max_length_tokens" else facts["target_limits"]
+    choices = [choice for choice in compared if choice["limit"] > facts[name]]
+    within = [choice for choice in choices if context_tokens is None or choice["limit"] <= context_tokens]
+    for choice in within:
+        if choice["rows_fraction"] <= _FEW_ROWS_CUT:
+            what = f"cut {count_of(choice['rows_over'], 'row')}" if choice["rows_over"] else "hold every row"
+            return f"tokenize.{name}={choice['limit']} would {what}, if model and memory allow."
+    # None of the known limits cuts little enough, and the model is not what stands in the way.
+    if len(within) == len(choices) or context_tokens is None:
+        return f"Raise tokenize.{name}."
+    apart = "shorten or split the longer rows, or take a model for longer ones"
+    if facts[name] >= context_tokens:
+        return f"The model takes {context_tokens:,} tokens at most, so {apart}."
+    left = f", which would cut {count_of(within[-1]['rows_over'], 'row')} or fewer" if within else ""
+    return f"The model takes {context_tokens:,} tokens at most: tokenize.{name}={context_tokens}{left}; else {apart}."
 
 
 MAX_LISTED = 1000

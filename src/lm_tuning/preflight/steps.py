@@ -133,6 +133,15 @@ def measure_padding(
     }
 
 
+def chosen_way(padding: PaddingFigures) -> PaddingChoice:
+    """Return the way to bring rows together that training takes.
+
+    Args:
+        padding: see ``measure_padding``.
+    """
+    return next(choice for choice in padding["choices"] if choice["name"] == padding["batching"])
+
+
 def _split(lengths: npt.NDArray[np.int32], budget_tokens: int, batching: Batching) -> tuple[int, int]:
     """Return the positions and the micro-batches of one step."""
     as_list = lengths.tolist()
@@ -182,12 +191,7 @@ def plan_steps(table: TokenTable, *, sources: Sequence[DividedSource], seed: int
 
 
 def describe_schedule(
-    plan: StepPlan,
-    table: TokenTable,
-    steps: Sequence[int],
-    *,
-    sources: Sequence[DividedSource],
-    train: TrainParameters,
+    plan: StepPlan, table: TokenTable, steps: Sequence[int], *, sources: Sequence[DividedSource], train: TrainParameters
 ) -> ScheduleFigures:
     """Count steps, rows and tokens of the run.
 

@@ -66,7 +66,7 @@ def inspect_special_tokens(
     }
     counts: Counter[str] = Counter()
     of_sides: dict[str, Counter[str]] = {"source": Counter(), "target": Counter()}
-    endings = np.zeros(0, dtype=np.int64)  # rows by the id of their last supervised token, (ids,)
+    endings: Counter[int] = Counter()  # rows by the id of their last supervised token
     on_progress("Looking at tokens", 0, len(table), "rows")
     # Whole batches of Arrow buffers, as their ids lie there: a loop over rows would take minutes for millions.
     for batch in table.batches():
@@ -75,23 +75,19 @@ def inspect_special_tokens(
         if task == SEQ2SEQ_LM:
             for side, (side_ids, side_starts) in _sides(batch).items():
                 of_sides[side].update(_count_rows(side_ids, side_starts, **wanted))
-        endings = _add(endings, np.bincount(ids[last_supervised]))
+        last_ids, numbers = np.unique(ids[last_supervised], return_counts=True)
+        endings.update(dict(zip(last_ids.tolist(), numbers.tolist(), strict=True)))
         on_progress("Looking at tokens", counts["rows"], len(table), "rows")
     assert counts["rows"] == len(table), "a batch of the table was not looked at"
     found: list[Ending] = [
-        {
-            "id": int(token),
-            "token": decode(tokenizer, [int(token)]),
-            "num_rows": int(endings[token]),
-            "is_control": int(token) in special,
-        }
-        # Stable, so that of equally frequent tokens the lower id comes first on every machine.
-        for token in np.argsort(-endings, kind="stable")[:_NUM_ENDINGS]
-        if endings[token]
+        {"id": token, "token": decode(tokenizer, [token]), "num_rows": num_rows, "is_control": token in special}
+        # Of equally frequent tokens the lower id comes first, on every machine.
+        for token, num_rows in sorted(endings.items(), key=lambda item: (-item[1], item[0]))[:_NUM_ENDINGS]
     ]
     # Any control token counts as an end: templates end turns with another one than EOS.
-    num_ended = sum(int(endings[token]) for token in special if token < len(endings))
-    is_added = {name: bos is not None and bos in around for name, around in _prefixes(tokenizer).items()}
+    num_ended = sum(endings[token] for token in special)
+    # What the tokenizer puts before a text, and before one that is to be written.
+    is_added = {side: bos in added_around(tokenizer, is_target=side == "target")[0] for side in of_sides}
     facts: SpecialTokenCounts = {
         "num_rows": len(table),
         "pad": {"token": tokenizer.pad_token, "id": pad, "num_rows_with": counts["pad"], "is_eos": pad == eos},
@@ -106,11 +102,6 @@ def inspect_special_tokens(
         facts["target_bos"] = _describe_bos(tokenizer, of_sides["target"], is_added=is_added["target"])
         facts["num_sources_ended"] = of_sides["source"]["eos_last"]
     return facts
-
-
-def _prefixes(tokenizer: Any) -> dict[str, list[int]]:
-    """Return what the tokenizer puts before a text, and before one that is to be written."""
-    return {side: added_around(tokenizer, is_target=side == "target")[0] for side in ("source", "target")}
 
 
 def _describe_bos(tokenizer: Any, counts: Mapping[str, int], *, is_added: bool) -> BosCount:
@@ -175,14 +166,6 @@ def _count_in_rows(ids: Int32Array, starts: Int32Array | Int64Array, token: int)
     # No row is empty, so the start that lies last at or before a position is that of its row.
     rows = np.searchsorted(starts, indices, side="right") - 1
     return np.bincount(rows, minlength=len(starts) - 1)
-
-
-def _add(sums: Int64Array, counts: Int64Array) -> Int64Array:
-    """Add two arrays of counts, the shorter one as if it ended in zeros."""
-    longer, shorter = (sums, counts) if len(sums) >= len(counts) else (counts, sums)
-    result = longer.copy()
-    result[: len(shorter)] += shorter
-    return result
 
 
 def judge_special_tokens(facts: SpecialTokenCounts) -> list[Judgement]:
