@@ -8,7 +8,7 @@ from tokenizers import decoders, normalizers
 
 from lm_tuning.text.align.bytes import AlignedRows, build_byte_table
 from lm_tuning.text.align.masks import AlignedTokens, bare_backend
-from lm_tuning.text.store.columns import flatten_ids
+from lm_tuning.text.store.table import flatten_ids
 from tests.support import templates
 from tests.support.real_tokenizer import real_tokenizer
 from tests.support.tiny import make_tokenizer

@@ -44,12 +44,7 @@ class HeadLoss:
     compute_dtype: torch.dtype
 
     def __call__(
-        self,
-        hidden: torch.Tensor,
-        targets: torch.Tensor,
-        *,
-        label_smoothing: float,
-        hits: torch.Tensor | None = None,
+        self, hidden: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float, hits: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Sum the loss.
 
@@ -180,11 +175,7 @@ def _cut_cross_entropy(dtype: torch.dtype) -> Implementation:
 
 
 def _try_all(
-    candidates: dict[str, Implementation],
-    head: Any,
-    hidden: torch.Tensor,
-    *,
-    label_smoothing: float,
+    candidates: dict[str, Implementation], head: Any, hidden: torch.Tensor, *, label_smoothing: float
 ) -> tuple[str, str]:
     """Time every candidate that is right on as many positions as a micro-batch may have; name the fastest."""
     # The row is short; kernels are compared at a size at which they would be used. (tokens, features), repeated.

@@ -205,10 +205,7 @@ def _write_model(source: Path, staged: Path, what: str, on_progress: OnProgress)
         on_progress(what, 1, NUM_STEPS, "steps")
         # Without dequantize=True the weights are float already, but saving them is refused.
         model: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            gguf_file=name,
-            dtype=torch.float32,
-            quantization_config=GgufConfig(dequantize=True),
+            folder, gguf_file=name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
         )
         on_progress(what, 2, NUM_STEPS, "steps")
         tokenizer.model_max_length = MODEL_MAX_LENGTH_TOKENS

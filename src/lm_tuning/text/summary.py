@@ -12,19 +12,7 @@ import numpy as np
 from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.split.class_shares import choose_shown
-from lm_tuning.reporting.document import (
-    Block,
-    Cell,
-    Code,
-    Heading,
-    Item,
-    Items,
-    Paragraph,
-    ReportSection,
-    Section,
-    Table,
-    Words,
-)
+from lm_tuning.reporting import document as doc
 from lm_tuning.reporting.markdown import write_section
 from lm_tuning.text.records import LengthQuantiles, RowsOutcome, SplitTokens, TokensFacts, TokenSummary
 from lm_tuning.text.store.table import Int32Array, TokenTable, open_split
@@ -96,15 +84,7 @@ def length_quantiles(lengths: Int32Array) -> LengthQuantiles | None:
         return None
     values = map(int, np.quantile(lengths, _QUANTILES, method="higher"))
     low, p50, p90, p95, p99, high = values
-    return {
-        "min": low,
-        "p50": p50,
-        "p90": p90,
-        "p95": p95,
-        "p99": p99,
-        "max": high,
-        "mean": float(lengths.mean()),
-    }
+    return {"min": low, "p50": p50, "p90": p90, "p95": p95, "p99": p99, "max": high, "mean": float(lengths.mean())}
 
 
 def describe_tokens(summary: TokenSummary) -> str:
@@ -181,7 +161,7 @@ _MAX_DETAIL_CHARACTERS = 160
 
 def build_tokens_section(
     summary: TokenSummary, counts: Mapping[str, SplitCounts], positions: RowPositions
-) -> ReportSection[TokensFacts]:
+) -> doc.ReportSection[TokensFacts]:
     """Describe the tokens of all splits.
 
     Args:
@@ -208,7 +188,7 @@ def build_tokens_section(
     metrics["data_rows_changed_by_tokenizing"] = sum(
         len(set(chain.from_iterable(of_split.rows(reason) for reason in CHANGED))) for of_split in counts.values()
     )
-    section = Section("tokens", "Tokens", list(_blocks(summary, dropped, changed)))
+    section = doc.Section("tokens", "Tokens", list(_blocks(summary, dropped, changed)))
     return {"facts": facts, "metrics": metrics, "markdown": write_section(section) + "\n"}
 
 
@@ -246,19 +226,19 @@ def _outcomes(
     return outcomes
 
 
-def _blocks(summary: TokenSummary, dropped: list[RowsOutcome], changed: list[RowsOutcome]) -> Iterator[Block]:
+def _blocks(summary: TokenSummary, dropped: list[RowsOutcome], changed: list[RowsOutcome]) -> Iterator[doc.Block]:
     tokenizer = summary["tokenizer"]
     tokens = {"BOS": tokenizer["bos_token"], "EOS": tokenizer["eos_token"], "PAD": tokenizer["pad_token"]}
-    special: list[Words] = []
+    special: list[doc.Words] = []
     for name, token in tokens.items():
-        special += [", " * bool(special), *([f"{name} ", Code(token)] if token else [f"no {name}"])]
-    how = ("Rows of format ", Code(summary["format"]), f" as {summary['rendering']}; ", *_describe_limits(summary))
-    yield Paragraph((*how, ". Special tokens: ", *special, "."))
+        special += [", " * bool(special), *([f"{name} ", doc.Code(token)] if token else [f"no {name}"])]
+    how = ("Rows of format ", doc.Code(summary["format"]), f" as {summary['rendering']}; ", *_describe_limits(summary))
+    yield doc.Paragraph((*how, ". Special tokens: ", *special, "."))
     yield _split_table(summary)
     if summary["task"] == SEQUENCE_CLASSIFICATION:
         yield from _class_blocks(summary, summary["label_map"] or {})
     if summary["sources"]:
-        yield Table(
+        yield doc.Table(
             "",
             ("source", "weight", "training rows before tokenizing"),
             [
@@ -267,23 +247,23 @@ def _blocks(summary: TokenSummary, dropped: list[RowsOutcome], changed: list[Row
             ],
         )
     for title, outcomes in (("Rows left out", dropped), ("Rows changed", changed)):
-        yield Heading(title)
-        yield Items([_describe_outcome(outcome) for outcome in outcomes]) if outcomes else Paragraph("None.")
+        yield doc.Heading(title)
+        yield doc.Items([_describe_outcome(outcome) for outcome in outcomes]) if outcomes else doc.Paragraph("None.")
 
 
-def _describe_limits(summary: TokenSummary) -> tuple[Words, ...]:
+def _describe_limits(summary: TokenSummary) -> tuple[doc.Words, ...]:
     """Describe how long rows may be and what is supervised of them."""
     limit = f"at most {count_of(summary['max_length_tokens'], 'token')}"
-    cut = (" (", Code(summary["truncation"]), ")")
+    cut = (" (", doc.Code(summary["truncation"]), ")")
     if summary["task"] == SEQUENCE_CLASSIFICATION:
         classes = count_of(len(summary["label_map"] or ()), "class")
         return f"{limit} per row", *cut, f", each with one of {classes} to learn"
     if summary["task"] == SEQ2SEQ_LM:
         return f"{limit} per source and {summary['max_target_tokens']:,} per target", *cut, ", loss on the target"
-    return f"{limit} per row", *cut, ", loss on ", Code(summary["loss_on"])
+    return f"{limit} per row", *cut, ", loss on ", doc.Code(summary["loss_on"])
 
 
-def _split_table(summary: TokenSummary) -> Table:
+def _split_table(summary: TokenSummary) -> doc.Table:
     """Write what each split holds: rows and tokens, what is supervised, and how long rows are."""
     columns, measured = ["supervised"], ["length"]
     if summary["task"] == SEQUENCE_CLASSIFICATION:
@@ -293,9 +273,9 @@ def _split_table(summary: TokenSummary) -> Table:
     head = ["split", "rows read", "rows kept", "tokens", *columns]
     for title in measured:
         head += [f"{title} p50", "p90", "p99", "longest"]
-    rows: list[list[Cell]] = []
+    rows: list[list[doc.Cell]] = []
     for split, part in summary["splits"].items():
-        cells: list[Cell] = [split, part["num_rows_read"], part["num_rows"], part["num_tokens"]]
+        cells: list[doc.Cell] = [split, part["num_rows_read"], part["num_rows"], part["num_tokens"]]
         lengths = [part["length_tokens"]]
         if summary["task"] == SEQUENCE_CLASSIFICATION:
             cells += [part["num_classes"], _share(part["majority_fraction"])]
@@ -306,10 +286,10 @@ def _split_table(summary: TokenSummary) -> Table:
         for one in lengths:
             cells += [one["p50"], one["p90"], one["p99"], one["max"]] if one else [0, 0, 0, 0]
         rows.append(cells)
-    return Table("", head, rows)
+    return doc.Table("", head, rows)
 
 
-def _class_blocks(summary: TokenSummary, label_map: dict[str, int]) -> Iterator[Block]:
+def _class_blocks(summary: TokenSummary, label_map: dict[str, int]) -> Iterator[doc.Block]:
     """Write how many rows of each class the splits hold: the largest of each split, those of train first."""
     rows = {split: part["rows_by_class"] for split, part in summary["splits"].items()}
     # By name where rows are equal, so that the same tokens give the same report.
@@ -317,7 +297,7 @@ def _class_blocks(summary: TokenSummary, label_map: dict[str, int]) -> Iterator[
     # (classes,) for each split
     counts = [np.array([of_split[name] for name in names], dtype=np.int64) for of_split in rows.values()]
     shown = [names[position] for position in choose_shown(counts, most=_MAX_CLASSES)]
-    yield Table(
+    yield doc.Table(
         "",
         ("class", "id", *rows),
         [
@@ -327,7 +307,7 @@ def _class_blocks(summary: TokenSummary, label_map: dict[str, int]) -> Iterator[
     )
     if len(names) > _MAX_CLASSES:
         hidden = len(names) - _MAX_CLASSES
-        yield Paragraph(f"Classes that are not shown here, but in the JSON report: {hidden:,}.")
+        yield doc.Paragraph(f"Classes that are not shown here, but in the JSON report: {hidden:,}.")
 
 
 def _share(fraction: float | None) -> str:
@@ -335,7 +315,7 @@ def _share(fraction: float | None) -> str:
     return "" if fraction is None else f"{fraction:.1%}"
 
 
-def _describe_outcome(outcome: RowsOutcome) -> Item:
+def _describe_outcome(outcome: RowsOutcome) -> doc.Item:
     rows = [
         f"{row['file']}, row {row['row']}"
         # The reason is the meaning itself unless there is more to say of this row.
@@ -343,7 +323,7 @@ def _describe_outcome(outcome: RowsOutcome) -> Item:
         for row in outcome["rows"][:_NUM_ROWS_SHOWN]
     ]
     more = outcome["num_rows"] - _NUM_ROWS_SHOWN
-    return Item(
+    return doc.Item(
         f"{outcome['num_rows']:,} in {outcome['split']}: {outcome['meaning']}.",
         [*rows, *([f"and {more:,} more"] if more > 0 else [])],
     )

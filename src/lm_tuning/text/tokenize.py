@@ -353,10 +353,7 @@ def make_tokens(
     )
     refuse_stored_losses(folder, base_model, tokenize)
     figure = draw_lengths(
-        folder,
-        task=task,
-        max_length_tokens=tokenize.max_length_tokens,
-        max_target_tokens=tokenize.max_target_tokens,
+        folder, task=task, max_length_tokens=tokenize.max_length_tokens, max_target_tokens=tokenize.max_target_tokens
     )
     # Kept with the tokens, so that a run that reuses them draws nothing.
     figure.savefig(folder / LENGTHS_NAME, dpi=120)

@@ -18,8 +18,7 @@ import pyarrow as pa
 
 from lm_tuning.text.align.masks import AlignedTokens, Encoded, RowEncoder
 from lm_tuning.text.render.plain import RenderedRow, RowRefused
-from lm_tuning.text.store.columns import flatten_ids
-from lm_tuning.text.store.table import Int32Array, Int64Array
+from lm_tuning.text.store.table import Int32Array, Int64Array, flatten_ids
 
 _CHECKED_AT_ONCE = 4096
 

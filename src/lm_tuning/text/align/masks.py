@@ -16,8 +16,6 @@ from lm_tuning.text.records import CharRange, Span
 from lm_tuning.text.render.plain import RenderedRow, RowRefused
 from lm_tuning.text.store.table import Int64Array
 
-UNSPELLABLE = "control_token_unspellable"
-
 
 class Encoding(Protocol):
     """Tokens of one text with the characters that they hold: of the ``tokenizers`` library, or what answers like it."""
@@ -224,7 +222,7 @@ class RowEncoder:
                 found, positions = self._inside(self._letters_only(), chunk)
                 # A vocabulary may hold the token as an ordinary entry, which letters alone spell.
                 if not self._control_ids.isdisjoint(found):
-                    raise RowRefused(UNSPELLABLE, f"the tokenizer cannot write {chunk!r} as letters")
+                    raise RowRefused("control_token_unspellable", f"the tokenizer cannot write {chunk!r} as letters")
             # Not the first segment: at the start of a text the tokenizer may put a space before it, as in the whole
             # row.
             elif row.as_text and start:

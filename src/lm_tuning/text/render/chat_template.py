@@ -27,11 +27,7 @@ MAX_CHARACTERS = 1_000_000
 
 _FIX = "Take a repaired version of the model, or put a working chat_template.jinja into its folder."
 
-_CALL: JsonObject = {
-    "type": "function",
-    "id": "c0",
-    "function": {"name": "add", "arguments": {"a": 1, "b": 2}},
-}
+_CALL: JsonObject = {"type": "function", "id": "c0", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
 _TOOLS: Tools = [
     {
         "type": "function",

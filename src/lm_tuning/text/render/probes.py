@@ -23,8 +23,6 @@ from lm_tuning.text.render.plain import (
 )
 from lm_tuning.wording import shorten
 
-NOT_JSON = "tool_arguments_not_json"
-
 _KEY, _VALUE = "zqkeyqz", "zqvalueqz"
 _MAX_SHAPES = 4096
 
@@ -108,7 +106,7 @@ def _as_object(arguments: JsonValue) -> JsonValue:
             break
     if isinstance(parsed, dict) or not isinstance(arguments, str):
         return parsed
-    raise RowRefused(NOT_JSON, f"its arguments are {shorten(arguments, 80)!r}")
+    raise RowRefused("tool_arguments_not_json", f"its arguments are {shorten(arguments, 80)!r}")
 
 
 def _as_text(arguments: JsonValue) -> JsonValue:

@@ -2,60 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.text.records import Span
 from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns
 
 BoolArray = npt.NDArray[np.bool_]
-
-
-def columns_of(
-    row_ids: npt.ArrayLike,
-    sources: npt.ArrayLike,
-    tokens: list[list[int]],
-    spans: list[list[Span]],
-    labels: list[int] | None = None,
-) -> TokenColumns:
-    """Write rows as columns.
-
-    Args:
-        row_ids: one per row.
-        sources: one per row.
-        tokens: token ids of each row.
-        spans: scored spans of each row.
-        labels: class of each row; ``None`` for rows without classes.
-    """
-    ids, id_offsets = flatten_ids(tokens)
-    # (rows + 1,): two edges a span
-    span_offsets = np.cumsum([0, *(2 * len(row) for row in spans)])
-    edges = chain.from_iterable(chain.from_iterable(spans))
-    flat = np.fromiter(edges, dtype=np.int32, count=int(span_offsets[-1]))
-    return TokenColumns(
-        np.array(row_ids, dtype=np.int64),
-        np.array(sources, dtype=np.int16),
-        ids,
-        id_offsets,
-        flat,
-        span_offsets,
-        None if labels is None else np.array(labels, dtype=np.int32),
-    )
-
-
-def flatten_ids(tokens: list[list[int]]) -> tuple[Int32Array, Int64Array]:
-    """Join token ids end to end.
-
-    Args:
-        tokens: of each row.
-
-    Returns:
-        The ids and where each row starts, the end included.
-    """
-    offsets = np.cumsum([0, *map(len, tokens)])
-    return np.fromiter(chain.from_iterable(tokens), dtype=np.int32, count=int(offsets[-1])), offsets
 
 
 def take_rows(columns: TokenColumns, order: Int64Array) -> TokenColumns:

@@ -41,12 +41,7 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
     _bytes: ByteTable | None = None
 
     def __init__(
-        self,
-        tokenizer: Any,
-        settings: TokenizeParameters,
-        *,
-        auto_policy: str = "as_text",
-        template: str | None = None,
+        self, tokenizer: Any, settings: TokenizeParameters, *, auto_policy: str = "as_text", template: str | None = None
     ) -> None:
         """Keep a tokenizer.
 
@@ -179,12 +174,7 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
             rows.note(NOT_ROUND_TRIP, hold_token(ids, offsets, self._unknown_id))
 
     def _shorten_texts(
-        self,
-        rendered: RenderedRows,
-        tokens: list[list[int]],
-        room: Int64Array,
-        is_cut: BoolArray,
-        counts: SplitCounts,
+        self, rendered: RenderedRows, tokens: list[list[int]], room: Int64Array, is_cut: BoolArray, counts: SplitCounts
     ) -> None:
         """Cut long texts in place of their ends: the longest column first, none of the fixed text between columns.
 

@@ -31,24 +31,21 @@ from lm_tuning.text.render.plain import (
 from lm_tuning.text.store.columns import (
     BoolArray,
     begins_with,
-    columns_of,
     cut_ends,
     ends_with,
-    flatten_ids,
     join_columns,
     keep_rows,
     put_around,
     score_spans,
     take_rows,
 )
-from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns, scored_spans
+from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns, columns_of, flatten_ids, scored_spans
 from lm_tuning.text.tokenizers.base import NOT_ROUND_TRIP, TaskTokenizer
 from lm_tuning.text.tokenizers.counts import KeptRows, SplitCounts
 from lm_tuning.text.tokenizers.truncation import (
     ANSWER_SHORTENED,
     END_CUT,
     NO_ANSWER_LEFT,
-    OLD_TURNS_DROPPED,
     TOO_LONG,
     align_columns,
     later_exchanges,
@@ -335,7 +332,7 @@ class RowTokenizer(TaskTokenizer):
             if isinstance(encoding, RowRefused):
                 raise encoding
             row = self._tokens(rendered, encoding)
-            notes = [*dict.fromkeys([*notes, *rendered.notes, OLD_TURNS_DROPPED])]
+            notes = [*dict.fromkeys([*notes, *rendered.notes, "old_turns_dropped"])]
         if len(row.ids) > self._limit:
             row, found = shorten_row(
                 row,

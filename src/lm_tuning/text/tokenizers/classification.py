@@ -17,13 +17,11 @@ from lm_tuning.errors import UserError
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.text.align.masks import added_around
 from lm_tuning.text.render.plain import RenderedRows, render_text
-from lm_tuning.text.store.columns import begins_with, cut_ends, flatten_ids, keep_rows, put_around
-from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns
+from lm_tuning.text.store.columns import begins_with, cut_ends, keep_rows, put_around
+from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns, flatten_ids
 from lm_tuning.text.tokenizers.base import NO_TEXT_LEFT, TaskTokenizer
 from lm_tuning.text.tokenizers.counts import KeptRows, SplitCounts
 from lm_tuning.text.tokenizers.truncation import END_CUT, TOO_LONG
-
-TEXT_SHORTENED = "text_shortened"
 
 
 class ClassTokenizer(TaskTokenizer):
@@ -69,7 +67,7 @@ class ClassTokenizer(TaskTokenizer):
             self._shorten_texts(rendered, tokens, limit - num_added, is_cut, counts)
             ids, offsets, _ = self._put_before(tokens)
             ids, offsets = cut_ends(ids, offsets, limit)
-        rows.note(END_CUT if self._settings.truncation == "truncate_end" else TEXT_SHORTENED, is_cut)
+        rows.note(END_CUT if self._settings.truncation == "truncate_end" else "text_shortened", is_cut)
         self._count_unknown(ids, offsets, rows)
         rows.note_each(row.notes for row in rendered.rows)
         # The class is all that is supervised, so no row has a span.

@@ -33,11 +33,7 @@ _BEFORE_TEMPLATE = ("no_assistant_turn", "control_token", "tool_arguments_not_js
 
 
 def find_unusable(
-    counts: Mapping[str, SplitCounts],
-    files: Sequence[FileRows],
-    *,
-    on_bad_row: str,
-    max_bad_fraction: float,
+    counts: Mapping[str, SplitCounts], files: Sequence[FileRows], *, on_bad_row: str, max_bad_fraction: float
 ) -> list[str]:
     """Describe why rows that cannot be rendered or tokenized forbid going on with the others.
 
