@@ -9,22 +9,19 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from lm_tuning.batching.batch import MicroBatch
 from lm_tuning.batching.losses import PLAIN
 from lm_tuning.batching.micro_batches import Batching
+from lm_tuning.batching.tasks.base import TrainingTask
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.text.store.table import Int64Array, TokenTable
 
-if TYPE_CHECKING:
-    from lm_tuning.batching.batch import MicroBatch
-    from lm_tuning.batching.tasks.base import TrainingTask
-    from lm_tuning.text.store.table import TokenTable
-
-Int64Array = npt.NDArray[np.int64]
 IntArray = npt.NDArray[np.integer[Any]]
 
 

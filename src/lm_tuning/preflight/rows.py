@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import pyarrow.compute as pc
 
 from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.records import SPLITS
@@ -22,6 +21,7 @@ from lm_tuning.reporting.text import write_percent
 from lm_tuning.text.records import BeyondLimit, SplitTokens
 from lm_tuning.text.store.table import Int32Array
 from lm_tuning.text.summary import length_quantiles
+from lm_tuning.text.tokenizers.classification import count_classes
 from lm_tuning.wording import count_of
 
 LimitName = Literal["max_length_tokens", "max_target_tokens"]
@@ -236,23 +236,17 @@ def count_labels(
         ``fraction``; ``moved``: see ``list_moved``, by held-out split. ``None`` for rows without classes.
     """
     tables = {split: open_examples(splits, split) for split in SPLITS}
-    counts: dict[str, Counter[str]] = {}
     # What is supervised comes first: tokenizing may have dropped the rows that the splits still hold.
     if rows_by_class is not None:
         column = _label_column(split_summary)
         counts = {split: Counter(rows_by_class[split]) for split in SPLITS}
     elif tables["train"].format == "text_label":
         column = _label_column(split_summary)
-        for split, table in tables.items():
-            counts[split] = Counter()
-            for batch in table.batches():
-                # Counted by Arrow: a Python loop over millions of labels would take longer than all the rest.
-                for item in pc.value_counts(batch.column("label")).to_pylist():
-                    counts[split][item["values"]] += item["counts"]
+        counts = {split: count_classes(table) for split, table in tables.items()}
     elif classes := split_summary["classes"]:
         column = classes["column"]
-        for split in SPLITS:
-            counts[split] = Counter({name: rows[split] for name, rows in classes["rows_by_split"].items()})
+        by_class = classes["rows_by_split"].items()
+        counts = {split: Counter({name: rows[split] for name, rows in by_class}) for split in SPLITS}
     else:
         return None
     # By name where rows are equal, so that the order does not hang on that of a set.

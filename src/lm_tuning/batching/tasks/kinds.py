@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +15,8 @@ from lm_tuning.batching.tasks.base import TrainingTask, Unit, loss_of, model_inp
 from lm_tuning.models.structure import backbone_of, classification_head, classifier_parts, keeps_logits
 from lm_tuning.parameters.base import TaskName
 from lm_tuning.runtime.ranges import LOSS, work_range
-from lm_tuning.text.store.table import IGNORE_INDEX, labels_of
-
-if TYPE_CHECKING:
-    from lm_tuning.batching.micro_batches import Batching
-    from lm_tuning.text.records import TokenRow
-    from lm_tuning.text.store.table import TokenTable
+from lm_tuning.text.records import TokenRow
+from lm_tuning.text.store.table import IGNORE_INDEX, TokenTable, labels_of
 
 
 class CausalLanguageModeling(TrainingTask):

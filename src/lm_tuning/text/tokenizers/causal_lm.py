@@ -149,19 +149,14 @@ class RowTokenizer(TaskTokenizer):
 
     def _render_chat(self, messages: list[Message], tools: Tools | None) -> tuple[RenderedRow, Conversation]:
         assert self._chat is not None
+        given = merge_system_turns(messages) if self._merges_system else messages
         try:
-            return self._chat.render(self._as_given(messages), tools), (messages, tools)
+            return self._chat.render(given, tools), (messages, tools)
         except RowRefused as refusal:
             # Whether merging would help is tried with the row itself, so the message promises nothing that is not so.
             if refusal.reason != REFUSED or self._merges_system or not self._takes_merged(messages, tools):
                 raise
             raise RowRefused(refusal.reason, f"{refusal.detail} {_MERGED_IS_TAKEN}") from refusal
-
-    def _as_given(self, messages: list[Message]) -> list[Message]:
-        """Return what the template gets of a conversation."""
-        if self._merges_system and any(message["role"] == "system" for message in messages):
-            return merge_system_turns(messages)
-        return messages
 
     def _takes_merged(self, messages: list[Message], tools: Tools | None) -> bool:
         """Try whether the template takes a conversation that it refused when its system turns are merged."""

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-import pyarrow.compute as pc
 
 from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.check.policy import HOW_TO_FIX, find_excesses
@@ -20,6 +19,7 @@ from lm_tuning.text.render.chat_template import REFUSED
 from lm_tuning.text.render.control_tokens import TYPED
 from lm_tuning.text.render.plain import ALTERED
 from lm_tuning.text.store.table import Int32Array, TokenTable
+from lm_tuning.text.tokenizers.classification import count_classes
 from lm_tuning.text.tokenizers.counts import DROPPED, UNUSABLE, LongRows, SplitCounts, name_rows
 from lm_tuning.text.tokenizers.seq2seq import TARGET_TOO_LONG
 from lm_tuning.text.tokenizers.truncation import CUTTING, TOO_LONG
@@ -113,11 +113,11 @@ def _describe_groups(split: str, counts: SplitCounts, positions: RowPositions) -
         groups = counts.by_detail(reason)
         for detail, rows in list(groups.items())[:_NUM_GROUPS]:
             where = name_rows(rows, positions, num_named=_NUM_ROWS_NAMED)
-            number = f"{len(rows):,} {split} {'row' if len(rows) == 1 else 'rows'}"
+            number = count_of(len(rows), f"{split} row")
             lines.append(f"{where}: {number} cannot be used ({DROPPED[reason]}){f': {detail}' if detail else '.'}")
         rest = sum(map(len, list(groups.values())[_NUM_GROUPS:]))
         if rest:
-            number = f"{rest:,} more {split} {'row' if rest == 1 else 'rows'}"
+            number = count_of(rest, f"more {split} row")
             lines.append(f"{number} cannot be used ({DROPPED[reason]}), each for another reason.")
     return lines
 
@@ -312,15 +312,9 @@ def find_lost_classes(
     """
     if task != SEQUENCE_CLASSIFICATION or not label_map or not len(written) or settings.truncation == "error":
         return [], []
-    # (classes,)
-    before = np.zeros(len(label_map), dtype=np.int64)
-    for batch in examples.batches():
-        for item in pc.value_counts(batch.column("label")).to_pylist():
-            before[label_map[item["values"]]] += item["counts"]
-    after = np.bincount(written.labels, minlength=len(label_map))
-    lost = {
-        name: int(before[position]) for name, position in label_map.items() if before[position] and not after[position]
-    }
+    before = count_classes(examples)
+    after = np.bincount(written.labels, minlength=len(label_map))  # (classes,)
+    lost = {name: before[name] for name, position in label_map.items() if before[name] and not after[position]}
     if not lost:
         return [], []
     named = [f"{shorten(name)!r} ({count_of(count, 'row')})" for name, count in lost.items()]
