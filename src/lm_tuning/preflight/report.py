@@ -6,19 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.row_limit import describe_row_limit
+from lm_tuning.preflight import records
 from lm_tuning.preflight.issues import read_issue
-from lm_tuning.preflight.records import (
-    DecodedRow,
-    Inspection,
-    LengthFigures,
-    LimitChoice,
-    MeasuredSteps,
-    PaddingFigures,
-    PreflightFigures,
-    ScheduledSource,
-    ScheduleFigures,
-    SpecialTokenFigures,
-)
 from lm_tuning.preflight.rows import lay_out_labels
 from lm_tuning.preflight.steps import chosen_way
 from lm_tuning.reporting.document import Block, Cell, Example, Histogram, Issues, Paragraph, Report, Section, Table
@@ -56,7 +45,7 @@ _PARTS = {
 _DRAWN = {"row": "whole row", "answer": "supervised part", "source": "source", "target": "target"}
 
 
-def compose_report(figures: PreflightFigures) -> Report:
+def compose_report(figures: records.PreflightFigures) -> Report:
     """Lay out the whole report.
 
     Args:
@@ -95,7 +84,7 @@ def compose_report(figures: PreflightFigures) -> Report:
     )
 
 
-def _examples(figures: Inspection) -> Iterator[Block]:
+def _examples(figures: records.Inspection) -> Iterator[Block]:
     if figures["task"] == SEQUENCE_CLASSIFICATION:
         supervised = "What is supervised is the class that stands above each, from the last token."
     elif figures["task"] == SEQ2SEQ_LM:
@@ -116,7 +105,7 @@ def _examples(figures: Inspection) -> Iterator[Block]:
         )
 
 
-def _describe_size(example: DecodedRow, task: str) -> str:
+def _describe_size(example: records.DecodedRow, task: str) -> str:
     num_tokens, num_supervised = example["num_tokens"], example["num_supervised"]
     if task == SEQUENCE_CLASSIFICATION:
         return f"{count_of(num_tokens, 'token')}, class {example['label']!r} (id {example['label_id']})"
@@ -125,7 +114,7 @@ def _describe_size(example: DecodedRow, task: str) -> str:
     return f"{count_of(num_tokens, 'token')}, {num_supervised:,} supervised"
 
 
-def _rows(figures: Inspection) -> Iterator[Block]:
+def _rows(figures: records.Inspection) -> Iterator[Block]:
     facts = figures["rows"]
     total = facts["num_rows_read"]
     yield Table(
@@ -158,7 +147,7 @@ def _rows(figures: Inspection) -> Iterator[Block]:
         yield Paragraph(f"and {count_of(len(files) - _MAX_FILES, 'more file')}.")
 
 
-def _splits(figures: Inspection) -> Iterator[Block]:
+def _splits(figures: records.Inspection) -> Iterator[Block]:
     splits = figures["splits"]
     total = max(sum(splits["rows"].values()), 1)
     yield Table(
@@ -188,7 +177,7 @@ def _splits(figures: Inspection) -> Iterator[Block]:
     yield Table("Copies", ["what", "rows", ""], rows, text_columns=(0, 2))
 
 
-def _lengths(facts: LengthFigures) -> Iterator[Block]:
+def _lengths(facts: records.LengthFigures) -> Iterator[Block]:
     quantiles, histogram = facts["quantiles"], facts["histogram"]
     yield Table(
         "Tokens per row",
@@ -231,7 +220,7 @@ def _lengths(facts: LengthFigures) -> Iterator[Block]:
         yield _limits_table("max_target_tokens", facts["target_limits"])
 
 
-def _limits_table(name: str, choices: list[LimitChoice]) -> Table:
+def _limits_table(name: str, choices: list[records.LimitChoice]) -> Table:
     return Table(
         f"What another tokenize.{name} would cut",
         ["limit", "", "rows cut", "share", "tokens cut", "share"],
@@ -250,7 +239,7 @@ def _limits_table(name: str, choices: list[LimitChoice]) -> Table:
     )
 
 
-def _padding(facts: PaddingFigures, ways: Mapping[str, str]) -> Iterator[Block]:
+def _padding(facts: records.PaddingFigures, ways: Mapping[str, str]) -> Iterator[Block]:
     yield Table(
         "Share of positions that are padding",
         ["way to batch", "padding", "micro-batches per step", ""],
@@ -271,7 +260,7 @@ def _padding(facts: PaddingFigures, ways: Mapping[str, str]) -> Iterator[Block]:
     )
 
 
-def _name_steps(measured: MeasuredSteps, rows: str = "") -> str:
+def _name_steps(measured: records.MeasuredSteps, rows: str = "") -> str:
     """Name the steps that a figure is of; ``rows`` stands behind their number."""
     num_steps, of = measured["num_steps"], measured["of"]
     if measured["is_sample"]:
@@ -281,7 +270,7 @@ def _name_steps(measured: MeasuredSteps, rows: str = "") -> str:
     return f"{'both' if num_steps == 2 else f'all {num_steps:,}'} steps{rows} of the {of}"
 
 
-def _schedule(facts: ScheduleFigures) -> Iterator[Block]:
+def _schedule(facts: records.ScheduleFigures) -> Iterator[Block]:
     if facts["effective_batch_rows"] is not None:
         batch = f"train.effective_batch_rows: {facts['effective_batch_rows']}"
     else:
@@ -332,7 +321,7 @@ def _schedule(facts: ScheduleFigures) -> Iterator[Block]:
         )
 
 
-def _times(source: ScheduledSource) -> str:
+def _times(source: records.ScheduledSource) -> str:
     """Describe how often a row of the source comes up in an epoch."""
     whole, drawn = source["times_each"], source["rows_drawn"]
     always = {0: "", 1: "once", 2: "twice"}.get(whole, f"{whole} times")
@@ -342,7 +331,7 @@ def _times(source: ScheduledSource) -> str:
     return f"{always}, and {draw} once more" if always else draw
 
 
-def _special_tokens(facts: SpecialTokenFigures) -> Iterator[Block]:
+def _special_tokens(facts: records.SpecialTokenFigures) -> Iterator[Block]:
     # In the file a verdict is a grade; to a reader "note" would look like a heading of the answer.
     words = {"good": "good", "note": "mind", "bad": "bad"}
     yield Table(

@@ -15,16 +15,7 @@ from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.format.conventions import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.records import SPLITS
 from lm_tuning.data.split.records import SplitsSummary
-from lm_tuning.preflight.records import (
-    BosCount,
-    DecodedRow,
-    Ending,
-    Judgement,
-    PadCount,
-    SpecialTokenCounts,
-    Verdict,
-    VocabularyFigures,
-)
+from lm_tuning.preflight import records
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.reporting.document import Part
 from lm_tuning.text.align.masks import added_around
@@ -40,7 +31,7 @@ _NO_TOKEN = -1  # no id equals it
 
 def inspect_special_tokens(
     tokens: Path, tokenizer: Any, *, task: str = CAUSAL_LM, on_progress: OnProgress = ignore_progress
-) -> SpecialTokenCounts:
+) -> records.SpecialTokenCounts:
     """Count how the training rows begin and end.
 
     Args:
@@ -79,7 +70,7 @@ def inspect_special_tokens(
         endings.update(dict(zip(last_ids.tolist(), numbers.tolist(), strict=True)))
         on_progress("Looking at tokens", counts["rows"], len(table), "rows")
     assert counts["rows"] == len(table), "a batch of the table was not looked at"
-    found: list[Ending] = [
+    found: list[records.Ending] = [
         {"id": token, "token": decode(tokenizer, [token]), "num_rows": num_rows, "is_control": token in special}
         # Of equally frequent tokens the lower id comes first, on every machine.
         for token, num_rows in sorted(endings.items(), key=lambda item: (-item[1], item[0]))[:_NUM_ENDINGS]
@@ -88,7 +79,7 @@ def inspect_special_tokens(
     num_ended = sum(endings[token] for token in special)
     # What the tokenizer puts before a text, and before one that is to be written.
     is_added = {side: bos in added_around(tokenizer, is_target=side == "target")[0] for side in of_sides}
-    facts: SpecialTokenCounts = {
+    facts: records.SpecialTokenCounts = {
         "num_rows": len(table),
         "pad": {"token": tokenizer.pad_token, "id": pad, "num_rows_with": counts["pad"], "is_eos": pad == eos},
         "eos": {"token": tokenizer.eos_token, "id": eos, "num_rows_with": counts["eos"]},
@@ -104,7 +95,7 @@ def inspect_special_tokens(
     return facts
 
 
-def _describe_bos(tokenizer: Any, counts: Mapping[str, int], *, is_added: bool) -> BosCount:
+def _describe_bos(tokenizer: Any, counts: Mapping[str, int], *, is_added: bool) -> records.BosCount:
     return {
         "token": tokenizer.bos_token,
         "id": tokenizer.bos_token_id,
@@ -168,7 +159,7 @@ def _count_in_rows(ids: Int32Array, starts: Int32Array | Int64Array, token: int)
     return np.bincount(rows, minlength=len(starts) - 1)
 
 
-def judge_special_tokens(facts: SpecialTokenCounts) -> list[Judgement]:
+def judge_special_tokens(facts: records.SpecialTokenCounts) -> list[records.Judgement]:
     """Describe for each question about these tokens what was found and whether it is well.
 
     Args:
@@ -192,7 +183,7 @@ def judge_special_tokens(facts: SpecialTokenCounts) -> list[Judgement]:
     ]
 
 
-def _judge_pad(pad: PadCount, *, has_classes: bool) -> Judgement:
+def _judge_pad(pad: records.PadCount, *, has_classes: bool) -> records.Judgement:
     question = "Is padding told apart from the end?"
     if pad["is_eos"]:
         if has_classes:
@@ -210,7 +201,7 @@ def _judge_pad(pad: PadCount, *, has_classes: bool) -> Judgement:
     return _verdict(question, answer, "good")
 
 
-def _judge_end(facts: SpecialTokenCounts) -> Judgement:
+def _judge_end(facts: records.SpecialTokenCounts) -> records.Judgement:
     question = "Does the model learn to stop?"
     if not facts["endings"]:
         return _verdict(question, "No row has a supervised token.", "bad")
@@ -228,7 +219,7 @@ def _judge_end(facts: SpecialTokenCounts) -> Judgement:
     return _verdict(question, answer, "bad")
 
 
-def _judge_sources_end(facts: SpecialTokenCounts) -> Judgement:
+def _judge_sources_end(facts: records.SpecialTokenCounts) -> records.Judgement:
     ended, num_rows = facts["num_sources_ended"], facts["num_rows"]
     answer = (
         f"{ended:,} of {count_of(num_rows, 'source')} {'ends' if ended == 1 else 'end'} in {facts['eos']['token']}."
@@ -236,7 +227,7 @@ def _judge_sources_end(facts: SpecialTokenCounts) -> Judgement:
     return _verdict("Does each source end?", answer, "good" if ended == num_rows else "bad")
 
 
-def _judge_begin(bos: BosCount, num_rows: int, *, noun: str = "row") -> Judgement:
+def _judge_begin(bos: records.BosCount, num_rows: int, *, noun: str = "row") -> records.Judgement:
     question = f"Does each {noun} begin once?"
     if bos["token"] is None:
         return _verdict(question, "The tokenizer has no token for the beginning of a text, and none is used.", "good")
@@ -261,14 +252,14 @@ def _judge_begin(bos: BosCount, num_rows: int, *, noun: str = "row") -> Judgemen
     return _verdict(question, answer, "good")
 
 
-def _verdict(question: str, answer: str, verdict: Verdict) -> Judgement:
+def _verdict(question: str, answer: str, verdict: records.Verdict) -> records.Judgement:
     return {"question": question, "answer": answer, "verdict": verdict}
 
 
 _SHOWN = 5
 
 
-def measure_vocabulary(tokens: Path, tokenizer: Any, *, num_embeddings: int | None) -> VocabularyFigures:
+def measure_vocabulary(tokens: Path, tokenizer: Any, *, num_embeddings: int | None) -> records.VocabularyFigures:
     """Count rows with token ids that the model does not embed.
 
     Args:
@@ -306,7 +297,7 @@ def decode_examples(
     *,
     num_examples: int,
     label_map: Mapping[str, int] | None = None,
-) -> list[DecodedRow]:
+) -> list[records.DecodedRow]:
     """Decode the first rows.
 
     Args:
@@ -322,7 +313,7 @@ def decode_examples(
     names = {index: name for name, index in (label_map or {}).items()}
     positions = RowPositions(split_summary["files"])
     special = {int(index) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
-    examples: list[DecodedRow] = []
+    examples: list[records.DecodedRow] = []
     for row in (table[index] for index in range(min(num_examples, len(table)))):
         file, number = positions.find(row.row_id)
         examples.append(

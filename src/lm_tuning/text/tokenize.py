@@ -38,20 +38,11 @@ from lm_tuning.text.render.chat_template import describe_origin
 from lm_tuning.text.render.plain import RenderedRows
 from lm_tuning.text.store.table import TokenColumns, TokenTable, TokenTableWriter, open_split, split_path
 from lm_tuning.text.summary import LENGTHS_NAME, REPORT_NAME, build_tokens_section, draw_lengths, summarize_split
+from lm_tuning.text.tokenizers import refusals
 from lm_tuning.text.tokenizers.base import TaskTokenizer
 from lm_tuning.text.tokenizers.causal_lm import RowTokenizer
 from lm_tuning.text.tokenizers.classification import ClassTokenizer, refuse_unknown_classes
 from lm_tuning.text.tokenizers.counts import SplitCounts
-from lm_tuning.text.tokenizers.refusals import (
-    describe_limits,
-    find_errors,
-    find_lost_classes,
-    find_lost_splits,
-    find_template_fault,
-    find_unusable,
-    limits_of,
-    refuse_losses,
-)
 from lm_tuning.text.tokenizers.seq2seq import PairTokenizer
 
 logger = logging.getLogger(__name__)
@@ -110,7 +101,7 @@ def write_tokens(
     label_map: dict[str, int] | None = splits.get("label_map")
     positions = RowPositions(splits["files"])
     max_positions = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
-    for name, limit in limits_of(settings, task=task).items():
+    for name, limit in refusals.limits_of(settings, task=task).items():
         if max_positions is not None and limit > max_positions:
             logger.warning(
                 "tokenize.%s is %d, but the model is made for %d tokens at most.", name, limit, max_positions
@@ -125,20 +116,23 @@ def write_tokens(
         counts[split].warn(split, positions)
     written: dict[str, TokenTable] = {split: open_split(folder, split) for split in SPLITS}
     # A template that refuses every row is one fault, not a million bad rows.
-    fault = find_template_fault(counts, positions, template=describe_origin(tokenizer))
-    lost = find_lost_splits(counts, written, positions, settings, task=task, max_positions=max_positions)
-    lost_classes, warnings = find_lost_classes(tables["train"], written["train"], label_map, settings, task=task)
+    fault = refusals.find_template_fault(counts, positions, template=describe_origin(tokenizer))
+    lost = refusals.find_lost_splits(counts, written, positions, settings, task=task, max_positions=max_positions)
+    lost_classes, warnings = refusals.find_lost_classes(
+        tables["train"], written["train"], label_map, settings, task=task
+    )
     for warning in warnings:
         logger.warning("%s", warning)
+    unusable = refusals.find_unusable(counts, splits["files"], on_bad_row=on_bad_row, max_bad_fraction=max_bad_fraction)
     problems = [
-        *(fault or find_unusable(counts, splits["files"], on_bad_row=on_bad_row, max_bad_fraction=max_bad_fraction)),
-        *find_errors(counts, positions, settings),
+        *(fault or unusable),
+        *refusals.find_errors(counts, positions, settings),
         *lost,
         *lost_classes,
     ]
     if not len(written["train"]) and not lost and not fault:
         reasons = counts["train"].describe_dropped(positions) or "there are none"
-        limits = describe_limits(settings, task=task)
+        limits = refusals.describe_limits(settings, task=task)
         problems.append(f"No training row is left after tokenizing with {limits}. Dropped: {reasons}.")
     if problems:
         raise UserError(problems)
@@ -370,7 +364,7 @@ def refuse_stored_losses(folder: Path, base_model: BaseModelRecord, tokenize: To
     Raises:
         UserError: see ``refuse_losses``.
     """
-    refuse_losses(
+    refusals.refuse_losses(
         read_token_summary(folder),
         max_lost_fraction=tokenize.max_lost_fraction,
         max_positions=positions_of(base_model),

@@ -12,15 +12,8 @@ from typing import Literal, TypeAlias
 
 from lm_tuning.json_types import JsonObject, JsonValue
 from lm_tuning.text.records import Message, Tools
+from lm_tuning.text.render import plain
 from lm_tuning.text.render.chat_template import TemplateCall, attempt
-from lm_tuning.text.render.plain import (
-    EARLIER_SHORTENED,
-    NOT_VERBATIM,
-    REASONING_LEFT_OUT,
-    TOOLS_LEFT_OUT,
-    TURN_LEFT_OUT,
-    RowRefused,
-)
 from lm_tuning.wording import shorten
 
 _KEY, _VALUE = "zqkeyqz", "zqvalueqz"
@@ -106,7 +99,7 @@ def _as_object(arguments: JsonValue) -> JsonValue:
             break
     if isinstance(parsed, dict) or not isinstance(arguments, str):
         return parsed
-    raise RowRefused("tool_arguments_not_json", f"its arguments are {shorten(arguments, 80)!r}")
+    raise plain.RowRefused("tool_arguments_not_json", f"its arguments are {shorten(arguments, 80)!r}")
 
 
 def _as_text(arguments: JsonValue) -> JsonValue:
@@ -217,25 +210,25 @@ def find_alterations(call: TemplateCall, messages: list[Message], tools: Tools |
             if turn not in earlier:
                 earlier[turn] = attempt(call, marked[: turn + 1], marked_tools)
             if mark in earlier[turn]:
-                notes[EARLIER_SHORTENED] = None
+                notes[plain.EARLIER_SHORTENED] = None
                 return False
         return True
 
     for turn, mark in marks.of_reasoning.items():
         if is_left_out(turn, mark):
-            notes[REASONING_LEFT_OUT] = None
+            notes[plain.REASONING_LEFT_OUT] = None
     for turn, mark in marks.of_content.items():
         content = messages[turn]["content"]
         if is_left_out(turn, mark):
-            notes[TURN_LEFT_OUT] = None
+            notes[plain.TURN_LEFT_OUT] = None
         # Two proofs: the content as it is in the real text, and it right before its mark in the marked one. A short
         # content may stand in the text for another reason.
         elif content not in text or (mark in shown and content + mark not in shown):
             is_last = messages[turn]["role"] != "assistant" or turn == len(messages) - 1
             before = "" if is_last else attempt(call, messages[: turn + 1], tools)
-            notes[EARLIER_SHORTENED if content in before else NOT_VERBATIM] = None
+            notes[plain.EARLIER_SHORTENED if content in before else plain.NOT_VERBATIM] = None
     if not all(mark in shown for mark in marks.of_tools):
-        notes[TOOLS_LEFT_OUT] = None
+        notes[plain.TOOLS_LEFT_OUT] = None
     return list(notes)
 
 
@@ -252,7 +245,7 @@ def find_hidden_tools(call: TemplateCall, messages: list[Message], tools: Tools)
     """
     marks = Marks()
     shown = attempt(call, messages, mark_tools(tools, marks))
-    return [TOOLS_LEFT_OUT] if shown and not all(mark in shown for mark in marks.of_tools) else []
+    return [plain.TOOLS_LEFT_OUT] if shown and not all(mark in shown for mark in marks.of_tools) else []
 
 
 def _says_something(value: JsonValue) -> bool:

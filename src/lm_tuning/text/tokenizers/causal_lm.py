@@ -40,21 +40,12 @@ from lm_tuning.text.store.columns import (
     take_rows,
 )
 from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns, columns_of, flatten_ids, scored_spans
+from lm_tuning.text.tokenizers import truncation
 from lm_tuning.text.tokenizers.base import NOT_ROUND_TRIP, TaskTokenizer
 from lm_tuning.text.tokenizers.counts import KeptRows, SplitCounts
-from lm_tuning.text.tokenizers.truncation import (
-    ANSWER_SHORTENED,
-    END_CUT,
-    NO_ANSWER_LEFT,
-    TOO_LONG,
-    align_columns,
-    later_exchanges,
-    shorten_row,
-    split_off_systems,
-)
 
 # Rows whose last token is not the end of an answer.
-_LOSES_ITS_END = {ANSWER_SHORTENED, END_CUT}
+_LOSES_ITS_END = {truncation.ANSWER_SHORTENED, truncation.END_CUT}
 _MERGED_IS_TAKEN = (
     "(it takes this row with tokenize.system_turn: merge_into_user, which puts the system turn before the user's words)"
 )
@@ -175,10 +166,12 @@ class RowTokenizer(TaskTokenizer):
         tokens = self._spell(rendered.rows, encodings, rows)
         ids, offsets, _ = self._put_around(*flatten_ids(tokens), np.ones(len(tokens), dtype=np.bool_))
         lengths = np.diff(offsets)  # (rows,)
-        is_cut = self._settle_long(lengths, rows, limit=self._limit, dropped_as=TOO_LONG, noted_in=counts.long_rows)
+        is_cut = self._settle_long(
+            lengths, rows, limit=self._limit, dropped_as=truncation.TOO_LONG, noted_in=counts.long_rows
+        )
         # Nothing predicts the first token, so one alone teaches nothing.
-        rows.drop(NO_ANSWER_LEFT, np.minimum(lengths, self._limit) <= 1)
-        rows.note(END_CUT, is_cut)
+        rows.drop(truncation.NO_ANSWER_LEFT, np.minimum(lengths, self._limit) <= 1)
+        rows.note(truncation.END_CUT, is_cut)
         self._count_unknown(ids, offsets, rows)
         self._count_kept(rendered, rows, ids, offsets, is_whole=~is_cut)
         if is_cut.any():
@@ -219,7 +212,7 @@ class RowTokenizer(TaskTokenizer):
         spans = score_spans(owners, first, after, lengths)
         columns = TokenColumns(rendered.row_ids, rendered.sources, ids, offsets, *spans)
         rows = KeptRows(rendered.row_ids, counts, regular)
-        rows.drop(NO_ANSWER_LEFT, np.diff(columns.span_offsets) == 0)
+        rows.drop(truncation.NO_ANSWER_LEFT, np.diff(columns.span_offsets) == 0)
         self._count_kept(rendered, rows, ids, offsets)
         if rows.mask.all():
             return columns
@@ -286,7 +279,7 @@ class RowTokenizer(TaskTokenizer):
                 row, notes = self._fit(rendered, position, encoding, counts)
                 scored = scored_spans(row.spans, len(row.ids))
                 if not scored:
-                    raise RowRefused(NO_ANSWER_LEFT)
+                    raise RowRefused(truncation.NO_ANSWER_LEFT)
             except RowRefused as refusal:
                 counts.add(refusal.reason, row_id, refusal.detail)
                 continue
@@ -318,7 +311,7 @@ class RowTokenizer(TaskTokenizer):
         messages, tools = all_rendered.conversations[position] or (None, None)
         # By characters it should fit at once; tokens decide, so it may take another round.
         while messages and len(row.ids) > self._limit and self._settings.truncation == "truncate_prompt":
-            later = later_exchanges(messages, 1 - self._limit / len(row.ids))
+            later = truncation.later_exchanges(messages, 1 - self._limit / len(row.ids))
             if later is None:
                 break
             messages = later
@@ -329,7 +322,7 @@ class RowTokenizer(TaskTokenizer):
             row = self._tokens(rendered, encoding)
             notes = [*dict.fromkeys([*notes, *rendered.notes, "old_turns_dropped"])]
         if len(row.ids) > self._limit:
-            row, found = shorten_row(
+            row, found = truncation.shorten_row(
                 row,
                 rendered,
                 encoding,
@@ -349,7 +342,9 @@ class RowTokenizer(TaskTokenizer):
             return all_rendered.yielding(position)
         if self._format != "messages":
             prompt = messages[-2]["content"]
-            return align_columns(rendered, prompt, all_rendered.columns_of(position) or [(0, len(prompt))])
+            return truncation.align_columns(rendered, prompt, all_rendered.columns_of(position) or [(0, len(prompt))])
         if self._merges_system:
-            return split_off_systems(rendered, [turn["content"] for turn in messages if turn["role"] == "system"])
+            return truncation.split_off_systems(
+                rendered, [turn["content"] for turn in messages if turn["role"] == "system"]
+            )
         return rendered.prompts
