@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.folders import check_tokenizer_files, check_weight_files, existing_folder, is_local
@@ -41,13 +41,6 @@ RECORD_NAME = "conversion.json"
 # Upstream's limit; the GGUF does not carry it, and transformers would take it as endless.
 MODEL_MAX_LENGTH_TOKENS = 8192
 NUM_STEPS = 4
-
-
-class _FileRecord(TypedDict):
-    """What the record of a conversion says of one file."""
-
-    num_bytes: int
-    sha256: str
 
 
 def is_embedded(name_or_path: str) -> bool:
@@ -118,12 +111,11 @@ def is_converted(folder: Path, *, digest_cache: Path | None = None) -> bool:
         record = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
         if record["version"] != CONVERSION_VERSION:
             return False
-        files: dict[str, _FileRecord] = record["files"]
         # Sizes first: they find most changes without half a gigabyte being read.
         return all(
             (folder / name).stat().st_size == facts["num_bytes"]
             and digest_file(folder / name, digest_cache) == facts["sha256"]
-            for name, facts in files.items()
+            for name, facts in record["files"].items()
         )
     # A record that is damaged or has another shape vouches for nothing, so the model is converted again.
     except (OSError, ValueError, KeyError, TypeError):

@@ -15,7 +15,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.findings import SEVERITIES, SEVERITY_WORDS, Issue
 from lm_tuning.models.loading import load_tokenizer, read_config
 from lm_tuning.models.record import location_of
-from lm_tuning.models.structure import position_limit
+from lm_tuning.models.structure import longest_text, position_limit
 from lm_tuning.parameters import ModelParameters, PreflightParameters, TokenizeParameters, TrainParameters
 from lm_tuning.preflight.issues import find_issues, store_issue
 from lm_tuning.preflight.records import DivisionFigures, Inspection, Outcome, PreflightFigures, RowAccount, StoredRows
@@ -73,10 +73,6 @@ def account_for_rows(split_summary: SplitsSummary, token_summary: TokenSummary) 
 
 def _outcome(stage: str, reason: str, num_rows: int) -> Outcome:
     return {"stage": stage, "reason": reason, "num_rows": int(num_rows)}
-
-
-# What transformers gives where a tokenizer's files name no longest text is about 1e30.
-_NO_LIMIT = 10**12
 
 
 def inspect_tokens(
@@ -152,10 +148,7 @@ def inspect_tokens(
         "format": split_summary["format"],
         "rendering": token_summary["rendering"],
         # Either may be the tighter one, and both are only what the files say: training warns, and does not refuse.
-        "context_tokens": min(
-            (limit for limit in (tokenizer.model_max_length, max_positions) if limit and limit < _NO_LIMIT),
-            default=None,
-        ),
+        "context_tokens": min(filter(None, (longest_text(tokenizer), max_positions)), default=None),
         "num_rows": {split: token_summary["splits"][split]["num_rows"] for split in SPLITS},
         "num_tokens": {split: token_summary["splits"][split]["num_tokens"] for split in SPLITS},
         "files": [

@@ -121,13 +121,8 @@ def _rows(figures: records.Inspection) -> Iterator[Block]:
         "Rows read, by outcome",
         ["outcome", "reason", "rows", "share"],
         [
-            [
-                outcome["stage"],
-                outcome["reason"],
-                outcome["num_rows"],
-                write_percent(outcome["num_rows"] / max(total, 1)),
-            ]
-            for outcome in facts["fates"]
+            [one["stage"], one["reason"], one["num_rows"], write_percent(one["num_rows"] / max(total, 1))]
+            for one in facts["fates"]
         ],
         text_columns=(0, 1),
         total=["read", "", total, write_percent(1.0)],
@@ -275,17 +270,13 @@ def _schedule(facts: records.ScheduleFigures) -> Iterator[Block]:
         batch = f"train.effective_batch_rows: {facts['effective_batch_rows']}"
     else:
         batch = f"train.effective_batch_tokens: {facts['effective_batch_tokens']}"
+    whole = f"the run ({facts['epochs']:.2f} epochs)"
     yield Table(
         "The run",
         ["", "steps", "rows", "tokens"],
         [
             ["per epoch", facts["steps_per_epoch"], facts["rows_per_epoch"], facts["tokens_per_epoch"]],
-            [
-                f"the run ({facts['epochs']:.2f} epochs)",
-                facts["total_steps"],
-                facts["rows_of_run"],
-                facts["tokens_of_run"],
-            ],
+            [whole, facts["total_steps"], facts["rows_of_run"], facts["tokens_of_run"]],
             ["warm-up", facts["warmup_steps_of_run"], "", ""],
         ],
     )

@@ -21,6 +21,7 @@ from lm_tuning.reporting.document import Part
 from lm_tuning.text.align.masks import added_around
 from lm_tuning.text.decoding import decode
 from lm_tuning.text.records import NO_LABEL, TokenRow
+from lm_tuning.text.store.columns import count_token, hold_token
 from lm_tuning.text.store.table import Int32Array, Int64Array, TokenTable, open_split
 from lm_tuning.training.health.table_reading import find_outside_ids, find_rows_with
 from lm_tuning.wording import count_of
@@ -133,7 +134,7 @@ def _parts(batch: pa.RecordBatch) -> tuple[Int32Array, Int32Array, Int32Array]:
 
 def _count_rows(ids: Int32Array, starts: Int32Array | Int64Array, *, bos: int, eos: int, pad: int) -> dict[str, int]:
     """Count the rows of a batch that hold a token, and those that begin with it once or twice."""
-    of_bos, firsts = _count_in_rows(ids, starts, bos), starts[:-1]
+    of_bos, firsts = count_token(ids, starts, bos), starts[:-1]
     begins = ids[firsts] == bos
     # A row of one token has no second one; the next row's first must not be taken for it.
     seconds = np.minimum(firsts + 1, starts[1:] - 1)
@@ -145,18 +146,10 @@ def _count_rows(ids: Int32Array, starts: Int32Array | Int64Array, *, bos: int, e
         "bos_twice": int((begins & goes_on).sum()),
         # More of them than stand at the beginning, which is 0 or 1.
         "bos_later": int((of_bos > begins).sum()),
-        "pad": int((_count_in_rows(ids, starts, pad) > 0).sum()),
-        "eos": int((_count_in_rows(ids, starts, eos) > 0).sum()),
+        "pad": int(hold_token(ids, starts, pad).sum()),
+        "eos": int(hold_token(ids, starts, eos).sum()),
         "eos_last": int((ids[starts[1:] - 1] == eos).sum()),
     }
-
-
-def _count_in_rows(ids: Int32Array, starts: Int32Array | Int64Array, token: int) -> Int64Array:
-    """Count a token in each row, ``(rows,)``."""
-    indices = np.flatnonzero(ids == token)
-    # No row is empty, so the start that lies last at or before a position is that of its row.
-    rows = np.searchsorted(starts, indices, side="right") - 1
-    return np.bincount(rows, minlength=len(starts) - 1)
 
 
 def judge_special_tokens(facts: records.SpecialTokenCounts) -> list[records.Judgement]:

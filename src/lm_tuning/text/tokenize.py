@@ -24,7 +24,7 @@ from lm_tuning.data.store import ExampleTable, open_examples
 from lm_tuning.errors import UserError
 from lm_tuning.models.loading import load_tokenizer, read_config
 from lm_tuning.models.record import BaseModelRecord, location_of
-from lm_tuning.models.structure import position_limit
+from lm_tuning.models.structure import longest_text, position_limit
 from lm_tuning.parameters.data import DataParameters
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.progress import OnProgress, ignore_progress
@@ -58,8 +58,6 @@ _CHUNK_ROWS = 1024
 _CHUNK_BYTES = 1 << 19
 # Chunks that are with the tokenizer while the main thread works on others.
 _NUM_AHEAD = 2
-# What transformers gives where a tokenizer's files name no longest text is about 1e30.
-_NO_LIMIT = 10**12
 
 
 def write_tokens(
@@ -100,7 +98,7 @@ def write_tokens(
     splits = read_summary(examples)
     label_map: dict[str, int] | None = splits.get("label_map")
     positions = RowPositions(splits["files"])
-    max_positions = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
+    max_positions = longest_text(tokenizer)
     for name, limit in refusals.limits_of(settings, task=task).items():
         if max_positions is not None and limit > max_positions:
             logger.warning(

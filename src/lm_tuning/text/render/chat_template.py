@@ -150,16 +150,14 @@ def _check_values(values: Iterable[object]) -> None:
     from jinja2.utils import Namespace
 
     for value in values:
-        # By its class: an undefined variable raises whenever it is asked for an attribute.
-        held = _attributes_of(value) if isinstance(value, Namespace) else (value,)
+        held: Iterable[object] = (value,)
+        # By its class: an undefined variable raises whenever it is asked for an attribute. A namespace knows no names
+        # but those that the template keeps in it.
+        if isinstance(value, Namespace):
+            held = object.__getattribute__(value, "_Namespace__attrs").values()
         for text in held:
             if isinstance(text, str | list | tuple) and len(text) > MAX_CHARACTERS:
                 raise _TooMuch(_describe_length(len(text)))
-
-
-def _attributes_of(namespace: Any) -> list[Any]:
-    """Return what a template keeps in one of its namespaces, whose own attribute access knows no other names."""
-    return list(object.__getattribute__(namespace, "_Namespace__attrs").values())
 
 
 def _bounded(compute: Any) -> Any:

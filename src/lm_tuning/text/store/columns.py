@@ -161,8 +161,8 @@ def ends_with(ids: Int32Array, offsets: Int64Array, token: int) -> BoolArray:
     return ends
 
 
-def hold_token(ids: Int32Array, offsets: Int64Array, token: int) -> BoolArray:
-    """Return which rows hold an id anywhere.
+def count_token(ids: Int32Array, offsets: Int32Array | Int64Array, token: int) -> Int64Array:
+    """Count an id in each row, ``(rows,)``.
 
     Args:
         ids: token ids of all rows end to end.
@@ -170,7 +170,18 @@ def hold_token(ids: Int32Array, offsets: Int64Array, token: int) -> BoolArray:
         token: the id.
     """
     # Differences of running counts at the edges of the rows, so a row without tokens counts none.
-    found: BoolArray = np.diff(np.concatenate([[0], np.cumsum(ids == token)])[offsets]) > 0
+    return np.diff(np.concatenate([[0], np.cumsum(ids == token)])[offsets])
+
+
+def hold_token(ids: Int32Array, offsets: Int32Array | Int64Array, token: int) -> BoolArray:
+    """Return which rows hold an id anywhere.
+
+    Args:
+        ids: token ids of all rows end to end.
+        offsets: where each row starts, the end included.
+        token: the id.
+    """
+    found: BoolArray = count_token(ids, offsets, token) > 0
     return found
 
 
