@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lm_tuning.text.align.masks import AlignedTokens, Encoded, RowEncoder
-from lm_tuning.text.render.plain import RenderedRow, RowRefused
+from lm_tuning.text.render.plain import RenderedRow
 from lm_tuning.text.store.table import Int32Array, Int64Array, flatten_ids
 
 _CHECKED_AT_ONCE = 4096
@@ -224,35 +224,17 @@ def _byte_letters() -> dict[int, int]:
 class RowAligner:
     """Place rows by the bytes of their tokens."""
 
-    def __init__(self, backend: Any, encoder: RowEncoder, table: ByteTable | None) -> None:
+    def __init__(self, backend: Any, encoder: RowEncoder, table: ByteTable) -> None:
         """Choose by which bytes and which encoder rows are placed.
 
         Args:
             backend: lent by ``bare_backend``.
             encoder: tokenizes rows that need care.
-            table: bytes of its tokens; ``None`` if rows are not to be placed.
+            table: bytes of its tokens.
         """
         self._backend = backend
         self._encoder = encoder
         self._table = table
-
-    def spell_typed(self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Encoded]) -> None:
-        """Tokenize rows with typed control tokens again, as letters.
-
-        Args:
-            rows: rows as text.
-            tokens: token ids of each; those of rows that are tokenized again are replaced.
-            others: receives the refusals of rows for which that cannot be done, by index.
-        """
-        # Hardly ever any: the rows of a chunk are tokenized once, and only these again.
-        typed = [position for position, row in enumerate(rows) if row.as_text]
-        if not typed:
-            return
-        for position, encoding in zip(typed, self._encoder.encode([rows[position] for position in typed]), strict=True):
-            if isinstance(encoding, RowRefused):
-                others[position] = encoding
-            else:
-                tokens[position] = encoding.ids
 
     def align(self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Encoded]) -> AlignedRows:
         """Place tokens in their texts, with none across a position where generation begins.
@@ -265,7 +247,6 @@ class RowAligner:
             tokens: token ids of each; those of rows that are cut are replaced.
             others: encodings or refusals, by index, of rows that are not placed.
         """
-        assert self._table is not None
         # Once is enough: tokens of chunks that end at the openings cross none of them.
         may_cut = True
         while True:
@@ -291,7 +272,6 @@ class RowAligner:
         self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Encoded], aligned: AlignedRows
     ) -> bool:
         """Tokenize rows in chunks where a token crosses the position where generation begins; return if any does."""
-        assert self._table is not None
         openings = [[] if position in others else row.openings for position, row in enumerate(rows)]
         # (openings,): the row of each
         owners = np.repeat(np.arange(len(rows)), [*map(len, openings)])

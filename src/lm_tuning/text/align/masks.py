@@ -198,6 +198,24 @@ class RowEncoder:
                 encodings[i] = refusal
         return encodings
 
+    def spell_typed(self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Encoded]) -> None:
+        """Tokenize rows with typed control tokens again, as letters.
+
+        Args:
+            rows: rows as text.
+            tokens: token ids of each; those of rows that are tokenized again are replaced.
+            others: receives the refusals of rows for which that cannot be done, by index.
+        """
+        # Hardly ever any: the rows of a chunk are tokenized once, and only these again.
+        typed = [position for position, row in enumerate(rows) if row.as_text]
+        if not typed:
+            return
+        for position, encoding in zip(typed, self.encode([rows[position] for position in typed]), strict=True):
+            if isinstance(encoding, RowRefused):
+                others[position] = encoding
+            else:
+                tokens[position] = encoding.ids
+
     def encode_in_chunks(self, row: RenderedRow, cuts: list[int]) -> AlignedTokens:
         """Tokenize what lies between cuts, and typed control tokens, each for itself.
 

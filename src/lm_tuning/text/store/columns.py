@@ -82,21 +82,30 @@ def join_sides(
 
 
 def put_around(
-    ids: Int32Array, offsets: Int64Array, *, before: list[int], has_before: BoolArray, after: int, has_after: BoolArray
+    ids: Int32Array,
+    offsets: Int64Array,
+    *,
+    before: list[int],
+    has_before: BoolArray,
+    after: int | None = None,
+    is_open: BoolArray | None = None,
 ) -> tuple[Int32Array, Int64Array]:
-    """Add ids before and behind some rows.
+    """Add ids before some rows, and one behind those that do not end with it.
 
     Args:
         ids: token ids of all rows end to end.
         offsets: where each row starts, the end included.
         before: what goes before a row.
         has_before: ``(rows,)``: which rows get that.
-        after: what goes behind a row.
-        has_after: ``(rows,)``: which rows get that.
+        after: what rows end with; ``None`` for nothing.
+        is_open: ``(rows,)``: which rows may get that; ``None`` for all.
 
     Returns:
         Ids and offsets.
     """
+    has_after = np.zeros_like(has_before) if after is None else ~ends_with(ids, offsets, after)
+    if is_open is not None:
+        has_after &= is_open
     if not has_after.any() and not (before and has_before.any()):
         return ids, offsets
     lengths = np.diff(offsets)
@@ -108,7 +117,8 @@ def put_around(
     everything[np.arange(len(ids)) + np.repeat(moved[:-1] + leads - offsets[:-1], lengths)] = ids
     for position, token in enumerate(before):
         everything[moved[:-1][has_before] + position] = token
-    everything[moved[1:][has_after] - 1] = after
+    if after is not None:
+        everything[moved[1:][has_after] - 1] = after
     return everything, moved
 
 

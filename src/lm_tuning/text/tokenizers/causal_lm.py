@@ -13,7 +13,7 @@ import pyarrow as pa
 from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.text import TokenizeParameters
-from lm_tuning.text.align.bytes import AlignedRows, build_byte_table
+from lm_tuning.text.align.bytes import AlignedRows, RowAligner, build_byte_table
 from lm_tuning.text.align.masks import Encoded, Encoding, TokenizedRow, added_around, tokenize_row
 from lm_tuning.text.decoding import find_unlike
 from lm_tuning.text.records import CharRange, Conversation, Message, Span, Tools
@@ -32,7 +32,6 @@ from lm_tuning.text.store.columns import (
     BoolArray,
     begins_with,
     cut_ends,
-    ends_with,
     join_columns,
     keep_rows,
     put_around,
@@ -115,17 +114,17 @@ class RowTokenizer(TaskTokenizer):
 
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
         """Find the supervised tokens and make long rows fit."""
+        if self._format == "text":
+            return self._finish_text(rendered, encodings, counts)
         others: dict[int, Encoded] = {}
-        if self._needs_offsets:
+        if self._bytes is None:
             others = dict(enumerate(encodings))
             # Positions of the library are not taken on trust: each answer has to decode to itself.
             unlike = find_unlike(self._backend, rendered.rows, others)
             return self._one_by_one(rendered, others, unlike, counts)[0]
-        if self._format == "text":
-            return self._finish_text(rendered, encodings, counts)
         tokens: list[list[int]] = [encoding.ids for encoding in encodings]
-        self._aligner.spell_typed(rendered.rows, tokens, others)
-        aligned = self._aligner.align(rendered.rows, tokens, others)
+        self._encoder.spell_typed(rendered.rows, tokens, others)
+        aligned = RowAligner(self._backend, self._encoder, self._bytes).align(rendered.rows, tokens, others)
         return self._finish_aligned(rendered, aligned, others, counts)
 
     def _renderer(self, format: str) -> Callable[..., tuple[RenderedRow, Conversation | None]]:
@@ -231,11 +230,8 @@ class RowTokenizer(TaskTokenizer):
     ) -> tuple[Int32Array, Int64Array, BoolArray]:
         """Add what belongs before every row and the end of open ones, each where it is not there already."""
         has_before = ~begins_with(ids, offsets, self._prefix)
-        has_after = np.zeros_like(is_open)
-        if self._end_id is not None:
-            has_after = is_open & ~ends_with(ids, offsets, self._end_id)
         ids, offsets = put_around(
-            ids, offsets, before=self._prefix, has_before=has_before, after=self._end_id or 0, has_after=has_after
+            ids, offsets, before=self._prefix, has_before=has_before, after=self._end_id, is_open=is_open
         )
         return ids, offsets, has_before
 

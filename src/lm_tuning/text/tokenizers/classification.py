@@ -79,9 +79,8 @@ class ClassTokenizer(TaskTokenizer):
     def _put_before(self, tokens: list[list[int]]) -> tuple[Int32Array, Int64Array, Int64Array]:
         """Return ids and offsets of texts with what belongs before each, and how many that adds, ``(rows,)``."""
         ids, offsets = flatten_ids(tokens)
-        nowhere = np.zeros(len(tokens), dtype=np.bool_)
         has_before = ~begins_with(ids, offsets, self._prefix)
-        ids, offsets = put_around(ids, offsets, before=self._prefix, has_before=has_before, after=0, has_after=nowhere)
+        ids, offsets = put_around(ids, offsets, before=self._prefix, has_before=has_before)
         return ids, offsets, len(self._prefix) * has_before
 
 

@@ -128,14 +128,7 @@ class PairTokenizer(TaskTokenizer):
             ids, offsets = flatten_ids(tokens)
         ids, offsets = cut_ends(ids, offsets, room)
         rows.drop(side.nothing_left, np.diff(offsets) == 0)
-        ids, offsets = put_around(
-            ids,
-            offsets,
-            before=side.prefix,
-            has_before=has_before,
-            after=self._end_id,
-            has_after=~ends_with(ids, offsets, self._end_id),
-        )
+        ids, offsets = put_around(ids, offsets, before=side.prefix, has_before=has_before, after=self._end_id)
         return ids, offsets, is_cut
 
     def _count_unlike(self, targets: list[RenderedRow], tokens: list[list[int]], rows: KeptRows) -> None:
