@@ -140,6 +140,8 @@ def inspect_tokens(
     rows_by_class: Mapping[str, Mapping[str, int]] | None = None
     if task == SEQUENCE_CLASSIFICATION:
         rows_by_class = {split: token_summary["splits"][split]["rows_by_class"] for split in SPLITS}
+    # Splits that an earlier version stored, and that preflight alone reads, do not say which classes were lost.
+    told = {"lost_classes": None, **split_summary}
     special = inspect_special_tokens(tokens, tokenizer, task=task, on_progress=on_progress)
     figures: Inspection = {
         "task": task,
@@ -168,8 +170,7 @@ def inspect_tokens(
             for kind, one in rows.findings.items()
         },
         "changed": of_train["changed"],
-        # Splits that an earlier version stored, and that preflight alone reads, do not say all of it.
-        "splits": cast("DivisionFigures", {key: split_summary.get(key) for key in DivisionFigures.__annotations__}),
+        "splits": cast("DivisionFigures", {key: told[key] for key in DivisionFigures.__annotations__}),
         "lengths": measure_lengths(
             table.lengths,
             table.num_supervised,
