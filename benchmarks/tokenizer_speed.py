@@ -128,7 +128,7 @@ def main() -> None:
     options = parser.parse_args()
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     sys.path.insert(0, str(PROJECT / "src"))
-    from lm_tuning.models.conversion import EMBEDDED_MODEL
+    from lm_tuning.models.base_model import EMBEDDED_MODEL
     from lm_tuning.models.loading import load_tokenizer
 
     say = sys.stdout.write

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from lm_tuning.batching import chunked_loss as linear_loss
-from lm_tuning.batching.chunked_loss import sum_nats_in_chunks
+from lm_tuning.batching import losses as linear_loss
 from lm_tuning.batching.head_loss import HeadLoss
+from lm_tuning.batching.losses import sum_nats_in_chunks
 from lm_tuning.text.store.table import IGNORE_INDEX
 
 

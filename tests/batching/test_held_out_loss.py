@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from lm_tuning.batching import chunked_loss as linear_loss
+from lm_tuning.batching import losses as linear_loss
 from lm_tuning.batching.head_loss import choose_head_loss
 from lm_tuning.batching.held_out_loss import (
     HeldOut,
@@ -21,7 +21,7 @@ from lm_tuning.batching.held_out_loss import (
     choose_rows,
     measure_held_out,
 )
-from lm_tuning.batching.tasks.registry import task_of
+from lm_tuning.batching.tasks.kinds import task_of
 from lm_tuning.text.store.table import TokenTable
 from tests.support.rounding import SAME_LOSS
 from tests.support.tiny import END, PAD, VOCABULARY, make_model

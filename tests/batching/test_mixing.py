@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lm_tuning.batching.mixing import SourceMix
-from lm_tuning.batching.step_plan import StepPlan
+from lm_tuning.batching.step_plan import SourceMix, StepPlan
 from lm_tuning.errors import UserError
 
 WEIGHTS = st.sampled_from([0.1, 0.3, 0.5, 0.75, 1.0, 1.1, 1.5, 2.0, 2.3, 3.0])

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from lm_tuning.batching.class_counts import count_classes
+from lm_tuning.batching.held_out_loss import count_classes
 from lm_tuning.evaluation.class_scores import list_confusions, measure_majority, tabulate_classes
 
 NAMES = ["red", "green", "blue", "grey"]

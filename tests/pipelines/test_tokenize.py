@@ -95,7 +95,7 @@ def test_tokens_are_published_with_their_summary_and_reused(project, caplog, mon
     assert facts["base_model"]["name_or_path"] == "model"
     assert figure.startswith(b"\x89PNG")
     assert "Tokens made: 2 train, 0 validation, 0 test rows; train 18 tokens, 22% of them supervised" in caplog.text
-    monkeypatch.setattr("lm_tuning.text.store.summary.draw_lengths", None)  # what is stored is not drawn again
+    monkeypatch.setattr("lm_tuning.text.summary.draw_lengths", None)  # what is stored is not drawn again
     again, same, kept, reused = run()
     assert reused
     assert (again, same, kept) == (folder, summary, figure)

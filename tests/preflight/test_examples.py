@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from lm_tuning.preflight.examples import decode_parts
+from lm_tuning.preflight.tokens import decode_parts
 from lm_tuning.text.store.table import TokenTable
 from tests.preflight.conftest import Look, questions
 from tests.support.stored import write_rows

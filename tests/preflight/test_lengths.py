@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_tuning.preflight.lengths import compare_limits, draw_histogram, measure_lengths
+from lm_tuning.preflight.rows import compare_limits, draw_histogram, measure_lengths
 
 NOTHING_LONG = {"num_rows": 0, "max_length_tokens": None, "tokens_over_limit": 0, "rows_over": {}, "tokens_over": {}}
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.preflight.special_tokens import inspect_special_tokens, judge_special_tokens
+from lm_tuning.preflight.tokens import inspect_special_tokens, judge_special_tokens
 from tests.support.stored import Row, chat_row, write_rows
 from tests.support.tiny import ASSISTANT, BOS, END, EOS, PAD, ids, make_tokenizer
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.models.conversion import EMBEDDED_MODEL, find_embedded_gguf, is_converted, quick_gguf_parsing
-from lm_tuning.models.loading import load_tokenizer
-from lm_tuning.models.padding import choose_pad_token
+from lm_tuning.models.base_model import EMBEDDED_MODEL, find_embedded_gguf, is_converted, quick_gguf_parsing
+from lm_tuning.models.loading import choose_pad_token, load_tokenizer
 
 
 @functools.cache
@@ -28,5 +27,5 @@ def real_tokenizer() -> Any:
         pytest.skip(str(error))
     with quick_gguf_parsing():
         tokenizer = AutoTokenizer.from_pretrained(str(source.parent), gguf_file=source.name)
-    tokenizer.pad_token = choose_pad_token(tokenizer).token
+    tokenizer.pad_token = choose_pad_token(tokenizer)
     return tokenizer

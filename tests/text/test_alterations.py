@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.text.render.alterations import find_alterations
+from lm_tuning.text.render.chat_template import TemplateCall
 from lm_tuning.text.render.plain import merge_system_turns
-from lm_tuning.text.render.template_call import TemplateCall
-from lm_tuning.text.render.tool_arguments import ToolArguments
+from lm_tuning.text.render.probes import ToolArguments, find_alterations
 from tests.support import templates
 from tests.support.tiny import CHAT_TEMPLATE, make_tokenizer
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tokenizers import decoders, normalizers
 
-from lm_tuning.text.align.bytes import AlignedRows, AlignedTokens, build_byte_table
-from lm_tuning.text.align.masks import bare_backend
-from lm_tuning.text.store.columns import flatten_ids
+from lm_tuning.text.align.bytes import AlignedRows, build_byte_table
+from lm_tuning.text.align.masks import AlignedTokens, bare_backend
+from lm_tuning.text.store.table import flatten_ids
 from tests.support import templates
 from tests.support.real_tokenizer import real_tokenizer
 from tests.support.tiny import make_tokenizer

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lm_tuning.errors import UserError
-from lm_tuning.text.tokenizers.limit_losses import advise_limit, refuse_losses
+from lm_tuning.text.tokenizers.refusals import advise_limit, refuse_losses
 from tests.support.tiny import make_tokenizer
 
 words = st.text("ab ", min_size=1, max_size=30).map(lambda text: f"{text.strip()}.")

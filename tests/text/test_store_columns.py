@@ -5,15 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lm_tuning.text.store.columns import (
-    columns_of,
-    cut_ends,
-    flatten_ids,
-    hold_token,
-    join_columns,
-    join_sides,
-    take_rows,
-)
+from lm_tuning.text.store.columns import cut_ends, hold_token, join_columns, join_sides, take_rows
+from lm_tuning.text.store.table import columns_of, flatten_ids
 
 FIRST = columns_of([1, 2], [0, 1], [[5, 6], [7]], [[(1, 2)], []], [3, 4])
 SECOND = columns_of([3], [0], [[8, 9]], [[]], [5])

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from lm_tuning.text.decoding import mark_supervised_text
-from lm_tuning.text.store.summary import describe_tokens, draw_lengths, length_quantiles, summarize_split
 from lm_tuning.text.store.table import TokenTable, TokenTableWriter
+from lm_tuning.text.summary import describe_tokens, draw_lengths, length_quantiles, summarize_split
 from lm_tuning.text.tokenizers.counts import SplitCounts
 from tests.support.tiny import ASSISTANT, END, USER, ids, make_tokenizer
 

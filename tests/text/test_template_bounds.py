@@ -11,7 +11,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from lm_tuning.errors import UserError
-from lm_tuning.text.render.template_call import TemplateCall
+from lm_tuning.text.render.chat_template import TemplateCall
 from tests.support import templates
 from tests.support.tiny import CHAT_TEMPLATE, make_tokenizer, save_tiny_model
 
@@ -83,8 +83,8 @@ def test_a_template_with_a_fault_only_some_rows_meet_is_not_refused() -> None:
 
 @pytest.mark.parametrize("template", list(REAL.values()), ids=list(REAL))
 def test_real_templates_are_far_within_the_bounds(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lm_tuning.text.render.template_bounds.MAX_LINES", 5_000)
-    monkeypatch.setattr("lm_tuning.text.render.template_bounds.MAX_CHARACTERS", 20_000)
+    monkeypatch.setattr("lm_tuning.text.render.chat_template.MAX_LINES", 5_000)
+    monkeypatch.setattr("lm_tuning.text.render.chat_template.MAX_CHARACTERS", 20_000)
     TemplateCall(make_tokenizer(chat_template=template))
 
 

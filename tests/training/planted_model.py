@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lm_tuning.batching.step_loader import StepDataset
-from lm_tuning.batching.tasks import causal_lm
+from lm_tuning.batching.tasks import kinds
 from lm_tuning.training import run as run_module
 from lm_tuning.training.health import first_loss
 from lm_tuning.training.health.first_loss import check_layout
@@ -107,7 +107,7 @@ def let_the_class_scale_its_loss(world: World) -> None:
 
 def shift_labels(world: World, distance: int) -> None:
     """Shift the labels in every path: of micro-batches, of the plain pass and of the model's own loss."""
-    sound = causal_lm.labels_of
+    sound = kinds.labels_of
 
     def shifted(row: Any) -> Any:
         labels = np.roll(sound(row), distance)
@@ -116,7 +116,7 @@ def shift_labels(world: World, distance: int) -> None:
             labels[distance:] = -100
         return labels
 
-    world.patch.setattr(causal_lm, "labels_of", shifted)
+    world.patch.setattr(kinds, "labels_of", shifted)
 
 
 @MODEL("labels-shifted", "each position learns its own token")
@@ -132,7 +132,7 @@ def shift_twice(world: World) -> None:
 @MODEL("labels-shifted", "the hidden states are shifted")
 def read_the_logits_of_the_token_itself(world: World) -> None:
     """Leave ids and targets alone: only the losses of other alignments can tell."""
-    sound = causal_lm.CausalLanguageModeling.logits_of_alike
+    sound = kinds.CausalLanguageModeling.logits_of_alike
 
     def one_later(task: Any, model: Any, rows: Any, *, device: Any) -> Any:
         class Rolled:
@@ -145,7 +145,7 @@ def read_the_logits_of_the_token_itself(world: World) -> None:
 
     # A random model whose head is its embedding repeats the token that it reads, if its embedding is large.
     world.change_weights(lambda name, tensor: 3 * tensor if "embed_tokens" in name else tensor)
-    world.patch.setattr(causal_lm.CausalLanguageModeling, "logits_of_alike", one_later)
+    world.patch.setattr(kinds.CausalLanguageModeling, "logits_of_alike", one_later)
 
 
 def scale_gradients(world: World, factor: float, *, from_step: int = 0) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -46,7 +45,7 @@ def add_tokens(world: World) -> None:
 @ROWS("pad-is-eos")
 def pad_with_the_end(world: World) -> None:
     """Stand in for a tokenizer that has no other token to pad with."""
-    world.patch.setattr("lm_tuning.models.loading.choose_pad_token", lambda _: SimpleNamespace(token="<|end|>"))
+    world.patch.setattr("lm_tuning.models.loading.choose_pad_token", lambda _: "<|end|>")
 
 
 @ROWS("pad-id-not-in-config")
@@ -225,7 +224,7 @@ def have_few_positions(world: World) -> None:
 
 @ROWS("mask-not-padding")
 def show_the_padding(world: World) -> None:
-    from lm_tuning.batching.tasks.seq2seq import SequenceToSequence
+    from lm_tuning.batching.tasks.kinds import SequenceToSequence
 
     translate(world)
     sound = SequenceToSequence.lay_out

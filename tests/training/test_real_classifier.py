@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lm_tuning.models.conversion import EMBEDDED_MODEL, is_converted
+from lm_tuning.models.base_model import EMBEDDED_MODEL, is_converted
 from lm_tuning.text.store.table import TokenTableWriter
 from lm_tuning.training.run import TrainingPaths, run_training
 from tests.support.real_tokenizer import real_tokenizer

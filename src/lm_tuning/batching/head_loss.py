@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.functional import cross_entropy, linear
 
-from lm_tuning.batching.chunked_loss import Implementation, compiled_kernel, linear_sum_nats, sum_nats_in_chunks
+from lm_tuning.batching.losses import Implementation, compiled_kernel, linear_sum_nats, sum_nats_in_chunks
 from lm_tuning.models.structure import backbone_of, inner_model
 from lm_tuning.text.store.table import IGNORE_INDEX
 
@@ -44,12 +44,7 @@ class HeadLoss:
     compute_dtype: torch.dtype
 
     def __call__(
-        self,
-        hidden: torch.Tensor,
-        targets: torch.Tensor,
-        *,
-        label_smoothing: float,
-        hits: torch.Tensor | None = None,
+        self, hidden: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float, hits: torch.Tensor | None = None
     ) -> torch.Tensor:
         """Sum the loss.
 
@@ -57,7 +52,7 @@ class HeadLoss:
             hidden: ``(positions, features)``.
             targets: ``(positions,)``, ``IGNORE_INDEX`` for none.
             label_smoothing: share of the target that is spread over the vocabulary.
-            hits: receives what :func:`lm_tuning.batching.chunked_loss.count_hits` counts; only without gradient.
+            hits: receives what :func:`lm_tuning.batching.losses.count_hits` counts; only without gradient.
 
         Returns:
             A scalar in nats, float32.
@@ -180,11 +175,7 @@ def _cut_cross_entropy(dtype: torch.dtype) -> Implementation:
 
 
 def _try_all(
-    candidates: dict[str, Implementation],
-    head: Any,
-    hidden: torch.Tensor,
-    *,
-    label_smoothing: float,
+    candidates: dict[str, Implementation], head: Any, hidden: torch.Tensor, *, label_smoothing: float
 ) -> tuple[str, str]:
     """Time every candidate that is right on as many positions as a micro-batch may have; name the fastest."""
     # The row is short; kernels are compared at a size at which they would be used. (tokens, features), repeated.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
@@ -24,9 +24,7 @@ from lm_tuning.batching.micro_batches import Batching
 from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.batching.tasks.base import TrainingTask
 from lm_tuning.errors import MachineFault
-
-if TYPE_CHECKING:
-    from lm_tuning.text.store.table import TokenTable
+from lm_tuning.text.store.table import TokenTable
 
 _SAID_BY_PYTORCH = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? (?P<pids>[\d, ]+)\) "

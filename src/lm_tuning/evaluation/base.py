@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lm_tuning.batching.held_out_loss import HeldOut, HeldOutLoss, Int64Array, measure_held_out
-from lm_tuning.batching.tasks.registry import task_of
+from lm_tuning.batching.held_out_loss import HeldOut, HeldOutLoss, measure_held_out
+from lm_tuning.batching.tasks.kinds import task_of
 from lm_tuning.evaluation.records import (
     ClassRowsRecord,
     ClassSample,
@@ -30,7 +30,7 @@ from lm_tuning.runtime.precision import autocast
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.storage.folders import FolderStore, StagedFolder
 from lm_tuning.text.decoding import decode, special_ids
-from lm_tuning.text.store.table import TokenTable
+from lm_tuning.text.store.table import Int64Array, TokenTable
 
 if TYPE_CHECKING:
     from pandas import DataFrame

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lm_tuning.batching.class_counts import ClassCounts, IntArray, count_classes
+from lm_tuning.batching.held_out_loss import ClassCounts, IntArray, count_classes
 from lm_tuning.data.split.class_shares import count_largest
 from lm_tuning.evaluation.records import ClassScores, Confusion
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lm_tuning.batching.class_counts import Int64Array, count_classes
-from lm_tuning.batching.held_out_loss import HeldOut, Predictions, choose_rows
+from lm_tuning.batching.held_out_loss import HeldOut, Predictions, choose_rows, count_classes
 from lm_tuning.data.split.class_shares import choose_shown, describe_moved, list_moved
 from lm_tuning.evaluation.base import (
     Comparison,
@@ -41,7 +40,7 @@ from lm_tuning.models.record import location_of
 from lm_tuning.models.tuned import load_tuned
 from lm_tuning.text.decoding import decode
 from lm_tuning.text.records import NO_LABEL
-from lm_tuning.text.store.table import open_split
+from lm_tuning.text.store.table import Int64Array, open_split
 
 logger = logging.getLogger(__name__)
 

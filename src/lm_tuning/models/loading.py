@@ -8,20 +8,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from lm_tuning.errors import UserError
+from lm_tuning.models import structure
 from lm_tuning.models.folders import check_tokenizer_files, check_weight_files, existing_folder, is_local
 from lm_tuning.models.generation_settings import clean_generation_settings
 from lm_tuning.models.hub import check_hub_weights, may_download, user_errors
-from lm_tuning.models.padding import choose_pad_token
 from lm_tuning.models.quantization import Quantization, check_quantization, prepare_quantized
-from lm_tuning.models.structure import (
-    AUTO_CLASSES,
-    HEAD,
-    check_head,
-    has_encoder,
-    settle_head,
-    stored_labels,
-    write_labels,
-)
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
@@ -30,6 +21,51 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 NUM_SHOWN = 3
+# Tokens that were put into vocabularies to pad with, or to be free. "<|endoftext|>" separates documents while
+# pretraining; a chat model that ends its turns with another token never has to produce it.
+PAD_NAMES = (
+    "<pad>",
+    "<|pad|>",
+    "[PAD]",
+    "<|finetune_right_pad_id|>",
+    "<|padding|>",
+    "<|endoftext|>",
+    "<|reserved_special_token_0|>",
+    "<unk>",
+    "[UNK]",
+)
+
+
+def choose_pad_token(tokenizer: Any) -> str:
+    """Choose a pad token that is neither the EOS token nor a new one.
+
+    A new token would need a larger embedding, which makes an adapter of half a megabyte one of hundreds. Padding
+    with the EOS token is harmless here because loss masks come from spans and never from comparing ids, yet other
+    tools that read the model may mask by id, so it comes last.
+
+    Args:
+        tokenizer: a transformers tokenizer; it is not changed.
+
+    Raises:
+        UserError: the tokenizer has neither a usable special token nor an EOS token.
+    """
+    pad, eos, unk = tokenizer.pad_token, tokenizer.eos_token, tokenizer.unk_token
+    if pad is not None and pad != eos:
+        return str(pad)
+    # What the template writes belongs to the text. Several templates come as a mapping, which is not searched.
+    template = tokenizer.chat_template if isinstance(tokenizer.chat_template, str) else ""
+    # Control tokens alone: padding with an ordinary one would look like text to whoever reads a batch.
+    special = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+    if tokenizer.unk_token_id is not None:
+        special.add(unk)
+    for name in PAD_NAMES:
+        if name in special and name not in (eos, tokenizer.bos_token) and name not in template:
+            return name
+    if eos is None:
+        raise UserError(
+            "The tokenizer has no pad token, no EOS token and no special token to pad with. Set its pad_token."
+        )
+    return str(eos)
 
 
 def load_tokenizer(name_or_path: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Any:
@@ -66,7 +102,7 @@ def load_tokenizer(name_or_path: str, *, revision: str | None = None, trust_remo
     tokenizer.init_kwargs.pop("local_files_only", None)
     tokenizer.padding_side = "right"
     # An existing token: a new one would need a larger embedding.
-    tokenizer.pad_token = choose_pad_token(tokenizer).token
+    tokenizer.pad_token = choose_pad_token(tokenizer)
     return tokenizer
 
 
@@ -148,8 +184,8 @@ def load_model(
         may_lack_head=task == "sequence_classification" and not keeps_head,
     )
     if task == "sequence_classification":
-        check_head(model, name_or_path)
-        settle_head(model, is_fresh=not keeps_head, was_stored=was_classifier)
+        structure.check_head(model, name_or_path)
+        structure.settle_head(model, is_fresh=not keeps_head, was_stored=was_classifier)
     if quantization is not None:
         prepare_quantized(model)
     _set_padding(model, pad_token_id, name_or_path)
@@ -206,7 +242,7 @@ def build_skeleton(
     with user_errors(name_or_path, "model"), torch.device("meta"):
         model = auto_class.from_config(config, trust_remote_code=trust_remote_code)
     if task == "sequence_classification":
-        check_head(model, name_or_path)
+        structure.check_head(model, name_or_path)
     return model
 
 
@@ -252,7 +288,7 @@ def check_model(
     import transformers
 
     config = read_config(name_or_path, revision=revision, trust_remote_code=trust_remote_code)
-    _check_architecture(config, getattr(transformers, AUTO_CLASSES[task]), name_or_path, task)
+    _check_architecture(config, getattr(transformers, structure.AUTO_CLASSES[task]), name_or_path, task)
     return config
 
 
@@ -267,16 +303,16 @@ def _prepare(
     import transformers
 
     config = check_model(name_or_path, task=task, revision=revision, trust_remote_code=trust_remote_code)
-    auto_class: Any = getattr(transformers, AUTO_CLASSES[task])
+    auto_class: Any = getattr(transformers, structure.AUTO_CLASSES[task])
     # Asked before the labels are written: afterwards every config looks like that of a classifier.
-    was_classifier = stored_labels(config) is not None
-    keeps_head = task == "sequence_classification" and write_labels(config, label_map, name_or_path)
+    was_classifier = structure.stored_labels(config) is not None
+    keeps_head = task == "sequence_classification" and structure.write_labels(config, label_map, name_or_path)
     return config, auto_class, keeps_head, was_classifier
 
 
 def _check_architecture(config: Any, auto_class: Any, name_or_path: str, task: str) -> None:
     """Refuse a model whose architecture is made for something else, before its weights are read."""
-    reads_apart = has_encoder(config)
+    reads_apart = structure.has_encoder(config)
     if reads_apart != (task == "seq2seq_lm"):
         kinds = ("an encoder-decoder", "a decoder alone")
         is_kind, wanted = kinds if reads_apart else kinds[::-1]
@@ -307,7 +343,7 @@ def _check_complete(name_or_path: str, *, missing: list[str], mismatched: list[s
     """Refuse weights that transformers would fill up with random numbers; a classifier's head may be new."""
     if may_lack_head:
         missing, mismatched = (
-            [name for name in names if not name.startswith(f"{HEAD}.")] for names in (missing, mismatched)
+            [name for name in names if not name.startswith(f"{structure.HEAD}.")] for names in (missing, mismatched)
         )
     if missing or mismatched:
         names = ", ".join([*missing, *mismatched][:NUM_SHOWN])

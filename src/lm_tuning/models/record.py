@@ -74,7 +74,5 @@ def location_of(record: ModelLocation) -> ModelLocation:
         record: a record of a model.
     """
     return ModelLocation(
-        name_or_path=record["name_or_path"],
-        revision=record["revision"],
-        trust_remote_code=record["trust_remote_code"],
+        name_or_path=record["name_or_path"], revision=record["revision"], trust_remote_code=record["trust_remote_code"]
     )

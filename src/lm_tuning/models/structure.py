@@ -160,6 +160,16 @@ def position_limit(config: Any) -> int | None:
     return limit
 
 
+def longest_text(tokenizer: Any) -> int | None:
+    """Return how many tokens a tokenizer's files allow a text; ``None`` where they do not say.
+
+    Args:
+        tokenizer: of transformers.
+    """
+    # Where they do not, transformers gives about 1e30.
+    return tokenizer.model_max_length if tokenizer.model_max_length < 10**12 else None
+
+
 def find_positions(model: Any) -> Positions | None:
     """Read the positions off a model; ``None`` where its configuration names none.
 

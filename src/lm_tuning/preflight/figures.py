@@ -1,9 +1,10 @@
-"""Gather all figures of the checks before training, in which every row that was read has exactly one outcome."""
+"""Inspect a run's rows: gather all figures, in which every row that was read has exactly one outcome."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast
 
 from lm_tuning.batching.micro_batches import choose_batching, choose_micro_batch_tokens
 from lm_tuning.data.format.columns import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
@@ -12,16 +13,17 @@ from lm_tuning.data.rows_report import count_rows_in_file
 from lm_tuning.data.split.records import SplitsSummary
 from lm_tuning.errors import UserError
 from lm_tuning.findings import SEVERITIES, SEVERITY_WORDS, Issue
+from lm_tuning.models.loading import load_tokenizer, read_config
+from lm_tuning.models.record import location_of
+from lm_tuning.models.structure import longest_text, position_limit
 from lm_tuning.parameters import ModelParameters, PreflightParameters, TokenizeParameters, TrainParameters
-from lm_tuning.preflight.examples import decode_examples
 from lm_tuning.preflight.issues import find_issues, store_issue
-from lm_tuning.preflight.labels import count_labels
-from lm_tuning.preflight.lengths import measure_lengths
-from lm_tuning.preflight.padding import choose_steps, measure_padding
-from lm_tuning.preflight.records import Inspection, Outcome, PreflightFigures, RowAccount, StoredRows
-from lm_tuning.preflight.schedule import describe_schedule, plan_steps
-from lm_tuning.preflight.special_tokens import inspect_special_tokens, judge_special_tokens, measure_vocabulary
+from lm_tuning.preflight.records import DivisionFigures, Inspection, Outcome, PreflightFigures, RowAccount, StoredRows
+from lm_tuning.preflight.rows import count_labels, measure_lengths
+from lm_tuning.preflight.steps import choose_steps, chosen_way, describe_schedule, measure_padding, plan_steps
+from lm_tuning.preflight.tokens import decode_examples, inspect_special_tokens, judge_special_tokens, measure_vocabulary
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.runtime.device import current_device
 from lm_tuning.storage.folders import read_manifest
 from lm_tuning.text.records import TokenSummary
 from lm_tuning.text.store.table import open_split
@@ -71,10 +73,6 @@ def account_for_rows(split_summary: SplitsSummary, token_summary: TokenSummary) 
 
 def _outcome(stage: str, reason: str, num_rows: int) -> Outcome:
     return {"stage": stage, "reason": reason, "num_rows": int(num_rows)}
-
-
-# What transformers gives where a tokenizer's files name no longest text is about 1e30.
-_NO_LIMIT = 10**12
 
 
 def inspect_tokens(
@@ -138,6 +136,12 @@ def inspect_tokens(
     chosen = choose_batching(train.batching, device=device, attention=model.attention, can_pack=task != SEQ2SEQ_LM)
     of_train = token_summary["splits"]["train"]
     max_target_tokens = token_summary.get("max_target_tokens")
+    # Where classes are what is supervised, rows with tokens count.
+    rows_by_class: Mapping[str, Mapping[str, int]] | None = None
+    if task == SEQUENCE_CLASSIFICATION:
+        rows_by_class = {split: token_summary["splits"][split]["rows_by_class"] for split in SPLITS}
+    # Splits that an earlier version stored, and that preflight alone reads, do not say which classes were lost.
+    told = {"lost_classes": None, **split_summary}
     special = inspect_special_tokens(tokens, tokenizer, task=task, on_progress=on_progress)
     figures: Inspection = {
         "task": task,
@@ -146,10 +150,7 @@ def inspect_tokens(
         "format": split_summary["format"],
         "rendering": token_summary["rendering"],
         # Either may be the tighter one, and both are only what the files say: training warns, and does not refuse.
-        "context_tokens": min(
-            (limit for limit in (tokenizer.model_max_length, max_positions) if limit and limit < _NO_LIMIT),
-            default=None,
-        ),
+        "context_tokens": min(filter(None, (longest_text(tokenizer), max_positions)), default=None),
         "num_rows": {split: token_summary["splits"][split]["num_rows"] for split in SPLITS},
         "num_tokens": {split: token_summary["splits"][split]["num_tokens"] for split in SPLITS},
         "files": [
@@ -169,20 +170,7 @@ def inspect_tokens(
             for kind, one in rows.findings.items()
         },
         "changed": of_train["changed"],
-        "splits": {
-            "rows": split_summary["rows"],
-            "duplicates": split_summary["duplicates"],
-            "near_duplicates": split_summary["near_duplicates"],
-            "leakage": split_summary["leakage"],
-            "overlap": split_summary["overlap"],
-            "groups": split_summary["groups"],
-            "folds": split_summary["folds"],
-            "untrained_classes": split_summary["untrained_classes"],
-            # Splits that an earlier version stored, and that preflight alone reads, do not say so.
-            "lost_classes": split_summary.get("lost_classes"),
-            "class_shares": split_summary["class_shares"],
-            "warnings": split_summary["warnings"],
-        },
+        "splits": cast("DivisionFigures", {key: told[key] for key in DivisionFigures.__annotations__}),
         "lengths": measure_lengths(
             table.lengths,
             table.num_supervised,
@@ -203,7 +191,7 @@ def inspect_tokens(
             on_progress=on_progress,
         ),
         "schedule": describe_schedule(plan, table, steps, sources=sources, train=train),
-        "labels": count_labels(splits, split_summary, rows_by_class=_rows_by_class(token_summary)),
+        "labels": count_labels(splits, split_summary, rows_by_class=rows_by_class),
         "vocabulary": measure_vocabulary(tokens, tokenizer, num_embeddings=num_embeddings),
         "special_tokens": {**special, "judgements": judge_special_tokens(special)},
         "examples": decode_examples(
@@ -212,13 +200,6 @@ def inspect_tokens(
     }
     issues = find_issues(figures)
     return {"metrics": _metrics(figures, issues), "concerns": [store_issue(issue) for issue in issues], **figures}
-
-
-def _rows_by_class(token_summary: TokenSummary) -> dict[str, dict[str, int]] | None:
-    """Return the rows with tokens by split and class, where classes are what is supervised."""
-    if token_summary["task"] != SEQUENCE_CLASSIFICATION:
-        return None
-    return {split: token_summary["splits"][split]["rows_by_class"] for split in SPLITS}
 
 
 def describe_preflight(figures: PreflightFigures) -> list[str]:
@@ -236,12 +217,11 @@ def describe_preflight(figures: PreflightFigures) -> list[str]:
         )
     else:
         supervised = f"{lengths['supervised_fraction']:.1%} of the tokens supervised"
-    choice = next(one for one in padding["choices"] if one["name"] == padding["batching"])
     lines = [
         f"Preflight: {count_of(figures['rows']['num_rows_read'], 'row')} read, {lengths['num_rows']:,} trained on; "
         f"{count_of(schedule['steps_per_epoch'], 'step')} and {count_of(schedule['tokens_per_epoch'], 'token')} per "
         f"epoch, {count_of(schedule['total_steps'], 'step')} in all; {supervised}; "
-        f"padding {choice['padding_fraction']:.1%} ({padding['batching']})."
+        f"padding {chosen_way(padding)['padding_fraction']:.1%} ({padding['batching']})."
     ]
     counts = Counter(issue["level"] for issue in figures["concerns"])
     if counts["stop"]:
@@ -287,3 +267,48 @@ def _target_metrics(figures: Inspection) -> dict[str, float]:
         for side in ("source", "target")
         for name in ("mean", "p99", "max")
     }
+
+
+def inspect_run(
+    rows: StoredRows,
+    *,
+    model: ModelParameters,
+    tokenize: TokenizeParameters,
+    train: TrainParameters,
+    preflight: PreflightParameters,
+    seed: int,
+    on_progress: OnProgress = ignore_progress,
+) -> PreflightFigures:
+    """Inspect the tokens of a run as its training would use them, with the tokenizer and the config of its model.
+
+    Args:
+        rows: what is stored of them.
+        model: the ``model`` parameters.
+        tokenize: the ``tokenize`` parameters.
+        train: the ``train`` parameters.
+        preflight: the ``preflight`` parameters.
+        seed: order of rows.
+        on_progress: receives rows and steps done.
+
+    Returns:
+        All figures, see ``inspect_tokens``.
+
+    Raises:
+        UserError: the tokens were made from other splits, or the parameters allow no plan.
+    """
+    location = location_of(rows.base_model)
+    # The config alone says how many positions and embeddings there are: no weights are read, so no GPU is needed.
+    tokenizer, config = load_tokenizer(**location), read_config(**location)
+    return inspect_tokens(
+        rows,
+        tokenizer,
+        model=model,
+        tokenize=tokenize,
+        train=train,
+        preflight=preflight,
+        seed=seed,
+        device=current_device().kind,
+        max_positions=position_limit(config),
+        num_embeddings=getattr(config.get_text_config(), "vocab_size", None),
+        on_progress=on_progress,
+    )

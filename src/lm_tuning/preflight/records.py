@@ -11,18 +11,7 @@ from typing import Literal, NotRequired, TypedDict
 
 from lm_tuning.batching.micro_batches import Batching
 from lm_tuning.data.records import FindingsByKind, RowsBySplit, SplitName
-from lm_tuning.data.split.records import (
-    CopyFacts,
-    FoldFacts,
-    GroupFacts,
-    Leakage,
-    LostFacts,
-    MovedClass,
-    NearFacts,
-    ShareFacts,
-    SplitsSummary,
-    UntrainedFacts,
-)
+from lm_tuning.data.split import records as split_records
 from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.reporting.document import Part
 from lm_tuning.text.records import LengthQuantiles, Rendering, TokenSummary
@@ -50,7 +39,7 @@ class StoredRows:
     splits: Path
     base_model: BaseModelRecord
     token_summary: TokenSummary
-    split_summary: SplitsSummary
+    split_summary: split_records.SplitsSummary
     findings: FindingsByKind
 
 
@@ -99,15 +88,15 @@ class DivisionFigures(TypedDict):
     """What of the summary of the splits is told again."""
 
     rows: RowsBySplit
-    duplicates: CopyFacts
-    near_duplicates: NearFacts | None
-    leakage: Leakage
+    duplicates: split_records.CopyFacts
+    near_duplicates: split_records.NearFacts | None
+    leakage: split_records.Leakage
     overlap: RowsBySplit
-    groups: GroupFacts | None
-    folds: FoldFacts | None
-    untrained_classes: UntrainedFacts | None
-    lost_classes: LostFacts | None
-    class_shares: ShareFacts | None
+    groups: split_records.GroupFacts | None
+    folds: split_records.FoldFacts | None
+    untrained_classes: split_records.UntrainedFacts | None
+    lost_classes: split_records.LostFacts | None
+    class_shares: split_records.ShareFacts | None
     warnings: list[str]
 
 
@@ -261,7 +250,7 @@ class LabelFigures(TypedDict):
     largest: str | None
     num_largest: int
     best_by_split: dict[str, BestConstant]
-    moved: dict[str, list[MovedClass]]
+    moved: dict[str, list[split_records.MovedClass]]
     smallest: str | None
     not_in_train: list[str]
     in_no_split: list[str]

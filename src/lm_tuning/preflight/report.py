@@ -6,20 +6,10 @@ from collections.abc import Iterator, Mapping
 
 from lm_tuning.data.format.columns import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.rows_report import describe_row_limit
+from lm_tuning.preflight import records
 from lm_tuning.preflight.issues import read_issue
-from lm_tuning.preflight.labels import lay_out_labels
-from lm_tuning.preflight.records import (
-    DecodedRow,
-    Inspection,
-    LengthFigures,
-    LimitChoice,
-    MeasuredSteps,
-    PaddingFigures,
-    PreflightFigures,
-    ScheduledSource,
-    ScheduleFigures,
-    SpecialTokenFigures,
-)
+from lm_tuning.preflight.rows import lay_out_labels
+from lm_tuning.preflight.steps import chosen_way
 from lm_tuning.reporting.document import Block, Cell, Example, Histogram, Issues, Paragraph, Report, Section, Table
 from lm_tuning.reporting.text import shorten_path, write_large, write_percent
 from lm_tuning.wording import count_of
@@ -55,7 +45,7 @@ _PARTS = {
 _DRAWN = {"row": "whole row", "answer": "supervised part", "source": "source", "target": "target"}
 
 
-def compose_report(figures: PreflightFigures) -> Report:
+def compose_report(figures: records.PreflightFigures) -> Report:
     """Lay out the whole report.
 
     Args:
@@ -88,13 +78,13 @@ def compose_report(figures: PreflightFigures) -> Report:
             else ("supervised tokens", write_percent(lengths["supervised_fraction"] or 0.0)),
             ("steps in all", f"{schedule['total_steps']:,}"),
             ("epochs", f"{schedule['epochs']:.2f}"),
-            ("padding", write_percent(_fraction_of(padding, padding["batching"]))),
+            ("padding", write_percent(chosen_way(padding)["padding_fraction"])),
         ],
         sections=sections,
     )
 
 
-def _examples(figures: Inspection) -> Iterator[Block]:
+def _examples(figures: records.Inspection) -> Iterator[Block]:
     if figures["task"] == SEQUENCE_CLASSIFICATION:
         supervised = "What is supervised is the class that stands above each, from the last token."
     elif figures["task"] == SEQ2SEQ_LM:
@@ -115,7 +105,7 @@ def _examples(figures: Inspection) -> Iterator[Block]:
         )
 
 
-def _describe_size(example: DecodedRow, task: str) -> str:
+def _describe_size(example: records.DecodedRow, task: str) -> str:
     num_tokens, num_supervised = example["num_tokens"], example["num_supervised"]
     if task == SEQUENCE_CLASSIFICATION:
         return f"{count_of(num_tokens, 'token')}, class {example['label']!r} (id {example['label_id']})"
@@ -124,20 +114,15 @@ def _describe_size(example: DecodedRow, task: str) -> str:
     return f"{count_of(num_tokens, 'token')}, {num_supervised:,} supervised"
 
 
-def _rows(figures: Inspection) -> Iterator[Block]:
+def _rows(figures: records.Inspection) -> Iterator[Block]:
     facts = figures["rows"]
     total = facts["num_rows_read"]
     yield Table(
         "Rows read, by outcome",
         ["outcome", "reason", "rows", "share"],
         [
-            [
-                outcome["stage"],
-                outcome["reason"],
-                outcome["num_rows"],
-                write_percent(outcome["num_rows"] / max(total, 1)),
-            ]
-            for outcome in facts["fates"]
+            [one["stage"], one["reason"], one["num_rows"], write_percent(one["num_rows"] / max(total, 1))]
+            for one in facts["fates"]
         ],
         text_columns=(0, 1),
         total=["read", "", total, write_percent(1.0)],
@@ -157,7 +142,7 @@ def _rows(figures: Inspection) -> Iterator[Block]:
         yield Paragraph(f"and {count_of(len(files) - _MAX_FILES, 'more file')}.")
 
 
-def _splits(figures: Inspection) -> Iterator[Block]:
+def _splits(figures: records.Inspection) -> Iterator[Block]:
     splits = figures["splits"]
     total = max(sum(splits["rows"].values()), 1)
     yield Table(
@@ -187,7 +172,7 @@ def _splits(figures: Inspection) -> Iterator[Block]:
     yield Table("Copies", ["what", "rows", ""], rows, text_columns=(0, 2))
 
 
-def _lengths(facts: LengthFigures) -> Iterator[Block]:
+def _lengths(facts: records.LengthFigures) -> Iterator[Block]:
     quantiles, histogram = facts["quantiles"], facts["histogram"]
     yield Table(
         "Tokens per row",
@@ -230,7 +215,7 @@ def _lengths(facts: LengthFigures) -> Iterator[Block]:
         yield _limits_table("max_target_tokens", facts["target_limits"])
 
 
-def _limits_table(name: str, choices: list[LimitChoice]) -> Table:
+def _limits_table(name: str, choices: list[records.LimitChoice]) -> Table:
     return Table(
         f"What another tokenize.{name} would cut",
         ["limit", "", "rows cut", "share", "tokens cut", "share"],
@@ -249,7 +234,7 @@ def _limits_table(name: str, choices: list[LimitChoice]) -> Table:
     )
 
 
-def _padding(facts: PaddingFigures, ways: Mapping[str, str]) -> Iterator[Block]:
+def _padding(facts: records.PaddingFigures, ways: Mapping[str, str]) -> Iterator[Block]:
     yield Table(
         "Share of positions that are padding",
         ["way to batch", "padding", "micro-batches per step", ""],
@@ -270,7 +255,7 @@ def _padding(facts: PaddingFigures, ways: Mapping[str, str]) -> Iterator[Block]:
     )
 
 
-def _name_steps(measured: MeasuredSteps, rows: str = "") -> str:
+def _name_steps(measured: records.MeasuredSteps, rows: str = "") -> str:
     """Name the steps that a figure is of; ``rows`` stands behind their number."""
     num_steps, of = measured["num_steps"], measured["of"]
     if measured["is_sample"]:
@@ -280,22 +265,18 @@ def _name_steps(measured: MeasuredSteps, rows: str = "") -> str:
     return f"{'both' if num_steps == 2 else f'all {num_steps:,}'} steps{rows} of the {of}"
 
 
-def _schedule(facts: ScheduleFigures) -> Iterator[Block]:
+def _schedule(facts: records.ScheduleFigures) -> Iterator[Block]:
     if facts["effective_batch_rows"] is not None:
         batch = f"train.effective_batch_rows: {facts['effective_batch_rows']}"
     else:
         batch = f"train.effective_batch_tokens: {facts['effective_batch_tokens']}"
+    whole = f"the run ({facts['epochs']:.2f} epochs)"
     yield Table(
         "The run",
         ["", "steps", "rows", "tokens"],
         [
             ["per epoch", facts["steps_per_epoch"], facts["rows_per_epoch"], facts["tokens_per_epoch"]],
-            [
-                f"the run ({facts['epochs']:.2f} epochs)",
-                facts["total_steps"],
-                facts["rows_of_run"],
-                facts["tokens_of_run"],
-            ],
+            [whole, facts["total_steps"], facts["rows_of_run"], facts["tokens_of_run"]],
             ["warm-up", facts["warmup_steps_of_run"], "", ""],
         ],
     )
@@ -331,7 +312,7 @@ def _schedule(facts: ScheduleFigures) -> Iterator[Block]:
         )
 
 
-def _times(source: ScheduledSource) -> str:
+def _times(source: records.ScheduledSource) -> str:
     """Describe how often a row of the source comes up in an epoch."""
     whole, drawn = source["times_each"], source["rows_drawn"]
     always = {0: "", 1: "once", 2: "twice"}.get(whole, f"{whole} times")
@@ -341,7 +322,7 @@ def _times(source: ScheduledSource) -> str:
     return f"{always}, and {draw} once more" if always else draw
 
 
-def _special_tokens(facts: SpecialTokenFigures) -> Iterator[Block]:
+def _special_tokens(facts: records.SpecialTokenFigures) -> Iterator[Block]:
     # In the file a verdict is a grade; to a reader "note" would look like a heading of the answer.
     words = {"good": "good", "note": "mind", "bad": "bad"}
     yield Table(
@@ -368,7 +349,3 @@ def _special_tokens(facts: SpecialTokenFigures) -> Iterator[Block]:
         ],
         text_columns=(0, 4),
     )
-
-
-def _fraction_of(padding: PaddingFigures, name: str) -> float:
-    return next(float(one["padding_fraction"]) for one in padding["choices"] if one["name"] == name)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from lm_tuning.findings import SEVERITY_WORDS, Severity
 from lm_tuning.reporting import document as doc
@@ -12,10 +15,6 @@ from lm_tuning.reporting.markdown import draw_bars, histogram_lines, marked_runs
 from lm_tuning.reporting.text import NO_ISSUES, keep_ends, shorten_middle, words_of
 from lm_tuning.runtime.log_records import protect
 from lm_tuning.wording import on_one_line
-
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.text import Text
 
 # Less than Markdown has: what scrolls by is read once, and the file keeps the rest.
 MAX_RUN_CHARACTERS = 400
@@ -35,9 +34,6 @@ def build_summary(report: doc.Report) -> RenderableType:
     Args:
         report: what a package composed.
     """
-    from rich.console import Group
-    from rich.text import Text
-
     parts: list[RenderableType] = [_plain(report.subtitle), Text("")] if report.subtitle else []
     groups = [("", report.summary), *((section.title, section.blocks) for section in report.sections)]
     # Issues come last, where a reader's eye is when the run ends.
@@ -57,8 +53,6 @@ def build_blocks(blocks: Iterable[doc.Block]) -> RenderableType:
     Args:
         blocks: in order.
     """
-    from rich.console import Group
-
     return Group(*_render_all(blocks))
 
 
@@ -72,8 +66,6 @@ def _render_all(blocks: Iterable[doc.Block]) -> Iterator[RenderableType]:
 
 
 def _render(block: doc.Block) -> Iterator[RenderableType]:
-    from rich.text import Text
-
     match block:
         case doc.Heading() | doc.Paragraph():
             yield _inline(block.text)
@@ -113,8 +105,6 @@ def _render(block: doc.Block) -> Iterator[RenderableType]:
 
 
 def _table(block: doc.Table) -> Iterator[RenderableType]:
-    from rich.table import Table
-
     if block.title:
         # A title of the table's own would be broken to its width.
         yield _plain(block.title, style="italic")
@@ -138,9 +128,6 @@ def _cell(cell: doc.Cell) -> Text:
 
 
 def _grid(rows: Sequence[Sequence[str]]) -> RenderableType:
-    from rich.table import Table
-    from rich.text import Text
-
     grid = Table.grid(padding=(0, 2))
     # Name, bar, figures: a bar that wraps is no bar.
     for index in range(len(rows[0]) if rows else 0):
@@ -151,8 +138,6 @@ def _grid(rows: Sequence[Sequence[str]]) -> RenderableType:
 
 
 def _sample(sample: doc.Sample) -> RenderableType:
-    from rich.table import Table
-
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -162,8 +147,6 @@ def _sample(sample: doc.Sample) -> RenderableType:
 
 
 def _inline(text: doc.Inline) -> Text:
-    from rich.text import Text
-
     # Code has no style of its own here: backticks would be taken for a part of it, and colours are for severity.
     styled = [(words, "bold" if isinstance(words, doc.Strong) else "") for words in words_of(text)]
     return Text.assemble(
@@ -173,8 +156,6 @@ def _inline(text: doc.Inline) -> Text:
 
 def _plain(text: str, style: str = "") -> Text:
     # Always Text, never a string, whose brackets Rich would read as markup.
-    from rich.text import Text
-
     return Text(_clean(text), style=style)
 
 

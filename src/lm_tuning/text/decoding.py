@@ -1,4 +1,4 @@
-"""Turn token ids back into the text that they stand for, and find the tokens at which answers begin and end."""
+"""Turn token ids back into text, tell where it is another than it was, and find what begins and ends answers."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ import numpy as np
 
 from lm_tuning.data.format.columns import CAUSAL_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.records import SPLITS
-from lm_tuning.text.records import TokenPreview, TokenRow
+from lm_tuning.text.align.masks import Encoded, Encoding, token_span
+from lm_tuning.text.records import CharRange, Span, TokenPreview, TokenRow
+from lm_tuning.text.render.plain import RenderedRow, RowRefused
 from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.wording import SUPERVISED_MARKS
 
 _NUM_PREVIEW_ROWS = 5
+# Characters of a text in a message.
+_NUM_SHOWN = 80
 
 
 def decode(tokenizer: Any, ids: Iterable[int], *, skip_special_tokens: bool = False) -> str:
@@ -172,3 +176,56 @@ def supervised_ends(table: TokenTable, tokenizer: Any) -> AnswerEnds:
     # Rare ends are answers that a limit has cut behind some control token; generation must not stop at those.
     stop_ids = sorted(token for token, count in counts.items() if count >= MIN_FRACTION * len(answers))
     return AnswerEnds(stop_ids, common_first_id(answers, special, stop_ids=stop_ids))
+
+
+def find_unlike(backend: Any, rows: list[RenderedRow], encodings: dict[int, Encoded]) -> dict[int, str]:
+    """Decode every answer and compare it with the text, so that a mask at the wrong positions cannot pass.
+
+    Args:
+        backend: lent by ``bare_backend``.
+        rows: rows as text.
+        encodings: of some of them by index; refusals are passed over.
+
+    Returns:
+        By index, what did not come back as it was.
+    """
+    chunks: list[list[int]] = []
+    origins: list[tuple[int, Encoding, str, CharRange, Span]] = []
+    for position, encoding in encodings.items():
+        if isinstance(encoding, RowRefused):
+            continue
+        ids, text = encoding.ids, rows[position].text
+        for chars in rows[position].answers:
+            span = token_span(encoding, chars, len(text))
+            # All answers are decoded in one call, which the library spreads over the cores.
+            chunks.append(ids[span[0] : span[1]])
+            origins.append((position, encoding, text, chars, span))
+    failed: dict[int, str] = {}
+    decoded = backend.decode_batch(chunks, skip_special_tokens=False)
+    for got, (position, encoding, text, chars, span) in zip(decoded, origins, strict=True):
+        if got != text[slice(*chars)]:
+            unlike = describe_unlike(text[slice(*_covered(encoding, chars, span))], got)
+            if unlike:
+                failed.setdefault(position, unlike)
+    return failed
+
+
+def describe_unlike(wanted: str, got: str) -> str:
+    """Describe how tokens decode to another text than they were made of; empty where only white space differs.
+
+    Args:
+        wanted: the text.
+        got: what its tokens decode to.
+    """
+    # Decoders of other kinds than bytes put spaces between words by rules of their own.
+    if got == wanted or "".join(got.split()) == "".join(wanted.split()):
+        return ""
+    return f"{wanted[:_NUM_SHOWN]!r} comes back as {got[:_NUM_SHOWN]!r}"
+
+
+def _covered(encoding: Encoding, chars: CharRange, span: Span) -> CharRange:
+    """Return the characters of some tokens: those that lie across an edge bring others along."""
+    first, after = span
+    if first == after:
+        return chars
+    return min(chars[0], encoding.token_to_chars(first)[0]), max(chars[1], encoding.token_to_chars(after - 1)[1])

@@ -1,4 +1,4 @@
-"""Tokenize stored splits batch by batch: rows in, token ids and what is supervised of them out."""
+"""Make the stored tokens of a run, batch by batch: rows in, token ids and what is supervised of them out."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from lm_tuning.data.records import SPLITS
 from lm_tuning.data.split.folder import read_summary
 from lm_tuning.data.store import ExampleTable, open_examples
 from lm_tuning.errors import UserError
+from lm_tuning.models.loading import load_tokenizer, read_config
+from lm_tuning.models.record import BaseModelRecord, location_of
+from lm_tuning.models.structure import longest_text, position_limit
+from lm_tuning.parameters.data import DataParameters
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.reporting.document import ReportSection
 from lm_tuning.runtime.threads import tokenizer_parallelism
 from lm_tuning.storage.atomic import write_json_atomic
+from lm_tuning.storage.folders import SCHEMA_VERSION, read_manifest
 from lm_tuning.text.decoding import preview_tokens
-from lm_tuning.text.records import TokenizerFacts, TokensFacts, TokenSummary
-from lm_tuning.text.render.control_tokens import TYPED
-from lm_tuning.text.render.plain import ALTERED, RenderedRows
-from lm_tuning.text.render.template_bounds import describe_origin
-from lm_tuning.text.report import REPORT_NAME, build_tokens_section
-from lm_tuning.text.store.summary import summarize_split
+from lm_tuning.text.records import TokensFacts, TokenSources, TokenSummary
+from lm_tuning.text.render.chat_template import describe_origin
+from lm_tuning.text.render.plain import RenderedRows
 from lm_tuning.text.store.table import TokenColumns, TokenTable, TokenTableWriter, open_split, split_path
+from lm_tuning.text.summary import LENGTHS_NAME, REPORT_NAME, build_tokens_section, draw_lengths, summarize_split
+from lm_tuning.text.tokenizers import refusals
 from lm_tuning.text.tokenizers.base import TaskTokenizer
 from lm_tuning.text.tokenizers.causal_lm import RowTokenizer
 from lm_tuning.text.tokenizers.classification import ClassTokenizer, refuse_unknown_classes
 from lm_tuning.text.tokenizers.counts import SplitCounts
-from lm_tuning.text.tokenizers.limit_losses import describe_limits, find_lost_classes, find_lost_splits, limits_of
-from lm_tuning.text.tokenizers.policy import find_template_fault, find_unusable
-from lm_tuning.text.tokenizers.seq2seq import TARGET_TOO_LONG, PairTokenizer
-from lm_tuning.text.tokenizers.truncation import TOO_LONG
+from lm_tuning.text.tokenizers.seq2seq import PairTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +58,6 @@ _CHUNK_ROWS = 1024
 _CHUNK_BYTES = 1 << 19
 # Chunks that are with the tokenizer while the main thread works on others.
 _NUM_AHEAD = 2
-_NUM_ROWS_NAMED = 20
-# What transformers gives where a tokenizer's files name no longest text is about 1e30.
-_NO_LIMIT = 10**12
 
 
 def write_tokens(
@@ -100,8 +98,8 @@ def write_tokens(
     splits = read_summary(examples)
     label_map: dict[str, int] | None = splits.get("label_map")
     positions = RowPositions(splits["files"])
-    max_positions = tokenizer.model_max_length if tokenizer.model_max_length < _NO_LIMIT else None
-    for name, limit in limits_of(settings, task=task).items():
+    max_positions = longest_text(tokenizer)
+    for name, limit in refusals.limits_of(settings, task=task).items():
         if max_positions is not None and limit > max_positions:
             logger.warning(
                 "tokenize.%s is %d, but the model is made for %d tokens at most.", name, limit, max_positions
@@ -116,20 +114,23 @@ def write_tokens(
         counts[split].warn(split, positions)
     written: dict[str, TokenTable] = {split: open_split(folder, split) for split in SPLITS}
     # A template that refuses every row is one fault, not a million bad rows.
-    fault = find_template_fault(counts, positions, template=describe_origin(tokenizer))
-    lost = find_lost_splits(counts, written, positions, settings, task=task, max_positions=max_positions)
-    lost_classes, warnings = find_lost_classes(tables["train"], written["train"], label_map, settings, task=task)
+    fault = refusals.find_template_fault(counts, positions, template=describe_origin(tokenizer))
+    lost = refusals.find_lost_splits(counts, written, positions, settings, task=task, max_positions=max_positions)
+    lost_classes, warnings = refusals.find_lost_classes(
+        tables["train"], written["train"], label_map, settings, task=task
+    )
     for warning in warnings:
         logger.warning("%s", warning)
+    unusable = refusals.find_unusable(counts, splits["files"], on_bad_row=on_bad_row, max_bad_fraction=max_bad_fraction)
     problems = [
-        *(fault or find_unusable(counts, splits["files"], on_bad_row=on_bad_row, max_bad_fraction=max_bad_fraction)),
-        *_find_errors(counts, positions, settings),
+        *(fault or unusable),
+        *refusals.find_errors(counts, positions, settings),
         *lost,
         *lost_classes,
     ]
     if not len(written["train"]) and not lost and not fault:
         reasons = counts["train"].describe_dropped(positions) or "there are none"
-        limits = describe_limits(settings, task=task)
+        limits = refusals.describe_limits(settings, task=task)
         problems.append(f"No training row is left after tokenizing with {limits}. Dropped: {reasons}.")
     if problems:
         raise UserError(problems)
@@ -143,7 +144,14 @@ def write_tokens(
         "truncation": settings.truncation,
         "cut_prompt_at": settings.cut_prompt_at,
         "control_tokens": settings.control_tokens,
-        "tokenizer": _describe_tokenizer(tokenizer),
+        "tokenizer": {
+            "num_tokens": len(tokenizer),
+            "bos_token": tokenizer.bos_token,
+            "eos_token": tokenizer.eos_token,
+            "eos_token_id": tokenizer.eos_token_id,
+            "pad_token": tokenizer.pad_token,
+            "pad_token_id": tokenizer.pad_token_id,
+        },
         "end_token_ids": [token for token, _ in endings.most_common()],
         "sources": splits["sources"],
         "label_map": label_map,
@@ -275,44 +283,106 @@ def _chunks(table: ExampleTable) -> Iterator[pa.RecordBatch]:
             start = end
 
 
-def _find_errors(counts: dict[str, SplitCounts], positions: RowPositions, settings: TokenizeParameters) -> list[str]:
-    """Return one sentence for each kind of rows that must not be there, by the parameters."""
-    is_altered = settings.on_altered_content == "error"
-    errors = {
-        TOO_LONG: (
-            settings.truncation == "error",
-            f"longer than tokenize.max_length_tokens = {settings.max_length_tokens}",
-            "Raise the limit, or set tokenize.truncation to truncate_prompt, truncate_end or drop.",
-        ),
-        TARGET_TOO_LONG: (
-            settings.truncation == "error",
-            f"with a target longer than tokenize.max_target_tokens = {settings.max_target_tokens}",
-            "Raise the limit, or set tokenize.truncation to truncate_end or drop.",
-        ),
-        **{
-            reason: (is_altered, f"{what}, while tokenize.on_altered_content is error", advice)
-            for reason, (what, advice) in ALTERED.items()
-        },
-        TYPED: (
-            settings.control_tokens == "error",
-            "with a control token typed in them, while tokenize.control_tokens is error",
-            "Change those rows, or set tokenize.control_tokens to auto, as_text, keep or drop.",
-        ),
-    }
-    return [
-        f"{split} rows {what}: {counts[split].describe(reason, positions, num_named=_NUM_ROWS_NAMED)}. {advice}"
-        for reason, (is_error, what, advice) in errors.items()
-        for split in SPLITS
-        if is_error and counts[split].counts[reason]
-    ]
+def token_sources(
+    splits: Path, base_model: BaseModelRecord, tokenize: TokenizeParameters, *, task: str
+) -> TokenSources:
+    """Return what the tokens of a run are made from.
 
-
-def _describe_tokenizer(tokenizer: Any) -> TokenizerFacts:
+    Args:
+        splits: the stored folder of splits.
+        base_model: whose tokenizer, see ``describe_base_model``.
+        tokenize: the ``tokenize`` parameters.
+        task: the ``task`` parameter.
+    """
+    # This one decides whether the tokens are taken, not which come out.
+    left_out = {"max_lost_fraction"}
+    # Left out where there are none: tokens of earlier versions keep their key.
+    if not tokenize.template_arguments:
+        left_out.add("template_arguments")
     return {
-        "num_tokens": len(tokenizer),
-        "bos_token": tokenizer.bos_token,
-        "eos_token": tokenizer.eos_token,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token": tokenizer.pad_token,
-        "pad_token_id": tokenizer.pad_token_id,
+        "schema_version": SCHEMA_VERSION,
+        "tokens_version": TOKENS_VERSION,
+        "splits": read_manifest(splits)["key"],
+        "tokenizer": base_model["tokenizer_digest"],
+        "tokenize": tokenize.model_dump(exclude=left_out),
+        "task": task,
     }
+
+
+def make_tokens(
+    folder: Path,
+    *,
+    splits: Path,
+    base_model: BaseModelRecord,
+    tokenize: TokenizeParameters,
+    data: DataParameters,
+    task: str,
+    on_progress: OnProgress = ignore_progress,
+) -> None:
+    """Write tokens and a picture of their lengths.
+
+    Args:
+        folder: an empty folder.
+        splits: the stored folder of splits.
+        base_model: whose tokenizer, see ``describe_base_model``.
+        tokenize: the ``tokenize`` parameters.
+        data: the ``data`` parameters, of which bad rows are handled as in reading.
+        task: the ``task`` parameter.
+        on_progress: receives rows done.
+
+    Raises:
+        UserError: see ``write_tokens``; or the limits cut too many of the tokens away.
+    """
+    write_tokens(
+        folder,
+        splits,
+        load_tokenizer(**location_of(base_model)),
+        tokenize,
+        task=task,
+        on_bad_row=data.on_bad_row,
+        max_bad_fraction=data.max_bad_fraction,
+        on_progress=on_progress,
+    )
+    refuse_stored_losses(folder, base_model, tokenize)
+    figure = draw_lengths(
+        folder, task=task, max_length_tokens=tokenize.max_length_tokens, max_target_tokens=tokenize.max_target_tokens
+    )
+    # Kept with the tokens, so that a run that reuses them draws nothing.
+    figure.savefig(folder / LENGTHS_NAME, dpi=120)
+
+
+def refuse_stored_losses(folder: Path, base_model: BaseModelRecord, tokenize: TokenizeParameters) -> None:
+    """Refuse tokens of which the limits have cut too large a part away.
+
+    Args:
+        folder: the folder of tokens.
+        base_model: see ``describe_base_model``.
+        tokenize: the ``tokenize`` parameters; the part that may be lost can be another than when tokens were made.
+
+    Raises:
+        UserError: see ``refuse_losses``.
+    """
+    refusals.refuse_losses(
+        read_token_summary(folder),
+        max_lost_fraction=tokenize.max_lost_fraction,
+        max_positions=positions_of(base_model),
+        model_name=base_model["name_or_path"],
+    )
+
+
+def read_outputs(folder: Path) -> tuple[TokenSummary, bytes, ReportSection[TokensFacts]]:
+    """Return what stored tokens come with: their summary, a picture of the lengths, and a section of the data report.
+
+    Args:
+        folder: the folder of tokens.
+    """
+    return read_token_summary(folder), (folder / LENGTHS_NAME).read_bytes(), read_token_report(folder)
+
+
+def positions_of(base_model: BaseModelRecord) -> int | None:
+    """Return the positions in the model's config; ``None`` where it names none.
+
+    Args:
+        base_model: see ``describe_base_model``.
+    """
+    return position_limit(read_config(**location_of(base_model)))

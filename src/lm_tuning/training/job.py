@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lm_tuning.batching.losses import LossShape
-from lm_tuning.batching.mixing import TrainedSource
-from lm_tuning.batching.step_plan import StepPlan
+from lm_tuning.batching.step_plan import StepPlan, TrainedSource
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.conflicts import find_conflicts
 from lm_tuning.parameters.groups import ParameterGroups

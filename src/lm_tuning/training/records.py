@@ -11,7 +11,7 @@ from lm_tuning.runtime.nvml import CardFigures
 from lm_tuning.wording import count_of, write_speed
 
 if TYPE_CHECKING:
-    from lm_tuning.batching.mixing import TrainedSource
+    from lm_tuning.batching.step_plan import TrainedSource
 
 StepRow: TypeAlias = dict[str, float]
 """What a step learned: ``step``, ``epoch``, ``gradient_norm``, ``learning_rate``, and loss and supervised count under

@@ -9,27 +9,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeAlias, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from lm_tuning.batching.batch import MicroBatch
-from lm_tuning.batching.chunked_loss import count_hits
-from lm_tuning.batching.losses import PLAIN, LossShape
+from lm_tuning.batching.head_loss import HeadLoss
+from lm_tuning.batching.losses import PLAIN, LossShape, count_hits
 from lm_tuning.batching.micro_batches import Batching, split_rows
 from lm_tuning.models.structure import inner_model
 from lm_tuning.parameters.base import TaskName
 from lm_tuning.runtime.ranges import LOSS, module_range, work_range
-
-if TYPE_CHECKING:
-    from lm_tuning.batching.head_loss import HeadLoss
-    from lm_tuning.text.records import TokenRow
-    from lm_tuning.text.store.table import TokenTable
+from lm_tuning.text.records import TokenRow
+from lm_tuning.text.store.table import Int64Array, TokenTable
 
 Unit = Literal["token", "row"]
-Int64Array: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -167,7 +162,7 @@ class TrainingTask(ABC):
             model: a model of this task, wrapped or not, on the micro-batch's device.
             batch: the rows.
             shape: label smoothing and class weights.
-            hits: receives what :func:`lm_tuning.batching.chunked_loss.count_hits` counts; only without gradient.
+            hits: receives what :func:`lm_tuning.batching.losses.count_hits` counts; only without gradient.
 
         Returns:
             A scalar in nats, float32.

@@ -52,7 +52,7 @@ def _inspect(
     seed: int,
 ) -> PreflightFigures:
     """Gather the figures, with the progress on show."""
-    from lm_tuning.preflight.inspection import inspect_run
+    from lm_tuning.preflight.figures import inspect_run
 
     with show_progress() as shown:
         return inspect_run(

@@ -92,7 +92,7 @@ def tokenize_examples(
         UserError: the stored splits belong to other rows or parameters, a class weight is that of no class, or the
             limits cut too many of the tokens away.
     """
-    from lm_tuning.text.stored import make_tokens, read_outputs, token_sources
+    from lm_tuning.text.tokenize import make_tokens, read_outputs, token_sources
 
     _refuse_unfit_splits(example_splits, data, split, train, seed=seed, task=task)
     sources = token_sources(example_splits, base_model, tokenize, task=task)
@@ -124,7 +124,7 @@ def _find_or_make(
     make: Callable[..., None],
 ) -> tuple[StagedFolder | Path, Path]:
     """Return the tokens to publish, and where they lie now."""
-    from lm_tuning.text.stored import refuse_stored_losses
+    from lm_tuning.text.tokenize import refuse_stored_losses
 
     def fill(staged: StagedFolder) -> None:
         _warn_of_older_tokens(store)  # only where tokens are made: reused ones are of this version
@@ -144,7 +144,7 @@ def _find_or_make(
 
 def _log_tokens(folder: Path, stored_at: Path, *, is_reused: bool) -> None:
     """Log what the tokens are."""
-    from lm_tuning.text.store.summary import describe_tokens
+    from lm_tuning.text.summary import describe_tokens
     from lm_tuning.text.tokenize import read_token_summary
 
     outcome = "reused" if is_reused else "made"
@@ -172,7 +172,7 @@ def _warn_of_older_tokens(token_cache: FolderStore) -> None:
 
 def _warn_of_long_rows(folder: Path, base_model: BaseModelRecord, *, task: str) -> None:
     """Log at once which rows are longer than the positions in the model's config; training refuses or reports them."""
-    from lm_tuning.text.stored import positions_of
+    from lm_tuning.text.tokenize import positions_of
     from lm_tuning.training.health.table_reading import find_long_rows
 
     # None of a model whose config names no limit, such as one with relative positions.

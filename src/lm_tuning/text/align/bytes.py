@@ -1,4 +1,4 @@
-"""Know the bytes of every token of a byte-level tokenizer, so that tokens can be placed in their text at once.
+"""Place tokens in their texts by the bytes of every token, many rows at once, and prove that they spell them.
 
 GPT-2, Llama 3, Qwen, SmolLM2 and most others are byte-level: each token stands for some bytes, and the bytes of a row's
 tokens, end to end, are its text. That makes two things cheap for whole batches: proving that the tokens spell the text,
@@ -9,13 +9,16 @@ for each token.
 from __future__ import annotations
 
 from functools import cache
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lm_tuning.text.store.table import Int32Array, Int64Array
+from lm_tuning.text.align.masks import AlignedTokens, Encoded, RowEncoder
+from lm_tuning.text.render.plain import RenderedRow
+from lm_tuning.text.store.table import Int32Array, Int64Array, flatten_ids
 
 _CHECKED_AT_ONCE = 4096
 
@@ -98,53 +101,6 @@ def is_byte_level(backend: Any) -> bool:
     from tokenizers import decoders
 
     return isinstance(backend.decoder, decoders.ByteLevel)
-
-
-class AlignedTokens:
-    """Tokens of one row and the characters that they hold, as the tokenizers library would say it.
-
-    It answers the same questions as that library's ``Encoding``. A token that holds a part of a character holds all of
-    it.
-    """
-
-    def __init__(self, ids: list[int], starts: npt.ArrayLike, ends: npt.ArrayLike) -> None:
-        """Set the ids and the characters that they hold.
-
-        Args:
-            ids: token ids, ``(tokens,)``.
-            starts: first character of each token, ``(tokens,)``, ascending.
-            ends: character behind each token, ``(tokens,)``, ascending.
-        """
-        self.ids = ids
-        self._starts: Int64Array = np.asarray(starts, dtype=np.int64)
-        self._ends: Int64Array = np.asarray(ends, dtype=np.int64)
-
-    def __len__(self) -> int:
-        """Count the tokens."""
-        return len(self.ids)
-
-    @property
-    def offsets(self) -> list[tuple[int, int]]:
-        """Return the characters of every token, half-open."""
-        return list(zip(self._starts.tolist(), self._ends.tolist(), strict=True))
-
-    def char_to_token(self, position: int) -> int | None:
-        """Return the first token that holds a character.
-
-        Args:
-            position: of the character; ``None`` comes back where no token holds it.
-        """
-        # The first whose end is behind the character; it holds that unless its start is behind it too.
-        token = int(np.searchsorted(self._ends, position, side="right"))
-        return token if token < len(self.ids) and self._starts[token] <= position else None
-
-    def token_to_chars(self, token: int) -> tuple[int, int]:
-        """Return the characters of a token, half-open.
-
-        Args:
-            token: its position.
-        """
-        return int(self._starts[token]), int(self._ends[token])
 
 
 class AlignedRows:
@@ -263,3 +219,84 @@ def _byte_letters() -> dict[int, int]:
     # What is not a letter of that alphabet must not pass for a byte.
     others = {byte: 0xFFFF for byte in hidden}
     return {**others, **{byte: byte for byte in printable}, **{0x100 + i: byte for i, byte in enumerate(hidden)}}
+
+
+class RowAligner:
+    """Place rows by the bytes of their tokens."""
+
+    def __init__(self, backend: Any, encoder: RowEncoder, table: ByteTable) -> None:
+        """Choose by which bytes and which encoder rows are placed.
+
+        Args:
+            backend: lent by ``bare_backend``.
+            encoder: tokenizes rows that need care.
+            table: bytes of its tokens.
+        """
+        self._backend = backend
+        self._encoder = encoder
+        self._table = table
+
+    def align(self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Encoded]) -> AlignedRows:
+        """Place tokens in their texts, with none across a position where generation begins.
+
+        Rows whose tokens do not spell their text go to the others: a tokenizer may change text (bring it to NFC, say),
+        and then only the library knows where its tokens came from.
+
+        Args:
+            rows: rows as text.
+            tokens: token ids of each; those of rows that are cut are replaced.
+            others: encodings or refusals, by index, of rows that are not placed.
+        """
+        # Once is enough: tokens of chunks that end at the openings cross none of them.
+        may_cut = True
+        while True:
+            # A row that the library aligns is empty here, so it keeps its index and proves nothing wrong.
+            texts = ["" if position in others else row.text for position, row in enumerate(rows)]
+            aligned = AlignedRows(
+                self._table,
+                texts,
+                *flatten_ids([[] if position in others else ids for position, ids in enumerate(tokens)]),
+            )
+            if not aligned.proven.all():
+                # Encoded once more by the library, with the characters of each token: slower, for a few rows as a rule.
+                unproven = np.flatnonzero(~aligned.proven).tolist()
+                others.update(
+                    zip(unproven, self._encoder.encode([rows[position] for position in unproven]), strict=True)
+                )
+            elif not may_cut or not self._cut_crossed(rows, tokens, others, aligned):
+                return aligned
+            else:
+                may_cut = False
+
+    def _cut_crossed(
+        self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Encoded], aligned: AlignedRows
+    ) -> bool:
+        """Tokenize rows in chunks where a token crosses the position where generation begins; return if any does."""
+        openings = [[] if position in others else row.openings for position, row in enumerate(rows)]
+        # (openings,): the row of each
+        owners = np.repeat(np.arange(len(rows)), [*map(len, openings)])
+        positions = np.fromiter(chain.from_iterable(openings), dtype=np.int64, count=len(owners))
+        crossed = aligned.are_crossed(owners, positions)
+        if not crossed.any():
+            return False
+        # By row, ascending, as the openings are
+        cuts: dict[int, list[int]] = {}
+        for row, position in zip(owners[crossed].tolist(), positions[crossed].tolist(), strict=True):
+            cuts.setdefault(row, []).append(position)
+        chunks: list[str] = []
+        for row, at in cuts.items():
+            text = rows[row].text
+            chunks += [text[start:end] for start, end in pairwise([0, *at, len(text)])]
+        # One call for the chunks of all rows; they come back in the same order.
+        encoded = iter(self._backend.encode_batch_fast(chunks, add_special_tokens=False))
+        again: list[list[int]] = []
+        for row, at in cuts.items():
+            parts = [next(encoded).ids for _ in range(len(at) + 1)]
+            typed = bool(rows[row].as_text)
+            again.append(self._encoder.encode_in_chunks(rows[row], at).ids if typed else [*chain.from_iterable(parts)])
+        # A tokenizer that puts a space before each chunk spells another text; such a row keeps its crossing token.
+        trial = AlignedRows(self._table, [rows[row].text for row in cuts], *flatten_ids(again))
+        for row, ids, proven in zip(cuts, again, trial.proven.tolist(), strict=True):
+            if proven:
+                tokens[row] = ids
+        return True

@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 
-from lm_tuning.text.align.bytes import AlignedTokens
 from lm_tuning.text.records import CharRange, Span
 from lm_tuning.text.render.plain import RenderedRow, RowRefused
-
-UNSPELLABLE = "control_token_unspellable"
-
-# Characters of a text in a message.
-_NUM_SHOWN = 80
+from lm_tuning.text.store.table import Int64Array
 
 
 class Encoding(Protocol):
@@ -43,6 +40,53 @@ class Encoding(Protocol):
 
 Encoded: TypeAlias = Encoding | RowRefused
 """The tokens of a row, or why it has none."""
+
+
+class AlignedTokens:
+    """Tokens of one row and the characters that they hold, as the tokenizers library would say it.
+
+    It answers the same questions as that library's ``Encoding``. A token that holds a part of a character holds all of
+    it.
+    """
+
+    def __init__(self, ids: list[int], starts: npt.ArrayLike, ends: npt.ArrayLike) -> None:
+        """Set the ids and the characters that they hold.
+
+        Args:
+            ids: token ids, ``(tokens,)``.
+            starts: first character of each token, ``(tokens,)``, ascending.
+            ends: character behind each token, ``(tokens,)``, ascending.
+        """
+        self.ids = ids
+        self._starts: Int64Array = np.asarray(starts, dtype=np.int64)
+        self._ends: Int64Array = np.asarray(ends, dtype=np.int64)
+
+    def __len__(self) -> int:
+        """Count the tokens."""
+        return len(self.ids)
+
+    @property
+    def offsets(self) -> list[tuple[int, int]]:
+        """Return the characters of every token, half-open."""
+        return list(zip(self._starts.tolist(), self._ends.tolist(), strict=True))
+
+    def char_to_token(self, position: int) -> int | None:
+        """Return the first token that holds a character.
+
+        Args:
+            position: of the character; ``None`` comes back where no token holds it.
+        """
+        # The first whose end is behind the character; it holds that unless its start is behind it too.
+        token = int(np.searchsorted(self._ends, position, side="right"))
+        return token if token < len(self.ids) and self._starts[token] <= position else None
+
+    def token_to_chars(self, token: int) -> tuple[int, int]:
+        """Return the characters of a token, half-open.
+
+        Args:
+            token: its position.
+        """
+        return int(self._starts[token]), int(self._ends[token])
 
 
 @dataclass(slots=True)
@@ -154,6 +198,24 @@ class RowEncoder:
                 encodings[i] = refusal
         return encodings
 
+    def spell_typed(self, rows: list[RenderedRow], tokens: list[list[int]], others: dict[int, Encoded]) -> None:
+        """Tokenize rows with typed control tokens again, as letters.
+
+        Args:
+            rows: rows as text.
+            tokens: token ids of each; those of rows that are tokenized again are replaced.
+            others: receives the refusals of rows for which that cannot be done, by index.
+        """
+        # Hardly ever any: the rows of a chunk are tokenized once, and only these again.
+        typed = [position for position, row in enumerate(rows) if row.as_text]
+        if not typed:
+            return
+        for position, encoding in zip(typed, self.encode([rows[position] for position in typed]), strict=True):
+            if isinstance(encoding, RowRefused):
+                others[position] = encoding
+            else:
+                tokens[position] = encoding.ids
+
     def encode_in_chunks(self, row: RenderedRow, cuts: list[int]) -> AlignedTokens:
         """Tokenize what lies between cuts, and typed control tokens, each for itself.
 
@@ -178,7 +240,7 @@ class RowEncoder:
                 found, positions = self._inside(self._letters_only(), chunk)
                 # A vocabulary may hold the token as an ordinary entry, which letters alone spell.
                 if not self._control_ids.isdisjoint(found):
-                    raise RowRefused(UNSPELLABLE, f"the tokenizer cannot write {chunk!r} as letters")
+                    raise RowRefused("control_token_unspellable", f"the tokenizer cannot write {chunk!r} as letters")
             # Not the first segment: at the start of a text the tokenizer may put a space before it, as in the whole
             # row.
             elif row.as_text and start:
@@ -326,56 +388,3 @@ def tokenize_row(
         # The end is supervised with the answer that it ends, even when that answer is empty.
         spans[-1] = (spans[-1][0], len(ids))
     return TokenizedRow(ids, spans, num_prefixed)
-
-
-def find_unlike(backend: Any, rows: list[RenderedRow], encodings: dict[int, Encoded]) -> dict[int, str]:
-    """Decode every answer and compare it with the text, so that a mask at the wrong positions cannot pass.
-
-    Args:
-        backend: lent by ``bare_backend``.
-        rows: rows as text.
-        encodings: of some of them by index; refusals are passed over.
-
-    Returns:
-        By index, what did not come back as it was.
-    """
-    chunks: list[list[int]] = []
-    origins: list[tuple[int, Encoding, str, CharRange, Span]] = []
-    for position, encoding in encodings.items():
-        if isinstance(encoding, RowRefused):
-            continue
-        ids, text = encoding.ids, rows[position].text
-        for chars in rows[position].answers:
-            span = token_span(encoding, chars, len(text))
-            # All answers are decoded in one call, which the library spreads over the cores.
-            chunks.append(ids[span[0] : span[1]])
-            origins.append((position, encoding, text, chars, span))
-    failed: dict[int, str] = {}
-    decoded = backend.decode_batch(chunks, skip_special_tokens=False)
-    for got, (position, encoding, text, chars, span) in zip(decoded, origins, strict=True):
-        if got != text[slice(*chars)]:
-            unlike = describe_unlike(text[slice(*_covered(encoding, chars, span))], got)
-            if unlike:
-                failed.setdefault(position, unlike)
-    return failed
-
-
-def describe_unlike(wanted: str, got: str) -> str:
-    """Describe how tokens decode to another text than they were made of; empty where only white space differs.
-
-    Args:
-        wanted: the text.
-        got: what its tokens decode to.
-    """
-    # Decoders of other kinds than bytes put spaces between words by rules of their own.
-    if got == wanted or "".join(got.split()) == "".join(wanted.split()):
-        return ""
-    return f"{wanted[:_NUM_SHOWN]!r} comes back as {got[:_NUM_SHOWN]!r}"
-
-
-def _covered(encoding: Encoding, chars: CharRange, span: Span) -> CharRange:
-    """Return the characters of some tokens: those that lie across an edge bring others along."""
-    first, after = span
-    if first == after:
-        return chars
-    return min(chars[0], encoding.token_to_chars(first)[0]), max(chars[1], encoding.token_to_chars(after - 1)[1])

@@ -18,15 +18,11 @@ from typing import Any
 
 from lm_tuning.json_types import JsonObject
 from lm_tuning.text.records import CharRange, Message, Tools
-from lm_tuning.text.render.alterations import find_alterations, find_hidden_tools
+from lm_tuning.text.render.chat_template import TemplateCall, attempt
 from lm_tuning.text.render.control_tokens import TYPED_AS_TEXT, ControlTokens, show
 from lm_tuning.text.render.plain import NOT_VERBATIM, TURN_LEFT_OUT, RenderedRow, RowRefused
-from lm_tuning.text.render.template_call import TemplateCall, attempt
-from lm_tuning.text.render.tool_arguments import ToolArguments
+from lm_tuning.text.render.probes import ToolArguments, find_alterations, find_hidden_tools
 
-TRAILING_TURNS_CUT = "trailing_turns_cut"
-ANSWER_NOT_SUPERVISED = "answer_not_learned"
-ANSWER_OF_WEIGHT_0 = "answer_of_weight_0"
 UNTRACEABLE = "untraceable"
 
 _MAX_SHAPES = 4096
@@ -132,11 +128,7 @@ class ChatRenderer:
     """Render conversations with a tokenizer's chat template and trace the answers."""
 
     def __init__(
-        self,
-        tokenizer: Any,
-        control: ControlTokens | None = None,
-        *,
-        template_arguments: JsonObject | None = None,
+        self, tokenizer: Any, control: ControlTokens | None = None, *, template_arguments: JsonObject | None = None
     ) -> None:
         """Look at the template; a tokenizer without one cannot be used.
 
@@ -193,10 +185,10 @@ class ChatRenderer:
                 last = i
         if last < 0:
             raise RowRefused("no_assistant_turn")
-        notes = [ANSWER_OF_WEIGHT_0] if unsupervised else []
+        notes = ["answer_of_weight_0"] if unsupervised else []
         # What follows the last answer is in no answer's prompt.
         if last + 1 < len(messages):
-            notes.append(TRAILING_TURNS_CUT)
+            notes.append("trailing_turns_cut")
             messages = messages[: last + 1]
         # The weight is for training, not for the template, and a turn without it can be traced by its skeleton.
         if unsupervised or "weight" in messages[last]:
@@ -326,7 +318,7 @@ class ChatRenderer:
                 if i == len(messages) - 1:
                     raise
                 if i not in unsupervised:
-                    notes = [ANSWER_NOT_SUPERVISED]
+                    notes = ["answer_not_learned"]
                 continue
             openings.append(opening)
             traced.append(answer)

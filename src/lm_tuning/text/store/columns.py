@@ -2,60 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import chain
-
 import numpy as np
 import numpy.typing as npt
 
-from lm_tuning.text.records import Span
 from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns
 
 BoolArray = npt.NDArray[np.bool_]
-
-
-def columns_of(
-    row_ids: npt.ArrayLike,
-    sources: npt.ArrayLike,
-    tokens: list[list[int]],
-    spans: list[list[Span]],
-    labels: list[int] | None = None,
-) -> TokenColumns:
-    """Write rows as columns.
-
-    Args:
-        row_ids: one per row.
-        sources: one per row.
-        tokens: token ids of each row.
-        spans: scored spans of each row.
-        labels: class of each row; ``None`` for rows without classes.
-    """
-    ids, id_offsets = flatten_ids(tokens)
-    # (rows + 1,): two edges a span
-    span_offsets = np.cumsum([0, *(2 * len(row) for row in spans)])
-    edges = chain.from_iterable(chain.from_iterable(spans))
-    flat = np.fromiter(edges, dtype=np.int32, count=int(span_offsets[-1]))
-    return TokenColumns(
-        np.array(row_ids, dtype=np.int64),
-        np.array(sources, dtype=np.int16),
-        ids,
-        id_offsets,
-        flat,
-        span_offsets,
-        None if labels is None else np.array(labels, dtype=np.int32),
-    )
-
-
-def flatten_ids(tokens: list[list[int]]) -> tuple[Int32Array, Int64Array]:
-    """Join token ids end to end.
-
-    Args:
-        tokens: of each row.
-
-    Returns:
-        The ids and where each row starts, the end included.
-    """
-    offsets = np.cumsum([0, *map(len, tokens)])
-    return np.fromiter(chain.from_iterable(tokens), dtype=np.int32, count=int(offsets[-1])), offsets
 
 
 def take_rows(columns: TokenColumns, order: Int64Array) -> TokenColumns:
@@ -130,21 +82,30 @@ def join_sides(
 
 
 def put_around(
-    ids: Int32Array, offsets: Int64Array, *, before: list[int], has_before: BoolArray, after: int, has_after: BoolArray
+    ids: Int32Array,
+    offsets: Int64Array,
+    *,
+    before: list[int],
+    has_before: BoolArray,
+    after: int | None = None,
+    is_open: BoolArray | None = None,
 ) -> tuple[Int32Array, Int64Array]:
-    """Add ids before and behind some rows.
+    """Add ids before some rows, and one behind those that do not end with it.
 
     Args:
         ids: token ids of all rows end to end.
         offsets: where each row starts, the end included.
         before: what goes before a row.
         has_before: ``(rows,)``: which rows get that.
-        after: what goes behind a row.
-        has_after: ``(rows,)``: which rows get that.
+        after: what rows end with; ``None`` for nothing.
+        is_open: ``(rows,)``: which rows may get that; ``None`` for all.
 
     Returns:
         Ids and offsets.
     """
+    has_after = np.zeros_like(has_before) if after is None else ~ends_with(ids, offsets, after)
+    if is_open is not None:
+        has_after &= is_open
     if not has_after.any() and not (before and has_before.any()):
         return ids, offsets
     lengths = np.diff(offsets)
@@ -156,7 +117,8 @@ def put_around(
     everything[np.arange(len(ids)) + np.repeat(moved[:-1] + leads - offsets[:-1], lengths)] = ids
     for position, token in enumerate(before):
         everything[moved[:-1][has_before] + position] = token
-    everything[moved[1:][has_after] - 1] = after
+    if after is not None:
+        everything[moved[1:][has_after] - 1] = after
     return everything, moved
 
 
@@ -209,8 +171,8 @@ def ends_with(ids: Int32Array, offsets: Int64Array, token: int) -> BoolArray:
     return ends
 
 
-def hold_token(ids: Int32Array, offsets: Int64Array, token: int) -> BoolArray:
-    """Return which rows hold an id anywhere.
+def count_token(ids: Int32Array, offsets: Int32Array | Int64Array, token: int) -> Int64Array:
+    """Count an id in each row, ``(rows,)``.
 
     Args:
         ids: token ids of all rows end to end.
@@ -218,7 +180,18 @@ def hold_token(ids: Int32Array, offsets: Int64Array, token: int) -> BoolArray:
         token: the id.
     """
     # Differences of running counts at the edges of the rows, so a row without tokens counts none.
-    found: BoolArray = np.diff(np.concatenate([[0], np.cumsum(ids == token)])[offsets]) > 0
+    return np.diff(np.concatenate([[0], np.cumsum(ids == token)])[offsets])
+
+
+def hold_token(ids: Int32Array, offsets: Int32Array | Int64Array, token: int) -> BoolArray:
+    """Return which rows hold an id anywhere.
+
+    Args:
+        ids: token ids of all rows end to end.
+        offsets: where each row starts, the end included.
+        token: the id.
+    """
+    found: BoolArray = count_token(ids, offsets, token) > 0
     return found
 
 

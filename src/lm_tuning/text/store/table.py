@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,51 @@ class TokenColumns:
         return len(self.row_ids)
 
 
+def columns_of(
+    row_ids: npt.ArrayLike,
+    sources: npt.ArrayLike,
+    tokens: Sequence[Sequence[int] | Int32Array],
+    spans: Sequence[Sequence[Span]],
+    labels: Sequence[int] | None = None,
+) -> TokenColumns:
+    """Write rows as columns.
+
+    Args:
+        row_ids: one per row.
+        sources: one per row.
+        tokens: token ids of each row.
+        spans: scored spans of each row.
+        labels: class of each row; ``None`` for rows without classes.
+    """
+    ids, id_offsets = flatten_ids(tokens)
+    # (rows + 1,): two edges a span
+    span_offsets = np.cumsum([0, *(2 * len(row) for row in spans)])
+    edges = chain.from_iterable(chain.from_iterable(spans))
+    flat = np.fromiter(edges, dtype=np.int32, count=int(span_offsets[-1]))
+    return TokenColumns(
+        np.array(row_ids, dtype=np.int64),
+        np.array(sources, dtype=np.int16),
+        ids,
+        id_offsets,
+        flat,
+        span_offsets,
+        None if labels is None else np.array(labels, dtype=np.int32),
+    )
+
+
+def flatten_ids(tokens: Sequence[Sequence[int] | Int32Array]) -> tuple[Int32Array, Int64Array]:
+    """Join token ids end to end.
+
+    Args:
+        tokens: of each row.
+
+    Returns:
+        The ids and where each row starts, the end included.
+    """
+    offsets = np.cumsum([0, *map(len, tokens)])
+    return np.fromiter(chain.from_iterable(tokens), dtype=np.int32, count=int(offsets[-1])), offsets
+
+
 class TokenTableWriter:
     """Write a token file batch by batch, holding one batch in memory.
 
@@ -294,22 +340,10 @@ class TokenTableWriter:
             self._sink.close()
 
     def _flush(self) -> None:
-        if not self._pending:
-            return
-        row_ids, ids, spans, sources, labels = zip(*self._pending, strict=True)
-        self._pending = []
-        flat_spans = [np.asarray(row, dtype=np.int32).reshape(-1) for row in spans]
-        self._collect(
-            TokenColumns(
-                np.asarray(row_ids, dtype=np.int64),
-                np.asarray(sources, dtype=np.int16),
-                np.concatenate([np.asarray(row, dtype=np.int32) for row in ids]),
-                _offsets(ids),
-                np.concatenate(flat_spans),
-                _offsets(flat_spans),
-                np.asarray(labels, dtype=np.int32),
-            )
-        )
+        if self._pending:
+            row_ids, ids, spans, sources, labels = zip(*self._pending, strict=True)
+            self._pending = []
+            self._collect(columns_of(row_ids, sources, ids, spans, labels))
 
     def _collect(self, columns: TokenColumns) -> None:
         # (spans, 2)
@@ -345,10 +379,6 @@ class TokenTableWriter:
             self._writer.write_batch(whole)
         self._batches = []
         self._waiting_rows = self._waiting_tokens = 0
-
-
-def _offsets(rows: Sequence[Sequence[int] | Int32Array]) -> Int64Array:
-    return np.cumsum([0, *map(len, rows)])
 
 
 def _list_parts(column: Any) -> tuple[Int32Array, Int32Array]:

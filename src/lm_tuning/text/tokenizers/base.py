@@ -13,9 +13,8 @@ import pyarrow as pa
 
 from lm_tuning.data.store import COLUMN_RANGES
 from lm_tuning.parameters.text import TokenizeParameters
-from lm_tuning.text.align.bytes import ByteTable, is_byte_level
+from lm_tuning.text.align.bytes import is_byte_level
 from lm_tuning.text.align.masks import Encoded, RowEncoder, bare_backend, inner_span
-from lm_tuning.text.align.rows import RowAligner
 from lm_tuning.text.render.control_tokens import TYPED_AS_TEXT, ControlTokens
 from lm_tuning.text.render.plain import RenderedRow, RenderedRows, RowRefused
 from lm_tuning.text.store.columns import BoolArray, hold_token
@@ -39,15 +38,9 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
     """
 
     uses_template = False
-    _bytes: ByteTable | None = None
 
     def __init__(
-        self,
-        tokenizer: Any,
-        settings: TokenizeParameters,
-        *,
-        auto_policy: str = "as_text",
-        template: str | None = None,
+        self, tokenizer: Any, settings: TokenizeParameters, *, auto_policy: str = "as_text", template: str | None = None
     ) -> None:
         """Keep a tokenizer.
 
@@ -69,8 +62,6 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
         """Borrow the backend."""
         self._backend = self._backend_block.__enter__()
         self._encoder = RowEncoder(self._backend, self._control.ids)
-        # Only now: subclasses have made their byte table by the time that the block begins.
-        self._aligner = RowAligner(self._backend, self._encoder, self._bytes)
         return self
 
     def __exit__(self, *error: Any) -> None:
@@ -157,7 +148,7 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
         """Return the ids of texts, typed control tokens as letters; rows for which that cannot be done are refused."""
         refused: dict[int, Encoded] = {}
         tokens: list[list[int]] = [encoding.ids for encoding in encodings]
-        self._aligner.spell_typed(texts, tokens, refused)
+        self._encoder.spell_typed(texts, tokens, refused)
         for position, refusal in refused.items():
             assert isinstance(refusal, RowRefused), "typed tokens are spelled or refused"
             rows.count(refusal.reason, position, refusal.detail)
@@ -180,12 +171,7 @@ class TaskTokenizer(AbstractContextManager["TaskTokenizer"], ABC):
             rows.note(NOT_ROUND_TRIP, hold_token(ids, offsets, self._unknown_id))
 
     def _shorten_texts(
-        self,
-        rendered: RenderedRows,
-        tokens: list[list[int]],
-        room: Int64Array,
-        is_cut: BoolArray,
-        counts: SplitCounts,
+        self, rendered: RenderedRows, tokens: list[list[int]], room: Int64Array, is_cut: BoolArray, counts: SplitCounts
     ) -> None:
         """Cut long texts in place of their ends: the longest column first, none of the fixed text between columns.
 

@@ -13,10 +13,12 @@ import pyarrow as pa
 from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.text import TokenizeParameters
-from lm_tuning.text.align.bytes import AlignedRows, build_byte_table
-from lm_tuning.text.align.masks import Encoded, Encoding, TokenizedRow, added_around, find_unlike, tokenize_row
+from lm_tuning.text.align.bytes import AlignedRows, RowAligner, build_byte_table
+from lm_tuning.text.align.masks import Encoded, Encoding, TokenizedRow, added_around, tokenize_row
+from lm_tuning.text.decoding import find_unlike
 from lm_tuning.text.records import CharRange, Conversation, Message, Span, Tools
 from lm_tuning.text.render.chat import ChatRenderer
+from lm_tuning.text.render.chat_template import REFUSED, read_template
 from lm_tuning.text.render.plain import (
     RenderedRow,
     RenderedRows,
@@ -26,38 +28,23 @@ from lm_tuning.text.render.plain import (
     render_plain,
     render_text,
 )
-from lm_tuning.text.render.template_bounds import read_template
-from lm_tuning.text.render.template_call import REFUSED
 from lm_tuning.text.store.columns import (
     BoolArray,
     begins_with,
-    columns_of,
     cut_ends,
-    ends_with,
-    flatten_ids,
     join_columns,
     keep_rows,
     put_around,
     score_spans,
     take_rows,
 )
-from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns, scored_spans
+from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns, columns_of, flatten_ids, scored_spans
+from lm_tuning.text.tokenizers import truncation
 from lm_tuning.text.tokenizers.base import NOT_ROUND_TRIP, TaskTokenizer
 from lm_tuning.text.tokenizers.counts import KeptRows, SplitCounts
-from lm_tuning.text.tokenizers.truncation import (
-    ANSWER_SHORTENED,
-    END_CUT,
-    NO_ANSWER_LEFT,
-    OLD_TURNS_DROPPED,
-    TOO_LONG,
-    align_columns,
-    later_exchanges,
-    shorten_row,
-    split_off_systems,
-)
 
 # Rows whose last token is not the end of an answer.
-_LOSES_ITS_END = {ANSWER_SHORTENED, END_CUT}
+_LOSES_ITS_END = {truncation.ANSWER_SHORTENED, truncation.END_CUT}
 _MERGED_IS_TAKEN = (
     "(it takes this row with tokenize.system_turn: merge_into_user, which puts the system turn before the user's words)"
 )
@@ -127,17 +114,17 @@ class RowTokenizer(TaskTokenizer):
 
     def finish(self, rendered: RenderedRows, encodings: list[Any], counts: SplitCounts) -> TokenColumns:
         """Find the supervised tokens and make long rows fit."""
+        if self._format == "text":
+            return self._finish_text(rendered, encodings, counts)
         others: dict[int, Encoded] = {}
-        if self._needs_offsets:
+        if self._bytes is None:
             others = dict(enumerate(encodings))
             # Positions of the library are not taken on trust: each answer has to decode to itself.
             unlike = find_unlike(self._backend, rendered.rows, others)
             return self._one_by_one(rendered, others, unlike, counts)[0]
-        if self._format == "text":
-            return self._finish_text(rendered, encodings, counts)
         tokens: list[list[int]] = [encoding.ids for encoding in encodings]
-        self._aligner.spell_typed(rendered.rows, tokens, others)
-        aligned = self._aligner.align(rendered.rows, tokens, others)
+        self._encoder.spell_typed(rendered.rows, tokens, others)
+        aligned = RowAligner(self._backend, self._encoder, self._bytes).align(rendered.rows, tokens, others)
         return self._finish_aligned(rendered, aligned, others, counts)
 
     def _renderer(self, format: str) -> Callable[..., tuple[RenderedRow, Conversation | None]]:
@@ -152,19 +139,14 @@ class RowTokenizer(TaskTokenizer):
 
     def _render_chat(self, messages: list[Message], tools: Tools | None) -> tuple[RenderedRow, Conversation]:
         assert self._chat is not None
+        given = merge_system_turns(messages) if self._merges_system else messages
         try:
-            return self._chat.render(self._as_given(messages), tools), (messages, tools)
+            return self._chat.render(given, tools), (messages, tools)
         except RowRefused as refusal:
             # Whether merging would help is tried with the row itself, so the message promises nothing that is not so.
             if refusal.reason != REFUSED or self._merges_system or not self._takes_merged(messages, tools):
                 raise
             raise RowRefused(refusal.reason, f"{refusal.detail} {_MERGED_IS_TAKEN}") from refusal
-
-    def _as_given(self, messages: list[Message]) -> list[Message]:
-        """Return what the template gets of a conversation."""
-        if self._merges_system and any(message["role"] == "system" for message in messages):
-            return merge_system_turns(messages)
-        return messages
 
     def _takes_merged(self, messages: list[Message], tools: Tools | None) -> bool:
         """Try whether the template takes a conversation that it refused when its system turns are merged."""
@@ -183,10 +165,12 @@ class RowTokenizer(TaskTokenizer):
         tokens = self._spell(rendered.rows, encodings, rows)
         ids, offsets, _ = self._put_around(*flatten_ids(tokens), np.ones(len(tokens), dtype=np.bool_))
         lengths = np.diff(offsets)  # (rows,)
-        is_cut = self._settle_long(lengths, rows, limit=self._limit, dropped_as=TOO_LONG, noted_in=counts.long_rows)
+        is_cut = self._settle_long(
+            lengths, rows, limit=self._limit, dropped_as=truncation.TOO_LONG, noted_in=counts.long_rows
+        )
         # Nothing predicts the first token, so one alone teaches nothing.
-        rows.drop(NO_ANSWER_LEFT, np.minimum(lengths, self._limit) <= 1)
-        rows.note(END_CUT, is_cut)
+        rows.drop(truncation.NO_ANSWER_LEFT, np.minimum(lengths, self._limit) <= 1)
+        rows.note(truncation.END_CUT, is_cut)
         self._count_unknown(ids, offsets, rows)
         self._count_kept(rendered, rows, ids, offsets, is_whole=~is_cut)
         if is_cut.any():
@@ -227,7 +211,7 @@ class RowTokenizer(TaskTokenizer):
         spans = score_spans(owners, first, after, lengths)
         columns = TokenColumns(rendered.row_ids, rendered.sources, ids, offsets, *spans)
         rows = KeptRows(rendered.row_ids, counts, regular)
-        rows.drop(NO_ANSWER_LEFT, np.diff(columns.span_offsets) == 0)
+        rows.drop(truncation.NO_ANSWER_LEFT, np.diff(columns.span_offsets) == 0)
         self._count_kept(rendered, rows, ids, offsets)
         if rows.mask.all():
             return columns
@@ -246,11 +230,8 @@ class RowTokenizer(TaskTokenizer):
     ) -> tuple[Int32Array, Int64Array, BoolArray]:
         """Add what belongs before every row and the end of open ones, each where it is not there already."""
         has_before = ~begins_with(ids, offsets, self._prefix)
-        has_after = np.zeros_like(is_open)
-        if self._end_id is not None:
-            has_after = is_open & ~ends_with(ids, offsets, self._end_id)
         ids, offsets = put_around(
-            ids, offsets, before=self._prefix, has_before=has_before, after=self._end_id or 0, has_after=has_after
+            ids, offsets, before=self._prefix, has_before=has_before, after=self._end_id, is_open=is_open
         )
         return ids, offsets, has_before
 
@@ -294,7 +275,7 @@ class RowTokenizer(TaskTokenizer):
                 row, notes = self._fit(rendered, position, encoding, counts)
                 scored = scored_spans(row.spans, len(row.ids))
                 if not scored:
-                    raise RowRefused(NO_ANSWER_LEFT)
+                    raise RowRefused(truncation.NO_ANSWER_LEFT)
             except RowRefused as refusal:
                 counts.add(refusal.reason, row_id, refusal.detail)
                 continue
@@ -326,7 +307,7 @@ class RowTokenizer(TaskTokenizer):
         messages, tools = all_rendered.conversations[position] or (None, None)
         # By characters it should fit at once; tokens decide, so it may take another round.
         while messages and len(row.ids) > self._limit and self._settings.truncation == "truncate_prompt":
-            later = later_exchanges(messages, 1 - self._limit / len(row.ids))
+            later = truncation.later_exchanges(messages, 1 - self._limit / len(row.ids))
             if later is None:
                 break
             messages = later
@@ -335,9 +316,9 @@ class RowTokenizer(TaskTokenizer):
             if isinstance(encoding, RowRefused):
                 raise encoding
             row = self._tokens(rendered, encoding)
-            notes = [*dict.fromkeys([*notes, *rendered.notes, OLD_TURNS_DROPPED])]
+            notes = [*dict.fromkeys([*notes, *rendered.notes, "old_turns_dropped"])]
         if len(row.ids) > self._limit:
-            row, found = shorten_row(
+            row, found = truncation.shorten_row(
                 row,
                 rendered,
                 encoding,
@@ -357,7 +338,9 @@ class RowTokenizer(TaskTokenizer):
             return all_rendered.yielding(position)
         if self._format != "messages":
             prompt = messages[-2]["content"]
-            return align_columns(rendered, prompt, all_rendered.columns_of(position) or [(0, len(prompt))])
+            return truncation.align_columns(rendered, prompt, all_rendered.columns_of(position) or [(0, len(prompt))])
         if self._merges_system:
-            return split_off_systems(rendered, [turn["content"] for turn in messages if turn["role"] == "system"])
+            return truncation.split_off_systems(
+                rendered, [turn["content"] for turn in messages if turn["role"] == "system"]
+            )
         return rendered.prompts

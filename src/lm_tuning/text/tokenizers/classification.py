@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,13 +18,11 @@ from lm_tuning.errors import UserError
 from lm_tuning.parameters.text import TokenizeParameters
 from lm_tuning.text.align.masks import added_around
 from lm_tuning.text.render.plain import RenderedRows, render_text
-from lm_tuning.text.store.columns import begins_with, cut_ends, flatten_ids, keep_rows, put_around
-from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns
+from lm_tuning.text.store.columns import begins_with, cut_ends, keep_rows, put_around
+from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns, flatten_ids
 from lm_tuning.text.tokenizers.base import NO_TEXT_LEFT, TaskTokenizer
 from lm_tuning.text.tokenizers.counts import KeptRows, SplitCounts
 from lm_tuning.text.tokenizers.truncation import END_CUT, TOO_LONG
-
-TEXT_SHORTENED = "text_shortened"
 
 
 class ClassTokenizer(TaskTokenizer):
@@ -69,7 +68,7 @@ class ClassTokenizer(TaskTokenizer):
             self._shorten_texts(rendered, tokens, limit - num_added, is_cut, counts)
             ids, offsets, _ = self._put_before(tokens)
             ids, offsets = cut_ends(ids, offsets, limit)
-        rows.note(END_CUT if self._settings.truncation == "truncate_end" else TEXT_SHORTENED, is_cut)
+        rows.note(END_CUT if self._settings.truncation == "truncate_end" else "text_shortened", is_cut)
         self._count_unknown(ids, offsets, rows)
         rows.note_each(row.notes for row in rendered.rows)
         # The class is all that is supervised, so no row has a span.
@@ -80,9 +79,8 @@ class ClassTokenizer(TaskTokenizer):
     def _put_before(self, tokens: list[list[int]]) -> tuple[Int32Array, Int64Array, Int64Array]:
         """Return ids and offsets of texts with what belongs before each, and how many that adds, ``(rows,)``."""
         ids, offsets = flatten_ids(tokens)
-        nowhere = np.zeros(len(tokens), dtype=np.bool_)
         has_before = ~begins_with(ids, offsets, self._prefix)
-        ids, offsets = put_around(ids, offsets, before=self._prefix, has_before=has_before, after=0, has_after=nowhere)
+        ids, offsets = put_around(ids, offsets, before=self._prefix, has_before=has_before)
         return ids, offsets, len(self._prefix) * has_before
 
 
@@ -116,6 +114,20 @@ def refuse_unknown_classes(
     )
     if problems:
         raise UserError(problems)
+
+
+def count_classes(table: ExampleTable) -> Counter[str]:
+    """Count the rows of each class.
+
+    Args:
+        table: labelled rows.
+    """
+    counts: Counter[str] = Counter()
+    for batch in table.batches():
+        # Counted by Arrow: a Python loop over millions of labels would take minutes.
+        for item in pc.value_counts(batch.column("label")).to_pylist():
+            counts[item["values"]] += item["counts"]
+    return counts
 
 
 @dataclass

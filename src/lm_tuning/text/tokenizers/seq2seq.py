@@ -10,27 +10,16 @@ import pyarrow as pa
 
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.text import TokenizeParameters
-from lm_tuning.text.align.masks import added_around, describe_unlike
+from lm_tuning.text.align.masks import added_around
+from lm_tuning.text.decoding import describe_unlike
 from lm_tuning.text.render.plain import RenderedRow, RenderedRows, put_system, render_text
-from lm_tuning.text.store.columns import (
-    BoolArray,
-    begins_with,
-    cut_ends,
-    ends_with,
-    flatten_ids,
-    join_sides,
-    keep_rows,
-    put_around,
-)
-from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns
+from lm_tuning.text.store.columns import BoolArray, begins_with, cut_ends, ends_with, join_sides, keep_rows, put_around
+from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns, flatten_ids
 from lm_tuning.text.tokenizers.base import NO_TEXT_LEFT, NOT_ROUND_TRIP, TaskTokenizer
 from lm_tuning.text.tokenizers.counts import KeptRows, LongRows, SplitCounts
 from lm_tuning.text.tokenizers.truncation import TOO_LONG
 
-SOURCE_CUT = "source_cut"
-TARGET_CUT = "target_cut"
 TARGET_TOO_LONG = "target_too_long"
-NO_TARGET_LEFT = "no_target_left"
 
 
 @dataclass(frozen=True)
@@ -77,7 +66,7 @@ class PairTokenizer(TaskTokenizer):
         self._end_id = int(tokenizer.eos_token_id)
         prefix, target_prefix = (_prefix(tokenizer, self._end_id, is_target=is_target) for is_target in (False, True))
         self._source = Side(prefix, settings.max_length_tokens, TOO_LONG, NO_TEXT_LEFT)
-        self._target = Side(target_prefix, settings.max_target_tokens, TARGET_TOO_LONG, NO_TARGET_LEFT)
+        self._target = Side(target_prefix, settings.max_target_tokens, TARGET_TOO_LONG, "no_target_left")
 
     def render(self, batch: pa.RecordBatch, counts: SplitCounts) -> RenderedRows:
         """Render the prompts, each behind its system message, and the responses."""
@@ -100,8 +89,8 @@ class PairTokenizer(TaskTokenizer):
             self._target, target_tokens, rendered, rows, noted_in=counts.long_targets
         )
         # Only now: a row whose target is dropped is not one whose source was cut.
-        rows.note(SOURCE_CUT, is_source_cut)
-        rows.note(TARGET_CUT, is_target_cut)
+        rows.note("source_cut", is_source_cut)
+        rows.note("target_cut", is_target_cut)
         rows.note_each({*source.notes, *target.notes} for source, target in zip(sources, targets, strict=True))
         self._count_unlike(targets, target_tokens, rows)
         counts.endings[self._end_id] += int(rows.mask.sum())
@@ -139,14 +128,7 @@ class PairTokenizer(TaskTokenizer):
             ids, offsets = flatten_ids(tokens)
         ids, offsets = cut_ends(ids, offsets, room)
         rows.drop(side.nothing_left, np.diff(offsets) == 0)
-        ids, offsets = put_around(
-            ids,
-            offsets,
-            before=side.prefix,
-            has_before=has_before,
-            after=self._end_id,
-            has_after=~ends_with(ids, offsets, self._end_id),
-        )
+        ids, offsets = put_around(ids, offsets, before=side.prefix, has_before=has_before, after=self._end_id)
         return ids, offsets, is_cut
 
     def _count_unlike(self, targets: list[RenderedRow], tokens: list[list[int]], rows: KeptRows) -> None:

@@ -13,11 +13,9 @@ from lm_tuning.text.align.masks import Encoding, TokenizedRow, inner_span
 from lm_tuning.text.records import CharRange, Message, Span
 from lm_tuning.text.render.plain import RenderedRow, RowRefused
 
-PROMPT_SHORTENED = "prompt_shortened"
 PROMPT_EMPTIED = "prompt_emptied"
 ANSWER_SHORTENED = "answer_shortened"
 END_CUT = "end_cut"
-OLD_TURNS_DROPPED = "old_turns_dropped"
 TOO_LONG = "too_long"
 NO_ANSWER_LEFT = "no_answer_left"
 
@@ -64,7 +62,7 @@ def shorten_row(
     spans = [inner_span(encoding, chars, len(rendered.text)) for chars in ranges]
     excess = len(row.ids) - limit
     num_prompt = sum(end - start for start, end in spans)
-    notes = [PROMPT_SHORTENED]
+    notes = ["prompt_shortened"]
     if excess > num_prompt:
         notes = [ANSWER_SHORTENED]
         # Half of the limit: an answer is little use without what it answers, and the other way round.

@@ -1,4 +1,4 @@
-"""Find what a chat template leaves out of a conversation or changes in it, by rendering it a second time with marks.
+"""Find out about a chat template by rendering: how it wants the arguments of tool calls, and what it leaves out.
 
 A name that is looked for in the text proves nothing: the tool ``add`` also stands in "address". So each part of a
 conversation gets a mark that stands nowhere else, and what the template shows is what has its mark in the text.
@@ -6,18 +6,105 @@ conversation gets a mark that stands nowhere else, and what the template shows i
 
 from __future__ import annotations
 
-from typing import Literal
+import json
+from collections.abc import Callable
+from typing import Literal, TypeAlias
 
 from lm_tuning.json_types import JsonObject, JsonValue
 from lm_tuning.text.records import Message, Tools
-from lm_tuning.text.render.plain import (
-    EARLIER_SHORTENED,
-    NOT_VERBATIM,
-    REASONING_LEFT_OUT,
-    TOOLS_LEFT_OUT,
-    TURN_LEFT_OUT,
-)
-from lm_tuning.text.render.template_call import TemplateCall, attempt
+from lm_tuning.text.render import plain
+from lm_tuning.text.render.chat_template import TemplateCall, attempt
+from lm_tuning.wording import shorten
+
+_KEY, _VALUE = "zqkeyqz", "zqvalueqz"
+_MAX_SHAPES = 4096
+
+Turn: TypeAlias = tuple[str, int, bool]
+"""What a template may tell turns apart by: role, number of tool calls, whether there is a content."""
+
+
+class ToolArguments:
+    """Find out by rendering which form a template wants, once for each shape of conversation."""
+
+    def __init__(self, call: TemplateCall) -> None:
+        """Choose the template that is tried.
+
+        Args:
+            call: renders with it.
+        """
+        self._call = call
+        self._wanted: dict[tuple[tuple[Turn, ...], bool], str] = {}
+
+    def fit(self, messages: list[Message], tools: Tools | None) -> list[Message]:
+        """Return a conversation whose tool calls have arguments in the form that the template wants.
+
+        A template that takes both forms gets them as they are.
+
+        Args:
+            messages: the conversation, left as it is.
+            tools: what it may call.
+
+        Raises:
+            RowRefused: the template wants objects, and some arguments are text that is no JSON object.
+        """
+        shape = tuple([(turn["role"], len(turn.get("tool_calls") or ()), "content" in turn) for turn in messages])
+        key = shape, bool(tools)
+        if key not in self._wanted:
+            if len(self._wanted) >= _MAX_SHAPES:
+                self._wanted.clear()
+            self._wanted[key] = self._find_wanted(messages, tools)
+        wanted = self._wanted[key]
+        if wanted == "object":
+            return _with_arguments(messages, _as_object)
+        return _with_arguments(messages, _as_text) if wanted == "text" else messages
+
+    def _find_wanted(self, messages: list[Message], tools: Tools | None) -> str:
+        """Render the conversation with arguments of both forms: ``object``, ``text`` or ``any``."""
+        given: JsonValue = {_KEY: _VALUE}
+        by_object = attempt(self._call, _with_arguments(messages, lambda _: given), tools)
+        by_text = attempt(self._call, _with_arguments(messages, lambda _: json.dumps(given)), tools)
+        takes_object = _KEY in by_object and _VALUE in by_object and f"'{_KEY}': '{_VALUE}'" not in by_object
+        takes_text = f'"{_KEY}"' in by_text and f'\\"{_KEY}\\"' not in by_text
+        if takes_object == takes_text:
+            return "any"
+        return "object" if takes_object else "text"
+
+
+def _with_arguments(messages: list[Message], change: Callable[[JsonValue], JsonValue]) -> list[Message]:
+    """Replace the arguments of every tool call."""
+
+    def changed(call: JsonValue) -> JsonValue:
+        if not isinstance(call, dict):
+            return call
+        function = call.get("function")
+        if isinstance(function, dict):
+            return {**call, "function": changed(function)}
+        return {**call, "arguments": change(call["arguments"])} if "arguments" in call else call
+
+    return [
+        {**turn, "tool_calls": [changed(call) for call in turn["tool_calls"]]} if turn.get("tool_calls") else turn
+        for turn in messages
+    ]
+
+
+def _as_object(arguments: JsonValue) -> JsonValue:
+    """Parse text; what was written as JSON text twice is parsed twice."""
+    parsed = arguments
+    for _ in range(2):
+        if not isinstance(parsed, str):
+            break
+        try:
+            parsed = json.loads(parsed) if parsed.strip() else {}
+        except (ValueError, RecursionError):
+            break
+    if isinstance(parsed, dict) or not isinstance(arguments, str):
+        return parsed
+    raise plain.RowRefused("tool_arguments_not_json", f"its arguments are {shorten(arguments, 80)!r}")
+
+
+def _as_text(arguments: JsonValue) -> JsonValue:
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
 
 REASONING_FIELDS: tuple[Literal["reasoning_content", "thinking", "reasoning"], ...] = (
     "reasoning_content",
@@ -123,25 +210,25 @@ def find_alterations(call: TemplateCall, messages: list[Message], tools: Tools |
             if turn not in earlier:
                 earlier[turn] = attempt(call, marked[: turn + 1], marked_tools)
             if mark in earlier[turn]:
-                notes[EARLIER_SHORTENED] = None
+                notes[plain.EARLIER_SHORTENED] = None
                 return False
         return True
 
     for turn, mark in marks.of_reasoning.items():
         if is_left_out(turn, mark):
-            notes[REASONING_LEFT_OUT] = None
+            notes[plain.REASONING_LEFT_OUT] = None
     for turn, mark in marks.of_content.items():
         content = messages[turn]["content"]
         if is_left_out(turn, mark):
-            notes[TURN_LEFT_OUT] = None
+            notes[plain.TURN_LEFT_OUT] = None
         # Two proofs: the content as it is in the real text, and it right before its mark in the marked one. A short
         # content may stand in the text for another reason.
         elif content not in text or (mark in shown and content + mark not in shown):
             is_last = messages[turn]["role"] != "assistant" or turn == len(messages) - 1
             before = "" if is_last else attempt(call, messages[: turn + 1], tools)
-            notes[EARLIER_SHORTENED if content in before else NOT_VERBATIM] = None
+            notes[plain.EARLIER_SHORTENED if content in before else plain.NOT_VERBATIM] = None
     if not all(mark in shown for mark in marks.of_tools):
-        notes[TOOLS_LEFT_OUT] = None
+        notes[plain.TOOLS_LEFT_OUT] = None
     return list(notes)
 
 
@@ -158,7 +245,7 @@ def find_hidden_tools(call: TemplateCall, messages: list[Message], tools: Tools)
     """
     marks = Marks()
     shown = attempt(call, messages, mark_tools(tools, marks))
-    return [TOOLS_LEFT_OUT] if shown and not all(mark in shown for mark in marks.of_tools) else []
+    return [plain.TOOLS_LEFT_OUT] if shown and not all(mark in shown for mark in marks.of_tools) else []
 
 
 def _says_something(value: JsonValue) -> bool:

@@ -1,7 +1,8 @@
-"""Try a chat template before any row: foreign code that does not compile, or does not come to an end, is named.
+"""Call a chat template as transformers does, after trying it: foreign code that does not compile or end is named.
 
 Jinja has no endless loop, but loops over long ranges inside each other, growing texts and powers come to the same. They
-are counted rather than timed, so that the same template is refused on every machine.
+are counted rather than timed, so that the same template is refused on every machine. A call leaves out what that of
+transformers does again for every row.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.json_types import JsonObject, JsonValue
-from lm_tuning.text.records import Message, Tools
+from lm_tuning.text.records import CharRange, Message, Tools
+from lm_tuning.text.render.plain import RowRefused
 
 MAX_LINES = 100_000
 """Lines of Python that one rendering of a short conversation may run; real templates run hundreds or thousands."""
@@ -25,11 +27,7 @@ MAX_CHARACTERS = 1_000_000
 
 _FIX = "Take a repaired version of the model, or put a working chat_template.jinja into its folder."
 
-_CALL: JsonObject = {
-    "type": "function",
-    "id": "c0",
-    "function": {"name": "add", "arguments": {"a": 1, "b": 2}},
-}
+_CALL: JsonObject = {"type": "function", "id": "c0", "function": {"name": "add", "arguments": {"a": 1, "b": 2}}}
 _TOOLS: Tools = [
     {
         "type": "function",
@@ -152,16 +150,14 @@ def _check_values(values: Iterable[object]) -> None:
     from jinja2.utils import Namespace
 
     for value in values:
-        # By its class: an undefined variable raises whenever it is asked for an attribute.
-        held = _attributes_of(value) if isinstance(value, Namespace) else (value,)
+        held: Iterable[object] = (value,)
+        # By its class: an undefined variable raises whenever it is asked for an attribute. A namespace knows no names
+        # but those that the template keeps in it.
+        if isinstance(value, Namespace):
+            held = object.__getattribute__(value, "_Namespace__attrs").values()
         for text in held:
             if isinstance(text, str | list | tuple) and len(text) > MAX_CHARACTERS:
                 raise _TooMuch(_describe_length(len(text)))
-
-
-def _attributes_of(namespace: Any) -> list[Any]:
-    """Return what a template keeps in one of its namespaces, whose own attribute access knows no other names."""
-    return list(object.__getattribute__(namespace, "_Namespace__attrs").values())
 
 
 def _bounded(compute: Any) -> Any:
@@ -224,3 +220,142 @@ def describe_origin(tokenizer: Any) -> str:
     files = ("chat_template.jinja", "chat_template.json", "tokenizer_config.json")
     file = next((each for each in files if (folder / each).is_file()), None)
     return f"The chat template in {folder / file}" if file else f"The chat template of the model in {folder}"
+
+
+REFUSED = "refused_by_template"
+
+# Every template is given these, so they are no arguments of it.
+_GIVEN = {"messages", "tools", "documents", "add_generation_prompt"}
+
+
+class TemplateCall:
+    """Render conversations with a tokenizer's chat template."""
+
+    def __init__(self, tokenizer: Any, arguments: JsonObject | None = None) -> None:
+        """Compile the template and try it.
+
+        Args:
+            tokenizer: a transformers tokenizer with a chat template.
+            arguments: further arguments of the template, by name.
+
+        Raises:
+            UserError: the template is no Jinja or does not come to an end, or it reads no such argument.
+        """
+        from transformers.utils import chat_template_utils
+
+        check_template(tokenizer, {**tokenizer.special_tokens_map, **(arguments or {})})
+        self.source: str = read_template(tokenizer)
+        # Each variable costs time at every row, and few templates read any.
+        names = tokenizer.special_tokens_map.items()
+        self._variables: JsonObject = {name: token for name, token in names if name in self.source}
+        self._render_any: Any = chat_template_utils.render_jinja_template
+        compiler: Any = getattr(chat_template_utils, "_compile_jinja_template", None)
+        self._compiled = compiler(self.source) if compiler else None
+        if arguments:
+            read = self._read_names() - {*tokenizer.special_tokens_map}
+            _refuse_unread(arguments, read)
+            self._variables |= arguments
+
+    def _read_names(self) -> set[str]:
+        """Return the names that the template reads and that neither a row nor Jinja gives it."""
+        from jinja2 import Environment, meta
+
+        # The library's own environment knows the tag that marks what is generated.
+        environment: Any = self._compiled.environment if self._compiled else Environment(autoescape=True)
+        names = meta.find_undeclared_variables(environment.parse(self.source))
+        return names - {*environment.globals} - _GIVEN
+
+    def __call__(
+        self,
+        messages: list[Message],
+        tools: Tools | None = None,
+        *,
+        is_plain: bool = False,
+        add_generation_prompt: bool = False,
+    ) -> str:
+        """Render one conversation.
+
+        Args:
+            messages: the conversation.
+            tools: what it may call.
+            is_plain: whether its turns hold role and text and nothing else: transformers changes nothing in those, so
+                its template is called directly.
+            add_generation_prompt: whether to end with what invites an answer.
+
+        Returns:
+            The text.
+
+        Raises:
+            RowRefused: the template refuses the conversation.
+        """
+        try:
+            if is_plain and self._compiled is not None:
+                return str(
+                    self._compiled.render(
+                        messages=messages,
+                        tools=tools,
+                        documents=None,
+                        add_generation_prompt=add_generation_prompt,
+                        **self._variables,
+                    )
+                )
+            rendered: Any = self._render_any(
+                conversations=[messages],
+                tools=tools,
+                chat_template=self.source,
+                add_generation_prompt=add_generation_prompt,
+                **self._variables,
+            )
+        except Exception as error:  # a template is foreign code: it raises what it likes
+            raise RowRefused(REFUSED, f"{error}{_hint(messages)}") from error
+        return str(rendered[0][0])
+
+    def marked_ranges(self, messages: list[Message], tools: Tools | None = None) -> list[CharRange]:
+        """Return the character ranges inside the template's generation markers.
+
+        Args:
+            messages: the conversation.
+            tools: what it may call.
+        """
+        rendered: Any = self._render_any(
+            conversations=[messages],
+            tools=tools,
+            chat_template=self.source,
+            return_assistant_tokens_mask=True,
+            **self._variables,
+        )
+        return [(int(start), int(end)) for start, end in rendered[1][0]]
+
+
+def attempt(call: Callable[..., str], messages: list[Message], tools: Tools | None, **how: bool) -> str:
+    """Render one conversation; return nothing where the template refuses it.
+
+    Args:
+        call: renders with the template.
+        messages: the conversation.
+        tools: what it may call.
+        **how: see ``TemplateCall``.
+    """
+    try:
+        return call(messages, tools, **how)
+    except RowRefused:
+        return ""
+
+
+def _refuse_unread(arguments: JsonObject, read: set[str]) -> None:
+    unread = [name for name in arguments if name not in read]
+    if unread:
+        known = f"It reads {', '.join(sorted(read))}." if read else "It reads none at all."
+        raise UserError(
+            [
+                f"tokenize.template_arguments.{name} = {arguments[name]!r}: the chat template of the model reads no "
+                f"argument of this name, so it would have no effect. {known} Take it out, or give one of those."
+                for name in unread
+            ]
+        )
+
+
+def _hint(messages: list[Message]) -> str:
+    """Name the turn that most templates without tools stumble over."""
+    turn = next((turn for turn, message in enumerate(messages, 1) if "content" not in message), None)
+    return f" (turn {turn} calls a tool and has no content, which the template does not know)" if turn else ""

@@ -1,30 +1,28 @@
-"""Check the tokens that say where a text begins and ends, and the ids of all rows against what the model embeds."""
+"""Look at the tokens of the rows: how texts begin and end, ids that the model does not embed, and rows decoded."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.format.columns import CAUSAL_LM, SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.records import SPLITS
-from lm_tuning.preflight.records import (
-    BosCount,
-    Ending,
-    Judgement,
-    PadCount,
-    SpecialTokenCounts,
-    Verdict,
-    VocabularyFigures,
-)
+from lm_tuning.data.split.records import SplitsSummary
+from lm_tuning.preflight import records
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.reporting.document import Part
 from lm_tuning.text.align.masks import added_around
 from lm_tuning.text.decoding import decode
-from lm_tuning.text.store.table import Int32Array, Int64Array, open_split
+from lm_tuning.text.records import NO_LABEL, TokenRow
+from lm_tuning.text.store.columns import count_token, hold_token
+from lm_tuning.text.store.table import Int32Array, Int64Array, TokenTable, open_split
 from lm_tuning.training.health.table_reading import find_outside_ids, find_rows_with
 from lm_tuning.wording import count_of
 
@@ -34,7 +32,7 @@ _NO_TOKEN = -1  # no id equals it
 
 def inspect_special_tokens(
     tokens: Path, tokenizer: Any, *, task: str = CAUSAL_LM, on_progress: OnProgress = ignore_progress
-) -> SpecialTokenCounts:
+) -> records.SpecialTokenCounts:
     """Count how the training rows begin and end.
 
     Args:
@@ -60,7 +58,7 @@ def inspect_special_tokens(
     }
     counts: Counter[str] = Counter()
     of_sides: dict[str, Counter[str]] = {"source": Counter(), "target": Counter()}
-    endings = np.zeros(0, dtype=np.int64)  # rows by the id of their last supervised token, (ids,)
+    endings: Counter[int] = Counter()  # rows by the id of their last supervised token
     on_progress("Looking at tokens", 0, len(table), "rows")
     # Whole batches of Arrow buffers, as their ids lie there: a loop over rows would take minutes for millions.
     for batch in table.batches():
@@ -69,24 +67,20 @@ def inspect_special_tokens(
         if task == SEQ2SEQ_LM:
             for side, (side_ids, side_starts) in _sides(batch).items():
                 of_sides[side].update(_count_rows(side_ids, side_starts, **wanted))
-        endings = _add(endings, np.bincount(ids[last_supervised]))
+        last_ids, numbers = np.unique(ids[last_supervised], return_counts=True)
+        endings.update(dict(zip(last_ids.tolist(), numbers.tolist(), strict=True)))
         on_progress("Looking at tokens", counts["rows"], len(table), "rows")
     assert counts["rows"] == len(table), "a batch of the table was not looked at"
-    found: list[Ending] = [
-        {
-            "id": int(token),
-            "token": decode(tokenizer, [int(token)]),
-            "num_rows": int(endings[token]),
-            "is_control": int(token) in special,
-        }
-        # Stable, so that of equally frequent tokens the lower id comes first on every machine.
-        for token in np.argsort(-endings, kind="stable")[:_NUM_ENDINGS]
-        if endings[token]
+    found: list[records.Ending] = [
+        {"id": token, "token": decode(tokenizer, [token]), "num_rows": num_rows, "is_control": token in special}
+        # Of equally frequent tokens the lower id comes first, on every machine.
+        for token, num_rows in sorted(endings.items(), key=lambda item: (-item[1], item[0]))[:_NUM_ENDINGS]
     ]
     # Any control token counts as an end: templates end turns with another one than EOS.
-    num_ended = sum(int(endings[token]) for token in special if token < len(endings))
-    is_added = {name: bos is not None and bos in around for name, around in _prefixes(tokenizer).items()}
-    facts: SpecialTokenCounts = {
+    num_ended = sum(endings[token] for token in special)
+    # What the tokenizer puts before a text, and before one that is to be written.
+    is_added = {side: bos in added_around(tokenizer, is_target=side == "target")[0] for side in of_sides}
+    facts: records.SpecialTokenCounts = {
         "num_rows": len(table),
         "pad": {"token": tokenizer.pad_token, "id": pad, "num_rows_with": counts["pad"], "is_eos": pad == eos},
         "eos": {"token": tokenizer.eos_token, "id": eos, "num_rows_with": counts["eos"]},
@@ -102,12 +96,7 @@ def inspect_special_tokens(
     return facts
 
 
-def _prefixes(tokenizer: Any) -> dict[str, list[int]]:
-    """Return what the tokenizer puts before a text, and before one that is to be written."""
-    return {side: added_around(tokenizer, is_target=side == "target")[0] for side in ("source", "target")}
-
-
-def _describe_bos(tokenizer: Any, counts: Mapping[str, int], *, is_added: bool) -> BosCount:
+def _describe_bos(tokenizer: Any, counts: Mapping[str, int], *, is_added: bool) -> records.BosCount:
     return {
         "token": tokenizer.bos_token,
         "id": tokenizer.bos_token_id,
@@ -145,7 +134,7 @@ def _parts(batch: pa.RecordBatch) -> tuple[Int32Array, Int32Array, Int32Array]:
 
 def _count_rows(ids: Int32Array, starts: Int32Array | Int64Array, *, bos: int, eos: int, pad: int) -> dict[str, int]:
     """Count the rows of a batch that hold a token, and those that begin with it once or twice."""
-    of_bos, firsts = _count_in_rows(ids, starts, bos), starts[:-1]
+    of_bos, firsts = count_token(ids, starts, bos), starts[:-1]
     begins = ids[firsts] == bos
     # A row of one token has no second one; the next row's first must not be taken for it.
     seconds = np.minimum(firsts + 1, starts[1:] - 1)
@@ -157,29 +146,13 @@ def _count_rows(ids: Int32Array, starts: Int32Array | Int64Array, *, bos: int, e
         "bos_twice": int((begins & goes_on).sum()),
         # More of them than stand at the beginning, which is 0 or 1.
         "bos_later": int((of_bos > begins).sum()),
-        "pad": int((_count_in_rows(ids, starts, pad) > 0).sum()),
-        "eos": int((_count_in_rows(ids, starts, eos) > 0).sum()),
+        "pad": int(hold_token(ids, starts, pad).sum()),
+        "eos": int(hold_token(ids, starts, eos).sum()),
         "eos_last": int((ids[starts[1:] - 1] == eos).sum()),
     }
 
 
-def _count_in_rows(ids: Int32Array, starts: Int32Array | Int64Array, token: int) -> Int64Array:
-    """Count a token in each row, ``(rows,)``."""
-    indices = np.flatnonzero(ids == token)
-    # No row is empty, so the start that lies last at or before a position is that of its row.
-    rows = np.searchsorted(starts, indices, side="right") - 1
-    return np.bincount(rows, minlength=len(starts) - 1)
-
-
-def _add(sums: Int64Array, counts: Int64Array) -> Int64Array:
-    """Add two arrays of counts, the shorter one as if it ended in zeros."""
-    longer, shorter = (sums, counts) if len(sums) >= len(counts) else (counts, sums)
-    result = longer.copy()
-    result[: len(shorter)] += shorter
-    return result
-
-
-def judge_special_tokens(facts: SpecialTokenCounts) -> list[Judgement]:
+def judge_special_tokens(facts: records.SpecialTokenCounts) -> list[records.Judgement]:
     """Describe for each question about these tokens what was found and whether it is well.
 
     Args:
@@ -203,7 +176,7 @@ def judge_special_tokens(facts: SpecialTokenCounts) -> list[Judgement]:
     ]
 
 
-def _judge_pad(pad: PadCount, *, has_classes: bool) -> Judgement:
+def _judge_pad(pad: records.PadCount, *, has_classes: bool) -> records.Judgement:
     question = "Is padding told apart from the end?"
     if pad["is_eos"]:
         if has_classes:
@@ -221,7 +194,7 @@ def _judge_pad(pad: PadCount, *, has_classes: bool) -> Judgement:
     return _verdict(question, answer, "good")
 
 
-def _judge_end(facts: SpecialTokenCounts) -> Judgement:
+def _judge_end(facts: records.SpecialTokenCounts) -> records.Judgement:
     question = "Does the model learn to stop?"
     if not facts["endings"]:
         return _verdict(question, "No row has a supervised token.", "bad")
@@ -239,7 +212,7 @@ def _judge_end(facts: SpecialTokenCounts) -> Judgement:
     return _verdict(question, answer, "bad")
 
 
-def _judge_sources_end(facts: SpecialTokenCounts) -> Judgement:
+def _judge_sources_end(facts: records.SpecialTokenCounts) -> records.Judgement:
     ended, num_rows = facts["num_sources_ended"], facts["num_rows"]
     answer = (
         f"{ended:,} of {count_of(num_rows, 'source')} {'ends' if ended == 1 else 'end'} in {facts['eos']['token']}."
@@ -247,7 +220,7 @@ def _judge_sources_end(facts: SpecialTokenCounts) -> Judgement:
     return _verdict("Does each source end?", answer, "good" if ended == num_rows else "bad")
 
 
-def _judge_begin(bos: BosCount, num_rows: int, *, noun: str = "row") -> Judgement:
+def _judge_begin(bos: records.BosCount, num_rows: int, *, noun: str = "row") -> records.Judgement:
     question = f"Does each {noun} begin once?"
     if bos["token"] is None:
         return _verdict(question, "The tokenizer has no token for the beginning of a text, and none is used.", "good")
@@ -272,14 +245,14 @@ def _judge_begin(bos: BosCount, num_rows: int, *, noun: str = "row") -> Judgemen
     return _verdict(question, answer, "good")
 
 
-def _verdict(question: str, answer: str, verdict: Verdict) -> Judgement:
+def _verdict(question: str, answer: str, verdict: records.Verdict) -> records.Judgement:
     return {"question": question, "answer": answer, "verdict": verdict}
 
 
 _SHOWN = 5
 
 
-def measure_vocabulary(tokens: Path, tokenizer: Any, *, num_embeddings: int | None) -> VocabularyFigures:
+def measure_vocabulary(tokens: Path, tokenizer: Any, *, num_embeddings: int | None) -> records.VocabularyFigures:
     """Count rows with token ids that the model does not embed.
 
     Args:
@@ -308,3 +281,70 @@ def measure_vocabulary(tokens: Path, tokenizer: Any, *, num_embeddings: int | No
         "rows_beyond": {split: rows[:_SHOWN] for split, rows in beyond.items()},
         "ids_beyond": {str(token_id): tokenizer.convert_ids_to_tokens(token_id) for token_id in sorted(ids)[:_SHOWN]},
     }
+
+
+def decode_examples(
+    table: TokenTable,
+    tokenizer: Any,
+    split_summary: SplitsSummary,
+    *,
+    num_examples: int,
+    label_map: Mapping[str, int] | None = None,
+) -> list[records.DecodedRow]:
+    """Decode the first rows.
+
+    Args:
+        table: tokenized training rows.
+        tokenizer: the tokenizer that made them.
+        split_summary: of the splits, for where rows stand in their files.
+        num_examples: how many at most.
+        label_map: id by name of the classes, for rows that have one.
+
+    Returns:
+        One record for each row; ``parts`` come from ``decode_parts``.
+    """
+    names = {index: name for name, index in (label_map or {}).items()}
+    positions = RowPositions(split_summary["files"])
+    special = {int(index) for index, token in tokenizer.added_tokens_decoder.items() if token.special}
+    examples: list[records.DecodedRow] = []
+    for row in (table[index] for index in range(min(num_examples, len(table)))):
+        file, number = positions.find(row.row_id)
+        examples.append(
+            {
+                "row_id": row.row_id,
+                "file": file,
+                "row": number,
+                "num_tokens": len(row.input_ids),
+                "num_supervised": row.num_supervised,
+                "parts": decode_parts(row, tokenizer, special),
+                "label": names[row.label] if row.label != NO_LABEL else None,
+                "label_id": row.label if row.label != NO_LABEL else None,
+            }
+        )
+    return examples
+
+
+def decode_parts(row: TokenRow, tokenizer: Any, special: set[int]) -> list[Part]:
+    """Decode a row in segments that are supervised or not, and control tokens or not.
+
+    Args:
+        row: a row of a token table.
+        tokenizer: the tokenizer that made it.
+        special: ids of control tokens.
+
+    Returns:
+        The segments in order. A control token is a segment of its own.
+    """
+    supervised = np.zeros(len(row.input_ids), dtype=bool)  # (tokens,)
+    for start, end in row.spans:
+        supervised[start:end] = True
+    tokens = [(int(token), bool(flag)) for token, flag in zip(row.input_ids, supervised, strict=True)]
+    parts: list[Part] = []
+    # Tokens are decoded in runs, not one by one: a character may be spread over several of them. The key of a control
+    # token is its position, so that two in a row do not join.
+    for (index, flag), group in groupby(
+        enumerate(tokens), key=lambda item: (item[0] if item[1][0] in special else -1, item[1][1])
+    ):
+        text = decode(tokenizer, [token for _, (token, _) in group])
+        parts.append({"text": text, "is_learned": flag, "is_control": index >= 0})
+    return parts
