@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.check.account import HOW_TO_FIX, find_excesses
+from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.format.columns import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.records import SPLITS, FileRows, ReadRows
 from lm_tuning.data.store import ExampleTable
