@@ -20,9 +20,9 @@ from kedro.framework.cli.utils import env_option
 from kedro.utils import find_kedro_project
 
 from lm_tuning.errors import Interrupted, UserError
-from lm_tuning.hooks.stopping import signals_of_a_command
 from lm_tuning.json_types import JsonObject
 from lm_tuning.runtime.log_records import protect, protect_tracebacks
+from lm_tuning.runtime.stopping import signals_of_a_command
 from lm_tuning.secrets import mask_values
 from lm_tuning.tracking.sender import holds_up_the_end
 
@@ -63,7 +63,7 @@ def find_user_error(error: BaseException | None) -> UserError | None:
         if isinstance(cause, UserError):
             return cause
         if isinstance(cause, yaml.YAMLError | UnicodeDecodeError):
-            from lm_tuning.parameters.unread import describe_unreadable
+            from lm_tuning.parameters.sources import describe_unreadable
 
             root = Path(find_kedro_project(Path.cwd()) or Path.cwd())
             unreadable = describe_unreadable(cause, [root / "conf"], root)
@@ -267,7 +267,7 @@ def send_tracking(metadata: ProjectMetadata, env: str | None) -> None:
 
     Exit code 2 says that something is still kept, and why.
     """
-    from lm_tuning.hooks.send_tracking import send_what_is_kept
+    from lm_tuning.hooks.mlflow_run import send_what_is_kept
 
     problems = send_what_is_kept(metadata.project_path, env, say=click.echo)
     if problems:

@@ -14,11 +14,10 @@ from kedro.utils import find_kedro_project
 
 from lm_tuning.hooks.environment import EnvironmentHook
 from lm_tuning.hooks.locking import EarlierReportsHook, OutputLockHook
-from lm_tuning.hooks.logging_file import use_logging_file
-from lm_tuning.hooks.secrets import SecretsHook
+from lm_tuning.hooks.parameters import ParametersHook, SecretsHook
+from lm_tuning.hooks.startup import stop_version_search, use_logging_file
 from lm_tuning.hooks.tracking import TrackingHook
-from lm_tuning.hooks.validation import ParametersHook, StoredInputsHook, TrainingStartHook
-from lm_tuning.hooks.viz_version import stop_version_search
+from lm_tuning.hooks.validation import StoredInputsHook, TrainingStartHook
 from lm_tuning.runtime.log_records import install_log_records
 from lm_tuning.runtime.threads import collect_rarely
 

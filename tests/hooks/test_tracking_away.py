@@ -21,7 +21,7 @@ import requests
 from lm_tuning.errors import UserError
 from lm_tuning.hooks import mlflow_run
 from lm_tuning.hooks.locking import LOCK_FOLDER
-from lm_tuning.hooks.send_tracking import send_what_is_kept
+from lm_tuning.hooks.mlflow_run import send_what_is_kept
 from lm_tuning.storage.locks import one_at_a_time
 from lm_tuning.tracking import address, patience, sender
 from lm_tuning.tracking.journal import JOURNAL_FOLDER, list_journals

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 
-from lm_tuning.hooks.session_parameters import settle_parameters
+from lm_tuning.hooks.parameters import settle_parameters
 from lm_tuning.progress import keep_log_lines_whole
 from lm_tuning.runtime.backend import apply_backend, summarize_facts
 from lm_tuning.runtime.device import probe_device
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from kedro.io import CatalogProtocol
     from kedro.pipeline.node import Node
 
-    from lm_tuning.parameters.model import EnvironmentParameters
+    from lm_tuning.parameters.groups import EnvironmentParameters
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class EnvironmentHook:
     def _apply_backend(self, catalog: CatalogProtocol) -> None:
         if self._settings is None:
             # A process that Kedro's parallel runner has started: it is given the catalog and no context.
-            from lm_tuning.parameters.model import EnvironmentParameters
+            from lm_tuning.parameters.groups import EnvironmentParameters
 
             loaded: Any = catalog.load("params:environment")
             self._settings = EnvironmentParameters.model_validate(loaded)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 
-from lm_tuning.hooks.session_parameters import settle_parameters
+from lm_tuning.hooks.parameters import settle_parameters
 from lm_tuning.storage.locks import OutputLock
 
 if TYPE_CHECKING:

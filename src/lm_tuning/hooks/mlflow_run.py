@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,15 @@ from lm_tuning.secrets import mask, mask_values
 from lm_tuning.tracking.active_run import enter_run, leave_run, set_current
 from lm_tuning.tracking.address import bounded_requests
 from lm_tuning.tracking.delivery import Delivery, now_ms
-from lm_tuning.tracking.journal import JOURNAL_FOLDER, Journal, describe_count, find_journal, is_stand_in, read_run_id
+from lm_tuning.tracking.journal import (
+    JOURNAL_FOLDER,
+    Journal,
+    describe_count,
+    find_journal,
+    is_stand_in,
+    list_journals,
+    read_run_id,
+)
 from lm_tuning.tracking.records import RunHeader, RunStatus
 from lm_tuning.tracking.run_description import flatten_settings
 from lm_tuning.tracking.sender import Sender
@@ -289,3 +298,32 @@ def _context_tags(name: str) -> dict[str, str]:
     from mlflow.tracking.context.registry import resolve_tags
 
     return {str(key): mask(str(value)) for key, value in resolve_tags({"mlflow.runName": name}).items()}
+
+
+def send_what_is_kept(root: Path, env: str | None, *, say: Callable[[str], None]) -> list[str]:
+    """Send every journal of a project to MLflow.
+
+    Args:
+        root: project folder.
+        env: configuration environment; None takes ``KEDRO_ENV`` or the default.
+        say: receives what was sent, a line each.
+
+    Returns:
+        What stays, and why.
+
+    Raises:
+        UserError: ``mlflow.yml`` is wrong, or the address of the store is none.
+    """
+    from kedro.framework.session import KedroSession
+
+    from lm_tuning.tracking.later import send_journals
+
+    # Before a session, which imports MLflow: most of the time there is nothing to send.
+    if not list_journals(root / JOURNAL_FOLDER):
+        say("Nothing is kept: every run has told MLflow everything.")
+        return []
+    with KedroSession.create(project_path=root, env=env or os.environ.get("KEDRO_ENV")) as session:
+        context: Any = session.load_context()  # type: ignore[attr-defined]  # only its subclass declares it
+        config = context.mlflow  # by our tracking hook, which sets MLflow up, with credentials
+    uri = str(config.server.mlflow_tracking_uri)
+    return send_journals(root / JOURNAL_FOLDER, uri, locks=root / LOCK_FOLDER, say=say)

@@ -18,11 +18,10 @@ from lm_tuning.datasets.entry import read_marks
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.hooks.mlflow_config import set_up_mlflow
 from lm_tuning.hooks.mlflow_run import MlflowRun
-from lm_tuning.hooks.session_parameters import settle_parameters
-from lm_tuning.hooks.stopping import StopSignals, was_interrupted
+from lm_tuning.hooks.parameters import settle_parameters
 from lm_tuning.models.tuned import read_tuning
 from lm_tuning.runtime.facts import environment_facts, run_facts
-from lm_tuning.runtime.stopping import last_words, stop_if_requested
+from lm_tuning.runtime.stopping import StopSignals, last_words, stop_if_requested, was_interrupted
 from lm_tuning.secrets import mask
 from lm_tuning.tracking.records import RunHeader, RunParams, RunStatus
 from lm_tuning.tracking.run_description import data_digests, name_pipelines, numbers_of, rerun_command

@@ -1,4 +1,4 @@
-"""Checks of parameters against each other: settings that are fine alone and wrong together."""
+"""Checks of parameters against each other, and the root of all parameters, which makes them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from lm_tuning.parameters.base import TASK_FORMATS
+from pydantic import model_validator
+from pydantic_core import PydanticCustomError
+
+from lm_tuning.parameters.base import TASK_FORMATS, write_value
 from lm_tuning.parameters.data import SourceParameters
 from lm_tuning.parameters.groups import ParameterGroups
 from lm_tuning.parameters.trainer_arguments import (
@@ -16,7 +19,6 @@ from lm_tuning.parameters.trainer_arguments import (
     find_optimizer_problems,
     find_schedule_problems,
 )
-from lm_tuning.parameters.written import write_value
 from lm_tuning.wording import count_of
 
 
@@ -366,3 +368,16 @@ def _check_sources(parameters: ParameterGroups) -> Iterator[Conflict]:
                 f"{key} has a source with a weight, but held-out rows are each measured once: weights belong to "
                 "data.path.",
             )
+
+
+class Parameters(ParameterGroups):
+    """All parameters of a run, checked one by one and against each other."""
+
+    @model_validator(mode="after")
+    def _refuse_conflicts(self) -> Parameters:
+        """Check the groups against each other, reporting every conflict at once."""
+        conflicts = find_conflicts(self)
+        if conflicts:
+            text = "\n".join(conflict.problem for conflict in conflicts)
+            raise PydanticCustomError("conflicting_parameters", "{text}", {"text": text, "conflicts": conflicts})
+        return self

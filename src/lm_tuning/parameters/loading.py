@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from lm_tuning.errors import UserError
 from lm_tuning.json_types import JsonObject, JsonValue
-from lm_tuning.parameters.root import Parameters
+from lm_tuning.parameters.conflicts import Parameters
 from lm_tuning.parameters.schema import accepts, find_entry
-from lm_tuning.parameters.sources import Sources, describe_numeral, find_numerals, is_other_base, show_path
-from lm_tuning.parameters.unread import describe_unreadable, find_unread_files, find_unread_globals
+from lm_tuning.parameters.sources import (
+    Sources,
+    describe_numeral,
+    describe_unreadable,
+    find_numerals,
+    find_unread_files,
+    find_unread_globals,
+    is_other_base,
+    show_path,
+)
 from lm_tuning.parameters.validation import validate_parameters
 from lm_tuning.secrets import is_secret_name, remember
 

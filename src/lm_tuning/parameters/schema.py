@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any, TypedDict
 
 from lm_tuning.json_types import JsonValue
-from lm_tuning.parameters.root import Parameters
-from lm_tuning.parameters.written import join_words
+from lm_tuning.parameters.base import join_words
+from lm_tuning.parameters.conflicts import Parameters
 
 # What pydantic writes of a value, references resolved; keys that are no identifiers ask for this way to declare it.
 Schema = TypedDict(

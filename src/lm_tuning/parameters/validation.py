@@ -12,12 +12,11 @@ from pydantic import ValidationError
 
 from lm_tuning.errors import UserError
 from lm_tuning.json_types import JsonObject
-from lm_tuning.parameters.conflicts import Conflict
-from lm_tuning.parameters.root import Parameters
+from lm_tuning.parameters.base import KeyPath, write_path, write_value
+from lm_tuning.parameters.conflicts import Conflict, Parameters
 from lm_tuning.parameters.schema import accepts, describe_allowed, find_entry, walk_keys
 from lm_tuning.parameters.sources import Source, Sources
-from lm_tuning.parameters.trainer import OWNED_BY_US
-from lm_tuning.parameters.written import KeyPath, write_path, write_value
+from lm_tuning.parameters.trainer_arguments import OWNED_BY_US
 
 # Habits of other trainers that no spelling distance would find.
 _HABITS = {

@@ -22,7 +22,7 @@ from lm_tuning.data.records import SPLITS
 from lm_tuning.data.split.folder import read_summary
 from lm_tuning.data.store import ExampleTable, open_examples
 from lm_tuning.errors import UserError
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.data import TokenizeParameters
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.reporting.document import ReportSection
 from lm_tuning.runtime.threads import tokenizer_parallelism

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.errors import UserError
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.data import TokenizeParameters
 from lm_tuning.text.align.bytes import AlignedRows, build_byte_table
 from lm_tuning.text.align.masks import Encoded, Encoding, TokenizedRow, added_around, find_unlike, tokenize_row
 from lm_tuning.text.records import CharRange, Conversation, Message, Span, Tools

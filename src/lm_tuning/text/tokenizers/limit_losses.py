@@ -11,7 +11,7 @@ from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.format.conventions import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.store import ExampleTable
 from lm_tuning.errors import UserError
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.data import TokenizeParameters
 from lm_tuning.text.records import LimitLosses, TokenSummary
 from lm_tuning.text.store.table import Int32Array, TokenTable
 from lm_tuning.text.tokenizers.counts import LongRows, SplitCounts

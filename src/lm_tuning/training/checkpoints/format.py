@@ -19,8 +19,8 @@ from typing import ClassVar, cast
 
 from lm_tuning.errors import UserError
 from lm_tuning.json_types import JsonObject
+from lm_tuning.parameters.base import write_value
 from lm_tuning.parameters.train import QloraParameters
-from lm_tuning.parameters.written import write_value
 from lm_tuning.storage.atomic import sync_file, sync_folder
 from lm_tuning.storage.write_failures import close_files_of, explain_full_disk, folder_bytes
 from lm_tuning.training.checkpoints.records import IdentityRecord, MarkerRecord, Progress
