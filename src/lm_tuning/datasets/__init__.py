@@ -17,7 +17,7 @@ _MODULES = {
     "FigureDataset": "files",
     "JSONDataset": "files",
     "TextDataset": "files",
-    "FinishedFileDataset": "handed",
+    "FinishedFileDataset": "folders",
     "FolderDataset": "folders",
     "FolderStoreDataset": "folders",
     "ModelFolderDataset": "folders",

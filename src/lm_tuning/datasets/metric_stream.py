@@ -15,9 +15,8 @@ from kedro.io import AbstractDataset, DatasetError
 
 from lm_tuning.datasets.entry import CatalogEntry
 from lm_tuning.json_types import JsonObject
-from lm_tuning.tracking.active_run import current_journal
 from lm_tuning.tracking.delivery import Delivery, now_ms
-from lm_tuning.tracking.journal import Journal
+from lm_tuning.tracking.journal import Journal, current_journal
 from lm_tuning.tracking.records import STEP, RunHeader
 from lm_tuning.tracking.sender import Sender
 from lm_tuning.tracking.trouble import strip_passwords

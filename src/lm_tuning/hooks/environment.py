@@ -11,9 +11,8 @@ from kedro.framework.hooks import hook_impl
 from lm_tuning.hooks.parameters import settle_parameters
 from lm_tuning.progress import keep_log_lines_whole
 from lm_tuning.runtime.backend import apply_backend, summarize_facts
-from lm_tuning.runtime.device import probe_device
+from lm_tuning.runtime.device import probe_device, read_processor
 from lm_tuning.runtime.facts import remember_decisions
-from lm_tuning.runtime.processor import read_processor
 from lm_tuning.runtime.threads import (
     apply_variables,
     find_openmp,

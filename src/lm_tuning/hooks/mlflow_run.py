@@ -1,4 +1,4 @@
-"""The MLflow run of one ``kedro run``: opened for a few seconds at most, written to through a journal, and closed."""
+"""The MLflow run of one ``kedro run``, which never waits long for the store, and what ``kedro send-tracking`` does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from lm_tuning.errors import UserError
 from lm_tuning.hooks.locking import LOCK_FOLDER
 from lm_tuning.json_types import JsonObject
 from lm_tuning.secrets import mask, mask_values
-from lm_tuning.tracking.active_run import enter_run, leave_run, set_current
 from lm_tuning.tracking.address import bounded_requests
 from lm_tuning.tracking.delivery import Delivery, now_ms
 from lm_tuning.tracking.journal import (
@@ -25,6 +24,7 @@ from lm_tuning.tracking.journal import (
     is_stand_in,
     list_journals,
     read_run_id,
+    set_current,
 )
 from lm_tuning.tracking.records import RunHeader, RunStatus
 from lm_tuning.tracking.run_description import flatten_settings
@@ -290,6 +290,39 @@ class MlflowRun:
         monitor = fluent.run_id_to_system_metrics_monitor.pop(self.run_id, None)
         if monitor is not None:
             threading.Thread(target=monitor.finish, name="system-metrics-end", daemon=True).start()
+
+
+def enter_run(run: Run) -> None:
+    """Make a run the active one of this thread, and its experiment that of the process.
+
+    Args:
+        run: as the store gave it.
+    """
+    # What mlflow.start_run() does, but for its requests, with which it would wait for a store that is away.
+    fluent = _fluent()
+    fluent._active_experiment_id = run.info.experiment_id
+    fluent._active_run_stack.get().append(fluent.ActiveRun(run))
+
+
+def leave_run(run_id: str) -> None:
+    """Leave a run, if it is the active one of this thread.
+
+    Args:
+        run_id: its id.
+    """
+    fluent = _fluent()
+    stack = fluent._active_run_stack.get()
+    # mlflow.end_run() would tell the store that the run has ended; the sender does that, in its turn.
+    while stack and stack[-1].info.run_id == run_id:
+        stack.pop()
+        fluent._last_active_run_id.set(run_id)
+
+
+def _fluent() -> Any:
+    """Return the module that keeps these things; none of it is MLflow's public interface."""
+    from mlflow.tracking import fluent
+
+    return fluent
 
 
 def _context_tags(name: str) -> dict[str, str]:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lm_tuning.runtime.processor import allowed_cpus, cgroup_files, cpu_quota
+from lm_tuning.runtime.device import allowed_cpus, cgroup_files, cpu_quota
 from lm_tuning.runtime.threads import read_num_threads
 
 #: Share of the processor time that is used where more work waits for it.

@@ -11,8 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from lm_tuning.runtime.backend import read_backend
-from lm_tuning.runtime.device import current_device
-from lm_tuning.runtime.processor import read_processor
+from lm_tuning.runtime.device import current_device, read_processor
 from lm_tuning.runtime.threads import Decision
 from lm_tuning.secrets import mask_variable
 

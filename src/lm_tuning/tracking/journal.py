@@ -325,3 +325,21 @@ def describe_fact(fact: Fact) -> str:
     if fact["kind"] == "file":
         return fact["what"]
     return {"settings": "its settings", "end": "its end"}.get(fact["kind"], fact["kind"])
+
+
+# A list to be filled and emptied, so that no function needs ``global``.
+_journals: list[Journal] = []
+
+
+def set_current(journal: Journal | None) -> None:
+    """Set the journal that takes what is logged from now on.
+
+    Args:
+        journal: of the run, or None when it has ended.
+    """
+    _journals[:] = [] if journal is None else [journal]
+
+
+def current_journal() -> Journal | None:
+    """Return the journal of the run of now, or None where nothing is tracked."""
+    return _journals[0] if _journals else None
