@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from lm_tuning.tracking.address import is_database
 from lm_tuning.tracking.delivery import MAX_BATCH_METRICS, Delivery, joins
 from lm_tuning.tracking.journal import Entry, Journal, describe_fact
-from lm_tuning.tracking.patience import wait_patiently, work_of
 from lm_tuning.tracking.trouble import (
     StoreAway,
     Trouble,
@@ -23,6 +22,8 @@ from lm_tuning.tracking.trouble import (
     describe_trouble,
     judge,
     strip_passwords,
+    wait_patiently,
+    work_of,
 )
 
 if TYPE_CHECKING:
