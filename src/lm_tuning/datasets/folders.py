@@ -40,7 +40,7 @@ class _StoreDataset(PathDataset[_Saved, _Loaded]):
         self._store = FolderStore(self._filepath, keep)
 
 
-class FolderStoreDataset(HandedDataset[FolderStore], _StoreDataset[NoReturn, FolderStore]):
+class FolderStoreDataset(_StoreDataset[NoReturn, FolderStore], HandedDataset[FolderStore]):
     """Hand a node the store itself, so that it can look for finished work before it does any.
 
     Example:
