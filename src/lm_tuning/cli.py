@@ -136,16 +136,10 @@ def _keep_traceback(error: BaseException) -> str:
     return os.path.relpath(path)
 
 
-class _HideWhatIsExplained(logging.Filter):
+def _is_unexplained(record: logging.LogRecord) -> bool:
     """Drop what Kedro's runner logs about a failing node, and how to resume, when the end is one that we explain."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Keep the record unless it is about a user error or an interruption."""
-        error = sys.exc_info()[1]
-        return find_user_error(error) is None and find_interruption(error) is None
-
-
-_HIDE_WHAT_IS_EXPLAINED = _HideWhatIsExplained()
+    error = sys.exc_info()[1]
+    return find_user_error(error) is None and find_interruption(error) is None
 
 
 def _read_params(context: click.Context, option: click.Parameter, value: Any) -> JsonObject:
@@ -160,13 +154,6 @@ def _read_params(context: click.Context, option: click.Parameter, value: Any) ->
         raise click.BadParameter(protect(str(error)), ctx=context, param=option) from error
 
 
-def _typed_params(option: click.Parameter) -> click.Parameter:
-    """Return the option with our reader."""
-    typed = copy.copy(option)
-    typed.callback = _read_params
-    return typed
-
-
 @explain_errors
 def _run(**options: Any) -> Any:
     """Run pipelines as Kedro does, with both spellings of the option and checked names."""
@@ -176,7 +163,7 @@ def _run(**options: Any) -> Any:
         options |= {"pipeline": None, "pipelines": [options["pipeline"]]}
     _check_pipeline_names(options["pipelines"])
     for name in ("kedro.pipeline.node", "kedro.runner.sequential_runner", "kedro.runner.thread_runner"):
-        logging.getLogger(name).addFilter(_HIDE_WHAT_IS_EXPLAINED)
+        logging.getLogger(name).addFilter(_is_unexplained)
     assert kedro_run.callback is not None
     with signals_of_a_command():
         return kedro_run.callback(**options)
@@ -193,10 +180,12 @@ def _check_pipeline_names(names: list[str]) -> None:
 
 
 # Kedro's own command with every option it has; only --params is read by us.
+_options = {str(option.name): copy.copy(option) for option in kedro_run.params}
+_options["params"].callback = _read_params
 run = click.Command(
     "run",
     callback=_run,
-    params=[_typed_params(option) if option.name == "params" else option for option in kedro_run.params],
+    params=list(_options.values()),
     help="""Run pipelines: all of them, or those named by --pipelines.
 
     A wrong parameter, row or file ends the run with exit code 2 and the problems alone.""",

@@ -61,20 +61,19 @@ class EnvironmentHook:
         # The library reads its variable at each call, so it can be on for these nodes. A fork in the middle of its
         # thread pool hangs the child.
         if TOKENIZERS_TAG in node.tags:
-            self._open[node.name] = ExitStack()
-            self._open[node.name].enter_context(tokenizer_parallelism(True))
+            self._open[node.name] = stack = ExitStack()
+            stack.enter_context(tokenizer_parallelism(True))
         if TORCH_TAG in node.tags:
             self._apply_backend(catalog)
 
     @hook_impl
     def after_node_run(self, node: Node) -> None:
         """Switch parallel tokenizing off again."""
-        self._close(node)
+        stack = self._open.pop(node.name, None)
+        if stack is not None:
+            stack.close()
 
-    @hook_impl
-    def on_node_error(self, node: Node) -> None:
-        """Switch parallel tokenizing off again."""
-        self._close(node)
+    on_node_error = after_node_run
 
     def _set_variables(self, settings: EnvironmentParameters, kind: str, described: str) -> None:
         # Children inherit the variables: loader workers, ranks, and the process that measures micro-batches.
@@ -124,11 +123,6 @@ class EnvironmentHook:
         )
         self._applied = settings
         _log(f"torch {torch.__version__} reports:", summarize_facts(facts))
-
-    def _close(self, node: Node) -> None:
-        stack = self._open.pop(node.name, None)
-        if stack is not None:
-            stack.close()
 
 
 def _log(title: str, lines: list[str]) -> None:

@@ -60,13 +60,7 @@ class OutputLockHook:
         finally:
             self._release()
 
-    @hook_impl(wrapper=True)
-    def on_pipeline_error(self) -> Generator[None, Any, Any]:
-        """Give the lock back after all other hooks."""
-        try:
-            return (yield)
-        finally:
-            self._release()
+    on_pipeline_error = after_pipeline_run
 
     def _release(self) -> None:
         lock, self._lock = self._lock, None

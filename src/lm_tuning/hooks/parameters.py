@@ -74,7 +74,4 @@ class SecretsHook:
         """Mask the message of an error, which the plugin of kedro viz writes to a file, for one."""
         mask_error(error)
 
-    @hook_impl(tryfirst=True)
-    def on_pipeline_error(self, error: Exception) -> None:
-        """Mask the message of an error that no node raised, such as one of a dataset."""
-        mask_error(error)
+    on_pipeline_error = on_node_error  # of an error that no node raised, such as one of a dataset

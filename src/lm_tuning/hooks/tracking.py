@@ -114,9 +114,10 @@ class TrackingHook:
         # Kedro calls no hook for what is not an Exception, such as SystemExit.
         atexit.register(self._finish, "KILLED", is_hurried=True)
         try:
-            self._open_run(run_params, pipeline, catalog)
-            self._try("settings", self._log_settings)
-            self._try("facts", lambda: self._log_start(run_params))
+            run = self._open_run(run_params, pipeline, catalog)
+            # Every parameter with its value of now, also those that no file names.
+            self._try("settings", lambda: run.log_settings(self._parameters.model_dump(mode="json")))
+            self._try("facts", lambda: run.log_tags(self._describe_start(run_params)))
         except BaseException as error:
             is_hurried = was_interrupted(error)
             self._finish("KILLED" if is_hurried else "FAILED", is_hurried=is_hurried)
@@ -195,7 +196,7 @@ class TrackingHook:
         disabled = self._config.tracking.disable_tracking.pipelines
         return not all(name in disabled for name in run_params.get("pipeline_names") or ["__default__"])
 
-    def _open_run(self, run_params: RunParams, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+    def _open_run(self, run_params: RunParams, pipeline: Pipeline, catalog: CatalogProtocol) -> MlflowRun:
         """Start a run, or go on with that of the checkpoint to resume, or log into one that the user has opened."""
         import mlflow
 
@@ -227,15 +228,10 @@ class TrackingHook:
             self._run = None
             run.discard(str(error))
             raise
+        return run
 
-    def _log_settings(self) -> None:
-        """Log every parameter with its value of now, also those that no file names."""
-        assert self._run is not None, "the run is open"
-        self._run.log_settings(self._parameters.model_dump(mode="json"))
-
-    def _log_start(self, run_params: RunParams) -> None:
-        """Log how the run was started, from which code, and on what machine."""
-        assert self._run is not None, "the run is open"
+    def _describe_start(self, run_params: RunParams) -> dict[str, str]:
+        """Return how the run was started, from which code, and on what machine."""
         facts = {**run_facts(self._root), **environment_facts()}
         start = {
             "command": rerun_command(sys.argv, run_params),
@@ -243,7 +239,7 @@ class TrackingHook:
             "env": str(run_params.get("env") or "base"),
             "mlflow.source.git.commit": facts["git.commit"],  # where MLflow's UI looks for it
         }
-        self._run.log_tags({**start, **facts})
+        return {**start, **facts}
 
     def _log_digests(self, name: str, value: Any) -> None:
         """Tag the run with the data that passes by, each once."""

@@ -189,8 +189,7 @@ def _hear_nothing_in_child() -> None:
         signal.set_wakeup_fd(-1)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_hear_nothing_in_child)
+os.register_at_fork(after_in_child=_hear_nothing_in_child)
 
 
 def _say_last_words() -> None:
@@ -238,7 +237,7 @@ class StopSignals:
     def install(self) -> None:
         """Install both signals; outside the main thread, where that is impossible, do nothing."""
         if threading.current_thread() is threading.main_thread() and not self._previous:
-            if not is_watched():  # a command line has heard nothing before this run, and forgets nothing
+            if not _Phase.is_watched:  # a command line has heard nothing before this run, and forgets nothing
                 forget_request()
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._previous[number] = signal.signal(number, _raise_interrupted)
@@ -249,7 +248,7 @@ class StopSignals:
             while self._previous:
                 number, handler = self._previous.popitem()
                 signal.signal(number, handler if handler is not None else signal.SIG_DFL)
-            if not is_watched():
+            if not _Phase.is_watched:
                 forget_request()
 
 

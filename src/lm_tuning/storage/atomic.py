@@ -129,10 +129,7 @@ def restore_folder(target: Path) -> bool:
     """
     target = Path(target)
     # The newest is the one that was current; others were left by processes that were killed while removing them.
-    asides = sorted(
-        target.parent.glob(f".replaced-{target.name}-????????"),
-        key=lambda path: path.stat().st_mtime,
-    )
+    asides = sorted(target.parent.glob(f".replaced-{target.name}-????????"), key=lambda path: path.stat().st_mtime)
     if not asides:
         return False
     restored = not target.exists()

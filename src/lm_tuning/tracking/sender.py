@@ -220,13 +220,13 @@ class Sender:
                 if self._wake.wait(min(left, FLUSH_SECONDS)) and self.trouble is None:
                     break
                 self._wake.clear()
-                self._write_journal()
+                self.journal.keep()
             self._wake.clear()
             # Asked before the last round, not after: what is added until the end is sent in that round.
             ending = self._ending
             if self._is_unwanted:
                 return
-            self._write_journal()
+            self.journal.keep()
             try:
                 self._send_all()
             except StoreAway as away:
@@ -241,12 +241,6 @@ class Sender:
                         self._delivery.tell_changes()
             self._num_attempts += 1
             self._attempted.set()
-
-    def _write_journal(self) -> None:
-        try:
-            self.journal.write()
-        except OSError as error:
-            logger.warning("What the run has to tell MLflow cannot be kept in %s: %s", self.journal.folder, error)
 
     def _send_all(self) -> None:
         """Send what is on disk.
