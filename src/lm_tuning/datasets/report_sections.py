@@ -39,12 +39,7 @@ class ReportSectionDataset(PathDataset[ReportSection[JsonObject], ReportSection[
     """
 
     def __init__(
-        self,
-        filepath: str,
-        section: str,
-        sections: list[str],
-        title: str,
-        metadata: JsonObject | None = None,
+        self, filepath: str, section: str, sections: list[str], title: str, metadata: JsonObject | None = None
     ) -> None:
         """Point at a section.
 

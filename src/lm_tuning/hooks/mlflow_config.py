@@ -190,8 +190,4 @@ def complete_mlflow_config(config: MlflowFile, experiment: str, root: Path) -> M
     if not is_database(uri) and "://" not in str(creation.get("artifact_location") or "://"):
         del creation["artifact_location"]
     named: ExperimentOfFile = {**stated, "name": experiment, "create_experiment_kwargs": creation}
-    return {
-        **config,
-        "server": {**server, "mlflow_tracking_uri": uri},
-        "tracking": {**tracking, "experiment": named},
-    }
+    return {**config, "server": {**server, "mlflow_tracking_uri": uri}, "tracking": {**tracking, "experiment": named}}

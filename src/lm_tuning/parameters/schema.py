@@ -85,10 +85,7 @@ def editor_schema() -> str:
             return described | {"anyOf": [kept, _INTERPOLATION]}
         return kept
 
-    head = {
-        "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": "Parameters of LM Tuning",
-    }
+    head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Parameters of LM Tuning"}
     return json.dumps(head | adapt(parameter_schema()), indent=2, ensure_ascii=False) + "\n"
 
 

@@ -103,11 +103,7 @@ def read_load(root: Path = Path("/")) -> Reading | None:
 
 
 def describe_load(
-    before: Reading | None,
-    now: Reading | None,
-    *,
-    root: Path = Path("/"),
-    environ: Mapping[str, str] | None = None,
+    before: Reading | None, now: Reading | None, *, root: Path = Path("/"), environ: Mapping[str, str] | None = None
 ) -> str | None:
     """Describe what kept the processors from this process between two readings; see `LoadMonitor.describe`.
 

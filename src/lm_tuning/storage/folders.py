@@ -150,11 +150,7 @@ class FolderStore:
         return StagedFolder(path, key)
 
     def find_or_make(
-        self,
-        key: str,
-        fill: Callable[[StagedFolder], None],
-        *,
-        is_usable: Callable[[Path], bool] = lambda folder: True,
+        self, key: str, fill: Callable[[StagedFolder], None], *, is_usable: Callable[[Path], bool] = lambda folder: True
     ) -> tuple[StagedFolder | Path, Path]:
         """Find the folder of a key, or fill a new one.
 

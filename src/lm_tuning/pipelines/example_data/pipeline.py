@@ -13,10 +13,5 @@ def create_pipeline() -> Pipeline:
     """Wire the preparation of the raw files."""
     return namespaced(
         "example_data",
-        Node(
-            func=prepare_raw_examples,
-            inputs=params("data"),
-            outputs="raw_examples",
-            name="prepare_raw_examples",
-        ),
+        Node(func=prepare_raw_examples, inputs=params("data"), outputs="raw_examples", name="prepare_raw_examples"),
     )

@@ -23,12 +23,7 @@ _REPORT_HINT = "All of them, by file and row number: data/08_reporting/{output}/
 
 
 def check_examples(
-    raw_examples: RawExamples,
-    *,
-    check_cache: FolderStore,
-    data: DataParameters,
-    split: SplitParameters,
-    task: str,
+    raw_examples: RawExamples, *, check_cache: FolderStore, data: DataParameters, split: SplitParameters, task: str
 ) -> tuple[StagedFolder | Path, ReportSection[RowsFacts]]:
     """Read all files and check every row, or find that the same was done before.
 
