@@ -22,6 +22,7 @@ from lm_tuning.parameters.base import (
     ScheduleValue,
     Text,
 )
+from lm_tuning.parameters.health_codes import CODES
 
 
 def _read_names(value: object) -> object:
@@ -60,12 +61,7 @@ def _refuse_unwritten_classes(value: object) -> object:
 
 
 def _refuse_unknown_codes(severity: dict[str, WantedSeverity]) -> dict[str, WantedSeverity]:
-    """Refuse codes that no finding has; the codes stand beside the checks that report them."""
-    if not severity:
-        return severity
-    # Only here, since the training package holds them; the module itself imports nothing.
-    from lm_tuning.parameters.health_codes import CODES
-
+    """Refuse codes that no finding has."""
     unknown = [code for code in severity if code not in CODES]
     if unknown:
         hints = [near for code in unknown for near in get_close_matches(code, CODES, n=1)]

@@ -16,22 +16,9 @@ from lm_tuning.runtime.threads import Decision
 from lm_tuning.secrets import mask_variable
 
 PACKAGES = (
-    "lm-tuning",
-    "torch",
-    "transformers",
-    "peft",
-    "accelerate",
-    "tokenizers",
-    "datasets",
-    "bitsandbytes",
-    "liger-kernel",
-    "flash-attn",
-    "kedro",
-    "kedro-mlflow",
-    "mlflow",
-    "numpy",
-    "pyarrow",
-)
+    "lm-tuning torch transformers peft accelerate tokenizers datasets bitsandbytes liger-kernel flash-attn kedro "
+    "kedro-mlflow mlflow numpy pyarrow"
+).split()
 _GIT_TIMEOUT_SECONDS = 20
 _GIB = 1 << 30
 
