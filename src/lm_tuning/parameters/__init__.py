@@ -4,7 +4,6 @@ Promises that every value has the declared type and that all problems are report
 ``errors`` and what lies below; ``loading`` alone imports Kedro. Entries: ``validate_parameters``, and the classes.
 """
 
-from lm_tuning.parameters.conflicts import Parameters
 from lm_tuning.parameters.data import (
     ColumnParameters,
     DataParameters,
@@ -16,6 +15,7 @@ from lm_tuning.parameters.groups import (
     EnvironmentParameters,
     EvaluateParameters,
     ModelParameters,
+    Parameters,
     PreflightParameters,
     TrackingParameters,
 )

@@ -1,4 +1,4 @@
-"""Checks of parameters against each other, and the root of all parameters, which makes them."""
+"""Checks of parameters against each other: settings that are fine alone and wrong together."""
 
 from __future__ import annotations
 
@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from pydantic import model_validator
-from pydantic_core import PydanticCustomError
-
 from lm_tuning.parameters.base import TASK_FORMATS, write_value
 from lm_tuning.parameters.data import SourceParameters
-from lm_tuning.parameters.groups import ParameterGroups
+from lm_tuning.parameters.groups import Parameters
 from lm_tuning.parameters.trainer_arguments import (
     BITSANDBYTES_OPTIMIZERS,
     DEFAULT_SCHEDULE,
@@ -36,7 +33,7 @@ class Conflict:
 
 
 # Each check may take for granted that every value is valid alone, and reports what it finds whatever the others found.
-def find_conflicts(parameters: ParameterGroups) -> list[Conflict]:
+def find_conflicts(parameters: Parameters) -> list[Conflict]:
     """List every conflict between parameters that are valid one by one."""
     checks = (
         _check_length_of_training,
@@ -57,7 +54,7 @@ def find_conflicts(parameters: ParameterGroups) -> list[Conflict]:
     return [conflict for check in checks for conflict in check(parameters)]
 
 
-def _check_length_of_training(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_length_of_training(parameters: Parameters) -> Iterator[Conflict]:
     train = parameters.train
     if train.num_epochs is None and train.max_steps is None:
         yield Conflict(
@@ -66,7 +63,7 @@ def _check_length_of_training(parameters: ParameterGroups) -> Iterator[Conflict]
         )
 
 
-def _check_batch(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_batch(parameters: Parameters) -> Iterator[Conflict]:
     train, tokenize = parameters.train, parameters.tokenize
     longest, lengths = tokenize.max_length_tokens, f"tokenize.max_length_tokens = {tokenize.max_length_tokens}"
     length_keys = ["tokenize.max_length_tokens"]
@@ -93,7 +90,7 @@ def _check_batch(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_task(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_task(parameters: Parameters) -> Iterator[Conflict]:
     train, task = parameters.train, parameters.task
     if task != "sequence_classification":
         only_classes = {
@@ -141,7 +138,7 @@ def _check_task(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_method(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_method(parameters: Parameters) -> Iterator[Conflict]:
     train, quantization = parameters.train, parameters.train.qlora
     if train.freeze is not None and train.method != "full":
         yield Conflict(
@@ -158,7 +155,7 @@ def _check_method(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_adapter(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_adapter(parameters: Parameters) -> Iterator[Conflict]:
     train, lora = parameters.train, parameters.train.lora
     if train.method == "full":
         return  # the group is not read then
@@ -187,7 +184,7 @@ def _check_adapter(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_evaluations(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_evaluations(parameters: Parameters) -> Iterator[Conflict]:
     train = parameters.train
     evals = train.early_stopping_evals
     if evals is None:
@@ -206,7 +203,7 @@ def _check_evaluations(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_best_checkpoint(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_best_checkpoint(parameters: Parameters) -> Iterator[Conflict]:
     train = parameters.train
     if not train.load_best:
         return
@@ -232,13 +229,13 @@ def _check_best_checkpoint(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _has_no_validation(parameters: ParameterGroups) -> bool:
+def _has_no_validation(parameters: Parameters) -> bool:
     # Folds make validation one of them, whatever split.validation says.
     split = parameters.split
     return split.validation == 0 and parameters.data.validation_path is None and split.num_folds is None
 
 
-def _check_warmup(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_warmup(parameters: Parameters) -> Iterator[Conflict]:
     train = parameters.train
     warmup = train.trainer.get("warmup_steps", 0)
     if not warmup or train.max_steps is None:
@@ -254,7 +251,7 @@ def _check_warmup(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_schedule(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_schedule(parameters: Parameters) -> Iterator[Conflict]:
     train, trainer = parameters.train, parameters.train.trainer
     # What is left out keeps the Trainer's default, which the arguments have to go with all the same.
     schedule, given = trainer.get("lr_scheduler_type", DEFAULT_SCHEDULE), trainer.get("lr_scheduler_kwargs", {})
@@ -269,7 +266,7 @@ def _check_schedule(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_optimizer(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_optimizer(parameters: Parameters) -> Iterator[Conflict]:
     trainer = parameters.train.trainer
     name, arguments = trainer.get("optim"), trainer.get("optim_args")
     for problem in find_optimizer_problems(name, arguments) if arguments else ():
@@ -289,7 +286,7 @@ def _check_optimizer(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_precision(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_precision(parameters: Parameters) -> Iterator[Conflict]:
     train, model = parameters.train, parameters.model
     if train.method == "full" and model.dtype == "float16":
         yield Conflict(
@@ -312,7 +309,7 @@ def _check_precision(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_split(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_split(parameters: Parameters) -> Iterator[Conflict]:
     split, data = parameters.split, parameters.data
     # Numbers of rows are compared once the rows are counted; a split with a file of its own takes none.
     fractions = [
@@ -328,7 +325,7 @@ def _check_split(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_folds(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_folds(parameters: Parameters) -> Iterator[Conflict]:
     split, data = parameters.split, parameters.data
     if split.num_folds is None:
         if split.fold:
@@ -352,7 +349,7 @@ def _check_folds(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_sources(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_sources(parameters: Parameters) -> Iterator[Conflict]:
     data = parameters.data
     held_out = (("data.validation_path", data.validation_path), ("data.test_path", data.test_path))
     for key, rows in (("data.path", data.path), *held_out):
@@ -368,16 +365,3 @@ def _check_sources(parameters: ParameterGroups) -> Iterator[Conflict]:
                 f"{key} has a source with a weight, but held-out rows are each measured once: weights belong to "
                 "data.path.",
             )
-
-
-class Parameters(ParameterGroups):
-    """All parameters of a run, checked one by one and against each other."""
-
-    @model_validator(mode="after")
-    def _refuse_conflicts(self) -> Parameters:
-        """Check the groups against each other, reporting every conflict at once."""
-        conflicts = find_conflicts(self)
-        if conflicts:
-            text = "\n".join(conflict.problem for conflict in conflicts)
-            raise PydanticCustomError("conflicting_parameters", "{text}", {"text": text, "conflicts": conflicts})
-        return self

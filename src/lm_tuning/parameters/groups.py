@@ -1,4 +1,4 @@
-"""All groups of parameters in one, checked one by one; the small groups are declared here."""
+"""All groups of parameters in one; the small groups are declared here."""
 
 from __future__ import annotations
 
@@ -141,9 +141,9 @@ OutputName = Annotated[
 ]
 
 
-# Apart from the root class, since the checks of groups against each other read this one and the root calls them.
-class ParameterGroups(ParameterGroup):
-    """All parameters of a run, checked one by one."""
+# One by one here, and against each other by validate_parameters().
+class Parameters(ParameterGroup):
+    """All parameters of a run, checked one by one and against each other."""
 
     seed: Annotated[CountOrZero, Field(lt=2**32)] = 42
     """Start of every random choice: split, order of rows, adapter weights, dropout."""

@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from lm_tuning.json_types import JsonValue
 from lm_tuning.parameters.base import join_words
-from lm_tuning.parameters.conflicts import Parameters
+from lm_tuning.parameters.groups import Parameters
 
 # What pydantic writes of a value, references resolved; keys that are no identifiers ask for this way to declare it.
 Schema = TypedDict(

@@ -159,30 +159,26 @@ def describe_numeral(text: str) -> str:
     return f"YAML reads {text} as {read}. Write {read}, or what you mean, in base ten."
 
 
-def find_numerals(sources: Sources) -> list[str]:
-    """List the parameters in files whose number YAML reads with another base than ten.
+def find_numerals(sources: Sources) -> Iterator[str]:
+    """Find the parameters in files whose number YAML reads with another base than ten.
 
     Args:
         sources: the files in use.
 
-    Returns:
+    Yields:
         A sentence for each, with file and line. Where a key wants text, the check of types tells it.
     """
-    problems = []
     for file in sources.files():
         root = _compose(file.read_text(encoding="utf-8"))
         for path, node in _scalars(root, ()):
             if node.style is None and is_other_base(node.value) and _wants_number(path, node.value):
                 where = f"[{show_path(file, sources.root)}, line {node.start_mark.line + 1}]"
-                problems.append(f"{write_path(path)} = {node.value}: {describe_numeral(node.value)} {where}")
-    return problems
+                yield f"{write_path(path)} = {node.value}: {describe_numeral(node.value)} {where}"
 
 
 def _wants_number(path: KeyPath, text: str) -> bool:
     entry = find_entry(path)
-    if entry is None:
-        return False
-    return not entry or not accepts(entry, text)
+    return entry is not None and (not entry or not accepts(entry, text))
 
 
 def _scalars(node: yaml.Node | None, path: KeyPath) -> Iterator[tuple[KeyPath, yaml.ScalarNode]]:
@@ -204,21 +200,20 @@ _REFERENCE = re.compile(r"\$\{globals:\s*([A-Za-z_][\w.]*)")
 
 
 def find_unread_files(
-    conf: Path, folders: Iterable[Path], patterns: Mapping[str, Iterable[str]], root: Path
+    sources: Sources, conf: Path, patterns: Mapping[str, Iterable[str]]
 ) -> tuple[list[str], list[str]]:
     """List files of the environments in use that no pattern of Kedro's loader matches.
 
     Args:
+        sources: the environments' folders in use.
         conf: the configuration folder, which holds a folder for each environment.
-        folders: the environments' folders in use, the environment's before the base.
         patterns: glob patterns by kind of configuration, relative to a folder.
-        root: folder that paths are told from.
 
     Returns:
         A problem for each file whose name comes near one that is read, and a warning for each other YAML file. Hidden
         files, notes, keys in JSON and copies of an editor are let be.
     """
-    every = [pattern for kind in patterns.values() for pattern in kind]
+    root, every = sources.root, [pattern for kind in patterns.values() for pattern in kind]
     problems, warnings = [], []
     for file in sorted(item for item in conf.glob("*") if item.suffix in CONFIG_SUFFIXES and item.is_file()):
         if file.name != "logging.yml" and (nearest := _nearest_file(file.name)):
@@ -227,7 +222,7 @@ def find_unread_files(
                 f"as {show_path(conf, root)}/base/{nearest}."
             )
     # Every file below, since the loader's patterns go into folders as well.
-    for folder in dict.fromkeys(folders):
+    for folder in sources.folders:
         for file in sorted(item for item in folder.rglob("*") if item.is_file()):
             name = file.relative_to(folder).as_posix()
             is_yaml = file.suffix in CONFIG_SUFFIXES
@@ -248,35 +243,32 @@ def find_unread_files(
     return problems, warnings
 
 
-def find_unread_globals(folders: Iterable[Path], values: JsonObject, root: Path) -> list[str]:
-    """List keys of ``globals.yml`` that no configuration file in use refers to.
+def find_unread_globals(sources: Sources, values: JsonObject) -> Iterator[str]:
+    """Find keys of ``globals.yml`` that no configuration file in use refers to.
 
     Args:
-        folders: configuration folders, the environment's before the base.
+        sources: the files in use.
         values: the merged globals.
-        root: folder that paths are told from.
 
-    Returns:
+    Yields:
         A sentence for each, with the nearest key that is referred to.
     """
-    files = list(_config_files(folders))
+    texts = {file: file.read_text(encoding="utf-8", errors="replace") for file in _config_files(sources.folders)}
     # By the text of the files, since OmegaConf does not tell which references it has resolved.
-    used = {name.partition(".")[0] for file in files for name in _REFERENCE.findall(_text(file))}
-    problems = []
+    used = {name.partition(".")[0] for text in texts.values() for name in _REFERENCE.findall(text)}
     for key in values:
         if key in used or str(key).startswith("_"):
             continue
         # At the start of a line: a nested key of the same name is another one.
         written = re.compile(rf"(?m)^{re.escape(str(key))}\s*:")
-        file = next((file for file in files if file.name == "globals.yml" and written.search(_text(file))), None)
-        where = f" [{show_path(file, root)}]" if file else ""
+        file = next((file for file in texts if file.name == "globals.yml" and written.search(texts[file])), None)
+        where = f" [{show_path(file, sources.root)}]" if file else ""
         nearest = get_close_matches(str(key), sorted(used), n=1, cutoff=_CLOSE_ENOUGH)
         hint = f"Did you mean {nearest[0]}?" if nearest else f"Keys that are: {', '.join(sorted(used))}."
-        problems.append(
+        yield (
             f"globals.yml sets {key}, which no configuration file refers to (as ${{globals:{key}}}), so it would be "
             f"left out. {hint}{where}"
         )
-    return problems
 
 
 def _nearest_file(name: str) -> str | None:
@@ -296,10 +288,6 @@ def _nearest_file(name: str) -> str | None:
 def _matches(name: str, pattern: str) -> bool:
     """Match as the loader's recursive glob does: ``**/`` also stands for nothing."""
     return fnmatch.fnmatch(name, pattern) or (pattern.startswith("**/") and fnmatch.fnmatch(name, pattern[3:]))
-
-
-def _text(file: Path) -> str:
-    return file.read_text(encoding="utf-8", errors="replace")
 
 
 def describe_unreadable(error: Exception, folders: Iterable[Path], root: Path) -> list[str]:
