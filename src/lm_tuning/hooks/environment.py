@@ -69,9 +69,7 @@ class EnvironmentHook:
     @hook_impl
     def after_node_run(self, node: Node) -> None:
         """Switch parallel tokenizing off again."""
-        stack = self._open.pop(node.name, None)
-        if stack is not None:
-            stack.close()
+        self._open.pop(node.name, ExitStack()).close()
 
     on_node_error = after_node_run
 
