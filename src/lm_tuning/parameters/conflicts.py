@@ -196,11 +196,7 @@ def _check_evaluations(parameters: Parameters) -> Iterator[Conflict]:
             f"{key} = {evals} counts evaluations, but train.eval_every_steps is null, so there are none: set "
             f"train.eval_every_steps, or {key} = null.",
         )
-    if _has_no_validation(parameters):
-        yield Conflict(
-            (key, "split.validation", "data.validation_path"),
-            f"{key} = {evals} needs validation rows, but split.validation = 0 and data.validation_path is null.",
-        )
+    yield from _check_validation_rows(parameters, key, evals)
 
 
 def _check_best_checkpoint(parameters: Parameters) -> Iterator[Conflict]:
@@ -222,17 +218,18 @@ def _check_best_checkpoint(parameters: Parameters) -> Iterator[Conflict]:
             "train.load_best = true needs a validation loss for every checkpoint, but train.save_every_steps = "
             f"{saved} is not a multiple of train.eval_every_steps = {evaluated}.",
         )
-    if _has_no_validation(parameters):
-        yield Conflict(
-            ("train.load_best", "split.validation", "data.validation_path"),
-            "train.load_best = true needs validation rows, but split.validation = 0 and data.validation_path is null.",
-        )
+    yield from _check_validation_rows(parameters, "train.load_best", True)
 
 
-def _has_no_validation(parameters: Parameters) -> bool:
-    # Folds make validation one of them, whatever split.validation says.
+def _check_validation_rows(parameters: Parameters, key: str, value: object) -> Iterator[Conflict]:
     split = parameters.split
-    return split.validation == 0 and parameters.data.validation_path is None and split.num_folds is None
+    # Folds make validation one of them, whatever split.validation says.
+    if split.validation == 0 and parameters.data.validation_path is None and split.num_folds is None:
+        yield Conflict(
+            (key, "split.validation", "data.validation_path"),
+            f"{key} = {write_value(value)} needs validation rows, but split.validation = 0 and data.validation_path "
+            "is null.",
+        )
 
 
 def _check_warmup(parameters: Parameters) -> Iterator[Conflict]:
