@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -334,12 +334,9 @@ def find_optimizer_problems(optimizer: str | None, text: str) -> list[str]:
                 f"{OPTIMIZER_KEY} = {text!r}: {key} = {written} is not allowed. It takes {argument.describe()}."
             )
     # torch raises for this pair when it makes the optimizer, after everything has been loaded.
-    return problems or list(_find_nesterov_problems(text, values))
-
-
-def _find_nesterov_problems(text: str, values: Mapping[str, float | str]) -> Iterator[str]:
-    if values.get("nesterov") and (not values.get("momentum") or values.get("dampening")):
-        yield f"{OPTIMIZER_KEY} = {text!r}: nesterov=true needs a momentum above 0 and no dampening."
+    if not problems and values.get("nesterov") and (not values.get("momentum") or values.get("dampening")):
+        problems.append(f"{OPTIMIZER_KEY} = {text!r}: nesterov=true needs a momentum above 0 and no dampening.")
+    return problems
 
 
 def _read(written: str, argument: Argument) -> float | str:

@@ -127,8 +127,8 @@ def _problems_of(error: ValidationError, raw: JsonObject, sources: Sources | Non
     problems: dict[KeyPath, str] = {}
     for item in error.errors(include_url=False):
         unknown = item["type"] in {"extra_forbidden", "invalid_key"}
-        # pydantic's locations hold the alternatives of unions, which no user has typed.
-        location = _without_tags(item["loc"])
+        # pydantic's locations hold the alternatives of unions, as tags with a #, which no user has typed.
+        location = tuple(part for part in item["loc"] if not str(part).startswith("#"))
         path = location if unknown else _known_part(location)
         if path in problems:
             continue  # one alternative of a union each
@@ -210,11 +210,6 @@ def _kind(value: object) -> str:
         if isinstance(value, kinds):
             return word
     return type(value).__name__
-
-
-def _without_tags(location: Sequence[str | int]) -> KeyPath:
-    """Leave out the tags of alternatives, which no user has typed."""
-    return tuple(part for part in location if not str(part).startswith("#"))
 
 
 def _known_part(location: Sequence[str | int]) -> KeyPath:
