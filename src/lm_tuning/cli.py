@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,7 +19,7 @@ from kedro.framework.cli.project import run as kedro_run
 from kedro.framework.cli.utils import env_option
 from kedro.utils import find_kedro_project
 
-from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.errors import Interrupted, UserError, causes_of
 from lm_tuning.json_types import JsonObject
 from lm_tuning.runtime.log_records import protect, protect_tracebacks
 from lm_tuning.runtime.stopping import signals_of_a_command
@@ -38,15 +38,6 @@ ERROR_LOG = Path("logs/errors.log")
 @click.group(name="lm_tuning")
 def cli() -> None:
     """Commands of LM Tuning."""
-
-
-def causes_of(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what it says it was raised from, one after the other."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        yield error
-        seen.add(id(error))
-        error = error.__cause__
 
 
 def find_user_error(error: BaseException | None) -> UserError | None:

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lm_tuning.datasets import CLASSES
 from lm_tuning.datasets.entry import Marks
 from lm_tuning.errors import UserError
 from lm_tuning.json_types import JsonObject
@@ -16,21 +17,8 @@ if TYPE_CHECKING:
 
 PREFIX = "lm_tuning.datasets."
 
-#: What an entry of each class may say beside ``type`` and ``metadata``. Importing the classes would cost pandas.
-OPTIONS: dict[str, frozenset[str]] = {
-    "CSVDataset": frozenset({"filepath", "load_args", "save_args"}),
-    "FigureDataset": frozenset({"filepath", "save_args"}),
-    "FinishedFileDataset": frozenset({"filepath"}),
-    "FolderDataset": frozenset({"filepath"}),
-    "FolderStoreDataset": frozenset({"filepath", "keep"}),
-    "JSONDataset": frozenset({"filepath", "save_args"}),
-    "LiveReportDataset": frozenset({"filepath"}),
-    "MetricStreamDataset": frozenset(),
-    "ModelFolderDataset": frozenset({"filepath"}),
-    "ReportSectionDataset": frozenset({"filepath", "section", "sections", "title"}),
-    "StoredFolderDataset": frozenset({"filepath", "keep"}),
-    "TextDataset": frozenset({"filepath"}),
-}
+# From a table and not from the classes, since importing them would cost pandas. A test compares the two.
+OPTIONS = {name: frozenset(options.split()) for name, (_, options) in CLASSES.items()}
 #: Keys of ``metadata.lm_tuning``.
 MARKS = frozenset(Marks.__annotations__)
 

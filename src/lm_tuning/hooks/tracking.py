@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kedro.framework.hooks import hook_impl
 
 from lm_tuning.datasets.entry import read_marks
-from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.errors import Interrupted, UserError, causes_of
 from lm_tuning.hooks.mlflow_config import set_up_mlflow
 from lm_tuning.hooks.mlflow_run import MlflowRun
 from lm_tuning.hooks.parameters import settle_parameters
@@ -180,7 +180,8 @@ class TrackingHook:
         is_refusal = False
         if self._run is not None:
             # Not after a step: what a health check ends then has gone on in the run of the checkpoint.
-            is_refusal = self._held is not None and not self._run.journal.has_steps and _is_refusal(error)
+            is_user_error = any(isinstance(cause, UserError) for cause in causes_of(error))
+            is_refusal = self._held is not None and not self._run.journal.has_steps and is_user_error
             run, text = self._run, f"{type(error).__name__}: {error}"
             if is_refusal:
                 self._held = None
@@ -321,11 +322,6 @@ class TrackingHook:
             raise
         except Exception as error:
             logger.warning("The MLflow run lacks %s: %s", what, error)
-
-
-def _is_refusal(error: BaseException | None) -> bool:
-    """Return whether the user was told to fix something, rather than that something broke."""
-    return error is not None and (isinstance(error, UserError) or _is_refusal(error.__cause__))
 
 
 def _describe_device(root: Path) -> dict[str, str]:

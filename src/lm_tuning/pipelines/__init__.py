@@ -28,7 +28,7 @@ def namespaced(name: str, *nodes: Node) -> Pipeline:
 
 
 def datasets(*names: str) -> dict[str, str]:
-    """Hand entries of the catalog to the arguments of a node that are named like them.
+    """Hand entries of the catalog to the arguments of a node, or take them from its results, that are named like them.
 
     Args:
         names: keys in the catalog.

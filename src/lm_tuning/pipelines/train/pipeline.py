@@ -19,16 +19,8 @@ def create_pipeline() -> Pipeline:
                 "tokenized_examples", "base_model", "checkpoints", "batch_plans", "metric_stream", "live_health"
             )
             | params("train", "model", "evaluate", "seed", "task"),
-            outputs={
-                "model_folder": "tuned_model",
-                "steps": "training_summary",
-                "efficiency_of_steps": "efficiency_summary",
-                "efficiency": "efficiency",
-                "health": "health_report",
-                "loss_curve": "loss_curve",
-                "batch_plan": "batch_plan",
-                "batch_plan_curve": "batch_plan_curve",
-            },
+            outputs=datasets("tuned_model", "training_summary", "efficiency_summary", "efficiency")
+            | datasets("health_report", "loss_curve", "batch_plan", "batch_plan_curve"),
             name="train_model",
             tags=["torch", "gpu"],
         ),
