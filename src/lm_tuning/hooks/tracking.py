@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +164,7 @@ class TrackingHook:
             for path in paths:
                 what = f"a copy of '{dataset_name}'" + (f" ({path.name})" if len(paths) > 1 else "")
                 self._logged.add(path)
-                self._soon(what, lambda path=path, what=what: self._log_artifact(run, path, folder, what))  # type: ignore[misc]
+                self._soon(what, partial(self._log_artifact, run, path, folder, what))
         self._log_digests(dataset_name, data)
         if dataset_name == "tuned_model":  # the training has gone on to its end
             self._release()
@@ -247,9 +248,8 @@ class TrackingHook:
         digests = data_digests(name, value)
         new = {tag: digest for tag, digest in digests.items() if self._digests.get(tag) != digest}
         if new and self._run is not None:
-            run = self._run
             self._digests |= new
-            self._soon("data digests", lambda: run.log_tags(new))
+            self._soon("data digests", partial(self._run.log_tags, new))
 
     def _log_artifact(self, run: MlflowRun, path: Path, folder: str, what: str) -> None:
         """Copy a file, or a model's folder if ``tracking.log_model`` finds its weights worth the space."""
