@@ -112,13 +112,7 @@ class EnvironmentHook:
                 torch.__version__,
             )
             self._set_variables(settings, "cpu", "CPU")
-        facts = apply_backend(
-            tf32=settings.tf32,
-            flash_sdp=settings.flash_sdp,
-            mem_efficient_sdp=settings.mem_efficient_sdp,
-            reproducibility=settings.reproducibility,
-            num_threads=settings.num_threads,
-        )
+        facts = apply_backend(**settings.model_dump(exclude={"variables"}))
         self._applied = settings
         _log(f"torch {torch.__version__} reports:", summarize_facts(facts))
 

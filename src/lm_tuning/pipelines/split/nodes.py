@@ -19,8 +19,6 @@ from lm_tuning.storage.folders import SCHEMA_VERSION, FolderStore, StagedFolder,
 
 logger = logging.getLogger(__name__)
 
-_REPORT_HINT = "All of them, by file and row number: data/08_reporting/{output}/data_report.md"
-
 
 def check_examples(
     raw_examples: RawExamples, *, check_cache: FolderStore, data: DataParameters, split: SplitParameters, task: str
@@ -140,8 +138,8 @@ def _refuse_bad_rows(folder: Path, train: TrainParameters, *, output: str) -> No
     # The check itself has decided, by on_bad_row and max_bad_fraction; both are in the key of the rows.
     checked = read_checked_summary(folder)
     if checked["refused"]:
-        hint = [_REPORT_HINT.format(output=output)] if checked["findings"] else []
-        raise UserError([*checked["refused"], *hint])
+        hint = f"All of them, by file and row number: data/08_reporting/{output}/data_report.md"
+        raise UserError([*checked["refused"], *([hint] if checked["findings"] else [])])
     refuse_unknown_weights(train.class_weights, checked.get("label_map"))
 
 
