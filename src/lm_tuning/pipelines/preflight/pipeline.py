@@ -15,17 +15,9 @@ def create_pipeline() -> Pipeline:
         "preflight",
         Node(
             func=inspect_examples,
+            inputs=datasets("tokenized_examples", "example_splits", "base_model", "token_summary", "split_summary")
             # All sections of the data report, so that a run of several pipelines writes them first.
-            inputs=datasets(
-                "tokenized_examples",
-                "example_splits",
-                "base_model",
-                "token_summary",
-                "split_summary",
-                "data_report",
-                "split_report",
-                "token_report",
-            )
+            | datasets("data_report", "split_report", "token_report")
             | params("model", "tokenize", "train", "preflight", "seed"),
             outputs=["preflight", "preflight_report", "preflight_page"],
             name="inspect_examples",

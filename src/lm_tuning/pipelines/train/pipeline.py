@@ -15,9 +15,8 @@ def create_pipeline() -> Pipeline:
         "train",
         Node(
             func=train_model,
-            inputs=datasets(
-                "tokenized_examples", "base_model", "checkpoints", "batch_plans", "metric_stream", "live_health"
-            )
+            inputs=datasets("tokenized_examples", "base_model", "checkpoints", "batch_plans")
+            | datasets("metric_stream", "live_health")
             | params("train", "model", "evaluate", "seed", "task"),
             outputs=datasets("tuned_model", "training_summary", "efficiency_summary", "efficiency")
             | datasets("health_report", "loss_curve", "batch_plan", "batch_plan_curve"),
