@@ -32,7 +32,6 @@ class OutputLock:
             path: the lock file, or an existing folder, in which ``.lock`` is then used.
             subject: what is protected, for the message; the folder of ``path`` if None.
         """
-        path = Path(path)
         folder = path if path.is_dir() else path.parent
         self.path = path / ".lock" if path.is_dir() else path
         self.subject = subject or f"The folder '{folder}'"
