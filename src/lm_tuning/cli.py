@@ -128,7 +128,7 @@ def _keep_traceback(error: BaseException) -> str:
 
 
 def _is_unexplained(record: logging.LogRecord) -> bool:
-    """Drop what Kedro's runner logs about a failing node, and how to resume, when the end is one that we explain."""
+    """Return whether Kedro's runner may log about a failing node, and how to resume: not where we explain the end."""
     error = sys.exc_info()[1]
     return find_user_error(error) is None and find_interruption(error) is None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from lm_tuning.errors import UserError
+from lm_tuning.runtime.busy import read_ticks
 from lm_tuning.secrets import MASK, mask
 
 #: ``away``: try again later. ``denied``: a mistake of configuration, and try again later. ``refused``: the store works,
@@ -191,18 +192,8 @@ def wait_patiently(
 
 def work_of(thread: threading.Thread) -> tuple[int, int]:
     """Return what grows while a thread works: its processor time, and what the process has read, in coarse units."""
-    return (_ticks_of(thread) // _LIFE_TICKS, _bytes_read() // _LIFE_BYTES)
-
-
-def _ticks_of(thread: threading.Thread) -> int:
-    """Return how much processor time a thread has taken, in ticks of the system, or 0 where it does not say."""
-    try:
-        with open(f"/proc/self/task/{thread.native_id}/stat", encoding="utf-8", errors="replace") as file:
-            # The name in parentheses may hold spaces and parentheses itself.
-            fields = file.read().rpartition(")")[2].split()
-        return int(fields[11]) + int(fields[12])  # in user and in system mode
-    except (OSError, ValueError, IndexError):
-        return 0
+    ticks = read_ticks(Path(f"/proc/self/task/{thread.native_id}"), with_children=False)
+    return (ticks // _LIFE_TICKS, _bytes_read() // _LIFE_BYTES)
 
 
 def _bytes_read() -> int:
