@@ -75,15 +75,10 @@ def _kind_of_rows(value: object) -> str:
 
 # Without tags pydantic would try each alternative, and report a mistake in one mapping once for all of them. A tag with
 # a # is nobody's key, so that messages can leave it out.
-Source = Annotated[
-    Annotated[PathText, Tag("#path")] | Annotated[SourceParameters, Tag("#source")], Discriminator(_kind_of_rows)
-]
-Rows = Annotated[
-    Annotated[PathText, Tag("#path")]
-    | Annotated[SourceParameters, Tag("#source")]
-    | Annotated[list[Source], Tag("#several")],
-    Discriminator(_kind_of_rows),
-]
+_OnePath = Annotated[PathText, Tag("#path")]
+_OneSource = Annotated[SourceParameters, Tag("#source")]
+Source = Annotated[_OnePath | _OneSource, Discriminator(_kind_of_rows)]
+Rows = Annotated[_OnePath | _OneSource | Annotated[list[Source], Tag("#several")], Discriminator(_kind_of_rows)]
 
 
 def _check_delimiter(value: str) -> str:

@@ -82,35 +82,15 @@ WeightsByClass = Annotated[
 AdapterInit = Literal["default", "gaussian", "orthogonal", "pissa", "pissa_niter_4", "pissa_niter_16", "olora", "mica"]
 
 
-Schedule = Literal[
-    "linear",
-    "cosine",
-    "cosine_with_restarts",
-    "polynomial",
-    "constant",
-    "constant_with_warmup",
-    "inverse_sqrt",
-    "cosine_with_min_lr",
-    "cosine_warmup_with_min_lr",
-    "warmup_stable_decay",
-]
+_ToZero = Literal["linear", "cosine", "cosine_with_restarts", "polynomial"]
+_WithoutEnd = Literal["constant", "constant_with_warmup", "inverse_sqrt"]
+_ToLowestRate = Literal["cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay"]
+Schedule = Literal[_ToZero, _WithoutEnd, _ToLowestRate]
 # Those that need nothing beyond what this project installs.
-Optimizer = Literal[
-    "adamw_torch",
-    "adamw_torch_fused",
-    "adafactor",
-    "sgd",
-    "adagrad",
-    "rmsprop",
-    "adamw_8bit",
-    "adamw_bnb_8bit",
-    "paged_adamw_32bit",
-    "paged_adamw_8bit",
-    "lion_32bit",
-    "lion_8bit",
-    "paged_lion_32bit",
-    "paged_lion_8bit",
-]
+_OfTorch = Literal["adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop"]
+_AdamOfBitsandbytes = Literal["adamw_8bit", "adamw_bnb_8bit", "paged_adamw_32bit", "paged_adamw_8bit"]
+_LionOfBitsandbytes = Literal["lion_32bit", "lion_8bit", "paged_lion_32bit", "paged_lion_8bit"]
+Optimizer = Literal[_OfTorch, _AdamOfBitsandbytes, _LionOfBitsandbytes]
 
 
 @with_config(ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, hide_input_in_errors=True))
