@@ -226,13 +226,9 @@ def _describe_missing(config_loader: OmegaConfigLoader, root: Path) -> str:
     shown = show_path(folder, root)
     if folder.is_dir():
         return f"No parameters are found in {conf / config_loader.base_env} or {folder}."
-    there = (
-        sorted(item.name for item in conf.iterdir() if item.is_dir() and item.name != config_loader.base_env)
-        if conf.is_dir()
-        else []
-    )
     if config_loader.env is None:
         return f"The folder {shown} is missing. It may be empty: mkdir -p {shown}"
+    there = sorted(item.name for item in conf.glob("*") if item.is_dir() and item.name != config_loader.base_env)
     return f"There is no environment {name!r}: the folder {shown} is missing. Environments here: {', '.join(there)}."
 
 
