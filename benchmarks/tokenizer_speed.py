@@ -101,7 +101,7 @@ def run_bare(tokenizer: Any, kind: str, rows: list[tuple[Any, ...]], *, fast: bo
 
 def run_ours(tokenizer: Any, examples: Path) -> int:
     """Tokenize through the project and return the number of tokens."""
-    from lm_tuning.parameters.text import TokenizeParameters
+    from lm_tuning.parameters.data import TokenizeParameters
     from lm_tuning.text.tokenize import write_tokens
 
     with tempfile.TemporaryDirectory() as folder:

@@ -100,7 +100,7 @@ def pytest_runtest_teardown() -> Generator[None]:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Count the processors that this process may use; xdist's own count knows no quota and no hyper-threads."""
-    from lm_tuning.runtime.processor import read_processor
+    from lm_tuning.runtime.device import read_processor
 
     quota = read_processor().quota
     num_allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

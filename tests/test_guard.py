@@ -104,8 +104,8 @@ def test_reading_is_nobodys_business() -> None:
 )
 def test_the_code_takes_the_processor_for_another(given: dict[str, str], expected: list[object]) -> None:
     code = (
-        "import json; from lm_tuning.runtime.device import describe_device, probe_device; "
-        "from lm_tuning.runtime.processor import read_processor; found = probe_device({}); "
+        "import json; from lm_tuning.runtime.device import describe_device, probe_device, read_processor; "
+        "found = probe_device({}); "
         "print(json.dumps([found.supports_bf16, found.cores, read_processor().num_logical]))"
     )
     environment = os.environ | given | {"CUDA_VISIBLE_DEVICES": ""}

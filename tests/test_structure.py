@@ -164,7 +164,7 @@ def test_every_dataset_class_has_a_place_on_the_package_s_face() -> None:
             for name, each in classes
             if issubclass(each, AbstractDataset) and each.__module__ == module.__name__ and not inspect.isabstract(each)
         }
-    assert set(datasets.__all__) == found == set(datasets._MODULES)
+    assert set(datasets.__all__) == found == set(datasets.CLASSES)
     for name in found:
         assert getattr(datasets, name).__name__ == name
 

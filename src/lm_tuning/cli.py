@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -19,10 +19,10 @@ from kedro.framework.cli.project import run as kedro_run
 from kedro.framework.cli.utils import env_option
 from kedro.utils import find_kedro_project
 
-from lm_tuning.errors import Interrupted, UserError
-from lm_tuning.hooks.stopping import signals_of_a_command
+from lm_tuning.errors import Interrupted, UserError, causes_of
 from lm_tuning.json_types import JsonObject
 from lm_tuning.runtime.log_records import protect, protect_tracebacks
+from lm_tuning.runtime.stopping import signals_of_a_command
 from lm_tuning.secrets import mask_values
 from lm_tuning.tracking.sender import holds_up_the_end
 
@@ -40,15 +40,6 @@ def cli() -> None:
     """Commands of LM Tuning."""
 
 
-def causes_of(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what it says it was raised from, one after the other."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        yield error
-        seen.add(id(error))
-        error = error.__cause__
-
-
 def find_user_error(error: BaseException | None) -> UserError | None:
     """Return what a user can fix in an error.
 
@@ -63,7 +54,7 @@ def find_user_error(error: BaseException | None) -> UserError | None:
         if isinstance(cause, UserError):
             return cause
         if isinstance(cause, yaml.YAMLError | UnicodeDecodeError):
-            from lm_tuning.parameters.unread import describe_unreadable
+            from lm_tuning.parameters.sources import describe_unreadable
 
             root = Path(find_kedro_project(Path.cwd()) or Path.cwd())
             unreadable = describe_unreadable(cause, [root / "conf"], root)
@@ -136,16 +127,10 @@ def _keep_traceback(error: BaseException) -> str:
     return os.path.relpath(path)
 
 
-class _HideWhatIsExplained(logging.Filter):
-    """Drop what Kedro's runner logs about a failing node, and how to resume, when the end is one that we explain."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Keep the record unless it is about a user error or an interruption."""
-        error = sys.exc_info()[1]
-        return find_user_error(error) is None and find_interruption(error) is None
-
-
-_HIDE_WHAT_IS_EXPLAINED = _HideWhatIsExplained()
+def _is_unexplained(record: logging.LogRecord) -> bool:
+    """Return whether Kedro's runner may log about a failing node, and how to resume: not where we explain the end."""
+    error = sys.exc_info()[1]
+    return find_user_error(error) is None and find_interruption(error) is None
 
 
 def _read_params(context: click.Context, option: click.Parameter, value: Any) -> JsonObject:
@@ -160,13 +145,6 @@ def _read_params(context: click.Context, option: click.Parameter, value: Any) ->
         raise click.BadParameter(protect(str(error)), ctx=context, param=option) from error
 
 
-def _typed_params(option: click.Parameter) -> click.Parameter:
-    """Return the option with our reader."""
-    typed = copy.copy(option)
-    typed.callback = _read_params
-    return typed
-
-
 @explain_errors
 def _run(**options: Any) -> Any:
     """Run pipelines as Kedro does, with both spellings of the option and checked names."""
@@ -176,7 +154,7 @@ def _run(**options: Any) -> Any:
         options |= {"pipeline": None, "pipelines": [options["pipeline"]]}
     _check_pipeline_names(options["pipelines"])
     for name in ("kedro.pipeline.node", "kedro.runner.sequential_runner", "kedro.runner.thread_runner"):
-        logging.getLogger(name).addFilter(_HIDE_WHAT_IS_EXPLAINED)
+        logging.getLogger(name).addFilter(_is_unexplained)
     assert kedro_run.callback is not None
     with signals_of_a_command():
         return kedro_run.callback(**options)
@@ -193,10 +171,12 @@ def _check_pipeline_names(names: list[str]) -> None:
 
 
 # Kedro's own command with every option it has; only --params is read by us.
+_options = {str(option.name): copy.copy(option) for option in kedro_run.params}
+_options["params"].callback = _read_params
 run = click.Command(
     "run",
     callback=_run,
-    params=[_typed_params(option) if option.name == "params" else option for option in kedro_run.params],
+    params=list(_options.values()),
     help="""Run pipelines: all of them, or those named by --pipelines.
 
     A wrong parameter, row or file ends the run with exit code 2 and the problems alone.""",
@@ -267,7 +247,7 @@ def send_tracking(metadata: ProjectMetadata, env: str | None) -> None:
 
     Exit code 2 says that something is still kept, and why.
     """
-    from lm_tuning.hooks.send_tracking import send_what_is_kept
+    from lm_tuning.hooks.mlflow_run import send_what_is_kept
 
     problems = send_what_is_kept(metadata.project_path, env, say=click.echo)
     if problems:

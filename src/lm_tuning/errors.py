@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from lm_tuning.secrets import mask
 
@@ -57,3 +57,12 @@ class Interrupted(Exception):  # a request to stop and no mistake, hence no Erro
     def __reduce__(self) -> tuple[type[Interrupted], tuple[str, str]]:
         """Survive pickling between processes with both parts intact."""
         return (type(self), (self.signal_name, self.detail))
+
+
+def causes_of(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what it says it was raised from, one after the other."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        yield error
+        seen.add(id(error))
+        error = error.__cause__

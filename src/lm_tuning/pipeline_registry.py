@@ -15,17 +15,15 @@ def register_pipelines() -> dict[str, Pipeline]:
     make_example = example_data.create_pipeline()
     split_rows = split.create_pipeline()
     tokenize_rows = tokenize.create_pipeline()
-    check_rows = preflight.create_pipeline()
     train_model = train.create_pipeline()
-    profile_training = profile.create_pipeline()
     evaluate_model = evaluate.create_pipeline()
     return {
         "example_data": make_example,
         "split": make_example + split_rows,
         "tokenize": tokenize_rows,
-        "preflight": make_example + split_rows + tokenize_rows + check_rows,
+        "preflight": make_example + split_rows + tokenize_rows + preflight.create_pipeline(),
         "train": tokenize_rows + train_model,
-        "profile": tokenize_rows + profile_training,
+        "profile": tokenize_rows + profile.create_pipeline(),
         "evaluate": evaluate_model,
         "__default__": make_example + split_rows + tokenize_rows + train_model + evaluate_model,
     }

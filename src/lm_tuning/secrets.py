@@ -173,9 +173,9 @@ def mask(text: str) -> str:
     masked = mask_address(text)
     masked = _HEADER.sub(lambda found: f"{found['start']}{found['kind'] or ''}{MASK}", masked)
     masked = _BEARER.sub(lambda found: f"{found['kind']} {MASK}", masked)
-    masked = _SETTING.sub(_mask_setting, masked)
-    masked = _ASSIGNMENT.sub(_mask_assignment, masked)
-    masked = _PLAIN_NAME.sub(lambda found: found["start"] + _mask_quoted(found["value"]), masked)
+    masked = _SETTING.sub(_mask_secret_value, masked)
+    masked = _ASSIGNMENT.sub(_mask_secret_value, masked)
+    masked = _PLAIN_NAME.sub(_mask_value, masked)
     masked = _TOKEN.sub(MASK, masked)
     return mask_known(masked)
 
@@ -357,15 +357,11 @@ def _can_be_told_apart(value: str) -> bool:
     return not is_plain and not (os.path.isabs(value) and os.path.exists(value))
 
 
-def _mask_assignment(found: re.Match[str]) -> str:
-    name = found["name"] or found["line"] or found["quoted"]
-    return found["start"] + _mask_quoted(found["value"]) if is_secret_name(name) else found.group()
+def _mask_value(found: re.Match[str]) -> str:
+    quote = found["value"][0] if found["value"][0] in "'\"" else ""
+    return f"{found['start']}{quote}{MASK}{quote}"
 
 
-def _mask_setting(found: re.Match[str]) -> str:
-    return found["start"] + _mask_quoted(found["value"]) if is_secret_name(found["name"]) else found.group()
-
-
-def _mask_quoted(value: str) -> str:
-    quote = value[0] if value[0] in "'\"" else ""
-    return f"{quote}{MASK}{quote}"
+def _mask_secret_value(found: re.Match[str]) -> str:
+    name = next(found[group] for group in ("name", "line", "quoted") if found[group])
+    return _mask_value(found) if is_secret_name(name) else found.group()

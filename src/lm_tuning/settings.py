@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import warnings
 from pathlib import Path
 
@@ -14,13 +15,62 @@ from kedro.utils import find_kedro_project
 
 from lm_tuning.hooks.environment import EnvironmentHook
 from lm_tuning.hooks.locking import EarlierReportsHook, OutputLockHook
-from lm_tuning.hooks.logging_file import use_logging_file
-from lm_tuning.hooks.secrets import SecretsHook
+from lm_tuning.hooks.parameters import ParametersHook, SecretsHook
 from lm_tuning.hooks.tracking import TrackingHook
-from lm_tuning.hooks.validation import ParametersHook, StoredInputsHook, TrainingStartHook
-from lm_tuning.hooks.viz_version import stop_version_search
+from lm_tuning.hooks.validation import StoredInputsHook, TrainingStartHook
 from lm_tuning.runtime.log_records import install_log_records
 from lm_tuning.runtime.threads import collect_rarely
+
+
+def _use_logging_file(root: Path) -> None:
+    """Configure logging by ``conf/logging.yml`` of the project, unless Kedro has done so or the user names another.
+
+    Kedro looks for that file from the working folder alone, and a command may be typed anywhere in the project.
+
+    Args:
+        root: the project's folder; log files that it names by a relative path lie below.
+    """
+    names = (root / "conf" / "logging.yml", root / "conf" / "logging.yaml")
+    file = next((name for name in names if name.is_file()), None)
+    # Kedro configures logging as soon as this module of it is imported; without it, it is not Kedro that runs.
+    project = sys.modules.get("kedro.framework.project")
+    if file is None or project is None or os.environ.get("KEDRO_LOGGING_CONFIG") or Path.cwd() == root:
+        return
+    import yaml
+
+    # Kedro keeps the configuration for processes that it starts, so it goes through its own object.
+    config = yaml.safe_load(file.read_text(encoding="utf-8"))
+    for handler in (config.get("handlers") or {}).values():
+        if "filename" in handler:
+            handler["filename"] = str(root / handler["filename"])
+    project.LOGGING.configure(config)
+
+
+def _stop_version_search() -> None:
+    """Let the server of Kedro-Viz take its own version for the latest one.
+
+    It asks PyPI at every start, compares the answer as text, and takes no answer for a version named "None": without a
+    connection a yellow banner says that "Kedro-Viz None is here". It has no setting for that. The versions of this
+    project are those of pyproject.toml in any case.
+
+    Where no such server is starting in this process, nothing is done and nothing is imported.
+    """
+    # Whoever starts its server has imported it before these settings are read.
+    if "kedro_viz.server" not in sys.modules:
+        return
+    from kedro_viz import __version__
+    from kedro_viz.integrations import pypi
+    from packaging.version import Version
+
+    def get_own_version() -> Version:
+        return Version(__version__)
+
+    pypi.get_latest_version = get_own_version
+    # The module that answers the page has taken the function over if it was imported before.
+    answering = sys.modules.get("kedro_viz.api.rest.responses.version")
+    if answering is not None:
+        answering.get_latest_version = get_own_version  # type: ignore[attr-defined]
+
 
 # Before the heavy imports that follow, which it speeds up.
 collect_rarely()
@@ -30,7 +80,7 @@ install_log_records()
 
 _ROOT = Path(find_kedro_project(Path.cwd()) or Path(__file__).resolve().parents[2])
 
-use_logging_file(_ROOT)
+_use_logging_file(_ROOT)
 
 # What the user has set in the shell wins, always.
 for _name, _value in {
@@ -79,4 +129,4 @@ HOOKS = (
 # The tracking hook takes the place of the plugin's own; with both, every run would be logged twice.
 DISABLE_HOOKS_FOR_PLUGINS = ("kedro_mlflow",)
 
-stop_version_search()
+_stop_version_search()

@@ -12,7 +12,7 @@ import pytest
 from lm_tuning.data.records import SPLITS
 from lm_tuning.data.store import open_examples
 from lm_tuning.errors import UserError
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.data import TokenizeParameters
 from lm_tuning.text.store.table import open_split
 from lm_tuning.text.tokenize import write_tokens
 from tests.support.tiny import EOS, ids, make_tokenizer

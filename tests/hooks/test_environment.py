@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.runtime.processor import read_processor
+from lm_tuning.runtime.device import read_processor
 from tests.support.patience import PATIENCE_SECONDS
 
 # Runs a real Kedro context and pipeline with only this hook. The nodes report what their process is like.

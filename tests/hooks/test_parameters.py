@@ -7,7 +7,7 @@ import pytest
 from kedro.framework.hooks.manager import _create_hook_manager
 
 from lm_tuning.errors import UserError
-from lm_tuning.hooks.validation import ParametersHook
+from lm_tuning.hooks.parameters import ParametersHook
 from tests.parameters.conftest import Project
 
 

@@ -59,7 +59,7 @@ def no_run_is_active() -> bool:
 
 
 def test_the_parameters_of_a_session_are_read_and_checked_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lm_tuning.hooks import session_parameters
+    from lm_tuning.hooks import parameters as session_parameters
 
     read = []
 

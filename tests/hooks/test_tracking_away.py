@@ -21,9 +21,9 @@ import requests
 from lm_tuning.errors import UserError
 from lm_tuning.hooks import mlflow_run
 from lm_tuning.hooks.locking import LOCK_FOLDER
-from lm_tuning.hooks.send_tracking import send_what_is_kept
+from lm_tuning.hooks.mlflow_run import send_what_is_kept
 from lm_tuning.storage.locks import one_at_a_time
-from lm_tuning.tracking import address, patience, sender
+from lm_tuning.tracking import address, sender, trouble
 from lm_tuning.tracking.journal import JOURNAL_FOLDER, list_journals
 from tests.support.patience import PATIENCE_SECONDS
 from tests.support.shell import Shell
@@ -161,7 +161,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[Wait]:
             seen.append(life())
             return seen[-1]
 
-        came_true, seconds = patience.wait_patiently(condition, look, patience_seconds, at_most_seconds)
+        came_true, seconds = trouble.wait_patiently(condition, look, patience_seconds, at_most_seconds)
         if not came_true:
             silent = list(itertools.takewhile(lambda value: value == seen[-1], reversed(seen)))
             noted.append(Wait(patience_seconds, seconds, len(silent) - 1))
@@ -193,7 +193,7 @@ def check_patience(waits: list[Wait], said: list[str]) -> None:
     assert len(waits) <= 2, "at the start and at the end"
     for wait in waits:
         assert wait.patience_seconds in {mlflow_run.OPEN_PATIENCE_SECONDS, mlflow_run.END_PATIENCE_SECONDS}
-        assert wait.num_silent_looks <= wait.patience_seconds / patience._LOOK_SECONDS + 1
+        assert wait.num_silent_looks <= wait.patience_seconds / trouble._LOOK_SECONDS + 1
     assert waited(said) == round(sum(wait.seconds for wait in waits))
 
 

@@ -7,8 +7,8 @@ import jsonschema
 import pytest
 import yaml
 
+from lm_tuning.parameters.base import join_words
 from lm_tuning.parameters.schema import accepts, editor_schema, find_entry, render_reference, walk_keys
-from lm_tuning.parameters.written import join_words
 
 from .conftest import REPOSITORY
 

@@ -170,7 +170,7 @@ def test_trainer_settings_that_are_ours_are_refused_with_our_key(valid: dict[str
 
 
 def test_every_key_that_advice_names_exists() -> None:
-    from lm_tuning.parameters.trainer import OWNED_BY_US
+    from lm_tuning.parameters.trainer_arguments import OWNED_BY_US
     from lm_tuning.parameters.validation import _HABITS
 
     known = {".".join(path) for path, _ in walk_keys()}

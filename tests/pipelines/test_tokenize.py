@@ -11,10 +11,8 @@ import pytest
 from lm_tuning.data.settings import split_settings
 from lm_tuning.data.sources.describe import describe_files
 from lm_tuning.errors import UserError
-from lm_tuning.parameters.data import DataParameters, SplitParameters
-from lm_tuning.parameters.model import ModelParameters
-from lm_tuning.parameters.results import EvaluateParameters
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.data import DataParameters, SplitParameters, TokenizeParameters
+from lm_tuning.parameters.groups import EvaluateParameters, ModelParameters
 from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.pipelines.tokenize.nodes import prepare_base_model, tokenize_examples
 from lm_tuning.storage.folders import FolderStore, read_manifest

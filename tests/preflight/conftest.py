@@ -13,8 +13,7 @@ from lm_tuning.data.check.checked import read_findings
 from lm_tuning.data.split.folder import write_splits
 from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.parameters import ModelParameters, PreflightParameters, TrainParameters
-from lm_tuning.parameters.data import SplitParameters
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.data import SplitParameters, TokenizeParameters
 from lm_tuning.preflight.figures import inspect_tokens
 from lm_tuning.preflight.records import StoredRows
 from lm_tuning.storage.folders import FolderStore

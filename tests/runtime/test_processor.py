@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lm_tuning.runtime import processor
-from lm_tuning.runtime.processor import read_processor
+from lm_tuning.runtime.device import BFLOAT16_FEATURES, read_processor
 
 GIB = 1 << 30
 
@@ -96,4 +95,4 @@ def test_nothing_to_read_still_gives_an_answer(tmp_path: Path) -> None:
 def test_this_machine_agrees_with_the_system() -> None:
     found = read_processor()
     assert 1 <= found.num_cores <= (os.cpu_count() or 1)
-    assert set(found.bfloat16_features) <= set(processor.BFLOAT16_FEATURES)
+    assert set(found.bfloat16_features) <= set(BFLOAT16_FEATURES)

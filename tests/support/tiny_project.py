@@ -24,7 +24,7 @@ PACKAGE = "tiny_project"
 
 SETTINGS = """
 from lm_tuning.hooks.locking import OutputLockHook
-from lm_tuning.hooks.validation import ParametersHook
+from lm_tuning.hooks.parameters import ParametersHook
 from lm_tuning.hooks.validation import StoredInputsHook
 from lm_tuning.hooks.tracking import TrackingHook
 
@@ -276,7 +276,7 @@ def send_what_is_kept_by(root: Path) -> list[str]:
     """
     from kedro.framework.startup import bootstrap_project
 
-    from lm_tuning.hooks.send_tracking import send_what_is_kept
+    from lm_tuning.hooks.mlflow_run import send_what_is_kept
 
     forget_project()
     bootstrap_project(root)

@@ -12,7 +12,7 @@ import pytest
 
 from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.data.store import ExampleWriter, example_schema
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.data import TokenizeParameters
 from lm_tuning.text.records import TokenRow
 from lm_tuning.text.store.table import open_split
 from lm_tuning.text.tokenize import write_tokens

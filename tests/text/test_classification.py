@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.data import TokenizeParameters
 from lm_tuning.text.store.table import open_split
 from lm_tuning.text.tokenize import read_token_report, write_tokens
 from tests.support.tiny import BOS, END, UNK, ids, make_tokenizer

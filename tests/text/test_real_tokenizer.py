@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.data import TokenizeParameters
 from lm_tuning.text.store.table import open_split
 from lm_tuning.text.tokenize import write_tokens
 from tests.support.real_tokenizer import real_tokenizer

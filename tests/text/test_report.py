@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.data import TokenizeParameters
 from lm_tuning.text.tokenize import read_token_report, write_tokens
 from tests.support.tiny import make_tokenizer
 from tests.text.conftest import store_examples

@@ -10,7 +10,7 @@ import pytest
 
 from lm_tuning.data.store import ExampleWriter
 from lm_tuning.errors import UserError
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.data import TokenizeParameters
 from lm_tuning.text.store.table import IGNORE_INDEX, labels_of, open_split
 from lm_tuning.text.tokenize import read_token_summary, write_tokens
 from tests.support import templates

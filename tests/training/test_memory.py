@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lm_tuning.models.loading import build_skeleton
-from lm_tuning.parameters.trainer import TrainerSettings
+from lm_tuning.parameters.train import TrainerSettings
 from lm_tuning.training.planning.memory import (
     Parameter,
     count_optimizer_state,

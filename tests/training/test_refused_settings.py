@@ -8,7 +8,7 @@ import pytest
 
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.conflicts import find_conflicts
-from lm_tuning.parameters.groups import ParameterGroups
+from lm_tuning.parameters.groups import Parameters
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training
 from tests.support.settings import vary
@@ -39,7 +39,7 @@ def test_a_contradiction_is_refused_as_kedro_run_does(
         run_training(paths, wrong, on_health=reports.append)
     [problem] = caught.value.problems
     assert told in problem
-    same = find_conflicts(ParameterGroups(task=wrong.task, train=wrong.train))
+    same = find_conflicts(Parameters(task=wrong.task, train=wrong.train))
     assert problem in [conflict.problem for conflict in same]
     assert not paths.checkpoints.exists()
     assert reports[-1]["run"]["state"] == "refused"
@@ -68,5 +68,5 @@ def test_a_resume_that_is_refused_for_it_leaves_the_report(paths: TrainingPaths,
 def test_groups_that_a_training_is_not_told_refuse_nothing(paths: TrainingPaths, settings: TrainingSettings) -> None:
     """The steps are smaller than what rows may have by default, and all rows fit all the same."""
     small = vary(settings, effective_batch_rows=None, effective_batch_tokens=100, max_steps=1)
-    assert find_conflicts(ParameterGroups(train=small.train)), "tokenize.max_length_tokens is larger"
+    assert find_conflicts(Parameters(train=small.train)), "tokenize.max_length_tokens is larger"
     assert len(run_training(paths, small).steps) == 1

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from lm_tuning.parameters.model import EnvironmentParameters
+from lm_tuning.parameters.groups import EnvironmentParameters
 from lm_tuning.training.planning import planner
 from lm_tuning.training.planning.out_of_memory import MemoryReading
 from lm_tuning.training.planning.records import ProbePoint

@@ -10,28 +10,28 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-# The one list of our classes; catalog entries name them as lm_tuning.datasets.<class>. OPTIONS in options.py, which a
-# test compares with them, says what each takes.
-_MODULES = {
-    "CSVDataset": "csv_file",
-    "FigureDataset": "files",
-    "JSONDataset": "files",
-    "TextDataset": "files",
-    "FinishedFileDataset": "handed",
-    "FolderDataset": "folders",
-    "FolderStoreDataset": "folders",
-    "ModelFolderDataset": "folders",
-    "StoredFolderDataset": "folders",
-    "LiveReportDataset": "report_sections",
-    "MetricStreamDataset": "metric_stream",
-    "ReportSectionDataset": "report_sections",
+#: Our classes, which catalog entries name as lm_tuning.datasets.<class>: the module of each, and what an entry may say
+#: beside ``type`` and ``metadata``.
+CLASSES = {
+    "CSVDataset": ("csv_file", "filepath load_args save_args"),
+    "FigureDataset": ("files", "filepath save_args"),
+    "JSONDataset": ("files", "filepath save_args"),
+    "TextDataset": ("files", "filepath"),
+    "FinishedFileDataset": ("folders", "filepath"),
+    "FolderDataset": ("folders", "filepath"),
+    "FolderStoreDataset": ("folders", "filepath keep"),
+    "ModelFolderDataset": ("folders", "filepath"),
+    "StoredFolderDataset": ("folders", "filepath keep"),
+    "LiveReportDataset": ("report_sections", "filepath"),
+    "MetricStreamDataset": ("metric_stream", ""),
+    "ReportSectionDataset": ("report_sections", "filepath section sections title"),
 }
-__all__ = list(_MODULES)
+__all__ = list(CLASSES)
 
 
 def __getattr__(name: str) -> Any:
     """Import a dataset class on first use."""
     # Python asks here for what the module does not have (PEP 562); what was imported once is found in its own module.
-    if name not in _MODULES:
+    if name not in CLASSES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{CLASSES[name][0]}"), name)

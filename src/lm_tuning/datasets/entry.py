@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypedDict, TypeVar
+from typing import ClassVar, NamedTuple, NoReturn, TypedDict, TypeVar
 
-from kedro.io import AbstractDataset
+from kedro.io import AbstractDataset, DatasetError
 
 from lm_tuning.errors import UserError
 from lm_tuning.json_types import JsonObject
@@ -116,6 +116,23 @@ class PathDataset(CatalogEntry, AbstractDataset[_Saved, _Loaded]):
 
     def _describe(self) -> dict[str, Path]:
         return {"filepath": self._filepath}
+
+
+class HandedDataset(PathDataset[NoReturn, _Loaded]):
+    """Base of datasets that hand a node a path to write to; a subclass says what ``load`` returns.
+
+    Attributes:
+        who_writes: half a sentence for whoever saves to it by name.
+    """
+
+    who_writes: ClassVar[str]
+
+    def save(self, data: NoReturn) -> NoReturn:
+        """Refuse: a node writes there itself."""
+        raise DatasetError(f"'{self._filepath}' {self.who_writes}.")
+
+    def _exists(self) -> bool:
+        return True  # as an input it is always there: whoever loads it makes it
 
 
 def find_maker(entry_name: str) -> Maker | None:

@@ -1,20 +1,19 @@
-"""Datasets whose content is a folder: nodes get paths, and saving only publishes or renames."""
+"""Datasets that give nodes paths, to folders and to finished files: saving only publishes, moves or renames."""
 
 from __future__ import annotations
 
 import json
 import logging
+import shutil
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
-from kedro.io import DatasetError
 from kedro_datasets._typing import TablePreview
 
-from lm_tuning.datasets.entry import PathDataset
-from lm_tuning.datasets.handed import FinishedDataset, HandedDataset
+from lm_tuning.datasets.entry import HandedDataset, PathDataset
 from lm_tuning.errors import UserError
 from lm_tuning.json_types import JsonObject
-from lm_tuning.storage.atomic import replace_folder, restore_folder
+from lm_tuning.storage.atomic import replace_folder, replacing_file, restore_folder
 from lm_tuning.storage.folders import FolderStore, StagedFolder
 from lm_tuning.storage.write_failures import explain_full_disk
 
@@ -41,7 +40,7 @@ class _StoreDataset(PathDataset[_Saved, _Loaded]):
         self._store = FolderStore(self._filepath, keep)
 
 
-class FolderStoreDataset(_StoreDataset[NoReturn, FolderStore]):
+class FolderStoreDataset(_StoreDataset[NoReturn, FolderStore], HandedDataset[FolderStore]):
     """Hand a node the store itself, so that it can look for finished work before it does any.
 
     Example:
@@ -52,17 +51,12 @@ class FolderStoreDataset(_StoreDataset[NoReturn, FolderStore]):
               filepath: data/05_model_input/default/tokens
     """
 
+    # What a node makes is an output of it, under an entry of its own; here it only looks for what is finished.
+    who_writes = "is saved through its StoredFolderDataset entry"
+
     def load(self) -> FolderStore:
         """Return the store, empty or not."""
         return self._store
-
-    def save(self, data: NoReturn) -> NoReturn:
-        """Refuse: publishing goes through the entry of type ``StoredFolderDataset``."""
-        # What a node makes is an output of it, under an entry of its own; here it only looks for what is finished.
-        raise DatasetError(f"'{self._filepath}' is saved through its StoredFolderDataset entry.")
-
-    def _exists(self) -> bool:
-        return True
 
 
 class StoredFolderDataset(_StoreDataset[StagedFolder | Path, Path]):
@@ -113,6 +107,41 @@ class StoredFolderDataset(_StoreDataset[StagedFolder | Path, Path]):
         except UserError:
             return False
         return True
+
+
+class FinishedDataset(PathDataset[Path, Path]):
+    """Base of datasets that keep one finished file or folder; a subclass says how it is moved and when it is there."""
+
+    def load(self) -> Path:
+        """Return the path.
+
+        Raises:
+            UserError: if it is missing, naming entry, path and the pipeline that makes it (as the cause of Kedro's
+                ``DatasetError``).
+        """
+        self.require(self._filepath, self._exists())
+        return self._filepath
+
+
+class FinishedFileDataset(FinishedDataset):
+    """Move a finished file, such as a trace, to where it is kept; the previous file stays until then.
+
+    Example:
+        .. code-block:: yaml
+
+            profile_trace:
+              type: lm_tuning.datasets.FinishedFileDataset
+              filepath: data/08_reporting/default/profile/trace.json.gz
+    """
+
+    def save(self, data: Path) -> None:
+        """Move a file here, also from another disk."""
+        # Beside the target first: a move from another disk is a copy, and would be seen half done.
+        with replacing_file(self._filepath) as aside:
+            shutil.move(data, aside)
+
+    def _exists(self) -> bool:
+        return self._filepath.is_file()
 
 
 class ModelFolderDataset(FinishedDataset):

@@ -15,9 +15,8 @@ from kedro.io import AbstractDataset, DatasetError
 
 from lm_tuning.datasets.entry import CatalogEntry
 from lm_tuning.json_types import JsonObject
-from lm_tuning.tracking.active_run import current_journal
 from lm_tuning.tracking.delivery import Delivery, now_ms
-from lm_tuning.tracking.journal import Journal
+from lm_tuning.tracking.journal import Journal, current_journal
 from lm_tuning.tracking.records import STEP, RunHeader
 from lm_tuning.tracking.sender import Sender
 from lm_tuning.tracking.trouble import strip_passwords
@@ -184,13 +183,10 @@ class MetricStreamDataset(CatalogEntry, AbstractDataset[NoReturn, MetricStream])
         import mlflow
 
         # The journal takes metrics also while the store is away, and MLflow has no active run then.
-        journal = current_journal()
-        if journal is not None:
+        if (journal := current_journal()) is not None:
             return MetricStream(journal.run_id, mlflow.get_tracking_uri(), journal=journal)
         run = mlflow.active_run()
-        if run is None:
-            return MetricStream()
-        return MetricStream(run.info.run_id, mlflow.get_tracking_uri())
+        return MetricStream() if run is None else MetricStream(run.info.run_id, mlflow.get_tracking_uri())
 
     def save(self, data: NoReturn) -> NoReturn:
         """Refuse: metrics go through the stream that ``load`` returns."""

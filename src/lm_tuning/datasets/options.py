@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lm_tuning.datasets import CLASSES
 from lm_tuning.datasets.entry import Marks
 from lm_tuning.errors import UserError
 from lm_tuning.json_types import JsonObject
@@ -16,21 +17,8 @@ if TYPE_CHECKING:
 
 PREFIX = "lm_tuning.datasets."
 
-#: What an entry of each class may say beside ``type`` and ``metadata``. Importing the classes would cost pandas.
-OPTIONS: dict[str, frozenset[str]] = {
-    "CSVDataset": frozenset({"filepath", "load_args", "save_args"}),
-    "FigureDataset": frozenset({"filepath", "save_args"}),
-    "FinishedFileDataset": frozenset({"filepath"}),
-    "FolderDataset": frozenset({"filepath"}),
-    "FolderStoreDataset": frozenset({"filepath", "keep"}),
-    "JSONDataset": frozenset({"filepath", "save_args"}),
-    "LiveReportDataset": frozenset({"filepath"}),
-    "MetricStreamDataset": frozenset(),
-    "ModelFolderDataset": frozenset({"filepath"}),
-    "ReportSectionDataset": frozenset({"filepath", "section", "sections", "title"}),
-    "StoredFolderDataset": frozenset({"filepath", "keep"}),
-    "TextDataset": frozenset({"filepath"}),
-}
+# From a table and not from the classes, since importing them would cost pandas. A test compares the two.
+OPTIONS = {name: frozenset(options.split()) for name, (_, options) in CLASSES.items()}
 #: Keys of ``metadata.lm_tuning``.
 MARKS = frozenset(Marks.__annotations__)
 
@@ -72,8 +60,7 @@ def check_entries(config_loader: AbstractConfigLoader) -> None:
         ) from error
     # All of them before the first node, since what is wrong with a report shows only when it is saved.
     problems = [problem for name, entry in catalog.items() for problem in _problems_of(str(name), entry)]
-    problems += _unused(catalog)
-    problems += _foreign_folders(catalog)
+    problems += [*_unused(catalog), *_foreign_folders(catalog)]
     if problems:
         raise UserError(problems)
 
@@ -108,26 +95,26 @@ def _problems_of(name: str, entry: Any) -> Iterator[str]:
             yield f"{where}: metadata.lm_tuning has no key {mark}. {hint}"
 
 
-def _foreign_folders(catalog: JsonObject) -> list[str]:
-    """List model entries whose folder holds something else, which saving the model would replace."""
-    problems = []
+def _foreign_folders(catalog: JsonObject) -> Iterator[str]:
+    """Report model entries whose folder holds something else, which saving the model would replace."""
     for name, entry in catalog.items():
         if not isinstance(entry, Mapping) or str(entry.get("type")) != f"{PREFIX}ModelFolderDataset":
             continue
         folder = Path(str(entry.get("filepath", "")))
         # Every tuned model has this file, see models/tuned.py.
         if folder.is_dir() and any(folder.iterdir()) and not (folder / "tuning.json").is_file():
-            problems.append(
+            yield (
                 f"Catalog entry '{name}': filepath = {folder} holds files that are no tuned model, and saving one "
                 "would replace them. Name a folder of its own."
             )
-    return problems
 
 
-def _unused(catalog: JsonObject) -> list[str]:
-    """List entries that no pipeline uses and whose name comes near one that does: the setting would be left out."""
-    used = _used_names()
-    problems = []
+def _unused(catalog: JsonObject) -> Iterator[str]:
+    """Report entries that no pipeline uses and whose name comes near one that does: the setting would be left out."""
+    from kedro.framework.project import pipelines
+
+    datasets = {name for pipeline in dict(pipelines).values() for name in pipeline.datasets()}
+    used = {name for name in datasets if not name.startswith(("params:", "parameters"))}
     # Entries that begin with _ are templates, those with braces patterns; any other unknown name may be a user's own.
     for name in map(str, catalog):
         if name in used or name.startswith("_") or "{" in name:
@@ -137,13 +124,4 @@ def _unused(catalog: JsonObject) -> list[str]:
             name, used, n=1, cutoff=_CLOSE_ENOUGH
         )
         if nearest:
-            problems.append(f"Catalog entry '{name}' is used by no pipeline. Did you mean {nearest[0]}?")
-    return problems
-
-
-def _used_names() -> set[str]:
-    """Return the names of all datasets of all pipelines."""
-    from kedro.framework.project import pipelines
-
-    names = {name for pipeline in dict(pipelines).values() for name in pipeline.datasets()}
-    return {name for name in names if not name.startswith(("params:", "parameters"))}
+            yield f"Catalog entry '{name}' is used by no pipeline. Did you mean {nearest[0]}?"

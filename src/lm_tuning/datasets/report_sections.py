@@ -10,8 +10,7 @@ from typing import Any
 
 from kedro_datasets._typing import HTMLPreview
 
-from lm_tuning.datasets.entry import PathDataset
-from lm_tuning.datasets.handed import HandedDataset
+from lm_tuning.datasets.entry import HandedDataset, PathDataset
 from lm_tuning.json_types import JsonObject
 from lm_tuning.reporting.document import ReportSection
 from lm_tuning.reporting.markdown import join_sections
@@ -40,12 +39,7 @@ class ReportSectionDataset(PathDataset[ReportSection[JsonObject], ReportSection[
     """
 
     def __init__(
-        self,
-        filepath: str,
-        section: str,
-        sections: list[str],
-        title: str,
-        metadata: JsonObject | None = None,
+        self, filepath: str, section: str, sections: list[str], title: str, metadata: JsonObject | None = None
     ) -> None:
         """Point at a section.
 

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 
-from lm_tuning.hooks.session_parameters import settle_parameters
+from lm_tuning.hooks.parameters import settle_parameters
 from lm_tuning.progress import keep_log_lines_whole
 from lm_tuning.runtime.backend import apply_backend, summarize_facts
-from lm_tuning.runtime.device import probe_device
+from lm_tuning.runtime.device import probe_device, read_processor
 from lm_tuning.runtime.facts import remember_decisions
-from lm_tuning.runtime.processor import read_processor
 from lm_tuning.runtime.threads import (
     apply_variables,
     find_openmp,
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from kedro.io import CatalogProtocol
     from kedro.pipeline.node import Node
 
-    from lm_tuning.parameters.model import EnvironmentParameters
+    from lm_tuning.parameters.groups import EnvironmentParameters
 
 logger = logging.getLogger(__name__)
 
@@ -62,20 +61,17 @@ class EnvironmentHook:
         # The library reads its variable at each call, so it can be on for these nodes. A fork in the middle of its
         # thread pool hangs the child.
         if TOKENIZERS_TAG in node.tags:
-            self._open[node.name] = ExitStack()
-            self._open[node.name].enter_context(tokenizer_parallelism(True))
+            self._open[node.name] = stack = ExitStack()
+            stack.enter_context(tokenizer_parallelism(True))
         if TORCH_TAG in node.tags:
             self._apply_backend(catalog)
 
     @hook_impl
     def after_node_run(self, node: Node) -> None:
         """Switch parallel tokenizing off again."""
-        self._close(node)
+        self._open.pop(node.name, ExitStack()).close()
 
-    @hook_impl
-    def on_node_error(self, node: Node) -> None:
-        """Switch parallel tokenizing off again."""
-        self._close(node)
+    on_node_error = after_node_run
 
     def _set_variables(self, settings: EnvironmentParameters, kind: str, described: str) -> None:
         # Children inherit the variables: loader workers, ranks, and the process that measures micro-batches.
@@ -98,7 +94,7 @@ class EnvironmentHook:
     def _apply_backend(self, catalog: CatalogProtocol) -> None:
         if self._settings is None:
             # A process that Kedro's parallel runner has started: it is given the catalog and no context.
-            from lm_tuning.parameters.model import EnvironmentParameters
+            from lm_tuning.parameters.groups import EnvironmentParameters
 
             loaded: Any = catalog.load("params:environment")
             self._settings = EnvironmentParameters.model_validate(loaded)
@@ -116,20 +112,9 @@ class EnvironmentHook:
                 torch.__version__,
             )
             self._set_variables(settings, "cpu", "CPU")
-        facts = apply_backend(
-            tf32=settings.tf32,
-            flash_sdp=settings.flash_sdp,
-            mem_efficient_sdp=settings.mem_efficient_sdp,
-            reproducibility=settings.reproducibility,
-            num_threads=settings.num_threads,
-        )
+        facts = apply_backend(**settings.model_dump(exclude={"variables"}))
         self._applied = settings
         _log(f"torch {torch.__version__} reports:", summarize_facts(facts))
-
-    def _close(self, node: Node) -> None:
-        stack = self._open.pop(node.name, None)
-        if stack is not None:
-            stack.close()
 
 
 def _log(title: str, lines: list[str]) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 
-from lm_tuning.hooks.session_parameters import settle_parameters
+from lm_tuning.hooks.parameters import settle_parameters
 from lm_tuning.storage.locks import OutputLock
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class OutputLockHook:
         """Begin without a lock."""
         self._root = Path()
         self._output = ""
-        self._lock: OutputLock | None = None
+        self._held = ExitStack()
 
     @hook_impl
     def after_context_created(self, context: KedroContext) -> None:
@@ -43,13 +44,14 @@ class OutputLockHook:
         Raises:
             UserError: if another run writes to the same output, naming it and the process that holds it.
         """
-        self._release()  # one that Ctrl-C in a notebook has left: Kedro calls no hook then
+        self._held.close()  # one that Ctrl-C in a notebook has left: Kedro calls no hook then
         path = self._root / LOCK_FOLDER / f"{self._output}.lock"
-        self._lock = OutputLock(path, subject=f"The output '{self._output}' (folders data/*/{self._output})").acquire()
+        lock = OutputLock(path, subject=f"The output '{self._output}' (folders data/*/{self._output})")
+        self._held.enter_context(lock)
         try:
             return (yield)  # the other hooks of this name
         except BaseException:
-            self._release()
+            self._held.close()
             raise
 
     @hook_impl(wrapper=True)
@@ -58,20 +60,9 @@ class OutputLockHook:
         try:
             return (yield)
         finally:
-            self._release()
+            self._held.close()
 
-    @hook_impl(wrapper=True)
-    def on_pipeline_error(self) -> Generator[None, Any, Any]:
-        """Give the lock back after all other hooks."""
-        try:
-            return (yield)
-        finally:
-            self._release()
-
-    def _release(self) -> None:
-        lock, self._lock = self._lock, None
-        if lock is not None:
-            lock.release()
+    on_pipeline_error = after_pipeline_run
 
 
 class EarlierReportsHook:

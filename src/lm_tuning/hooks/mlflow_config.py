@@ -20,30 +20,18 @@ if TYPE_CHECKING:
     from lm_tuning.parameters import TrackingParameters
 
 
-class _Server(TypedDict, total=False):
-    mlflow_tracking_uri: str
-
-
-class _Creation(TypedDict, total=False):
-    artifact_location: str
-
-
 class ExperimentOfFile(TypedDict, total=False):
     """The experiment as ``mlflow.yml`` states it."""
 
     name: str
-    create_experiment_kwargs: _Creation
-
-
-class _Tracking(TypedDict, total=False):
-    experiment: ExperimentOfFile
+    create_experiment_kwargs: dict[str, str]
 
 
 class MlflowFile(TypedDict, total=False):
     """What is read here of ``mlflow.yml``; kedro-mlflow's classes check the whole of it, these keys too."""
 
-    server: _Server
-    tracking: _Tracking
+    server: dict[str, str]
+    tracking: dict[str, ExperimentOfFile]
 
 
 def set_up_mlflow(context: KedroContext, tracking: TrackingParameters) -> KedroMlflowConfig:
@@ -190,8 +178,4 @@ def complete_mlflow_config(config: MlflowFile, experiment: str, root: Path) -> M
     if not is_database(uri) and "://" not in str(creation.get("artifact_location") or "://"):
         del creation["artifact_location"]
     named: ExperimentOfFile = {**stated, "name": experiment, "create_experiment_kwargs": creation}
-    return {
-        **config,
-        "server": {**server, "mlflow_tracking_uri": uri},
-        "tracking": {**tracking, "experiment": named},
-    }
+    return {**config, "server": {**server, "mlflow_tracking_uri": uri}, "tracking": {**tracking, "experiment": named}}

@@ -1,10 +1,11 @@
-"""The MLflow run of one ``kedro run``: opened for a few seconds at most, written to through a journal, and closed."""
+"""The MLflow run of one ``kedro run``, which never waits long for the store, and what ``kedro send-tracking`` does."""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,18 @@ from lm_tuning.errors import UserError
 from lm_tuning.hooks.locking import LOCK_FOLDER
 from lm_tuning.json_types import JsonObject
 from lm_tuning.secrets import mask, mask_values
-from lm_tuning.tracking.active_run import enter_run, leave_run, set_current
 from lm_tuning.tracking.address import bounded_requests
 from lm_tuning.tracking.delivery import Delivery, now_ms
-from lm_tuning.tracking.journal import JOURNAL_FOLDER, Journal, describe_count, find_journal, is_stand_in, read_run_id
+from lm_tuning.tracking.journal import (
+    JOURNAL_FOLDER,
+    Journal,
+    describe_count,
+    find_journal,
+    is_stand_in,
+    list_journals,
+    read_run_id,
+    set_current,
+)
 from lm_tuning.tracking.records import RunHeader, RunStatus
 from lm_tuning.tracking.run_description import flatten_settings
 from lm_tuning.tracking.sender import Sender
@@ -283,9 +292,71 @@ class MlflowRun:
             threading.Thread(target=monitor.finish, name="system-metrics-end", daemon=True).start()
 
 
+def enter_run(run: Run) -> None:
+    """Make a run the active one of this thread, and its experiment that of the process.
+
+    Args:
+        run: as the store gave it.
+    """
+    # What mlflow.start_run() does, but for its requests, with which it would wait for a store that is away.
+    fluent = _fluent()
+    fluent._active_experiment_id = run.info.experiment_id
+    fluent._active_run_stack.get().append(fluent.ActiveRun(run))
+
+
+def leave_run(run_id: str) -> None:
+    """Leave a run, if it is the active one of this thread.
+
+    Args:
+        run_id: its id.
+    """
+    fluent = _fluent()
+    stack = fluent._active_run_stack.get()
+    # mlflow.end_run() would tell the store that the run has ended; the sender does that, in its turn.
+    while stack and stack[-1].info.run_id == run_id:
+        stack.pop()
+        fluent._last_active_run_id.set(run_id)
+
+
+def _fluent() -> Any:
+    """Return the module that keeps these things; none of it is MLflow's public interface."""
+    from mlflow.tracking import fluent
+
+    return fluent
+
+
 def _context_tags(name: str) -> dict[str, str]:
     """Return what MLflow notes of every run: user, source, and its name."""
     # mlflow.start_run() would add them; runs are made by the client here, which adds nothing.
     from mlflow.tracking.context.registry import resolve_tags
 
     return {str(key): mask(str(value)) for key, value in resolve_tags({"mlflow.runName": name}).items()}
+
+
+def send_what_is_kept(root: Path, env: str | None, *, say: Callable[[str], None]) -> list[str]:
+    """Send every journal of a project to MLflow.
+
+    Args:
+        root: project folder.
+        env: configuration environment; None takes ``KEDRO_ENV`` or the default.
+        say: receives what was sent, a line each.
+
+    Returns:
+        What stays, and why.
+
+    Raises:
+        UserError: ``mlflow.yml`` is wrong, or the address of the store is none.
+    """
+    from kedro.framework.session import KedroSession
+
+    from lm_tuning.tracking.later import send_journals
+
+    # Before a session, which imports MLflow: most of the time there is nothing to send.
+    if not list_journals(root / JOURNAL_FOLDER):
+        say("Nothing is kept: every run has told MLflow everything.")
+        return []
+    with KedroSession.create(project_path=root, env=env or os.environ.get("KEDRO_ENV")) as session:
+        context: Any = session.load_context()  # type: ignore[attr-defined]  # only its subclass declares it
+        config = context.mlflow  # by our tracking hook, which sets MLflow up, with credentials
+    uri = str(config.server.mlflow_tracking_uri)
+    return send_journals(root / JOURNAL_FOLDER, uri, locks=root / LOCK_FOLDER, say=say)

@@ -9,20 +9,20 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 
 from lm_tuning.datasets.entry import read_marks
-from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.errors import Interrupted, UserError, causes_of
 from lm_tuning.hooks.mlflow_config import set_up_mlflow
 from lm_tuning.hooks.mlflow_run import MlflowRun
-from lm_tuning.hooks.session_parameters import settle_parameters
-from lm_tuning.hooks.stopping import StopSignals, was_interrupted
+from lm_tuning.hooks.parameters import settle_parameters
 from lm_tuning.models.tuned import read_tuning
 from lm_tuning.runtime.facts import environment_facts, run_facts
-from lm_tuning.runtime.stopping import last_words, stop_if_requested
+from lm_tuning.runtime.stopping import StopSignals, last_words, stop_if_requested, was_interrupted
 from lm_tuning.secrets import mask
 from lm_tuning.tracking.records import RunHeader, RunParams, RunStatus
 from lm_tuning.tracking.run_description import data_digests, name_pipelines, numbers_of, rerun_command
@@ -115,9 +115,10 @@ class TrackingHook:
         # Kedro calls no hook for what is not an Exception, such as SystemExit.
         atexit.register(self._finish, "KILLED", is_hurried=True)
         try:
-            self._open_run(run_params, pipeline, catalog)
-            self._try("settings", self._log_settings)
-            self._try("facts", lambda: self._log_start(run_params))
+            run = self._open_run(run_params, pipeline, catalog)
+            # Every parameter with its value of now, also those that no file names.
+            self._try("settings", lambda: run.log_settings(self._parameters.model_dump(mode="json")))
+            self._try("facts", lambda: run.log_tags(self._describe_start(run_params)))
         except BaseException as error:
             is_hurried = was_interrupted(error)
             self._finish("KILLED" if is_hurried else "FAILED", is_hurried=is_hurried)
@@ -163,7 +164,7 @@ class TrackingHook:
             for path in paths:
                 what = f"a copy of '{dataset_name}'" + (f" ({path.name})" if len(paths) > 1 else "")
                 self._logged.add(path)
-                self._soon(what, lambda path=path, what=what: self._log_artifact(run, path, folder, what))  # type: ignore[misc]
+                self._soon(what, partial(self._log_artifact, run, path, folder, what))
         self._log_digests(dataset_name, data)
         if dataset_name == "tuned_model":  # the training has gone on to its end
             self._release()
@@ -180,7 +181,8 @@ class TrackingHook:
         is_refusal = False
         if self._run is not None:
             # Not after a step: what a health check ends then has gone on in the run of the checkpoint.
-            is_refusal = self._held is not None and not self._run.journal.has_steps and _is_refusal(error)
+            is_user_error = any(isinstance(cause, UserError) for cause in causes_of(error))
+            is_refusal = self._held is not None and not self._run.journal.has_steps and is_user_error
             run, text = self._run, f"{type(error).__name__}: {error}"
             if is_refusal:
                 self._held = None
@@ -196,7 +198,7 @@ class TrackingHook:
         disabled = self._config.tracking.disable_tracking.pipelines
         return not all(name in disabled for name in run_params.get("pipeline_names") or ["__default__"])
 
-    def _open_run(self, run_params: RunParams, pipeline: Pipeline, catalog: CatalogProtocol) -> None:
+    def _open_run(self, run_params: RunParams, pipeline: Pipeline, catalog: CatalogProtocol) -> MlflowRun:
         """Start a run, or go on with that of the checkpoint to resume, or log into one that the user has opened."""
         import mlflow
 
@@ -228,15 +230,10 @@ class TrackingHook:
             self._run = None
             run.discard(str(error))
             raise
+        return run
 
-    def _log_settings(self) -> None:
-        """Log every parameter with its value of now, also those that no file names."""
-        assert self._run is not None, "the run is open"
-        self._run.log_settings(self._parameters.model_dump(mode="json"))
-
-    def _log_start(self, run_params: RunParams) -> None:
-        """Log how the run was started, from which code, and on what machine."""
-        assert self._run is not None, "the run is open"
+    def _describe_start(self, run_params: RunParams) -> dict[str, str]:
+        """Return how the run was started, from which code, and on what machine."""
         facts = {**run_facts(self._root), **environment_facts()}
         start = {
             "command": rerun_command(sys.argv, run_params),
@@ -244,16 +241,15 @@ class TrackingHook:
             "env": str(run_params.get("env") or "base"),
             "mlflow.source.git.commit": facts["git.commit"],  # where MLflow's UI looks for it
         }
-        self._run.log_tags({**start, **facts})
+        return {**start, **facts}
 
     def _log_digests(self, name: str, value: Any) -> None:
         """Tag the run with the data that passes by, each once."""
         digests = data_digests(name, value)
         new = {tag: digest for tag, digest in digests.items() if self._digests.get(tag) != digest}
         if new and self._run is not None:
-            run = self._run
             self._digests |= new
-            self._soon("data digests", lambda: run.log_tags(new))
+            self._soon("data digests", partial(self._run.log_tags, new))
 
     def _log_artifact(self, run: MlflowRun, path: Path, folder: str, what: str) -> None:
         """Copy a file, or a model's folder if ``tracking.log_model`` finds its weights worth the space."""
@@ -326,11 +322,6 @@ class TrackingHook:
             raise
         except Exception as error:
             logger.warning("The MLflow run lacks %s: %s", what, error)
-
-
-def _is_refusal(error: BaseException | None) -> bool:
-    """Return whether the user was told to fix something, rather than that something broke."""
-    return error is not None and (isinstance(error, UserError) or _is_refusal(error.__cause__))
 
 
 def _describe_device(root: Path) -> dict[str, str]:

@@ -1,22 +1,17 @@
-"""Check before the first node: every parameter, what a pipeline starts from, and what a training asks for."""
+"""Check before the first node what a pipeline starts from, and what a training asks for."""
 
 from __future__ import annotations
 
-import logging
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kedro.framework.hooks import hook_impl
 
 from lm_tuning.datasets.entry import CatalogEntry, find_way
-from lm_tuning.datasets.options import check_entries
 from lm_tuning.errors import UserError
-from lm_tuning.hooks.session_parameters import settle_parameters
 from lm_tuning.runtime.device import Device, probe_device
 
 if TYPE_CHECKING:
-    from kedro.framework.context import KedroContext
     from kedro.io import CatalogProtocol
     from kedro.pipeline import Pipeline
 
@@ -117,31 +112,3 @@ class StoredInputsHook:
             assert isinstance(dataset, CatalogEntry)
             problems.append(dataset.describe_missing(Path(getattr(dataset, "_filepath", name)), way=way))
         raise UserError(problems)
-
-
-logger = logging.getLogger(__name__)
-
-
-class ParametersHook:
-    """Check all parameters, also those that the requested pipelines do not use."""
-
-    @hook_impl(tryfirst=True)
-    def after_context_created(self, context: KedroContext) -> None:
-        """Validate the merged parameters and make relative paths mean the project folder.
-
-        Kedro validates only the ``params:`` inputs of nodes that run, and only later, when it builds the catalog. A
-        missing environment folder is found here too: left alone it ends in a misleading message from a later plugin.
-
-        Raises:
-            UserError: with every problem at once.
-        """
-        # Kedro runs from any folder inside the project, and catalog entries and parameters hold relative paths.
-        os.chdir(context.project_path)
-        settled = settle_parameters(context)
-        check_entries(context.config_loader)
-        # What a nearer setting replaced must be gone for the nodes too, which Kedro hands the loader's values.
-        context.config_loader["parameters"] = settled.raw
-        for line in settled.replaced:
-            logger.info("%s", line)
-        for line in settled.warnings:
-            logger.warning("%s", line)

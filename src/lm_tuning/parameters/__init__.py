@@ -4,11 +4,21 @@ Promises that every value has the declared type and that all problems are report
 ``errors`` and what lies below; ``loading`` alone imports Kedro. Entries: ``validate_parameters``, and the classes.
 """
 
-from lm_tuning.parameters.data import ColumnParameters, DataParameters, SourceParameters, SplitParameters
-from lm_tuning.parameters.model import EnvironmentParameters, ModelParameters
-from lm_tuning.parameters.results import EvaluateParameters, PreflightParameters, TrackingParameters
-from lm_tuning.parameters.root import Parameters
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.data import (
+    ColumnParameters,
+    DataParameters,
+    SourceParameters,
+    SplitParameters,
+    TokenizeParameters,
+)
+from lm_tuning.parameters.groups import (
+    EnvironmentParameters,
+    EvaluateParameters,
+    ModelParameters,
+    Parameters,
+    PreflightParameters,
+    TrackingParameters,
+)
 from lm_tuning.parameters.train import HealthParameters, LoraParameters, QloraParameters, TrainParameters
 from lm_tuning.parameters.validation import validate_parameters
 

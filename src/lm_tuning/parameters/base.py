@@ -1,12 +1,14 @@
-"""What all parameter groups share: strictness, and the few value types that need more than a plain type."""
+"""What all parameter groups share: strictness, a few value types, and how messages write keys, values and choices."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from lm_tuning.secrets import mask
 
 # Plain YAML 1.1 loaders leave 1e-4 as text, since they want 1.0e-4; the meaning is not in doubt.
 _SCIENTIFIC = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
@@ -57,3 +59,30 @@ TASK_FORMATS: Mapping[str, tuple[str, ...]] = {
     "seq2seq_lm": ("prompt_response",),
 }
 """Values of ``data.format`` that a task learns from."""
+
+
+KeyPath = tuple[str | int, ...]
+
+_MAX_CHARACTERS = 80
+
+
+def write_path(path: Sequence[str | int]) -> str:
+    """Write a path as people type it, such as ``train.lora.target_modules[1]``."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def write_value(value: object) -> str:
+    """Write a value as it would stand in YAML, shortened where it is long."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    text = mask(repr(value))  # before it is cut: half of an address does not show that it holds a password
+    return text if len(text) <= _MAX_CHARACTERS else text[: _MAX_CHARACTERS - 3] + "..."
+
+
+def join_words(words: Sequence[str], always_comma: bool = False) -> str:
+    """Join alternatives as ``a, b or c``; ``always_comma`` keeps phrases that hold an ``or`` of their own apart."""
+    if len(words) < 2:
+        return "".join(words)
+    return f"{', '.join(words[:-1])}{',' if always_comma else ''} or {words[-1]}"

@@ -7,16 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from lm_tuning.parameters.base import TASK_FORMATS
+from lm_tuning.parameters.base import TASK_FORMATS, write_value
 from lm_tuning.parameters.data import SourceParameters
-from lm_tuning.parameters.groups import ParameterGroups
+from lm_tuning.parameters.groups import Parameters
 from lm_tuning.parameters.trainer_arguments import (
     BITSANDBYTES_OPTIMIZERS,
     DEFAULT_SCHEDULE,
     find_optimizer_problems,
     find_schedule_problems,
 )
-from lm_tuning.parameters.written import write_value
 from lm_tuning.wording import count_of
 
 
@@ -34,7 +33,7 @@ class Conflict:
 
 
 # Each check may take for granted that every value is valid alone, and reports what it finds whatever the others found.
-def find_conflicts(parameters: ParameterGroups) -> list[Conflict]:
+def find_conflicts(parameters: Parameters) -> list[Conflict]:
     """List every conflict between parameters that are valid one by one."""
     checks = (
         _check_length_of_training,
@@ -55,7 +54,7 @@ def find_conflicts(parameters: ParameterGroups) -> list[Conflict]:
     return [conflict for check in checks for conflict in check(parameters)]
 
 
-def _check_length_of_training(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_length_of_training(parameters: Parameters) -> Iterator[Conflict]:
     train = parameters.train
     if train.num_epochs is None and train.max_steps is None:
         yield Conflict(
@@ -64,7 +63,7 @@ def _check_length_of_training(parameters: ParameterGroups) -> Iterator[Conflict]
         )
 
 
-def _check_batch(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_batch(parameters: Parameters) -> Iterator[Conflict]:
     train, tokenize = parameters.train, parameters.tokenize
     longest, lengths = tokenize.max_length_tokens, f"tokenize.max_length_tokens = {tokenize.max_length_tokens}"
     length_keys = ["tokenize.max_length_tokens"]
@@ -91,7 +90,7 @@ def _check_batch(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_task(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_task(parameters: Parameters) -> Iterator[Conflict]:
     train, task = parameters.train, parameters.task
     if task != "sequence_classification":
         only_classes = {
@@ -139,7 +138,7 @@ def _check_task(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_method(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_method(parameters: Parameters) -> Iterator[Conflict]:
     train, quantization = parameters.train, parameters.train.qlora
     if train.freeze is not None and train.method != "full":
         yield Conflict(
@@ -156,7 +155,7 @@ def _check_method(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_adapter(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_adapter(parameters: Parameters) -> Iterator[Conflict]:
     train, lora = parameters.train, parameters.train.lora
     if train.method == "full":
         return  # the group is not read then
@@ -185,7 +184,7 @@ def _check_adapter(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_evaluations(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_evaluations(parameters: Parameters) -> Iterator[Conflict]:
     train = parameters.train
     evals = train.early_stopping_evals
     if evals is None:
@@ -197,14 +196,10 @@ def _check_evaluations(parameters: ParameterGroups) -> Iterator[Conflict]:
             f"{key} = {evals} counts evaluations, but train.eval_every_steps is null, so there are none: set "
             f"train.eval_every_steps, or {key} = null.",
         )
-    if _has_no_validation(parameters):
-        yield Conflict(
-            (key, "split.validation", "data.validation_path"),
-            f"{key} = {evals} needs validation rows, but split.validation = 0 and data.validation_path is null.",
-        )
+    yield from _check_validation_rows(parameters, key, evals)
 
 
-def _check_best_checkpoint(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_best_checkpoint(parameters: Parameters) -> Iterator[Conflict]:
     train = parameters.train
     if not train.load_best:
         return
@@ -223,20 +218,21 @@ def _check_best_checkpoint(parameters: ParameterGroups) -> Iterator[Conflict]:
             "train.load_best = true needs a validation loss for every checkpoint, but train.save_every_steps = "
             f"{saved} is not a multiple of train.eval_every_steps = {evaluated}.",
         )
-    if _has_no_validation(parameters):
+    yield from _check_validation_rows(parameters, "train.load_best", True)
+
+
+def _check_validation_rows(parameters: Parameters, key: str, value: object) -> Iterator[Conflict]:
+    split = parameters.split
+    # Folds make validation one of them, whatever split.validation says.
+    if split.validation == 0 and parameters.data.validation_path is None and split.num_folds is None:
         yield Conflict(
-            ("train.load_best", "split.validation", "data.validation_path"),
-            "train.load_best = true needs validation rows, but split.validation = 0 and data.validation_path is null.",
+            (key, "split.validation", "data.validation_path"),
+            f"{key} = {write_value(value)} needs validation rows, but split.validation = 0 and data.validation_path "
+            "is null.",
         )
 
 
-def _has_no_validation(parameters: ParameterGroups) -> bool:
-    # Folds make validation one of them, whatever split.validation says.
-    split = parameters.split
-    return split.validation == 0 and parameters.data.validation_path is None and split.num_folds is None
-
-
-def _check_warmup(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_warmup(parameters: Parameters) -> Iterator[Conflict]:
     train = parameters.train
     warmup = train.trainer.get("warmup_steps", 0)
     if not warmup or train.max_steps is None:
@@ -252,7 +248,7 @@ def _check_warmup(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_schedule(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_schedule(parameters: Parameters) -> Iterator[Conflict]:
     train, trainer = parameters.train, parameters.train.trainer
     # What is left out keeps the Trainer's default, which the arguments have to go with all the same.
     schedule, given = trainer.get("lr_scheduler_type", DEFAULT_SCHEDULE), trainer.get("lr_scheduler_kwargs", {})
@@ -267,7 +263,7 @@ def _check_schedule(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_optimizer(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_optimizer(parameters: Parameters) -> Iterator[Conflict]:
     trainer = parameters.train.trainer
     name, arguments = trainer.get("optim"), trainer.get("optim_args")
     for problem in find_optimizer_problems(name, arguments) if arguments else ():
@@ -287,7 +283,7 @@ def _check_optimizer(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_precision(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_precision(parameters: Parameters) -> Iterator[Conflict]:
     train, model = parameters.train, parameters.model
     if train.method == "full" and model.dtype == "float16":
         yield Conflict(
@@ -310,7 +306,7 @@ def _check_precision(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_split(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_split(parameters: Parameters) -> Iterator[Conflict]:
     split, data = parameters.split, parameters.data
     # Numbers of rows are compared once the rows are counted; a split with a file of its own takes none.
     fractions = [
@@ -326,7 +322,7 @@ def _check_split(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_folds(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_folds(parameters: Parameters) -> Iterator[Conflict]:
     split, data = parameters.split, parameters.data
     if split.num_folds is None:
         if split.fold:
@@ -350,7 +346,7 @@ def _check_folds(parameters: ParameterGroups) -> Iterator[Conflict]:
         )
 
 
-def _check_sources(parameters: ParameterGroups) -> Iterator[Conflict]:
+def _check_sources(parameters: Parameters) -> Iterator[Conflict]:
     data = parameters.data
     held_out = (("data.validation_path", data.validation_path), ("data.test_path", data.test_path))
     for key, rows in (("data.path", data.path), *held_out):

@@ -1,17 +1,107 @@
-"""All groups of parameters in one, checked one by one."""
+"""All groups of parameters in one; the small groups are declared here."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from lm_tuning.parameters.base import CountOrZero, ParameterGroup, TaskName
-from lm_tuning.parameters.data import DataParameters, SplitParameters
-from lm_tuning.parameters.model import EnvironmentParameters, ModelParameters
-from lm_tuning.parameters.results import EvaluateParameters, PreflightParameters, TrackingParameters
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.base import AutoOrCount, Count, CountOrZero, Dtype, ParameterGroup, PathText, TaskName, Text
+from lm_tuning.parameters.data import DataParameters, SplitParameters, TokenizeParameters
 from lm_tuning.parameters.train import TrainParameters
+
+
+class ModelParameters(ParameterGroup):
+    """Which pretrained model is tuned, and how its weights are held."""
+
+    name_or_path: PathText = "data/06_models/base/SmolLM2-135M-Instruct"
+    """Folder in the Hugging Face layout, or a name on the model hub."""
+
+    revision: Text | None = None
+    """Branch, tag or commit on the hub; null takes the main branch. A folder has none."""
+
+    dtype: Dtype = "auto"
+    """Dtype of the weights in memory; auto chooses by device and method and says what it chose."""
+
+    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+    """Attention implementation; auto takes the fastest that the device and the installed packages have."""
+
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model: only for models whose code has been read."""
+
+
+# Read by the hook before torch is imported, so nothing in here may need it.
+class EnvironmentParameters(ParameterGroup):
+    """Threads, matrix precision and determinism: what decides speed before the first step."""
+
+    num_threads: AutoOrCount = "auto"
+    """CPU threads of one operation; auto takes every core for training on a CPU and few beside a GPU."""
+
+    tf32: bool = True
+    """Multiply float32 matrices in TF32 on NVIDIA cards since Ampere: 10 bits of mantissa, several times faster."""
+
+    flash_sdp: bool = True
+    """Allow the flash kernel of scaled dot product attention."""
+
+    mem_efficient_sdp: bool = True
+    """Allow the memory-efficient kernel of scaled dot product attention."""
+
+    reproducibility: Literal["fast", "deterministic"] = "fast"
+    """Fast lets cuDNN try algorithms; deterministic repeats a run bit by bit on the same machine, more slowly."""
+
+    variables: dict[str, str] = Field(default={})
+    """More environment variables, name to text; a variable that is already set in the shell wins."""
+
+
+class PreflightParameters(ParameterGroup):
+    """What preflight shows."""
+
+    num_examples: Count = 3
+    """Rows shown as the model will see them, with the supervised part marked."""
+
+
+class EvaluateParameters(ParameterGroup):
+    """How much is measured on held-out rows, for the base model and for the tuned one."""
+
+    # The defaults of this group keep an evaluation on a CPU to minutes; recipes for a GPU raise them.
+    max_loss_rows: Count | None = 128
+    """Held-out rows for loss and perplexity, or for a classifier's accuracy and macro-F1; null takes all."""
+
+    num_generate_rows: CountOrZero = 64
+    """Held-out rows answered by both models for ROUGE-L; 0 skips generation, the slow part."""
+
+    max_new_tokens: Count = 32
+    """Longest answer, in tokens."""
+
+    num_beams: Count = 1
+    """Number of beams, in beam search; 1 takes the likeliest token each time."""
+
+    micro_batch_tokens: AutoOrCount = "auto"
+    """Tokens of one forward pass, padding included; auto fits the memory."""
+
+    generate_batch_rows: AutoOrCount = "auto"
+    """Rows answered at once; auto takes 16 on a CPU, and on a GPU as many as its memory holds, up to 256."""
+
+    num_samples: CountOrZero = 5
+    """Rows shown in the report, each with both models' answers or with its class."""
+
+
+# None of these decides a result, so a resumed run may have others.
+class TrackingParameters(ParameterGroup):
+    """What MLflow keeps of a run."""
+
+    experiment: Text = "lm-tuning"
+    """Name of the MLflow experiment."""
+
+    run_name: Text | None = None
+    """Name of the run; null makes one of the output name and the pipelines."""
+
+    log_model: Literal["adapter", "always", "never"] = "adapter"
+    """Whether the tuned weights are copied into MLflow: an adapter only, full weights too, or neither."""
+
+    on_unreachable: Literal["continue", "stop"] = "continue"
+    """When the tracking store does not answer at the start: go on and send later, or refuse to start."""
+
 
 # Names that stand for something else where outputs lie: converted base models and batch plans in data/06_models, the
 # lock of the tracking store in data/.locks; and names that Windows keeps for devices.
@@ -51,9 +141,9 @@ OutputName = Annotated[
 ]
 
 
-# Apart from the root class, since the checks of groups against each other read this one and the root calls them.
-class ParameterGroups(ParameterGroup):
-    """All parameters of a run, checked one by one."""
+# One by one here, and against each other by validate_parameters().
+class Parameters(ParameterGroup):
+    """All parameters of a run, checked one by one and against each other."""
 
     seed: Annotated[CountOrZero, Field(lt=2**32)] = 42
     """Start of every random choice: split, order of rows, adapter weights, dropout."""

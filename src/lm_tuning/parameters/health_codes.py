@@ -77,9 +77,7 @@ _ALL = [
     HealthCode("gradient-zero", "warn", "a gradient is exactly zero although there is a loss"),
     HealthCode("no-update-made", "stop", "no step changed the weights"),
     HealthCode(
-        "learning-rate-tiny",
-        "warn",
-        "the learning rate is far too low, or stays under a hundredth of its peak",
+        "learning-rate-tiny", "warn", "the learning rate is far too low, or stays under a hundredth of its peak"
     ),
     HealthCode("loss-does-not-move", "warn", "rows that were trained on have the loss that they had before"),
     HealthCode("loss-rises", "warn", "the training loss ends well above where it began"),

@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from lm_tuning.errors import UserError
 from lm_tuning.json_types import JsonObject, JsonValue
-from lm_tuning.parameters.root import Parameters
+from lm_tuning.parameters.groups import Parameters
 from lm_tuning.parameters.schema import accepts, find_entry
-from lm_tuning.parameters.sources import Sources, describe_numeral, find_numerals, is_other_base, show_path
-from lm_tuning.parameters.unread import describe_unreadable, find_unread_files, find_unread_globals
+from lm_tuning.parameters.sources import (
+    Sources,
+    describe_numeral,
+    describe_unreadable,
+    find_numerals,
+    find_unread_files,
+    find_unread_globals,
+    is_other_base,
+    show_path,
+)
 from lm_tuning.parameters.validation import validate_parameters
 from lm_tuning.secrets import is_secret_name, remember
 
@@ -132,11 +140,11 @@ def read_settled(config_loader: AbstractConfigLoader, root: Path) -> Settled:
         UserError: with all problems at once, see :func:`load_parameters`; also files and keys that nobody reads.
     """
     loader = cast("OmegaConfigLoader", config_loader)
-    merged = _read(loader, "parameters", root)
+    merged = _read(loader, root)
     folders = _folders(loader)
     sources = Sources(runtime=loader.runtime_params or {}, folders=folders, root=root)
     raw, replaced = settle_alternatives(merged, sources)
-    unread, warnings = find_unread_files(Path(loader.conf_source), folders, loader.config_patterns, root)
+    unread, warnings = find_unread_files(sources, Path(loader.conf_source), loader.config_patterns)
     # People keep their own paths there, and wonder why another environment does not have them.
     own = Path(loader.conf_source) / loader.default_run_env
     if own not in folders and any(own.glob("*.yml")):
@@ -144,7 +152,7 @@ def read_settled(config_loader: AbstractConfigLoader, root: Path) -> Settled:
     problems = [
         *_check_output(raw, loader, sources),
         *unread,
-        *find_unread_globals(folders, _globals(loader), root),
+        *find_unread_globals(sources, _globals(loader)),
         *find_numerals(sources),
     ]
     # Wrong parameters first: they are what a user has most likely just written.
@@ -173,26 +181,26 @@ def _globals(config_loader: OmegaConfigLoader) -> JsonObject:
         return {}
 
 
-def _read(config_loader: OmegaConfigLoader, key: str, root: Path) -> JsonObject:
-    """Read one kind of configuration, turning what the loader raises into sentences."""
+def _read(config_loader: OmegaConfigLoader, root: Path) -> JsonObject:
+    """Read the parameters, turning what the loader raises into sentences."""
     import yaml
     from kedro.config import MissingConfigException
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        return dict(config_loader[key])
+        return dict(config_loader["parameters"])
     except MissingConfigException as error:
         raise UserError(_describe_missing(config_loader, root)) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UserError(
-            describe_unreadable(error, _folders(config_loader), root) or f"The {key} cannot be read: {error}"
+            describe_unreadable(error, _folders(config_loader), root) or f"The parameters cannot be read: {error}"
         ) from error
     except OmegaConfBaseException as error:
-        raise UserError(f"The {key} cannot be put together: {_explain(error)}") from error
+        raise UserError(f"The parameters cannot be put together: {_explain(error)}") from error
     except ValueError as error:
-        raise UserError(f"The {key} cannot be read: {error}") from error
+        raise UserError(f"The parameters cannot be read: {error}") from error
     except AttributeError as error:  # the loader asks a list for its keys
-        raise UserError(f"The {key} cannot be read: the top level of a file must be keys with values.") from error
+        raise UserError("The parameters cannot be read: the top level of a file must be keys with values.") from error
 
 
 def _explain(error: OmegaConfBaseException) -> str:
@@ -218,13 +226,9 @@ def _describe_missing(config_loader: OmegaConfigLoader, root: Path) -> str:
     shown = show_path(folder, root)
     if folder.is_dir():
         return f"No parameters are found in {conf / config_loader.base_env} or {folder}."
-    there = (
-        sorted(item.name for item in conf.iterdir() if item.is_dir() and item.name != config_loader.base_env)
-        if conf.is_dir()
-        else []
-    )
     if config_loader.env is None:
         return f"The folder {shown} is missing. It may be empty: mkdir -p {shown}"
+    there = sorted(item.name for item in conf.glob("*") if item.is_dir() and item.name != config_loader.base_env)
     return f"There is no environment {name!r}: the folder {shown} is missing. Environments here: {', '.join(there)}."
 
 

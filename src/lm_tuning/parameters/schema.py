@@ -8,8 +8,8 @@ from functools import cache
 from typing import Any, TypedDict
 
 from lm_tuning.json_types import JsonValue
-from lm_tuning.parameters.root import Parameters
-from lm_tuning.parameters.written import join_words
+from lm_tuning.parameters.base import join_words
+from lm_tuning.parameters.groups import Parameters
 
 # What pydantic writes of a value, references resolved; keys that are no identifiers ask for this way to declare it.
 Schema = TypedDict(
@@ -85,10 +85,7 @@ def editor_schema() -> str:
             return described | {"anyOf": [kept, _INTERPOLATION]}
         return kept
 
-    head = {
-        "$schema": "http://json-schema.org/draft-07/schema#",
-        "title": "Parameters of LM Tuning",
-    }
+    head = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Parameters of LM Tuning"}
     return json.dumps(head | adapt(parameter_schema()), indent=2, ensure_ascii=False) + "\n"
 
 

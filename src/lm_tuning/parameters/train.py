@@ -1,4 +1,4 @@
-"""Parameters of training."""
+"""Parameters of training, among them those that go to the Hugging Face Trainer under its own names."""
 
 from __future__ import annotations
 
@@ -6,19 +6,23 @@ import math
 from difflib import get_close_matches
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Discriminator, Field, Tag, with_config
+from typing_extensions import TypedDict  # pydantic refuses typing's own before Python 3.12
 
 from lm_tuning.findings import Severity
 from lm_tuning.parameters.base import (
     AutoOrCount,
     Count,
+    CountOrZero,
     Dtype,
     Fraction,
+    NonNegativeNumber,
     ParameterGroup,
     PositiveNumber,
+    ScheduleValue,
     Text,
 )
-from lm_tuning.parameters.trainer import TrainerSettings
+from lm_tuning.parameters.health_codes import CODES
 
 
 def _read_names(value: object) -> object:
@@ -57,12 +61,7 @@ def _refuse_unwritten_classes(value: object) -> object:
 
 
 def _refuse_unknown_codes(severity: dict[str, WantedSeverity]) -> dict[str, WantedSeverity]:
-    """Refuse codes that no finding has; the codes stand beside the checks that report them."""
-    if not severity:
-        return severity
-    # Only here, since the training package holds them; the module itself imports nothing.
-    from lm_tuning.parameters.health_codes import CODES
-
+    """Refuse codes that no finding has."""
     unknown = [code for code in severity if code not in CODES]
     if unknown:
         hints = [near for code in unknown for near in get_close_matches(code, CODES, n=1)]
@@ -81,6 +80,54 @@ WeightsByClass = Annotated[
 ]
 # Those that need no pass over data before training.
 AdapterInit = Literal["default", "gaussian", "orthogonal", "pissa", "pissa_niter_4", "pissa_niter_16", "olora", "mica"]
+
+
+_ToZero = Literal["linear", "cosine", "cosine_with_restarts", "polynomial"]
+_WithoutEnd = Literal["constant", "constant_with_warmup", "inverse_sqrt"]
+_ToLowestRate = Literal["cosine_with_min_lr", "cosine_warmup_with_min_lr", "warmup_stable_decay"]
+Schedule = Literal[_ToZero, _WithoutEnd, _ToLowestRate]
+# Those that need nothing beyond what this project installs.
+_OfTorch = Literal["adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop"]
+_AdamOfBitsandbytes = Literal["adamw_8bit", "adamw_bnb_8bit", "paged_adamw_32bit", "paged_adamw_8bit"]
+_LionOfBitsandbytes = Literal["lion_32bit", "lion_8bit", "paged_lion_32bit", "paged_lion_8bit"]
+Optimizer = Literal[_OfTorch, _AdamOfBitsandbytes, _LionOfBitsandbytes]
+
+
+@with_config(ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True, hide_input_in_errors=True))
+class TrainerSettings(TypedDict, total=False):
+    """Settings of transformers' TrainingArguments; a key that is left out keeps the Trainer's default."""
+
+    lr_scheduler_type: Schedule
+    """How the learning rate moves over the steps."""
+
+    lr_scheduler_kwargs: dict[str, ScheduleValue]
+    """More arguments of that schedule, such as num_cycles or min_lr; which ones there are depends on it."""
+
+    warmup_steps: CountOrZero | Fraction
+    """Steps over which the learning rate rises from 0: a number of steps, or a fraction of all steps."""
+
+    weight_decay: NonNegativeNumber
+    """Share of each weight that is taken away per unit of learning rate."""
+
+    adam_beta1: Fraction
+    """Memory of the first moment."""
+
+    adam_beta2: Fraction
+    """Memory of the second moment."""
+
+    adam_epsilon: PositiveNumber
+    """Guard against division by zero."""
+
+    max_grad_norm: NonNegativeNumber
+    """Gradient norm above which gradients are scaled down; 0 leaves them as they are."""
+
+    optim: Optimizer
+    """Optimizer: adamw_torch_fused is the fast one; 8-bit ones hold their state in a quarter of the memory, paged ones
+    move it to the CPU's when a GPU runs out, and adafactor keeps one number for each row and column."""
+
+    optim_args: Text
+    """More arguments of the optimizer, as key=value,key=value: sgd reads momentum, dampening and nesterov, adagrad
+    lr_decay and eps, rmsprop momentum, alpha, eps and centered; the others read none."""
 
 
 class LoraParameters(ParameterGroup):

@@ -1,4 +1,4 @@
-"""What schedules and optimizers of transformers take as further arguments, known without importing them.
+"""Arguments of transformers: those that this project sets itself, and those that schedules and optimizers take.
 
 Names and kinds are read off the installed transformers by ``kedro schema`` and lie in ``transformers_arguments.json``.
 Limits are ours: transformers states none, and fails late, or trains on, with a value that makes no sense.
@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal, TypedDict
 
 from lm_tuning.json_types import JsonValue
-from lm_tuning.parameters.written import join_words, write_value
+from lm_tuning.parameters.base import join_words, write_value
 
 SCHEDULE_KEY = "train.trainer.lr_scheduler_kwargs"
 OPTIMIZER_KEY = "train.trainer.optim_args"
@@ -158,6 +158,86 @@ NEEDED_ARGUMENTS: dict[str, tuple[str, ...]] = {
 
 _END_RATES = ("lr_end", "min_lr")
 
+# TrainingArguments (past and present) that this project sets itself -> what to use instead. Looked up for keys under
+# train as well, where people who know the Trainer write them first.
+OWNED_BY_US: dict[str, str] = {
+    "output_dir": "use output",
+    "per_device_train_batch_size": "use train.effective_batch_rows; train.micro_batch_tokens says how a step is split",
+    "per_device_eval_batch_size": "use evaluate.micro_batch_tokens",
+    "gradient_accumulation_steps": "not needed: set train.effective_batch_rows, and a step is split to fit the memory",
+    "average_tokens_across_devices": "not needed: losses are always divided by the global count of supervised tokens",
+    "auto_find_batch_size": "use train.micro_batch_tokens: auto",
+    "num_train_epochs": "use train.num_epochs",
+    "max_steps": "use train.max_steps",
+    "learning_rate": "use train.learning_rate",
+    "warmup_ratio": "use train.trainer.warmup_steps, which takes a fraction below 1 too",
+    "bf16": "use train.precision: bfloat16",
+    "fp16": "use train.precision: float16",
+    "bf16_full_eval": "use train.precision",
+    "fp16_full_eval": "use train.precision",
+    "tf32": "use environment.tf32",
+    "gradient_checkpointing": "use train.gradient_checkpointing",
+    "gradient_checkpointing_kwargs": "use train.gradient_checkpointing",
+    "activation_checkpointing": "use train.gradient_checkpointing",
+    "activation_checkpointing_kwargs": "use train.gradient_checkpointing",
+    "eval_strategy": "use train.eval_every_steps",
+    "evaluation_strategy": "use train.eval_every_steps",
+    "eval_steps": "use train.eval_every_steps",
+    "eval_on_start": "not needed: the health report measures the first loss",
+    "save_strategy": "use train.save_every_steps",
+    "save_steps": "use train.save_every_steps",
+    "save_total_limit": "use train.keep_checkpoints",
+    "save_only_model": "not offered: a checkpoint that cannot be resumed from is not one",
+    "load_best_model_at_end": "use train.load_best",
+    "metric_for_best_model": "use train.best_metric",
+    "greater_is_better": "not needed: train.best_metric knows which way is better",
+    "early_stopping_patience": "use train.early_stopping_evals",
+    "early_stopping_threshold": "not offered: any better value counts; see train.early_stopping_evals",
+    "resume_from_checkpoint": "use train.resume",
+    "ignore_data_skip": "not needed: the step plan starts at the right step by itself",
+    "seed": "use seed",
+    "data_seed": "use seed",
+    "full_determinism": "use environment.reproducibility: deterministic",
+    "use_cpu": "not needed: the device is chosen by what is there; hide a GPU with CUDA_VISIBLE_DEVICES",
+    "dataloader_num_workers": "use train.num_loader_workers",
+    "dataloader_pin_memory": "not needed: on where it helps",
+    "dataloader_persistent_workers": "not needed: on where it helps",
+    "dataloader_prefetch_factor": "not needed: on where it helps",
+    "dataloader_drop_last": "not offered: every row is used, and steps are weighted by their tokens",
+    "group_by_length": "use train.batching",
+    "train_sampling_strategy": "use train.batching",
+    "length_column_name": "not needed: lengths are stored with the tokens",
+    "remove_unused_columns": "not needed: batches hold only what the model takes",
+    "label_names": "not needed: labels come from the stored spans",
+    "report_to": "not needed: MLflow gets every step; see tracking",
+    "run_name": "use tracking.run_name",
+    "logging_steps": "not needed: every step is logged",
+    "logging_strategy": "not needed: every step is logged",
+    "logging_first_step": "not needed: every step is logged",
+    "logging_nan_inf_filter": "not offered: it hides NaN",
+    "logging_dir": "use output",
+    "disable_tqdm": "not needed: progress is shown by this project",
+    "use_cache": "not needed: off while training, on while generating",
+    "torch_empty_cache_steps": "not offered: emptying the cache on the way costs more than it frees",
+    "overwrite_output_dir": "use output: results of another output name are never touched",
+    "label_smoothing_factor": "use train.label_smoothing",
+    "neftune_noise_alpha": "use train.neftune_noise_alpha",
+    "freeze_layers": "use train.freeze",
+    "freeze_modules": "use train.freeze",
+    "freeze_trainable_layers": "use train.freeze, which names what stays as it is",
+    "load_in_4bit": "use train.method: qlora, with train.qlora.bits: 4",
+    "load_in_8bit": "use train.method: qlora, with train.qlora.bits: 8",
+    "bnb_4bit_quant_type": "use train.qlora.quant_type",
+    "bnb_4bit_use_double_quant": "use train.qlora.double_quant",
+    "bnb_4bit_compute_dtype": "use train.precision",
+    "torch_compile": "not offered yet",
+    "use_liger_kernel": "not offered yet",
+    "fsdp": "not offered yet",
+    "deepspeed": "not offered yet",
+    "ddp_backend": "not offered yet",
+    "push_to_hub": "not offered: upload data/06_models/<output>/tuned_model yourself",
+}
+
 # What people who know transformers or torch write there, although it is set elsewhere.
 _OWN_KEYS = {
     "num_warmup_steps": "train.trainer.warmup_steps",
@@ -254,12 +334,9 @@ def find_optimizer_problems(optimizer: str | None, text: str) -> list[str]:
                 f"{OPTIMIZER_KEY} = {text!r}: {key} = {written} is not allowed. It takes {argument.describe()}."
             )
     # torch raises for this pair when it makes the optimizer, after everything has been loaded.
-    return problems or list(_find_nesterov_problems(text, values))
-
-
-def _find_nesterov_problems(text: str, values: Mapping[str, float | str]) -> Iterator[str]:
-    if values.get("nesterov") and (not values.get("momentum") or values.get("dampening")):
-        yield f"{OPTIMIZER_KEY} = {text!r}: nesterov=true needs a momentum above 0 and no dampening."
+    if not problems and values.get("nesterov") and (not values.get("momentum") or values.get("dampening")):
+        problems.append(f"{OPTIMIZER_KEY} = {text!r}: nesterov=true needs a momentum above 0 and no dampening.")
+    return problems
 
 
 def _read(written: str, argument: Argument) -> float | str:

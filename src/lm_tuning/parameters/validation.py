@@ -12,12 +12,12 @@ from pydantic import ValidationError
 
 from lm_tuning.errors import UserError
 from lm_tuning.json_types import JsonObject
-from lm_tuning.parameters.conflicts import Conflict
-from lm_tuning.parameters.root import Parameters
+from lm_tuning.parameters.base import KeyPath, write_path, write_value
+from lm_tuning.parameters.conflicts import Conflict, find_conflicts
+from lm_tuning.parameters.groups import Parameters
 from lm_tuning.parameters.schema import accepts, describe_allowed, find_entry, walk_keys
 from lm_tuning.parameters.sources import Source, Sources
-from lm_tuning.parameters.trainer import OWNED_BY_US
-from lm_tuning.parameters.written import KeyPath, write_path, write_value
+from lm_tuning.parameters.trainer_arguments import OWNED_BY_US
 
 # Habits of other trainers that no spelling distance would find.
 _HABITS = {
@@ -100,40 +100,35 @@ def validate_parameters(raw: JsonObject, sources: Sources | None = None) -> Para
         UserError: with every problem, each naming the key, the value given and what is allowed.
     """
     repaired = copy.deepcopy(dict(raw))  # the loader keeps the groups, and wrong values are taken out below
-    checked = first = _check(repaired)
     # Checks between groups run only when every value is valid alone. So take the wrong values out, letting their
     # defaults stand in, and check again: what is then wrong between the others is a problem of its own.
     wrong: dict[KeyPath, str] = {}
-    while isinstance(checked, ValidationError) and (found := _problems_of(checked, repaired, sources)):
-        assert not found.keys() <= wrong.keys(), "a wrong value that was taken out is wrong no more"
-        wrong |= found
-        for path in found:
-            _take_out(repaired, path)
-        checked = _check(repaired)
-    if isinstance(first, Parameters):
-        return first
+    first: ValidationError | None = None
+    parameters: Parameters | None = None
+    while parameters is None:
+        try:
+            parameters = Parameters.model_validate(repaired)
+        except ValidationError as error:
+            first = first or error
+            found = _problems_of(error, repaired, sources)
+            assert not found.keys() <= wrong.keys(), "a wrong value that was taken out is wrong no more"
+            wrong |= found
+            for path in found:
+                _take_out(repaired, path)
     bad_keys = [".".join(map(str, path)) for path in wrong]
-    conflicts = _conflicts_of(checked) if isinstance(checked, ValidationError) else []
-    raise UserError([*wrong.values(), *(item.problem for item in conflicts if not _touches(item, bad_keys))]) from first
-
-
-def _check(raw: JsonObject) -> Parameters | ValidationError:
-    """Validate once, returning the error instead of raising it."""
-    try:
-        return Parameters.model_validate(raw)
-    except ValidationError as error:
-        return error
+    conflicts = [item.problem for item in find_conflicts(parameters) if not _touches(item, bad_keys)]
+    if wrong or conflicts:
+        raise UserError([*wrong.values(), *conflicts]) from first
+    return parameters
 
 
 def _problems_of(error: ValidationError, raw: JsonObject, sources: Sources | None) -> dict[KeyPath, str]:
     """Describe the wrong values of one validation, one sentence for each key."""
     problems: dict[KeyPath, str] = {}
     for item in error.errors(include_url=False):
-        if item["type"] == "conflicting_parameters":
-            continue
         unknown = item["type"] in {"extra_forbidden", "invalid_key"}
-        # pydantic's locations hold the alternatives of unions, which no user has typed.
-        location = _without_tags(item["loc"])
+        # pydantic's locations hold the alternatives of unions, as tags with a #, which no user has typed.
+        location = tuple(part for part in item["loc"] if not str(part).startswith("#"))
         path = location if unknown else _known_part(location)
         if path in problems:
             continue  # one alternative of a union each
@@ -217,11 +212,6 @@ def _kind(value: object) -> str:
     return type(value).__name__
 
 
-def _without_tags(location: Sequence[str | int]) -> KeyPath:
-    """Leave out the tags of alternatives, which no user has typed."""
-    return tuple(part for part in location if not str(part).startswith("#"))
-
-
 def _known_part(location: Sequence[str | int]) -> KeyPath:
     """Cut what pydantic adds to a path to tell the alternatives of a union apart."""
     path: KeyPath = ()
@@ -254,14 +244,6 @@ def _take_out(raw: JsonObject, path: KeyPath) -> None:
             del raw[part]
             return
         raw = child
-
-
-def _conflicts_of(error: ValidationError) -> list[Conflict]:
-    """Return the conflicts that the root's check found."""
-    for item in error.errors(include_url=False):
-        if item["type"] == "conflicting_parameters":
-            return list(item["ctx"]["conflicts"])
-    return []
 
 
 def _touches(conflict: Conflict, bad_keys: Sequence[str]) -> bool:

@@ -7,16 +7,28 @@ folder, which ``lm_tuning.pipeline_registry`` names.
 
 from pathlib import Path
 
-# What is the same in all of them. A namespace groups the nodes of a pipeline in kedro viz. Entries of the catalog and
-# parameters keep their names in it (prefix_datasets_with_namespace=False), since these are what people type. The tags
-# "torch" and "tokenizers" tell the environment hook what to set before a node; "gpu" and "reports" are for --tags.
+from kedro.pipeline import Node, Pipeline
+
+# The same in all of them: the tags "torch" and "tokenizers" tell the environment hook what to set before a node; "gpu"
+# and "reports" are for --tags.
 
 #: Digests of files that were read before, which nodes share.
 DIGEST_CACHE = Path("data/.cache/digests.json")
 
 
+def namespaced(name: str, *nodes: Node) -> Pipeline:
+    """Build a pipeline whose nodes kedro viz shows as one group.
+
+    Args:
+        name: of the group.
+        nodes: what the pipeline does.
+    """
+    # Entries of the catalog and parameters keep their names, since these are what people type.
+    return Pipeline(nodes, namespace=name, prefix_datasets_with_namespace=False)
+
+
 def datasets(*names: str) -> dict[str, str]:
-    """Hand entries of the catalog to the arguments of a node that are named like them.
+    """Hand entries of the catalog to the arguments of a node, or take them from its results, that are named like them.
 
     Args:
         names: keys in the catalog.

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lm_tuning.runtime.processor import allowed_cpus, cgroup_files, cpu_quota
+from lm_tuning.runtime.device import allowed_cpus, cgroup_files, cpu_quota
 from lm_tuning.runtime.threads import read_num_threads
 
 #: Share of the processor time that is used where more work waits for it.
@@ -103,11 +103,7 @@ def read_load(root: Path = Path("/")) -> Reading | None:
 
 
 def describe_load(
-    before: Reading | None,
-    now: Reading | None,
-    *,
-    root: Path = Path("/"),
-    environ: Mapping[str, str] | None = None,
+    before: Reading | None, now: Reading | None, *, root: Path = Path("/"), environ: Mapping[str, str] | None = None
 ) -> str | None:
     """Describe what kept the processors from this process between two readings; see `LoadMonitor.describe`.
 
@@ -188,7 +184,8 @@ def _own_seconds(root: Path, ticks: int) -> float | None:
     # its loaders for that of other programs.
     if not any((root / "proc/self/task").glob("*/children")):
         return None
-    return sum(_ticks_of(root / "proc" / name) for name in ("self", *_descendants(root, "self"))) / ticks
+    names = ("self", *_descendants(root, "self"))
+    return sum(read_ticks(root / "proc" / name, with_children=True) for name in names) / ticks
 
 
 def _descendants(root: Path, name: str) -> Iterator[str]:
@@ -199,13 +196,17 @@ def _descendants(root: Path, name: str) -> Iterator[str]:
                 yield from _descendants(root, child)
 
 
-def _ticks_of(process: Path) -> int:
-    """Return user and system time of a process and of the children that it has waited for; 0 once it is gone."""
-    with suppress(OSError, IndexError):
-        fields = (process / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-        # utime, stime, and the same of the children that were waited for; the name before the parenthesis may hold
-        # spaces.
-        return sum(map(int, fields[11:15]))
+def read_ticks(folder: Path, *, with_children: bool) -> int:
+    """Return user and system time of a process or thread, in ticks of the system; 0 where there is no such thing.
+
+    Args:
+        folder: of the process or thread in ``proc``.
+        with_children: also that of the children that a process has waited for.
+    """
+    with suppress(OSError, ValueError):
+        fields = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        # utime, stime, and the same of the children; the name before the parenthesis may hold spaces.
+        return sum(map(int, fields[11 : 15 if with_children else 13]))
     return 0
 
 

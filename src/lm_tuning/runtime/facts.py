@@ -11,28 +11,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from lm_tuning.runtime.backend import read_backend
-from lm_tuning.runtime.device import current_device
-from lm_tuning.runtime.processor import read_processor
+from lm_tuning.runtime.device import current_device, read_processor
 from lm_tuning.runtime.threads import Decision
 from lm_tuning.secrets import mask_variable
 
 PACKAGES = (
-    "lm-tuning",
-    "torch",
-    "transformers",
-    "peft",
-    "accelerate",
-    "tokenizers",
-    "datasets",
-    "bitsandbytes",
-    "liger-kernel",
-    "flash-attn",
-    "kedro",
-    "kedro-mlflow",
-    "mlflow",
-    "numpy",
-    "pyarrow",
-)
+    "lm-tuning torch transformers peft accelerate tokenizers datasets bitsandbytes liger-kernel flash-attn kedro "
+    "kedro-mlflow mlflow numpy pyarrow"
+).split()
 _GIT_TIMEOUT_SECONDS = 20
 _GIB = 1 << 30
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import fmean
-from types import TracebackType
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 logger = logging.getLogger(__name__)
@@ -160,9 +159,7 @@ class CardSampler:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """End the thread."""
         self._ended.set()
         if self._thread is not None:

@@ -34,11 +34,7 @@ class Precision:
 
 
 def choose_precision(
-    device: Device,
-    *,
-    requested: Dtype = "auto",
-    method: str = "lora",
-    weights_dtype: Dtype = "auto",
+    device: Device, *, requested: Dtype = "auto", method: str = "lora", weights_dtype: Dtype = "auto"
 ) -> Precision:
     """Choose formats that the device is fast at, or check the ones that were asked for.
 

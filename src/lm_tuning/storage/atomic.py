@@ -28,7 +28,6 @@ def replacing_file(path: Path) -> Iterator[Path]:
     Raises:
         UserError: if the disk is full.
     """
-    path = Path(path)
     with explain_full_disk(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         # In the same folder, since a rename is atomic within one file system only; with the same suffix, since some
@@ -90,7 +89,6 @@ def replace_folder(source: Path, target: Path) -> None:
         UserError: if the disk is full; the previous folder stays.
         FileNotFoundError: if ``source`` is not a folder.
     """
-    source, target = Path(source), Path(target)
     if not source.is_dir():
         raise FileNotFoundError(f"There is no folder '{source}' to move to '{target}'.")
     restore_folder(target)
@@ -127,12 +125,8 @@ def restore_folder(target: Path) -> bool:
     Returns:
         Whether a folder was brought back.
     """
-    target = Path(target)
     # The newest is the one that was current; others were left by processes that were killed while removing them.
-    asides = sorted(
-        target.parent.glob(f".replaced-{target.name}-????????"),
-        key=lambda path: path.stat().st_mtime,
-    )
+    asides = sorted(target.parent.glob(f".replaced-{target.name}-????????"), key=lambda path: path.stat().st_mtime)
     if not asides:
         return False
     restored = not target.exists()

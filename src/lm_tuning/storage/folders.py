@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypedDict
 
 from lm_tuning.errors import UserError
@@ -78,12 +77,7 @@ class StagedFolder:
         """Return itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Discard the folder if the block failed; a full disk becomes a message for users.
 
         Raises:
@@ -156,11 +150,7 @@ class FolderStore:
         return StagedFolder(path, key)
 
     def find_or_make(
-        self,
-        key: str,
-        fill: Callable[[StagedFolder], None],
-        *,
-        is_usable: Callable[[Path], bool] = lambda folder: True,
+        self, key: str, fill: Callable[[StagedFolder], None], *, is_usable: Callable[[Path], bool] = lambda folder: True
     ) -> tuple[StagedFolder | Path, Path]:
         """Find the folder of a key, or fill a new one.
 

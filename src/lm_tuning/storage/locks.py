@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 
 from lm_tuning.errors import UserError
 from lm_tuning.secrets import mask
@@ -33,7 +32,6 @@ class OutputLock:
             path: the lock file, or an existing folder, in which ``.lock`` is then used.
             subject: what is protected, for the message; the folder of ``path`` if None.
         """
-        path = Path(path)
         folder = path if path.is_dir() else path.parent
         self.path = path / ".lock" if path.is_dir() else path
         self.subject = subject or f"The folder '{folder}'"
@@ -54,10 +52,8 @@ class OutputLock:
             )
         # Only whoever holds the lock writes, and others read without it: they may see nothing for a moment.
         os.ftruncate(descriptor, 0)
-        os.write(
-            descriptor,
-            json.dumps({"pid": os.getpid(), "command": mask(shlex.join(sys.argv))}).encode("utf-8"),
-        )
+        holder = {"pid": os.getpid(), "command": mask(shlex.join(sys.argv))}
+        os.write(descriptor, json.dumps(holder).encode("utf-8"))
         self._descriptor = descriptor
         return self
 
@@ -72,12 +68,7 @@ class OutputLock:
         """Acquire the lock."""
         return self.acquire()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Give the lock back."""
         self.release()
 

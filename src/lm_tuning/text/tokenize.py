@@ -25,8 +25,7 @@ from lm_tuning.errors import UserError
 from lm_tuning.models.loading import load_tokenizer, read_config
 from lm_tuning.models.record import BaseModelRecord, location_of
 from lm_tuning.models.structure import longest_text, position_limit
-from lm_tuning.parameters.data import DataParameters
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.data import DataParameters, TokenizeParameters
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.reporting.document import ReportSection
 from lm_tuning.runtime.threads import tokenizer_parallelism

@@ -114,10 +114,7 @@ class Journal:
         # append() of a deque is atomic: the training thread takes no lock, which a thread that writes might hold.
         self._waiting.append(fact)
         if len(self._waiting) % MAX_WAITING == 0:
-            try:
-                self.write()
-            except OSError as error:  # what is tracked never costs a result
-                logger.warning("What the run has to tell MLflow cannot be kept in %s: %s", self.folder, error)
+            self.keep()
 
     def add_file(self, path: Path, folder: str, what: str) -> None:
         """Add a file, as it is now.
@@ -143,6 +140,13 @@ class Journal:
         else:
             shutil.copy2(path, kept)
         self.add({"kind": "file", "path": str(kept.relative_to(self.folder)), "folder": folder, "what": what})
+
+    def keep(self) -> None:
+        """Write what was added to disk; a disk that takes no more is a warning, since a result matters more."""
+        try:
+            self.write()
+        except OSError as error:
+            logger.warning("What the run has to tell MLflow cannot be kept in %s: %s", self.folder, error)
 
     def write(self, timeout_seconds: float = -1) -> bool:
         """Write what was added to disk.
@@ -325,3 +329,21 @@ def describe_fact(fact: Fact) -> str:
     if fact["kind"] == "file":
         return fact["what"]
     return {"settings": "its settings", "end": "its end"}.get(fact["kind"], fact["kind"])
+
+
+# A list to be filled and emptied, so that no function needs ``global``.
+_journals: list[Journal] = []
+
+
+def set_current(journal: Journal | None) -> None:
+    """Set the journal that takes what is logged from now on.
+
+    Args:
+        journal: of the run, or None when it has ended.
+    """
+    _journals[:] = [] if journal is None else [journal]
+
+
+def current_journal() -> Journal | None:
+    """Return the journal of the run of now, or None where nothing is tracked."""
+    return _journals[0] if _journals else None

@@ -202,8 +202,6 @@ def _leaves(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
 #: Id of our view, as it stands in its link.
 VIEW = "lm-tuning"
 
-VIEW_NAME = "Loss, score, speed"
-
 _TAG = f"mlflow.sharedViewState.{VIEW}"
 _METRICS = (
     "Loss/train_nats_per_token",
@@ -228,19 +226,13 @@ def offer_view(client: MlflowClient, experiment_id: str) -> None:
         experiment_id: of the experiment.
     """
     experiment = client.get_experiment(experiment_id)
-    if _TAG not in experiment.tags:
-        client.set_experiment_tag(experiment.experiment_id, _TAG, describe_view(time.time_ns() // 1_000_000))
-
-
-def describe_view(milliseconds: int) -> str:
-    """Return the view as MLflow's UI reads it; columns of metrics that no run has are not shown.
-
-    Args:
-        milliseconds: when it was made, since 1970.
-    """
+    if _TAG in experiment.tags:
+        return
+    # As MLflow's UI reads it; columns of metrics that no run has are not shown.
     columns = [f"metrics.`{name}`" for name in _METRICS] + [f"params.`{name}`" for name in _PARAMETERS]
-    state = json.dumps({"selectedColumns": columns})
-    return json.dumps({"name": VIEW_NAME, "createdAt": milliseconds, "updatedAt": milliseconds, "state": state})
+    state, now = json.dumps({"selectedColumns": columns}), time.time_ns() // 1_000_000
+    view = {"name": "Loss, score, speed", "createdAt": now, "updatedAt": now, "state": state}
+    client.set_experiment_tag(experiment.experiment_id, _TAG, json.dumps(view))
 
 
 def find_link(address: str) -> str | None:

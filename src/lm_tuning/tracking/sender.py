@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from lm_tuning.tracking.address import is_database
 from lm_tuning.tracking.delivery import MAX_BATCH_METRICS, Delivery, joins
 from lm_tuning.tracking.journal import Entry, Journal, describe_fact
-from lm_tuning.tracking.patience import wait_patiently, work_of
 from lm_tuning.tracking.trouble import (
     StoreAway,
     Trouble,
@@ -23,6 +22,8 @@ from lm_tuning.tracking.trouble import (
     describe_trouble,
     judge,
     strip_passwords,
+    wait_patiently,
+    work_of,
 )
 
 if TYPE_CHECKING:
@@ -219,13 +220,13 @@ class Sender:
                 if self._wake.wait(min(left, FLUSH_SECONDS)) and self.trouble is None:
                     break
                 self._wake.clear()
-                self._write_journal()
+                self.journal.keep()
             self._wake.clear()
             # Asked before the last round, not after: what is added until the end is sent in that round.
             ending = self._ending
             if self._is_unwanted:
                 return
-            self._write_journal()
+            self.journal.keep()
             try:
                 self._send_all()
             except StoreAway as away:
@@ -240,12 +241,6 @@ class Sender:
                         self._delivery.tell_changes()
             self._num_attempts += 1
             self._attempted.set()
-
-    def _write_journal(self) -> None:
-        try:
-            self.journal.write()
-        except OSError as error:
-            logger.warning("What the run has to tell MLflow cannot be kept in %s: %s", self.journal.folder, error)
 
     def _send_all(self) -> None:
         """Send what is on disk.

@@ -15,7 +15,7 @@ from lm_tuning.batching.losses import LossShape
 from lm_tuning.batching.step_plan import StepPlan, TrainedSource
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.conflicts import find_conflicts
-from lm_tuning.parameters.groups import ParameterGroups
+from lm_tuning.parameters.groups import Parameters
 from lm_tuning.parameters.train import TrainParameters
 from lm_tuning.progress import OnProgress
 from lm_tuning.runtime.precision import autocast
@@ -136,7 +136,7 @@ def refuse_conflicts(settings: TrainingSettings) -> None:
     Raises:
         UserError: naming every conflict.
     """
-    conflicts = find_conflicts(ParameterGroups(task=settings.task, train=settings.train))
+    conflicts = find_conflicts(Parameters(task=settings.task, train=settings.train))
     # A conflict with another group is none here: that group is at its defaults, and the rows are made already.
     problems = [
         conflict.problem

@@ -10,7 +10,7 @@ import inspect
 import json
 from typing import Any, get_args
 
-from lm_tuning.parameters.trainer import Optimizer, Schedule
+from lm_tuning.parameters.train import Optimizer, Schedule
 from lm_tuning.parameters.trainer_arguments import Kind, Signature, TransformersTable
 
 # What the Trainer passes to each schedule by itself.

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from kedro.pipeline import Node, Pipeline
 
-from lm_tuning.pipelines import datasets, params
+from lm_tuning.pipelines import datasets, namespaced, params
 
 from .nodes import evaluate_models
 
 
 def create_pipeline() -> Pipeline:
     """Wire the evaluation."""
-    return Pipeline(
-        [
-            Node(
-                func=evaluate_models,
-                inputs=datasets("tuned_model", "tokenized_examples", "base_evaluation_cache")
-                | params("evaluate", "model", "environment", "seed"),
-                outputs=["base_evaluation", "evaluation", "evaluation_report", "evaluation_samples"],
-                name="evaluate_models",
-                tags=["torch", "gpu", "reports"],
-            ),
-        ],
-        namespace="evaluate",
-        prefix_datasets_with_namespace=False,
+    return namespaced(
+        "evaluate",
+        Node(
+            func=evaluate_models,
+            inputs=datasets("tuned_model", "tokenized_examples", "base_evaluation_cache")
+            | params("evaluate", "model", "environment", "seed"),
+            outputs=["base_evaluation", "evaluation", "evaluation_report", "evaluation_samples"],
+            name="evaluate_models",
+            tags=["torch", "gpu", "reports"],
+        ),
     )

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from kedro.pipeline import Node, Pipeline
 
-from lm_tuning.pipelines import params
+from lm_tuning.pipelines import namespaced, params
 
 from .nodes import prepare_raw_examples
 
 
 def create_pipeline() -> Pipeline:
     """Wire the preparation of the raw files."""
-    return Pipeline(
-        [
-            Node(
-                func=prepare_raw_examples,
-                inputs=params("data"),
-                outputs="raw_examples",
-                name="prepare_raw_examples",
-            ),
-        ],
-        namespace="example_data",
-        prefix_datasets_with_namespace=False,
+    return namespaced(
+        "example_data",
+        Node(func=prepare_raw_examples, inputs=params("data"), outputs="raw_examples", name="prepare_raw_examples"),
     )

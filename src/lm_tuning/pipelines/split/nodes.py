@@ -18,16 +18,9 @@ from lm_tuning.storage.folders import SCHEMA_VERSION, FolderStore, StagedFolder,
 
 logger = logging.getLogger(__name__)
 
-_REPORT_HINT = "All of them, by file and row number: data/08_reporting/{output}/data_report.md"
-
 
 def check_examples(
-    raw_examples: RawExamples,
-    *,
-    check_cache: FolderStore,
-    data: DataParameters,
-    split: SplitParameters,
-    task: str,
+    raw_examples: RawExamples, *, check_cache: FolderStore, data: DataParameters, split: SplitParameters, task: str
 ) -> tuple[StagedFolder | Path, ReportSection[RowsFacts]]:
     """Read all files and check every row, or find that the same was done before.
 
@@ -144,8 +137,8 @@ def _refuse_bad_rows(folder: Path, train: TrainParameters, *, output: str) -> No
     # The check itself has decided, by on_bad_row and max_bad_fraction; both are in the key of the rows.
     checked = read_checked_summary(folder)
     if checked["refused"]:
-        hint = [_REPORT_HINT.format(output=output)] if checked["findings"] else []
-        raise UserError([*checked["refused"], *hint])
+        hint = f"All of them, by file and row number: data/08_reporting/{output}/data_report.md"
+        raise UserError([*checked["refused"], *([hint] if checked["findings"] else [])])
     refuse_unknown_weights(train.class_weights, checked.get("label_map"))
 
 

@@ -27,13 +27,13 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingOutputs(TypedDict):
-    """What the node returns, by the names that the pipeline gives to catalog entries."""
+    """What the node returns, by catalog entry."""
 
-    model_folder: Path
-    steps: list[TrainingRow]
-    efficiency_of_steps: list[EfficiencyRow]
+    tuned_model: Path
+    training_summary: list[TrainingRow]
+    efficiency_summary: list[EfficiencyRow]
     efficiency: dict[str, EfficiencyFigures]
-    health: HealthRecord
+    health_report: HealthRecord
     loss_curve: Figure
     batch_plan: JsonObject
     batch_plan_curve: Figure
@@ -97,16 +97,16 @@ def _train(
 
 
 def _name_outputs(result: TrainingResult) -> TrainingOutputs:
-    """Return what the training leaves, by the names that the pipeline gives to catalog entries."""
+    """Return what the training leaves, by catalog entry."""
     from lm_tuning.training.planning.report import draw_plan
     from lm_tuning.training.results import draw_loss_curve, efficiency_figures
 
     return {
-        "model_folder": result.model_folder,
-        "steps": result.steps,
-        "efficiency_of_steps": result.efficiency,
+        "tuned_model": result.model_folder,
+        "training_summary": result.steps,
+        "efficiency_summary": result.efficiency,
         "efficiency": efficiency_figures(result.summary),
-        "health": result.health,
+        "health_report": result.health,
         "loss_curve": draw_loss_curve(result.steps, result.evaluations, unit=result.summary["unit"]),
         "batch_plan": result.batch_plan.to_json(),
         "batch_plan_curve": draw_plan(result.batch_plan),

@@ -4,35 +4,23 @@ from __future__ import annotations
 
 from kedro.pipeline import Node, Pipeline
 
-from lm_tuning.pipelines import datasets, params
+from lm_tuning.pipelines import datasets, namespaced, params
 
 from .nodes import train_model
 
 
 def create_pipeline() -> Pipeline:
     """Wire training."""
-    return Pipeline(
-        [
-            Node(
-                func=train_model,
-                inputs=datasets(
-                    "tokenized_examples", "base_model", "checkpoints", "batch_plans", "metric_stream", "live_health"
-                )
-                | params("train", "model", "evaluate", "seed", "task"),
-                outputs={
-                    "model_folder": "tuned_model",
-                    "steps": "training_summary",
-                    "efficiency_of_steps": "efficiency_summary",
-                    "efficiency": "efficiency",
-                    "health": "health_report",
-                    "loss_curve": "loss_curve",
-                    "batch_plan": "batch_plan",
-                    "batch_plan_curve": "batch_plan_curve",
-                },
-                name="train_model",
-                tags=["torch", "gpu"],
-            ),
-        ],
-        namespace="train",
-        prefix_datasets_with_namespace=False,
+    return namespaced(
+        "train",
+        Node(
+            func=train_model,
+            inputs=datasets("tokenized_examples", "base_model", "checkpoints", "batch_plans")
+            | datasets("metric_stream", "live_health")
+            | params("train", "model", "evaluate", "seed", "task"),
+            outputs=datasets("tuned_model", "training_summary", "efficiency_summary", "efficiency")
+            | datasets("health_report", "loss_curve", "batch_plan", "batch_plan_curve"),
+            name="train_model",
+            tags=["torch", "gpu"],
+        ),
     )

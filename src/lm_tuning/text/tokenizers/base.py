@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from lm_tuning.data.store import COLUMN_RANGES
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.data import TokenizeParameters
 from lm_tuning.text.align.bytes import is_byte_level
 from lm_tuning.text.align.masks import Encoded, RowEncoder, bare_backend, inner_span
 from lm_tuning.text.render.control_tokens import TYPED_AS_TEXT, ControlTokens

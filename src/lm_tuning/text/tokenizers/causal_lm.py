@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from lm_tuning.data.format.examples import FIELDS
 from lm_tuning.errors import UserError
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.data import TokenizeParameters
 from lm_tuning.text.align.bytes import AlignedRows, RowAligner, build_byte_table
 from lm_tuning.text.align.masks import Encoded, Encoding, TokenizedRow, added_around, tokenize_row
 from lm_tuning.text.decoding import find_unlike

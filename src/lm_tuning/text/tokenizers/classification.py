@@ -15,7 +15,7 @@ from lm_tuning.data.check.findings import RowPositions
 from lm_tuning.data.format.labels import describe_unknown_classes
 from lm_tuning.data.store import ExampleTable
 from lm_tuning.errors import UserError
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.data import TokenizeParameters
 from lm_tuning.text.align.masks import added_around
 from lm_tuning.text.render.plain import RenderedRows, render_text
 from lm_tuning.text.store.columns import begins_with, cut_ends, keep_rows, put_around

@@ -13,7 +13,7 @@ from lm_tuning.data.format.columns import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.records import SPLITS, FileRows, ReadRows
 from lm_tuning.data.store import ExampleTable
 from lm_tuning.errors import UserError
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.data import TokenizeParameters
 from lm_tuning.text.records import LimitLosses, TokenSummary
 from lm_tuning.text.render.chat_template import REFUSED
 from lm_tuning.text.render.control_tokens import TYPED

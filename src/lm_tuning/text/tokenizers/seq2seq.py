@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from lm_tuning.errors import UserError
-from lm_tuning.parameters.text import TokenizeParameters
+from lm_tuning.parameters.data import TokenizeParameters
 from lm_tuning.text.align.masks import added_around
 from lm_tuning.text.decoding import describe_unlike
 from lm_tuning.text.render.plain import RenderedRow, RenderedRows, put_system, render_text

@@ -14,8 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.base import write_value
 from lm_tuning.parameters.train import QloraParameters
-from lm_tuning.parameters.written import write_value
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.integrity import (
     ADAPTER_WEIGHTS,

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lm_tuning.parameters.trainer import TrainerSettings
+from lm_tuning.parameters.train import TrainerSettings
 from lm_tuning.parameters.trainer_arguments import DEFAULT_OPTIMIZER
 from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.planning.records import MemoryRow

@@ -15,7 +15,7 @@ import torch
 
 from lm_tuning.batching.batch import MicroBatch
 from lm_tuning.errors import UserError
-from lm_tuning.runtime.processor import read_processor
+from lm_tuning.runtime.device import read_processor
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.wording import count_of
 

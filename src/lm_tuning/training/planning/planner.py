@@ -27,7 +27,7 @@ import torch
 import lm_tuning
 from lm_tuning.batching.micro_batches import choose_micro_batch_tokens
 from lm_tuning.errors import UserError
-from lm_tuning.parameters.model import EnvironmentParameters
+from lm_tuning.parameters.groups import EnvironmentParameters
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.storage.digests import digest_values
 from lm_tuning.text.store.table import TokenTable, open_split

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, TypedDict
 
 from lm_tuning.batching.micro_batches import Batching
-from lm_tuning.parameters.model import EnvironmentParameters
+from lm_tuning.parameters.groups import EnvironmentParameters
 from lm_tuning.training.settings import TrainingSettings
 
 
