@@ -29,12 +29,11 @@ def number_equal(digests: Digests) -> Ints:
     Returns:
         ``(rows,)``: numbers from 0, in the order in which the digests first appear.
     """
-    if not len(digests):
-        return np.zeros(0, dtype=np.int64)
     order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal rows stay in the order of the file
     ordered = digests[order]
     # True where a run of equal digests begins; a running sum of it numbers the runs.
-    is_new = np.append(True, (ordered[1:] != ordered[:-1]).any(axis=1))
+    is_new = np.ones(len(order), dtype=bool)
+    is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
     ids = np.empty(len(order), dtype=np.int64)
     # Runs come in the order of the digests; they are numbered in that of their first rows.
     ids[order] = _ranks(order[is_new])[np.cumsum(is_new) - 1]
@@ -68,13 +67,11 @@ def join_units(first: Ints, second: Ints) -> Ints:
     Returns:
         ``(rows,)``: numbers from 0, in the order in which the units first appear.
     """
-    if not len(first):
-        return np.zeros(0, dtype=np.int64)
     # Only a content that stands in more than one group joins groups, so the slow part is as long as there are such.
     order = np.lexsort((second, first))
     is_bridge = (first[order[1:]] == first[order[:-1]]) & (second[order[1:]] != second[order[:-1]])
     # A forest over the groups; in a list, since looking up single values of an array costs several times as much.
-    parents = list(range(int(second.max()) + 1))
+    parents = list(range(int(second.max(initial=-1)) + 1))
 
     def root_of(node: int) -> int:
         # Each look halves the way to the root for those that follow.

@@ -14,10 +14,9 @@ from uuid import UUID
 from lm_tuning.json_types import JsonObject
 
 SplitName = Literal["train", "validation", "test"]
-HeldOutName = Literal["validation", "test"]
 
 SPLITS: tuple[SplitName, ...] = ("train", "validation", "test")
-HELD_OUT: tuple[HeldOutName, ...] = ("validation", "test")
+HELD_OUT: tuple[Literal["validation", "test"], ...] = ("validation", "test")
 """The splits that nothing is trained on, in the order of ``SPLITS``."""
 
 Scalar: TypeAlias = bool | int | float | str | bytes | datetime | date | time | timedelta | Decimal | UUID | None

@@ -7,7 +7,7 @@ import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,8 +76,6 @@ def _suspicious_rows(column: pa.StringArray, *, is_json: bool) -> list[int]:
         follower = data[escapes + 1]
         positions.append(escapes[(follower == ord("u")) | (follower == ord("b")) | (follower == ord("f"))])
     found = np.concatenate(positions)
-    if not len(found):
-        return []
     # The last row that begins at a position or before it.
     rows: list[int] = np.unique(np.searchsorted(offsets - offsets[0], found, side="right") - 1).tolist()
     return rows
@@ -222,17 +220,10 @@ class StoredNames(Sequence[str]):
         """Count the names."""
         return len(self._column)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | list[str]:
+    def __getitem__(self, index: Any) -> Any:
         """Return one name, or a list of some."""
         found = self._column[index]
-        names: str | list[str] = found.to_pylist() if isinstance(index, slice) else found.as_py()
-        return names
+        return found.to_pylist() if isinstance(index, slice) else found.as_py()
 
 
 def write_names(path: Path, names: pa.LargeStringArray) -> None:

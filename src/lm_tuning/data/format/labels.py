@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 
@@ -34,8 +34,8 @@ class LabelTypes:
 
     def __init__(self) -> None:
         """Start without labels."""
-        self._counts: dict[type, int] = {}
-        self._names: dict[type, set[str | int]] = {}
+        self._counts: Counter[type] = Counter()
+        self._names: defaultdict[type, set[str | int]] = defaultdict(set)
 
     def add(self, value: Cell) -> None:
         """Count one label.
@@ -45,18 +45,16 @@ class LabelTypes:
         """
         assert isinstance(value, str | int), "rows with other labels are bad rows"
         kind = value.__class__
-        self._counts[kind] = self._counts.get(kind, 0) + 1
-        names = self._names.setdefault(kind, set())
-        if len(names) < _MAX_NAMES_OF_TYPE:
-            names.add(value)
+        self._counts[kind] += 1
+        if len(self._names[kind]) < _MAX_NAMES_OF_TYPE:
+            self._names[kind].add(value)
 
     def describe(self) -> LabelTypeCounts:
         """Return ``types``: rows by type, the most frequent first; ``joined``: names that several types have."""
-        order = sorted(self._counts, key=lambda kind: -self._counts[kind])
         # Each type's names once, so that more than one means more than one type.
-        times = Counter(name for kind in order for name in {_name_of(value) for value in self._names[kind]})
+        times = Counter(name for values in self._names.values() for name in set(map(_name_of, values)))
         return {
-            "types": {_TYPE_NAMES[kind]: self._counts[kind] for kind in order},
+            "types": {_TYPE_NAMES[kind]: count for kind, count in self._counts.most_common()},
             "joined": sorted(name for name, count in times.items() if count > 1),
         }
 

@@ -253,9 +253,8 @@ def _untrained_warnings(facts: DivisionFacts) -> Iterator[str]:
 def _lost_warnings(lost: LostFacts | None) -> Iterator[str]:
     if not lost:
         return
-    listed = _join_some(
-        map(_with_rows, list(lost["num_rows_by_class"].items())[:_MAX_WARNED_CLASSES]), lost["num_classes"]
-    )
+    named = list(lost["num_rows_by_class"].items())[:_MAX_WARNED_CLASSES]
+    listed = _join_some(map(_with_rows, named), lost["num_classes"])
     # By text and label a copy is left out only where a row of its class stays.
     yield (
         f"Classes without a row in any split: {lost['num_classes']:,} in column {lost['column']!r} ({listed}), "
