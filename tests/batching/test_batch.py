@@ -18,7 +18,7 @@ from lm_tuning.batching.batch import StepBatch
 from lm_tuning.batching.micro_batches import split_pairs, split_rows
 from lm_tuning.batching.step_loader import StepDataset, StepLoader
 from lm_tuning.batching.step_plan import StepPlan
-from lm_tuning.batching.tasks.kinds import get_task
+from lm_tuning.batching.tasks.registry import get_task
 from lm_tuning.text.store.table import IGNORE_INDEX, TokenTable, TokenTableWriter
 from tests.support.patience import PATIENCE_SECONDS
 

@@ -21,7 +21,7 @@ from lm_tuning.batching.held_out_loss import (
     choose_rows,
     measure_held_out,
 )
-from lm_tuning.batching.tasks.kinds import task_of
+from lm_tuning.batching.tasks.registry import task_of
 from lm_tuning.text.store.table import TokenTable
 from tests.support.rounding import SAME_LOSS
 from tests.support.tiny import END, PAD, VOCABULARY, make_model

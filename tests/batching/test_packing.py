@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from lm_tuning.batching.tasks.kinds import get_task
+from lm_tuning.batching.tasks.registry import get_task
 from lm_tuning.text.store.table import TokenTable, TokenTableWriter
 from tests.support.tiny import make_model
 

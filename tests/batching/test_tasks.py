@@ -11,7 +11,7 @@ import torch
 
 from lm_tuning.batching.head_loss import choose_head_loss
 from lm_tuning.batching.losses import LossShape
-from lm_tuning.batching.tasks.kinds import get_task, task_of
+from lm_tuning.batching.tasks.registry import get_task, task_of
 from lm_tuning.models.loading import load_model
 from lm_tuning.models.structure import classification_head
 from lm_tuning.text.store.table import IGNORE_INDEX, TokenTable, TokenTableWriter

@@ -56,7 +56,7 @@ def test_source_and_target_are_padded_each_by_itself():
 @pytest.mark.parametrize("task_name", TASKS)
 def test_it_agrees_with_the_batches_that_training_makes(tmp_path, task_name):
     from lm_tuning.batching.step_loader import StepDataset
-    from lm_tuning.batching.tasks.kinds import get_task
+    from lm_tuning.batching.tasks.registry import get_task
     from lm_tuning.text.store.table import TokenTableWriter
     from tests.support.stored import chat_row
 

@@ -224,7 +224,7 @@ def have_few_positions(world: World) -> None:
 
 @ROWS("mask-not-padding")
 def show_the_padding(world: World) -> None:
-    from lm_tuning.batching.tasks.kinds import SequenceToSequence
+    from lm_tuning.batching.tasks.seq2seq import SequenceToSequence
 
     translate(world)
     sound = SequenceToSequence.lay_out

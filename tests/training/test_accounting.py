@@ -11,7 +11,7 @@ import torch
 
 from lm_tuning.batching.losses import LossShape, balance_classes
 from lm_tuning.batching.step_plan import StepPlan
-from lm_tuning.batching.tasks.kinds import task_of
+from lm_tuning.batching.tasks.registry import task_of
 from lm_tuning.errors import UserError
 from lm_tuning.models.loading import load_model
 from lm_tuning.text.store.table import IGNORE_INDEX, open_split

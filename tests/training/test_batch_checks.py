@@ -15,7 +15,7 @@ import torch
 from lm_tuning.batching.batch import MicroBatch, StepBatch
 from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.batching.step_plan import StepPlan
-from lm_tuning.batching.tasks.kinds import get_task
+from lm_tuning.batching.tasks.registry import get_task
 from lm_tuning.text.store.table import TokenTable, TokenTableWriter
 from lm_tuning.training.health import batch_checks, table_checks
 from lm_tuning.training.health.batch_checks import check_micro_batches, check_padding, check_rows

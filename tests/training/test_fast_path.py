@@ -17,7 +17,7 @@ from lm_tuning.batching import head_loss
 from lm_tuning.batching.head_loss import choose_head_loss
 from lm_tuning.batching.losses import PLAIN
 from lm_tuning.batching.tasks.base import TrainingTask
-from lm_tuning.batching.tasks.kinds import get_task
+from lm_tuning.batching.tasks.registry import get_task
 from lm_tuning.errors import UserError
 from lm_tuning.text.store.table import open_split
 from lm_tuning.training.kernels import packed_attention

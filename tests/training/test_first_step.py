@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from lm_tuning.batching.tasks.kinds import get_task
+from lm_tuning.batching.tasks.registry import get_task
 from lm_tuning.errors import UserError
 from lm_tuning.text.records import TokenRow
 from lm_tuning.text.store.table import TokenTableWriter, open_split

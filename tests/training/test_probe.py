@@ -15,7 +15,7 @@ import torch
 
 from lm_tuning.batching.batch import MicroBatch
 from lm_tuning.batching.step_plan import StepPlan
-from lm_tuning.batching.tasks.kinds import get_task
+from lm_tuning.batching.tasks.registry import get_task
 from lm_tuning.parameters.groups import EnvironmentParameters
 from lm_tuning.text.store.table import TokenTableWriter, open_split
 from lm_tuning.training.planning.memory import measure_model

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from lm_tuning.batching.losses import PLAIN
-from lm_tuning.batching.tasks.kinds import task_of
+from lm_tuning.batching.tasks.registry import task_of
 from lm_tuning.errors import Interrupted, UserError
 from lm_tuning.runtime import nvml
 from lm_tuning.runtime.nvml import CardReading

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lm_tuning.batching.held_out_loss import HeldOut, HeldOutLoss, measure_held_out
-from lm_tuning.batching.tasks.kinds import task_of
+from lm_tuning.batching.tasks.registry import task_of
 from lm_tuning.evaluation.records import (
     ClassRowsRecord,
     ClassSample,

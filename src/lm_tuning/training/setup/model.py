@@ -16,7 +16,7 @@ from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.batching.losses import LossShape, balance_classes
 from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.batching.tasks.base import TrainingTask
-from lm_tuning.batching.tasks.kinds import task_of
+from lm_tuning.batching.tasks.registry import task_of
 from lm_tuning.data.format.labels import refuse_unknown_weights
 from lm_tuning.errors import UserError
 from lm_tuning.models.record import location_of
