@@ -23,6 +23,14 @@ from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.store.table import Int64Array, TokenTable
 
 IntArray = npt.NDArray[np.integer[Any]]
+Float32Array = npt.NDArray[np.float32]
+
+PACKED_CHUNK_ROWS = 2048
+LOGIT_BYTES = 4 + 4 + 2
+"""Bytes for one logit: in float32, its log-softmax, and the half-precision value that it came from."""
+CPU_LOGITS_BYTES = 192 * 2**20
+GPU_LOGITS_FRACTION = 1 / 16
+MICRO_BATCH_TOKENS_LIMITS = {"cpu": (256, 1024), "gpu": (1024, 32768)}
 
 
 @dataclass(frozen=True)
@@ -77,16 +85,6 @@ def count_classes(references: IntArray, predictions: IntArray, *, num_classes: i
         # A row that was predicted right is counted under its class alone; (rows,) to (classes,).
         right=np.bincount(references[references == predictions], minlength=num_classes),
     )
-
-
-Float32Array = npt.NDArray[np.float32]
-
-PACKED_CHUNK_ROWS = 2048
-LOGIT_BYTES = 4 + 4 + 2
-"""Bytes for one logit: in float32, its log-softmax, and the half-precision value that it came from."""
-CPU_LOGITS_BYTES = 192 * 2**20
-GPU_LOGITS_FRACTION = 1 / 16
-MICRO_BATCH_TOKENS_LIMITS = {"cpu": (256, 1024), "gpu": (1024, 32768)}
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,15 @@ from torch.nn.functional import cross_entropy
 
 from lm_tuning.text.store.table import IGNORE_INDEX
 
+NUM_LIKELIEST = 5
+"""Tokens among which a target counts as found, beside the likeliest one alone."""
+
+CHUNK_BYTES = {"cpu": 48 * 2**20, "cuda": 640 * 2**20}
+"""Most that a chunk's logits may take, in the type of the products."""
+
+# Matrix products are fastest at multiples of their tiles.
+_ROUNDING = 128
+
 
 @dataclass(frozen=True)
 class LossShape:
@@ -79,16 +88,6 @@ def balance_classes(counts: Any) -> tuple[float, ...]:
     # Classes without rows must not pull the mean of the others down.
     total, num_used = sum(counts), sum(1 for count in counts if count)
     return tuple(total / (num_used * count) if count else 0.0 for count in counts)
-
-
-NUM_LIKELIEST = 5
-"""Tokens among which a target counts as found, beside the likeliest one alone."""
-
-CHUNK_BYTES = {"cpu": 48 * 2**20, "cuda": 640 * 2**20}
-"""Most that a chunk's logits may take, in the type of the products."""
-
-# Matrix products are fastest at multiples of their tiles.
-_ROUNDING = 128
 
 
 def chunk_positions(vocabulary: int, *, device: str, bytes_per_logit: int) -> int:

@@ -41,6 +41,8 @@ RECORD_NAME = "conversion.json"
 # Upstream's limit; the GGUF does not carry it, and transformers would take it as endless.
 MODEL_MAX_LENGTH_TOKENS = 8192
 NUM_STEPS = 4
+# Digests that are remembered take no time, and nobody wants to see a bar for them.
+_QUIET_SECONDS = 1.0
 
 
 def is_embedded(name_or_path: str) -> bool:
@@ -226,10 +228,6 @@ def _remove_stale(folder: Path) -> None:
         match = pattern.fullmatch(path.name)
         if match and not is_alive(int(match[1])):
             shutil.rmtree(path, ignore_errors=True)
-
-
-# Digests that are remembered take no time, and nobody wants to see a bar for them.
-_QUIET_SECONDS = 1.0
 
 
 def describe_base_model(

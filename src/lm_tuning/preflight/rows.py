@@ -28,6 +28,8 @@ LimitName = Literal["max_length_tokens", "max_target_tokens"]
 """The parameters of ``tokenize`` that limit how long a row, or its target, may be."""
 
 NUM_BINS = 60
+MAX_LISTED = 1000
+MAX_SHOWN = 30
 SHORTENED = {
     CAUSAL_LM: ("old_turns_dropped", "prompt_shortened", "prompt_emptied", "answer_shortened", "end_cut"),
     SEQUENCE_CLASSIFICATION: ("text_shortened", "prompt_emptied", "end_cut"),
@@ -209,10 +211,6 @@ def advise_limit(facts: LengthFigures, name: LimitName = "max_length_tokens", *,
         return f"The model takes {context_tokens:,} tokens at most, so {apart}."
     left = f", which would cut {count_of(within[-1]['rows_over'], 'row')} or fewer" if within else ""
     return f"The model takes {context_tokens:,} tokens at most: tokenize.{name}={context_tokens}{left}; else {apart}."
-
-
-MAX_LISTED = 1000
-MAX_SHOWN = 30
 
 
 def count_labels(

@@ -12,20 +12,16 @@ from lm_tuning.batching.micro_batches import Batching, split_pairs, split_rows
 from lm_tuning.batching.step_plan import StepPlan
 from lm_tuning.data.split.records import DividedSource
 from lm_tuning.parameters import TrainParameters
-from lm_tuning.preflight.records import (
-    MeasuredSteps,
-    PaddingChoice,
-    PaddingFigures,
-    ScheduledSource,
-    ScheduleFigures,
-    Spread,
-)
+from lm_tuning.preflight import records
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.text.records import NO_LABEL
 from lm_tuning.text.store.table import Int32Array, Int64Array, TokenTable
 
 SAMPLE_ROWS = 200_000
 """Rows looked at in the steps; their share of padding is that of all rows to a small fraction."""
+
+# A run that ends within an epoch is added up step by step as long as that takes no time worth speaking of.
+_MAX_STEPS_ADDED = 20_000
 
 
 def choose_steps(plan: StepPlan, *, sample_rows: int = SAMPLE_ROWS) -> list[int]:
@@ -45,7 +41,7 @@ def choose_steps(plan: StepPlan, *, sample_rows: int = SAMPLE_ROWS) -> list[int]
     return np.unique(np.linspace(0, num_steps - 1, num_chosen).round().astype(np.int64)).tolist()  # type: ignore[no-any-return]
 
 
-def describe_steps(plan: StepPlan, steps: Sequence[int]) -> MeasuredSteps:
+def describe_steps(plan: StepPlan, steps: Sequence[int]) -> records.MeasuredSteps:
     """Describe which steps the figures are of.
 
     Args:
@@ -70,7 +66,7 @@ def measure_padding(
     targets: Int32Array | None = None,
     max_target_tokens: int = 0,
     on_progress: OnProgress = ignore_progress,
-) -> PaddingFigures:
+) -> records.PaddingFigures:
     """Compare ways to bring rows of different lengths together.
 
     Args:
@@ -133,7 +129,7 @@ def measure_padding(
     }
 
 
-def chosen_way(padding: PaddingFigures) -> PaddingChoice:
+def chosen_way(padding: records.PaddingFigures) -> records.PaddingChoice:
     """Return the way to bring rows together that training takes.
 
     Args:
@@ -160,12 +156,8 @@ def _split_pairs(parts: npt.NDArray[np.int32], budget_tokens: int) -> tuple[int,
     return sum(len(group) * width for group, width in zip(groups, widths, strict=True)), len(groups)
 
 
-def _choice(name: str, padding_fraction: float, micro_batches_per_step: float | None = None) -> PaddingChoice:
+def _choice(name: str, padding_fraction: float, micro_batches_per_step: float | None = None) -> records.PaddingChoice:
     return {"name": name, "padding_fraction": padding_fraction, "micro_batches_per_step": micro_batches_per_step}
-
-
-# A run that ends within an epoch is added up step by step as long as that takes no time worth speaking of.
-_MAX_STEPS_ADDED = 20_000
 
 
 def plan_steps(table: TokenTable, *, sources: Sequence[DividedSource], seed: int, train: TrainParameters) -> StepPlan:
@@ -192,7 +184,7 @@ def plan_steps(table: TokenTable, *, sources: Sequence[DividedSource], seed: int
 
 def describe_schedule(
     plan: StepPlan, table: TokenTable, steps: Sequence[int], *, sources: Sequence[DividedSource], train: TrainParameters
-) -> ScheduleFigures:
+) -> records.ScheduleFigures:
     """Count steps, rows and tokens of the run.
 
     Args:
@@ -248,12 +240,14 @@ def describe_schedule(
     }
 
 
-def _describe_sources(plan: StepPlan, table: TokenTable, sources: Sequence[DividedSource]) -> list[ScheduledSource]:
+def _describe_sources(
+    plan: StepPlan, table: TokenTable, sources: Sequence[DividedSource]
+) -> list[records.ScheduledSource]:
     """Count, for each source, its rows and those that come up in an epoch."""
     counts = np.bincount(table.sources, minlength=len(sources))  # (sources,)
     # Sums of float64, which are exact up to 2**53 tokens.
     tokens = np.bincount(table.sources, weights=table.lengths, minlength=len(sources))  # (sources,)
-    described: list[ScheduledSource] = []
+    described: list[records.ScheduledSource] = []
     for index, source in enumerate(sources):
         num_rows, num_tokens = int(counts[index]), int(tokens[index])
         rows_per_epoch = int(plan.mix.rows_per_epoch[index])
@@ -288,5 +282,5 @@ def _rows_and_tokens_of_run(plan: StepPlan, table: TokenTable, tokens_per_epoch:
     return num_epochs * plan.rows_per_epoch + sum(map(len, steps)), num_epochs * tokens_per_epoch + num_tokens
 
 
-def _spread(values: Int64Array) -> Spread:
+def _spread(values: Int64Array) -> records.Spread:
     return {"mean": float(values.mean()), "min": int(values.min()), "max": int(values.max())}

@@ -28,16 +28,7 @@ from lm_tuning.text.render.plain import (
     render_plain,
     render_text,
 )
-from lm_tuning.text.store.columns import (
-    BoolArray,
-    begins_with,
-    cut_ends,
-    join_columns,
-    keep_rows,
-    put_around,
-    score_spans,
-    take_rows,
-)
+from lm_tuning.text.store import columns
 from lm_tuning.text.store.table import Int32Array, Int64Array, TokenColumns, columns_of, flatten_ids, scored_spans
 from lm_tuning.text.tokenizers import truncation
 from lm_tuning.text.tokenizers.base import NOT_ROUND_TRIP, TaskTokenizer
@@ -174,11 +165,11 @@ class RowTokenizer(TaskTokenizer):
         self._count_unknown(ids, offsets, rows)
         self._count_kept(rendered, rows, ids, offsets, is_whole=~is_cut)
         if is_cut.any():
-            ids, offsets = cut_ends(ids, offsets, self._limit)
+            ids, offsets = columns.cut_ends(ids, offsets, self._limit)
             lengths = np.diff(offsets)
         owners = np.arange(len(tokens))
-        spans = score_spans(owners, np.zeros_like(owners), lengths, lengths)
-        return keep_rows(TokenColumns(rendered.row_ids, rendered.sources, ids, offsets, *spans), rows.mask)
+        spans = columns.score_spans(owners, np.zeros_like(owners), lengths, lengths)
+        return columns.keep_rows(TokenColumns(rendered.row_ids, rendered.sources, ids, offsets, *spans), rows.mask)
 
     def _finish_aligned(
         self, rendered: RenderedRows, aligned: AlignedRows, others: dict[int, Encoded], counts: SplitCounts
@@ -208,13 +199,13 @@ class RowTokenizer(TaskTokenizer):
                 # The end is supervised with the answer that it ends, even when that answer is empty.
                 is_last = np.append(owners[1:] != owners[:-1], True) & is_open[owners]
                 after = np.where(is_last, lengths[owners], after)
-        spans = score_spans(owners, first, after, lengths)
-        columns = TokenColumns(rendered.row_ids, rendered.sources, ids, offsets, *spans)
+        spans = columns.score_spans(owners, first, after, lengths)
+        placed = TokenColumns(rendered.row_ids, rendered.sources, ids, offsets, *spans)
         rows = KeptRows(rendered.row_ids, counts, regular)
-        rows.drop(truncation.NO_ANSWER_LEFT, np.diff(columns.span_offsets) == 0)
+        rows.drop(truncation.NO_ANSWER_LEFT, np.diff(placed.span_offsets) == 0)
         self._count_kept(rendered, rows, ids, offsets)
         if rows.mask.all():
-            return columns
+            return placed
         unlike = find_unlike(self._backend, rendered.rows, others)
         for position in np.flatnonzero(~regular).tolist():
             if position not in others:
@@ -222,15 +213,15 @@ class RowTokenizer(TaskTokenizer):
         added, positions = self._one_by_one(rendered, dict(sorted(others.items())), unlike, counts)
         chosen = np.flatnonzero(rows.mask)
         # Back in the order of the chunk, so that row order never depends on which rows were long.
-        joined = join_columns(take_rows(columns, chosen), added)
-        return take_rows(joined, np.argsort(np.concatenate([chosen, positions]), kind="stable"))
+        joined = columns.join_columns(columns.take_rows(placed, chosen), added)
+        return columns.take_rows(joined, np.argsort(np.concatenate([chosen, positions]), kind="stable"))
 
     def _put_around(
-        self, ids: Int32Array, offsets: Int64Array, is_open: BoolArray
-    ) -> tuple[Int32Array, Int64Array, BoolArray]:
+        self, ids: Int32Array, offsets: Int64Array, is_open: columns.BoolArray
+    ) -> tuple[Int32Array, Int64Array, columns.BoolArray]:
         """Add what belongs before every row and the end of open ones, each where it is not there already."""
-        has_before = ~begins_with(ids, offsets, self._prefix)
-        ids, offsets = put_around(
+        has_before = ~columns.begins_with(ids, offsets, self._prefix)
+        ids, offsets = columns.put_around(
             ids, offsets, before=self._prefix, has_before=has_before, after=self._end_id, is_open=is_open
         )
         return ids, offsets, has_before
@@ -242,7 +233,7 @@ class RowTokenizer(TaskTokenizer):
         ids: Int32Array,
         offsets: Int64Array,
         *,
-        is_whole: BoolArray | None = None,
+        is_whole: columns.BoolArray | None = None,
     ) -> None:
         """Count what was noted of the rows that are kept, and their EOS tokens."""
         rows.note_each(row.notes for row in rendered.rows)
