@@ -3,8 +3,10 @@ that the code is told it runs on, and which files start first."""
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -109,3 +111,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Write the long files first; inside a file the order stays."""
     indices = {name: index for index, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: indices.get(Path(item.path).name, len(indices)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def packages_are_not_searched_for_garbage() -> None:
+    """Take what was imported out of the collector's sight: a million objects of packages, searched time and again."""
+    if len(sys.modules) > _frozen["modules"] + 200:
+        gc.freeze()
+        _frozen["modules"] = len(sys.modules)
+
+
+_frozen = {"modules": 0}

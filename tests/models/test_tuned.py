@@ -11,9 +11,9 @@ import torch
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.loading import load_model
-from lm_tuning.models.tuned import attach_adapter, load_tuned, read_tuning
+from lm_tuning.models.tuned import attach_adapter, load_tuned, merge_adapter, read_tuning
 from tests.support.stored import save_tuned
-from tests.support.tiny import PAD, ids, save_tiny_model
+from tests.support.tiny import PAD, ids, make_model, save_tiny_model
 
 
 @pytest.fixture
@@ -147,3 +147,37 @@ class TestAddedTokens:
             UserError, match=rf"has {rows + 4} tokens, but its base model embeds {rows} and the adapter"
         ):
             attach_adapter(loaded, tmp_path / "adapter")
+
+
+class TestMergedAdapter:
+    """An adapter in the weights of its base answers as beside them."""
+
+    def test_a_merged_adapter_is_the_same_model(self, base, tmp_path):
+        folder = save_tuned(tmp_path / "tuned", base, "lora", tokens_key="k")
+        apart, model = load_tuned(folder), load_tuned(folder)
+        assert merge_adapter(model)
+        assert all(module.merged for module in model.modules() if hasattr(module, "merged_adapters"))
+        torch.testing.assert_close(logits(model), logits(apart), atol=1e-5, rtol=1e-4)
+
+    def test_a_model_without_adapter_has_nothing_to_merge(self, base):
+        assert not merge_adapter(load_model(str(base)))
+
+    def test_a_head_that_is_tied_to_the_embedding_stays_apart(self, tmp_path):
+        """Merged, what was learned for the head alone would be in the embedding, too."""
+        model = self.with_adapter(make_model(tied=True), ["lm_head"])
+        before = logits(model)
+        assert not merge_adapter(model)
+        torch.testing.assert_close(logits(model), before)
+        assert merge_adapter(self.with_adapter(make_model(tied=False), ["lm_head"]))
+
+    def test_quantized_weights_stay_as_they_are(self):
+        model = self.with_adapter(make_model(), ["q_proj"])
+        layer = model.get_base_model().model.layers[0].self_attn.q_proj.get_base_layer()
+        layer.weight = torch.nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
+        assert not merge_adapter(model)
+
+    def with_adapter(self, model: Any, targets: list[str]) -> Any:
+        from peft import LoraConfig, get_peft_model
+
+        config = LoraConfig(r=2, target_modules=targets, init_lora_weights=False)
+        return get_peft_model(model, config).eval()

@@ -10,7 +10,7 @@ import pytest
 from lm_tuning.errors import UserError
 from lm_tuning.parameters import EvaluateParameters, ModelParameters, TrainParameters
 from lm_tuning.pipelines.tokenize.nodes import prepare_base_model
-from lm_tuning.pipelines.train.run_settings import gather_settings
+from lm_tuning.pipelines.train.run_settings import TrainingGroups, gather_settings
 from tests.pipelines.test_tokenize import ROWS, project, publish_splits, run_whole  # noqa: F401
 from tests.support.tiny import BOS, END, VOCABULARY, bart_config, make_model, make_tokenizer
 
@@ -48,9 +48,8 @@ def start_training(task: str = "causal_lm", train: dict[str, Any] | None = None,
     folder, *_ = run_whole(task=task, **tokenize)
     base = prepare_base_model(ModelParameters(name_or_path="model"), EvaluateParameters(max_new_tokens=4), task=task)
     options = {"effective_batch_rows": 2, "max_steps": 1, **(train or {})}
-    return gather_settings(
-        folder, base, train=TrainParameters(**options), model=ModelParameters(name_or_path="model"), seed=1, task=task
-    )
+    groups = TrainingGroups(TrainParameters(**options), ModelParameters(name_or_path="model"), seed=1, task=task)
+    return gather_settings(folder, base, groups)
 
 
 @pytest.fixture(autouse=True)

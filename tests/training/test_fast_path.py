@@ -272,6 +272,10 @@ class TestCompiledLayers:
         long, _ = pays(num_tokens=1e8, parameters=4_000_000_000, flops=250e12)
         assert (short, long) == (False, True)
         assert "to save" in said
+        # A measured speed says more than what a card can do: small models wait for the host.
+        slow, said = pays(num_tokens=1e5, parameters=4_000_000_000, flops=250e12, tokens_per_second=1000.0)
+        assert slow
+        assert "estimated at 100 s" in said
 
     def test_a_failure_from_before_a_resume_is_forgotten(self) -> None:
         model = make_model()

@@ -24,6 +24,7 @@ from lm_tuning.evaluation.rouge import score_rouge
 from lm_tuning.evaluation.settings import EvaluationSettings
 from lm_tuning.generation.generate import Prompt, find_first_id, find_stop_ids, generate_answers, own_first_id
 from lm_tuning.models.record import TuningRecord
+from lm_tuning.models.tuned import merge_adapter
 from lm_tuning.progress import OnProgress
 from lm_tuning.runtime.precision import autocast
 from lm_tuning.storage.digests import digest_values
@@ -172,6 +173,7 @@ def measure_model(
             otherwise the answers in the rows show it.
     """
     settings = job.settings
+    wanted_rows = settings.evaluate.generate_batch_rows
     answers: list[list[int]] = []
     # Of the text part, which is the whole config for a model of text alone.
     num_classes = model.config.get_text_config().vocab_size
@@ -183,12 +185,14 @@ def measure_model(
         # were written from its rows when it was stored.
         stop_ids = find_stop_ids(model, tokenizer, [] if has_own_ends else rows.prompts)
         first_id = own_first_id(model) if has_own_ends else find_first_id(tokenizer, rows.prompts, stop_ids=stop_ids)
+        # After the loss, which is of the model as it was trained; nothing else is measured of it afterwards.
+        merge_adapter(model)
         with autocast(settings.device, settings.compute_dtype):
             answers = generate_answers(
                 model,
                 [prompt.input_ids for prompt in rows.prompts],
                 max_new_tokens=settings.evaluate.max_new_tokens,
-                batch_rows=settings.evaluate.generate_batch_rows,
+                batch_rows=None if wanted_rows == "auto" else wanted_rows,
                 stop_ids=stop_ids,
                 pad_id=int(tokenizer.pad_token_id),
                 device=settings.device,

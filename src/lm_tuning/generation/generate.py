@@ -1,4 +1,4 @@
-"""Answer held-out prompts greedily or by beam search, in padded batches."""
+"""Answer held-out prompts greedily or by beam search: by continuous batching where the model's cache allows it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 
 from lm_tuning.batching.held_out_loss import evaluating
+from lm_tuning.generation.continuous_batching import ContinuousBatcher, pad_prompts, takes_continuous_batches
 from lm_tuning.models.generation_settings import plain_settings, stop_ids_of
 from lm_tuning.models.structure import check_answer_room, has_encoder, inner_model, position_limit
 from lm_tuning.progress import OnProgress, ignore_progress
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from lm_tuning.text.store.table import TokenTable
 
 logger = logging.getLogger(__name__)
+
+_USUAL_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,7 @@ def generate_answers(
     prompts: Sequence[Sequence[int]],
     *,
     max_new_tokens: int,
-    batch_rows: int,
+    batch_rows: int | None,
     stop_ids: Sequence[int],
     pad_id: int,
     device: torch.device | str,
@@ -133,7 +135,8 @@ def generate_answers(
         model: a language model on ``device``; mode and generation settings are given back as they were.
         prompts: token ids of each prompt, at least one.
         max_new_tokens: longest answer.
-        batch_rows: prompts answered at once; it changes speed and memory, and in float32 not the answers.
+        batch_rows: prompts answered at once; it changes speed and memory, and in float32 not the answers. ``None``
+            takes 16 on a CPU, and on a GPU what its memory holds where the model takes continuous batches.
         stop_ids: EOS tokens of an answer; they are not part of it.
         pad_id: fills shorter prompts, behind an attention mask: their start for a causal model, their end for an
             encoder, whose positions count from its first token.
@@ -151,8 +154,6 @@ def generate_answers(
     Raises:
         UserError: an answer of that length leaves no room for a prompt.
     """
-    from transformers import StoppingCriteriaList
-
     own = inner_model(model).config
     reads_apart, context = has_encoder(own), position_limit(own)
     check_answer_room(own, max_new_tokens=max_new_tokens)
@@ -170,15 +171,23 @@ def generate_answers(
             context,
         )
 
-    answers: list[list[int]] = [[] for _ in prompts]
-    # Longest first: neighbours need little padding, and what does not fit into memory fails at once.
-    order = sorted(range(len(kept)), key=lambda index: -len(kept[index]))
-    # Answers differ in length, so a bar of rows would stand still for minutes: tokens are what takes the time.
-    counter = _TokenCounter(
-        stop_ids, max_new_tokens=max_new_tokens, num_waiting=len(order), num_beams=num_beams, device=device
-    )
-    on_progress(label, 0, counter.most_tokens, "tokens")
-    counter.on_step = lambda: on_progress(label, counter.num_tokens, counter.most_tokens, "tokens")
+    if num_beams == 1 and takes_continuous_batches(model):
+        batcher = ContinuousBatcher(
+            model,
+            kept,
+            max_new_tokens=max_new_tokens,
+            most_rows=batch_rows,
+            stop_ids=stop_ids,
+            pad_id=pad_id,
+            device=device,
+        )
+
+        def report() -> None:
+            on_progress(label, batcher.num_tokens, batcher.most_tokens, "tokens")
+
+        report()
+        with evaluating(model):
+            return batcher.run(report)
     # What the model's own settings say of sampling or penalties is set aside, so that two models answer by one rule.
     config = plain_settings(
         use_cache=True,
@@ -189,25 +198,43 @@ def generate_answers(
         decoder_start_token_id=own.decoder_start_token_id if reads_apart else None,
         forced_bos_token_id=first_id if reads_apart else None,
     )
+    counter = _TokenCounter(
+        stop_ids, max_new_tokens=max_new_tokens, num_waiting=len(kept), num_beams=num_beams, device=device
+    )
+    counter.on_step = lambda: on_progress(label, counter.num_tokens, counter.most_tokens, "tokens")
+    counter.on_step()
     with evaluating(model), _generating_by(model, config):
-        for first in range(0, len(order), batch_rows):
-            chosen = order[first : first + batch_rows]
-            input_ids, attention_mask = pad_prompts(
-                [kept[index] for index in chosen], pad_id=pad_id, side="right" if reads_apart else "left"
-            )
-            counter.start_batch(len(chosen))
-            output = model.generate(  # (batch, given tokens + longest answer)
-                input_ids=input_ids.to(device),
-                attention_mask=attention_mask.to(device),
-                generation_config=config,
-                stopping_criteria=StoppingCriteriaList([counter]),
-            )
-            counter.end_batch()
-            # ``generate`` gives back what it was given too: the prompt, or the token that a decoder starts from.
-            num_given = 1 if reads_apart else input_ids.shape[1]
-            # One copy to the host for the batch, after the last token.
-            for index, tokens in zip(chosen, output[:, num_given:].tolist(), strict=True):
-                answers[index] = cut_at(tokens, stop_ids)
+        return _generate_in_batches(model, kept, config, counter, batch_rows=batch_rows or _USUAL_ROWS)
+
+
+def _generate_in_batches(
+    model: Any, prompts: Sequence[Sequence[int]], config: Any, counter: _TokenCounter, *, batch_rows: int
+) -> list[list[int]]:
+    """Let ``generate`` answer batches of prompts, each until its longest answer ends."""
+    from transformers import StoppingCriteriaList
+
+    reads_apart = has_encoder(inner_model(model).config)
+    answers: list[list[int]] = [[] for _ in prompts]
+    # Longest first: neighbours need little padding, and what does not fit into memory fails at once.
+    order = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
+    for first in range(0, len(order), batch_rows):
+        chosen = order[first : first + batch_rows]
+        input_ids, attention_mask = pad_prompts(
+            [prompts[index] for index in chosen], pad_id=config.pad_token_id, side="right" if reads_apart else "left"
+        )
+        counter.start_batch(len(chosen))
+        output = model.generate(  # (batch, given tokens + longest answer)
+            input_ids=input_ids.to(counter.device),
+            attention_mask=attention_mask.to(counter.device),
+            generation_config=config,
+            stopping_criteria=StoppingCriteriaList([counter]),
+        )
+        counter.end_batch()
+        # ``generate`` gives back what it was given too: the prompt, or the token that a decoder starts from.
+        num_given = 1 if reads_apart else input_ids.shape[1]
+        # One copy to the host for the batch, after the last token.
+        for index, tokens in zip(chosen, output[:, num_given:].tolist(), strict=True):
+            answers[index] = cut_at(tokens, config.eos_token_id or ())
     return answers
 
 
@@ -218,6 +245,7 @@ class _TokenCounter:
     to it in an order of their own, so there it counts a token for each row and step.
 
     Attributes:
+        device: where the model lies.
         num_tokens: tokens that belong to answers so far.
         on_step: called after each step.
     """
@@ -231,6 +259,7 @@ class _TokenCounter:
         num_beams: int,
         device: torch.device | str,
     ) -> None:
+        self.device = device
         self.num_tokens = 0
         self.on_step: Callable[[], None] = lambda: None
         self._stops = torch.tensor(list(stop_ids), dtype=torch.long, device=device)  # (stop tokens,)
@@ -270,26 +299,6 @@ class _TokenCounter:
         self.on_step()
         # The verdict "go on" for each row of input_ids, which under beam search is one per beam.
         return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)  # (batch,)
-
-
-def pad_prompts(
-    prompts: Sequence[Sequence[int]], *, pad_id: int, side: Literal["left", "right"]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Lay prompts one under another.
-
-    Args:
-        prompts: token ids of each prompt.
-        pad_id: fills shorter prompts.
-        side: where; ``left`` makes all prompts end in the last column.
-
-    Returns:
-        ``input_ids`` and ``attention_mask``, both ``(batch, sequence)``; the mask comes from lengths, so a prompt
-        may hold the pad id itself.
-    """
-    rows = [torch.tensor(prompt, dtype=torch.long) for prompt in prompts]
-    input_ids = pad_sequence(rows, batch_first=True, padding_value=pad_id, padding_side=side)
-    attention_mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
-    return input_ids, attention_mask
 
 
 def cut_at(tokens: Sequence[int], stop_ids: Iterable[int]) -> list[int]:

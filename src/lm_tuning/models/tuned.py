@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -175,6 +176,37 @@ def attach_adapter(base: PreTrainedModel, folder: Path) -> Any:
     except (RuntimeError, ValueError) as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(f"The adapter in {folder} does not fit its base model: {first}") from error
+
+
+def merge_adapter(model: Any) -> bool:
+    """Add an adapter to the weights of its base, which then answers as fast as the base alone.
+
+    It stays as it is where merging would give another model: beside quantized weights, which would be rounded once
+    more, and where the weight belongs to two modules, such as a head tied to the embedding, of which it adapts one.
+
+    Args:
+        model: a language model on its device, wrapped or not. It is of no use for training afterwards: taking an
+            adapter out again leaves rounding errors in the weights.
+
+    Returns:
+        Whether the adapter was merged.
+    """
+    if not hasattr(model, "merge_adapter"):
+        return False
+    import torch
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    adapted = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    weights = [getattr(module.get_base_layer(), "weight", None) for module in adapted]
+    for weight in weights:
+        # A quantized weight has a type of its own, whatever the dtype it is stored in.
+        if type(weight) is not torch.nn.Parameter or not weight.is_floating_point() or uses[id(weight)] > 1:
+            return False
+    if not weights:
+        return False
+    model.merge_adapter()
+    return True
 
 
 def _match_vocabulary(base: Any, folder: Path) -> None:

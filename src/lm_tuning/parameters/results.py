@@ -33,8 +33,8 @@ class EvaluateParameters(ParameterGroup):
     micro_batch_tokens: AutoOrCount = "auto"
     """Tokens of one forward pass, padding included; auto fits the memory."""
 
-    generate_batch_rows: Count = 16
-    """Rows answered at once."""
+    generate_batch_rows: AutoOrCount = "auto"
+    """Rows answered at once; auto takes 16 on a CPU, and on a GPU as many as its memory holds, up to 256."""
 
     num_samples: CountOrZero = 5
     """Rows shown in the report, each with both models' answers or with its class."""

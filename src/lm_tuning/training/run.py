@@ -132,7 +132,9 @@ def _train_job(
         ceiling = find_ceiling(settings.device, settings.compute_dtype)  # before the model takes the memory
         ready = set_up_model(settings)
         check_before_any_row(health, ready, settings, rows=job.train_rows, plan=job.plan, tokens=paths.tokens)
-        fast = prepare_fast_path(ready, settings, job.train_rows, job.plan)
+        fast = prepare_fast_path(
+            ready, settings, job.train_rows, job.plan, tokens_per_second=job.batch_plan.tokens_per_second
+        )
         steps = StepDataset(
             job.train_rows,
             job.plan,

@@ -11,7 +11,7 @@ from rich.console import Console
 from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.parameters import ModelParameters, TrainParameters
 from lm_tuning.parameters.base import TaskName
-from lm_tuning.pipelines.train.run_settings import gather_settings
+from lm_tuning.pipelines.train.run_settings import TrainingGroups, gather_settings
 from lm_tuning.progress import show_progress
 from lm_tuning.training.records import ProfileFigures
 
@@ -37,7 +37,7 @@ def profile_steps(
     from lm_tuning.training.profile.profiling import profile_figures, profile_training, run_facts
     from lm_tuning.training.settings import TrainingPaths
 
-    settings = gather_settings(tokenized_examples, base_model, train=train, model=model, seed=seed, task=task)
+    settings = gather_settings(tokenized_examples, base_model, TrainingGroups(train, model, seed, task))
     # A folder of its own for checkpoints: what is profiled must never touch those of a training.
     paths = TrainingPaths(tokens=tokenized_examples, checkpoints=profile_work, plans=batch_plans)
     with show_progress() as on_progress:

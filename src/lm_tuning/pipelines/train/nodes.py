@@ -11,7 +11,7 @@ from lm_tuning.datasets.report_sections import LiveReport
 from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.parameters import EvaluateParameters, ModelParameters, TrainParameters
 from lm_tuning.parameters.base import TaskName
-from lm_tuning.pipelines.train.run_settings import gather_settings
+from lm_tuning.pipelines.train.run_settings import TrainingGroups, gather_settings
 from lm_tuning.progress import show_progress
 
 if TYPE_CHECKING:
@@ -54,24 +54,22 @@ def train_model(
     task: TaskName,
 ) -> TrainingOutputs:
     """Train; return the tuned model's folder, the logs of steps, and what they and the planning come to, by name."""
-    from lm_tuning.training.health.report import telling_refusals
     from lm_tuning.training.settings import TrainingPaths
 
-    run_id = metric_stream.run_id
-    # A run that is refused while its settings are gathered leaves a health report too.
-    with telling_refusals(live_health.write, run_id=run_id, is_resume=train.resume):
-        settings = gather_settings(
-            tokenized_examples,
-            base_model,
-            train=train,
-            model=model,
-            seed=seed,
-            task=task,
-            num_beams=evaluate.num_beams,
-            run_id=run_id,
-        )
+    groups = TrainingGroups(train, model, seed, task, evaluate.num_beams)
+    settings = _settle(tokenized_examples, base_model, groups, live_health, run_id=metric_stream.run_id)
     paths = TrainingPaths(tokens=tokenized_examples, checkpoints=checkpoints, plans=batch_plans)
     return _name_outputs(_train(paths, settings, metric_stream, live_health))
+
+
+def _settle(
+    tokens: Path, base_model: BaseModelRecord, groups: TrainingGroups, live_health: LiveReport, *, run_id: str | None
+) -> TrainingSettings:
+    """Gather the settings; a run that is refused while they are gathered leaves a health report too."""
+    from lm_tuning.training.health.report import telling_refusals
+
+    with telling_refusals(live_health.write, run_id=run_id, is_resume=groups.train.resume):
+        return gather_settings(tokens, base_model, groups, run_id=run_id)
 
 
 def _train(

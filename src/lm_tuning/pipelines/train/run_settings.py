@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,27 +19,34 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class TrainingGroups:
+    """What the parameters say of a training.
+
+    Attributes:
+        train: group ``train``.
+        model: group ``model``.
+        seed: of the run.
+        task: the ``task`` parameter.
+        num_beams: ``evaluate.num_beams``, stored with the tuned model.
+    """
+
+    train: TrainParameters
+    model: ModelParameters
+    seed: int
+    task: TaskName
+    num_beams: int = 1
+
+
 def gather_settings(
-    tokenized_examples: Path,
-    base_model: BaseModelRecord,
-    *,
-    train: TrainParameters,
-    model: ModelParameters,
-    seed: int,
-    task: TaskName,
-    num_beams: int = 1,
-    run_id: str | None = None,
+    tokenized_examples: Path, base_model: BaseModelRecord, groups: TrainingGroups, *, run_id: str | None = None
 ) -> TrainingSettings:
     """Gather the settings of a training, choosing device and dtypes, and log what was chosen.
 
     Args:
         tokenized_examples: folder of the stored tokens.
         base_model: what is tuned.
-        train: group ``train``.
-        model: group ``model``.
-        seed: of the run.
-        task: the ``task`` parameter.
-        num_beams: ``evaluate.num_beams``, stored with the tuned model.
+        groups: of parameters.
         run_id: tracking run to write into checkpoints; ``None`` without.
 
     Raises:
@@ -54,6 +62,7 @@ def gather_settings(
     from lm_tuning.training.health.table_reading import refuse_long_rows
     from lm_tuning.training.settings import TrainingSettings
 
+    train, model, task = groups.train, groups.model, groups.task
     device = describe_device()
     precision = choose_precision(device, requested=train.precision, method=train.method, weights_dtype=model.dtype)
     tokens = read_token_summary(tokenized_examples)
@@ -77,13 +86,13 @@ def gather_settings(
         weights_dtype=precision.weights,
         compute_dtype=precision.compute,
         device=device.kind,
-        seed=seed,
+        seed=groups.seed,
         sources=tokens["sources"],
         task=task,
         label_map=tokens["label_map"],
         rendering=_rendering(tokens),
         attention=model.attention,
-        num_beams=num_beams,
+        num_beams=groups.num_beams,
         run_id=run_id,
     )
     if train.eval_every_steps is not None and not len(open_split(tokenized_examples, "validation")):

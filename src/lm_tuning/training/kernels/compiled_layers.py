@@ -40,19 +40,22 @@ def find_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     return max(lists, key=len, default=[])
 
 
-def pays(*, num_tokens: float, parameters: int, flops: float) -> tuple[bool, str]:
+def pays(
+    *, num_tokens: float, parameters: int, flops: float, tokens_per_second: float | None = None
+) -> tuple[bool, str]:
     """Estimate whether compiling saves more time than it takes.
 
     Args:
         num_tokens: that the run will train on.
         parameters: of the model.
         flops: floating-point operations per second that training reaches without it.
+        tokens_per_second: as it was measured without it; ``None`` goes by ``parameters`` and ``flops``.
 
     Returns:
         The answer, and the estimate in words.
     """
     # Forward and backward take 4 operations per parameter and token with adapters and 6 where all is trained.
-    seconds = 5 * parameters * num_tokens / flops
+    seconds = num_tokens / tokens_per_second if tokens_per_second else 5 * parameters * num_tokens / flops
     saved = SAVED_FRACTION * seconds
     estimate = f"the run is estimated at {seconds:,.0f} s, compiling at {COMPILE_SECONDS:.0f} s to save {saved:,.0f} s"
     return saved > COMPILE_SECONDS, estimate

@@ -68,7 +68,12 @@ class FastPath:
 
 
 def prepare_fast_path(
-    ready: ReadyModel, settings: TrainingSettings, train_rows: TokenTable, plan: StepPlan | None = None
+    ready: ReadyModel,
+    settings: TrainingSettings,
+    train_rows: TokenTable,
+    plan: StepPlan | None = None,
+    *,
+    tokens_per_second: float | None = None,
 ) -> FastPath:
     """Choose what makes the steps fast, and put it in place.
 
@@ -77,6 +82,7 @@ def prepare_fast_path(
         settings: of the training.
         train_rows: all rows that are trained on.
         plan: of the run, for the estimate whether compiling pays; ``None`` leaves layers as they are.
+        tokens_per_second: that were measured without compiling; ``None`` estimates them.
 
     Raises:
         UserError: packing was asked for and the model carries a state from row to row.
@@ -103,7 +109,7 @@ def prepare_fast_path(
             )
         fast.facts["head_loss"] = reason
     if plan is not None:
-        fast.layers, fast.facts["compile"] = _choose_compiling(ready, settings, train_rows, plan)
+        fast.layers, fast.facts["compile"] = _choose_compiling(ready, settings, train_rows, plan, tokens_per_second)
     for name, reason in fast.facts.items():
         logger.info("%s: %s.", _NAMES[name], reason)
     return fast
@@ -146,7 +152,11 @@ def _choose_batching(ready: ReadyModel, settings: TrainingSettings, longest: int
 
 
 def _choose_compiling(
-    ready: ReadyModel, settings: TrainingSettings, train_rows: TokenTable, plan: StepPlan
+    ready: ReadyModel,
+    settings: TrainingSettings,
+    train_rows: TokenTable,
+    plan: StepPlan,
+    tokens_per_second: float | None,
 ) -> tuple[CompiledLayers | None, str]:
     inner = inner_model(ready.model)
     layers = find_layers(inner)
@@ -164,7 +174,9 @@ def _choose_compiling(
         num_tokens = epochs * float(train_rows.lengths.sum())
         parameters = sum(parameter.numel() for parameter in ready.model.parameters())
         flops = _EAGER_FLOPS.get(torch.cuda.get_device_capability()[0], _OLDER_FLOPS)
-        worth, estimate = pays(num_tokens=num_tokens, parameters=parameters, flops=flops)
+        worth, estimate = pays(
+            num_tokens=num_tokens, parameters=parameters, flops=flops, tokens_per_second=tokens_per_second
+        )
         if not worth:
             return None, f"no, since {estimate}"
         return compiled, f"{count_of(len(layers), 'layer')}, since {estimate}"

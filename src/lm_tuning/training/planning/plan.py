@@ -73,6 +73,12 @@ class BatchPlan:
                 return point
         return None
 
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Return the speed that was measured for the choice without compiled layers; ``None`` where none was."""
+        choice = self.choice
+        return None if choice is None or choice.compiled else choice.tokens_per_second
+
     def to_json(self) -> JsonObject:
         """Return the plan as plain values."""
         return asdict(self, dict_factory=lambda pairs: {_STORED_NAMES.get(name, name): value for name, value in pairs})
@@ -114,9 +120,9 @@ def list_budgets(settings: TrainingSettings, table: TokenTable, steps: StepPlan)
         # Padded, a whole step is one micro-batch only if all of its rows are as long as its longest.
         largest = max(largest, len(rows) * int(of_step.max()) if _may_pad(settings) else int(of_step.sum()))
     # No row is ever divided, so nothing below the longest one changes how steps are split.
-    fewest = max(_round_up(int(lengths.max(initial=1))), _FEWEST_TOKENS)
+    fewest = max(round_up(int(lengths.max(initial=1))), _FEWEST_TOKENS)
     first = max(START_TOKENS.get(settings.device, START_TOKENS["cpu"]), fewest)
-    most = max(min(_round_up(largest), first << _MOST_DOUBLINGS), fewest)
+    most = max(min(round_up(largest), first << _MOST_DOUBLINGS), fewest)
     powers = [1 << exponent for exponent in range(6, most.bit_length() + 1)]
     grid = sorted({size for power in powers for size in (power, power + power // 2) if fewest <= size < most})
     budgets = sorted({*(size for size in grid if size >= first), *_smaller(grid, fewest, first), most})
@@ -184,7 +190,12 @@ def _smaller(grid: list[int], fewest: int, first: int) -> list[int]:
     return sizes or [fewest]
 
 
-def _round_up(tokens: int) -> int:
+def round_up(tokens: int) -> int:
+    """Return the budget that holds so many tokens.
+
+    Args:
+        tokens: positions of a micro-batch.
+    """
     return -(-tokens // _FEWEST_TOKENS) * _FEWEST_TOKENS
 
 

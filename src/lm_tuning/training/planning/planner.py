@@ -42,6 +42,7 @@ from lm_tuning.training.planning.plan import (
     read_plan,
 )
 from lm_tuning.training.planning.records import PlanFacts, ProbeAnswer, ProbePoint, ProbeRequest
+from lm_tuning.training.planning.whole_step import plan_whole_step
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings, step_plan_of
 
 __all__ = ["BatchPlan", "plan_batches"]
@@ -55,6 +56,8 @@ SECONDS = 59.0
 """What planning may take, the start of the process and the model's loading included."""
 
 _LAST_SECONDS = 4.0
+_MUCH_LONGER = 2.0
+"""How many times as many tokens a run has to have for a plan that was cut short to be made again."""
 _POLL_SECONDS = 0.1
 _STDERR_LINES = 3
 _WHAT = "Planning micro-batches"
@@ -110,12 +113,14 @@ def plan_batches(
     # Not perf_counter: the process that measures compares this time with a clock of its own.
     began = time.time()
     table = open_split(paths.tokens, "train")
-    budgets, start = list_budgets(settings, table, step_plan_of(settings, table))
+    steps = step_plan_of(settings, table)
+    budgets, start = list_budgets(settings, table, steps)
+    run_tokens = steps.total_steps / steps.steps_per_epoch * float(table.lengths.sum())
     modes = _modes(settings.train.gradient_checkpointing)
     question = _Question(settings, table, budgets, start, modes, read_memory(settings.device))
     file = cache_folder / f"{_key(question)}.json"
     known = read_plan(file, question.reading)
-    if known is not None:
+    if known is not None and not _was_cut_short(known, run_tokens):
         plan = replace(known, cached=True, seconds=time.time() - began, file=str(file))
         logger.info("Micro-batches as planned before (%s): %s.", file, plan.reason)
         return plan
@@ -125,7 +130,9 @@ def plan_batches(
         budgets=budgets,
         start=start,
         checkpointing=modes,
+        began_at=began,
         ends_at=began + seconds - _LAST_SECONDS,
+        run_tokens=run_tokens,
         backend=_read_switches(),
     )
     on_progress(_WHAT, 0, len(budgets), "sizes")
@@ -328,6 +335,11 @@ def _describe_end(code: int, words: str) -> str:
     return f"its process ended with {how}{said}"
 
 
+def _was_cut_short(plan: BatchPlan, run_tokens: float) -> bool:
+    """Return whether a plan was made in the time that a much shorter run than this one is worth."""
+    return _MUCH_LONGER * plan.facts.get("cut_short_at_tokens", run_tokens) < run_tokens
+
+
 def _incomplete(answer: ProbeAnswer) -> str | None:
     if answer.error is None:
         return None
@@ -362,12 +374,10 @@ def choose_batches(
         on_progress: receives the sizes tried.
     """
     if plans_on_device(settings):
-        return plan_batches(
-            paths,
-            settings,
-            cache_folder=paths.plans or paths.checkpoints / "batch_plans",
-            on_progress=on_progress,
-        )
+        table = open_split(paths.tokens, "train")
+        whole_step = plan_whole_step(settings, table, step_plan_of(settings, table), read_memory(settings.device))
+        cache_folder = paths.plans or paths.checkpoints / "batch_plans"
+        return whole_step or plan_batches(paths, settings, cache_folder=cache_folder, on_progress=on_progress)
     asked = settings.train.micro_batch_tokens
     if asked == "auto":
         settled = choose_micro_batch_tokens(None, device=settings.device)

@@ -12,6 +12,7 @@ A training that compiles its layers measures once more from there, see :mod:`lm_
 from __future__ import annotations
 
 import gc
+import math
 import pickle
 import sys
 import time
@@ -53,6 +54,8 @@ if TYPE_CHECKING:
 _MOST_POOLED = 256
 _SPEED_SECONDS = (0.3, 1.0)
 """Least and most time for the speed of one budget."""
+PLANNING_SHARE = 0.1
+"""Of the time that the run is expected to take; the first size that fits is measured in any case."""
 _FEWEST_TIMED = 2
 _ROUNDS = (2, 20)
 """Least and most times that each of the timed micro-batches is run."""
@@ -168,21 +171,27 @@ def probe_budgets(request: ProbeRequest, probe: BudgetProbe, answer: ProbeAnswer
             break
         switch_checkpointing(probe.model, checkpointing)
         upwards = request.budgets[request.start :]
+        ends_at = request.ends_at
         first_fits = False
         expected = 0.0
         for position, budget in enumerate(upwards):
             began = time.time()
-            if answer.points and began + expected > request.ends_at:
+            if answer.points and began + expected > ends_at:
                 answer.not_tried += upwards[position:]
+                if ends_at < request.ends_at:
+                    answer.facts["cut_short_at_tokens"] = request.run_tokens
                 break
             # Half of a size's share is for its speed; its heaviest micro-batches take the rest.
-            share = (request.ends_at - began) / (len(upwards) - position + 1)
+            share = (ends_at - began) / (len(upwards) - position + 1)
             point = look(budget, share / 2)
             if position + 1 < len(upwards):
                 expected = _GROWTH_RESERVE * (time.time() - began) * upwards[position + 1] / budget
             if not point.fits:
                 break
             first_fits = True
+            # By the speed that was measured: in a short run a better size saves less than it takes to find.
+            run_seconds = request.run_tokens / (point.tokens_per_second or math.inf)
+            ends_at = min(request.ends_at, request.began_at + PLANNING_SHARE * run_seconds)
         # Checkpointing costs time at every size, so it is tried only where the first size does not fit without.
         if first_fits:
             break
@@ -210,6 +219,7 @@ def run_probe(request: ProbeRequest, *, on_answer: Callable[[ProbeAnswer], None]
     began = time.time()
     ready, batching, choices = _set_up(settings, table)
     restore_collection()
+    gc.freeze()  # what is loaded stays, and is not searched again before and after each size
     probe = BudgetProbe(ready, settings, table, batching)
     reading, held = read_memory(settings.device), probe.held
     answer.facts = PlanFacts(

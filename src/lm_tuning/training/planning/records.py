@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypedDict
@@ -31,6 +32,7 @@ class PlanFacts(TypedDict, total=False):
     optimizer_extra_bytes: int
     buffers_bytes: int
     peaks_hold_optimizer: bool
+    cut_short_at_tokens: float
 
 
 class MemoryRow(TypedDict):
@@ -51,7 +53,9 @@ class ProbeRequest:
         budgets: token budgets that may be tried, ascending.
         start: index of the budget that is tried first; smaller ones are tried when it does not fit.
         checkpointing: whether gradient checkpointing is on; a second entry is tried when the first did not fit.
+        began_at: when planning began, in seconds since the epoch.
         ends_at: when to stop measuring, in seconds since the epoch.
+        run_tokens: that the run will train on; more than a tenth of the time that they take is not spent on planning.
         backend: how torch's switches stand in the process that trains.
     """
 
@@ -61,6 +65,8 @@ class ProbeRequest:
     start: int
     checkpointing: list[bool]
     ends_at: float
+    began_at: float = 0.0
+    run_tokens: float = math.inf
     backend: EnvironmentParameters = field(default_factory=EnvironmentParameters)
 
 
