@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lm_tuning.batching.step_loader import StepDataset
-from lm_tuning.batching.tasks import kinds
+from lm_tuning.batching.tasks import causal_lm
 from lm_tuning.training import run as run_module
 from lm_tuning.training.health import first_loss
 from lm_tuning.training.health.first_loss import check_layout
@@ -107,7 +107,7 @@ def let_the_class_scale_its_loss(world: World) -> None:
 
 def shift_labels(world: World, distance: int) -> None:
     """Shift the labels in every path: of micro-batches, of the plain pass and of the model's own loss."""
-    sound = kinds.labels_of
+    sound = causal_lm.labels_of
 
     def shifted(row: Any) -> Any:
         labels = np.roll(sound(row), distance)
@@ -116,7 +116,7 @@ def shift_labels(world: World, distance: int) -> None:
             labels[distance:] = -100
         return labels
 
-    world.patch.setattr(kinds, "labels_of", shifted)
+    world.patch.setattr(causal_lm, "labels_of", shifted)
 
 
 @MODEL("labels-shifted", "each position learns its own token")

@@ -1,5 +1,5 @@
-"""How the rows of a task become tensors, and which logits carry loss.
+"""One file for each task: how its rows become tensors, and which logits carry loss.
 
-A new task is a subclass of ``base.TrainingTask`` in ``kinds``. May import what ``batching`` may. Entry:
-``kinds.get_task``.
+A new task is a subclass of ``base.TrainingTask``, named in ``registry``. May import what ``batching`` may. Entry:
+``registry.get_task``.
 """
