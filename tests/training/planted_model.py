@@ -132,7 +132,7 @@ def shift_twice(world: World) -> None:
 @MODEL("labels-shifted", "the hidden states are shifted")
 def read_the_logits_of_the_token_itself(world: World) -> None:
     """Leave ids and targets alone: only the losses of other alignments can tell."""
-    sound = kinds.CausalLanguageModeling.logits_of_alike
+    sound = causal_lm.CausalLanguageModeling.logits_of_alike
 
     def one_later(task: Any, model: Any, rows: Any, *, device: Any) -> Any:
         class Rolled:
@@ -145,7 +145,7 @@ def read_the_logits_of_the_token_itself(world: World) -> None:
 
     # A random model whose head is its embedding repeats the token that it reads, if its embedding is large.
     world.change_weights(lambda name, tensor: 3 * tensor if "embed_tokens" in name else tensor)
-    world.patch.setattr(kinds.CausalLanguageModeling, "logits_of_alike", one_later)
+    world.patch.setattr(causal_lm.CausalLanguageModeling, "logits_of_alike", one_later)
 
 
 def scale_gradients(world: World, factor: float, *, from_step: int = 0) -> None:
