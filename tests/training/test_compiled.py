@@ -206,7 +206,11 @@ def test_a_run_goes_on_with_the_size_that_was_found(
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_on_a_gpu_a_compiled_training_looks_again(paths: TrainingPaths, settings: TrainingSettings) -> None:
+def test_on_a_gpu_a_compiled_training_looks_again(
+    paths: TrainingPaths, settings: TrainingSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So small a step is not measured otherwise.
+    monkeypatch.setattr("lm_tuning.training.planning.planner.plan_whole_step", lambda *given: None)
     settings = vary(
         settings,
         device="cuda",
