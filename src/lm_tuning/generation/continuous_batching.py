@@ -199,7 +199,8 @@ class ContinuousBatcher:
             torch.OutOfMemoryError: there is no memory for a single row.
         """
         batch: _Batch | None = None
-        with torch.inference_mode():
+        # Not inference_mode, whose tensors a rotary embedding that grows would keep, and no training could use again.
+        with torch.no_grad():
             while self._waiting or self._running:
                 try:
                     batch = self._refill(batch, on_tokens)
