@@ -59,10 +59,15 @@ class Interrupted(Exception):  # a request to stop and no mistake, hence no Erro
         return (type(self), (self.signal_name, self.detail))
 
 
-def causes_of(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and what it says it was raised from, one after the other."""
-    seen: set[int] = set()
+def causes_of(error: BaseException | None, *, with_context: bool = False) -> Iterator[BaseException]:
+    """Yield an error and what it says it was raised from, one after the other.
+
+    Args:
+        error: the last one; ``None`` yields nothing.
+        with_context: also what was being handled when an error was raised that names no cause.
+    """
+    seen: set[int] = set()  # chains can be circular
     while error is not None and id(error) not in seen:
         yield error
         seen.add(id(error))
-        error = error.__cause__
+        error = error.__cause__ or (error.__context__ if with_context else None)

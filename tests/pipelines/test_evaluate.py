@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from kedro.io import DataCatalog, MemoryDataset
 from kedro.runner import SequentialRunner
+from peft.tuners.lora import LoraLayer
+from transformers import LlamaForCausalLM
 
 from lm_tuning.datasets import (
     CSVDataset,
@@ -154,3 +159,46 @@ def test_every_type_hint_resolves() -> None:
     from lm_tuning.pipelines.evaluate.nodes import evaluate_models
 
     assert get_type_hints(evaluate_models)["evaluate"] is EvaluateParameters
+
+
+def test_memory_that_runs_out_while_answering_is_told_and_changes_no_answer(
+    project: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run(make_catalog(project))
+    expected = (project / "samples.csv").read_text()
+    shutil.rmtree(project / "base_evaluation")
+    forward = LlamaForCausalLM.forward
+
+    @functools.wraps(forward)
+    def small(model: Any, *arguments: Any, **options: Any) -> Any:
+        if options.get("use_cache") and len(options["input_ids"]) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return forward(model, *arguments, **options)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", small)
+    with caplog.at_level(logging.WARNING):
+        run(make_catalog(project))
+    assert (project / "samples.csv").read_text() == expected
+    told = [record.getMessage() for record in caplog.records if "Out of memory" in record.getMessage()]
+    assert len(told) == 2, "once for each model"
+    assert all("evaluate.generate_batch_rows" in text for text in told)
+
+
+def test_the_tuned_model_answers_with_its_adapter_merged_and_has_its_loss_with_it_apart(
+    project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[bool, bool]] = []
+    forward = LlamaForCausalLM.forward
+
+    @functools.wraps(forward)
+    def watch(model: Any, *arguments: Any, **options: Any) -> Any:
+        adapted = [module for module in model.modules() if isinstance(module, LoraLayer)]
+        seen.append((bool(options.get("use_cache")), bool(adapted) and all(module.merged for module in adapted)))
+        return forward(model, *arguments, **options)
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", watch)
+    run(make_catalog(project))
+    answers = [merged for is_answer, merged in seen if is_answer]
+    assert answers == sorted(answers), "the base model answers first"
+    assert set(answers) == {False, True}
+    assert not any(merged for is_answer, merged in seen if not is_answer)

@@ -16,6 +16,7 @@ import torch
 
 from lm_tuning.batching.batch import MicroBatch
 from lm_tuning.errors import UserError
+from lm_tuning.runtime.memory_errors import is_out_of_memory
 from lm_tuning.text.store.table import TokenTableWriter
 from lm_tuning.training.checkpoints.format import RunIdentity, publish_checkpoint
 from lm_tuning.training.planning import out_of_memory
@@ -25,7 +26,6 @@ from lm_tuning.training.planning.out_of_memory import (
     describe,
     estimate_fitting_positions,
     explain_out_of_memory,
-    is_out_of_memory,
     read_asked_bytes,
     read_memory,
 )

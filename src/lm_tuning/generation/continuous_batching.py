@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import Cache, DynamicLayer
 
 from lm_tuning.models.structure import has_encoder, inner_model
+from lm_tuning.runtime.memory_errors import is_out_of_memory
 from lm_tuning.wording import count_of
 
 logger = logging.getLogger(__name__)
@@ -196,21 +198,26 @@ class ContinuousBatcher:
             The answers, in the order of the prompts.
 
         Raises:
-            torch.OutOfMemoryError: there is no memory for a single row.
+            RuntimeError, MemoryError: there is no memory for a single row.
         """
         batch: _Batch | None = None
         # Not inference_mode, whose tensors a rotary embedding that grows would keep, and no training could use again.
         with torch.no_grad():
             while self._waiting or self._running:
+                failed = False
                 try:
                     batch = self._refill(batch, on_tokens)
                     if batch is not None:
                         self._add(self._forward(batch), batch.prompts)
                         on_tokens()
-                except torch.OutOfMemoryError:
-                    if self.most_rows == 1:
+                except (RuntimeError, MemoryError) as error:
+                    if self.most_rows == 1 or not is_out_of_memory(error):
                         raise
-                    batch = None  # it holds what there is too little of
+                    traceback.clear_frames(error.__traceback__)
+                    failed = True
+                # Behind the block: inside of it the error still holds the tensors of the step that failed.
+                if failed:
+                    batch = None
                     self._halve()
         return self.answers
 

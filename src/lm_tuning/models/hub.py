@@ -8,7 +8,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.errors import Interrupted, UserError, causes_of
 from lm_tuning.models.folders import is_local, read_weight_index
 
 logger = logging.getLogger(__name__)
@@ -138,7 +138,7 @@ def _hub_problem(name_or_path: str, what: str, error: Exception) -> str:
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     # transformers wraps what the client raised, which alone tells a closed model from a missing one.
-    causes = list(_causes(error))
+    causes = list(causes_of(error, with_context=True))
     if any(isinstance(cause, GatedRepoError) for cause in causes):
         return (
             f"The {what} {name_or_path} is gated: accept its terms on the hub, then set HF_TOKEN or run "
@@ -156,15 +156,6 @@ def _hub_problem(name_or_path: str, what: str, error: Exception) -> str:
             "there is none of that name here."
         )
     return f"The {what} {name_or_path} cannot be loaded from the hub: {_first_line(error)}"
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    # Chains of exceptions can be circular.
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _first_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from lm_tuning.data.records import SourceFile
-from lm_tuning.errors import Interrupted, UserError
+from lm_tuning.errors import Interrupted, UserError, causes_of
 from lm_tuning.secrets import conceal_address, mask, reveal_address
 from lm_tuning.storage.digests import digest_values
 
@@ -175,7 +175,7 @@ def _explain(name: str, key: str | None, error: Exception, *, is_online: bool) -
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     what = _begin(name, key)
-    causes = list(_causes(error))
+    causes = list(causes_of(error, with_context=True))
     text = str(error).strip() or type(error).__name__
     line = " ".join(text.split())[:400].rstrip(".")
     if any(isinstance(cause, GatedRepoError) for cause in causes) or "gated" in text:
@@ -205,14 +205,6 @@ def _explain(name: str, key: str | None, error: Exception, *, is_online: bool) -
 
 def _begin(name: str, key: str | None) -> str:
     return f"{key} names the hub data set {name}" if key else f"Rows are read from the hub data set {name}"
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from lm_tuning.errors import UserError
 from lm_tuning.parameters.base import write_value
 from lm_tuning.parameters.train import QloraParameters
+from lm_tuning.runtime.memory_errors import is_out_of_memory
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.integrity import (
     ADAPTER_WEIGHTS,
@@ -25,7 +26,6 @@ from lm_tuning.training.checkpoints.integrity import (
     list_passed_over,
     require_latest,
 )
-from lm_tuning.training.planning.out_of_memory import is_out_of_memory
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:

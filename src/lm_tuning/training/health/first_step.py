@@ -14,6 +14,7 @@ from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.batching.losses import PLAIN, LossShape
 from lm_tuning.batching.step_loader import StepDataset
 from lm_tuning.batching.tasks.base import TrainingTask
+from lm_tuning.runtime.memory_errors import is_out_of_memory
 from lm_tuning.text.decoding import decode, mark_supervised_text
 from lm_tuning.text.records import NO_LABEL
 from lm_tuning.training.health.batch_checks import check_alignment
@@ -24,7 +25,6 @@ from lm_tuning.training.health.records import SHOWN_NAMES, Facts, Finding
 from lm_tuning.training.health.report import HealthReport, stop_if_needed
 from lm_tuning.training.health.table_checks import count_embeddings
 from lm_tuning.training.kernels import packed_attention
-from lm_tuning.training.planning.out_of_memory import is_out_of_memory
 from lm_tuning.wording import count_of, name_first
 
 if TYPE_CHECKING:

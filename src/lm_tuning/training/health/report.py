@@ -170,7 +170,7 @@ class HealthReport:
         }
 
     def _explain_end(self, error: BaseException) -> tuple[str, str]:
-        from lm_tuning.training.planning.out_of_memory import is_out_of_memory
+        from lm_tuning.runtime.memory_errors import is_out_of_memory
 
         if isinstance(error, Interrupted):
             return "interrupted", error.signal_name

@@ -16,6 +16,7 @@ import torch
 from lm_tuning.batching.batch import MicroBatch
 from lm_tuning.errors import UserError
 from lm_tuning.runtime.device import read_processor
+from lm_tuning.runtime.memory_errors import is_out_of_memory
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.wording import count_of
 
@@ -23,11 +24,6 @@ SAFE_FRACTION = 0.9
 """Share of the free memory that an estimate fills: what is left over serves fragments and longer rows."""
 
 _ROUNDING_POSITIONS = 64
-# Only torch's CUDA allocator raises a class of its own. Its CPU allocator and cuBLAS raise a RuntimeError, whose words
-# tell.
-_SAID_BY_LIBRARIES = re.compile(
-    r"out of memory|can't allocate memory|cannot allocate memory|CUBLAS_STATUS_ALLOC_FAILED", re.IGNORECASE
-)
 _ASKED = re.compile(r"(?:[Tt]ried|Unable) to allocate ([\d.]+) (bytes|[KMGTP]iB)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 
@@ -128,17 +124,6 @@ def explain_out_of_memory(use: MemoryUse) -> Iterator[None]:
         # The traceback holds the tensors of the failed step; a notebook that goes on would never get them back.
         traceback.clear_frames(error.__traceback__)
         raise UserError(describe(use, reading, asked_bytes=read_asked_bytes(error))) from error
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Tell a want of memory from other errors, whichever library met it.
-
-    Args:
-        error: ``torch.OutOfMemoryError``, ``MemoryError``, or a ``RuntimeError`` whose message says so.
-    """
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return isinstance(error, RuntimeError) and bool(_SAID_BY_LIBRARIES.search(str(error)))
 
 
 def read_asked_bytes(error: BaseException) -> int | None:

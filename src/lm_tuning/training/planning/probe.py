@@ -29,12 +29,13 @@ from lm_tuning.batching.losses import LossShape
 from lm_tuning.batching.micro_batches import Batching
 from lm_tuning.errors import UserError
 from lm_tuning.runtime.backend import apply_backend
+from lm_tuning.runtime.memory_errors import is_out_of_memory
 from lm_tuning.runtime.precision import autocast
 from lm_tuning.runtime.threads import collect_rarely, restore_collection
 from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.text.store.table import TokenTable, open_split
 from lm_tuning.training.planning.memory import ModelBytes, extrapolate, measure_model
-from lm_tuning.training.planning.out_of_memory import is_out_of_memory, read_memory
+from lm_tuning.training.planning.out_of_memory import read_memory
 from lm_tuning.training.planning.probe_rows import (
     IntArray,
     evenly_by_size,

@@ -21,12 +21,12 @@ import torch
 
 from lm_tuning.batching.batch import StepBatch
 from lm_tuning.batching.step_loader import StepDataset
+from lm_tuning.runtime.memory_errors import is_out_of_memory
 from lm_tuning.training.health.records import Finding
 from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.planning.out_of_memory import (
     MemoryUse,
     estimate_fitting_positions,
-    is_out_of_memory,
     read_asked_bytes,
     read_memory,
 )

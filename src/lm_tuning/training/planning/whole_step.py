@@ -54,7 +54,9 @@ def plan_whole_step(
     if positions is None:
         return None
     checkpointing = settings.train.gradient_checkpointing is True
-    total = estimate.total(positions, gradient_checkpointing=checkpointing)
+    # A row that is longer than the user's number passes alone.
+    most = max(positions, int(table.lengths.max()))
+    total = estimate.total(most, gradient_checkpointing=checkpointing)
     room = settings.train.memory_fraction * reading.total - reading.others
     if total > _MEMORY_SHARE * room:
         return None
@@ -76,9 +78,8 @@ def plan_whole_step(
 def _largest_step(settings: TrainingSettings, table: TokenTable, steps: StepPlan, skeleton: object) -> int | None:
     """Return the positions of the largest step, rounded up; ``None`` where its rows had better be divided."""
     lengths = [table.lengths[rows] for rows in sample_steps(steps, _MOST_STEPS)]  # (rows,) for each step
-    tokens = max(int(of_step.sum()) for of_step in lengths)
     # A row may be longer than those of the sampled steps, and is never divided.
-    tokens = max(tokens, int(table.lengths.max()))
+    tokens = max(int(table.lengths.max()), *(int(of_step.sum()) for of_step in lengths))
     if _will_pack(settings, table, skeleton):
         return round_up(tokens)
     # Padded, rows of like length are better kept together, unless all of them are few.
