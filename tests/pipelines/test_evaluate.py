@@ -184,7 +184,7 @@ def test_memory_that_runs_out_while_answering_is_told_and_changes_no_answer(
     assert all("evaluate.generate_batch_rows" in text for text in told)
 
 
-def test_the_tuned_model_answers_with_its_adapter_merged_and_has_its_loss_with_it_apart(
+def test_the_adapter_is_merged_for_the_answers_and_not_for_the_loss(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[bool, bool]] = []

@@ -21,6 +21,8 @@ from lm_tuning.data.check.account import rows_per_epoch
 from lm_tuning.data.records import MixedSource
 from lm_tuning.data.split.records import DividedSource
 from lm_tuning.errors import UserError
+from lm_tuning.parameters.train import TrainParameters
+from lm_tuning.text.store.table import TokenTable
 
 IntArray = npt.NDArray[np.int64]
 
@@ -357,3 +359,27 @@ def split_fullest(bounds: IntArray, num_steps: int) -> IntArray:
         heapq.heappush(heap, (-left, start))
         heapq.heappush(heap, (size + left, start + left))
     return np.sort(np.concatenate([bounds, np.array(cuts, dtype=np.int64)]))
+
+
+def plan_steps(rows: TokenTable, *, sources: Sequence[DividedSource], seed: int, train: TrainParameters) -> StepPlan:
+    """Lay out the steps of a training.
+
+    Args:
+        rows: tokenized training rows.
+        sources: of the rows, numbered as ``rows.sources`` says; none where they have no weights.
+        seed: see :class:`StepPlan`.
+        train: the ``train`` parameters.
+
+    Raises:
+        UserError: there are no rows, or the run has no end or no effective batch.
+    """
+    return StepPlan(
+        rows.lengths,
+        seed=seed,
+        effective_batch_rows=train.effective_batch_rows,
+        effective_batch_tokens=train.effective_batch_tokens,
+        num_epochs=train.num_epochs,
+        max_steps=train.max_steps,
+        sources=rows.sources,
+        weights=[float(source["weight"]) for source in sources] or None,
+    )

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from lm_tuning.batching.micro_batches import choose_batching, choose_micro_batch_tokens
+from lm_tuning.batching.step_plan import plan_steps
 from lm_tuning.data.format.columns import SEQ2SEQ_LM, SEQUENCE_CLASSIFICATION
 from lm_tuning.data.records import SPLITS
 from lm_tuning.data.rows_report import count_rows_in_file
@@ -20,7 +21,7 @@ from lm_tuning.parameters import ModelParameters, PreflightParameters, TokenizeP
 from lm_tuning.preflight.issues import find_issues, store_issue
 from lm_tuning.preflight.records import DivisionFigures, Inspection, Outcome, PreflightFigures, RowAccount, StoredRows
 from lm_tuning.preflight.rows import count_labels, measure_lengths
-from lm_tuning.preflight.steps import choose_steps, chosen_way, describe_schedule, measure_padding, plan_steps
+from lm_tuning.preflight.steps import choose_steps, chosen_way, describe_schedule, measure_padding
 from lm_tuning.preflight.tokens import decode_examples, inspect_special_tokens, judge_special_tokens, measure_vocabulary
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.device import current_device

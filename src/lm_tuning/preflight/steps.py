@@ -160,28 +160,6 @@ def _choice(name: str, padding_fraction: float, micro_batches_per_step: float | 
     return {"name": name, "padding_fraction": padding_fraction, "micro_batches_per_step": micro_batches_per_step}
 
 
-def plan_steps(table: TokenTable, *, sources: Sequence[DividedSource], seed: int, train: TrainParameters) -> StepPlan:
-    """Make the plan that training will make.
-
-    Args:
-        table: tokenized training rows.
-        sources: of the training rows, with ``weight``; numbered as ``table.sources`` says.
-        seed: see ``StepPlan``.
-        train: the ``train`` parameters.
-    """
-    weights = [float(source["weight"]) for source in sources]
-    return StepPlan(
-        table.lengths,
-        seed=seed,
-        effective_batch_rows=train.effective_batch_rows,
-        effective_batch_tokens=train.effective_batch_tokens,
-        num_epochs=train.num_epochs,
-        max_steps=train.max_steps,
-        sources=table.sources,
-        weights=weights,
-    )
-
-
 def describe_schedule(
     plan: StepPlan, table: TokenTable, steps: Sequence[int], *, sources: Sequence[DividedSource], train: TrainParameters
 ) -> records.ScheduleFigures:

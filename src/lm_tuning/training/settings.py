@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lm_tuning.batching.step_plan import StepPlan
+from lm_tuning.batching.step_plan import StepPlan, plan_steps
 from lm_tuning.data.split.records import DividedSource
 from lm_tuning.models.record import BaseModelRecord, RenderingRecord
 from lm_tuning.parameters.base import TaskName
@@ -81,14 +81,4 @@ def step_plan_of(settings: TrainingSettings, rows: TokenTable) -> StepPlan:
     Raises:
         UserError: there are no rows, or the run has no end or no effective batch.
     """
-    train = settings.train
-    return StepPlan(
-        rows.lengths,
-        seed=settings.seed,
-        effective_batch_rows=train.effective_batch_rows,
-        effective_batch_tokens=train.effective_batch_tokens,
-        num_epochs=train.num_epochs,
-        max_steps=train.max_steps,
-        sources=rows.sources,
-        weights=[source["weight"] for source in settings.sources] or None,
-    )
+    return plan_steps(rows, sources=settings.sources, seed=settings.seed, train=settings.train)

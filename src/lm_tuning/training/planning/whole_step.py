@@ -78,7 +78,7 @@ def plan_whole_step(
 def _largest_step(settings: TrainingSettings, table: TokenTable, steps: StepPlan, skeleton: object) -> int | None:
     """Return the positions of the largest step, rounded up; ``None`` where its rows had better be divided."""
     lengths = [table.lengths[rows] for rows in sample_steps(steps, _MOST_STEPS)]  # (rows,) for each step
-    # A row may be longer than those of the sampled steps, and is never divided.
+    # Some row may be longer than those of the sampled steps, and no row is ever divided.
     tokens = max(int(table.lengths.max()), *(int(of_step.sum()) for of_step in lengths))
     if _will_pack(settings, table, skeleton):
         return round_up(tokens)
