@@ -176,8 +176,11 @@ class TestMergedAdapter:
         layer.weight = torch.nn.Parameter(layer.weight.to(torch.int8), requires_grad=False)
         assert not merge_adapter(model)
 
-    def with_adapter(self, model: Any, targets: list[str]) -> Any:
+    def test_an_adapter_with_biases_stays_apart(self):
+        assert not merge_adapter(self.with_adapter(make_model(), ["q_proj"], lora_bias=True))
+
+    def with_adapter(self, model: Any, targets: list[str], **options: Any) -> Any:
         from peft import LoraConfig, get_peft_model
 
-        config = LoraConfig(r=2, target_modules=targets, init_lora_weights=False)
+        config = LoraConfig(r=2, target_modules=targets, init_lora_weights=False, **options)
         return get_peft_model(model, config).eval()

@@ -182,7 +182,8 @@ def merge_adapter(model: Any) -> bool:
     """Add an adapter to the weights of its base, which then answers as fast as the base alone.
 
     It stays as it is where merging would give another model: beside quantized weights, which would be rounded once
-    more, and where the weight belongs to two modules, such as a head tied to the embedding, of which it adapts one.
+    more, where the weight belongs to two modules, such as a head tied to the embedding, of which it adapts one, and
+    where the adapter has biases.
 
     Args:
         model: a language model on its device, wrapped or not. It is of no use for training afterwards: taking an
@@ -198,6 +199,9 @@ def merge_adapter(model: Any) -> bool:
 
     uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     adapted = [module for module in model.modules() if isinstance(module, BaseTunerLayer)]
+    # A bias of the adapter's own has no place in a layer without one.
+    if any(any(getattr(module, "lora_bias", {}).values()) for module in adapted):
+        return False
     weights = [getattr(module.get_base_layer(), "weight", None) for module in adapted]
     for weight in weights:
         # A quantized weight has a type of its own, whatever the dtype it is stored in.
