@@ -20,7 +20,7 @@ from lm_tuning.batching.tasks.base import TrainingTask
 from lm_tuning.batching.tasks.registry import get_task
 from lm_tuning.errors import UserError
 from lm_tuning.text.store.table import open_split
-from lm_tuning.training.kernels import packed_attention
+from lm_tuning.batching import packed_attention
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers, find_layers, pays
 from lm_tuning.training.kernels.fast_path import install_fused_lora, prepare_fast_path, remove_fused_lora
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training

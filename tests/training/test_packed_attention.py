@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from lm_tuning.training.kernels import packed_attention
-from lm_tuning.training.kernels.packed_attention import why_not
+from lm_tuning.batching import packed_attention
+from lm_tuning.batching.packed_attention import why_not
 from tests.support.tiny import VOCABULARY, make_model
 
 

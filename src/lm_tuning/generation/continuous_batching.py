@@ -1,8 +1,8 @@
-"""Answer prompts greedily by continuous batching: a row whose answer has ended makes room for the next prompt.
+"""Answer prompts by continuous batching: a row whose answer has ended makes room for the next prompt.
 
 ``generate`` of transformers runs a batch until its longest answer ends, so that much of what it computes is for rows
-which have ended. Here the batch stays full as long as prompts wait. Every row ends in the last column of the cache;
-what lies left of its first token is masked out, and columns that no row needs any more are dropped.
+which have ended. Here the batch stays full as long as prompts wait, and once none does, rows that have ended are left
+out. Prompts are read one after another without padding where a kernel for packed rows can be had.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ import inspect
 import logging
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import DynamicCache
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import DynamicLayer
 
+from lm_tuning.batching import packed_attention
+from lm_tuning.generation.decoding import Decoder
+from lm_tuning.generation.sampling import Sampling, TokenChooser
+from lm_tuning.generation.slots import Places, SlotCache
 from lm_tuning.models.structure import has_encoder, inner_model
 from lm_tuning.runtime.memory_errors import is_out_of_memory
 from lm_tuning.wording import count_of
@@ -34,10 +38,14 @@ _FIRST_ROWS = 16
 """Rows of the first prefill on a GPU, from which the bytes of a position are read off."""
 _PREFILL_TOKENS = 16_384
 """Positions of prompts that go through the model at once, padding included; a single prompt may have more."""
-_MEMORY_FRACTION = 0.4
-"""Share of the free memory for keys and values: while rows join, old and new ones lie side by side."""
+_MEMORY_FRACTION = 0.5
+"""Share of the free memory for keys and values."""
 _REFILL_FRACTION = 0.25
-"""Share of rows that must have ended before others take their place, which copies all keys and values."""
+"""Share of slots that must be free before prompts are read, and on a CPU before free slots are given up."""
+_GPU_SPARE_FRACTION = 0.5
+"""The same for giving slots up on a GPU, where a step takes nearly as long for fewer rows and is recorded anew."""
+_GPU_COLUMNS = 128
+"""Columns on a GPU come in multiples of this; each other number of them is recorded anew."""
 _GPU_STEPS = 8
 """Tokens between two looks at which rows have ended, each of which waits for the GPU; elsewhere it is one."""
 _ARGUMENTS = {"attention_mask", "cache", "logits_to_keep", "position_ids"}
@@ -46,7 +54,7 @@ _ARGUMENTS = {"attention_mask", "cache", "logits_to_keep", "position_ids"}
 def takes_continuous_batches(model: Any) -> bool:
     """Return whether a model's prompts can be answered by :class:`ContinuousBatcher`.
 
-    Rows are moved about in the cache, so each layer must keep keys and values of all positions and nothing else: no
+    Rows lie in slots of the cache, so each layer must keep keys and values of all positions and nothing else: no
     sliding windows, no recurrent states. Encoder-decoders, models of several modalities and code from outside
     transformers are not for it either.
 
@@ -85,54 +93,8 @@ def pad_prompts(
     return input_ids, attention_mask
 
 
-class _GrowingLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # of its __init_subclass__
-    """Keys and values of one layer in buffers with room for the tokens to come, so that a step copies none of them."""
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, *, width: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        # Each (rows, heads, columns, head size); columns from ``width`` on are free.
-        self._buffers = (keys, values)
-        self._width = width
-        self.keys, self.values = keys[:, :, :width], values[:, :, :width]
-        self.dtype, self.device, self.is_initialized = keys.dtype, keys.device, True
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write the states of new tokens, ``(rows, heads, new tokens, head size)``, and return those of all tokens."""
-        keys, values = self._buffers
-        start, end = self._width, self._width + key_states.shape[2]
-        keys[:, :, start:end], values[:, :, start:end] = key_states, value_states
-        self.keys, self.values = keys[:, :, :end], values[:, :, :end]
-        self._width = end
-        return self.keys, self.values
-
-
-def _states_of(cache: Cache) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Return keys and values of each layer, all ``(rows, heads, columns, head size)``."""
-    layers: Any = cache.layers  # typed as layers of any kind, of which these have both
-    return [(layer.keys, layer.values) for layer in layers]
-
-
-@dataclass
-class _Batch:
-    """Rows that are answered together.
-
-    Attributes:
-        prompts: index of each row's prompt.
-        cache: keys and values of all tokens but ``following``; every row ends in the last column.
-        lengths: tokens of each row in the cache, ``(rows,)``.
-        following: the token that each row goes on with, ``(rows,)``.
-    """
-
-    prompts: list[int]
-    cache: Cache
-    lengths: torch.Tensor
-    following: torch.Tensor
-
-
 class ContinuousBatcher:
-    """Answers prompts, several at a time, with the likeliest token each time.
+    """Answers prompts, several at a time.
 
     Attributes:
         answers: tokens of each prompt's answer so far, without the stop token.
@@ -149,7 +111,9 @@ class ContinuousBatcher:
         stop_ids: Sequence[int],
         pad_id: int,
         device: torch.device | str,
+        sampling: Sampling | None = None,
         steps_between_looks: int | None = None,
+        packs: bool | None = None,
     ) -> None:
         """Order prompts, the longest first.
 
@@ -161,7 +125,9 @@ class ContinuousBatcher:
             stop_ids: EOS tokens of an answer.
             pad_id: fills shorter prompts.
             device: where the model lies.
+            sampling: how tokens are drawn; ``None`` takes the likeliest one each time.
             steps_between_looks: tokens between two looks at which rows have ended; ``None`` for the device's usual.
+            packs: whether prompts are packed and attention reads a part of each slot; ``None`` where a kernel can.
         """
         self.answers: list[list[int]] = [[] for _ in prompts]
         self._device = torch.device(device)
@@ -174,7 +140,12 @@ class ContinuousBatcher:
         self._pad_id = pad_id
         self._steps = steps_between_looks or (_GPU_STEPS if self._on_gpu else 1)
         self._has_halved = False
-        self._running: set[int] = set()
+        self._packs = self._can_pack() if packs is None else packs
+        self._chooser = TokenChooser(sampling, self._device)
+        self._decoder: Decoder | None = None
+        self._cache_bytes: float | None = None
+        # The prompt in each slot whose answer has not ended.
+        self._running: dict[int, int] = {}
         self._waiting: deque[int] = deque()
         self._wait_for(range(len(prompts)))
 
@@ -186,7 +157,7 @@ class ContinuousBatcher:
     @property
     def most_tokens(self) -> int:
         """Tokens in the end if no answer ends early from here on."""
-        return self.num_tokens + sum(map(self._num_left, [*self._waiting, *self._running]))
+        return self.num_tokens + sum(map(self._num_left, [*self._waiting, *self._running.values()]))
 
     def run(self, on_tokens: Callable[[], object]) -> list[list[int]]:
         """Answer all prompts.
@@ -200,15 +171,14 @@ class ContinuousBatcher:
         Raises:
             RuntimeError, MemoryError: there is no memory for a single row.
         """
-        batch: _Batch | None = None
         # Not inference_mode, whose tensors a rotary embedding that grows would keep, and no training could use again.
-        with torch.no_grad():
+        with torch.no_grad(), self._attention():
             while self._waiting or self._running:
                 failed = False
                 try:
-                    batch = self._refill(batch, on_tokens)
-                    if batch is not None:
-                        self._add(self._forward(batch), batch.prompts)
+                    self._admit(on_tokens)
+                    if self._running:
+                        self._advance()
                         on_tokens()
                 except (RuntimeError, MemoryError) as error:
                     if self.most_rows == 1 or not is_out_of_memory(error):
@@ -217,141 +187,219 @@ class ContinuousBatcher:
                     failed = True
                 # Behind the block: inside of it the error still holds the tensors of the step that failed.
                 if failed:
-                    batch = None
                     self._halve()
         return self.answers
 
-    def _refill(self, batch: _Batch | None, on_tokens: Callable[[], object]) -> _Batch | None:
-        """Fill rows that have ended with waiting prompts; ``None`` when every answer has ended."""
-        parts: list[tuple[_Batch, list[int]]] = []
-        if batch is not None and (rows := self._rows_running(batch)):
-            num_ended = len(batch.prompts) - len(rows)
-            if num_ended == 0 or num_ended < _REFILL_FRACTION * len(batch.prompts):
-                return batch
-            parts.append((batch, rows))
-        while self._waiting and (room := (self.most_rows or _FIRST_ROWS) - len(self._running)) > 0:
-            part = self._prefill(room)
-            on_tokens()
-            # An answer may end with its first token.
-            if rows := self._rows_running(part):
-                parts.append((part, rows))
-        return self._join(parts) if parts else None
+    def _compute_dtype(self) -> torch.dtype:
+        if torch.is_autocast_enabled(self._device.type):
+            return torch.get_autocast_dtype(self._device.type)
+        dtype: torch.dtype = self._model.dtype
+        return dtype
 
-    def _rows_running(self, batch: _Batch) -> list[int]:
-        return [row for row, index in enumerate(batch.prompts) if index in self._running]
+    def _can_pack(self) -> bool:
+        """Return whether kernels can read packed prompts and parts of slots, and the user asked for no others."""
+        config = self._model.config
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        if not packed_attention.reads_caches(self._device.type, self._compute_dtype(), head_size):
+            return False
+        longest = max(map(len, self._prompts), default=0) + self._max_new_tokens
+        why_not = packed_attention.why_not(self._model, device=self._device.type, longest_row_tokens=longest)
+        return config._attn_implementation == "sdpa" and why_not is None
+
+    @contextmanager
+    def _attention(self) -> Iterator[None]:
+        """Let the model attend to packed prompts and to a part of each slot, where a kernel can."""
+        if not self._packs:
+            yield
+            return
+        packed_attention.register()
+        before = self._model.config._attn_implementation
+        self._model.set_attn_implementation(packed_attention.NAME)
+        try:
+            yield
+        finally:
+            self._model.set_attn_implementation(before)
+
+    def _admit(self, on_tokens: Callable[[], object]) -> None:
+        """Give free slots to waiting prompts; without any, let go of slots that nobody needs."""
+        rows = self._decoder.cache.num_slots if self._decoder is not None else 0
+        num_free = rows - len(self._running)
+        if not self._waiting:
+            if self._running and num_free > (_GPU_SPARE_FRACTION if self._on_gpu else _REFILL_FRACTION) * rows:
+                self._resize(len(self._running))
+            return
+        if self._decoder is None:
+            self._decoder = self._make_decoder()
+        elif self._running and num_free < _REFILL_FRACTION * rows:
+            return
+        # The longest prompts came first, so that slots that are far too wide make room for more of them.
+        elif self._columns_needed() <= self._decoder.cache.num_columns // 2:
+            self._resize(self._rows_wanted())
+        while self._waiting and len(self._running) < self._decoder.cache.num_slots:
+            self._prefill(self._decoder)
+            on_tokens()
+            if self.most_rows is None:
+                self._look_at_memory(self._decoder.cache)
+                if self._waiting:
+                    self._resize(self._rows_wanted())
+
+    def _rows_wanted(self) -> int:
+        return max(len(self._running), min(self._most_rows(), len(self._waiting) + len(self._running)))
+
+    def _most_rows(self) -> int:
+        """Return how many rows may be answered at once: more than at first once the longest prompts are done."""
+        if self._cache_bytes is None or self._decoder is None:
+            return self.most_rows or _FIRST_ROWS
+        bytes_per_row = self._decoder.cache.bytes_per_token * self._columns_needed()
+        return max(1, min(MOST_ROWS, int(self._cache_bytes / bytes_per_row)))
+
+    def _columns_needed(self) -> int:
+        """Return the tokens of the longest row in the end, rounded up."""
+        longest = max(
+            self._length(index) + self._num_left(index) for index in (*self._waiting, *self._running.values())
+        )
+        return _round_up(longest, _GPU_COLUMNS) if self._on_gpu else longest
+
+    def _length(self, index: int) -> int:
+        return len(self._prompts[index]) + len(self.answers[index])
 
     def _num_left(self, index: int) -> int:
         return self._max_new_tokens - len(self.answers[index])
 
-    def _prefill(self, most_rows: int) -> _Batch:
+    def _make_decoder(self) -> Decoder:
+        cache = SlotCache(
+            len(DynamicCache(config=self._model.config).layers),
+            num_slots=self._rows_wanted(),
+            num_columns=self._columns_needed(),
+            dtype=self._compute_dtype() if self._packs else None,
+        )
+        return Decoder(
+            self._model,
+            cache,
+            chooser=self._chooser,
+            stop_ids=torch.tensor(sorted(self._stop_ids), dtype=torch.long, device=self._device),
+            steps=self._steps,
+            reads_part=self._packs,
+        )
+
+    def _resize(self, num_rows: int) -> None:
+        """Go on with another number of slots, as wide as the rows that run or wait need them."""
+        assert self._decoder is not None
+        kept = sorted(self._running)
+        width = max((self._length(index) for index in self._running.values()), default=0)
+        self._decoder.resize(num_slots=num_rows, num_columns=self._columns_needed(), kept=kept, width=width)
+        self._running = {slot: self._running[before] for slot, before in enumerate(kept)}
+
+    def _prefill(self, decoder: Decoder) -> None:
         """Send waiting prompts through the model, and add the first token of their answers."""
+        free = [slot for slot in range(decoder.cache.num_slots) if slot not in self._running]
         chosen: list[int] = []
         given: list[list[int]] = []
-        while self._waiting and len(chosen) < most_rows:
+        positions = 0
+        while self._waiting and len(chosen) < len(free):
             index = self._waiting[0]
             # With what there is of the answer already, where memory ran out in the middle of it.
             ids = [*self._prompts[index], *self.answers[index]]
-            if chosen and max(len(ids), *map(len, given)) * (len(given) + 1) > _PREFILL_TOKENS:
+            positions = positions + len(ids) if self._packs else max(positions, len(ids))
+            if chosen and (positions if self._packs else positions * (len(given) + 1)) > _PREFILL_TOKENS:
                 break
             chosen.append(self._waiting.popleft())
             given.append(ids)
-        self._running.update(chosen)
-        input_ids, attention_mask = (
-            ids.to(self._device) for ids in pad_prompts(given, pad_id=self._pad_id, side="left")
+        slots = free[: len(chosen)]
+        # Noted before anything can fail, so that none of them is lost.
+        self._running.update(zip(slots, chosen, strict=True))
+        logits = self._read_packed(decoder, slots, given) if self._packs else self._read_padded(decoder, slots, given)
+        lengths = [len(ids) for ids in given]
+        first = decoder.begin(slots, logits, lengths, [self._num_left(index) for index in chosen])
+        self._add([first], slots)
+
+    def _read_packed(self, decoder: Decoder, slots: list[int], prompts: list[list[int]]) -> torch.Tensor:
+        """Return the logits behind each prompt, ``(rows, vocabulary)``; the prompts lie one after another."""
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        ends = lengths.cumsum(0)
+        columns = torch.cat([torch.arange(length) for length in lengths.tolist()])  # (tokens,)
+        of_tokens, columns, ends_there, bounds, input_ids = (
+            part.to(self._device)
+            for part in (
+                torch.tensor(slots).repeat_interleave(lengths),
+                columns,
+                ends,
+                torch.cat([ends.new_zeros(1), ends]).int(),  # (rows + 1,)
+                torch.tensor([token for prompt in prompts for token in prompt]),
+            )
         )
-        cache = DynamicCache(config=self._model.config)
+        decoder.cache.places = Places(of_tokens, columns)
+        output = self._model(
+            input_ids=input_ids[None],  # (1, tokens)
+            position_ids=columns[None],
+            cu_seq_lens_q=bounds,
+            max_length_q=int(lengths.max()),
+            cache=decoder.cache,
+            use_cache=True,
+            logits_to_keep=ends_there - 1,
+        )
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+    def _read_padded(self, decoder: Decoder, slots: list[int], prompts: list[list[int]]) -> torch.Tensor:
+        """Return the logits behind each prompt, ``(rows, vocabulary)``; padding stands before shorter ones."""
+        input_ids, attention_mask = pad_prompts(prompts, pad_id=self._pad_id, side="left")
         # Padding has position 0, as in generate; nothing attends to it.
         positions = (attention_mask.cumsum(dim=-1) - 1).clamp(min=0)
-        following = self._next_tokens(input_ids, attention_mask, positions, cache)
-        if self.most_rows is None:
-            self.most_rows = self._rows_that_fit(cache)
-        self._add([following.tolist()], chosen)
-        return _Batch(chosen, cache, attention_mask.sum(dim=-1), following)
-
-    def _forward(self, batch: _Batch) -> list[list[int]]:
-        """Return the next tokens of all rows, ``(steps, rows)``: no more than the row nearest to its end can take."""
-        num_left = min(self._num_left(index) for index in batch.prompts if index in self._running)
-        steps = []
-        for _ in range(min(num_left, self._steps)):
-            batch.lengths += 1
-            width = batch.cache.get_seq_length() + 1
-            columns = torch.arange(width, device=self._device)
-            attention_mask = (columns >= width - batch.lengths[:, None]).long()  # (rows, width)
-            batch.following = self._next_tokens(
-                batch.following[:, None], attention_mask, batch.lengths[:, None] - 1, batch.cache
-            )
-            steps.append(batch.following)
-        return torch.stack(steps).tolist()
-
-    def _next_tokens(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor, cache: Cache
-    ) -> torch.Tensor:
-        """Return the likeliest token after each row, ``(rows,)``; keys and values are added to the cache."""
+        source = attention_mask.flatten().nonzero().squeeze(1)  # (tokens,)
+        of_tokens = torch.tensor(slots).repeat_interleave(attention_mask.sum(dim=-1))
+        columns = positions.flatten()[source]
+        there = [part.to(self._device) for part in (of_tokens, columns, source)]
+        decoder.cache.places = Places(there[0], there[1], source=there[2])
         output = self._model(
-            input_ids=input_ids,  # (rows, new tokens)
-            attention_mask=attention_mask,  # (rows, tokens in the cache + new tokens)
-            position_ids=position_ids,  # (rows, new tokens)
-            cache=cache,
+            input_ids=input_ids.to(self._device),  # (rows, columns)
+            attention_mask=attention_mask.to(self._device),
+            position_ids=positions.to(self._device),
+            cache=decoder.cache,
             use_cache=True,
             logits_to_keep=1,
         )
-        following: torch.Tensor = output.logits[:, -1].argmax(dim=-1)
-        return following
+        logits: torch.Tensor = output.logits[:, -1]
+        return logits
 
-    def _add(self, steps: list[list[int]], prompts: list[int]) -> None:
+    def _advance(self) -> None:
+        """Give every row some tokens: no more than the row farthest from its end can take."""
+        assert self._decoder is not None
+        cache = self._decoder.cache
+        steps = min(self._steps, max(map(self._num_left, self._running.values())))
+        if self._packs:
+            width = cache.num_columns
+        else:
+            width = max(map(self._length, self._running.values())) + steps
+            width = min(_round_up(width, _GPU_COLUMNS) if self._on_gpu else width, cache.num_columns)
+        self._add(self._decoder.advance(steps, width=width), range(cache.num_slots))
+
+    def _add(self, steps: list[list[int]], slots: Sequence[int]) -> None:
         """Add tokens, ``(steps, rows)``, to the answers that have not ended, and see which of them end with one."""
         for tokens in steps:
-            for index, token in zip(prompts, tokens, strict=True):
-                if index not in self._running:
+            for slot, token in zip(slots, tokens, strict=True):
+                index = self._running.get(slot)
+                if index is None:
                     continue
                 if token not in self._stop_ids:
                     self.answers[index].append(token)
                 if token in self._stop_ids or self._num_left(index) == 0:
-                    self._running.remove(index)
+                    del self._running[slot]
 
-    def _join(self, parts: list[tuple[_Batch, list[int]]]) -> _Batch:
-        """Copy chosen rows of several batches into one with room for what is left of their answers."""
-        prompts = [batch.prompts[row] for batch, rows in parts for row in rows]
-        picked = [(batch, torch.tensor(rows, device=self._device)) for batch, rows in parts]
-        lengths = torch.cat([batch.lengths[rows] for batch, rows in picked])  # (rows,)
-        width = int(lengths.max())
-        room = max(self._num_left(index) for index in prompts)
-
-        def copy(states: list[torch.Tensor]) -> torch.Tensor:
-            # Each (rows of its batch, heads, columns of its batch, head size). Masked columns must be finite.
-            _, heads, _, size = states[0].shape
-            buffer = states[0].new_zeros(len(prompts), heads, width + room, size)
-            first = 0
-            for (_, rows), part in zip(picked, states, strict=True):
-                columns = min(width, part.shape[2])
-                buffer[first : first + len(rows), :, width - columns : width] = part[rows, :, part.shape[2] - columns :]
-                first += len(rows)
-            return buffer
-
-        layers: list[Any] = []
-        for same_layer in zip(*(_states_of(batch.cache) for batch, _ in parts), strict=True):
-            keys, values = (copy(list(states)) for states in zip(*same_layer, strict=True))
-            layers.append(_GrowingLayer(keys, values, width=width))
-        following = torch.cat([batch.following[rows] for batch, rows in picked])
-        return _Batch(prompts, Cache(layers=layers), lengths, following)
-
-    def _rows_that_fit(self, cache: Cache) -> int:
-        """Return how many rows of the longest kind have room beside what lies in the GPU's memory."""
-        states = _states_of(cache)
-        num_bytes = sum(keys.nbytes + values.nbytes for keys, values in states)
-        num_rows, _, width, _ = states[0][0].shape
-        bytes_per_row = num_bytes / num_rows * (1 + self._max_new_tokens / width)
+    def _look_at_memory(self, cache: SlotCache) -> None:
+        """Choose how many rows of the longest kind are answered at once beside what lies in the GPU's memory."""
+        taken = cache.bytes_per_token * cache.num_columns * cache.num_slots
         cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        free = torch.cuda.mem_get_info(self._device)[0] + cached + num_bytes
-        rows = max(1, min(MOST_ROWS, int(_MEMORY_FRACTION * free / bytes_per_row)))
-        logger.info("Answering up to %s at once.", count_of(rows, "prompt"))
-        return rows
+        self._cache_bytes = _MEMORY_FRACTION * (torch.cuda.mem_get_info(self._device)[0] + cached + taken)
+        self.most_rows = self._most_rows()
+        logger.info("Answering up to %s at once.", count_of(self.most_rows, "prompt"))
 
     def _halve(self) -> None:
         """Go on with half as many rows; what there is of their answers is kept."""
         before = self.most_rows or _FIRST_ROWS
+        self._decoder = self._cache_bytes = None
         self.most_rows = max(1, min(before, max(len(self._running), 1)) // 2)
-        self._wait_for([*self._running, *self._waiting])
+        self._wait_for([*self._running.values(), *self._waiting])
         self._running.clear()
         if self._on_gpu:
             torch.cuda.empty_cache()
@@ -366,5 +414,8 @@ class ContinuousBatcher:
 
     def _wait_for(self, prompts: Sequence[int]) -> None:
         # Longest first: neighbours need little padding, and what does not fit into memory fails at once.
-        lengths = {index: len(self._prompts[index]) + len(self.answers[index]) for index in prompts}
-        self._waiting = deque(sorted(prompts, key=lambda index: -lengths[index]))
+        self._waiting = deque(sorted(prompts, key=lambda index: -self._length(index)))
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple

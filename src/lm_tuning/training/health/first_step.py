@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lm_tuning.batching import packed_attention
 from lm_tuning.batching.batch import StepBatch
 from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.batching.losses import PLAIN, LossShape
@@ -24,7 +25,6 @@ from lm_tuning.training.health.plain_loss import PlainLoss, begin_movement, chec
 from lm_tuning.training.health.records import SHOWN_NAMES, Facts, Finding
 from lm_tuning.training.health.report import HealthReport, stop_if_needed
 from lm_tuning.training.health.table_checks import count_embeddings
-from lm_tuning.training.kernels import packed_attention
 from lm_tuning.wording import count_of, name_first
 
 if TYPE_CHECKING:

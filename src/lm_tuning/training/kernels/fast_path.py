@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn.functional import linear
 
+from lm_tuning.batching import packed_attention
 from lm_tuning.batching.head_loss import choose_head_loss
 from lm_tuning.batching.micro_batches import Batching, choose_batching
 from lm_tuning.batching.tasks.base import Packing
 from lm_tuning.errors import UserError
 from lm_tuning.models.structure import inner_model
 from lm_tuning.runtime.precision import autocast
-from lm_tuning.training.kernels import packed_attention
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers, find_layers, pays
 from lm_tuning.wording import count_of
 

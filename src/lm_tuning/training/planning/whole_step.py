@@ -90,7 +90,7 @@ def _largest_step(settings: TrainingSettings, table: TokenTable, steps: StepPlan
 
 def _will_pack(settings: TrainingSettings, table: TokenTable, skeleton: object) -> bool:
     """Return whether rows will share a micro-batch without padding, as the training decides once it has the model."""
-    from lm_tuning.training.kernels.packed_attention import why_not
+    from lm_tuning.batching.packed_attention import why_not
 
     # With an attention of the user's choice packing takes a mask for every pair of positions, so sizes are measured.
     if settings.train.batching == "padded" or settings.task == "seq2seq_lm" or settings.attention != "auto":

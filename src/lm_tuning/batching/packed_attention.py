@@ -3,7 +3,8 @@
 Where rows lie end to end in one sequence, an ordinary attention needs a mask of all positions by all positions, which
 keeps it from its flash kernel. These functions are told where rows begin instead. On a GPU PyTorch's variable-length
 flash kernel runs all rows in one launch; elsewhere, and for types that the kernel does not take, each row goes through
-PyTorch's causal attention, which computes the same.
+PyTorch's causal attention, which computes the same. While answers are generated, the same kernel reads of each row's
+cache no more than it holds.
 """
 
 from __future__ import annotations
@@ -88,6 +89,8 @@ def packed_attention(
     dropout: float = 0.0,
     cu_seq_lens_q: torch.Tensor | None = None,
     max_length_q: int | None = None,
+    cu_seq_lens_k: torch.Tensor | None = None,
+    num_keys: torch.Tensor | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend within rows.
@@ -103,6 +106,9 @@ def packed_attention(
         cu_seq_lens_q: where rows begin, and at its end the number of tokens, ``(rows + 1,)``, int32; ``None`` for
             ordinary batches, which may be ``(batch, heads, tokens, head)`` and are padded at their ends.
         max_length_q: tokens of the longest row, or any larger number.
+        cu_seq_lens_k: where the caches of rows begin, as ``cu_seq_lens_q``; read along with ``num_keys`` alone.
+        num_keys: of a query per row and its cache, ``(rows, heads, 1, head)`` and ``(rows, key_heads, room, head)``,
+            how many keys of each row count, ``(rows,)``, int32, at least one; ``None`` for whole rows.
         **others: settings of the layer; those that would change the result are refused.
 
     Returns:
@@ -116,6 +122,9 @@ def packed_attention(
         raise ValueError(f"attention over packed rows knows no {', '.join(unknown) or 'mask'}")
     with work_range(ATTENTION):
         grouped = query.shape[1] != key.shape[1]  # several query heads share a key head
+        if num_keys is not None:
+            bounds = (cu_seq_lens_q, cu_seq_lens_k)
+            return _attend_to_cache(query, key, value, num_keys, bounds, scaling=scaling, grouped=grouped), None
         if cu_seq_lens_q is None:
             # A causal mask begins at the first key: a single query, as while answers are generated, would see it alone.
             is_causal = query.shape[2] > 1
@@ -150,6 +159,45 @@ def packed_attention(
         return torch.cat(rows, dim=2).transpose(1, 2), None
 
 
+def _attend_to_cache(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    num_keys: torch.Tensor,
+    bounds: tuple[torch.Tensor | None, torch.Tensor | None],
+    *,
+    scaling: float | None,
+    grouped: bool,
+) -> torch.Tensor:
+    """Return ``(rows, 1, heads, head)`` of one query per row over the first keys of its cache."""
+    room = key.shape[2]
+    query = query.to(key.dtype)
+    if reads_caches(query.device.type, key.dtype, query.shape[-1]):
+        # Rows of the cache lie one after another, each with room for ``room`` keys, of which the kernel reads a part.
+        flat = [part.transpose(1, 2).flatten(0, 1) for part in (query, key, value)]
+        # Both directions are open: a query is its row's last token. Only then do query heads that share keys read them
+        # together.
+        shared = {"enable_gqa": True} if "enable_gqa" in _KERNEL_OPTIONS else {}
+        out = _KERNEL(*flat, *bounds, 1, room, scale=scaling, seqused_k=num_keys, **shared)
+        return out.unsqueeze(1)  # type: ignore[no-any-return]
+    mask = torch.arange(room, device=query.device) < num_keys[:, None]  # (rows, room)
+    out = scaled_dot_product_attention(
+        query, key, value, attn_mask=mask[:, None, None], scale=scaling, enable_gqa=grouped
+    )
+    return out.transpose(1, 2)
+
+
+def reads_caches(device_type: str, dtype: torch.dtype, head_size: int) -> bool:
+    """Return whether the kernel can be told how much of each row's cache counts.
+
+    Args:
+        device_type: ``cuda`` or another.
+        dtype: of the cache.
+        head_size: of queries and keys.
+    """
+    return _TAKES_NUM_KEYS and device_type == "cuda" and dtype in _KERNEL_TYPES and head_size <= _MAX_KERNEL_HEAD
+
+
 class _Options(TypedDict, total=False):
     window_size: tuple[int, int]
     is_causal: bool
@@ -167,6 +215,7 @@ def _read_options(known: Container[str]) -> _Options:
 # Read once, since a compiled layer cannot read signatures.
 _KERNEL: Any = varlen.varlen_attn
 _KERNEL_OPTIONS = _read_options(inspect.signature(_KERNEL).parameters)
+_TAKES_NUM_KEYS = "seqused_k" in inspect.signature(_KERNEL).parameters
 
 
 def _takes_kwargs(model: Any) -> bool:
