@@ -13,6 +13,7 @@ import transformers
 
 from lm_tuning.generation.continuous_batching import ContinuousBatcher, takes_continuous_batches
 from lm_tuning.generation.generate import cut_at, generate_answers
+from lm_tuning.generation.sampling import Sampling, TokenChooser
 from tests.support.tiny import PAD, VOCABULARY, make_model
 from tests.support.tiny_tasks import make_seq2seq
 
@@ -221,3 +222,133 @@ def test_other_caches_and_models_are_left_to_generate(prompts: list[list[int]]) 
     options = {"max_new_tokens": NUM_NEW, "stop_ids": [], "pad_id": PAD, "device": "cpu"}
     expected = [alone(windowed, prompt) for prompt in prompts]
     assert generate_answers(windowed, prompts, batch_rows=None, **options) == expected
+
+
+@pytest.mark.parametrize("name", ["GPTNeoX", "Llama", "Phi3", "Qwen2", "Qwen3"])
+def test_packed_prompts_and_parts_of_slots_give_the_same_answers(name: str, prompts: list[list[int]]) -> None:
+    """As on a GPU, where kernels read both; here PyTorch's attention stands in for them."""
+    model = build(name, **ARCHITECTURES[name])
+    implementation = model.config._attn_implementation
+    free = [alone(model, prompt) for prompt in prompts]
+    stops = stops_that_vary(free)
+    for most_rows, steps in ((1, 1), (3, 5), (100, 8)):
+        answers = answer(model, prompts, stop_ids=stops, most_rows=most_rows, steps_between_looks=steps, packs=True)
+        assert answers == [cut_at(one, stops) for one in free]
+    assert model.config._attn_implementation == implementation
+
+
+def test_slots_grow_narrower_and_more_once_the_longest_prompts_are_done(
+    llama: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One long prompt does not decide how many short ones are answered at once."""
+    random = np.random.default_rng(3)
+    prompts = [random.integers(8, len(VOCABULARY), length).tolist() for length in (80, *[4] * 40)]
+    expected = answer(llama, prompts)
+    # Room for two rows of the longest kind, of 92 columns, and so for eleven of 16.
+    bytes_per_column = 2 * 2 * 2 * 8 * 4
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(2 * 92 * bytes_per_column / 0.5), 0))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 16 * 92 * bytes_per_column)
+    calls = Calls(llama, monkeypatch)
+    decoder = batcher(llama, prompts, most_rows=None)
+    decoder.most_rows = None
+    assert decoder.run(lambda: None) == expected
+    steps = [rows for rows, columns in calls.shapes if columns == 1]
+    # The first prompts stand beside the long one before the memory is looked at.
+    assert max(steps) > 16 or steps.count(11) > 0
+    assert decoder.most_rows == 2
+
+
+def test_tokens_are_drawn_with_the_probabilities_that_sampling_leaves(llama: Any) -> None:
+    logits = torch.log(torch.tensor([0.5, 0.25, 0.15, 0.1])).repeat(20_000, 1)
+
+    def shares(**settings: Any) -> list[float]:
+        tokens = TokenChooser(Sampling(seed=1, **settings), torch.device("cpu")).choose(logits)
+        return (torch.bincount(tokens, minlength=4) / len(logits)).tolist()
+
+    assert shares() == pytest.approx([0.5, 0.25, 0.15, 0.1], abs=0.02)
+    assert shares(top_k=2) == pytest.approx([2 / 3, 1 / 3, 0, 0], abs=0.02)
+    # The first two sum up to 0.75; the third is where 0.8 is passed.
+    assert shares(top_p=0.8) == pytest.approx([0.5 / 0.9, 0.25 / 0.9, 0.15 / 0.9, 0], abs=0.02)
+    assert shares(top_p=0.1) == [1, 0, 0, 0]
+    squared = np.array([0.5, 0.25, 0.15, 0.1]) ** 2
+    assert shares(temperature=0.5) == pytest.approx(list(squared / squared.sum()), abs=0.02)
+    assert shares(top_k=100) == shares()
+
+
+def test_drawn_answers_are_the_same_again_and_others_with_another_seed(llama: Any, prompts: list[list[int]]) -> None:
+    first = answer(llama, prompts, sampling=Sampling(seed=1))
+    before = torch.random.get_rng_state()
+    assert answer(llama, prompts, sampling=Sampling(seed=1)) == first
+    assert answer(llama, prompts, sampling=Sampling(seed=2)) != first
+    assert answer(llama, prompts, sampling=Sampling(seed=1, top_k=1)) == answer(llama, prompts)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    options = {"max_new_tokens": NUM_NEW, "batch_rows": 3, "stop_ids": [], "pad_id": PAD, "device": "cpu"}
+    assert generate_answers(llama, prompts, sampling=Sampling(seed=1), **options) == first
+
+
+def test_generate_of_the_library_draws_by_the_same_settings(prompts: list[list[int]]) -> None:
+    windowed = build("Mistral", **LLAMA_SIZES, sliding_window=8)
+    options = {"max_new_tokens": NUM_NEW, "batch_rows": 3, "stop_ids": [], "pad_id": PAD, "device": "cpu"}
+    first = generate_answers(windowed, prompts, sampling=Sampling(seed=1), **options)
+    before = torch.random.get_rng_state()
+    assert generate_answers(windowed, prompts, sampling=Sampling(seed=1), **options) == first
+    assert generate_answers(windowed, prompts, sampling=Sampling(seed=2), **options) != first
+    likeliest = generate_answers(windowed, prompts, **options)
+    assert generate_answers(windowed, prompts, sampling=Sampling(seed=1, top_k=1), **options) == likeliest
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("packs", [None, False])
+def test_answers_on_a_gpu_are_those_of_a_cpu(prompts: list[list[int]], packs: bool | None) -> None:
+    """Slots given away, rows left out, graphs of several sizes; in float32 the same tokens."""
+    model = build("Llama", **LLAMA_SIZES)
+    free = [alone(model, prompt) for prompt in prompts]
+    stops = stops_that_vary(free)
+    model.to("cuda")
+    for most_rows, steps in ((2, 1), (4, 3), (100, 8)):
+        options = {"device": "cuda", "most_rows": most_rows, "steps_between_looks": steps, "packs": packs}
+        decoder = batcher(model, prompts, stop_ids=stops, **options)
+        assert decoder.run(lambda: None) == [cut_at(one, stops) for one in free]
+        assert decoder._decoder is not None
+        assert decoder._decoder._failure is None
+        assert answer(model, prompts, **options) == free
+    assert answer(model, prompts, device="cuda", most_rows=None) == free
+
+
+@pytest.mark.gpu
+def test_a_step_that_cannot_be_recorded_runs_as_it_is(
+    prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = build("Llama", **LLAMA_SIZES)
+    expected = [alone(model, prompt) for prompt in prompts]
+    model.to("cuda")
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def wait_for_the_device(**arguments: Any) -> Any:
+        float(arguments["input_ids"].sum())
+        return forward(**arguments)
+
+    monkeypatch.setattr(model, "forward", wait_for_the_device)
+    with caplog.at_level(logging.INFO):
+        assert answer(model, prompts, device="cuda", most_rows=100) == expected
+    assert "Answers are made without a CUDA graph, so slower:" in caplog.text
+
+
+@pytest.mark.gpu
+def test_kernels_and_graphs_in_16_bits_answer_nearly_as_plain_steps_do() -> None:
+    sizes = {**LLAMA_SIZES, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    model = build("Qwen3", **sizes, head_dim=32).to("cuda", torch.bfloat16)
+    random = np.random.default_rng(1)
+    many = [random.integers(8, len(VOCABULARY), length).tolist() for length in random.integers(1, 60, 300)]
+    options = {"max_new_tokens": NUM_NEW, "stop_ids": [], "pad_id": PAD, "device": "cuda"}
+    decoder = ContinuousBatcher(model, many, most_rows=None, **options)
+    assert decoder._packs
+    answers = decoder.run(lambda: None)
+    plain = ContinuousBatcher(model, many, most_rows=16, packs=False, **options).run(lambda: None)
+    # The first token of an answer sees the prompt alone; later ones depend on those before.
+    assert np.mean([one[0] == other[0] for one, other in zip(answers, plain, strict=True)]) > 0.9
+    drawn = {"most_rows": 16, "sampling": Sampling(seed=1), **options}
+    assert ContinuousBatcher(model, many, **drawn).run(lambda: None) != answers

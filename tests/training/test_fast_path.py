@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from lm_tuning.batching import head_loss
+from lm_tuning.batching import head_loss, packed_attention
 from lm_tuning.batching.head_loss import choose_head_loss
 from lm_tuning.batching.losses import PLAIN
 from lm_tuning.batching.tasks.base import TrainingTask
 from lm_tuning.batching.tasks.registry import get_task
 from lm_tuning.errors import UserError
 from lm_tuning.text.store.table import open_split
-from lm_tuning.batching import packed_attention
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers, find_layers, pays
 from lm_tuning.training.kernels.fast_path import install_fused_lora, prepare_fast_path, remove_fused_lora
 from lm_tuning.training.run import TrainingPaths, TrainingSettings, run_training

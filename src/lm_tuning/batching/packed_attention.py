@@ -10,7 +10,8 @@ cache no more than it holds.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, TypedDict
 
@@ -76,6 +77,52 @@ def why_not(model: Any, *, device: str, longest_row_tokens: int) -> str | None:
     if getattr(config, "alibi", False):
         return f"{kind} adds a bias to its attention scores, which the kernel for packed rows does not"
     return None
+
+
+def runs_in_kernel(model: Any, *, device: str, dtype: torch.dtype, longest_row_tokens: int) -> bool:
+    """Return whether rows can be packed for a model without a mask, all of them in one launch.
+
+    Args:
+        model: a causal model, with adapters or not; one whose user asked for another attention keeps it.
+        device: ``cpu``, ``cuda`` or ``mps``.
+        dtype: of its products.
+        longest_row_tokens: of all rows that it will see.
+    """
+    config = inner_model(model).config
+    if not reads_caches(device, dtype, head_size_of(config)) or config._attn_implementation not in ("sdpa", NAME):
+        return False
+    return why_not(model, device=device, longest_row_tokens=longest_row_tokens) is None
+
+
+def head_size_of(config: Any) -> int:
+    """Return the size of a model's queries, 0 where its config does not say it.
+
+    Args:
+        config: of a model.
+    """
+    text = config.get_text_config()
+    stated = getattr(text, "head_dim", None)
+    if stated:
+        return int(stated)
+    width, heads = getattr(text, "hidden_size", 0), getattr(text, "num_attention_heads", 0)
+    return int(width // heads) if heads else 0
+
+
+@contextmanager
+def attending_to_packed(model: Any) -> Iterator[None]:
+    """Let a model attend within packed rows in the block.
+
+    Args:
+        model: one for which :func:`why_not` says nothing; changed in place, and back at the end.
+    """
+    register()
+    inner = inner_model(model)
+    before = inner.config._attn_implementation
+    inner.set_attn_implementation(NAME)
+    try:
+        yield
+    finally:
+        inner.set_attn_implementation(before)
 
 
 def packed_attention(
@@ -177,9 +224,14 @@ def _attend_to_cache(
         flat = [part.transpose(1, 2).flatten(0, 1) for part in (query, key, value)]
         # Both directions are open: a query is its row's last token. Only then do query heads that share keys read them
         # together.
-        shared = {"enable_gqa": True} if "enable_gqa" in _KERNEL_OPTIONS else {}
-        out = _KERNEL(*flat, *bounds, 1, room, scale=scaling, seqused_k=num_keys, **shared)
-        return out.unsqueeze(1)  # type: ignore[no-any-return]
+        if _TAKES_NUM_KEYS:
+            out = _KERNEL(*flat, *bounds, 1, room, scale=scaling, seqused_k=num_keys, enable_gqa=grouped)
+        else:
+            # What that function of later versions calls: no dropout, not causal, no mask to debug with.
+            flash = torch.ops.aten._flash_attention_forward
+            out, *_ = flash(*flat, *bounds, 1, room, 0.0, False, False, scale=scaling, seqused_k=num_keys)
+        attended: torch.Tensor = out.unsqueeze(1)
+        return attended
     mask = torch.arange(room, device=query.device) < num_keys[:, None]  # (rows, room)
     out = scaled_dot_product_attention(
         query, key, value, attn_mask=mask[:, None, None], scale=scaling, enable_gqa=grouped
@@ -195,7 +247,7 @@ def reads_caches(device_type: str, dtype: torch.dtype, head_size: int) -> bool:
         dtype: of the cache.
         head_size: of queries and keys.
     """
-    return _TAKES_NUM_KEYS and device_type == "cuda" and dtype in _KERNEL_TYPES and head_size <= _MAX_KERNEL_HEAD
+    return device_type == "cuda" and dtype in _KERNEL_TYPES and 0 < head_size <= _MAX_KERNEL_HEAD
 
 
 class _Options(TypedDict, total=False):
@@ -215,6 +267,7 @@ def _read_options(known: Container[str]) -> _Options:
 # Read once, since a compiled layer cannot read signatures.
 _KERNEL: Any = varlen.varlen_attn
 _KERNEL_OPTIONS = _read_options(inspect.signature(_KERNEL).parameters)
+# PyTorch 2.11 has the kernel, and no public function that hands this over.
 _TAKES_NUM_KEYS = "seqused_k" in inspect.signature(_KERNEL).parameters
 
 

@@ -12,7 +12,7 @@ import logging
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -21,6 +21,7 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 from lm_tuning.batching import packed_attention
+from lm_tuning.batching.fused_norms import fused_norms
 from lm_tuning.generation.decoding import Decoder
 from lm_tuning.generation.sampling import Sampling, TokenChooser
 from lm_tuning.generation.slots import Places, SlotCache
@@ -172,7 +173,7 @@ class ContinuousBatcher:
             RuntimeError, MemoryError: there is no memory for a single row.
         """
         # Not inference_mode, whose tensors a rotary embedding that grows would keep, and no training could use again.
-        with torch.no_grad(), self._attention():
+        with torch.no_grad(), self._prepared():
             while self._waiting or self._running:
                 failed = False
                 try:
@@ -197,28 +198,18 @@ class ContinuousBatcher:
         return dtype
 
     def _can_pack(self) -> bool:
-        """Return whether kernels can read packed prompts and parts of slots, and the user asked for no others."""
-        config = self._model.config
-        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        if not packed_attention.reads_caches(self._device.type, self._compute_dtype(), head_size):
-            return False
         longest = max(map(len, self._prompts), default=0) + self._max_new_tokens
-        why_not = packed_attention.why_not(self._model, device=self._device.type, longest_row_tokens=longest)
-        return config._attn_implementation == "sdpa" and why_not is None
+        return packed_attention.runs_in_kernel(
+            self._model, device=self._device.type, dtype=self._compute_dtype(), longest_row_tokens=longest
+        )
 
     @contextmanager
-    def _attention(self) -> Iterator[None]:
-        """Let the model attend to packed prompts and to a part of each slot, where a kernel can."""
-        if not self._packs:
+    def _prepared(self) -> Iterator[None]:
+        """Make the model's steps fast: attention to packed prompts and to a part of each slot, norms in one launch."""
+        attention = packed_attention.attending_to_packed(self._model) if self._packs else nullcontext()
+        norms = fused_norms(self._model) if self._on_gpu else nullcontext()
+        with attention, norms:
             yield
-            return
-        packed_attention.register()
-        before = self._model.config._attn_implementation
-        self._model.set_attn_implementation(packed_attention.NAME)
-        try:
-            yield
-        finally:
-            self._model.set_attn_implementation(before)
 
     def _admit(self, on_tokens: Callable[[], object]) -> None:
         """Give free slots to waiting prompts; without any, let go of slots that nobody needs."""

@@ -1,10 +1,10 @@
-"""Answer held-out prompts greedily or by beam search: by continuous batching where the model's cache allows it."""
+"""Answer held-out prompts greedily, by sampling or by beam search; by continuous batching where the cache allows it."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ import torch
 
 from lm_tuning.batching.held_out_loss import evaluating
 from lm_tuning.generation.continuous_batching import ContinuousBatcher, pad_prompts, takes_continuous_batches
+from lm_tuning.generation.sampling import Sampling
 from lm_tuning.models.generation_settings import plain_settings, stop_ids_of
 from lm_tuning.models.structure import check_answer_room, has_encoder, inner_model, position_limit
 from lm_tuning.progress import OnProgress, ignore_progress
@@ -120,12 +121,13 @@ def generate_answers(
     pad_id: int,
     device: torch.device | str,
     num_beams: int = 1,
+    sampling: Sampling | None = None,
     first_id: int | None = None,
     special_ids: Collection[int] = (),
     on_progress: OnProgress = ignore_progress,
     label: str = "Generating",
 ) -> list[list[int]]:
-    """Let a model answer each prompt with its most likely tokens.
+    """Let a model answer each prompt with its most likely tokens, or with tokens drawn at random.
 
     A causal model goes on after the prompt; an encoder-decoder reads it with its encoder. What the model's own
     generation settings say about sampling or penalties is set aside, so that two models are compared by the same
@@ -142,6 +144,7 @@ def generate_answers(
             encoder, whose positions count from its first token.
         device: where the model lies.
         num_beams: number of beams; 1 takes the likeliest token each time.
+        sampling: how tokens are drawn instead; ``None`` draws none. It goes with one beam.
         first_id: token that every answer of an encoder-decoder is made to begin with; ``None`` for none.
         special_ids: tokens that stay in a prompt which is cut.
         on_progress: told the tokens of the answers as they come; the total is the most that there can still be, and
@@ -180,6 +183,7 @@ def generate_answers(
             stop_ids=stop_ids,
             pad_id=pad_id,
             device=device,
+            sampling=sampling,
         )
 
         def report() -> None:
@@ -197,14 +201,31 @@ def generate_answers(
         pad_token_id=pad_id,
         decoder_start_token_id=own.decoder_start_token_id if reads_apart else None,
         forced_bos_token_id=first_id if reads_apart else None,
+        **({} if sampling is None else _describe_sampling(sampling)),
     )
     counter = _TokenCounter(
         stop_ids, max_new_tokens=max_new_tokens, num_waiting=len(kept), num_beams=num_beams, device=device
     )
     counter.on_step = lambda: on_progress(label, counter.num_tokens, counter.most_tokens, "tokens")
     counter.on_step()
-    with evaluating(model), _generating_by(model, config):
+    random = nullcontext() if sampling is None else _drawing(sampling.seed, device)
+    with evaluating(model), _generating_by(model, config), random:
         return _generate_in_batches(model, kept, config, counter, batch_rows=batch_rows or _USUAL_ROWS)
+
+
+def _describe_sampling(sampling: Sampling) -> dict[str, object]:
+    """Return the settings of ``generate`` for drawn tokens."""
+    # Its 0 takes all tokens, where None would take its usual 50.
+    top_k = sampling.top_k or 0
+    return {"do_sample": True, "temperature": sampling.temperature, "top_k": top_k, "top_p": sampling.top_p}
+
+
+@contextmanager
+def _drawing(seed: int, device: torch.device | str) -> Iterator[None]:
+    """Draw by a seed in the block, and leave the run's random state as it was."""
+    with torch.random.fork_rng(devices=[device] if torch.device(device).type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def _generate_in_batches(

@@ -136,7 +136,7 @@ def settings_of_answers(
 
 
 def plain_settings(**settings: Any) -> Any:
-    """Return settings of generation that say nothing but what is given, and do not sample.
+    """Return settings of generation that say nothing but what is given, and draw nothing unless that asks for it.
 
     Args:
         **settings: fields of a ``GenerationConfig``.
@@ -144,7 +144,7 @@ def plain_settings(**settings: Any) -> Any:
     from transformers import GenerationConfig
 
     make_config: Any = GenerationConfig  # its constructor is not typed
-    return make_config(do_sample=False, **settings)
+    return make_config(**{"do_sample": False, **settings})
 
 
 def stop_ids_of(model: Any, tokenizer: Any) -> set[int]:
