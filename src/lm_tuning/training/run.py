@@ -43,6 +43,7 @@ from lm_tuning.training.planning.memory import count_memory, log_memory
 from lm_tuning.training.planning.out_of_memory import MemoryUse, explain_out_of_memory
 from lm_tuning.training.planning.replanning import CompiledPlanner, Replanner
 from lm_tuning.training.records import TrainingSummary
+from lm_tuning.training.replayed_steps import quick_zero_grad
 from lm_tuning.training.results import TrainingResult, save_tuned_model, summarize
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 from lm_tuning.training.setup.adapters import count_parameters
@@ -386,7 +387,8 @@ def _train(trainer: StepPlanTrainer, checkpoint: checkpoints.Checkpoint | None) 
     trainer.on_progress("Training", trainer.start_step, len(trainer.steps), "steps")
     with explain_lost_worker(lambda: _describe_state(trainer), num_workers=trainer.num_loader_workers):
         try:
-            trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
+            with quick_zero_grad(trainer.model):
+                trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
         finally:
             trainer.close_loader()
     return time.perf_counter() - trainer.began

@@ -68,7 +68,7 @@ class CudaRecorder:
 
     def __init__(self) -> None:
         """Make the stream and the pool that all recordings share: they are never replayed side by side."""
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def record(self, run: Callable[[], Outputs]) -> Recording:
