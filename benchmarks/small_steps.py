@@ -8,8 +8,8 @@ tells that the program works. All sides run in this process, one after another, 
 
 * ``ours, no graph`` and ``ours, graph``: ``run_training`` with ``train.cuda_graphs`` false and true, everything else as
   it is by default (packing, checks, loader workers, clipping, logging).
-* ``plain, no graph`` and ``plain, graph``: model, peft, clipping and fused AdamW in a loop, rows padded to 32 positions;
-  with a graph, the whole step with the optimizer is recorded.
+* ``plain, no graph`` and ``plain, graph``: model, peft, clipping and fused AdamW in a loop, rows padded to 32
+  positions; with a graph, the whole step with the optimizer is recorded.
 
 Printed are the median milliseconds of a step after the first ten, real tokens per second, kernel time of a step by the
 profiler, and the largest relative difference of our losses with a graph from those without.

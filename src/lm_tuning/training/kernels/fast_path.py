@@ -169,7 +169,9 @@ def eager_flops() -> float:
     return _EAGER_FLOPS.get(torch.cuda.get_device_capability()[0], _OLDER_FLOPS)
 
 
-def _choose_recording(ready: ReadyModel, settings: TrainingSettings, plan: StepPlan, fast: FastPath) -> tuple[bool, str]:
+def _choose_recording(
+    ready: ReadyModel, settings: TrainingSettings, plan: StepPlan, fast: FastPath
+) -> tuple[bool, str]:
     """Return whether steps may be recorded in CUDA graphs, as far as that can be told before the first one."""
     train, task = settings.train, ready.task
     if train.cuda_graphs is False:
@@ -185,8 +187,7 @@ def _choose_recording(ready: ReadyModel, settings: TrainingSettings, plan: StepP
         and settings.compute_dtype == "float32",
         "float16 scales its loss anew at each step": settings.compute_dtype == "float16",
         "NEFTune's noise depends on how far rows are filled up": train.neftune_noise_alpha is not None,
-        "several processes exchange gradients": torch.distributed.is_available()
-        and torch.distributed.is_initialized(),
+        "several processes exchange gradients": torch.distributed.is_available() and torch.distributed.is_initialized(),
     }
     for reason, holds in reasons.items():
         if holds:

@@ -15,6 +15,7 @@ _MOST_MEMORY = 0.45
 Outputs = list[torch.Tensor | None]
 """Loss of a pass, then the gradient of each trained parameter, ``None`` for one that took no part."""
 
+
 class Recording(Protocol):
     """A pass that can be made again.
 

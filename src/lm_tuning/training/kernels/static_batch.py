@@ -185,7 +185,9 @@ class StaticBatch:
         parts["position_ids"][width:] = np.arange(shape.width - width) % shape.longest
         bounds = parts["row_bounds"].view(np.int32)[: shape.bounds]
         known = len(batch.row_bounds)
-        assert shape.bounds >= _count_bounds(batch, shape.width, shape.longest), "a row would be longer than the longest"
+        assert shape.bounds >= _count_bounds(batch, shape.width, shape.longest), (
+            "a row would be longer than the longest"
+        )
         bounds[:known] = batch.row_bounds.numpy()
         # Behind the last position are rows without any.
         bounds[known:] = np.minimum(width + shape.longest * np.arange(1, shape.bounds - known + 1), shape.width)
