@@ -26,7 +26,7 @@ from tests.support.task_rows import label_map, write_task_rows
 from tests.support.tiny_tasks import make_classifier, save_base
 
 LORA: dict[str, Any] = {"r": 4, "alpha": 8, "dropout": 0.0, "target_modules": "all-linear"}
-STEPS = 36
+STEPS = 48
 Job: TypeAlias = tuple[TrainingPaths, TrainingSettings]
 
 
@@ -60,6 +60,10 @@ def losses_of(result: TrainingResult) -> list[float]:
     return [next(value for name, value in row.items() if name.startswith("loss_")) for row in result.steps]  # type: ignore[misc]
 
 
+def norms_of(result: TrainingResult) -> list[float]:
+    return [row["gradient_norm"] for row in result.steps]
+
+
 def verdict(result: TrainingResult) -> str:
     facts: Any = result.health["facts"]["fast_path"]
     return str(facts["cuda_graphs"])
@@ -73,11 +77,9 @@ def train(job: Job, name: str, *, on_progress: OnProgress = ignore_progress, **c
 
 def compare(found: TrainingResult, wanted: TrainingResult, *, exactly: bool = False) -> None:
     """Compare losses and gradient norms of all steps."""
-    found_numbers, wanted_numbers = (
-        [losses_of(result), [row["gradient_norm"] for row in result.steps]] for result in (found, wanted)
-    )
     tolerance = {"rtol": 0.0, "atol": 0.0} if exactly else {"rtol": 1e-4, "atol": 1e-5}
-    torch.testing.assert_close(found_numbers, wanted_numbers, equal_nan=True, **tolerance)
+    for numbers in (losses_of, norms_of):
+        torch.testing.assert_close(numbers(found), numbers(wanted), equal_nan=True, **tolerance)
 
 
 RUNS = [("full", "packed", 0.0), ("lora", "padded", 0.1)]
@@ -104,14 +106,14 @@ def test_a_resume_replays_on(job: Job, recorder: CallingRecorder) -> None:
     whole = train(job, "whole", cuda_graphs=False)
 
     def fail(what: str, step: int, total: int, unit: str) -> None:
-        if what == "Training" and step == 27:
+        if what == "Training" and step == 14:
             raise PowerFailure
 
     with pytest.raises(PowerFailure):
         train(job, "broken", on_progress=fail, save_every_steps=12)
     num_before = len(recorder.recordings)
     resumed = train(job, "broken", resume=True, save_every_steps=12)
-    assert resumed.health["facts"]["resumed_from_step"] == 24
+    assert resumed.health["facts"]["resumed_from_step"] == 12
     assert len(recorder.recordings) > num_before, "recordings belong to a process"
     assert "replayed" in verdict(resumed)
     compare(resumed, whole)
@@ -186,6 +188,7 @@ FAILURES: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "too little memory": ({"lack": "a step holds half"}, {"cuda_graphs": "auto"}, "no, since a step holds half"),
     "nothing gained": ({}, {"cuda_graphs": "auto"}, "gains too little"),
     "too few steps": ({}, {"max_steps": 12}, "no, since the run has 12 steps"),
+    "resumed near the end": ({}, {"max_steps": 20}, "no, since fewer than 20 steps were left"),
     "several micro-batches": ({}, {"micro_batch_tokens": 40}, "no, since no step was one micro-batch"),
     "a mask": ({}, {"attention": "eager", "batching": "packed"}, "no, since packed rows are kept apart by a mask"),
     "noise": ({}, {"neftune_noise_alpha": 5.0}, "no, since NEFTune's noise depends on"),
@@ -275,7 +278,7 @@ def test_on_a_gpu_a_resume_replays_on(job_on_gpu: Job) -> None:
     whole = train(job_on_gpu, "whole", cuda_graphs=False)
 
     def fail(what: str, step: int, total: int, unit: str) -> None:
-        if what == "Training" and step == 27:
+        if what == "Training" and step == 14:
             raise PowerFailure
 
     with pytest.raises(PowerFailure):

@@ -136,6 +136,7 @@ class StepGraphs:
     _parameters: list[torch.nn.Parameter] = field(default_factory=list)
     _is_off: bool = False
     _verdict: str = ""
+    _why_none: str = "no step was one micro-batch that could be recorded"
     _began: float = 0.0
     _random: torch.Tensor | None = None
     _num_steps: int = 0
@@ -175,7 +176,10 @@ class StepGraphs:
             inputs: the step, on the host.
         """
         steps_left = self.total_steps - inputs.step
-        if self._is_off or steps_left < MIN_STEPS or len(self._graphs) >= MOST_GRAPHS or not _is_one(inputs):
+        if self._is_off or len(self._graphs) >= MOST_GRAPHS or not _is_one(inputs):
+            return False
+        if steps_left < MIN_STEPS:
+            self._why_none = f"fewer than {MIN_STEPS} steps were left"
             return False
         shape = static_shape(inputs.micro_batches[0])
         self._seen[shape] += 1
@@ -199,9 +203,8 @@ class StepGraphs:
         eager_seconds = time.perf_counter() - self._began
         if not math.isfinite(float(loss)):
             return  # nothing to compare with; the next step will do
-        [batch] = inputs.micro_batches
         is_first = not self._graphs
-        unfit = self._why_not_tried(batch, eager_seconds) if is_first and not self.always else None
+        unfit = self._why_not_tried(inputs.micro_batches[0], eager_seconds) if is_first and not self.always else None
         if unfit is not None:
             self.turn_off(f"no, since {unfit}")
             return
@@ -211,7 +214,9 @@ class StepGraphs:
         on_gpu = [torch.cuda.current_device()] if torch.device(self.device).type == "cuda" else []
         try:
             with torch.random.fork_rng(devices=on_gpu):
-                graph, trial = self._try(batch, inputs.num_supervised, run, eager_seconds, float(loss), is_random)
+                graph, trial = self._try(
+                    inputs, run, eager_seconds=eager_seconds, loss=float(loss), is_random=is_random
+                )
         # Whatever cannot be recorded, for lack of memory too: a step without a graph is only slower.
         except Exception as error:
             lines = str(error).strip().splitlines() or [""]
@@ -249,7 +254,7 @@ class StepGraphs:
                 f"{count_of(len(self._graphs), 'recorded shape')}"
             )
         elif not self._is_off:
-            self.tell("no, since no step was one micro-batch that could be recorded")
+            self.tell(f"no, since {self._why_none}")
         self._is_off = True
         self._graphs.clear()
         self.recorder.clear()
@@ -271,11 +276,12 @@ class StepGraphs:
         return self.recorder.describe_lack_of_memory()
 
     def _try(
-        self, batch: MicroBatch, total: int, run: Pass, eager_seconds: float, loss: float, is_random: bool
+        self, inputs: StepBatch, run: Pass, *, eager_seconds: float, loss: float, is_random: bool
     ) -> tuple[_Graph, Trial]:
-        """Record a micro-batch's shape, replay it, and compare both with the passes without a graph."""
+        """Record a step's shape, replay it, and compare both with the passes without a graph."""
+        [batch] = inputs.micro_batches
         static = StaticBatch(static_shape(batch), batch, device=self.device, pad_id=self.task.pad_id)
-        static.fill(batch, total)
+        static.fill(batch, inputs.num_supervised)
 
         def run_static() -> Outputs:
             self._put([None] * len(self._parameters))
