@@ -153,15 +153,33 @@ def test_an_implementation_that_is_off_is_not_taken_however_fast_it_is(monkeypat
     def broken(*given: Any) -> torch.Tensor:
         raise RuntimeError("no such kernel")
 
-    name, reason = head_loss._try_all(
+    seconds, said = head_loss._try_all(
         {"plain": head_loss.linear_sum_nats(torch.float32), "off": off, "broken": broken},
         head,
         torch.randn(40, 8),
         label_smoothing=0.0,
     )
-    assert name == "plain"
-    assert "off is off by" in reason
-    assert "broken failed (RuntimeError)" in reason
+    assert list(seconds) == ["plain"]
+    assert "off is off by" in said
+    assert "broken failed (RuntimeError)" in said
+
+
+def test_what_waits_for_the_device_is_replaced_where_a_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    plain = head_loss.linear_sum_nats(torch.float32)
+    seconds = {"PyTorch": 3.0, "PyTorch compiled": 2.0, "Liger": 1.0}
+    monkeypatch.setattr(head_loss, "_candidates", lambda *given: dict.fromkeys(seconds, plain) | {"Liger": print})
+    monkeypatch.setattr(head_loss, "_try_all", lambda *given, **more: (seconds, "three"))
+    chosen, reason = choose_head_loss(make_model(), np.array([5, 6, 7]), device="cpu", compute_dtype="float32")
+    assert chosen is not None
+    assert chosen.name == "Liger"
+    assert reason == "Liger, of three"
+    assert chosen.for_recording().implementation is plain
+    seconds.pop("Liger")
+    chosen, _ = choose_head_loss(make_model(), np.array([5, 6, 7]), device="cpu", compute_dtype="float32")
+    assert chosen is not None
+    assert chosen.name == "PyTorch compiled"
+    assert chosen.for_recording() is chosen
 
 
 @pytest.mark.parametrize("task", ["causal_lm", "sequence_classification"])

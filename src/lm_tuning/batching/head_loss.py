@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -21,6 +22,8 @@ PARITY = 2e-3
 """Relative difference of loss from plain cross-entropy up to which an implementation counts as right in 16 bits."""
 GRADIENT_PARITY = 3e-2
 _TRIED_POSITIONS = 4096
+# The others count the targets on the host, for which they wait for the device.
+_RECORDABLE = ("PyTorch", "PyTorch compiled")
 _SAME_LOGITS = {torch.float32: 1e-4}
 _SAME_LOGITS_16_BITS = 5e-2
 _ROUNDS = 3
@@ -36,12 +39,19 @@ class HeadLoss:
         name: what makes the loss, for reports.
         implementation: for a plain linear head; ``None`` runs the head itself, in chunks.
         compute_dtype: type of the head's products.
+        recordable: the fastest implementation that never asks the device for a number, so that it can be recorded in a
+            CUDA graph; ``None`` where that is ``implementation`` itself.
     """
 
     head: Any
     name: str
     implementation: Implementation | None
     compute_dtype: torch.dtype
+    recordable: Implementation | None = None
+
+    def for_recording(self) -> HeadLoss:
+        """Return the same loss made by what can be recorded in a CUDA graph."""
+        return self if self.recordable is None else replace(self, implementation=self.recordable)
 
     def __call__(
         self, hidden: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float, hits: torch.Tensor | None = None
@@ -124,8 +134,10 @@ def choose_head_loss(
     if len(candidates) == 1:
         [(name, implementation)] = candidates.items()
         return HeadLoss(head, name, implementation, dtype), f"{name}, in chunks of positions"
-    name, reason = _try_all(candidates, head, hidden[0], label_smoothing=label_smoothing)
-    return HeadLoss(head, name, candidates[name], dtype), reason
+    seconds, tried = _try_all(candidates, head, hidden[0], label_smoothing=label_smoothing)
+    name, recordable = (_fastest(seconds, among) for among in (candidates, _RECORDABLE))
+    other = None if name == recordable else candidates[recordable]
+    return HeadLoss(head, name, candidates[name], dtype, other), f"{name}, of {tried}"
 
 
 def _candidates(head: Any, dtype: torch.dtype, device: str, label_smoothing: float) -> dict[str, Implementation]:
@@ -176,8 +188,8 @@ def _cut_cross_entropy(dtype: torch.dtype) -> Implementation:
 
 def _try_all(
     candidates: dict[str, Implementation], head: Any, hidden: torch.Tensor, *, label_smoothing: float
-) -> tuple[str, str]:
-    """Time every candidate that is right on as many positions as a micro-batch may have; name the fastest."""
+) -> tuple[dict[str, float], str]:
+    """Time every candidate on as many positions as a micro-batch may have; return the right ones, and what was seen."""
     # The row is short; kernels are compared at a size at which they would be used. (tokens, features), repeated.
     repeats = -(-_TRIED_POSITIONS // len(hidden))
     hidden = hidden.detach().repeat(repeats, 1)[:_TRIED_POSITIONS]
@@ -204,8 +216,13 @@ def _try_all(
         else:
             seconds[name] = took
             said.append(f"{name} {1000 * took:.1f} ms")
-    name = min(seconds, key=lambda each: seconds[each]) if seconds else next(iter(candidates))
-    return name, f"{name}, of {', '.join(said)} for {len(hidden)} positions"
+    return seconds, f"{', '.join(said)} for {len(hidden)} positions"
+
+
+def _fastest(seconds: dict[str, float], among: Iterable[str]) -> str:
+    """Name the fastest of some candidates; the first one, PyTorch's own functions, where none was right."""
+    names = [*among]
+    return min((name for name in names if name in seconds), key=seconds.__getitem__, default=names[0])
 
 
 def _reference(head: Any, hidden: torch.Tensor, targets: torch.Tensor, smoothing: float) -> tuple[float, torch.Tensor]:

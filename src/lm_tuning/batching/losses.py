@@ -61,7 +61,7 @@ class LossShape:
             A scalar in nats, float32.
         """
         # (classes,), on the logits' device
-        weights = None if self.class_weights is None else logits.new_tensor(self.class_weights, dtype=torch.float32)
+        weights = None if self.class_weights is None else _tensor_of(self.class_weights, logits.device)
         # Summed, not averaged: cross_entropy would divide by this micro-batch's weights, and the step divides once.
         return cross_entropy(
             logits.flatten(0, -2).float(),
@@ -71,6 +71,14 @@ class LossShape:
             reduction="sum",
             label_smoothing=self.label_smoothing,
         )
+
+
+# Copied to the device once: at each step the copy would wait for the device, and could not be recorded.
+@functools.lru_cache(maxsize=8)
+def _tensor_of(weights: tuple[float, ...], device: torch.device) -> torch.Tensor:
+    """Return class weights as a tensor, ``(classes,)``, float32; nobody may write into it."""
+    with torch.inference_mode(False):
+        return torch.tensor(weights, dtype=torch.float32, device=device)
 
 
 PLAIN = LossShape()

@@ -27,6 +27,7 @@ from lm_tuning.training.health.pre_checks import check_rows_before_planning
 from lm_tuning.training.health.records import Finding
 from lm_tuning.training.health.report import HealthReport
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers
+from lm_tuning.training.kernels.step_graph import StepGraphs
 from lm_tuning.training.planning.out_of_memory import MemoryUse
 from lm_tuning.training.planning.plan import BatchPlan
 from lm_tuning.training.planning.planner import choose_batches, plans_on_device
@@ -193,6 +194,7 @@ class LoopSettings:
         best_metric: name of the figure that the best checkpoint has the best of.
         replanner: splits the steps smaller when memory runs out.
         layers: decoder layers to compile at the first step; ``None`` for none.
+        graphs: replays small steps from CUDA graphs; ``None`` runs all without.
         compiled_planner: tries larger micro-batches once they are compiled; ``None`` keeps their size.
         first_loss: what step 1 must log; ``None`` skips the check.
         memory: kept up to date, so that running out of memory can be explained.
@@ -207,6 +209,7 @@ class LoopSettings:
     memory: MemoryUse
     replanner: Replanner
     layers: CompiledLayers | None = None
+    graphs: StepGraphs | None = None
     compiled_planner: CompiledPlanner | None = None
     on_checkpoint: Callable[[], object] = lambda: None
 

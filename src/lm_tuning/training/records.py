@@ -40,7 +40,7 @@ class EfficiencyRow(CardFigures):
     padding_fraction: float
     loader_wait_seconds: float
     forward_seconds: NotRequired[float | None]  # a checkpoint of the first versions has no phases
-    backward_seconds: NotRequired[float | None]
+    backward_seconds: NotRequired[float | None]  # none for a replayed step, whose forward pass holds it
     optimizer_seconds: NotRequired[float | None]
     peak_memory_bytes: int
 

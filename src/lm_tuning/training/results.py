@@ -273,9 +273,12 @@ def _padding_fraction(rows: list[EfficiencyRow]) -> float | None:
 
 
 def _phase_fraction(rows: list[EfficiencyRow], phase: PhaseColumn) -> float | None:
-    """Return a phase's share of the time of the steps that it was measured in; those before an older resume lack it."""
-    timed = [row for row in rows if row.get(phase) is not None]
-    return _fraction(sum(row[phase] or 0.0 for row in timed), sum(row["seconds"] for row in timed))
+    """Return a phase's share of the time of the steps that were marked; those before an older resume are not.
+
+    A replayed step has no backward pass of its own: that is a part of its forward pass.
+    """
+    timed = [row for row in rows if row.get("forward_seconds") is not None]
+    return _fraction(sum(row.get(phase) or 0.0 for row in timed), sum(row["seconds"] for row in timed))
 
 
 def draw_loss_curve(steps: list[TrainingRow], evaluations: list[EvaluationRow], *, unit: str = "token") -> Figure:

@@ -36,11 +36,14 @@ from lm_tuning.training.job import (
     settle,
     training_arguments,
 )
-from lm_tuning.training.kernels.fast_path import FastPath, prepare_fast_path
+from lm_tuning.training.kernels.fast_path import FastPath, eager_flops, prepare_fast_path
+from lm_tuning.training.kernels.recording import find_recorder
+from lm_tuning.training.kernels.step_graph import StepGraphs
 from lm_tuning.training.planning.memory import count_memory, log_memory
 from lm_tuning.training.planning.out_of_memory import MemoryUse, explain_out_of_memory
 from lm_tuning.training.planning.replanning import CompiledPlanner, Replanner
 from lm_tuning.training.records import TrainingSummary
+from lm_tuning.training.replayed_steps import quick_zero_grad
 from lm_tuning.training.results import TrainingResult, save_tuned_model, summarize
 from lm_tuning.training.settings import TrainingPaths, TrainingSettings
 from lm_tuning.training.setup.adapters import count_parameters
@@ -179,6 +182,7 @@ def _train_job(
                     memory=memory,
                     replanner=Replanner(steps, memory, health, may_lower=job.may_split_again),
                     layers=fast.layers,
+                    graphs=_plan_graphs(run),
                     compiled_planner=compiled_planner,
                     on_checkpoint=on_checkpoint,
                 ),
@@ -197,6 +201,8 @@ def _train_job(
                 health.tell()  # with the earlier findings
             with log.card:
                 seconds = _train(trainer, checkpoint)
+            if trainer.loop.graphs is not None:
+                trainer.loop.graphs.close()
     log.flush()
     monitor.finish()
     fast.undo(ready.model)
@@ -310,6 +316,30 @@ def _plan_compiled(run: _Run) -> CompiledPlanner | None:
     return CompiledPlanner(run.ready, job.settings, run.steps, run.memory, run.health, job.batch_plan)
 
 
+def _plan_graphs(run: _Run) -> StepGraphs | None:
+    """Return what replays small steps from CUDA graphs, unless it is known already that none will be."""
+    job, settings = run.job, run.job.settings
+    if not run.fast.may_record or (recorder := find_recorder(settings.device)) is None:
+        return None
+
+    def tell(said: str) -> None:
+        run.health.facts["fast_path"] = {**run.fast.facts, "cuda_graphs": said}
+
+    if job.batch_plan.gradient_checkpointing:
+        tell("no, since gradient checkpointing keeps random states, which cannot be recorded")
+        return None
+    return StepGraphs(
+        run.ready.model,
+        run.ready.task,
+        recorder,
+        device=settings.device,
+        total_steps=job.plan.total_steps,
+        always=settings.train.cuda_graphs is True,
+        flops=eager_flops(),
+        tell=tell,
+    )
+
+
 def _name_best_metric(run: _Run) -> str:
     """Name the held-out figure that the best checkpoint has the best of."""
     metric = run.job.settings.train.best_metric
@@ -357,7 +387,8 @@ def _train(trainer: StepPlanTrainer, checkpoint: checkpoints.Checkpoint | None) 
     trainer.on_progress("Training", trainer.start_step, len(trainer.steps), "steps")
     with explain_lost_worker(lambda: _describe_state(trainer), num_workers=trainer.num_loader_workers):
         try:
-            trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
+            with quick_zero_grad(trainer.model):
+                trainer.train(resume_from_checkpoint=str(checkpoint.path) if checkpoint else None)
         finally:
             trainer.close_loader()
     return time.perf_counter() - trainer.began

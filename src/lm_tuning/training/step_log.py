@@ -33,12 +33,12 @@ class StepPhases:
     """The marks of one step, whose times may still be on their way.
 
     Attributes:
-        names: the phase that each mark began, in order; the mark after the last one ended it.
+        names: the phase that each mark began, in order, ``None`` for none; the mark after the last one ended it.
         marks: one more than ``names``: seconds on a CPU, events on a GPU.
         spare: takes the events back once they are read.
     """
 
-    names: list[Phase]
+    names: list[Phase | None]
     marks: list[Any]
     spare: list[Any]
 
@@ -49,12 +49,14 @@ class StepPhases:
         """
         if not self.names:
             return {}
-        total: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
+        # Without the backward pass where it was replayed together with the forward pass: no mark tells them apart.
+        total: dict[Phase, float] = {phase: 0.0 for phase in PHASES if phase in self.names}
         on_gpu = not isinstance(self.marks[-1], float)
         if on_gpu:
             self.marks[-1].synchronize()
         for name, (begin, end) in zip(self.names, pairwise(self.marks), strict=True):
-            total[name] += begin.elapsed_time(end) / 1000 if on_gpu else end - begin
+            if name is not None:
+                total[name] += begin.elapsed_time(end) / 1000 if on_gpu else end - begin
         if on_gpu:
             self.spare.extend(self.marks)
         self.names, self.marks = [], []
@@ -77,13 +79,20 @@ class PhaseClock:
 
     device: str = "cpu"
     own_seconds: float = 0.0
-    _names: list[Phase] = field(default_factory=list)
+    _names: list[Phase | None] = field(default_factory=list)
     _marks: list[Any] = field(default_factory=list)
     _spare: list[Any] = field(default_factory=list)
     _range: Any = None
 
     def enter(self, phase: Phase) -> None:
         """End the phase before, if there is one in this step, and begin another."""
+        self._begin(phase)
+
+    def leave(self) -> None:
+        """End the phase before; what follows belongs to none."""
+        self._begin(None)
+
+    def _begin(self, phase: Phase | None) -> None:
         began = time.perf_counter()
         self._name_range(phase)
         self._names.append(phase)

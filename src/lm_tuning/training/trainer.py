@@ -21,6 +21,7 @@ from lm_tuning.batching.batch import StepBatch
 from lm_tuning.batching.step_loader import StepDataset, StepLoader
 from lm_tuning.errors import Interrupted
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.runtime.memory_errors import is_out_of_memory
 from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.saving import BestCheckpoint, KeepsCheckpoints
@@ -33,6 +34,7 @@ from lm_tuning.training.health.records import Finding
 from lm_tuning.training.health.report import HealthReport, stop_if_needed
 from lm_tuning.training.job import LoopSettings, choose_workers
 from lm_tuning.training.planning.replanning import release
+from lm_tuning.training.replayed_steps import ReplaysSteps
 from lm_tuning.training.step_log import StepLog
 from lm_tuning.wording import count_of
 
@@ -41,7 +43,7 @@ logger = logging.getLogger(__name__)
 _LOG_LINES = 10
 
 
-class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
+class StepPlanTrainer(KeepsCheckpoints, ReplaysSteps, GuardsUpdates, Trainer):
     """Train by the step plan."""
 
     def __init__(
@@ -173,9 +175,17 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
 
     def _run_step(self, model: torch.nn.Module, inputs: StepBatch) -> bool:
         """Run forward and backward; return whether the step fitted into memory."""
+        graphs = self.loop.graphs
         try:
-            self._run_micro_batches(model, inputs)
+            # Step 1 of a process has no graph: the checks of it see plain passes, and libraries prepare themselves.
+            if graphs is None or self._batch is None:
+                self._run_micro_batches(model, inputs)
+            else:
+                self._run_with_graphs(graphs, model, inputs)
         except RuntimeError as error:
+            # The memory of the graphs is the first to be given back, before micro-batches become smaller.
+            if graphs is not None and is_out_of_memory(error) and graphs.turn_off("no more, since memory ran out"):
+                return False
             if not self.loop.replanner.lower(error):
                 raise
             return False
@@ -226,7 +236,7 @@ class StepPlanTrainer(KeepsCheckpoints, GuardsUpdates, Trainer):
         check_planned_rates(self.health, scheduler, total_steps=len(self.steps), peak=self.args.learning_rate)
         return scheduler
 
-    def micro_batch_loss(self, model: torch.nn.Module, micro_batch: Any, total: int) -> torch.Tensor:
+    def micro_batch_loss(self, model: torch.nn.Module, micro_batch: Any, total: int | torch.Tensor) -> torch.Tensor:
         """Return the micro-batch's share of the step's loss: summed nats over the step's token count."""
         # The Trainer wraps the model's own forward pass for this, and a task may run a part of the model instead.
         compute = "bfloat16" if self.args.bf16 else "float16" if self.args.fp16 else "float32"

@@ -1,4 +1,4 @@
-"""Make a model's steps fast without changing what they compute: packing, attention, loss, adapters, compiling.
+"""Make steps fast without changing what they compute: packing, attention, loss, adapters, compiling, CUDA graphs.
 
 Each of these has conditions, and each says what it chose and why. What a step computes is fixed by the step plan, and
 the checks before step 1 compare it with an ordinary forward pass of each row, so a wrong choice would stop the run.
@@ -22,6 +22,8 @@ from lm_tuning.errors import UserError
 from lm_tuning.models.structure import inner_model
 from lm_tuning.runtime.precision import autocast
 from lm_tuning.training.kernels.compiled_layers import CompiledLayers, find_layers, pays
+from lm_tuning.training.kernels.recording import find_recorder
+from lm_tuning.training.kernels.step_graph import MIN_STEPS
 from lm_tuning.wording import count_of
 
 if TYPE_CHECKING:
@@ -50,11 +52,13 @@ class FastPath:
         batching: how rows share a micro-batch.
         facts: the choices and their reasons, for the health report.
         layers: decoder layers that run compiled; ``None`` for none.
+        may_record: whether steps may be recorded in CUDA graphs; a step of the training decides.
     """
 
     batching: Batching
     facts: dict[str, str] = field(default_factory=dict)
     layers: CompiledLayers | None = None
+    may_record: bool = False
     _attention: str | None = None
 
     def undo(self, model: Any) -> None:
@@ -110,12 +114,19 @@ def prepare_fast_path(
         fast.facts["head_loss"] = reason
     if plan is not None:
         fast.layers, fast.facts["compile"] = _choose_compiling(ready, settings, train_rows, plan, tokens_per_second)
+        fast.may_record, fast.facts["cuda_graphs"] = _choose_recording(ready, settings, plan, fast)
     for name, reason in fast.facts.items():
         logger.info("%s: %s.", _NAMES[name], reason)
     return fast
 
 
-_NAMES = {"batching": "Batching", "adapters": "Adapters", "head_loss": "Loss of the head", "compile": "Compiled layers"}
+_NAMES = {
+    "batching": "Batching",
+    "adapters": "Adapters",
+    "head_loss": "Loss of the head",
+    "compile": "Compiled layers",
+    "cuda_graphs": "CUDA graphs",
+}
 
 
 def _choose_batching(ready: ReadyModel, settings: TrainingSettings, longest: int) -> FastPath:
@@ -151,6 +162,39 @@ def _choose_batching(ready: ReadyModel, settings: TrainingSettings, longest: int
     return FastPath("packed", {"batching": f"packed without padding, attention {how}"}, _attention=before)
 
 
+def eager_flops() -> float:
+    """Return the floating-point operations per second that 16-bit training reaches on this card without compiling."""
+    if not torch.cuda.is_available():
+        return _OLDER_FLOPS
+    return _EAGER_FLOPS.get(torch.cuda.get_device_capability()[0], _OLDER_FLOPS)
+
+
+def _choose_recording(
+    ready: ReadyModel, settings: TrainingSettings, plan: StepPlan, fast: FastPath
+) -> tuple[bool, str]:
+    """Return whether steps may be recorded in CUDA graphs, as far as that can be told before the first one."""
+    train, task = settings.train, ready.task
+    if train.cuda_graphs is False:
+        return False, "no, as train.cuda_graphs says"
+    if find_recorder(settings.device) is None:
+        return False, f"no, since training runs on the {settings.device.upper()}"
+    reasons = {
+        f"the run has {count_of(plan.total_steps, 'step')}": plan.total_steps < MIN_STEPS,
+        "rows of an encoder-decoder go with a mask": not task.can_pack,
+        "packed rows are kept apart by a mask": fast.batching == "packed" and not task.packing.by_bounds,
+        "packed rows are attended to one by one in float32": fast.batching == "packed"
+        and settings.device == "cuda"
+        and settings.compute_dtype == "float32",
+        "float16 scales its loss anew at each step": settings.compute_dtype == "float16",
+        "NEFTune's noise depends on how far rows are filled up": train.neftune_noise_alpha is not None,
+        "several processes exchange gradients": torch.distributed.is_available() and torch.distributed.is_initialized(),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            return False, f"no, since {reason}"
+    return True, f"to be tried at step 2, as train.cuda_graphs = {str(train.cuda_graphs).lower()} says"
+
+
 def _choose_compiling(
     ready: ReadyModel,
     settings: TrainingSettings,
@@ -173,9 +217,8 @@ def _choose_compiling(
         epochs = plan.total_steps / plan.steps_per_epoch
         num_tokens = epochs * float(train_rows.lengths.sum())
         parameters = sum(parameter.numel() for parameter in ready.model.parameters())
-        flops = _EAGER_FLOPS.get(torch.cuda.get_device_capability()[0], _OLDER_FLOPS)
         worth, estimate = pays(
-            num_tokens=num_tokens, parameters=parameters, flops=flops, tokens_per_second=tokens_per_second
+            num_tokens=num_tokens, parameters=parameters, flops=eager_flops(), tokens_per_second=tokens_per_second
         )
         if not worth:
             return None, f"no, since {estimate}"
