@@ -182,6 +182,28 @@ def test_what_waits_for_the_device_is_replaced_where_a_step_is_recorded(monkeypa
     assert chosen.for_recording() is chosen
 
 
+def test_a_short_run_waits_for_no_other_implementation(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = head_loss.linear_sum_nats(torch.float32)
+    tried: list[bool] = []
+    monkeypatch.setattr(head_loss, "_candidates", lambda *given: {"PyTorch": plain, "PyTorch compiled": print})
+    monkeypatch.setattr(head_loss, "_try_all", lambda *given, **more: (tried.append(True) or {"PyTorch": 1.0}, "one"))
+    model, row = make_model(), np.array([5, 6, 7])
+
+    def choose(num_positions: float) -> str:
+        chosen, reason = choose_head_loss(
+            model, row, device="cpu", compute_dtype="float32", num_positions=num_positions
+        )
+        assert chosen is not None
+        assert chosen.implementation is plain
+        return reason
+
+    # 4,000 positions of so few words are nothing; a billion times as many are worth a try.
+    assert "PyTorch, in chunks, since a faster one would save 0.0 s and take 6 s" in choose(4_000)
+    assert not tried
+    assert choose(4e12) == "PyTorch, of one"
+    assert tried
+
+
 @pytest.mark.parametrize("task", ["causal_lm", "sequence_classification"])
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_run_has_the_losses_of_the_library_s_own_way(

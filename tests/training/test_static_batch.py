@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from lm_tuning.batching import packed_attention
 from lm_tuning.batching.batch import MicroBatch
 from lm_tuning.batching.head_loss import choose_head_loss
 from lm_tuning.batching.losses import LossShape
@@ -17,7 +18,6 @@ from lm_tuning.batching.tasks.base import Packing, TrainingTask
 from lm_tuning.batching.tasks.causal_lm import CausalLanguageModeling
 from lm_tuning.batching.tasks.classification import SequenceClassification
 from lm_tuning.text.store.table import IGNORE_INDEX, TokenTable, open_split
-from lm_tuning.training.kernels import packed_attention
 from lm_tuning.training.kernels.static_batch import StaticBatch, StaticShape, find_covering, static_shape, why_not
 from tests.support.task_rows import write_task_rows
 from tests.support.tiny import PAD, make_model

@@ -7,6 +7,7 @@ the checks before step 1 compare it with an ordinary forward pass of each row, s
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -110,6 +111,7 @@ def prepare_fast_path(
                 device=settings.device,
                 compute_dtype=settings.compute_dtype,
                 label_smoothing=settings.train.label_smoothing,
+                num_positions=math.inf if plan is None else _epochs(plan) * float(train_rows.num_supervised.sum()),
             )
         fast.facts["head_loss"] = reason
     if plan is not None:
@@ -160,6 +162,10 @@ def _choose_batching(ready: ReadyModel, settings: TrainingSettings, longest: int
     # The kernel takes 16 bits alone; float32 on a GPU goes row by row as on a CPU.
     how = "one variable-length kernel" if on_gpu and settings.compute_dtype != "float32" else "row by row"
     return FastPath("packed", {"batching": f"packed without padding, attention {how}"}, _attention=before)
+
+
+def _epochs(plan: StepPlan) -> float:
+    return plan.total_steps / plan.steps_per_epoch
 
 
 def eager_flops() -> float:
@@ -214,8 +220,7 @@ def _choose_compiling(
         if settings.device != "cuda":
             return None, "no, since training runs on the CPU"
         # Tokens over the whole run, by the mean: compiling is paid for once, and saves at every step.
-        epochs = plan.total_steps / plan.steps_per_epoch
-        num_tokens = epochs * float(train_rows.lengths.sum())
+        num_tokens = _epochs(plan) * float(train_rows.lengths.sum())
         parameters = sum(parameter.numel() for parameter in ready.model.parameters())
         worth, estimate = pays(
             num_tokens=num_tokens, parameters=parameters, flops=eager_flops(), tokens_per_second=tokens_per_second
