@@ -15,6 +15,7 @@ from shared import (
     Clock,
     add_adapter,
     describe_training,
+    evaluate_last_step,
     find_device_rows,
     read_rows,
     read_settings,
@@ -96,6 +97,7 @@ def train(
         trainer = Counting(
             model=model, args=TrainingArguments(**arguments), train_dataset=rows["train"],
             eval_dataset=rows["validation"], data_collator=collate, compute_metrics=score,
+            callbacks=[evaluate_last_step()],
         )  # fmt: skip
     with clock.part("training"):
         trainer.train()

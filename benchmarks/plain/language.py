@@ -16,6 +16,7 @@ from shared import (
     Clock,
     add_adapter,
     describe_training,
+    evaluate_last_step,
     find_device_rows,
     read_rows,
     read_settings,
@@ -131,7 +132,7 @@ def train(
         arguments = TrainingArguments(**trainer_settings(settings, device_rows=settings["device_rows"]))
         trainer = Counting(
             model=model, args=arguments, train_dataset=rows["train"], eval_dataset=rows["validation"],
-            data_collator=collate,
+            data_collator=collate, callbacks=[evaluate_last_step()],
         )  # fmt: skip
     with clock.part("training"):
         trainer.train()

@@ -92,6 +92,18 @@ def trainer_settings(settings: dict[str, Any], *, device_rows: int) -> dict[str,
     return arguments
 
 
+def evaluate_last_step() -> Any:
+    """Return what asks for an evaluation of the last step, which the Trainer leaves out where none is due."""
+    from transformers import TrainerCallback
+
+    class Last(TrainerCallback):  # type: ignore[misc]
+        def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
+            if state.global_step >= state.max_steps and args.eval_strategy != "no":
+                control.should_evaluate = True
+
+    return Last()
+
+
 def find_device_rows(settings: dict[str, Any], step: Callable[[int], None]) -> int:
     """Double the rows of a batch until a step runs out of memory, or holds all rows of an optimizer step.
 
