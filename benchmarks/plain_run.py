@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from project_run import environment_of
+from project_run import environment_of, run_to_end
 
 SCRIPTS = {"causal_lm": "language.py", "sequence_classification": "classes.py"}
 
 
-def write_settings(project: Path, parameters: Any, folder: Path) -> Path:
+def write_settings(project: Path, parameters: Any, folder: Path, *, use_liger: bool = False) -> Path:
     """Write the rows of a project's splits and the settings of its job for a plain script.
 
     The rows are those that the product has split, and the evaluated ones those that it evaluates.
@@ -23,6 +22,7 @@ def write_settings(project: Path, parameters: Any, folder: Path) -> Path:
         project: where splits and tokens are stored.
         parameters: of the job, as ``lm_tuning.parameters.groups.Parameters``.
         folder: where to; it is made.
+        use_liger: whether the script trains with Liger's kernels on a GPU.
 
     Returns:
         The settings' file.
@@ -59,6 +59,7 @@ def write_settings(project: Path, parameters: Any, folder: Path) -> Path:
         "output_dir": str(folder / "checkpoints"),
         "rows_per_step": rows_per_step,
         "device_rows": None,
+        "use_liger": use_liger,
         "max_steps": train.max_steps,
         "num_train_epochs": train.num_epochs,
         # A few steps of a tiny run are all logged.
@@ -119,15 +120,9 @@ def _run_script(project: Path, arguments: list[str], *, timeout: float) -> dict[
     began = time.time()
     shown, said = project.parent / "plain.log", project.parent / "plain.err"
     with shown.open("w", encoding="utf-8") as out, said.open("w", encoding="utf-8") as errors:
-        process = subprocess.Popen(
-            [sys.executable, *arguments], cwd=project, env=environment_of(project), stdout=out, stderr=errors
+        code = run_to_end(
+            [sys.executable, *arguments], timeout, cwd=project, env=environment_of(project), stdout=out, stderr=errors
         )
-        try:
-            code: int | None = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            code = None
     wall = time.time() - began
     if code:
         raise SystemExit(f"{Path(arguments[0]).name} ended with {code}:\n{said.read_text(errors='replace')[-4000:]}")

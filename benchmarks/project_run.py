@@ -7,6 +7,7 @@ import csv
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -86,13 +87,7 @@ def run_project(
     variables = environment_of(project) | {"KEDRO_LOGGING_CONFIG": str(configuration)}
     with screen.open("w", encoding="utf-8") as shown:
         began = time.time()
-        process = subprocess.Popen(command, cwd=project, env=variables, stdout=shown, stderr=subprocess.STDOUT)
-        try:
-            code: int | None = process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            code = None
+        code = run_to_end(command, timeout, cwd=project, env=variables, stdout=shown, stderr=subprocess.STDOUT)
         ended = time.time()
     if code:
         raise SystemExit(f"kedro run ({name}) ended with {code}:\n{screen.read_text(errors='replace')[-4000:]}")
@@ -106,6 +101,28 @@ def run_project(
         "answer_tokens_per_second": read_answer_speeds(lines, parts),
         **found,
     }
+
+
+def run_to_end(command: list[str], timeout: float, **options: Any) -> int | None:
+    """Run a command in a group of its own, so that the processes which it starts can be stopped with it.
+
+    Args:
+        command: with its arguments.
+        timeout: seconds after which all of them are stopped.
+        options: of ``subprocess.Popen``.
+
+    Returns:
+        The exit code, ``None`` where it was stopped.
+    """
+    process = subprocess.Popen(command, start_new_session=True, **options)
+    try:
+        return process.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _output_of(env: str | None, settings: Mapping[str, Any]) -> Any:

@@ -20,7 +20,7 @@ passed; the fastest counts. What is not installed, or has no trainer for a work,
 
 Weights are random, so losses only tell that the arithmetic is right: they start near log(vocabulary) and half the
 variance of the head's logits, of classes near log(classes). Lengths: ``report`` (mean 211 tokens, at most 287), or
-those of a real corpus, as counted by the tokenizer of SmolLM2 (``benchmarks/lengths/*.json``, counts of rows by length).
+those of a real corpus, as counted by the tokenizer of SmolLM2 (``benchmarks/lengths/*.json``, rows by length).
 """
 
 from __future__ import annotations
@@ -78,6 +78,13 @@ def run_child(options: argparse.Namespace) -> None:
     say("RESULT " + json.dumps(figures) + "\n")
 
 
+def has_card() -> bool:
+    """Return whether there is a GPU, without making one's own use of it."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def why_left_out(framework: str, work: str) -> str | None:
     """Return why a framework cannot run a work, ``None`` if it can."""
     package = PACKAGES.get(framework)
@@ -87,6 +94,8 @@ def why_left_out(framework: str, work: str) -> str | None:
         return "liger_kernel is not installed"
     if WORKS[work].method == "qlora" and framework != "ours":
         return "its measure is our own LoRA"
+    if framework == "liger" and not has_card():
+        return "its kernels need a GPU"
     if WORKS[work].num_classes and framework in {"trl", "unsloth"}:
         return "it has no trainer of classes"
     return None

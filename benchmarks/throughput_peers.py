@@ -237,6 +237,9 @@ def arguments_of(peer: Peer, rows: int, steps: int, *, cuda: bool) -> dict[str, 
         "bf16": cuda and not slow, "gradient_checkpointing": slow, "disable_tqdm": True, "use_cpu": not cuda,
         "remove_unused_columns": False, "use_liger_kernel": peer.name in {"liger", "trl"} and cuda,
     }  # fmt: skip
+    if peer.work.num_classes and settings["use_liger_kernel"]:
+        # Else the forward pass of a language model takes the place of the classifier's.
+        settings["liger_kernel_config"] = {"fused_linear_cross_entropy": False}
     if workers:
         settings |= {"dataloader_persistent_workers": True, "dataloader_prefetch_factor": 2}
     if peer.name in {"trainer", "liger", "trl"}:  # Unsloth lays rows end to end

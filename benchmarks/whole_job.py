@@ -19,6 +19,7 @@ printed. Losses of both sides stand below the table: a speed at another loss say
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import shutil
@@ -54,6 +55,7 @@ def read_options() -> argparse.Namespace:
         help="folder with gsm8k and banking77 ($LM_TUNING_TEST_DATA)",
     )  # fmt: skip
     parser.add_argument("--model", type=Path, help="folder of the base model; without it the default one is converted")
+    parser.add_argument("--liger", action="store_true", help="the plain side trains with Liger's kernels, on a GPU")
     parser.add_argument("--params", default="", help="further settings of all jobs, as kedro run takes them")
     parser.add_argument("--scratch", type=Path, help="folder for copies and logs, kept; a temporary one by default")
     parser.add_argument("--timeout", type=float, default=1800, help="seconds after which a run is stopped")
@@ -66,6 +68,9 @@ def read_options() -> argparse.Namespace:
 def main() -> None:
     """Run the jobs and print a table of each."""
     options = read_options()
+    if options.liger and importlib.util.find_spec("liger_kernel") is None:
+        say("Liger's kernels are left out, liger_kernel is not installed\n")
+        options.liger = False
     with tempfile.TemporaryDirectory() as temporary:
         scratch = (options.scratch or Path(temporary)).resolve()
         scratch.mkdir(parents=True, exist_ok=True)
@@ -126,14 +131,16 @@ def time_job(name: str, job: Job, options: argparse.Namespace, *, model: Path, f
             runs.append({"side": "product", "run": which, **found})
             say(f"{name} {which}: {found['wall_seconds']:.1f} s\n")
             sys.stdout.flush()
+            if not found["is_whole"]:
+                break  # there is nothing whole to do again
     if options.side != "product":
         if options.side == "plain" or not runs[0]["is_whole"]:
             # Its rows are those of the product's split; making them is not part of either time.
             run_project(project, pipelines="split,tokenize", name="rows", **known)
         parameters = read_parameters(project, job.env, settings)
-        file = write_settings(project, parameters, folder / "plain")
+        file = write_settings(project, parameters, folder / "plain", use_liger=options.liger)
         found = run_plain(project, file, task=parameters.task, timeout=options.timeout)
-        runs.append({"side": "plain", "run": "plain", **found})
+        runs.append({"side": "plain", "run": "plain", "has_liger": options.liger, **found})
     versions = describe_machine(environment_of(project))
     return [run | versions for run in runs]
 

@@ -91,7 +91,7 @@ def train(
             return super().training_step(model, inputs, *given, **more)
 
     with clock.part("set-up"):
-        arguments = trainer_settings(settings, device_rows=settings["device_rows"])
+        arguments = trainer_settings(settings, device_rows=settings["device_rows"], is_language=False)
         if settings["load_best"] and settings["eval_every_steps"]:
             arguments |= {"load_best_model_at_end": True, "metric_for_best_model": settings["best_metric"]}
         trainer = Counting(

@@ -129,7 +129,9 @@ def train(
 
         model.config.use_cache = False
         model = add_adapter(model, settings, "CAUSAL_LM")
-        arguments = TrainingArguments(**trainer_settings(settings, device_rows=settings["device_rows"]))
+        arguments = TrainingArguments(
+            **trainer_settings(settings, device_rows=settings["device_rows"], is_language=True)
+        )
         trainer = Counting(
             model=model, args=arguments, train_dataset=rows["train"], eval_dataset=rows["validation"],
             data_collator=collate, callbacks=[evaluate_last_step()],

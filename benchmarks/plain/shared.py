@@ -52,12 +52,13 @@ def add_adapter(model: Any, settings: dict[str, Any], task_type: str) -> Any:
     )  # fmt: skip
 
 
-def trainer_settings(settings: dict[str, Any], *, device_rows: int) -> dict[str, Any]:
+def trainer_settings(settings: dict[str, Any], *, device_rows: int, is_language: bool) -> dict[str, Any]:
     """Return arguments of the Trainer: what somebody sets who knows them, and the job's own numbers.
 
     Args:
         settings: of the job.
         device_rows: rows of a batch on the device.
+        is_language: whether a language model is trained.
     """
     import torch
 
@@ -84,6 +85,9 @@ def trainer_settings(settings: dict[str, Any], *, device_rows: int) -> dict[str,
         "remove_unused_columns": False,
         "save_strategy": "no", "eval_strategy": "no",
     }  # fmt: skip
+    if settings["use_liger"] and cuda:
+        # Of a classifier, the fused loss would replace the whole forward pass by that of a language model.
+        arguments |= {"use_liger_kernel": True, "liger_kernel_config": {"fused_linear_cross_entropy": is_language}}
     arguments |= {name: settings[name] for name in ("max_steps", "num_train_epochs") if settings[name] is not None}
     if settings["save_every_steps"]:
         arguments |= {"save_strategy": "steps", "save_steps": settings["save_every_steps"], "save_total_limit": 2}
