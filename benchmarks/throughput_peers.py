@@ -17,7 +17,7 @@ import numpy as np
 from throughput_works import SHAPES, Work, device, draw_classes, draw_rows, make_model
 
 # Enough that rows grouped by length have company of theirs.
-NUM_ROWS = 8000
+NUM_ROWS = 4000
 # What a size may be slower by, and larger ones are still tried: steps of a kind differ by this much.
 SAME_SPEED = 0.98
 MIN_STEPS = 2
@@ -129,6 +129,7 @@ def find_best(peer: Peer, options: argparse.Namespace) -> dict[str, Any]:
     """Double the rows of a batch as long as it pays; see :func:`run_peer`."""
     from lm_tuning.runtime.memory_errors import is_out_of_memory
 
+    examples = draw_examples(peer.work, options.lengths)
     began = time.perf_counter()
     rows = options.batch or (SLOW_ROWS if peer.is_slow else peer.work.rows)
     is_fixed = options.batch is not None or peer.is_slow
@@ -137,7 +138,7 @@ def find_best(peer: Peer, options: argparse.Namespace) -> dict[str, Any]:
     while True:
         size_began = time.perf_counter()
         try:
-            found = measure(peer, rows, options, seconds=options.seconds / 4)
+            found = measure(peer, examples, rows, options, seconds=options.seconds / 4)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -178,11 +179,14 @@ def _free_memory() -> None:
         torch.cuda.reset_peak_memory_stats()
 
 
-def measure(peer: Peer, rows: int, options: argparse.Namespace, *, seconds: float) -> dict[str, Any]:
+def measure(
+    peer: Peer, examples: list[dict[str, Any]], rows: int, options: argparse.Namespace, *, seconds: float
+) -> dict[str, Any]:
     """Train some steps with so many rows each, on a model of its own.
 
     Args:
         peer: who.
+        examples: as :func:`draw_examples` returns them.
         rows: of a batch; each step has one.
         options: of the command.
         seconds: after which the steps end.
@@ -201,7 +205,7 @@ def measure(peer: Peer, rows: int, options: argparse.Namespace, *, seconds: floa
     model = load_model(peer)
     settings = arguments_of(peer, rows, steps, cuda=cuda)
     make = make_trl_trainer if peer.uses_trl else make_trainer
-    trainer = make(peer, model, settings, clock, draw_examples(peer.work, options.lengths))
+    trainer = make(peer, model, settings, clock, examples)
     began = time.time()
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

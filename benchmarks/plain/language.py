@@ -8,6 +8,7 @@ with an adapter, which is merged before the tuned model is measured and answers.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -199,10 +200,13 @@ def answer(model: Any, tokenizer: Any, rows: list[dict[str, Any]], max_new_token
 
 def score(references: list[str], answers: list[str]) -> dict[str, float]:
     """Return the mean ROUGE-L of the answers, 0 to 1."""
-    from rouge_score.rouge_scorer import RougeScorer
-
     if not answers:
         return {}
+    if importlib.util.find_spec("rouge_score") is None:
+        say("ROUGE-L is left out, rouge_score is not installed\n")
+        return {}
+    from rouge_score.rouge_scorer import RougeScorer
+
     scorer = RougeScorer(["rougeL"])
     found = [scorer.score(right, said)["rougeL"].fmeasure for right, said in zip(references, answers, strict=True)]
     return {"rouge_l": sum(found) / len(found)}
