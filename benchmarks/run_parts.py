@@ -56,7 +56,7 @@ _LINES = tuple(
         (r"(Before step 1: |First example)", "pre-training checks"),
         (r"step 0  held-out ", "held-out and checkpoints in training"),
         (r"Compiling ", _LOOP),
-        (r"(Compiled .* in |The decoder layers could not be compiled)", "compile"),
+        (r"(Compiled [\d,]+ decoder layers? in |The decoder layers could not be compiled)", "compile"),
         (r"(Training: [\d,]+ steps? in |step \d+  held-out |Checkpoint of step )", _LOOP),
         (r"Evaluating on ", "model load"),
         (r"(Held-out loss of the|Classes by the) .*: ", "held-out loss"),

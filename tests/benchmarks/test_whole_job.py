@@ -37,13 +37,14 @@ LANGUAGE_RUN = [
     (103.0, "Completed node: example_data.prepare_raw_examples"),
     (105.0, "Running node: train_model: train_model([tokenized_examples]) -> [tuned_model]"),
     (105.1, "Precision: bfloat16 products"),
+    (105.2, "Compiled layers: yes, which pays in a run of an hour"),
     (109.0, "Micro-batches: 16,384 tokens, the fastest (planned in 4 s)."),
     (111.0, "Memory in GiB: weights 0.26; 2.15 in all."),
     (112.0, "Before step 1: measured loss 2.3890 nats/token"),
     (112.5, "First example, supervised part between the marks:"),
     (113.0, "step 0  held-out nats_per_token 3.9385"),
-    (113.5, "Compiling 30 layers, which takes up to a minute ..."),
-    (120.0, "Compiled 30 layers in 6 s."),
+    (113.5, "Compiling 30 decoder layers, which takes up to a minute ..."),
+    (120.0, "Compiled 30 decoder layers in 6 s."),
     (121.0, "Micro-batches: 32,768 tokens, as planned without."),
     (124.0, "step 10  held-out nats_per_token 3.5"),
     (130.0, "Training: 20 steps in 16 s, 1.2 steps/s"),
@@ -91,7 +92,7 @@ def test_the_parts_of_a_run_are_told_apart_and_add_up(run_parts: Any, tmp_path: 
 
 
 def test_a_run_that_was_stopped_says_how_far_it_came(run_parts: Any, tmp_path: Path) -> None:
-    lines = run_parts.read_lines(write_log(tmp_path / "log", LANGUAGE_RUN[:5]))
+    lines = run_parts.read_lines(write_log(tmp_path / "log", LANGUAGE_RUN[:6]))
     parts = run_parts.read_parts(lines, began=100.0, ended=200.0, step_seconds=None)
     assert parts["planning"] == pytest.approx(4.0)
     assert parts["stopped in this part"] == pytest.approx(91.0)
