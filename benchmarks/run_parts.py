@@ -59,7 +59,7 @@ _LINES = tuple(
         (r"(Compiled [\d,]+ decoder layers? in |The decoder layers could not be compiled)", "compile"),
         (r"(Training: [\d,]+ steps? in |step \d+  held-out |Checkpoint of step )", _LOOP),
         (r"Evaluating on ", "model load"),
-        (r"(Held-out loss of the|Classes by the) .*: ", "held-out loss"),
+        (r"(Held-out loss of the \w+ model|Classes by the tuned model): [\d,]+ rows? in ", "held-out loss"),
         (r"Answers of the base model: [\d,]+ tokens? in ", "answers base"),
         (r"Answers of the tuned model: [\d,]+ tokens? in ", "answers tuned"),
     )

@@ -72,7 +72,10 @@ def tokenize(tokenizer: Any, row: dict[str, Any], max_length: int) -> dict[str, 
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     messages.append({"role": "assistant", "content": row["response"]})
     whole = tokenizer.apply_chat_template(messages, return_dict=False)
-    answer = whole[len(prompt) :][: max_length - 1]
+    answer = whole[len(prompt) :]
+    if tokenizer.eos_token_id in answer:  # no template's line break after it: generation has ended there
+        answer = answer[: len(answer) - answer[::-1].index(tokenizer.eos_token_id)]
+    answer = answer[: max_length - 1]
     room = max_length - len(answer)
     if len(prompt) > room:
         prompt = prompt[: (room + 1) // 2] + prompt[len(prompt) - room // 2 :]

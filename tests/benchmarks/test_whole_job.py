@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.support.patience import PATIENCE_SECONDS
+from tests.support.tiny import ASSISTANT, CHAT_TEMPLATE, END, SYSTEM, USER, ids, make_tokenizer
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -55,6 +56,7 @@ LANGUAGE_RUN = [
     (134.0, "Completed node: train.train_model"),
     (134.5, "Running node: evaluate_models: evaluate_models([tuned_model]) -> [evaluation]"),
     (135.0, "Evaluating on 4 of 16 test rows, answering 2."),
+    (137.5, "Held-out loss of the base model: 2/4 rows (50%), 2 rows/s, 1 s left"),
     (138.0, "Held-out loss of the base model: 4 rows in 1.0 s, 14 rows/s"),
     (143.0, "Answers of the base model: 1,500 tokens in 4.0 s, 375 tokens/s"),
     (146.0, "Held-out loss of the tuned model: 4 rows in 2.0 s, 11.9 rows/s"),
@@ -114,6 +116,22 @@ def test_the_timed_file_gets_every_line_and_the_screen_no_more_than_before(run_p
     assert {name: entry for name, entry in config["handlers"].items() if name != "timed"} == before["handlers"]
     for name in ("kedro.io.data_catalog", "kedro.runner.sequential_runner"):
         assert config["loggers"][name] == {"level": "INFO", "handlers": ["timed"], "propagate": False}
+
+
+def test_the_plain_script_learns_the_answer_and_its_end_and_nothing_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS / "plain"))
+    import language
+
+    template = CHAT_TEMPLATE.replace("<|end|>{% endfor", "<|end|>\n{% endfor")
+    tokenizer = make_tokenizer(chat_template=template)
+    row = {"prompt": "abcdefgh", "response": "xy", "system": "s"}
+    whole = language.tokenize(tokenizer, row, 99)
+    prompt = [SYSTEM, *ids("s"), END, *ids("\n"), USER, *ids("abcdefgh"), END, *ids("\n"), ASSISTANT]
+    assert whole["input_ids"] == [*prompt, *ids("xy"), END]
+    assert whole["labels"] == [-100] * len(prompt) + [*ids("xy"), END]
+    cut = language.tokenize(tokenizer, row, 10)
+    assert cut["input_ids"] == [*prompt[:4], *prompt[-3:], *ids("xy"), END]
+    assert cut["labels"] == [-100] * 7 + [*ids("xy"), END]
 
 
 @pytest.mark.slow
