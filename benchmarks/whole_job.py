@@ -26,6 +26,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +86,7 @@ def main() -> None:
             runs = []
             for number in range(1, options.rounds + 1):
                 for run in time_job(name, job, options, model=model, folder=scratch / name):
-                    runs.append(run | {"job": name, "round": number, "is_tiny": options.tiny})
+                    runs.append(run | {"round": number, "is_tiny": options.tiny})
                     line = json.dumps(runs[-1])
                     say(line + "\n")
                     sys.stdout.flush()
@@ -115,34 +116,34 @@ def warm_up() -> None:
     subprocess.run([sys.executable, "-c", f"import {packages}"], capture_output=True, check=False)
 
 
-def time_job(name: str, job: Job, options: argparse.Namespace, *, model: Path, folder: Path) -> list[dict[str, Any]]:
-    """Run a job first, again and by the plain script, as far as wanted."""
+def time_job(
+    name: str, job: Job, options: argparse.Namespace, *, model: Path, folder: Path
+) -> Iterator[dict[str, Any]]:
+    """Run a job first, again and by the plain script, as far as wanted, and yield each run as soon as it ends."""
     project = folder / "project"
     settings = settings_of(job, model=model, is_tiny=options.tiny, more=options.params)
     copy_project(project)
     forget_compiled_code(project)
     copy_rows(job, project, None if options.tiny else options.data)
     shutil.rmtree(folder / "plain", ignore_errors=True)
+    versions = describe_machine(environment_of(project))
     known = {"env": job.env, "settings": settings, "timeout": options.timeout}
-    runs = []
+    is_whole = False
     if options.side != "plain":
         for which in ("first", "again"):
             found = run_project(project, pipelines=None, name=which, **known)
-            runs.append({"side": "product", "run": which, **found})
-            say(f"{name} {which}: {found['wall_seconds']:.1f} s\n")
-            sys.stdout.flush()
-            if not found["is_whole"]:
+            yield {"job": name, "side": "product", "run": which, **found, **versions}
+            is_whole = found["is_whole"]
+            if not is_whole:
                 break  # there is nothing whole to do again
     if options.side != "product":
-        if options.side == "plain" or not runs[0]["is_whole"]:
+        if not is_whole:
             # Its rows are those of the product's split; making them is not part of either time.
             run_project(project, pipelines="split,tokenize", name="rows", **known)
         parameters = read_parameters(project, job.env, settings)
         file = write_settings(project, parameters, folder / "plain", use_liger=options.liger)
         found = run_plain(project, file, task=parameters.task, timeout=options.timeout)
-        runs.append({"side": "plain", "run": "plain", "has_liger": options.liger, **found})
-    versions = describe_machine(environment_of(project))
-    return [run | versions for run in runs]
+        yield {"job": name, "side": "plain", "run": "plain", "has_liger": options.liger, **found, **versions}
 
 
 def describe_machine(environment: dict[str, str]) -> dict[str, str]:
