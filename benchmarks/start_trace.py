@@ -1,6 +1,6 @@
 """Show where the time of a whole ``kedro run`` goes, above all in its first half minute.
 
-    python benchmarks/start_trace.py                                 # the default job: nothing kept, model kept, all kept
+    python benchmarks/start_trace.py                                 # nothing kept, the model kept, all kept
     python benchmarks/start_trace.py --runs first again --least 1    # leave the conversion out, parts over a second
     python benchmarks/start_trace.py --runs again --imports          # and what imports cost, by package
     python benchmarks/start_trace.py --params train.max_steps=4      # any parameters of kedro run
@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import runpy
 import shutil
 import subprocess
@@ -142,7 +143,7 @@ class Scratch:
             (self.folder / MODEL).parent.mkdir(parents=True)
             kept.rename(self.folder / MODEL)
 
-    def run(self, command: list[str], *, told: bool) -> tuple[float, str]:
+    def run(self, command: list[str], *, told: bool) -> tuple[float, float, str]:
         """Run a command to its end.
 
         Args:
@@ -150,8 +151,9 @@ class Scratch:
             told: print each line with the seconds since the start.
 
         Returns:
-            The wall seconds, and what was printed.
+            The wall seconds, the processor seconds, and what was printed.
         """
+        used = resource.getrusage(resource.RUSAGE_CHILDREN)
         began = time.perf_counter()
         lines = []
         with subprocess.Popen(
@@ -170,7 +172,9 @@ class Scratch:
         taken = time.perf_counter() - began
         if process.returncode:
             raise RuntimeError(f"kedro {' '.join(self.arguments)} gave {process.returncode}:\n{''.join(lines[-40:])}")
-        return taken, "".join(lines)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        processor = after.ru_utime + after.ru_stime - used.ru_utime - used.ru_stime
+        return taken, processor, "".join(lines)
 
 
 def show_imports(text: str, least: float) -> None:
@@ -191,7 +195,9 @@ def main() -> None:
         trace(Path(sys.argv[2]), sys.argv[3:])
         return
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", nargs="+", choices=["convert", "first", "again"], default=["convert", "first", "again"])
+    parser.add_argument(
+        "--runs", nargs="+", choices=["convert", "first", "again"], default=["convert", "first", "again"]
+    )
     parser.add_argument("--params", help="as for kedro run")
     parser.add_argument("--least", type=float, default=0.3, help="seconds; smaller parts are not shown")
     parser.add_argument("--imports", action="store_true", help="run once more for the time of imports")
@@ -211,8 +217,8 @@ def main() -> None:
             stacks = Path(temporary) / "stacks.json"
             say(f"\n== {kind}: kedro {' '.join(scratch.arguments)}\n")
             traced = [sys.executable, __file__, "--sample-into", str(stacks)]
-            taken, _ = scratch.run([sys.executable, "-m", "kedro"] if options.plain else traced, told=True)
-            walls.append(f"{kind} {taken:.1f} s")
+            taken, processor, _ = scratch.run([sys.executable, "-m", "kedro"] if options.plain else traced, told=True)
+            walls.append(f"{kind} {taken:.1f} s (processor {processor:.1f} s)")
             if not options.plain:
                 whole = Part()
                 for row in json.loads(stacks.read_text()):
@@ -220,7 +226,7 @@ def main() -> None:
                 say(f"-- {kind}: {taken:.2f} s, main thread {whole.seconds:.2f} s, parts over {options.least} s\n")
                 whole.show(options.least)
         if options.imports:
-            taken, text = scratch.run([sys.executable, "-X", "importtime", "-m", "kedro"], told=False)
+            *_, text = scratch.run([sys.executable, "-X", "importtime", "-m", "kedro"], told=False)
             show_imports(text, options.least / 3)
     say(f"wall: {', '.join(walls)}\n")
 

@@ -136,7 +136,7 @@ def _lcs_length(first: list[str], second: list[str]) -> int:
 
 
 def _f_measure(num_shared: int, num_reference: int, num_answer: int) -> float:
-    """Return the harmonic mean of precision and recall, either of which alone rewards a length; 0 with nothing shared."""
+    """Return the harmonic mean of precision and recall: one alone rewards a length. 0 where nothing is shared."""
     if not num_shared:
         return 0.0
     precision, recall = num_shared / num_answer, num_shared / num_reference
