@@ -3,6 +3,7 @@
     python benchmarks/start_trace.py                                 # nothing kept, the model kept, all kept
     python benchmarks/start_trace.py --runs first again --least 1    # leave the conversion out, parts over a second
     python benchmarks/start_trace.py --runs again --imports          # and what imports cost, by package
+    python benchmarks/start_trace.py --processor                     # where other programs run: no waits, no contention
     python benchmarks/start_trace.py --params train.max_steps=4      # any parameters of kedro run
 
 Each run has a scratch project of its own data. *convert* keeps nothing, *first* the converted model alone, *again* all
@@ -26,6 +27,8 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -34,6 +37,7 @@ MODEL = Path("data/06_models/base")
 #: What a run leaves, by name, in the scratch project.
 LEFT = ("data", "mlflow.db", "mlruns", "mlartifacts", "logs")
 SAMPLE_SECONDS = 0.004
+IN_PROCESSOR_TIME = "START_TRACE_IN_PROCESSOR_TIME"
 SILENT = ("importlib", "runpy", "pluggy", "contextlib", "functools", "threading")
 
 say = sys.stdout.write
@@ -46,16 +50,22 @@ class Sampler(threading.Thread):
         """Begin with nothing seen; ``file`` receives stacks and seconds as JSON."""
         super().__init__(daemon=True)
         self._file = file
-        self._main = threading.main_thread().ident
+        self._main = threading.main_thread().ident or 0
+        self._now: Callable[[], float]
+        if IN_PROCESSOR_TIME in os.environ:
+            clock = time.pthread_getcpuclockid(self._main)
+            self._now = partial(time.clock_gettime, clock)
+        else:
+            self._now = time.perf_counter
         self._stacks: Counter[tuple[str, ...]] = Counter()
         self._is_over = threading.Event()
 
     def run(self) -> None:
         """Look until the end."""
-        last = time.perf_counter()
+        last = self._now()
         while not self._is_over.wait(SAMPLE_SECONDS):
-            frame = sys._current_frames().get(self._main or 0)
-            now = time.perf_counter()
+            frame = sys._current_frames().get(self._main)
+            now = self._now()
             self._stacks[tuple(_names(frame))] += int((now - last) * 1e6)
             last = now
 
@@ -202,8 +212,11 @@ def main() -> None:
     parser.add_argument("--least", type=float, default=0.3, help="seconds; smaller parts are not shown")
     parser.add_argument("--imports", action="store_true", help="run once more for the time of imports")
     parser.add_argument("--plain", action="store_true", help="no sampling: wall times and log lines alone")
+    parser.add_argument("--processor", action="store_true", help="count the main thread's processor time instead")
     parser.add_argument("--model", type=Path, help="a converted model's folder to start from, instead of converting it")
     options = parser.parse_args()
+    if options.processor:
+        os.environ[IN_PROCESSOR_TIME] = "1"
     walls = []
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / "project"

@@ -27,6 +27,22 @@ print("torch._inductor.compile_fx" in sys.modules)
     assert done.stdout.strip() == "False"
 
 
+def test_a_model_is_set_up_without_the_compiler() -> None:
+    code = """
+import sys
+from lm_tuning.training.setup.model import set_up_model
+try:
+    set_up_model(None)
+except AttributeError:
+    pass
+import transformers.trainer_utils
+assert "peft" in sys.modules
+print("torch._inductor.compile_fx" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
 def test_a_function_is_compiled_once_when_it_is_called_first() -> None:
     asked: list[Any] = []
 

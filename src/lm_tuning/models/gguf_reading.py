@@ -56,7 +56,7 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def _quick_reader() -> Any:
-    """Return a reader that takes arrays apart as a whole: a vocabulary has 100,000 texts, its own reader four slices."""
+    """Return a reader that takes arrays apart as a whole; the usual one slices a vocabulary's 100,000 texts singly."""
     import gguf
 
     class QuickReader(gguf.GGUFReader):
