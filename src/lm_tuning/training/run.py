@@ -91,7 +91,7 @@ def run_training(
         severities=settings.train.health.severity, run=RunState(mlflow_run_id=settings.run_id), on_change=on_health
     )
     if torch.cuda.is_initialized() and torch.cuda.memory_allocated():
-        gc.collect()  # a model of before, as in a notebook, would stay as long as this training
+        gc.collect()  # an earlier model, as in a notebook, would stay as long as this training
     with health.closing(), heap_set_aside():
         result = _train_job(
             paths, settings, health, on_progress=on_progress, on_metrics=on_metrics, on_checkpoint=on_checkpoint
