@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -78,7 +79,8 @@ def _quick_reader() -> Any:
 
         def _read_texts(self, begin: int, num_texts: int) -> tuple[int, list[Any]]:
             """Return where the texts end, and the bytes of each."""
-            length = struct.Struct("<Q" if self.endianess == gguf.GGUFEndian.LITTLE else ">Q")
+            is_little = (self.byte_order == "I") == (sys.byteorder == "little")  # "I": as on this machine
+            length = struct.Struct("<Q" if is_little else ">Q")
             content, texts = memoryview(self.data), []
             for _ in range(num_texts):
                 start = begin + length.size
