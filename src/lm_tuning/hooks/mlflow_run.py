@@ -341,14 +341,8 @@ def _notebook_contexts() -> list[Any]:
         return []
     from mlflow.tracking.context import registry
 
-    return [
-        registry.JupyterNotebookRunContext,
-        registry.DatabricksNotebookRunContext,
-        registry.DatabricksJobRunContext,
-        registry.DatabricksClusterRunContext,
-        registry.DatabricksCommandRunContext,
-        registry.DatabricksRepoRunContext,
-    ]
+    kinds = ("JupyterNotebook", "DatabricksNotebook", "DatabricksJob", "DatabricksCluster", "DatabricksCommand")
+    return [getattr(registry, f"{kind}RunContext") for kind in (*kinds, "DatabricksRepo")]
 
 
 def send_what_is_kept(root: Path, env: str | None, *, say: Callable[[str], None]) -> list[str]:

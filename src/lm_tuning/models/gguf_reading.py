@@ -63,7 +63,7 @@ def _quick_reader() -> Any:
     class QuickReader(gguf.GGUFReader):
         def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
             if raw_type != gguf.GGUFValueType.ARRAY:
-                return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
+                return super()._get_field_parts(orig_offs, raw_type)
             item_type = gguf.GGUFValueType(int(self._get(orig_offs, "u4")[0]))
             num_items = int(self._get(orig_offs + 4, "u8")[0])
             begin = orig_offs + 12  # behind the items' type (4 bytes) and their number (8 bytes)
@@ -73,7 +73,7 @@ def _quick_reader() -> Any:
                 items = self._get(begin, self.gguf_scalar_to_np[item_type], num_items)
                 end, parts = begin + items.nbytes, list(items.reshape(-1, 1))
             else:
-                return super()._get_field_parts(orig_offs, raw_type)  # type: ignore[no-any-return]
+                return super()._get_field_parts(orig_offs, raw_type)
             types = [gguf.GGUFValueType.ARRAY, item_type] if num_items else [gguf.GGUFValueType.ARRAY]
             return end - orig_offs, parts, list(range(num_items)), types
 
@@ -81,7 +81,8 @@ def _quick_reader() -> Any:
             """Return where the texts end, and the bytes of each."""
             is_little = (self.byte_order == "I") == (sys.byteorder == "little")  # "I": as on this machine
             length = struct.Struct("<Q" if is_little else ">Q")
-            content, texts = memoryview(self.data), []
+            mapped: Any = self.data
+            content, texts = memoryview(mapped), []
             for _ in range(num_texts):
                 start = begin + length.size
                 begin = start + length.unpack_from(content, begin)[0]

@@ -90,7 +90,7 @@ def run_training(
     health = HealthReport(
         severities=settings.train.health.severity, run=RunState(mlflow_run_id=settings.run_id), on_change=on_health
     )
-    if torch.cuda.is_initialized() and torch.cuda.memory_allocated():
+    if torch.cuda.memory_allocated():  # 0 without a card, and before one is used
         gc.collect()  # an earlier model, as in a notebook, would stay as long as this training
     with health.closing(), heap_set_aside():
         result = _train_job(
