@@ -20,8 +20,8 @@ from lm_tuning.models.base_model import (
     find_embedded_gguf,
     is_converted,
     is_embedded,
-    quick_gguf_parsing,
 )
+from lm_tuning.models.gguf_reading import quick_gguf_parsing
 
 Converter = Callable[[], tuple[Path, bool]]
 
@@ -166,10 +166,13 @@ def test_the_package_is_found_without_importing_it(source):
 
 def test_what_makes_parsing_quick_is_put_back():
     import gguf
+    from gguf import quants
     from transformers import modeling_gguf_pytorch_utils
 
     def current() -> list[Any]:
-        return [gguf.GGUFReader, gguf.get_tensor_name_map, modeling_gguf_pytorch_utils.tqdm]
+        library = modeling_gguf_pytorch_utils
+        changed = [gguf.GGUFReader, gguf.get_tensor_name_map, quants._apply_over_grouped_rows]
+        return [*changed, library._gguf_parse_value, library.tqdm]
 
     before = current()
     calls = []
@@ -180,6 +183,41 @@ def test_what_makes_parsing_quick_is_put_back():
         raise RuntimeError
     assert current() == before
     assert calls[-1] == ("Unpacking weights", 2, 2, "tensors")
+
+
+def test_quick_parsing_reads_what_the_usual_reader_does(tmp_path: Path) -> None:
+    import gguf
+    import numpy as np
+    from transformers import modeling_gguf_pytorch_utils
+
+    writer = gguf.GGUFWriter(tmp_path / "file.gguf", "llama")
+    writer.add_name("tiny")
+    writer.add_array("tokenizer.ggml.tokens", ["a", "", "민수", "<|im_end|>"])
+    writer.add_array("tokenizer.ggml.token_type", [1, -3, 2, 1])
+    writer.add_array("tokenizer.ggml.scores", [0.5, -1.0])
+    writer.add_array("flags", [True, False])
+    numbers = np.random.default_rng(0).normal(size=(300, 64)).astype(np.float32)
+    for kind in (gguf.GGMLQuantizationType.Q4_1, gguf.GGMLQuantizationType.Q8_0):
+        writer.add_tensor(f"weight.{kind.name}", gguf.quantize(numbers, kind), raw_dtype=kind)
+    writer.add_tensor("plain", numbers)
+    for write in (writer.write_header_to_file, writer.write_kv_data_to_file, writer.write_tensors_to_file):
+        write()
+    writer.close()
+
+    def read() -> tuple[dict[str, Any], list[Any]]:
+        reader, parse = gguf.GGUFReader(tmp_path / "file.gguf"), modeling_gguf_pytorch_utils._gguf_parse_value
+        values = {
+            name: ([parse(field.parts[index], field.types) for index in field.data], field.types)
+            for name, field in reader.fields.items()
+        }
+        return values, [gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors]
+
+    usual_values, usual_weights = read()
+    with quick_gguf_parsing():
+        values, weights = read()
+    assert values == usual_values
+    assert values["tokenizer.ggml.tokens"][0] == ["a", "", "민수", "<|im_end|>"]
+    assert all(np.array_equal(*pair) for pair in zip(weights, usual_weights, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
+from pathlib import Path
 
-from lm_tuning.runtime.threads import collect_rarely, restore_collection
+from lm_tuning.runtime.threads import collect_rarely, heap_set_aside, restore_collection
 
 
 def test_collection_is_rare_and_comes_back() -> None:
@@ -22,3 +23,29 @@ def test_collection_is_rare_and_comes_back() -> None:
 def test_reading_the_settings_makes_it_rare() -> None:
     code = "import gc; usual = gc.get_threshold(); import lm_tuning.settings; assert gc.get_threshold() > usual"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_heap_that_is_set_aside_is_not_searched_and_comes_back() -> None:
+    before = gc.get_freeze_count()
+    with heap_set_aside():
+        assert gc.get_freeze_count() > before
+        circle: list[object] = []
+        circle.append(circle)
+        del circle
+        assert gc.collect() >= 1
+    assert gc.get_freeze_count() == 0
+
+
+def test_the_end_of_the_interpreter_searches_nothing_but_closes_files(tmp_path: Path) -> None:
+    code = """
+import gc, sys, lm_tuning.settings
+class Circle:
+    def __init__(self): self.me = self
+    def __del__(self): print("searched")
+Circle()
+file = open(sys.argv[1], "w")
+file.write("kept")
+"""
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "file"], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    assert (tmp_path / "file").read_text() == "kept"

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from lm_tuning.errors import UserError
-from lm_tuning.models.base_model import EMBEDDED_MODEL, find_embedded_gguf, is_converted, quick_gguf_parsing
+from lm_tuning.models.base_model import EMBEDDED_MODEL, find_embedded_gguf, is_converted
+from lm_tuning.models.gguf_reading import quick_gguf_parsing
 from lm_tuning.models.loading import choose_pad_token, load_tokenizer
 
 

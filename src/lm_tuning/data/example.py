@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import sys
 import sysconfig
@@ -98,11 +99,18 @@ def find_functions(library: Path, *, on_progress: OnProgress = ignore_progress) 
 
 def _library_files(library: Path) -> Iterator[Path]:
     # Read as text and parsed, never imported: modules of the library do things when they are imported.
-    for path in library.rglob("*.py"):
-        parts = path.relative_to(library).with_suffix("").parts
+    for folder, inner, files in os.walk(library):
+        is_top = Path(folder) == library
+
         # Distributions put files of their own beside the library; only its own modules are on this list.
-        if parts[0] in sys.stdlib_module_names and _SKIPPED_FOLDERS.isdisjoint(parts):
-            yield path
+        def is_part(name: str, *, is_top: bool = is_top) -> bool:
+            return name not in _SKIPPED_FOLDERS and (not is_top or name in sys.stdlib_module_names)
+
+        # Not entered at all: the packages that are installed below the library may have a hundred thousand files.
+        inner[:] = filter(is_part, inner)
+        for name in files:
+            if name.endswith(".py") and is_part(name.removesuffix(".py")):
+                yield Path(folder, name)
 
 
 def _documented_functions(path: Path) -> Iterator[tuple[str, str]]:

@@ -12,6 +12,7 @@ from lm_tuning.evaluation.language import compare_language_models
 from lm_tuning.evaluation.settings import EvaluationSettings
 from lm_tuning.models.tuned import read_tuning
 from lm_tuning.progress import OnProgress, ignore_progress
+from lm_tuning.runtime.threads import heap_set_aside
 from lm_tuning.storage.folders import FolderStore, read_manifest
 from lm_tuning.text.store.table import TokenTable, open_split
 
@@ -64,7 +65,8 @@ def evaluate_models(
     )
     # An encoder-decoder is a language model here: loss by token and answers, only that it reads the prompt apart.
     is_classifier = tuning["task"] == "sequence_classification"
-    compared = compare_with_majority(job) if is_classifier else compare_language_models(job)
+    with heap_set_aside():  # garbage is collected by hand between two models
+        compared = compare_with_majority(job) if is_classifier else compare_language_models(job)
     for warning in compared.result["warnings"]:
         logger.warning("%s", warning)
     return compared

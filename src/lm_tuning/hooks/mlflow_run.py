@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -330,7 +331,18 @@ def _context_tags(name: str) -> dict[str, str]:
     # mlflow.start_run() would add them; runs are made by the client here, which adds nothing.
     from mlflow.tracking.context.registry import resolve_tags
 
-    return {str(key): mask(str(value)) for key, value in resolve_tags({"mlflow.runName": name}).items()}
+    tags = resolve_tags({"mlflow.runName": name}, ignore=_notebook_contexts())
+    return {str(key): mask(str(value)) for key, value in tags.items()}
+
+
+def _notebook_contexts() -> list[Any]:
+    """Return the contexts that cannot be: to look for a notebook, MLflow imports IPython, which takes 0.8 s."""
+    if "IPython" in sys.modules or os.environ.get("DATABRICKS_RUNTIME_VERSION"):
+        return []
+    from mlflow.tracking.context import registry
+
+    kinds = ("JupyterNotebook", "DatabricksNotebook", "DatabricksJob", "DatabricksCluster", "DatabricksCommand")
+    return [getattr(registry, f"{kind}RunContext") for kind in (*kinds, "DatabricksRepo")]
 
 
 def send_what_is_kept(root: Path, env: str | None, *, say: Callable[[str], None]) -> list[str]:

@@ -5,7 +5,6 @@ The default model comes in a Python package as GGUF, and is turned into an ordin
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import json
 import logging
@@ -14,13 +13,12 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from lm_tuning.errors import UserError
 from lm_tuning.models.folders import check_tokenizer_files, check_weight_files, existing_folder, is_local
+from lm_tuning.models.gguf_reading import quick_gguf_parsing
 from lm_tuning.models.hub import may_download, transformers_bars_off, user_errors
 from lm_tuning.models.record import BaseModelRecord
 from lm_tuning.progress import OnProgress, ignore_progress
@@ -147,44 +145,6 @@ def find_embedded_gguf() -> Path:
             "folder or a hub name."
         )
     return files[0]
-
-
-@contextmanager
-def quick_gguf_parsing(on_progress: OnProgress = ignore_progress) -> Iterator[None]:
-    """Parse the GGUF once instead of three times, and build its table of names once instead of for each module.
-
-    What is replaced in the ``gguf`` module and in transformers is put back afterwards: a cached reader keeps the whole
-    file mapped.
-
-    Args:
-        on_progress: receives the tensors done, in place of the bar that transformers draws.
-    """
-    import gguf
-    from transformers import modeling_gguf_pytorch_utils
-
-    def report(tensors: list[Any], **_: Any) -> Iterator[Any]:
-        for done, tensor in enumerate(tensors):
-            on_progress("Unpacking weights", done, len(tensors), "tensors")
-            yield tensor
-        on_progress("Unpacking weights", len(tensors), len(tensors), "tensors")
-
-    with (
-        # A model is read from one file, so a cache of one is enough; dropping the cache unmaps the file.
-        _replaced(gguf, "GGUFReader", functools.lru_cache(1)(gguf.GGUFReader)),
-        _replaced(gguf, "get_tensor_name_map", functools.lru_cache(8)(gguf.get_tensor_name_map)),
-        _replaced(modeling_gguf_pytorch_utils, "tqdm", report),
-    ):
-        yield
-
-
-@contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    original = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, original)
 
 
 def _write_model(source: Path, staged: Path, what: str, on_progress: OnProgress) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from types import FunctionType
 from typing import Any, Literal
 
 from lm_tuning.errors import UserError
@@ -49,6 +53,46 @@ class Quantization:
         )
 
 
+def import_bitsandbytes() -> None:
+    """Import bitsandbytes, if it is installed, without torch's compiler.
+
+    PEFT imports it for every adapter. It has a few functions compiled where it is imported, for which torch loads its
+    whole compiler, two seconds long; here each is compiled when it is called first, which a run without quantized
+    weights never does.
+    """
+    if "bitsandbytes" in sys.modules or find_spec("bitsandbytes") is None:
+        return
+    import torch
+
+    compile_now = torch.compile
+    torch.compile = _compile_when_called(compile_now)
+    try:
+        import bitsandbytes  # noqa: F401
+    finally:
+        torch.compile = compile_now
+
+
+def _compile_when_called(compile_now: Any) -> Any:
+    """Return what stands in for ``torch.compile``: the same for everything but functions, which it compiles later."""
+
+    def compile_later(function: Any = None, **options: Any) -> Any:
+        if not isinstance(function, FunctionType):
+            return compile_now(function, **options)
+
+        @functools.cache
+        def compiled() -> Callable[..., Any]:
+            made: Callable[..., Any] = compile_now(function, **options)
+            return made
+
+        @functools.wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            return compiled()(*arguments, **named)
+
+        return call
+
+    return compile_later
+
+
 def check_quantization(device: str) -> None:
     """Refuse to quantize where that cannot be done, before weights are read.
 
@@ -69,6 +113,7 @@ def check_quantization(device: str) -> None:
             f"train.method = qlora runs on {' and '.join(_DEVICES)}, and the device here is {kind}: set train.method = "
             "lora."
         )
+    import_bitsandbytes()
     from bitsandbytes import cextension
 
     # Without its compiled part bitsandbytes can be imported, and fails where that is called first.

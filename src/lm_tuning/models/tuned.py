@@ -155,8 +155,12 @@ def attach_adapter(base: PreTrainedModel, folder: Path) -> Any:
     Raises:
         UserError: the folder has no adapter in safetensors, or one of another model.
     """
-    from peft import PeftModel
     from safetensors import SafetensorError
+
+    from lm_tuning.models.quantization import import_bitsandbytes
+
+    import_bitsandbytes()  # before PEFT, which imports it too
+    from peft import PeftModel
 
     folder = Path(folder)
     names = ("adapter_config.json", "adapter_model.safetensors")

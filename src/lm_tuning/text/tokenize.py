@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,7 @@ from lm_tuning.models.structure import longest_text, position_limit
 from lm_tuning.parameters.data import DataParameters, TokenizeParameters
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.reporting.document import ReportSection
-from lm_tuning.runtime.threads import tokenizer_parallelism
+from lm_tuning.runtime.threads import heap_set_aside, tokenizer_parallelism
 from lm_tuning.storage.atomic import write_json_atomic
 from lm_tuning.storage.folders import SCHEMA_VERSION, read_manifest
 from lm_tuning.text.decoding import preview_tokens
@@ -220,7 +218,7 @@ def _write_tables(
     total = sum(map(len, tables.values()))
     counts: dict[str, SplitCounts] = {split: SplitCounts() for split in SPLITS}
     done = 0
-    with tokenizer_parallelism(enabled=True), _heap_set_aside(), row_tokenizer:
+    with tokenizer_parallelism(enabled=True), heap_set_aside(), row_tokenizer:
         on_progress("Tokenizing", 0, total, "rows")
         for split, table in tables.items():
             with TokenTableWriter(split_path(folder, split)) as writer:
@@ -250,16 +248,6 @@ def _tokenized(
                 yield finish_first()
         while running:
             yield finish_first()
-
-
-@contextmanager
-def _heap_set_aside() -> Iterator[None]:
-    """Let the garbage collector look at new objects only: millions of rows trigger it often, and the heap is large."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _chunks(table: ExampleTable) -> Iterator[pa.RecordBatch]:

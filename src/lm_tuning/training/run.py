@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections.abc import Callable
@@ -9,13 +10,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import torch
+
 from lm_tuning.batching.step_loader import StepDataset, explain_lost_worker
 from lm_tuning.models.generation_settings import settings_of_answers
 from lm_tuning.models.record import QuantizationRecord, TuningRecord
 from lm_tuning.progress import OnProgress, ignore_progress
 from lm_tuning.runtime.nvml import CardSampler, find_card
 from lm_tuning.runtime.peak import find_ceiling
-from lm_tuning.runtime.threads import restore_collection
+from lm_tuning.runtime.threads import heap_set_aside, restore_collection
 from lm_tuning.text.decoding import supervised_ends
 from lm_tuning.training.checkpoints import format as checkpoints
 from lm_tuning.training.checkpoints.signals import stop_on_signal
@@ -90,10 +93,13 @@ def run_training(
     health = HealthReport(
         severities=settings.train.health.severity, run=RunState(mlflow_run_id=settings.run_id), on_change=on_health
     )
-    with health.closing():
+    if torch.cuda.memory_allocated():  # 0 without a card, and before one is used
+        gc.collect()  # an earlier model, as in a notebook, would stay as long as this training
+    with health.closing(), heap_set_aside():
         result = _train_job(
             paths, settings, health, on_progress=on_progress, on_metrics=on_metrics, on_checkpoint=on_checkpoint
         )
+        gc.collect()  # the Trainer and its callbacks hold each other, and with them the model
     return replace(result, health=health.to_json())
 
 

@@ -76,9 +76,11 @@ def set_up_model(settings: TrainingSettings) -> ReadyModel:
     Raises:
         UserError: the model cannot be loaded, or adapter targets or frozen parts are none of its modules.
     """
-    from transformers import set_seed
-
     from lm_tuning.models.loading import load_model, load_tokenizer
+    from lm_tuning.models.quantization import import_bitsandbytes
+
+    import_bitsandbytes()  # before PEFT, and what of transformers imports PEFT
+    from transformers import set_seed
 
     train, location = settings.train, location_of(settings.base)
     if train.method != "full" and train.lora.target_modules != "all-linear":
