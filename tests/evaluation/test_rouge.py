@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import unicodedata
 
 import pytest
@@ -41,18 +40,6 @@ def test_english_agrees_with_the_default_tokenizer(reference: str, prediction: s
     assert ours.rouge_1 == pytest.approx(usual["rouge1"].fmeasure)
     assert ours.rouge_2 == pytest.approx(usual["rouge2"].fmeasure)
     assert ours.rouge_l == pytest.approx(usual["rougeL"].fmeasure)
-
-
-def test_long_random_texts_agree_with_the_usual_tool() -> None:
-    from rouge_score.rouge_scorer import RougeScorer
-
-    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=False)
-    draw = random.Random(0)
-    for _ in range(50):
-        reference, prediction = (" ".join(draw.choices("abcdefg", k=draw.randint(0, 40))) for _ in range(2))
-        usual, ours = scorer.score(reference, prediction), score_rouge([reference], [prediction])
-        found = (ours.rouge_1, ours.rouge_2, ours.rouge_l)
-        assert found == tuple(usual[kind].fmeasure for kind in ("rouge1", "rouge2", "rougeL"))
 
 
 def test_an_empty_answer_counts_as_zero() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -93,54 +92,27 @@ def score_rouge(references: Sequence[str], predictions: Sequence[str]) -> RougeS
     Returns:
         Means and per-row ROUGE-L.
     """
+    from rouge_score.rouge_scorer import RougeScorer
+
     tokenizer = UnicodeTokenizer()
     # No stemmer: there is one for English alone, which would bend the words of every other language.
-    answers = [tokenizer.tokenize(prediction) for prediction in predictions]
-    pairs = list(zip(map(tokenizer.tokenize, references), answers, strict=True))
-    row_rouge_l = [_f_measure(_lcs_length(truth, answer), len(truth), len(answer)) for truth, answer in pairs]
+    scorer = RougeScorer(["rouge1", "rouge2", "rougeL"], use_stemmer=False, tokenizer=tokenizer)
+    # F-measures by kind. Precision or recall alone would reward answers for being short or long.
+    scores = [
+        {kind: float(score.fmeasure) for kind, score in scorer.score(reference, prediction).items()}
+        for reference, prediction in zip(references, predictions, strict=True)
+    ]
+
+    def mean(kind: str) -> float | None:
+        return sum(row[kind] for row in scores) / len(scores) if scores else None
+
     return RougeScores(
-        rouge_1=_mean([_rouge_n(truth, answer, 1) for truth, answer in pairs]),
-        rouge_2=_mean([_rouge_n(truth, answer, 2) for truth, answer in pairs]),
-        rouge_l=_mean(row_rouge_l),
-        num_empty=sum(not answer for answer in answers),
-        row_rouge_l=row_rouge_l,
+        rouge_1=mean("rouge1"),
+        rouge_2=mean("rouge2"),
+        rouge_l=mean("rougeL"),
+        num_empty=sum(not tokenizer.tokenize(prediction) for prediction in predictions),
+        row_rouge_l=[row["rougeL"] for row in scores],
     )
-
-
-def _mean(values: list[float]) -> float | None:
-    return sum(values) / len(values) if values else None
-
-
-def _rouge_n(reference: list[str], answer: list[str], length: int) -> float:
-    """Return the F-measure of the runs of ``length`` words that both share, each as often as it is in both.
-
-    Source: Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004, section 2.
-    """
-    runs = [Counter(zip(*(words[start:] for start in range(length)), strict=False)) for words in (reference, answer)]
-    return _f_measure((runs[0] & runs[1]).total(), runs[0].total(), runs[1].total())
-
-
-def _lcs_length(first: list[str], second: list[str]) -> int:
-    """Return the number of words of the longest common subsequence.
-
-    Source: Lin 2004, section 3.1.
-    """
-    lengths = [0] * (len(second) + 1)  # of what was read of the first text, with each beginning of the second
-    for word in first:
-        diagonal = 0
-        for index, other in enumerate(second, 1):
-            above = lengths[index]
-            lengths[index] = diagonal + 1 if word == other else max(above, lengths[index - 1])
-            diagonal = above
-    return lengths[-1]
-
-
-def _f_measure(num_shared: int, num_reference: int, num_answer: int) -> float:
-    """Return the harmonic mean of precision and recall: one alone rewards a length. 0 where nothing is shared."""
-    if not num_shared:
-        return 0.0
-    precision, recall = num_shared / num_answer, num_shared / num_reference
-    return 2 * precision * recall / (precision + recall)
 
 
 def _is_spaceless(character: str) -> bool:
