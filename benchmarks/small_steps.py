@@ -3,7 +3,7 @@
     python benchmarks/small_steps.py [--methods lora full] [--steps 60] [--rows 32] [--profile-host]
 
 A step is launch-bound where its kernels take less time than the host needs to launch them. The work is a classifier of
-77 classes on a Llama of 135M random weights, 32 rows of about 14 tokens a step; without a card a tiny one, which only
+77 classes on a Llama of 135M random weights, 32 rows of about 14 tokens per step; without a card a tiny one, which only
 tells that the program works. All sides run in this process, one after another, on the same rows:
 
 * ``ours, no graph`` and ``ours, graph``: ``run_training`` with ``train.cuda_graphs`` false and true, everything else as
@@ -304,7 +304,7 @@ def main() -> None:
                         say(json.dumps(line) + "\n")
                         sys.stdout.flush()
     card = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
-    say(f"\n{card}, torch {torch.__version__}, {options.rows} rows a step, median of steps after {WARM_STEPS}\n")
+    say(f"\n{card}, torch {torch.__version__}, {options.rows} rows per step, median of steps after {WARM_STEPS}\n")
     for line in found:
         kernel = "-" if line["kernel_ms"] is None else f"{line['kernel_ms']:.2f}"
         say(

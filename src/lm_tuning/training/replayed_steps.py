@@ -44,7 +44,7 @@ class ReplaysSteps:
     _trained: list[torch.nn.Parameter] | None = None
 
     def _run_with_graphs(self, graphs: StepGraphs, model: torch.nn.Module, inputs: StepBatch) -> None:
-        """Replay a step; run it without a graph, and record it where that is due, if none covers it."""
+        """Replay a step; run it without a graph, and record it where that is wanted, if none covers it."""
         phases = self.step_log.phases
         shape = graphs.find(inputs)
         if shape is not None:
@@ -57,9 +57,9 @@ class ReplaysSteps:
             self.loop.memory.end_step()
             self._batch, self._step_loss = inputs, loss
             return
-        is_due = graphs.begin_trial(inputs)
+        is_recorded = graphs.begin_trial(inputs)
         self._run_micro_batches(model, inputs)
-        if not is_due:
+        if not is_recorded:
             return
         phases.leave()
         began = time.perf_counter()

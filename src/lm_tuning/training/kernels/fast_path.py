@@ -191,7 +191,7 @@ def _choose_recording(
         "packed rows are attended to one by one in float32": fast.batching == "packed"
         and settings.device == "cuda"
         and settings.compute_dtype == "float32",
-        "float16 scales its loss anew at each step": settings.compute_dtype == "float16",
+        "float16 changes the scale of its loss from step to step": settings.compute_dtype == "float16",
         "NEFTune's noise depends on how far rows are filled up": train.neftune_noise_alpha is not None,
         "several processes exchange gradients": torch.distributed.is_available() and torch.distributed.is_initialized(),
     }

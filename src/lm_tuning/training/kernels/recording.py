@@ -20,7 +20,7 @@ class Recording(Protocol):
     """A pass that can be made again.
 
     Attributes:
-        outputs: tensors that each replay writes anew.
+        outputs: tensors that each replay writes to.
         reference: what the pass computed without recording, on the same inputs.
     """
 

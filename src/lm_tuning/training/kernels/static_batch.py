@@ -115,7 +115,7 @@ class StaticBatch:
             shape: of the tensors.
             sample: any micro-batch that the shape covers.
             device: where the model is.
-            pad_id: token that fills up.
+            pad_id: PAD, at all positions that are added.
         """
         self.shape = shape
         self._pad_id = pad_id

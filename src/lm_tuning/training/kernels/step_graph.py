@@ -158,7 +158,7 @@ class StepGraphs:
             inputs: the step, on the host.
 
         Returns:
-            Its loss, a scalar on the device. The gradients are in their places.
+            Its loss, a scalar on the device. The parameters have their gradients.
         """
         [batch] = inputs.micro_batches
         graph = self._graphs[shape]
