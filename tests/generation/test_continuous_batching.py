@@ -225,7 +225,7 @@ def test_other_caches_and_models_are_left_to_generate(prompts: list[list[int]]) 
 
 
 @pytest.mark.parametrize("name", ["GPTNeoX", "Llama", "Phi3", "Qwen2", "Qwen3"])
-def test_packed_prompts_and_parts_of_slots_give_the_same_answers(name: str, prompts: list[list[int]]) -> None:
+def test_packed_prompts_and_parts_of_lanes_give_the_same_answers(name: str, prompts: list[list[int]]) -> None:
     """As on a GPU, where kernels read both; here PyTorch's attention stands in for them."""
     model = build(name, **ARCHITECTURES[name])
     implementation = model.config._attn_implementation
@@ -302,7 +302,7 @@ def test_generate_of_the_library_draws_by_the_same_settings(prompts: list[list[i
 @pytest.mark.gpu
 @pytest.mark.parametrize("packs", [None, False])
 def test_answers_on_a_gpu_are_those_of_a_cpu(prompts: list[list[int]], packs: bool | None) -> None:
-    """Slots given away, rows left out, graphs of several sizes; in float32 the same tokens."""
+    """Lanes given away, rows left out, graphs of several sizes; in float32 the same tokens."""
     model = build("Llama", **LLAMA_SIZES)
     free = [alone(model, prompt) for prompt in prompts]
     stops = stops_that_vary(free)

@@ -23,8 +23,8 @@ from transformers.cache_utils import DynamicLayer
 from lm_tuning.batching import packed_attention
 from lm_tuning.batching.fused_norms import fused_norms
 from lm_tuning.generation.decoding import Decoder
+from lm_tuning.generation.lanes import LaneCache, Places
 from lm_tuning.generation.sampling import Sampling, TokenChooser
-from lm_tuning.generation.slots import Places, SlotCache
 from lm_tuning.models.structure import has_encoder, inner_model
 from lm_tuning.runtime.memory_errors import is_out_of_memory
 from lm_tuning.wording import count_of
@@ -42,9 +42,9 @@ _PREFILL_TOKENS = 16_384
 _MEMORY_FRACTION = 0.5
 """Share of the free memory for keys and values."""
 _REFILL_FRACTION = 0.25
-"""Share of slots that must be free before prompts are read, and on a CPU before free slots are given up."""
+"""Share of lanes that must be free before prompts are read, and on a CPU before free lanes are given up."""
 _GPU_SPARE_FRACTION = 0.5
-"""The same for giving slots up on a GPU, where a step takes nearly as long for fewer rows and is recorded anew."""
+"""The same for giving lanes up on a GPU, where a step takes nearly as long for fewer rows and is recorded anew."""
 _GPU_COLUMNS = 128
 """Columns on a GPU come in multiples of this; each other number of them is recorded anew."""
 _GPU_STEPS = 8
@@ -55,7 +55,7 @@ _ARGUMENTS = {"attention_mask", "cache", "logits_to_keep", "position_ids"}
 def takes_continuous_batches(model: Any) -> bool:
     """Return whether a model's prompts can be answered by :class:`ContinuousBatcher`.
 
-    Rows lie in slots of the cache, so each layer must keep keys and values of all positions and nothing else: no
+    Rows lie in lanes of the cache, so each layer must keep keys and values of all positions and nothing else: no
     sliding windows, no recurrent states. Encoder-decoders, models of several modalities and code from outside
     transformers are not for it either.
 
@@ -128,7 +128,7 @@ class ContinuousBatcher:
             device: where the model lies.
             sampling: how tokens are drawn; ``None`` takes the likeliest one each time.
             steps_between_looks: tokens between two looks at which rows have ended; ``None`` for the device's usual.
-            packs: whether prompts are packed and attention reads a part of each slot; ``None`` where a kernel can.
+            packs: whether prompts are packed and attention reads a part of each lane; ``None`` where a kernel can.
         """
         self.answers: list[list[int]] = [[] for _ in prompts]
         self._device = torch.device(device)
@@ -145,7 +145,7 @@ class ContinuousBatcher:
         self._chooser = TokenChooser(sampling, self._device)
         self._decoder: Decoder | None = None
         self._cache_bytes: float | None = None
-        # The prompt in each slot whose answer has not ended.
+        # The prompt in each lane whose answer has not ended.
         self._running: dict[int, int] = {}
         self._waiting: deque[int] = deque()
         self._wait_for(range(len(prompts)))
@@ -205,15 +205,15 @@ class ContinuousBatcher:
 
     @contextmanager
     def _prepared(self) -> Iterator[None]:
-        """Make the model's steps fast: attention to packed prompts and to a part of each slot, norms in one launch."""
+        """Make the model's steps fast: attention to packed prompts and to a part of each lane, norms in one launch."""
         attention = packed_attention.attending_to_packed(self._model) if self._packs else nullcontext()
         norms = fused_norms(self._model) if self._on_gpu else nullcontext()
         with attention, norms:
             yield
 
     def _admit(self, on_tokens: Callable[[], object]) -> None:
-        """Give free slots to waiting prompts; without any, let go of slots that nobody needs."""
-        rows = self._decoder.cache.num_slots if self._decoder is not None else 0
+        """Give free lanes to waiting prompts; without any, let go of lanes that nobody needs."""
+        rows = self._decoder.cache.num_lanes if self._decoder is not None else 0
         num_free = rows - len(self._running)
         if not self._waiting:
             if self._running and num_free > (_GPU_SPARE_FRACTION if self._on_gpu else _REFILL_FRACTION) * rows:
@@ -223,10 +223,10 @@ class ContinuousBatcher:
             self._decoder = self._make_decoder()
         elif self._running and num_free < _REFILL_FRACTION * rows:
             return
-        # The longest prompts came first, so that slots that are far too wide make room for more of them.
+        # The longest prompts came first, so that lanes that are far too wide make room for more of them.
         elif self._columns_needed() <= self._decoder.cache.num_columns // 2:
             self._resize(self._rows_wanted())
-        while self._waiting and len(self._running) < self._decoder.cache.num_slots:
+        while self._waiting and len(self._running) < self._decoder.cache.num_lanes:
             self._prefill(self._decoder)
             on_tokens()
             if self.most_rows is None:
@@ -258,9 +258,9 @@ class ContinuousBatcher:
         return self._max_new_tokens - len(self.answers[index])
 
     def _make_decoder(self) -> Decoder:
-        cache = SlotCache(
+        cache = LaneCache(
             len(DynamicCache(config=self._model.config).layers),
-            num_slots=self._rows_wanted(),
+            num_lanes=self._rows_wanted(),
             num_columns=self._columns_needed(),
             dtype=self._compute_dtype() if self._packs else None,
         )
@@ -274,16 +274,16 @@ class ContinuousBatcher:
         )
 
     def _resize(self, num_rows: int) -> None:
-        """Go on with another number of slots, as wide as the rows that run or wait need them."""
+        """Go on with another number of lanes, as wide as the rows that run or wait need them."""
         assert self._decoder is not None
         kept = sorted(self._running)
         width = max((self._length(index) for index in self._running.values()), default=0)
-        self._decoder.resize(num_slots=num_rows, num_columns=self._columns_needed(), kept=kept, width=width)
-        self._running = {slot: self._running[before] for slot, before in enumerate(kept)}
+        self._decoder.resize(num_lanes=num_rows, num_columns=self._columns_needed(), kept=kept, width=width)
+        self._running = {lane: self._running[before] for lane, before in enumerate(kept)}
 
     def _prefill(self, decoder: Decoder) -> None:
         """Send waiting prompts through the model, and add the first token of their answers."""
-        free = [slot for slot in range(decoder.cache.num_slots) if slot not in self._running]
+        free = [lane for lane in range(decoder.cache.num_lanes) if lane not in self._running]
         chosen: list[int] = []
         given: list[list[int]] = []
         positions = 0
@@ -296,15 +296,15 @@ class ContinuousBatcher:
                 break
             chosen.append(self._waiting.popleft())
             given.append(ids)
-        slots = free[: len(chosen)]
+        lanes = free[: len(chosen)]
         # Noted before anything can fail, so that none of them is lost.
-        self._running.update(zip(slots, chosen, strict=True))
-        logits = self._read_packed(decoder, slots, given) if self._packs else self._read_padded(decoder, slots, given)
+        self._running.update(zip(lanes, chosen, strict=True))
+        logits = self._read_packed(decoder, lanes, given) if self._packs else self._read_padded(decoder, lanes, given)
         lengths = [len(ids) for ids in given]
-        first = decoder.begin(slots, logits, lengths, [self._num_left(index) for index in chosen])
-        self._add([first], slots)
+        first = decoder.begin(lanes, logits, lengths, [self._num_left(index) for index in chosen])
+        self._add([first], lanes)
 
-    def _read_packed(self, decoder: Decoder, slots: list[int], prompts: list[list[int]]) -> torch.Tensor:
+    def _read_packed(self, decoder: Decoder, lanes: list[int], prompts: list[list[int]]) -> torch.Tensor:
         """Return the logits behind each prompt, ``(rows, vocabulary)``; the prompts lie one after another."""
         lengths = torch.tensor([len(prompt) for prompt in prompts])
         ends = lengths.cumsum(0)
@@ -312,7 +312,7 @@ class ContinuousBatcher:
         of_tokens, columns, ends_there, bounds, input_ids = (
             part.to(self._device)
             for part in (
-                torch.tensor(slots).repeat_interleave(lengths),
+                torch.tensor(lanes).repeat_interleave(lengths),
                 columns,
                 ends,
                 torch.cat([ends.new_zeros(1), ends]).int(),  # (rows + 1,)
@@ -332,13 +332,13 @@ class ContinuousBatcher:
         logits: torch.Tensor = output.logits[0]
         return logits
 
-    def _read_padded(self, decoder: Decoder, slots: list[int], prompts: list[list[int]]) -> torch.Tensor:
+    def _read_padded(self, decoder: Decoder, lanes: list[int], prompts: list[list[int]]) -> torch.Tensor:
         """Return the logits behind each prompt, ``(rows, vocabulary)``; padding stands before shorter ones."""
         input_ids, attention_mask = pad_prompts(prompts, pad_id=self._pad_id, side="left")
         # Padding has position 0, as in generate; nothing attends to it.
         positions = (attention_mask.cumsum(dim=-1) - 1).clamp(min=0)
         source = attention_mask.flatten().nonzero().squeeze(1)  # (tokens,)
-        of_tokens = torch.tensor(slots).repeat_interleave(attention_mask.sum(dim=-1))
+        of_tokens = torch.tensor(lanes).repeat_interleave(attention_mask.sum(dim=-1))
         columns = positions.flatten()[source]
         there = [part.to(self._device) for part in (of_tokens, columns, source)]
         decoder.cache.places = Places(there[0], there[1], source=there[2])
@@ -363,23 +363,23 @@ class ContinuousBatcher:
         else:
             width = max(map(self._length, self._running.values())) + steps
             width = min(_round_up(width, _GPU_COLUMNS) if self._on_gpu else width, cache.num_columns)
-        self._add(self._decoder.advance(steps, width=width), range(cache.num_slots))
+        self._add(self._decoder.advance(steps, width=width), range(cache.num_lanes))
 
-    def _add(self, steps: list[list[int]], slots: Sequence[int]) -> None:
+    def _add(self, steps: list[list[int]], lanes: Sequence[int]) -> None:
         """Add tokens, ``(steps, rows)``, to the answers that have not ended, and see which of them end with one."""
         for tokens in steps:
-            for slot, token in zip(slots, tokens, strict=True):
-                index = self._running.get(slot)
+            for lane, token in zip(lanes, tokens, strict=True):
+                index = self._running.get(lane)
                 if index is None:
                     continue
                 if token not in self._stop_ids:
                     self.answers[index].append(token)
                 if token in self._stop_ids or self._num_left(index) == 0:
-                    del self._running[slot]
+                    del self._running[lane]
 
-    def _look_at_memory(self, cache: SlotCache) -> None:
+    def _look_at_memory(self, cache: LaneCache) -> None:
         """Choose how many rows of the longest kind are answered at once beside what lies in the GPU's memory."""
-        taken = cache.bytes_per_token * cache.num_columns * cache.num_slots
+        taken = cache.bytes_per_token * cache.num_columns * cache.num_lanes
         cached = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
         self._cache_bytes = _MEMORY_FRACTION * (torch.cuda.mem_get_info(self._device)[0] + cached + taken)
         self.most_rows = self._most_rows()

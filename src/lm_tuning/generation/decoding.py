@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
+from lm_tuning.generation.lanes import LaneCache, Places
 from lm_tuning.generation.sampling import TokenChooser
-from lm_tuning.generation.slots import Places, SlotCache
 from lm_tuning.runtime.memory_errors import is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -26,14 +26,14 @@ class Decoder:
     """Rows that are answered together, and the step that gives each of them a token.
 
     Attributes:
-        cache: keys and values of the rows' tokens; a slot for each row.
-        reads_part: whether attention is told how many columns of a slot count; otherwise columns are masked.
+        cache: keys and values of the rows' tokens; a lane for each row.
+        reads_part: whether attention is told how many columns of a lane count; otherwise columns are masked.
     """
 
     def __init__(
         self,
         model: Any,
-        cache: SlotCache,
+        cache: LaneCache,
         *,
         chooser: TokenChooser,
         stop_ids: torch.Tensor,
@@ -44,7 +44,7 @@ class Decoder:
 
         Args:
             model: in evaluation mode, on its device.
-            cache: with its slots.
+            cache: with its lanes.
             chooser: chooses tokens.
             stop_ids: tokens that end an answer, ``(stop tokens,)``, on the model's device.
             steps: most tokens of a row between two looks.
@@ -63,13 +63,13 @@ class Decoder:
         self._set_up_rows()
 
     def _set_up_rows(self) -> None:
-        rows, device = self.cache.num_slots, self._device
+        rows, device = self.cache.num_lanes, self._device
         # All (rows,): the token that a row goes on with, its tokens in the cache, tokens that its answer may still get.
         self._following = torch.zeros(rows, dtype=torch.long, device=device)
         self._lengths = torch.zeros(rows, dtype=torch.long, device=device)
         self._left = torch.zeros(rows, dtype=torch.long, device=device)
         self._has_ended = torch.ones(rows, dtype=torch.bool, device=device)
-        self._slots = torch.arange(rows, device=device)
+        self._lanes = torch.arange(rows, device=device)
         # The tokens since the last look, (steps, rows), and how many steps that was, (1,).
         self._history = torch.full((self._steps, rows), NO_TOKEN, dtype=torch.long, device=device)
         self._cursor = torch.zeros(1, dtype=torch.long, device=device)
@@ -79,11 +79,11 @@ class Decoder:
         self._graphs.clear()
         self._warm.clear()
 
-    def begin(self, slots: list[int], logits: torch.Tensor, lengths: list[int], left: list[int]) -> list[int]:
+    def begin(self, lanes: list[int], logits: torch.Tensor, lengths: list[int], left: list[int]) -> list[int]:
         """Let rows begin whose prompts are in the cache.
 
         Args:
-            slots: of the rows.
+            lanes: of the rows.
             logits: of their first tokens, ``(rows, vocabulary)``.
             lengths: tokens in the cache, of each row.
             left: tokens that each answer may get, the first one included.
@@ -92,7 +92,7 @@ class Decoder:
             The first token of each row.
         """
         first = self._chooser.choose(logits)  # (rows,)
-        where = torch.tensor(slots, device=self._device)
+        where = torch.tensor(lanes, device=self._device)
         room = torch.tensor(left, device=self._device) - 1
         self._following[where] = first
         self._lengths[where] = torch.tensor(lengths, device=self._device)
@@ -117,20 +117,20 @@ class Decoder:
         self._cursor.zero_()
         return tokens
 
-    def resize(self, *, num_slots: int, num_columns: int, kept: list[int], width: int) -> None:
+    def resize(self, *, num_lanes: int, num_columns: int, kept: list[int], width: int) -> None:
         """Go on with more or fewer rows.
 
         Args:
-            num_slots: rows that have room.
+            num_lanes: rows that have room.
             num_columns: tokens that have room in each.
-            kept: rows that go on, in the order of their new slots.
+            kept: rows that go on, in the order of their new lanes.
             width: columns of these that hold something.
         """
         rows = torch.tensor(kept, dtype=torch.long, device=self._device)
         before = (self._following, self._lengths, self._left, self._has_ended)
         # Their memory is asked for again in other sizes.
         self._graphs.clear()
-        self.cache.resize(num_slots=num_slots, num_columns=num_columns, kept=rows, width=width)
+        self.cache.resize(num_lanes=num_lanes, num_columns=num_columns, kept=rows, width=width)
         self._set_up_rows()
         after = (self._following, self._lengths, self._left, self._has_ended)
         for old, new in zip(before, after, strict=True):
@@ -168,7 +168,7 @@ class Decoder:
 
     def _step(self, width: int) -> None:
         """Give each row a token, by operations on the device alone."""
-        self.cache.places = Places(self._slots, self._lengths, width=width)
+        self.cache.places = Places(self._lanes, self._lengths, width=width)
         num_keys = self._lengths + 1  # (rows,), the token itself included
         inputs: dict[str, Any] = {}
         if self.reads_part:
@@ -191,7 +191,7 @@ class Decoder:
         self._left -= 1
         self._has_ended |= torch.isin(tokens, self._stop_ids) | (self._left <= 0)
         self._following.copy_(tokens)
-        # A row that has ended goes on writing over its last column, until its slot is given away.
+        # A row that has ended goes on writing over its last column, until its lane is given away.
         self._lengths += (~self._has_ended).long()
 
 

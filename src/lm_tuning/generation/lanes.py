@@ -1,6 +1,6 @@
-"""Keeps keys and values of the rows that are answered, each row in a slot that stays where it is.
+"""Keeps keys and values of the rows that are answered, each row in a lane that stays where it is.
 
-A row's tokens lie from the slot's first column on, so that rows of any length stand side by side, a slot is given to
+A row's tokens lie from the lane's first column on, so that rows of any length stand side by side, a lane is given to
 the next prompt without moving the others, and a CUDA graph finds everything where it was.
 """
 
@@ -17,23 +17,23 @@ class Places:
     """Where the tokens of a forward pass are kept.
 
     Attributes:
-        slots: of each token that is kept, ``(tokens,)``.
-        columns: of each such token in its slot, ``(tokens,)``.
+        lanes: of each token that is kept, ``(tokens,)``.
+        columns: of each such token in its lane, ``(tokens,)``.
         source: which tokens of the pass those are, counted row by row, ``(tokens,)``; ``None`` for all of them.
-        width: columns of all slots that the new tokens are to see; ``None`` where they see the tokens of their own pass
+        width: columns of all lanes that the new tokens are to see; ``None`` where they see the tokens of their own pass
             alone, as prompts do.
     """
 
-    slots: torch.Tensor
+    lanes: torch.Tensor
     columns: torch.Tensor
     source: torch.Tensor | None = None
     width: int | None = None
 
 
-class _SlotLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # of its __init_subclass__
-    """Keys and values of one layer, ``(slots, columns, heads, head size)`` each once the first tokens have come."""
+class _LaneLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # of its __init_subclass__
+    """Keys and values of one layer, ``(lanes, columns, heads, head size)`` each once the first tokens have come."""
 
-    def __init__(self, owner: SlotCache) -> None:
+    def __init__(self, owner: LaneCache) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._owner = owner
         self.buffers: list[torch.Tensor] = []
@@ -45,7 +45,7 @@ class _SlotLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # of its __ini
         places = self._owner.places
         states = (key_states, value_states)
         if not self.buffers:
-            shape = (self._owner.num_slots, self._owner.num_columns)
+            shape = (self._owner.num_lanes, self._owner.num_columns)
             # Zeros, since what is masked out must still be finite.
             self.buffers = [
                 part.new_zeros(*shape, part.shape[1], part.shape[3], dtype=self._owner.dtype or part.dtype)
@@ -55,7 +55,7 @@ class _SlotLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # of its __ini
         for buffer, part in zip(self.buffers, states, strict=True):
             tokens = part.transpose(1, 2).flatten(0, 1)  # (rows * tokens, heads, head size)
             taken = tokens if places.source is None else tokens[places.source]
-            buffer[places.slots, places.columns] = taken.to(buffer.dtype)
+            buffer[places.lanes, places.columns] = taken.to(buffer.dtype)
         if places.width is None:
             return key_states, value_states
         keys, values = (buffer[:, : places.width].transpose(1, 2) for buffer in self.buffers)
@@ -70,50 +70,50 @@ class _SlotLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # of its __ini
         return self._owner.places.width or query_length, 0
 
     def resize(self, kept: torch.Tensor, width: int) -> None:
-        """Make new buffers of the owner's size with the first columns of some slots."""
+        """Make new buffers of the owner's size with the first columns of some lanes."""
         for index, buffer in enumerate(self.buffers):
-            new = buffer.new_zeros(self._owner.num_slots, self._owner.num_columns, *buffer.shape[2:])
+            new = buffer.new_zeros(self._owner.num_lanes, self._owner.num_columns, *buffer.shape[2:])
             new[: len(kept), :width] = buffer[kept, :width]
             # One by one, so that no more than one lies in memory twice.
             self.buffers[index] = new
 
 
-class SlotCache(Cache):
-    """A cache of transformers whose rows lie in slots.
+class LaneCache(Cache):
+    """A cache of transformers whose rows lie in lanes.
 
     Attributes:
-        num_slots: rows that have room.
-        num_columns: tokens that have room in each slot.
+        num_lanes: rows that have room.
+        num_columns: tokens that have room in each lane.
         dtype: of keys and values; ``None`` keeps that of the model.
         places: where the tokens of the next forward pass go; set it before each pass.
     """
 
     places: Places
 
-    def __init__(self, num_layers: int, *, num_slots: int, num_columns: int, dtype: torch.dtype | None = None) -> None:
+    def __init__(self, num_layers: int, *, num_lanes: int, num_columns: int, dtype: torch.dtype | None = None) -> None:
         """Take no memory yet: what a layer keeps of a token is seen when the first ones come."""
-        self.num_slots, self.num_columns, self.dtype = num_slots, num_columns, dtype
-        super().__init__(layers=[_SlotLayer(self) for _ in range(num_layers)])
+        self.num_lanes, self.num_columns, self.dtype = num_lanes, num_columns, dtype
+        super().__init__(layers=[_LaneLayer(self) for _ in range(num_layers)])
 
     @property
-    def _slot_layers(self) -> list[_SlotLayer]:
+    def _lane_layers(self) -> list[_LaneLayer]:
         return self.layers  # type: ignore[return-value]  # typed as layers of any kind
 
     @property
     def bytes_per_token(self) -> float:
         """Bytes that all layers keep of a token; 0 before the first ones have come."""
-        num_bytes = sum(buffer.nbytes for layer in self._slot_layers for buffer in layer.buffers)
-        return num_bytes / (self.num_slots * self.num_columns)
+        num_bytes = sum(buffer.nbytes for layer in self._lane_layers for buffer in layer.buffers)
+        return num_bytes / (self.num_lanes * self.num_columns)
 
-    def resize(self, *, num_slots: int, num_columns: int, kept: torch.Tensor, width: int) -> None:
-        """Go on with more or fewer slots and columns.
+    def resize(self, *, num_lanes: int, num_columns: int, kept: torch.Tensor, width: int) -> None:
+        """Go on with more or fewer lanes and columns.
 
         Args:
-            num_slots: rows that have room from now on.
+            num_lanes: rows that have room from now on.
             num_columns: tokens that have room in each.
-            kept: slots that become the first ones, in this order.
+            kept: lanes that become the first ones, in this order.
             width: columns of these that hold something.
         """
-        self.num_slots, self.num_columns = num_slots, num_columns
-        for layer in self._slot_layers:
+        self.num_lanes, self.num_columns = num_lanes, num_columns
+        for layer in self._lane_layers:
             layer.resize(kept, width)
