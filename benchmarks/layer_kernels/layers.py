@@ -82,6 +82,11 @@ LORA = {
     "group-aug": Variant(Form(join_forward=(Q,), join_backward=(Q, G), augment=(Q, G))),
     "group-1pass": Variant(Form(join_backward=(Q, G), one_pass=True)),
     "aug-1pass": Variant(Form(join_forward=(Q,), join_backward=(Q, G), augment=(Q, G), one_pass=True)),
+    "aug-rows-1pass": Variant(
+        Form(join_forward=(Q,), join_backward=(Q, G), augment=(Q, G, 1), rows=True, one_pass=True, in_place=True)
+    ),
+    "group-in-place": Variant(Form(join_backward=(Q, G), in_place=True)),
+    "1pass-in-place": Variant(Form(join_forward=(Q,), join_backward=(Q, G), in_place=True, one_pass=True)),
     "flex": Variant(attention="flex"),
     "fp8-row": Variant(Form(join_forward=(Q,), join_backward=(Q, G), fp8="row")),
     "fp8-tensor-1pass": Variant(Form(join_forward=(Q,), join_backward=(Q, G), fp8="tensor", one_pass=True)),

@@ -27,6 +27,8 @@ class Form:
         join_backward: groups whose gradients are one matrix.
         augment: groups whose adapters are further columns of the frozen weight, ``[x, hA] @ [W, B]``.
         one_pass: one kernel reads the gradient once for both that it gives an adapter.
+        rows: augmented weights have the adapters' other matrix as further rows, ``[dy, dh] @ [W; A]``.
+        in_place: adapters' results are added in place, where PyTorch's product would copy what it adds to.
         fp8: ``row`` or ``tensor`` scales of products in 8 bits; ``None`` for 16 bits.
         fp8_backward: whether gradients are 8-bit products too.
     """
@@ -35,6 +37,8 @@ class Form:
     join_backward: tuple[int, ...] = ()
     augment: tuple[int, ...] = ()
     one_pass: bool = False
+    rows: bool = False
+    in_place: bool = False
     fp8: str | None = None
     fp8_backward: bool = True
 
@@ -122,6 +126,25 @@ def _(grad: torch.Tensor, up: torch.Tensor, hidden: torch.Tensor) -> tuple[torch
     return grad.new_empty((grad.shape[0], up.shape[1])), grad.new_empty((grad.shape[1], hidden.shape[1]))
 
 
+@torch.library.custom_op("lm_tuning_bench::add_product", mutates_args=("total",))
+def add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    """Add ``left @ right`` to a matrix."""
+    total.addmm_(left, right)
+
+
+@add_product.register_fake
+def _(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+    return None
+
+
+def added(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, form: Form) -> torch.Tensor:
+    """Return ``total + left @ right``; ``total`` is not used afterwards."""
+    if not form.in_place:
+        return torch.addmm(total, left, right)
+    add_product(total, left, right)
+    return total
+
+
 # --------------------------------------------------------------------------------------------------- adapters, grouped
 
 
@@ -139,7 +162,7 @@ class GroupedLora(torch.autograd.Function):
         """Return the result, or one of each member."""
         members, rank = len(splits), ups[0].shape[1]
         hidden = x @ down.t()  # (tokens, members * rank)
-        rows = weight.split(splits)
+        rows = weight[: sum(splits)].split(splits)
         lows = hidden.split(rank, dim=1)
         if form.fp8 is not None:
             weight8, weight_scale, _, _, x_scale, _ = low
@@ -150,20 +173,20 @@ class GroupedLora(torch.autograd.Function):
             else:
                 scales = weight_scale.split(splits) if form.fp8 == "row" else [weight_scale] * members
                 results = [
-                    torch.addmm(scaled_mm(x8, w, scale, s), h, up.t())
+                    added(scaled_mm(x8, w, scale, s), h, up.t(), form)
                     for w, s, h, up in zip(weight8.split(splits), scales, lows, ups, strict=True)
                 ]
         elif members in form.augment:
             both = torch.cat([x, hidden], dim=1)
             if members in form.join_forward:
-                results = [both @ weight.t()]
+                results = [both @ weight[: sum(splits)].t()]
             else:
                 results = [both @ part.t() for part in rows]
         elif members in form.join_forward:
             block = torch.block_diag(*ups)  # (all out, members * rank)
-            results = [torch.addmm(x @ weight.t(), hidden, block.t())]
+            results = [added(x @ weight.t(), hidden, block.t(), form)]
         else:
-            results = [torch.addmm(x @ w.t(), h, up.t()) for w, h, up in zip(rows, lows, ups, strict=True)]
+            results = [added(x @ w.t(), h, up.t(), form) for w, h, up in zip(rows, lows, ups, strict=True)]
         ctx.save_for_backward(x, down, weight, hidden, *ups)
         ctx.form, ctx.splits, ctx.low = form, splits, low
         return tuple(results)
@@ -174,7 +197,8 @@ class GroupedLora(torch.autograd.Function):
         x, down, weight, hidden, *ups = ctx.saved_tensors
         form, splits = ctx.form, ctx.splits
         members, rank, width = len(splits), ups[0].shape[1], x.shape[1]
-        weight = weight[:, :width]
+        has_rows = form.rows and members in form.augment
+        everything, weight = weight[:, :width], weight[: sum(splits), :width]
         lows = hidden.split(rank, dim=1)
         joined = None
         if len(grads) < members:
@@ -199,14 +223,17 @@ class GroupedLora(torch.autograd.Function):
                 joined = torch.cat(grads, dim=1) if members > 1 else grads[0]
             g8, scale = quantize_rows(joined) if form.fp8 == "row" else (quantize(joined, grad_scale), grad_scale)
             of_x = scaled_mm(g8, turned, scale, turned_scale)
+        elif has_rows:
+            of_x = torch.cat([*grads, of_hidden], dim=1) @ everything
         elif joined is not None:
             of_x = joined @ weight
         else:
             parts = weight.split(splits)
             of_x = grads[0] @ parts[0]
             for g, w in zip(grads[1:], parts[1:], strict=True):
-                of_x = torch.addmm(of_x, g, w)
-        of_x = torch.addmm(of_x, of_hidden, down)
+                of_x = added(of_x, g, w, form)
+        if not has_rows:
+            of_x = added(of_x, of_hidden, down, form)
         return of_x, of_hidden.t() @ x, None, None, None, None, *(pair[1] for pair in pairs)
 
 
@@ -226,8 +253,8 @@ class Group:
         first = members[0].base_layer.weight
         extra = sum(member.lora_A["default"].weight.shape[0] for member in members)
         extra = extra if len(members) in form.augment else 0
-        joined = first.new_zeros((sum(self.splits), first.shape[1] + extra))
-        self.weight = joined
+        self.weight = first.new_zeros((sum(self.splits) + extra * form.rows, first.shape[1] + extra))
+        joined = self.weight[: sum(self.splits)]
         for part, member in zip(joined.split(self.splits), members, strict=True):
             part[:, : first.shape[1]] = member.base_layer.weight.data
             member.base_layer.weight.data = part[:, : first.shape[1]]
@@ -243,8 +270,13 @@ class Group:
         """Write the adapters behind the frozen columns."""
         if self.form is None or len(self.members) not in self.form.augment:
             return
-        start = self.members[0].in_features
-        for part, member, scale in zip(self.weight.split(self.splits), self.members, self.scales, strict=True):
+        width = start = self.members[0].in_features
+        if self.form.rows:
+            downs = [member.lora_A["default"].weight.detach() for member in self.members]
+            self.weight[sum(self.splits) :, :width] = torch.cat(downs)
+        for part, member, scale in zip(
+            self.weight[: sum(self.splits)].split(self.splits), self.members, self.scales, strict=True
+        ):
             up = member.lora_B["default"].weight.detach()
             part[:, start : start + up.shape[1]] = up * scale
             start += up.shape[1]
