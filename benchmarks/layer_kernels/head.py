@@ -9,6 +9,7 @@ milliseconds of 16,384 positions, those of each part, and errors of loss and gra
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
 import sys
 import time
@@ -27,53 +28,11 @@ from lm_tuning.batching.losses import chunk_positions, compiled_kernel, plain_ke
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BEGAN = time.perf_counter()
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:
-    triton = None
+KERNELS = {"plain": plain_kernel, "compiled": compiled_kernel}
+if importlib.util.find_spec("triton") is not None:
+    from lm_tuning.batching.row_kernel import row_kernel
 
-if triton is not None:
-
-    @triton.jit
-    def _rows_kernel(  # noqa: PLR0917
-        logits, targets, nats, vocabulary, row_stride, block: tl.constexpr
-    ):
-        row = tl.program_id(0).to(tl.int64)
-        target = tl.load(targets + row)
-        start = logits + row * row_stride
-        lanes = tl.arange(0, block)
-        # Each lane keeps a maximum and a sum of its own, joined once at the end.
-        highest = tl.full((block,), -float("inf"), dtype=tl.float32)
-        total = tl.zeros((block,), dtype=tl.float32)
-        for at in range(0, vocabulary, block):
-            columns = at + lanes
-            x = tl.load(start + columns, mask=columns < vocabulary, other=-float("inf")).to(tl.float32)
-            # Finite, so that lanes that have seen nothing subtract no infinities.
-            above = tl.maximum(tl.maximum(highest, x), -1e30)
-            total = total * tl.exp(highest - above) + tl.exp(x - above)
-            highest = above
-        top = tl.max(highest, 0)
-        spread = top + tl.log(tl.sum(total * tl.exp(highest - top), 0))
-        kept = target >= 0
-        own = tl.load(start + tl.maximum(target, 0)).to(tl.float32)
-        tl.store(nats + row, tl.where(kept, spread - own, 0.0))
-        for at in range(0, vocabulary, block):
-            columns = at + lanes
-            x = tl.load(start + columns, mask=columns < vocabulary, other=0.0).to(tl.float32)
-            slope = tl.where(kept, tl.exp(x - spread) - tl.where(columns == target, 1.0, 0.0), 0.0)
-            tl.store(start + columns, slope.to(logits.dtype.element_ty), mask=columns < vocabulary)
-
-
-def triton_kernel(logits: torch.Tensor, targets: torch.Tensor, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turn logits into their gradient, in place, a row in a program."""
-    assert not smoothing
-    nats = torch.empty(len(logits), device=logits.device, dtype=torch.float32)
-    _rows_kernel[(len(logits),)](logits, targets, nats, logits.shape[1], logits.stride(0), block=4096, num_warps=8)
-    return nats.sum(), logits
-
-
-KERNELS = {"plain": plain_kernel, "compiled": compiled_kernel, "triton": triton_kernel}
+    KERNELS["triton"] = row_kernel
 
 
 class Parts:
@@ -168,6 +127,7 @@ def run(shape: str, options: argparse.Namespace) -> None:
     for size in [present, *options.sizes]:
         plans += [(size, "triton", "frozen")] if frozen else [(size, "triton", "addmm"), (size, "triton", "mm32")]
     plans += [] if frozen else [(size, "compiled", "addmm") for size in sizes[:3]]
+    plans = [plan for plan in plans if plan[1] in KERNELS]
     first = 0.0
     for size, name, accumulate in plans:
         if time.perf_counter() - BEGAN > options.deadline:

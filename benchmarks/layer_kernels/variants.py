@@ -241,7 +241,7 @@ class Group:
     """Layers that share their input."""
 
     def __init__(self, members: list[Any], form: Form | None) -> None:
-        """Put the members' frozen weights into one matrix."""
+        """Build one matrix of the members' frozen weights."""
         self.members, self.form = members, form
         self.input: Any = None
         self.results: Any = None
@@ -327,15 +327,13 @@ def install_groups(model: Any, form: Form | None, groups: Any = GROUPS) -> list[
     return found
 
 
-def install_addmm(model: Any) -> None:
-    """Add each adapter's result in its own product."""
+def install_plain(model: Any) -> None:
+    """Write each adapter's result and add it afterwards: the path that others are compared with."""
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
         result = self.base_layer(x)
         down, up = (getattr(self, n)["default"].weight.to(result.dtype) for n in ("lora_A", "lora_B"))
-        flat = linear(x.reshape(-1, x.shape[-1]).to(result.dtype), down)
-        out = torch.addmm(result.view(-1, result.shape[-1]), flat, (up * self.scaling["default"]).t())
-        return out.view(result.shape)
+        return result + linear(linear(x.to(result.dtype), down), up * self.scaling["default"])
 
     for module in model.modules():
         if hasattr(module, "lora_A"):
@@ -343,7 +341,7 @@ def install_addmm(model: Any) -> None:
 
 
 def install_liger(model: Any) -> None:
-    """Put Liger's norms and feed-forward layers in place."""
+    """Return nothing; Liger's norms and feed-forward layers take the place of the model's."""
     from liger_kernel.transformers import apply_liger_kernel_to_qwen3
 
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model

@@ -4,12 +4,11 @@
 
 Each call is a process of its own. What can be used:
 
-* ``group``, ``aug``, ``one-pass``, ``fp8-row``, ``fp8-tensor``: adapters of layers that share their input in groups
-  (see ``variants.py``), with LoRA;
+* ``group``, ``aug``, ``jb``, ``one-pass``, ``fp8-row``, ``fp8-tensor``: adapters of layers that share their input in
+  groups (see ``variants.py``), with LoRA;
 * ``join``: query, key and value as one product where all weights are trained; ``join-all``: gate and up, too;
 * ``flex``: flex attention with a mask of rows;
-* ``chunk=N``: positions of a chunk of the head's loss; ``head-triton``: its kernel of ``head.py``;
-  ``head-addmm``: the gradient of its weight added up by the product;
+* ``chunk=N``: positions of a chunk of the head's loss;
 * ``NAME=VALUE``: a setting of ``torch._inductor.config``.
 """
 
@@ -30,7 +29,7 @@ import throughput  # noqa: E402
 import torch  # noqa: E402
 import variants as kinds  # noqa: E402
 
-from lm_tuning.batching import head_loss, losses  # noqa: E402
+from lm_tuning.batching import losses  # noqa: E402
 from lm_tuning.training.kernels import fast_path, packed_attention  # noqa: E402
 
 Q, G = 3, 2
@@ -38,17 +37,19 @@ Q, G = 3, 2
 
 def form_of(use: set[str]) -> kinds.Form | None:
     """Return how adapters are grouped, if at all."""
-    if not use & {"group", "aug", "one-pass", "fp8-row", "fp8-tensor"}:
+    if not use & {"group", "aug", "jb", "one-pass", "fp8-row", "fp8-tensor"}:
         return None
     fp8 = next((name[4:] for name in ("fp8-row", "fp8-tensor") if name in use), None)
+    joined = (Q, G) if fp8 or "jb" in use else ()
+    augment = (Q, G) if "aug" in use and fp8 is None else ()
     return kinds.Form(
-        join_forward=(Q,), join_backward=(Q, G), augment=(Q, G) if "aug" in use and fp8 is None else (),
-        one_pass="one-pass" in use, fp8=fp8,
+        join_forward=(Q,) if joined or augment else (), join_backward=joined, augment=augment,
+        one_pass="one-pass" in use, in_place=True, fp8=fp8,
     )  # fmt: skip
 
 
 def use_groups(form: kinds.Form) -> None:
-    """Put grouped adapters in the place of the product's."""
+    """Build grouped adapters in the place of the product's."""
 
     def install(model: Any) -> int:
         groups = kinds.install_groups(model, form)
@@ -102,23 +103,10 @@ def use_flex() -> None:
     fast_path._choose_batching = choose_and_mask
 
 
-def use_head(use: set[str], sizes: list[int]) -> None:
+def use_head(sizes: list[int]) -> None:
     """Change the chunks of the head's loss."""
     if sizes:
         losses.chunk_positions = lambda *given, **named: sizes[0]
-    if "head-addmm" in use:
-
-        def add(total: Any, left: Any, right: Any) -> None:
-            torch.ops.aten.addmm.dtype_out(total, left, right, torch.float32, out=total)
-
-        losses._add_product = add
-    if "head-triton" in use:
-        from head import triton_kernel
-
-        found = head_loss._candidates
-        head_loss._candidates = lambda head, dtype, *rest: {
-            **found(head, dtype, *rest), "Triton": losses.linear_sum_nats(dtype, triton_kernel)
-        }  # fmt: skip
 
 
 def main() -> None:
@@ -149,7 +137,7 @@ def main() -> None:
         use_joined(kinds.GROUPS[:1] + (kinds.GROUPS[2:3] if "join-all" in use else ()))
     if "flex" in use:
         use_flex()
-    use_head(use, sizes)
+    use_head(sizes)
     figures = throughput.run_ours(throughput.WORKS[options.work], options)
     line = {name: figures[name] for name in ("tokens_per_second", "memory_gb", "compile_seconds", "graphs", "findings")}
     sys.stdout.write(f"WHOLE {options.work} {sorted(use)} {json.dumps(line)}\n  losses {figures['losses']}\n")

@@ -137,3 +137,55 @@ def test_the_compiled_kernel_is_compiled_once_for_all_numbers_of_positions() -> 
         for one, other in zip(torch.autograd.grad(ours, [hidden, weight]), expected, strict=True):
             torch.testing.assert_close(one, other)
     assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "positions"),
+    # Few positions of a large vocabulary in whole tiles; what a GPU makes many of, in what fills its processors.
+    [(10_000_000, 128), (300_000, 1024), (151_936, 2048), (49_152, 6144)],
+)
+def test_chunks_are_of_whole_tiles(vocabulary: int, positions: int) -> None:
+    size = linear_loss.chunk_positions(vocabulary, device="cuda", bytes_per_logit=2)
+    assert size == positions
+    assert size % 128 == 0
+    assert linear_loss.chunk_positions(vocabulary, device="cuda", bytes_per_logit=2, num_chunk_sizes=2) >= size
+
+
+def test_a_kernel_that_overwrites_the_logits_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(linear_loss.CHUNK_BYTES, "cpu", 1)
+    hidden, weight, _, targets = make_parts(bias=False)
+
+    def overwrite(logits: torch.Tensor, wanted: torch.Tensor, smoothing: float) -> tuple[torch.Tensor, torch.Tensor]:
+        nats, gradient = linear_loss.plain_kernel(logits.clone(), wanted, smoothing)
+        return nats, logits.copy_(gradient)
+
+    plain = linear_sum_nats(hidden, weight, None, targets)
+    wanted = torch.autograd.grad(plain, [hidden, weight])
+    ours = linear_loss.linear_sum_nats(torch.float32, overwrite, is_in_place=True)(hidden, weight, None, targets, 0.0)
+    torch.testing.assert_close(ours, plain)
+    for one, other in zip(torch.autograd.grad(ours, [hidden, weight]), wanted, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("vocabulary", [50, 4096, 9001])
+def test_on_a_gpu_a_row_at_a_time_gives_loss_and_gradients(vocabulary: int, smoothing: float) -> None:
+    from lm_tuning.batching.row_kernel import row_kernel
+
+    random = torch.Generator(device="cuda").manual_seed(0)
+    hidden = torch.randn(300, 64, generator=random, device="cuda").bfloat16().requires_grad_()
+    weight = torch.randn(vocabulary, 64, generator=random, device="cuda", requires_grad=True)
+    targets = torch.randint(vocabulary, (300,), generator=random, device="cuda")
+    targets[::5] = IGNORE_INDEX
+    plain = linear_loss.linear_sum_nats(torch.bfloat16)(hidden, weight, None, targets, smoothing)
+    wanted = torch.autograd.grad(plain, [hidden, weight])
+    implementation = linear_loss.linear_sum_nats(torch.bfloat16, row_kernel, is_in_place=True)
+    ours = implementation(hidden, weight, None, targets, smoothing)
+    torch.testing.assert_close(ours, plain, rtol=1e-5, atol=0)
+    for one, other in zip(torch.autograd.grad(ours, [hidden, weight]), wanted, strict=True):
+        assert float((one - other).float().norm() / other.float().norm()) < 1e-2
+    logits = torch.tensor([[1.0, float("nan"), 2.0]], device="cuda")
+    nats, _ = row_kernel(logits, torch.tensor([0], device="cuda"), 0.0)
+    assert bool(nats.isnan())  # what is not finite is found by the loss

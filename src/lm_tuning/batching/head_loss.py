@@ -164,6 +164,10 @@ def _candidates(head: Any, dtype: torch.dtype, device: str, label_smoothing: flo
     if device != "cuda":
         return found
     found["PyTorch compiled"] = linear_sum_nats(dtype, compiled_kernel)
+    if importlib.util.find_spec("triton") is not None:
+        from lm_tuning.batching.row_kernel import row_kernel
+
+        found["Triton"] = linear_sum_nats(dtype, row_kernel, is_in_place=True)
     if importlib.util.find_spec("liger_kernel") is not None:
         found["Liger"] = _liger(dtype)
     # It makes the logits twice, which pays where the head is frozen and the gradient of its weight is not wanted.

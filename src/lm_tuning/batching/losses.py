@@ -26,6 +26,9 @@ CHUNK_BYTES = {"cpu": 48 * 2**20, "cuda": 640 * 2**20}
 
 # Matrix products are fastest at multiples of their tiles.
 _ROUNDING = 128
+# A GPU computes as many tiles at a time as it has processors, some 130 of 128 by 256. What a chunk's gradient makes of
+# 2,048 positions and features fills them; with 2,176 a few tiles are left over, which take as long as all the others.
+_LARGE_ROUNDING = 2048
 
 
 @dataclass(frozen=True)
@@ -98,17 +101,19 @@ def balance_classes(counts: Any) -> tuple[float, ...]:
     return tuple(total / (num_used * count) if count else 0.0 for count in counts)
 
 
-def chunk_positions(vocabulary: int, *, device: str, bytes_per_logit: int) -> int:
+def chunk_positions(vocabulary: int, *, device: str, bytes_per_logit: int, num_chunk_sizes: int = 1) -> int:
     """Return how many positions' logits are made at once.
 
     Args:
         vocabulary: logits of a position.
         device: ``cpu`` or ``cuda``.
         bytes_per_logit: of the type that the product is made in.
+        num_chunk_sizes: how many times as much as usual a chunk may take.
     """
     # At least one multiple, however large a row of logits is: a chunk of no positions is none.
-    fitting = CHUNK_BYTES.get(device, CHUNK_BYTES["cpu"]) // (vocabulary * bytes_per_logit)
-    return int(max(fitting - fitting % _ROUNDING, _ROUNDING))
+    fitting = num_chunk_sizes * CHUNK_BYTES.get(device, CHUNK_BYTES["cpu"]) // (vocabulary * bytes_per_logit)
+    rounding = _ROUNDING if fitting < _LARGE_ROUNDING else _LARGE_ROUNDING
+    return int(max(fitting - fitting % rounding, _ROUNDING))
 
 
 def count_hits(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
@@ -219,7 +224,16 @@ Implementation = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None, torc
 """Sum the loss, in nats, of hidden states under a head: its weight and bias, the targets and label smoothing."""
 
 
-def linear_sum_nats(dtype: torch.dtype, kernel: Kernel = plain_kernel) -> Implementation:
+@dataclass(frozen=True)
+class _Chunks:
+    """How chunks are made, see :func:`linear_sum_nats`."""
+
+    dtype: torch.dtype
+    kernel: Kernel
+    is_in_place: bool
+
+
+def linear_sum_nats(dtype: torch.dtype, kernel: Kernel = plain_kernel, *, is_in_place: bool = False) -> Implementation:
     """Return what sums the loss of a linear head over all targets, for training.
 
     Its result is a scalar in nats, float32: sums are made in that type, whatever that of the products.
@@ -227,9 +241,11 @@ def linear_sum_nats(dtype: torch.dtype, kernel: Kernel = plain_kernel) -> Implem
     Args:
         dtype: type of the matrix products.
         kernel: turns a chunk's logits into its loss and their gradient.
+        is_in_place: whether the kernel writes the gradient over the logits, as on a GPU: chunks are twice as large in
+            the memory of others then, and their weight gradients are added up inside of the product.
     """
     # A partial is no frame of its own between the head and the kernel.
-    return functools.partial(_LinearSumNats.apply, dtype, kernel)
+    return functools.partial(_LinearSumNats.apply, _Chunks(dtype, kernel, is_in_place))
 
 
 class _LinearSumNats(torch.autograd.Function):
@@ -238,8 +254,7 @@ class _LinearSumNats(torch.autograd.Function):
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd hands them over by position
         ctx: Any,
-        dtype: torch.dtype,
-        kernel: Kernel,
+        chunks: _Chunks,
         hidden: torch.Tensor,
         weight: torch.Tensor,
         bias: torch.Tensor | None,
@@ -247,11 +262,17 @@ class _LinearSumNats(torch.autograd.Function):
         label_smoothing: float,
     ) -> torch.Tensor:
         # (positions, features), (vocabulary, features), (vocabulary,), (positions,)
-        _, _, needs_hidden, needs_weight, needs_bias, _, _ = ctx.needs_input_grad
+        _, needs_hidden, needs_weight, needs_bias, _, _ = ctx.needs_input_grad
+        dtype = chunks.dtype
         # Autocast would choose the types of the products once more, and keep casts of the weight.
         with torch.autocast(hidden.device.type, enabled=False):
             matrix = weight.to(dtype)
-            size = chunk_positions(weight.shape[0], device=hidden.device.type, bytes_per_logit=dtype.itemsize)
+            size = chunk_positions(
+                weight.shape[0],
+                device=hidden.device.type,
+                bytes_per_logit=dtype.itemsize,
+                num_chunk_sizes=1 + chunks.is_in_place,
+            )
             nats = torch.zeros((), dtype=torch.float32, device=hidden.device)
             of_hidden = torch.empty_like(hidden) if needs_hidden else None
             # Chunks are added up in float32: thousands of small numbers would be lost in 16 bits.
@@ -262,12 +283,12 @@ class _LinearSumNats(torch.autograd.Function):
                 logits = rows @ matrix.t()  # (chunk, vocabulary)
                 if bias is not None:
                     logits += bias.to(dtype)
-                chunk_nats, gradient = kernel(logits, targets[start : start + size], label_smoothing)
+                chunk_nats, gradient = chunks.kernel(logits, targets[start : start + size], label_smoothing)
                 nats += chunk_nats
                 if of_hidden is not None:
                     of_hidden[start : start + size] = gradient @ matrix
                 if of_weight is not None:
-                    _add_product(of_weight, gradient.t(), rows)
+                    _add_product(of_weight, gradient.t(), rows, in_product=chunks.is_in_place)
                 if of_bias is not None:
                     # (chunk, vocabulary) to (vocabulary,)
                     of_bias += gradient.sum(dim=0, dtype=torch.float32)
@@ -284,7 +305,6 @@ class _LinearSumNats(torch.autograd.Function):
         of_hidden, of_weight, of_bias = ctx.saved_tensors
         return (
             None,
-            None,
             None if of_hidden is None else of_hidden * scale.to(of_hidden.dtype),
             # In place: nobody needs the unscaled sum, and it is as large as the head.
             None if of_weight is None else of_weight.mul_(scale).to(ctx.weight_dtype),
@@ -294,12 +314,15 @@ class _LinearSumNats(torch.autograd.Function):
         )
 
 
-def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> None:
+def _add_product(total: torch.Tensor, left: torch.Tensor, right: torch.Tensor, *, in_product: bool) -> None:
     """Add ``left @ right`` to a float32 total."""
     if left.dtype == torch.float32:
         total.addmm_(left, right)
+    elif in_product:
+        # A GPU adds 16-bit products up in float32 anyway: without rounding, and without writing the product itself.
+        torch.ops.aten.addmm.dtype_out(total, left, right, torch.float32, out=total)
     else:
-        # addmm wants one type for all three; the product is rounded to 16 bits once, the sum never.
+        # Elsewhere addmm wants one type for all three; the product is rounded to 16 bits once, the sum never.
         total += left @ right
 
 
