@@ -42,7 +42,7 @@ class Work:
     Attributes:
         models: by the name of the way.
         prompts: token ids of each.
-        stop_ids: tokens that end an answer.
+        stop_ids: EOS tokens of an answer.
         pad_id: fills shorter prompts.
     """
 

@@ -237,7 +237,7 @@ def test_packed_prompts_and_parts_of_lanes_give_the_same_answers(name: str, prom
     assert model.config._attn_implementation == implementation
 
 
-def test_slots_grow_narrower_and_more_once_the_longest_prompts_are_done(
+def test_lanes_grow_narrower_and_more_once_the_longest_prompts_are_done(
     llama: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One long prompt does not decide how many short ones are answered at once."""

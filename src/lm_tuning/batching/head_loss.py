@@ -26,7 +26,7 @@ _TRIED_POSITIONS = 4096
 # The others count the targets on the host, for which they wait for the device.
 _RECORDABLE = ("PyTorch", "PyTorch compiled")
 # What compiling a kernel for the head takes, importing the compiler included, and what it saves of each logit: 3.6 ms
-# for 4,096 positions and 49,152 words on an H200, 15.4 ms for 151,936 words on an H100.
+# for 4,096 positions and a vocabulary of 49,152 tokens on an H200, 15.4 ms for one of 151,936 on an H100.
 _KERNEL_SECONDS = 6.0
 _SAVED_PER_LOGIT = 2.5e-11
 _SAME_LOGITS = {torch.float32: 1e-4}

@@ -23,7 +23,7 @@ from transformers.cache_utils import DynamicLayer
 from lm_tuning.batching import packed_attention
 from lm_tuning.batching.fused_norms import fused_norms
 from lm_tuning.generation.decoding import Decoder
-from lm_tuning.generation.lanes import LaneCache, Places
+from lm_tuning.generation.lanes import LaneCache, Destination
 from lm_tuning.generation.sampling import Sampling, TokenChooser
 from lm_tuning.models.structure import has_encoder, inner_model
 from lm_tuning.runtime.memory_errors import is_out_of_memory
@@ -44,9 +44,9 @@ _MEMORY_FRACTION = 0.5
 _REFILL_FRACTION = 0.25
 """Share of lanes that must be free before prompts are read, and on a CPU before free lanes are given up."""
 _GPU_SPARE_FRACTION = 0.5
-"""The same for giving lanes up on a GPU, where a step takes nearly as long for fewer rows and is recorded anew."""
+"""The same for giving lanes up on a GPU, where a step takes nearly as long for fewer rows and is recorded again."""
 _GPU_COLUMNS = 128
-"""Columns on a GPU come in multiples of this; each other number of them is recorded anew."""
+"""Columns on a GPU come in multiples of this; each other number of them is recorded again."""
 _GPU_STEPS = 8
 """Tokens between two looks at which rows have ended, each of which waits for the GPU; elsewhere it is one."""
 _ARGUMENTS = {"attention_mask", "cache", "logits_to_keep", "position_ids"}
@@ -319,7 +319,7 @@ class ContinuousBatcher:
                 torch.tensor([token for prompt in prompts for token in prompt]),
             )
         )
-        decoder.cache.places = Places(of_tokens, columns)
+        decoder.cache.destination = Destination(of_tokens, columns)
         output = self._model(
             input_ids=input_ids[None],  # (1, tokens)
             position_ids=columns[None],
@@ -341,7 +341,7 @@ class ContinuousBatcher:
         of_tokens = torch.tensor(lanes).repeat_interleave(attention_mask.sum(dim=-1))
         columns = positions.flatten()[source]
         there = [part.to(self._device) for part in (of_tokens, columns, source)]
-        decoder.cache.places = Places(there[0], there[1], source=there[2])
+        decoder.cache.destination = Destination(there[0], there[1], source=there[2])
         output = self._model(
             input_ids=input_ids.to(self._device),  # (rows, columns)
             attention_mask=attention_mask.to(self._device),

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lm_tuning.generation.lanes import LaneCache, Places
+from lm_tuning.generation.lanes import LaneCache, Destination
 from lm_tuning.generation.sampling import TokenChooser
 from lm_tuning.runtime.memory_errors import is_out_of_memory
 
@@ -46,7 +46,7 @@ class Decoder:
             model: in evaluation mode, on its device.
             cache: with its lanes.
             chooser: chooses tokens.
-            stop_ids: tokens that end an answer, ``(stop tokens,)``, on the model's device.
+            stop_ids: EOS tokens of an answer, ``(stop tokens,)``, on the model's device.
             steps: most tokens of a row between two looks.
             reads_part: see the attribute.
         """
@@ -75,7 +75,7 @@ class Decoder:
         self._cursor = torch.zeros(1, dtype=torch.long, device=device)
         bounds = torch.arange(rows + 1, dtype=torch.int32, device=device)  # (rows + 1,)
         self._bounds = (bounds, bounds * self.cache.num_columns)
-        # They hold the places of other buffers.
+        # They read and write other buffers.
         self._graphs.clear()
         self._warm.clear()
 
@@ -167,8 +167,8 @@ class Decoder:
         return graph
 
     def _step(self, width: int) -> None:
-        """Give each row a token, by operations on the device alone."""
-        self.cache.places = Places(self._lanes, self._lengths, width=width)
+        """Give every row its next token, by operations on the device alone."""
+        self.cache.destination = Destination(self._lanes, self._lengths, width=width)
         num_keys = self._lengths + 1  # (rows,), the token itself included
         inputs: dict[str, Any] = {}
         if self.reads_part:

@@ -13,8 +13,8 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where the tokens of a forward pass are kept.
+class Destination:
+    """Where the tokens of a forward pass go in the cache.
 
     Attributes:
         lanes: of each token that is kept, ``(tokens,)``.
@@ -42,7 +42,7 @@ class _LaneLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # of its __ini
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Keep the states of new tokens, ``(rows, heads, tokens, head size)``, and return those that they see."""
-        places = self._owner.places
+        destination = self._owner.destination
         states = (key_states, value_states)
         if not self.buffers:
             shape = (self._owner.num_lanes, self._owner.num_columns)
@@ -54,20 +54,20 @@ class _LaneLayer(DynamicLayer):  # type: ignore[no-untyped-call]  # of its __ini
             self.is_initialized = True
         for buffer, part in zip(self.buffers, states, strict=True):
             tokens = part.transpose(1, 2).flatten(0, 1)  # (rows * tokens, heads, head size)
-            taken = tokens if places.source is None else tokens[places.source]
-            buffer[places.lanes, places.columns] = taken.to(buffer.dtype)
-        if places.width is None:
+            taken = tokens if destination.source is None else tokens[destination.source]
+            buffer[destination.lanes, destination.columns] = taken.to(buffer.dtype)
+        if destination.width is None:
             return key_states, value_states
-        keys, values = (buffer[:, : places.width].transpose(1, 2) for buffer in self.buffers)
+        keys, values = (buffer[:, : destination.width].transpose(1, 2) for buffer in self.buffers)
         return keys, values
 
     def get_seq_length(self) -> int:
         """Return the columns that come before the new tokens."""
-        return 0 if self._owner.places.width is None else self._owner.places.width - 1
+        return 0 if self._owner.destination.width is None else self._owner.destination.width - 1
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return how many columns the new tokens see, and the first of them."""
-        return self._owner.places.width or query_length, 0
+        return self._owner.destination.width or query_length, 0
 
     def resize(self, kept: torch.Tensor, width: int) -> None:
         """Make new buffers of the owner's size with the first columns of some lanes."""
@@ -85,13 +85,13 @@ class LaneCache(Cache):
         num_lanes: rows that have room.
         num_columns: tokens that have room in each lane.
         dtype: of keys and values; ``None`` keeps that of the model.
-        places: where the tokens of the next forward pass go; set it before each pass.
+        destination: where the tokens of the next forward pass go; set it before each pass.
     """
 
-    places: Places
+    destination: Destination
 
     def __init__(self, num_layers: int, *, num_lanes: int, num_columns: int, dtype: torch.dtype | None = None) -> None:
-        """Take no memory yet: what a layer keeps of a token is seen when the first ones come."""
+        """Note the sizes: memory is taken when the first tokens come, which show what a layer keeps."""
         self.num_lanes, self.num_columns, self.dtype = num_lanes, num_columns, dtype
         super().__init__(layers=[_LaneLayer(self) for _ in range(num_layers)])
 
