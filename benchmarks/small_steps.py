@@ -261,9 +261,11 @@ def record(step: Callable[[], torch.Tensor]) -> Callable[[], object]:
 def read_options() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", default=["lora", "full"], choices=["lora", "full"])
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument(
+        "--methods", nargs="+", default=["lora", "full"] if DEVICE == "cuda" else ["lora"], choices=["lora", "full"]
+    )
+    parser.add_argument("--steps", type=int, default=60 if DEVICE == "cuda" else 18)
+    parser.add_argument("--rows", type=int, default=32 if DEVICE == "cuda" else 4)
     parser.add_argument("--tiny", action="store_true", default=DEVICE == "cpu")
     parser.add_argument("--layers", type=int, help="of the model, otherwise 30 on a card and 3 without")
     parser.add_argument("--only", choices=["ours", "plain"], help="leave the other side out")
