@@ -31,6 +31,8 @@ ARCHITECTURES = {
 }
 NUM_NEW = 12
 
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
 
 def build(name: str, **sizes: Any) -> Any:
     """Return a random model whose answers vary from prompt to prompt."""
@@ -299,6 +301,7 @@ def test_generate_of_the_library_draws_by_the_same_settings(prompts: list[list[i
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
+@needs_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("packs", [None, False])
 def test_answers_on_a_gpu_are_those_of_a_cpu(prompts: list[list[int]], packs: bool | None) -> None:
@@ -317,6 +320,7 @@ def test_answers_on_a_gpu_are_those_of_a_cpu(prompts: list[list[int]], packs: bo
     assert answer(model, prompts, device="cuda", most_rows=None) == free
 
 
+@needs_gpu
 @pytest.mark.gpu
 def test_a_step_that_cannot_be_recorded_runs_as_it_is(
     prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -337,6 +341,7 @@ def test_a_step_that_cannot_be_recorded_runs_as_it_is(
     assert "Answers are made without a CUDA graph, so slower:" in caplog.text
 
 
+@needs_gpu
 @pytest.mark.gpu
 def test_kernels_and_graphs_in_16_bits_answer_nearly_as_plain_steps_do() -> None:
     sizes = {**LLAMA_SIZES, "hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}

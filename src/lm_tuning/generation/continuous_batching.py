@@ -23,7 +23,7 @@ from transformers.cache_utils import DynamicLayer
 from lm_tuning.batching import packed_attention
 from lm_tuning.batching.fused_norms import fused_norms
 from lm_tuning.generation.decoding import Decoder
-from lm_tuning.generation.lanes import LaneCache, Destination
+from lm_tuning.generation.lanes import Destination, LaneCache
 from lm_tuning.generation.sampling import Sampling, TokenChooser
 from lm_tuning.models.structure import has_encoder, inner_model
 from lm_tuning.runtime.memory_errors import is_out_of_memory

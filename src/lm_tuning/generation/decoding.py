@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from lm_tuning.generation.lanes import LaneCache, Destination
+from lm_tuning.generation.lanes import Destination, LaneCache
 from lm_tuning.generation.sampling import TokenChooser
 from lm_tuning.runtime.memory_errors import is_out_of_memory
 
