@@ -67,6 +67,7 @@ class TrainingTask(ABC):
         unit: what a loss is divided by, ``token`` or ``row``; metrics are named after it.
         pad_id: fills the end of shorter padded rows.
         can_pack: whether rows may lie one after another in one sequence.
+        looks_back: whether a position sees none that come after it, unless the model is of an unusual kind.
         packing: how packed rows are told apart.
         head_loss: makes the loss of a language model's head without all of its logits; ``None`` makes them all.
     """
@@ -74,6 +75,7 @@ class TrainingTask(ABC):
     name: TaskName
     unit: Unit = "token"
     can_pack = True
+    looks_back = True
     head_loss: HeadLoss | None = None
 
     def __init__(self, *, pad_id: int) -> None:
@@ -140,13 +142,14 @@ class TrainingTask(ABC):
     def logits_of_alike(
         self, model: Any, rows: Sequence[TokenRow], *, device: torch.device | str
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the model on rows of one shape, with nothing of the training path.
+        """Run the model on rows side by side, with nothing of the training path.
 
-        No micro-batch, packing, padding or selection takes part, so this is an ordinary forward pass of each row.
+        No micro-batch, packing, mask or selection takes part, so this is an ordinary forward pass of each row.
 
         Args:
             model: a model of this task on ``device``.
-            rows: rows of the token table that are equal in :meth:`shape_of`.
+            rows: rows of the token table that are equal in :meth:`shape_of`; where :attr:`looks_back`, shorter ones are
+                filled up at their ends, which no position before sees.
             device: where the model is.
 
         Returns:

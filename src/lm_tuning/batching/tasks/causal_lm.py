@@ -11,7 +11,7 @@ import torch
 from lm_tuning.batching.batch import MicroBatch
 from lm_tuning.batching.losses import PLAIN, LossShape
 from lm_tuning.batching.micro_batches import Batching
-from lm_tuning.batching.tasks.base import TrainingTask, loss_of, model_inputs, row_of, stacked
+from lm_tuning.batching.tasks.base import TrainingTask, loss_of, model_inputs, padded, row_of
 from lm_tuning.models.structure import backbone_of, keeps_logits
 from lm_tuning.parameters.base import TaskName
 from lm_tuning.runtime.ranges import LOSS, work_range
@@ -80,8 +80,9 @@ class CausalLanguageModeling(TrainingTask):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Select the logits of all positions, then those before a supervised token."""
         # (rows, tokens - 1): what positions 0 to the last but one predict
-        labels = torch.from_numpy(np.stack([labels_of(row) for row in rows]))[:, 1:].to(device)
-        logits = model(input_ids=stacked([row.input_ids for row in rows], device), use_cache=False).logits[:, :-1]
+        labels = torch.from_numpy(padded([labels_of(row) for row in rows], IGNORE_INDEX))[:, 1:].to(device)
+        input_ids = torch.from_numpy(padded([row.input_ids for row in rows], self.pad_id)).to(device)
+        logits = model(input_ids=input_ids, use_cache=False).logits[:, :-1]
         # (rows, tokens - 1), which selects (targets, vocabulary) and (targets,)
         scored = labels != IGNORE_INDEX
         return logits[scored], labels[scored]

@@ -10,7 +10,7 @@ import torch
 
 from lm_tuning.batching.batch import MicroBatch
 from lm_tuning.batching.micro_batches import Batching
-from lm_tuning.batching.tasks.base import TrainingTask, Unit, loss_of, model_inputs, row_of, stacked
+from lm_tuning.batching.tasks.base import TrainingTask, Unit, loss_of, model_inputs, padded, row_of
 from lm_tuning.models.structure import classification_head, classifier_parts
 from lm_tuning.parameters.base import TaskName
 from lm_tuning.text.records import TokenRow
@@ -58,11 +58,14 @@ class SequenceClassification(TrainingTask):
     def logits_of_alike(
         self, model: Any, rows: Sequence[TokenRow], *, device: torch.device | str
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run head and backbone on whole rows, then take the last position."""
+        """Run head and backbone on whole rows, then take each row's last position."""
         backbone, head = classifier_parts(model)
-        input_ids = stacked([row.input_ids for row in rows], device)
+        input_ids = torch.from_numpy(padded([row.input_ids for row in rows], self.pad_id)).to(device)
         hidden = backbone(input_ids=input_ids, use_cache=False).last_hidden_state
-        return _apply_head(head, hidden)[:, -1], torch.tensor([row.label for row in rows], device=device)
+        last = torch.tensor([len(row.input_ids) - 1 for row in rows], device=device)
+        # (rows, tokens, classes) to (rows, classes)
+        logits = _apply_head(head, hidden)[torch.arange(len(rows), device=device), last]
+        return logits, torch.tensor([row.label for row in rows], device=device)
 
     def model_loss(self, model: Any, row: TokenRow, *, device: torch.device | str) -> float | None:
         """Let the model's class choose the token and the loss."""

@@ -21,6 +21,7 @@ class SequenceToSequence(TrainingTask):
 
     name: TaskName = "seq2seq_lm"
     can_pack = False
+    looks_back = False
 
     def __init__(self, *, pad_id: int, decoder_start_id: int) -> None:
         """Keep the id to pad with and the one that every target is predicted from first."""

@@ -41,8 +41,12 @@ LARGEST_SPREAD = 30.0
 # In 16 bits, numbers above it are rounded by half a nat or more.
 LARGEST_LOGIT = {"float32": 1e4, "bfloat16": 1e3, "float16": 1e3}
 
-# Tokens of rows of one length that go through the model side by side: a GPU is hardly busy with one row.
+# Positions that go through the model side by side: a GPU is hardly busy with one row, and plans each new length anew.
 ALIKE_TOKENS = {"cpu": 512, "cuda": 2048}
+
+_FILLING_DEVICES = ("cuda",)
+# Relative difference of a row's loss alone and before others' filling, from which on the model is taken to see it.
+_SAME_NATS = 0.01
 
 
 @dataclass(frozen=True)
@@ -77,10 +81,11 @@ def measure_plain_loss(
     device: torch.device | str,
     gradient: GradientMeasure | None = None,
 ) -> PlainLoss:
-    """Measure the loss of rows with an ordinary forward pass, one by one or with others of the same length.
+    """Measure the loss of rows with an ordinary forward pass, one by one or side by side.
 
-    Nothing of the training path is used: no micro-batch, no packing, no padding, no selected positions, no gradient. So
-    it tells what the first step's loss must be.
+    Nothing of the training path is used: no micro-batch, no packing, no mask, no selected positions, no gradient. So it
+    tells what the first step's loss must be. On a GPU shorter rows are filled up at their ends, which no position of
+    them sees in a model that looks back alone; that is tried first, and elsewhere rows of one length go side by side.
 
     Args:
         task: which logits carry loss.
@@ -94,7 +99,7 @@ def measure_plain_loss(
     statistics, weights, class_logits, labels = [], [], [], []
     shortest, shortest_nats = rows[0], math.nan
     with evaluating(model):
-        for alike in _group_alike(task, rows, torch.device(device).type):
+        for alike in _group_rows(task, model, rows, torch.device(device), shape):
             # Once a row is too long, none goes backward any more: a part of the gradient could be compared with
             # nothing.
             goes_back = gradient is not None and gradient.takes(sum(len(row.input_ids) for row in alike))
@@ -136,6 +141,23 @@ def measure_plain_loss(
     return replace(plain, class_logits=torch.cat(class_logits), labels=torch.cat(labels))
 
 
+def _group_rows(
+    task: TrainingTask, model: Any, rows: Sequence[TokenRow], device: torch.device, shape: LossShape
+) -> list[list[TokenRow]]:
+    """Group rows that go through the model side by side; filled up where that was seen to change nothing."""
+    alike = [*_group_alike(task, rows, device.type)]
+    if device.type not in _FILLING_DEVICES or not task.looks_back:
+        return alike
+    # Shortest first; those without anything supervised have no loss.
+    supervised = [row for row in rows if task.unit == "row" or row.num_supervised]
+    supervised.sort(key=lambda row: len(row.input_ids))
+    filled = _group_filled(supervised, device.type)
+    if len(supervised) < 2 or len(filled) >= len(alike):
+        return alike
+    shortest, longest = supervised[0], supervised[-1]
+    return filled if _sees_no_filling(task, model, shortest, longest, device=device, shape=shape) else alike
+
+
 def _group_alike(task: TrainingTask, rows: Sequence[TokenRow], device: str) -> Iterator[list[TokenRow]]:
     """Group rows of the same shape, as many as a long row alone would take."""
     most = ALIKE_TOKENS.get(device, ALIKE_TOKENS["cpu"])
@@ -147,6 +169,31 @@ def _group_alike(task: TrainingTask, rows: Sequence[TokenRow], device: str) -> I
         num_rows = max(most // max(len(alike[0].input_ids), 1), 1)
         for start in range(0, len(alike), num_rows):
             yield alike[start : start + num_rows]
+
+
+def _group_filled(rows: list[TokenRow], device: str) -> list[list[TokenRow]]:
+    """Group neighbours of rows that are ordered by their lengths, each to be filled up to the last of its group."""
+    most = ALIKE_TOKENS.get(device, ALIKE_TOKENS["cpu"])
+    groups: list[list[TokenRow]] = []
+    for row in rows:
+        if groups and len(row.input_ids) * (len(groups[-1]) + 1) <= most:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
+def _sees_no_filling(
+    task: TrainingTask, model: Any, row: TokenRow, longer: TokenRow, *, device: torch.device, shape: LossShape
+) -> bool:
+    """Return whether a row has the same loss alone and filled up to a longer one."""
+    nats = []
+    for beside in ([], [longer]):
+        logits, targets = task.logits_of_alike(model, [row, *beside], device=device)
+        own = slice(1 if task.unit == "row" else row.num_supervised)  # its targets come first
+        nats.append(float(shape.sum_nats(logits[own], targets[own])))
+    # A loss that is not a number is told by the measurement itself.
+    return not abs(nats[0] - nats[1]) > _SAME_NATS * abs(nats[0]) + _SAME_NATS
 
 
 @listing
